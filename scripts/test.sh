@@ -1,0 +1,8 @@
+#!/usr/bin/env bash
+# Runs the tests, set-up included. Arguments go to pytest, e.g. -k name, -m slow, tests/policy.
+set -euo pipefail
+
+ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)"
+"$ROOT/scripts/setup.sh"
+cd "$ROOT"
+exec .venv/bin/python -m pytest "$@"

@@ -1,0 +1,19 @@
+"""Packages the project; the metadata is in pyproject.toml.
+
+The patch series lies at the top of the repository, where readers of a fork look for it, and
+becomes package data of the fork's builder, so that an installed package can build the fork too.
+"""
+
+from setuptools import find_packages, setup
+
+PATCHES = "megatron_moevement.integrations.megatron.fork.patches"
+
+setup(
+    py_modules=["pretrain_moe"],
+    packages=[*find_packages(include=["megatron_moevement*"]), PATCHES],
+    package_dir={PATCHES: "patches"},
+    package_data={
+        "megatron_moevement": ["py.typed"],
+        PATCHES: ["*/UPSTREAM", "*/series", "*/*.patch"],
+    },
+)
