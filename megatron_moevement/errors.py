@@ -1,0 +1,25 @@
+"""What the programs of this package say to their user when they stop, and with which exit code."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """Exit codes of `pretrain_moe.py` and of `moevement`."""
+
+    DONE = 0
+    FAILURE = 1
+    BAD_ARGUMENTS = 2
+    STATE_FLUSHED = 75
+
+
+class UserError(Exception):
+    """Something the user can mend.
+
+    Programs print the message as one line on standard error, without a traceback, and exit with
+    `ExitCode.BAD_ARGUMENTS`. The message says what is wrong, where, and what to do about it.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(" ".join(message.split()))

@@ -1,0 +1,140 @@
+"""Ordering: which operators should be FULL early in the window, and when to order them anew."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from enum import Enum
+from operator import attrgetter
+
+from megatron_moevement.policy.operators import OperatorId, OperatorKind
+
+Popularity = Mapping[OperatorId, float]
+"""For each expert how often it is activated, reduced over data- and expert-parallel ranks."""
+
+CHANGED_FREQUENCY = (1, 10)
+"""Relative change of an expert's activation frequency that counts, as a fraction (section 3.5)."""
+
+CHANGED_EXPERTS = (1, 4)
+"""Part of the experts whose frequency must have changed, as a fraction (section 3.5)."""
+
+
+class Ordering(Enum):
+    """How experts are ordered; each value is a choice of `--moevement-order`."""
+
+    INDEX = "index"
+    """By layer and number."""
+    HARD = "hard"
+    """By the number of tokens routed to the expert (section 3.5)."""
+    SOFT = "soft"
+    """By the sum of the gating probabilities (appendix on ordering)."""
+    DECAYED = "decayed"
+    """By a moving average of the counts, see `decay` (appendix on ordering)."""
+    CAPACITY = "capacity"
+    """By counts relative to the expert's capacity (appendix on ordering)."""
+
+
+def decay(previous: Popularity, counts: Popularity, alpha: float) -> dict[OperatorId, float]:
+    """Returns the time-decayed popularity after one more step.
+
+    Args:
+        previous: popularity before the step; experts that are missing start from 0.
+        counts: tokens routed to each expert in the step.
+        alpha: how much of the past stays, `0 <= alpha < 1`.
+
+    Raises:
+        ValueError: alpha lies outside of its range.
+    """
+    if not 0 <= alpha < 1:
+        raise ValueError(f"alpha {alpha} must be at least 0 and less than 1")
+    return {
+        expert: alpha * previous.get(expert, 0.0) + (1 - alpha) * counts.get(expert, 0.0)
+        for expert in previous.keys() | counts.keys()
+    }
+
+
+def order_operators(
+    operators: Iterable[OperatorId],
+    ordering: Ordering,
+    popularity: Popularity | None = None,
+    capacities: Mapping[OperatorId, float] | None = None,
+) -> tuple[OperatorId, ...]:
+    """Orders the operators of a job for a window (the paper's OrderOperators).
+
+    Experts come first by ascending popularity, so that popular ones stay frozen longest; then
+    gates, non-expert parts, the embedding and the head. Equals are ordered by layer and number. In
+    a model without experts, layers come from the back to the front: head, last layer, ..., first
+    layer, embedding (appendix on dense models), whatever `ordering` says.
+
+    Args:
+        operators: the operators, each once.
+        ordering: how to order experts.
+        popularity: counts for HARD and CAPACITY, probabilities for SOFT, averages for DECAYED;
+            experts that are missing were never activated.
+        capacities: for CAPACITY, the tokens each expert can process in a batch.
+
+    Raises:
+        ValueError: CAPACITY is asked for and an expert has no positive capacity.
+    """
+    operators = sorted(operators, key=attrgetter("number"))
+    experts = [operator for operator in operators if operator.expert is not None]
+    if not experts:
+        return tuple(sorted(operators, key=_back_to_front))
+    if ordering is Ordering.INDEX:
+        popularity = None
+    elif ordering is Ordering.CAPACITY:
+        popularity = _relative_to_capacity(experts, popularity or {}, capacities or {})
+    if popularity:
+        # stable: equals keep their order
+        experts.sort(key=lambda expert: popularity.get(expert, 0.0))
+    return (*experts, *operators[len(experts) :])
+
+
+def _back_to_front(operator: OperatorId) -> tuple[int, int, int]:
+    if operator.layer is None:
+        return (0 if operator.kind is OperatorKind.HEAD else 2), 0, operator.kind
+    return 1, -operator.layer, operator.kind
+
+
+def _relative_to_capacity(
+    experts: Iterable[OperatorId],
+    popularity: Popularity,
+    capacities: Mapping[OperatorId, float],
+) -> dict[OperatorId, float]:
+    relative = {}
+    for expert in experts:
+        capacity = capacities.get(expert, 0.0)
+        if capacity <= 0:
+            raise ValueError(f"{expert} needs a positive capacity, has {capacity}")
+        relative[expert] = popularity.get(expert, 0.0) / capacity
+    return relative
+
+
+def must_reorder(ordered_by: Popularity, current: Popularity) -> bool:
+    """Returns whether activation frequencies have moved too far from those of the schedule.
+
+    They have when the frequency of at least 25 % of the experts changed by over 10 % of what it
+    was. A frequency is an expert's part of all activations of its layer. An expert without
+    activations changes by being activated. Counts are compared as they are, without division, so
+    that integers decide exactly (section 3.5).
+
+    Args:
+        ordered_by: popularity that the schedule in force was made with.
+        current: popularity now, of the same kind.
+    """
+    experts = ordered_by.keys() | current.keys()
+    before, now = _layer_totals(ordered_by), _layer_totals(current)
+    changed = 0
+    for expert in experts:
+        # old = a / b and new = c / d, so |new - old| > 10 % of old when |c b - a d| > 10 % of a d
+        old = ordered_by.get(expert, 0) * now.get(expert.layer, 0)
+        new = current.get(expert, 0) * (before.get(expert.layer, 0) or 1)
+        changed += abs(new - old) * CHANGED_FREQUENCY[1] > old * CHANGED_FREQUENCY[0]
+    needed = len(experts) * CHANGED_EXPERTS[0]
+    return bool(experts) and changed * CHANGED_EXPERTS[1] >= needed
+
+
+def _layer_totals(popularity: Popularity) -> dict[int | None, float]:
+    totals: dict[int | None, float] = {}
+    for expert in sorted(popularity, key=attrgetter("number")):  # sums of floats need one order
+        totals[expert.layer] = totals.get(expert.layer, 0) + popularity[expert]
+    return totals

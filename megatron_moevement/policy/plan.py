@@ -1,0 +1,178 @@
+"""The plan of a recovery: frozen data that every rank makes alike and executes without thinking."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from enum import Enum
+from functools import cached_property
+
+from megatron_moevement.policy.boundary import Direction
+from megatron_moevement.policy.ranks import LogicalRank
+from megatron_moevement.policy.schedule import Window
+from megatron_moevement.policy.segments import ScopeKind, Segment
+
+
+class Verdict(Enum):
+    """What a recovery comes down to."""
+
+    RESUME = "RESUME"
+    """No state is lost: everybody goes on from the target."""
+
+    LOCALIZED = "LOCALIZED"
+    """Some stages replay, the others serve their logs and wait."""
+
+    GLOBAL = "GLOBAL"
+    """All stages replay."""
+
+    ROLLBACK = "ROLLBACK"
+    """Everybody loads the newest durable checkpoint; the steps after it are lost."""
+
+    ABORT = "ABORT"
+    """The job ends."""
+
+
+class Ending(Enum):
+    """How a job ends that does not go on."""
+
+    NONE = "none"
+    FLUSH = "flush"
+    """Survivors write what the next launch replays from, and exit with STATE_FLUSHED."""
+
+    FAILURE = "failure"
+
+
+class Origin(Enum):
+    """What a replaying stage starts from."""
+
+    WINDOW = "window"
+    """Slot 0 of the window."""
+
+    KEPT = "kept"
+    """The state that its interrupted replay had reached."""
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class StageReplay:
+    """What one stage replays.
+
+    Attributes:
+        stage: the pipeline stage.
+        start: k of the S_k that it starts from; it replays the steps (start, target].
+        origin: where that state comes from.
+    """
+
+    stage: int
+    start: int
+    origin: Origin = dataclasses.field(compare=False)
+
+
+@dataclasses.dataclass(frozen=True)
+class SlotSources:
+    """Who sends the slots that a rank loads.
+
+    Attributes:
+        rank: the rank that loads them, and whose state they hold.
+        first_slot: the slot that is loaded first.
+        processes: for each slot from the first one to the window's last the process that has it.
+    """
+
+    rank: LogicalRank
+    first_slot: int
+    processes: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class LogSource:
+    """Which steps of a boundary come from a log instead of from a live neighbour.
+
+    Each rank of the receiving stage reads from the rank with the same other coordinates.
+
+    Attributes:
+        receiver: the stage that replays.
+        sender: the stage whose ranks serve their logs.
+        direction: which way the tensors go.
+        first: first of the steps.
+        last: last of the steps.
+    """
+
+    receiver: int
+    sender: int
+    direction: Direction
+    first: int
+    last: int
+
+
+@dataclasses.dataclass(frozen=True)
+class RollForward:
+    """A rank that applies a step whose gradients it has, with the scalars of the ledger."""
+
+    rank: LogicalRank
+    step: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What the processes of a generation do until training goes on.
+
+    Attributes:
+        generation: of the facts that it was made from.
+        verdict: what it comes down to.
+        reason: why, in one line.
+        target: T, the newest step that any survivor has committed; training goes on with T + 1.
+            After a rollback, the step of the durable checkpoint.
+        persisted: the job's newest persisted window; every rank goes on with this knowledge.
+        window: the window that is replayed from.
+        roll_forward: who applies finished gradients before anything is reset.
+        replays: the stages in scope, ascending; all others are bystanders.
+        segments: the same stages as runs of neighbours.
+        scope_kind: the shape of the scope.
+        slots: who loads which slots from where.
+        logs: what bystanders, and stages that are ahead, serve.
+        ledger_source: the process that has all ledger entries that are needed.
+        ending: how the job ends, if it does.
+        era: how many rollbacks lie behind the job once the plan is carried out.
+        epoch: of the window schedule that is then in force.
+    """
+
+    generation: int
+    verdict: Verdict
+    reason: str
+    target: int
+    persisted: Window | None = None
+    window: Window | None = None
+    roll_forward: tuple[RollForward, ...] = ()
+    replays: tuple[StageReplay, ...] = ()
+    segments: tuple[Segment, ...] = ()
+    scope_kind: ScopeKind = ScopeKind.NONE
+    slots: tuple[SlotSources, ...] = ()
+    logs: tuple[LogSource, ...] = ()
+    ledger_source: int | None = None
+    ending: Ending = Ending.NONE
+    era: int = 0
+    epoch: int = 0
+
+    @property
+    def replayed_steps(self) -> int:
+        """Steps that the stage furthest back replays, the interrupted step's redo apart."""
+        return max((self.target - replay.start for replay in self.replays), default=0)
+
+    @property
+    def is_flush(self) -> bool:
+        """Whether the job ends with its state written for the next launch."""
+        return self.ending is Ending.FLUSH
+
+    @cached_property
+    def start_of(self) -> dict[int, int]:
+        """For each stage in scope the step whose state it starts from."""
+        return {replay.stage: replay.start for replay in self.replays}
+
+    def start(self, stage: int) -> int:
+        """Returns k of the S_k that a stage starts from; the target for a bystander."""
+        return self.start_of.get(stage, self.target)
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256, as hex, over the whole plan: compared by all ranks before a byte moves."""
+        parts = [repr(getattr(self, field.name)) for field in dataclasses.fields(self)]
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()

@@ -1,0 +1,100 @@
+"""Roll-forward: how far the ranks of a stage got, and who catches up with finished gradients."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from megatron_moevement.policy.facts import Condition, InconsistentFactsError, ProcessFacts
+from megatron_moevement.policy.plan import RollForward
+from megatron_moevement.policy.schedule import Window
+
+_LOST = {Condition.TORN, Condition.ABSENT}
+
+
+@dataclasses.dataclass(frozen=True)
+class Progress:
+    """The state that ranks which step together can go on from, once the laggards rolled forward.
+
+    Attributes:
+        step: k of that S_k.
+        window: the window that is still being converted; None when the state is dense.
+        roll_forward: the ranks that apply step k first.
+    """
+
+    step: int
+    window: Window | None
+    roll_forward: tuple[RollForward, ...] = ()
+
+    def serves(self, window: Window) -> bool:
+        """Returns whether a replay from `window` may start here instead of at its first slot."""
+        return self.step >= window.start and self.window in {None, window}
+
+
+def newest_committed(processes: Sequence[ProcessFacts]) -> int | None:
+    """Returns the target T: the newest step that any survivor has committed.
+
+    Never an older one: a rank that committed T can't go back, and all others can follow it.
+    """
+    steps = [facts.committed for facts in processes if facts.committed is not None]
+    return max(steps, default=None)
+
+
+def is_mid_replay(facts: ProcessFacts) -> bool:
+    """Returns whether a rank's live state is one that a replay had reached, not training."""
+    return facts.live.condition is Condition.PARTIAL or facts.live.step != facts.committed
+
+
+def find_progress(members: Sequence[ProcessFacts], target: int) -> Progress | None:
+    """Returns how far ranks that step together can go on from, None when a state is lost.
+
+    Behind the barrier of a step every rank's gradients are complete, so with the newest of these
+    ranks at k all others are at k too, or at k - 1 with the gradients of k finished. Where a plan
+    that sends them back to a window was cut, some have given their state up for a slot and others
+    have not: together they have nothing to go on from.
+
+    Args:
+        members: the processes of stages that must replay the same steps, all of them.
+        target: T.
+
+    Raises:
+        InconsistentFactsError: a rank that was training is behind and can't follow: the barrier
+            was not kept.
+    """
+    if any(facts.live.condition in _LOST for facts in members):
+        return None
+    newest = max(facts.live.step for facts in members)
+    if newest < target and not all(map(is_mid_replay, members)):
+        newest = target
+    behind = [facts for facts in members if facts.live.step < newest]
+    stuck = [facts for facts in behind if not _can_follow(facts, newest)]
+    for facts in stuck:
+        if not is_mid_replay(facts):
+            raise InconsistentFactsError(
+                f"{facts.rank} holds step {facts.live.step} with finished gradients of step "
+                f"{facts.live.finished} and can't follow to step {newest}"
+            )
+    windows = _open_windows(members, newest)
+    if stuck or len(windows) > 1:
+        return None
+    ranks = [facts.rank for facts in behind if facts.rank is not None]
+    rolling = tuple(RollForward(rank, newest) for rank in sorted(ranks))
+    return Progress(newest, windows.pop(), rolling)
+
+
+def _can_follow(facts: ProcessFacts, step: int) -> bool:
+    return facts.live.step == step - 1 and facts.live.finished == step
+
+
+def _open_windows(members: Sequence[ProcessFacts], step: int) -> set[Window | None]:
+    """Returns the windows that members at S_step still convert, None for those that are dense.
+
+    At the last slot some have loaded it and some have not; all have before the next step begins.
+    """
+    windows = {
+        window if window is not None and window.last >= step else None
+        for window in (facts.live.window for facts in members)
+    }
+    if len(windows) == 2 and all(window is None or window.last == step for window in windows):
+        windows.discard(None)
+    return windows

@@ -1,0 +1,62 @@
+"""Spares: which idle process takes which lost logical rank, and whose left store it may adopt."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from megatron_moevement.policy.placement import Host
+from megatron_moevement.policy.ranks import LogicalRank
+
+
+def assign_spares(
+    hosts: Sequence[Host], lost: Mapping[LogicalRank, str]
+) -> Mapping[LogicalRank, int]:
+    """Gives lost logical ranks to spares; survivors keep theirs.
+
+    A spare in the failure domain of the lost process comes first: it may adopt the store that was
+    left there. Ranks that find no spare are missing from the result.
+
+    Args:
+        hosts: the live processes, in any order; those without a rank are spares.
+        lost: for each logical rank without a process the domain of the one that it had.
+
+    Returns:
+        For each rank that found a spare the number of that process.
+    """
+    spares = sorted((host for host in hosts if host.rank is None), key=lambda host: host.process)
+    assigned: dict[LogicalRank, int] = {}
+    for rank in sorted(lost):
+        near = next((spare for spare in spares if spare.domain == lost[rank]), None)
+        if near is not None:
+            assigned[rank] = near.process
+            spares.remove(near)
+    for rank in sorted(lost):
+        if rank not in assigned and spares:
+            assigned[rank] = spares.pop(0).process
+    return assigned
+
+
+@dataclasses.dataclass(frozen=True)
+class StoreHeader:
+    """What a store in shared memory says of itself.
+
+    Attributes:
+        run_id: of the job that wrote it.
+        layout_digest: fingerprint of the layout and the operators.
+        format_version: of the file.
+        rank: the logical rank whose process wrote it.
+    """
+
+    run_id: str
+    layout_digest: str
+    format_version: int
+    rank: LogicalRank
+
+
+def may_adopt(left: StoreHeader, own: StoreHeader) -> bool:
+    """Returns whether a process may go on with a store that another one left behind.
+
+    Only the header is judged here; every slot and log in it still needs a valid checksum.
+    """
+    return left == own
