@@ -1,0 +1,1 @@
+"""The device under the model: the host (gloo) or CUDA (NCCL)."""

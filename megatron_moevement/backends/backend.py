@@ -1,0 +1,87 @@
+"""What the training program asks of the device it runs on, and which device it runs on."""
+
+from __future__ import annotations
+
+import abc
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from megatron_moevement.errors import UserError
+
+if TYPE_CHECKING:
+    import torch
+
+
+class BackendName(Enum):
+    """The devices a model can train on."""
+
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+class Backend(abc.ABC):
+    """A device, as the training program sees it; one instance per process."""
+
+    name: BackendName
+    process_group_backend: str
+    """The `torch.distributed` backend of the groups that carry the model's collectives."""
+
+    @abc.abstractmethod
+    def install(self) -> None:
+        """Makes Megatron-Core compute on this device; call before Megatron is imported."""
+
+    @abc.abstractmethod
+    def uninstall(self) -> None:
+        """Undoes `install`."""
+
+    @abc.abstractmethod
+    def device(self, local_rank: int) -> torch.device:
+        """Binds the calling process to its device and returns it.
+
+        Raises:
+            UserError: the machine has no device of that number.
+        """
+
+    @abc.abstractmethod
+    def use_deterministic_kernels(self) -> None:
+        """Makes torch refuse kernels whose result depends on timing (`--deterministic-mode`).
+
+        Raises:
+            UserError: the environment leaves something to chance.
+        """
+
+    @abc.abstractmethod
+    def synchronize(self) -> None:
+        """Waits until everything that was enqueued on the device has run."""
+
+    @abc.abstractmethod
+    def peak_memory_bytes(self) -> int:
+        """Returns the most memory this process has held: device memory, on the CPU resident."""
+
+
+def choose(requested: BackendName | None) -> BackendName:
+    """Returns the backend to use: the one asked for, else CUDA where there is a GPU.
+
+    Raises:
+        UserError: CUDA is asked for and torch sees no GPU.
+    """
+    import torch  # noqa: PLC0415  (the package imports nothing heavy)
+
+    available = torch.cuda.is_available()
+    if requested is BackendName.CUDA and not available:
+        raise UserError(
+            "--moevement-backend cuda: torch sees no CUDA device on this machine; "
+            "use --moevement-backend cpu, or mend the driver or the torch build"
+        )
+    return requested or (BackendName.CUDA if available else BackendName.CPU)
+
+
+def load(name: BackendName) -> Backend:
+    """Returns the backend of that name; nothing is installed yet."""
+    if name is BackendName.CUDA:
+        from megatron_moevement.backends.cuda import CudaBackend  # noqa: PLC0415
+
+        return CudaBackend()
+    from megatron_moevement.backends.cpu import CpuBackend  # noqa: PLC0415
+
+    return CpuBackend()

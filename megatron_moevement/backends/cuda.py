@@ -1,0 +1,57 @@
+"""The CUDA backend: Megatron-Core as it is, over NCCL."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from megatron_moevement.backends.backend import Backend, BackendName
+from megatron_moevement.errors import UserError
+
+_DETERMINISTIC_ENVIRONMENT = {"NCCL_ALGO": "Ring", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+"""Variables that must be fixed, each with a value that is."""
+
+
+class CudaBackend(Backend):
+    """NVIDIA GPUs; one process per GPU."""
+
+    name = BackendName.CUDA
+    process_group_backend = "nccl"
+
+    def install(self) -> None:
+        """Does nothing: Megatron-Core is written for CUDA."""
+
+    def uninstall(self) -> None:
+        """Does nothing."""
+
+    def device(self, local_rank: int) -> torch.device:
+        """Makes GPU `local_rank` the current device of the process."""
+        count = torch.cuda.device_count()
+        if local_rank >= count:
+            raise UserError(
+                f"LOCAL_RANK {local_rank}: this machine has {count} CUDA device(s); "
+                "start at most one process per GPU"
+            )
+        torch.cuda.set_device(local_rank)
+        return torch.device("cuda", local_rank)
+
+    def use_deterministic_kernels(self) -> None:
+        """Makes torch refuse such kernels, and wants algorithms of NCCL and cuBLAS fixed.
+
+        Source: `--deterministic-mode` of megatron/training/arguments.py.
+        """
+        for name, example in _DETERMINISTIC_ENVIRONMENT.items():
+            if name not in os.environ:
+                raise UserError(
+                    f"--deterministic-mode needs {name} in the environment; set {name}={example}"
+                )
+        torch.use_deterministic_algorithms(True)
+
+    def synchronize(self) -> None:
+        """Waits for all streams of the current GPU."""
+        torch.cuda.synchronize()
+
+    def peak_memory_bytes(self) -> int:
+        """Returns the peak of the caching allocator on the current GPU."""
+        return int(torch.cuda.max_memory_allocated())
