@@ -1,0 +1,1 @@
+"""Does: host buffers, threads, transports; knows neither Megatron nor NVRx."""

@@ -1,0 +1,310 @@
+"""What the network is: the flags of its shape and of its experts."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import importlib.util
+from enum import Enum
+
+from megatron_moevement.errors import UserError
+from megatron_moevement.settings.flags import (
+    AT_LEAST_1,
+    NOT_NEGATIVE,
+    POSITIVE,
+    PROBABILITY,
+    SHARE,
+    flag,
+)
+
+
+class TransformerImpl(Enum):
+    """Whose modules the layers are made of."""
+
+    LOCAL = "local"
+    TRANSFORMER_ENGINE = "transformer_engine"
+
+
+class LoadBalancing(Enum):
+    """How the router is kept from sending all tokens to few experts."""
+
+    AUX_LOSS = "aux_loss"
+    SEQ_AUX_LOSS = "seq_aux_loss"
+    GLOBAL_AUX_LOSS = "global_aux_loss"
+    SINKHORN = "sinkhorn"
+    NONE = "none"
+
+
+def parse_layer_freq(text: str) -> tuple[int, ...] | int:
+    """Parses `--moe-layer-freq`: an integer N, or a list expression such as `[0]*1+[1]*3`."""
+    allowed = (ast.Expression, ast.List, ast.BinOp, ast.Add, ast.Mult, ast.Constant, ast.Load)
+    try:
+        tree = ast.parse(text.strip(), mode="eval")
+        if not all(isinstance(node, allowed) for node in ast.walk(tree)):
+            raise ValueError(text)
+        value = eval(compile(tree, "--moe-layer-freq", "eval"), {"__builtins__": {}})  # noqa: S307
+    except (SyntaxError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"{text!r} is neither an integer nor a list such as [0]*1+[1]*3"
+        ) from error
+    if isinstance(value, int) and value > 0:
+        return value
+    if isinstance(value, list) and value and set(value) <= {0, 1}:
+        return tuple(value)
+    raise ValueError(f"{text!r} is neither a positive integer nor a list of 0 (dense) and 1 (MoE)")
+
+
+@dataclasses.dataclass(frozen=True)
+class Architecture:
+    """The transformer around the experts."""
+
+    num_layers: int | None = flag(None, "number of transformer layers", within=AT_LEAST_1)
+    hidden_size: int | None = flag(None, "width of the residual stream", within=AT_LEAST_1)
+    ffn_hidden_size: int | None = flag(
+        None, "width of the dense MLP (default: 4 x hidden size)", within=AT_LEAST_1
+    )
+    num_attention_heads: int | None = flag(None, "number of attention heads", within=AT_LEAST_1)
+    kv_channels: int | None = flag(
+        None, "width of a head (default: hidden size / heads)", within=AT_LEAST_1
+    )
+    group_query_attention: bool = flag(False, "share keys and values among groups of heads")
+    num_query_groups: int = flag(1, "groups of heads that share keys and values", within=AT_LEAST_1)
+    max_position_embeddings: int | None = flag(
+        None, "longest sequence (default: --seq-length)", within=AT_LEAST_1
+    )
+    position_embedding_type: str = flag(
+        "learned_absolute", "kind of positions", choices=("learned_absolute", "rope", "none")
+    )
+    rotary_base: int = flag(10000, "base of the rotary angles", within=AT_LEAST_1)
+    rotary_percent: float = flag(1.0, "part of a head that is rotated", within=SHARE)
+    normalization: str = flag("LayerNorm", "kind of norm", choices=("LayerNorm", "RMSNorm"))
+    norm_epsilon: float = flag(1e-5, "added to the variance in a norm", within=POSITIVE)
+    swiglu: bool = flag(False, "gated linear units with SiLU")
+    squared_relu: bool = flag(False, "squared ReLU instead of GELU")
+    disable_bias_linear: bool = flag(False, "no biases in linear layers")
+    add_qkv_bias: bool = flag(False, "a bias in the QKV projection alone")
+    qk_layernorm: bool = flag(False, "normalise queries and keys")
+    untie_embeddings_and_output_weights: bool = flag(False, "an output layer of its own")
+    init_method_std: float = flag(
+        0.02, "standard deviation of the initial weights", within=NOT_NEGATIVE
+    )
+    attention_dropout: float = flag(0.1, "dropout of attention probabilities", within=PROBABILITY)
+    hidden_dropout: float = flag(0.1, "dropout of the residual branches", within=PROBABILITY)
+    transformer_impl: TransformerImpl = flag(
+        TransformerImpl.LOCAL, "whose modules the layers are made of"
+    )
+    attention_softmax_in_fp32: bool = flag(False, "attention softmax in FP32")
+    recompute_granularity: str | None = flag(
+        None, "recompute activations in backward", choices=("selective", "full")
+    )
+    recompute_method: str | None = flag(
+        None, "which layers are recomputed in full", choices=("uniform", "block")
+    )
+    recompute_num_layers: int | None = flag(None, "layers per recomputed unit", within=AT_LEAST_1)
+    recompute_modules: tuple[str, ...] | None = flag(
+        None, "modules recomputed by selective granularity (default: core_attn)", nargs="+"
+    )
+    bias_swiglu_fusion: bool = flag(True, "do not fuse SwiGLU (fused on CUDA)")
+    bias_dropout_fusion: bool = flag(True, "do not fuse bias, dropout and residual (CUDA)")
+    masked_softmax_fusion: bool = flag(True, "do not fuse the masked softmax (apex on CUDA)")
+    rope_fusion: bool = flag(True, "do not fuse rotary embeddings (TransformerEngine or apex)")
+    gradient_accumulation_fusion: bool = flag(
+        True, "do not fuse gradient accumulation into the weight-gradient GEMM (apex)"
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class MixtureOfExperts:
+    """The experts and their routers."""
+
+    num_experts: int | None = flag(
+        None, "experts per MoE layer; none: a dense model", within=AT_LEAST_1
+    )
+    moe_layer_freq: tuple[int, ...] | int = flag(
+        1, "every N-th layer is MoE, or a list such as [0]*1+[1]*3", parse=parse_layer_freq
+    )
+    moe_ffn_hidden_size: int | None = flag(
+        None, "width of an expert (default: that of the MLP)", within=AT_LEAST_1
+    )
+    moe_shared_expert_intermediate_size: int | None = flag(
+        None, "total width of the shared experts (default: none)", within=AT_LEAST_1
+    )
+    moe_shared_expert_gate: bool = flag(False, "a gate on the shared experts")
+    moe_router_topk: int = flag(2, "experts per token", within=AT_LEAST_1)
+    moe_router_load_balancing_type: tuple[LoadBalancing, ...] = flag(
+        (LoadBalancing.AUX_LOSS,), "load balancing, one or several", nargs="+"
+    )
+    moe_aux_loss_coeff: tuple[float, ...] = flag(
+        (0.0,), "coefficient of each auxiliary loss (a start: 1e-2)", nargs="+", within=NOT_NEGATIVE
+    )
+    moe_z_loss_coeff: float | None = flag(
+        None, "coefficient of the z-loss (a start: 1e-3)", within=NOT_NEGATIVE
+    )
+    moe_input_jitter_eps: float | None = flag(
+        None, "jitter of the router's input", within=PROBABILITY
+    )
+    moe_router_score_function: str = flag(
+        "softmax", "score of an expert", choices=("softmax", "sigmoid")
+    )
+    moe_router_pre_softmax: bool = flag(False, "softmax before top-k")
+    moe_router_num_groups: int | None = flag(
+        None, "groups of experts for group-limited routing", within=AT_LEAST_1
+    )
+    moe_router_group_topk: int | None = flag(None, "groups per token", within=AT_LEAST_1)
+    moe_router_topk_scaling_factor: float | None = flag(
+        None, "factor on the routing scores", within=POSITIVE
+    )
+    moe_router_dtype: str | None = flag(None, "type of routing", choices=("fp32", "fp64"))
+    moe_router_enable_expert_bias: bool = flag(False, "balance without aux loss, by a bias")
+    moe_router_bias_update_rate: float = flag(1e-3, "step of that bias", within=POSITIVE)
+    moe_expert_capacity_factor: float | None = flag(
+        None, "capacity of an expert over its fair share (default: dropless)", within=POSITIVE
+    )
+    moe_pad_expert_input_to_capacity: bool = flag(False, "pad every expert to its capacity")
+    moe_token_drop_policy: str = flag(
+        "probs", "which tokens a full expert drops", choices=("probs", "position")
+    )
+    moe_token_dispatcher_type: str = flag(
+        "allgather", "how tokens reach experts", choices=("allgather", "alltoall")
+    )
+    moe_grouped_gemm: bool = flag(False, "compute all local experts in one grouped GEMM")
+    moe_per_layer_logging: bool = flag(False, "log auxiliary losses per layer")
+
+
+_NEED_TRANSFORMER_ENGINE = frozenset({"layernorm", "moe_act"})
+"""Recomputed modules that upstream implements in TransformerEngine's modules or its FP8 alone."""
+
+
+def check_architecture(architecture: Architecture, moe: MixtureOfExperts) -> None:
+    """Checks what concerns the network alone.
+
+    Raises:
+        UserError: a size is missing, or sizes don't divide.
+    """
+    for name in ("num_layers", "hidden_size", "num_attention_heads"):
+        if getattr(architecture, name) is None:
+            raise UserError(f"--{name.replace('_', '-')} is missing: give it or --model-preset")
+    if architecture.swiglu and architecture.squared_relu:
+        raise UserError("--swiglu and --squared-relu exclude each other; give one of them")
+    _check_heads(architecture)
+    _check_recomputation(architecture)
+    _check_moe(architecture, moe)
+    if architecture.transformer_impl is TransformerImpl.TRANSFORMER_ENGINE and (
+        importlib.util.find_spec("transformer_engine") is None
+    ):
+        raise UserError(
+            "--transformer-impl transformer_engine: TransformerEngine is not installed; "
+            "install it (it comes with the NGC PyTorch image) or use --transformer-impl local"
+        )
+
+
+def _check_heads(architecture: Architecture) -> None:
+    width, heads = int(architecture.hidden_size or 0), int(architecture.num_attention_heads or 1)
+    if architecture.kv_channels is None and width % heads:
+        raise UserError(
+            f"--hidden-size {width} is no multiple of --num-attention-heads {heads}; "
+            "give --kv-channels or other sizes"
+        )
+    head = architecture.kv_channels or width // heads
+    turned = int(head * architecture.rotary_percent)
+    if architecture.position_embedding_type == "rope" and (turned % 2 or turned == 0):
+        raise UserError(
+            f"--position-embedding-type rope turns pairs of channels, and of the {head} of a head "
+            f"it is to turn {turned}; choose --kv-channels and --rotary-percent for an even number"
+        )
+
+
+def _check_recomputation(architecture: Architecture) -> None:
+    full = architecture.recompute_granularity == "full"
+    for name in ("recompute_method", "recompute_num_layers"):
+        option = f"--{name.replace('_', '-')}"
+        given = getattr(architecture, name) is not None
+        if full and not given:
+            raise UserError(f"--recompute-granularity full needs {option}")
+        if given and not full:
+            raise UserError(f"{option} needs --recompute-granularity full")
+    if architecture.recompute_modules and architecture.recompute_granularity != "selective":
+        raise UserError("--recompute-modules needs --recompute-granularity selective")
+    local = architecture.transformer_impl is TransformerImpl.LOCAL
+    unknown = _NEED_TRANSFORMER_ENGINE.intersection(architecture.recompute_modules or ())
+    if local and unknown:
+        raise UserError(
+            f"--recompute-modules {' '.join(sorted(unknown))} needs --transformer-impl "
+            "transformer_engine; local modules recompute core_attn, mlp, moe and shared_experts"
+        )
+
+
+def _check_moe(architecture: Architecture, moe: MixtureOfExperts) -> None:
+    if isinstance(moe.moe_layer_freq, tuple) and len(moe.moe_layer_freq) != architecture.num_layers:
+        raise UserError(
+            f"--moe-layer-freq lists {len(moe.moe_layer_freq)} layers and --num-layers is "
+            f"{architecture.num_layers}; list each layer once"
+        )
+    if moe.num_experts is not None and moe.moe_router_topk > moe.num_experts:
+        raise UserError(
+            f"--moe-router-topk {moe.moe_router_topk} exceeds --num-experts {moe.num_experts}"
+        )
+    if len(moe.moe_aux_loss_coeff) != len(moe.moe_router_load_balancing_type):
+        raise UserError(
+            "--moe-aux-loss-coeff must have one value for each --moe-router-load-balancing-type"
+        )
+    local = architecture.transformer_impl is TransformerImpl.LOCAL
+    if moe.num_experts is not None and local and not architecture.disable_bias_linear:
+        # upstream's MLP adds an expert's bias to a view in place, which autograd forbids
+        raise UserError("--num-experts: local experts have no biases: --disable-bias-linear")
+    if moe.moe_shared_expert_gate and moe.moe_shared_expert_intermediate_size is None:
+        raise UserError("--moe-shared-expert-gate needs --moe-shared-expert-intermediate-size")
+    _check_balancing(moe)
+    _check_expert_groups(moe)
+
+
+def _check_balancing(moe: MixtureOfExperts) -> None:
+    """Refuses what upstream's router would leave out without a word."""
+    kinds = moe.moe_router_load_balancing_type
+    alone = {LoadBalancing.SINKHORN, LoadBalancing.NONE}.intersection(kinds)
+    if alone and len(kinds) > 1:
+        name = min(kind.value for kind in alone)
+        raise UserError(
+            f"--moe-router-load-balancing-type {name} excludes all others; give it alone"
+        )
+    if LoadBalancing.SINKHORN not in kinds:
+        return
+    if any(moe.moe_aux_loss_coeff):
+        raise UserError(
+            "--moe-router-load-balancing-type sinkhorn has no auxiliary loss: "
+            "--moe-aux-loss-coeff 0"
+        )
+    if moe.moe_router_enable_expert_bias:
+        raise UserError(
+            "--moe-router-load-balancing-type sinkhorn uses no bias: "
+            "drop --moe-router-enable-expert-bias"
+        )
+
+
+def _check_expert_groups(moe: MixtureOfExperts) -> None:
+    groups, chosen = moe.moe_router_num_groups, moe.moe_router_group_topk
+    if (groups is None) != (chosen is None):
+        raise UserError("--moe-router-num-groups and --moe-router-group-topk need each other")
+    if groups is None or chosen is None or moe.num_experts is None:
+        return
+    if moe.num_experts % groups or chosen > groups:
+        raise UserError(
+            f"--moe-router-num-groups {groups} must divide --num-experts {moe.num_experts} and be "
+            f"at least --moe-router-group-topk {chosen}"
+        )
+    topk, size = moe.moe_router_topk, moe.num_experts // groups
+    if topk % chosen or topk // chosen > size:
+        raise UserError(
+            f"--moe-router-topk {topk} must be a multiple of --moe-router-group-topk {chosen}, "
+            f"with at most {size} experts of each group"
+        )
+
+
+def layer_pattern(architecture: Architecture, moe: MixtureOfExperts) -> tuple[bool, ...]:
+    """Returns for each layer whether it is a mixture of experts, from the first to the last."""
+    layers = int(architecture.num_layers or 0)
+    if moe.num_experts is None:
+        return (False,) * layers
+    if isinstance(moe.moe_layer_freq, tuple):
+        return tuple(bool(one) for one in moe.moe_layer_freq)
+    return tuple(layer % moe.moe_layer_freq == 0 for layer in range(layers))

@@ -1,0 +1,45 @@
+"""Durable checkpoints: where they are, how often, and what is taken from them."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from megatron_moevement.errors import UserError
+from megatron_moevement.settings.flags import AT_LEAST_1, NOT_NEGATIVE, flag
+
+
+@dataclasses.dataclass(frozen=True)
+class Checkpointing:
+    """Saving and loading of durable checkpoints."""
+
+    save: str | None = flag(None, "folder for checkpoints", metavar="DIR")
+    load: str | None = flag(None, "folder with checkpoints to resume from", metavar="DIR")
+    save_interval: int | None = flag(None, "iterations between checkpoints", within=AT_LEAST_1)
+    save_retain_interval: int | None = flag(
+        None, "keep only checkpoints at multiples of this, and the newest", within=AT_LEAST_1
+    )
+    ckpt_format: str = flag("torch_dist", "format of checkpoints", choices=("torch_dist",))
+    ckpt_step: int | None = flag(
+        None, "load this iteration instead of the newest", within=NOT_NEGATIVE
+    )
+    finetune: bool = flag(False, "take the weights alone and start at iteration 0")
+    no_load_optim: bool = flag(False, "do not load the optimizer's state")
+    no_load_rng: bool = flag(False, "do not load the random number generators' state")
+    exit_on_missing_checkpoint: bool = flag(
+        False, "fail when --load holds no checkpoint, instead of starting anew"
+    )
+
+
+def check_checkpointing(checkpointing: Checkpointing) -> None:
+    """Checks what concerns checkpoints, without touching the disk.
+
+    Raises:
+        UserError: a flag lacks its folder.
+    """
+    for name in ("save_interval", "save_retain_interval"):
+        value = getattr(checkpointing, name)
+        if value is not None and checkpointing.save is None:
+            raise UserError(f"--{name.replace('_', '-')} needs --save DIR")
+    for name in ("ckpt_step", "finetune", "exit_on_missing_checkpoint"):
+        if getattr(checkpointing, name) not in (None, False) and checkpointing.load is None:
+            raise UserError(f"--{name.replace('_', '-')} needs --load DIR")

@@ -1,0 +1,211 @@
+"""How the model is spread over ranks, and the arithmetic of ranks and micro-batches."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from megatron_moevement.errors import UserError
+from megatron_moevement.settings.architecture import Architecture, MixtureOfExperts
+from megatron_moevement.settings.flags import AT_LEAST_1, POSITIVE, flag
+
+
+@dataclasses.dataclass(frozen=True)
+class Parallelism:
+    """Degrees of parallelism and how gradients and parameters travel."""
+
+    tensor_model_parallel_size: int = flag(1, "ranks that share each layer (TP)", within=AT_LEAST_1)
+    pipeline_model_parallel_size: int = flag(1, "pipeline stages (PP)", within=AT_LEAST_1)
+    num_layers_per_virtual_pipeline_stage: int | None = flag(
+        None, "layers per virtual stage: interleaved schedule (VPP)", within=AT_LEAST_1
+    )
+    num_virtual_stages_per_pipeline_rank: int | None = flag(
+        None, "model chunks per pipeline rank: interleaved schedule (VPP)", within=AT_LEAST_1
+    )
+    decoder_first_pipeline_num_layers: int | None = flag(
+        None, "layers of the first stage", within=AT_LEAST_1
+    )
+    decoder_last_pipeline_num_layers: int | None = flag(
+        None, "layers of the last stage", within=AT_LEAST_1
+    )
+    expert_model_parallel_size: int = flag(
+        1, "ranks that share the experts of a layer (EP)", within=AT_LEAST_1
+    )
+    expert_tensor_parallel_size: int | None = flag(
+        None, "ranks that share each expert (default: TP)", within=AT_LEAST_1
+    )
+    sequence_parallel: bool = flag(False, "split norms and dropout along the sequence over TP")
+    use_distributed_optimizer: bool = flag(
+        False, "shard optimizer state over the data-parallel ranks"
+    )
+    overlap_grad_reduce: bool = flag(False, "reduce gradients while backward runs")
+    overlap_param_gather: bool = flag(False, "gather parameters while forward runs")
+    overlap_p2p_communication: bool = flag(
+        True, "send between interleaved stages in batches, not while others compute"
+    )
+    ddp_bucket_size: int | None = flag(
+        None, "parameters per bucket of gradient reduction", within=AT_LEAST_1
+    )
+    distributed_timeout_minutes: float = flag(10.0, "limit of one collective", within=POSITIVE)
+
+    def virtual_stages(self, num_layers: int) -> int | None:
+        """Returns the number of model chunks per pipeline rank, None without interleaving."""
+        if self.num_virtual_stages_per_pipeline_rank is not None:
+            return self.num_virtual_stages_per_pipeline_rank
+        if self.num_layers_per_virtual_pipeline_stage is not None:
+            per_rank = num_layers // self.pipeline_model_parallel_size
+            return per_rank // self.num_layers_per_virtual_pipeline_stage
+        return None
+
+    def data_parallel_size(self, world_size: int) -> int:
+        """Returns the number of data-parallel replicas of the dense part (Megatron's DP)."""
+        return world_size // (self.tensor_model_parallel_size * self.pipeline_model_parallel_size)
+
+
+def check_parallelism(
+    parallelism: Parallelism, architecture: Architecture, moe: MixtureOfExperts, world_size: int
+) -> None:
+    """Checks that the model can be spread over `world_size` ranks.
+
+    Raises:
+        UserError: sizes don't divide or flags contradict each other.
+    """
+    _check_world(parallelism, world_size)
+    _check_tensor_parallel(parallelism, architecture, moe)
+    _check_experts(parallelism, moe, world_size)
+    _check_stages(parallelism, architecture)
+    if parallelism.overlap_param_gather and not (
+        parallelism.use_distributed_optimizer and parallelism.overlap_grad_reduce
+    ):
+        raise UserError(
+            "--overlap-param-gather needs --use-distributed-optimizer and --overlap-grad-reduce"
+        )
+
+
+def _check_world(parallelism: Parallelism, world_size: int) -> None:
+    tp = parallelism.tensor_model_parallel_size
+    pp = parallelism.pipeline_model_parallel_size
+    if world_size % (tp * pp):
+        raise UserError(
+            f"{world_size} ranks can't be divided into tensor parallel {tp} x pipeline parallel "
+            f"{pp}; start a multiple of {tp * pp} ranks or change the sizes"
+        )
+
+
+def _check_tensor_parallel(
+    parallelism: Parallelism, architecture: Architecture, moe: MixtureOfExperts
+) -> None:
+    tp = parallelism.tensor_model_parallel_size
+    heads = int(architecture.num_attention_heads or 0)
+    if heads % tp:
+        raise UserError(
+            f"--num-attention-heads {heads} is no multiple of --tensor-model-parallel-size {tp}"
+        )
+    _check_widths(tp, parallelism.expert_tensor_parallel_size or tp, architecture, moe)
+    groups = architecture.num_query_groups
+    if architecture.group_query_attention and (heads % groups or groups % tp):
+        raise UserError(
+            f"--num-query-groups {groups} must divide --num-attention-heads {heads} and be a "
+            f"multiple of --tensor-model-parallel-size {tp}"
+        )
+    if tp > 1 and moe.num_experts is not None and not parallelism.sequence_parallel:
+        raise UserError(
+            "--tensor-model-parallel-size above 1 with experts needs --sequence-parallel"
+        )
+    if tp == 1 and parallelism.sequence_parallel:
+        raise UserError("--sequence-parallel needs --tensor-model-parallel-size above 1")
+
+
+def _check_widths(
+    tp: int, expert_tp: int, architecture: Architecture, moe: MixtureOfExperts
+) -> None:
+    """Checks that each matrix can be cut: `tp` pieces of the dense ones, `expert_tp` of experts."""
+    dense, experts = "--tensor-model-parallel-size", "--expert-tensor-parallel-size"
+    shared = moe.moe_shared_expert_intermediate_size
+    cuts = (
+        ("--hidden-size", architecture.hidden_size, dense, tp),
+        ("--ffn-hidden-size", architecture.ffn_hidden_size, dense, tp),
+        ("--moe-shared-expert-intermediate-size", shared, dense, tp),
+        ("--moe-ffn-hidden-size", moe.moe_ffn_hidden_size, experts, expert_tp),
+    )
+    for name, width, divisor_name, divisor in cuts:
+        if width is not None and width % divisor:
+            raise UserError(f"{name} {width} is no multiple of {divisor_name} {divisor}")
+
+
+def _check_experts(parallelism: Parallelism, moe: MixtureOfExperts, world_size: int) -> None:
+    ep = parallelism.expert_model_parallel_size
+    if ep > 1 and (moe.num_experts is None or moe.num_experts % ep):
+        raise UserError(
+            f"--num-experts {moe.num_experts} is no multiple of --expert-model-parallel-size {ep}"
+        )
+    expert_tp = parallelism.expert_tensor_parallel_size or parallelism.tensor_model_parallel_size
+    ranks = ep * expert_tp * parallelism.pipeline_model_parallel_size
+    if world_size % ranks:
+        raise UserError(
+            f"{world_size} ranks can't be divided into expert parallel {ep} x expert tensor "
+            f"parallel {expert_tp} x pipeline parallel {parallelism.pipeline_model_parallel_size}"
+        )
+
+
+def _check_chunks(parallelism: Parallelism, architecture: Architecture) -> None:
+    layers = int(architecture.num_layers or 0)
+    pp = parallelism.pipeline_model_parallel_size
+    per_virtual = parallelism.num_layers_per_virtual_pipeline_stage
+    chunks = parallelism.virtual_stages(layers)
+    if per_virtual is not None and parallelism.num_virtual_stages_per_pipeline_rank is not None:
+        raise UserError(
+            "--num-layers-per-virtual-pipeline-stage and --num-virtual-stages-per-pipeline-rank "
+            "say the same thing; give one of them"
+        )
+    if chunks is None:
+        return
+    if pp == 1:
+        raise UserError("an interleaved schedule needs --pipeline-model-parallel-size above 1")
+    if pp == 2 and not parallelism.overlap_p2p_communication:
+        raise UserError(
+            "--no-overlap-p2p-communication: with two interleaved stages both neighbours are one "
+            "rank, and batched messages would be mixed up; leave the flag out or use more stages"
+        )
+    if per_virtual is not None and _uneven_stages(parallelism):
+        raise UserError(
+            "--num-layers-per-virtual-pipeline-stage takes stages of one size; with "
+            f"{', '.join(_uneven_stages(parallelism))} give --num-virtual-stages-per-pipeline-rank"
+        )
+    if per_virtual is not None and layers % (pp * per_virtual):
+        raise UserError(
+            f"--num-layers {layers} is no multiple of --num-layers-per-virtual-pipeline-stage "
+            f"{per_virtual} x --pipeline-model-parallel-size {pp}"
+        )
+    if chunks == 1:
+        raise UserError(
+            "an interleaved schedule needs two chunks or more on each stage; "
+            f"with {layers} layers on {pp} stages there is one: leave the flag out"
+        )
+
+
+def _uneven_stages(parallelism: Parallelism) -> dict[str, int]:
+    """Returns the flags that give a stage a number of layers of its own."""
+    given = {
+        "--decoder-first-pipeline-num-layers": parallelism.decoder_first_pipeline_num_layers,
+        "--decoder-last-pipeline-num-layers": parallelism.decoder_last_pipeline_num_layers,
+    }
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _check_stages(parallelism: Parallelism, architecture: Architecture) -> None:
+    layers = int(architecture.num_layers or 0)
+    pp = parallelism.pipeline_model_parallel_size
+    _check_chunks(parallelism, architecture)
+    chunks = parallelism.virtual_stages(layers)
+    given = _uneven_stages(parallelism)
+    rest = layers - sum(given.values())
+    stages = pp - len(given)
+    if stages < 0 or rest < 0 or (stages == 0 and rest > 0):
+        raise UserError(f"{', '.join(given)} don't fit {layers} layers on {pp} stages")
+    pieces = stages * (chunks or 1)
+    if pieces and (rest % pieces or rest == 0):
+        raise UserError(
+            f"{rest} layers can't be divided evenly over {stages} pipeline stages"
+            + (f" of {chunks} chunks" if chunks else "")
+            + "; change --num-layers or give --decoder-first/last-pipeline-num-layers"
+        )

@@ -1,0 +1,66 @@
+"""The number formats of training and the scaling of its loss."""
+
+from __future__ import annotations
+
+import dataclasses
+from enum import Enum
+
+from megatron_moevement.errors import UserError
+from megatron_moevement.settings.flags import AT_LEAST_1, POSITIVE, flag
+
+
+class ComputeType(Enum):
+    """The type of the compute weights; master weights are FP32 always."""
+
+    FP32 = "fp32"
+    BF16 = "bf16"
+    FP16 = "fp16"
+
+
+@dataclasses.dataclass(frozen=True)
+class Precision:
+    """Compute type and loss scaling."""
+
+    bf16: bool = flag(False, "compute in bfloat16")
+    fp16: bool = flag(False, "compute in float16, with dynamic loss scaling")
+    loss_scale: float | None = flag(
+        None, "a fixed loss scale instead of a dynamic one", within=POSITIVE
+    )
+    initial_loss_scale: float = flag(2.0**32, "dynamic loss scale at the start", within=POSITIVE)
+    min_loss_scale: float = flag(1.0, "smallest dynamic loss scale", within=POSITIVE)
+    loss_scale_window: int = flag(
+        1000, "iterations without overflow before the scale grows", within=AT_LEAST_1
+    )
+    hysteresis: int = flag(2, "overflows before the scale shrinks", within=AT_LEAST_1)
+    accumulate_allreduce_grads_in_fp32: bool = flag(
+        False, "accumulate and reduce gradients in FP32 (always with --bf16)"
+    )
+
+    @property
+    def compute_type(self) -> ComputeType:
+        """The type of the compute weights."""
+        if self.bf16:
+            return ComputeType.BF16
+        return ComputeType.FP16 if self.fp16 else ComputeType.FP32
+
+    @property
+    def reduces_in_fp32(self) -> bool:
+        """Whether gradients are accumulated and reduced in FP32, as Megatron decides it."""
+        return self.accumulate_allreduce_grads_in_fp32 or self.bf16
+
+
+def check_precision(precision: Precision) -> None:
+    """Checks what concerns precision alone.
+
+    Raises:
+        UserError: the flags contradict each other.
+    """
+    if precision.bf16 and precision.fp16:
+        raise UserError("--bf16 and --fp16 exclude each other; give one of them")
+    if precision.loss_scale is not None and precision.compute_type is ComputeType.FP32:
+        raise UserError("--loss-scale scales nothing in FP32; drop it or give --fp16")
+    if precision.min_loss_scale <= 0 or precision.min_loss_scale > precision.initial_loss_scale:
+        raise UserError(
+            f"--min-loss-scale {precision.min_loss_scale} must be positive and at most "
+            f"--initial-loss-scale {precision.initial_loss_scale}"
+        )

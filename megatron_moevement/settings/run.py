@@ -1,0 +1,63 @@
+"""One run: its batches, its length, its seed and its ends."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from megatron_moevement.backends.backend import BackendName
+from megatron_moevement.errors import UserError
+from megatron_moevement.settings.flags import AT_LEAST_1, NOT_NEGATIVE, POSITIVE, SEED, flag
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """Batches, length and ends of a run."""
+
+    micro_batch_size: int | None = flag(
+        None, "samples per forward pass of a rank", within=AT_LEAST_1
+    )
+    global_batch_size: int | None = flag(
+        None, "samples per iteration of the job", within=AT_LEAST_1
+    )
+    train_iters: int | None = flag(None, "iterations of training", within=AT_LEAST_1)
+    eval_interval: int = flag(1000, "iterations between evaluations", within=AT_LEAST_1)
+    eval_iters: int = flag(100, "iterations of one evaluation; 0: none", within=NOT_NEGATIVE)
+    exit_interval: int | None = flag(
+        None, "save and exit after an iteration divisible by this", within=AT_LEAST_1
+    )
+    exit_duration_in_mins: float | None = flag(
+        None, "save and exit after this many minutes", within=POSITIVE
+    )
+    seed: int = flag(1234, "seed of weights, dropout and data order", within=SEED)
+    deterministic_mode: bool = flag(False, "deterministic kernels only; same bits every time")
+    moevement_backend: BackendName | None = flag(
+        None, "the device to train on (default: cuda where there is a GPU)"
+    )
+    moevement_state_digest: str | None = flag(
+        None, "write a digest of the final state to this file", metavar="FILE"
+    )
+
+
+def check_run(run: Run, data_parallel_size: int) -> None:
+    """Checks batches and lengths.
+
+    Raises:
+        UserError: a value is missing or sizes don't divide.
+    """
+    for name in ("micro_batch_size", "train_iters"):
+        if getattr(run, name) is None:
+            raise UserError(f"--{name.replace('_', '-')} is missing")
+    per_step = int(run.micro_batch_size or 0) * data_parallel_size
+    if run.global_batch_size is None:
+        return
+    if run.global_batch_size % per_step:
+        raise UserError(
+            f"--global-batch-size {run.global_batch_size} is no multiple of --micro-batch-size "
+            f"{run.micro_batch_size} x data-parallel size {data_parallel_size}"
+        )
+
+
+def num_microbatches(run: Run, data_parallel_size: int) -> int:
+    """Returns the micro-batches of one iteration on each rank."""
+    per_step = int(run.micro_batch_size or 0) * data_parallel_size
+    return int(run.global_batch_size or per_step) // per_step
