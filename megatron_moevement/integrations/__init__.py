@@ -1,0 +1,1 @@
+"""The only places that know the names of upstream projects."""

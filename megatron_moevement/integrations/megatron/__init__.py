@@ -1,0 +1,1 @@
+"""Everything that knows Megatron-Core's names."""

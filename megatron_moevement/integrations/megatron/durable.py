@@ -1,0 +1,288 @@
+"""Megatron's distributed checkpoint (`torch_dist`) of one training state, step by step.
+
+Upstream's `dist_checkpointing.save` lets rank 0 fail alone while the others wait for it. Here its
+parts run one after the other and all ranks agree on each, so that a full disk fails the save on
+every rank and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core import dist_checkpointing
+from megatron.core.dist_checkpointing.core import CheckpointingConfig, save_config
+from megatron.core.dist_checkpointing.dict_utils import extract_matching_values, merge
+from megatron.core.dist_checkpointing.mapping import (
+    LocalNonpersistentObject,
+    ShardedBase,
+    ShardedObject,
+)
+from megatron.core.dist_checkpointing.state_dict_utils import save_preprocess
+from megatron.core.dist_checkpointing.strategies.base import StrategyAction, get_default_strategy
+from megatron.core.dist_checkpointing.strategies.torch import (
+    MCoreSavePlanner,
+    _replace_state_dict_keys_with_sharded_keys,
+    mcore_to_pyt_state_dict,
+)
+from megatron.core.distributed import DistributedDataParallel
+from megatron.core.utils import unwrap_model
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
+
+from megatron_moevement.integrations.megatron import random_state
+from megatron_moevement.integrations.megatron.optimizer import SplitOptimizer
+from megatron_moevement.integrations.megatron.scheduler import Scheduler
+from megatron_moevement.runtime.agreement import together
+
+BACKEND, VERSION = "torch_dist", 1
+COMMON_KEY = "moevement"
+"""Key of our own part of the checkpoint's common state."""
+
+_MASTERS = ("optimizer.state.param.", "optimizer.state.fp32_param.")
+"""How upstream names master weights: with the distributed optimizer, and without it."""
+
+_METADATA = {
+    "distrib_optim_sharding_type": "fully_reshardable",
+    "distrib_optim_fully_reshardable_mem_efficient": False,
+    "chained_optim_avoid_prefix": True,
+    "singleton_local_shards": False,
+}
+
+
+class DurableState:
+    """Everything of this rank that a durable checkpoint holds; all ranks call the same methods."""
+
+    def __init__(
+        self,
+        chunks: Sequence[DistributedDataParallel],
+        optimizer: SplitOptimizer,
+        scheduler: Scheduler,
+        *,
+        layout: str,
+        device: torch.device,
+    ) -> None:
+        """Names the live objects.
+
+        Args:
+            chunks: this rank's model chunks.
+            optimizer: the optimizer.
+            scheduler: learning rate and weight decay.
+            layout: names the parallel sizes; random streams are only taken from the same layout.
+            device: where collectives keep their tensors.
+        """
+        self._chunks = chunks
+        self._optimizer = optimizer
+        self._scheduler = scheduler
+        self._layout = layout
+        self._device = device
+
+    def save(self, folder: Path, common: Mapping[str, Any]) -> None:
+        """Writes the state into an empty folder.
+
+        Args:
+            folder: exists and is empty.
+            common: what is the same on all ranks and JSON-like.
+
+        Raises:
+            AgreementError: on all ranks, if any rank could not write.
+        """
+        self._optimizer.complete_parameters()
+        state = self._sharded_state(is_loading=False, model_only=False, with_random_state=True)
+        state["opt_param_scheduler"] = self._scheduler.state_dict()
+        state[COMMON_KEY] = {
+            **common,
+            "scalers": list(self._optimizer.scalers()),
+            "adam_step": self._optimizer.adam_step(),
+            "layout": self._layout,
+        }
+        state["content_metadata"] = dict(_METADATA)
+        state["checkpoint_version"] = 3.0
+        sharded, common_part = save_preprocess(state)
+        write_common = get_default_strategy(StrategyAction.SAVE_COMMON, "torch", 1).save_common
+        together(lambda: write_common(common_part, folder), self._device)
+        together(lambda: _write_sharded(sharded, folder), self._device)
+
+        def mark_whole() -> None:
+            if dist.get_rank() == 0:
+                save_config(CheckpointingConfig(BACKEND, VERSION), str(folder))
+
+        together(mark_whole, self._device)
+
+    def size_bytes(self) -> int:
+        """Returns an upper bound of what this rank adds to a checkpoint."""
+        chunks = sum(_bytes(p) for chunk in self._chunks for p in chunk.parameters())
+        moments = sum(
+            _bytes(value)
+            for part in self._optimizer.parts
+            if not part.is_stub_optimizer
+            for parameter, state in part.optimizer.state.items()
+            for value in (parameter, *state.values())
+            if isinstance(value, torch.Tensor)
+        )
+        return chunks + moments
+
+    def read_common(self, folder: Path) -> dict[str, Any]:
+        """Returns our part of a checkpoint's common state, without loading anything else."""
+        common = dist_checkpointing.load_common_state_dict(str(folder))
+        return dict(common[COMMON_KEY])
+
+    def load(self, folder: Path, *, with_optimizer: bool, with_random_state: bool) -> bool:
+        """Fills model, optimizer, scheduler and random streams from a checkpoint.
+
+        The checkpoint may come from other parallel sizes. Random streams belong to a rank, so they
+        are only taken from the same layout.
+
+        Args:
+            folder: a whole checkpoint.
+            with_optimizer: whether to take optimizer, scheduler and scalers as well.
+            with_random_state: whether to take the random streams as well.
+
+        Returns:
+            Whether the random streams were taken.
+        """
+        ours = self.read_common(folder)
+        with_random_state = with_random_state and ours["layout"] == self._layout
+        request = self._sharded_state(
+            is_loading=True, model_only=not with_optimizer, with_random_state=with_random_state
+        )
+        masters: dict[str, Any] = {}
+        if with_optimizer:
+            masters, request["optimizer"] = _find_masters(request["optimizer"], folder)
+        state = dist_checkpointing.load(request, str(folder))
+        if masters:
+            loaded = dist_checkpointing.load({"masters": masters}, str(folder))
+            merge(state["optimizer"], loaded["masters"])
+        for key, chunk in self._named_chunks():
+            chunk.load_state_dict(state[key])
+        if with_optimizer:
+            self._optimizer.megatron.load_state_dict(state["optimizer"])
+            self._optimizer.complete_state()
+            self._optimizer.set_adam_step(ours["adam_step"])
+            self._optimizer.load_scalers(ours["scalers"])
+            self._scheduler.load_state_dict(state["opt_param_scheduler"])
+        else:
+            self._optimizer.megatron.reload_model_params()
+        if with_random_state:
+            random_state.restore_random_state(state["random_state"])
+        return with_random_state
+
+    def _named_chunks(self) -> list[tuple[str, torch.nn.Module]]:
+        chunks = unwrap_model(list(self._chunks))
+        if len(chunks) == 1:
+            return [("model", chunks[0])]
+        return [(f"model{index}", chunk) for index, chunk in enumerate(chunks)]
+
+    def _sharded_state(
+        self, *, is_loading: bool, model_only: bool, with_random_state: bool
+    ) -> dict[str, Any]:
+        metadata = dict(_METADATA)
+        state: dict[str, Any] = {}
+        for key, chunk in self._named_chunks():
+            state[key] = chunk.sharded_state_dict(metadata=metadata)  # type: ignore[operator]
+        if not model_only:
+            optimizer = self._optimizer.megatron.sharded_state_dict(
+                dict(state), is_loading=is_loading, metadata=metadata
+            )
+            state["optimizer"] = _only_sharded(optimizer)
+        if with_random_state:
+            state["random_state"] = ShardedObject(
+                f"{COMMON_KEY}.random_state",
+                None if is_loading else random_state.random_state(),
+                (dist.get_world_size(),),
+                (dist.get_rank(),),
+                replica_id=0,
+            )
+        return state
+
+
+def _only_sharded(state: Any) -> Any:
+    """Marks what is not sharded as this rank's own business, neither saved nor loaded.
+
+    Its form depends on the layout: with expert parallelism there are two optimizers, else one. What
+    matters in it (step, scalers, schedule) is in our own part of the common state.
+    """
+    if isinstance(state, ShardedBase):
+        return state
+    if isinstance(state, dict):
+        return {key: _only_sharded(value) for key, value in state.items()}
+    if isinstance(state, list) and any(_has_sharded(value) for value in state):
+        return [_only_sharded(value) for value in state]
+    return LocalNonpersistentObject(_unwrapped(state))
+
+
+def _find_masters(state: dict[str, Any], folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Asks for the FP32 master weights by the names that a checkpoint has them under.
+
+    Upstream names them differently with and without the distributed optimizer, and in FP32 without
+    it the weights themselves are the masters.
+
+    Returns:
+        What of the optimizer's state must be loaded apart because its names are the weights', and
+        the rest.
+    """
+    names = dist_checkpointing.load_tensors_metadata(str(folder))
+    saved = [prefix for prefix in _MASTERS if any(name.startswith(prefix) for name in names)]
+    for leaf in _sharded_leaves(state):
+        asked = next((prefix for prefix in _MASTERS if leaf.key.startswith(prefix)), None)
+        if asked is not None and asked not in saved:
+            leaf.key = (saved[0] if saved else "") + leaf.key.removeprefix(asked)
+    return extract_matching_values(state, _has_name_of_weight)  # type: ignore[no-any-return]
+
+
+def _has_name_of_weight(value: Any) -> bool:
+    return isinstance(value, ShardedBase) and not value.key.startswith("optimizer.")
+
+
+def _sharded_leaves(state: Any) -> Iterator[ShardedBase]:
+    if isinstance(state, ShardedBase):
+        yield state
+    elif isinstance(state, (dict, list)):
+        for value in state.values() if isinstance(state, dict) else state:
+            yield from _sharded_leaves(value)
+
+
+def _unwrapped(state: Any) -> Any:
+    """Takes off the marks that upstream put on parts of it."""
+    if isinstance(state, dict):
+        return {key: _unwrapped(value) for key, value in state.items()}
+    if isinstance(state, list):
+        return [_unwrapped(value) for value in state]
+    return state.unwrap() if isinstance(state, LocalNonpersistentObject) else state
+
+
+def _has_sharded(state: Any) -> bool:
+    if isinstance(state, dict):
+        return any(_has_sharded(value) for value in state.values())
+    if isinstance(state, list):
+        return any(_has_sharded(value) for value in state)
+    return isinstance(state, ShardedBase)
+
+
+def _bytes(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _write_sharded(state: dict[str, Any], folder: Path) -> None:
+    """Writes the sharded part in upstream's format, in this process.
+
+    Upstream's own writer hands it to a process that it keeps for ever, and that starts by importing
+    the program again.
+
+    Raises:
+        OSError: on all ranks, if one could not write.
+    """
+    state, _, _ = _replace_state_dict_keys_with_sharded_keys(state, keep_only_main_replica=True)
+    try:
+        save_distributed(
+            mcore_to_pyt_state_dict(state, is_loading=False),
+            storage_writer=FileSystemWriter(folder, sync_files=True),
+            planner=MCoreSavePlanner(dedup_replicated_tensors=False, flatten_state_dict=False),
+        )
+    except CheckpointException as error:  # torch's is no `Exception` and ends what lets it pass
+        rank, (cause, _) = min(error.failures.items(), key=lambda failure: failure[0])
+        raise OSError(f"rank {rank} could not write into {folder}: {cause}") from error

@@ -1,0 +1,274 @@
+"""Megatron's optimizer, split into what needs other ranks and what changes state.
+
+Upstream's `ChainedOptimizer.step` (megatron/core/optimizer/optimizer.py) mixes the two: it updates
+the loss scaler before the gradient norm is known, and the distributed optimizer gathers parameters
+inside of the step. Here a step is `prepare` (collectives, no state), `commit` (state, no
+collectives) and `gather` (collectives, no state), so that no rank can change its state before all
+ranks can.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from megatron.core.distributed import DistributedDataParallel
+from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig, get_megatron_optimizer
+from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
+from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+from megatron.core.optimizer.grad_scaler import DynamicGradScaler
+from megatron.core.optimizer.optimizer import ChainedOptimizer, MixedPrecisionOptimizer
+
+from megatron_moevement.integrations.megatron.transformer_config import torch_dtype
+from megatron_moevement.settings.optimization import Optimization
+from megatron_moevement.settings.parallelism import Parallelism
+from megatron_moevement.settings.precision import Precision
+
+
+class CommittedGradScaler(DynamicGradScaler):  # type: ignore[misc]  # upstream is not typed
+    """A dynamic loss scaler that notes an overflow at once and acts on it at the commit."""
+
+    def __init__(self, scaler: DynamicGradScaler) -> None:
+        super().__init__(
+            initial_scale=scaler.scale.item(),
+            min_scale=scaler.min_scale.item(),
+            growth_factor=scaler.growth_factor.item(),
+            backoff_factor=scaler.backoff_factor.item(),
+            growth_interval=scaler.growth_interval,
+            hysteresis=scaler.hysteresis,
+        )
+        self._noted: bool | None = None
+
+    def update(self, found_inf: bool) -> None:
+        """Notes whether this step overflowed; upstream calls it while gradients are prepared."""
+        self._noted = found_inf
+
+    def commit(self) -> None:
+        """Moves the scale and the trackers by what was noted."""
+        if self._noted is not None:
+            super().update(self._noted)
+            self._noted = None
+
+
+@dataclasses.dataclass(frozen=True)
+class GradientStatistics:
+    """What all ranks know about the gradients of a step before they apply them."""
+
+    found_inf: tuple[bool, ...]
+    """For each chained optimizer (dense, experts), whether its gradients overflowed."""
+    norm: float | None
+    """The global gradient norm; None when a gradient overflowed."""
+
+    @property
+    def overflow(self) -> bool:
+        """Whether the step is skipped."""
+        return any(self.found_inf)
+
+
+class SplitOptimizer:
+    """The optimizer of one rank; every rank of the job calls each method in the same step."""
+
+    def __init__(
+        self, optimizer: MegatronOptimizer, chunks: Sequence[DistributedDataParallel]
+    ) -> None:
+        self.megatron = optimizer
+        self.parts: tuple[MegatronOptimizer, ...] = (
+            tuple(optimizer.chained_optimizers)
+            if isinstance(optimizer, ChainedOptimizer)
+            else (optimizer,)
+        )
+        self._chunks = chunks
+        for part in self.parts:
+            scaler = getattr(part, "grad_scaler", None)
+            if isinstance(scaler, DynamicGradScaler):
+                part.grad_scaler = CommittedGradScaler(scaler)
+        self.complete_state()
+
+    def complete_state(self) -> None:
+        """Creates what is missing of moments and step counters.
+
+        Optimizers create them in their first step; before that, and in a checkpoint that was taken
+        while every step overflowed, a reader would not find them.
+        """
+        for part in self.parts:
+            if part.is_stub_optimizer:
+                continue
+            if not isinstance(part.optimizer, torch.optim.Adam):
+                part.init_state_fn(part.optimizer, part.config)
+                continue
+            for group in part.optimizer.param_groups:
+                for parameter in group["params"]:
+                    state = part.optimizer.state[parameter]
+                    state.setdefault("step", torch.tensor(0.0))
+                    for moment in ("exp_avg", "exp_avg_sq"):
+                        if moment not in state:
+                            state[moment] = torch.zeros_like(parameter)
+
+    def prepare(self) -> GradientStatistics:
+        """Makes the reduced gradients ready and returns their statistics; changes no state.
+
+        Model-parallel collectives. Must run once for each set of gradients: it unscales in place.
+        """
+        found_inf = tuple(part.prepare_grads() for part in self.parts)
+        norm = None if any(found_inf) else self.megatron.get_grad_norm()
+        return GradientStatistics(found_inf=found_inf, norm=norm)
+
+    def clip_factor(self, statistics: GradientStatistics) -> float:
+        """Returns the factor that clipping applies to all gradients, 1 when it applies none."""
+        limit = float(self.megatron.config.clip_grad)
+        if statistics.norm is None or limit <= 0.0:
+            return 1.0
+        return min(1.0, limit / (statistics.norm + 1e-6))
+
+    def commit(self, statistics: GradientStatistics) -> bool:
+        """Clips and applies the gradients and moves the loss scalers; without collectives.
+
+        Returns:
+            Whether the step was applied; an overflow skips it.
+        """
+        if not statistics.overflow:
+            for part in self.parts:
+                self._clip(part, statistics)
+                self._apply(part)
+        for part in self.parts:
+            scaler = getattr(part, "grad_scaler", None)
+            if isinstance(scaler, CommittedGradScaler):
+                scaler.commit()
+        return not statistics.overflow
+
+    def gather(self) -> None:
+        """Gathers the parameters that the distributed optimizer updated in shards.
+
+        With `--overlap-param-gather` the next forward pass does it instead.
+        """
+        for chunk in self._chunks:
+            config = chunk.ddp_config
+            if config.use_distributed_optimizer and not config.overlap_param_gather:
+                chunk.start_param_sync()
+
+    def complete_parameters(self) -> None:
+        """Gathers what an overlapped gather has not brought yet; every rank calls it.
+
+        With `--overlap-param-gather` the compute weights of other ranks' shards are old until the
+        next forward pass needs them. Whoever reads them before must call this.
+        """
+        for chunk in self._chunks:
+            if chunk.ddp_config.overlap_param_gather:
+                chunk.start_param_sync(force_sync=True)
+
+    def adam_step(self) -> int:
+        """Returns the steps that were applied; all parameters count the same.
+
+        Raises:
+            AssertionError: parameters count different steps, as in the middle of a replay.
+        """
+        steps = {
+            int(step)
+            for part in self.parts
+            if not part.is_stub_optimizer
+            for group in part.optimizer.param_groups
+            for parameter in group["params"]
+            for step in (part.optimizer.state[parameter].get("step", group.get("step", 0)),)
+        }
+        assert len(steps) <= 1, f"parameters count different steps: {sorted(steps)}"
+        return steps.pop() if steps else 0
+
+    def set_adam_step(self, step: int) -> None:
+        """Sets the steps that were applied, for all parameters."""
+        for part in self.parts:
+            if part.is_stub_optimizer:
+                continue
+            for group in part.optimizer.param_groups:
+                for parameter in group["params"]:
+                    state = part.optimizer.state[parameter]
+                    if "step" in state:
+                        state["step"] = torch.full_like(state["step"], step)
+                    else:  # apex and TransformerEngine count per group
+                        group["step"] = step
+
+    def loss_scale(self) -> float:
+        """Returns the scale that the next loss is multiplied with."""
+        return float(self.megatron.get_loss_scale().item())
+
+    def scalers(self) -> tuple[dict[str, Any] | None, ...]:
+        """Returns the state of each part's loss scaler, None where there is none."""
+        return tuple(
+            _plain(scaler.state_dict()) if (scaler := getattr(part, "grad_scaler", None)) else None
+            for part in self.parts
+        )
+
+    def load_scalers(self, states: Sequence[dict[str, Any] | None]) -> None:
+        """Puts back what `scalers` returned.
+
+        Another layout may have fewer parts or more: a part without a state of its own takes that of
+        the dense part, which comes first.
+        """
+        own = [*states, *[states[0]] * len(self.parts)] if states else []
+        for part, state in zip(self.parts, own, strict=False):
+            if state is not None:
+                scale = torch.tensor([state["scale"]], dtype=torch.float)
+                part.grad_scaler.load_state_dict(
+                    state | {"scale": scale} if "scale" in state else state
+                )
+
+    def _clip(self, part: MegatronOptimizer, statistics: GradientStatistics) -> None:
+        parameters = [] if part.is_stub_optimizer else part.get_parameters()
+        if parameters and part.config.clip_grad > 0.0:
+            clip_grad_by_total_norm_fp32(
+                parameters,
+                max_norm=part.config.clip_grad,
+                total_norm=statistics.norm,
+                use_decoupled_grad=part.config.use_precision_aware_optimizer_no_fp8_or_ds_fp8,
+            )
+
+    def _apply(self, part: MegatronOptimizer) -> None:
+        if isinstance(part, DistributedOptimizer):
+            # Its own method gathers as well; `gather` does that, after the commit.
+            MixedPrecisionOptimizer.step_with_ready_grads(part)
+        else:
+            part.step_with_ready_grads()
+
+
+def _plain(state: dict[str, Any]) -> dict[str, Any]:
+    return {k: v.item() if isinstance(v, torch.Tensor) else v for k, v in state.items()}
+
+
+def build_optimizer(
+    optimization: Optimization,
+    parallelism: Parallelism,
+    precision: Precision,
+    chunks: Sequence[DistributedDataParallel],
+) -> SplitOptimizer:
+    """Builds the optimizers of the dense part and of the experts, and their state.
+
+    The moments exist from the start, so that every later reader finds them.
+    """
+    config = OptimizerConfig(
+        optimizer=optimization.optimizer,
+        lr=optimization.lr,
+        min_lr=optimization.min_lr,
+        weight_decay=optimization.weight_decay,
+        adam_beta1=optimization.adam_beta1,
+        adam_beta2=optimization.adam_beta2,
+        adam_eps=optimization.adam_eps,
+        clip_grad=optimization.clip_grad,
+        bf16=precision.bf16,
+        fp16=precision.fp16,
+        params_dtype=torch_dtype(precision.compute_type),
+        loss_scale=precision.loss_scale,
+        initial_loss_scale=precision.initial_loss_scale,
+        min_loss_scale=precision.min_loss_scale,
+        loss_scale_window=precision.loss_scale_window,
+        hysteresis=precision.hysteresis,
+        use_distributed_optimizer=parallelism.use_distributed_optimizer,
+        overlap_param_gather=parallelism.overlap_param_gather,
+    )
+    return SplitOptimizer(get_megatron_optimizer(config, list(chunks)), chunks)
+
+
+def is_finite(statistics: GradientStatistics) -> bool:
+    """Returns whether the step can be committed; an overflow is skipped, so it can."""
+    return statistics.norm is None or math.isfinite(statistics.norm)

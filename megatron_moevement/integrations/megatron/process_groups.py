@@ -1,0 +1,125 @@
+"""Joining the job, building Megatron's process groups, and where this process stands in them."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+from datetime import timedelta
+
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.process_groups_config import ProcessGroupCollection
+
+from megatron_moevement.policy.ranks import LogicalRank
+from megatron_moevement.settings.launch import Launch
+from megatron_moevement.settings.parallelism import Parallelism
+
+Groups = ProcessGroupCollection
+"""Megatron's process groups by name."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Position:
+    """Where a process stands: its coordinates in the parallel layout and the sizes of that."""
+
+    pp: int
+    dp: int
+    tp: int
+    ep: int
+    pp_size: int
+    dp_size: int
+    tp_size: int
+    ep_size: int
+
+    @property
+    def logical_rank(self) -> LogicalRank:
+        """The position by which everything durable is keyed."""
+        replica, expert = divmod(self.dp, self.ep_size)
+        return LogicalRank(pp=self.pp, dp=replica, tp=self.tp, ep=expert)
+
+    @property
+    def is_last_stage(self) -> bool:
+        """Whether this process computes the loss."""
+        return self.pp == self.pp_size - 1
+
+    @property
+    def reads_data(self) -> bool:
+        """Whether this process needs the micro-batches themselves: tokens first, labels last."""
+        return self.pp == 0 or self.is_last_stage
+
+
+def join_job(launch: Launch, backend: str, timeout: timedelta) -> None:
+    """Joins the job's default process group; every rank of the job calls it.
+
+    Args:
+        launch: what the launcher says.
+        backend: `torch.distributed` backend of the model's collectives.
+        timeout: limit of every collective.
+    """
+    if launch.world_size == 1 and "MASTER_ADDR" not in os.environ:
+        store = dist.HashStore()  # type: ignore[attr-defined]
+        dist.init_process_group(backend, store=store, rank=0, world_size=1, timeout=timeout)
+        return
+    dist.init_process_group(
+        backend, rank=launch.rank, world_size=launch.world_size, timeout=timeout
+    )
+
+
+def build_groups(parallelism: Parallelism, num_layers: int) -> ProcessGroupCollection:
+    """Builds Megatron's groups; every rank calls it, in the same order. Returns them by name."""
+    parallel_state.initialize_model_parallel(
+        tensor_model_parallel_size=parallelism.tensor_model_parallel_size,
+        pipeline_model_parallel_size=parallelism.pipeline_model_parallel_size,
+        virtual_pipeline_model_parallel_size=parallelism.virtual_stages(num_layers),
+        expert_model_parallel_size=parallelism.expert_model_parallel_size,
+        expert_tensor_parallel_size=parallelism.expert_tensor_parallel_size,
+        distributed_timeout_minutes=int(max(1, parallelism.distributed_timeout_minutes)),
+    )
+    return ProcessGroupCollection.use_mpu_process_groups()
+
+
+def position() -> Position:
+    """Returns where this process stands; call after `build_groups`."""
+    return Position(
+        pp=parallel_state.get_pipeline_model_parallel_rank(),
+        dp=parallel_state.get_data_parallel_rank(),
+        tp=parallel_state.get_tensor_model_parallel_rank(),
+        ep=parallel_state.get_expert_model_parallel_rank(),
+        pp_size=parallel_state.get_pipeline_model_parallel_world_size(),
+        dp_size=parallel_state.get_data_parallel_world_size(),
+        tp_size=parallel_state.get_tensor_model_parallel_world_size(),
+        ep_size=parallel_state.get_expert_model_parallel_world_size(),
+    )
+
+
+def leave_job(patience: timedelta = timedelta(0)) -> None:
+    """Destroys all groups of this process.
+
+    A rank that has its part of the last collective may close connections from which a peer has yet
+    to read; gloo then fails on the peer. So the ranks of a job that ends well leave together.
+
+    Args:
+        patience: how long to wait for the other ranks; without them this one leaves alone.
+    """
+    if dist.is_initialized() and patience:
+        with contextlib.suppress(dist.DistError):
+            _await_all_ranks(patience)
+    parallel_state.destroy_model_parallel()
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _await_all_ranks(patience: timedelta) -> None:
+    """Returns when all ranks of the job have called it, on rank 0, which may host the store, last.
+
+    Raises:
+        DistError: the time is over, or the store is gone.
+    """
+    store = dist.distributed_c10d._get_default_store()  # noqa: SLF001  (no public way to it)
+    world_size = dist.get_world_size()
+    for stage in ("arrived", "left"):
+        if store.add(f"moevement/leave/{stage}", 1) == world_size:
+            store.set(f"moevement/leave/all_{stage}", "")
+        if stage == "arrived" or dist.get_rank() == 0:
+            store.wait([f"moevement/leave/all_{stage}"], patience)

@@ -1,0 +1,151 @@
+"""One pass of all micro-batches through the pipeline, forward and backward or forward alone."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from megatron.core.distributed import DistributedDataParallel, finalize_model_grads
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.pipeline_parallel.p2p_communication import P2PCommunicator
+from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.transformer.transformer_config import TransformerConfig
+
+from megatron_moevement.integrations.megatron.expert_bias import PendingExpertBias
+from megatron_moevement.integrations.megatron.optimizer import SplitOptimizer
+
+MicroBatch = Mapping[str, torch.Tensor | None]
+"""tokens, labels, loss_mask and position_ids, each `[micro_batch_size, seq_length]`."""
+
+
+def masked_loss(
+    loss_mask: torch.Tensor, losses: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
+    """Sums the losses of the tokens that count.
+
+    Args:
+        loss_mask: `[micro_batch_size, seq_length]`, 1 where a token counts.
+        losses: `[micro_batch_size, seq_length]`, the loss of each token.
+
+    Returns:
+        Sum of the losses, number of tokens that count, and both as `[2]` for reporting.
+    """
+    mask = loss_mask.reshape(-1).float()
+    total = torch.sum(losses.reshape(-1).float() * mask)
+    tokens = mask.sum().to(torch.int)
+    report = torch.stack([total.detach(), tokens.float()])
+    return total, tokens, {"lm loss": report}
+
+
+def _forward_step(
+    batches: Iterator[MicroBatch], chunk: torch.nn.Module
+) -> tuple[torch.Tensor, partial[Any] | None]:
+    batch = next(batches)
+    output = chunk(
+        batch["tokens"],
+        batch["position_ids"],
+        None,  # attention is causal
+        labels=batch["labels"],
+        loss_mask=batch["loss_mask"],
+    )
+    loss_mask = batch["loss_mask"]
+    return output, None if loss_mask is None else partial(masked_loss, loss_mask)
+
+
+class BatchSizes(Protocol):
+    """What one rank computes in a step."""
+
+    @property
+    def micro_batch_size(self) -> int:
+        """Samples of a forward pass."""
+
+    @property
+    def num_microbatches(self) -> int:
+        """Forward passes of a step."""
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchLoss:
+    """The loss of a global batch, known on the last stage."""
+
+    mean: float
+    num_tokens: int
+
+
+class PipelineSchedule:
+    """Runs micro-batches through the stages; every rank of the job calls it in the same step."""
+
+    def __init__(  # noqa: PLR0917  (the live objects of a rank)
+        self,
+        config: TransformerConfig,
+        chunks: Sequence[DistributedDataParallel],
+        optimizer: SplitOptimizer,
+        groups: ProcessGroupCollection,
+        expert_bias: PendingExpertBias,
+        seq_length: int,
+        batches: BatchSizes,
+    ) -> None:
+        self._config = config
+        self._chunks = list(chunks)
+        self._optimizer = optimizer
+        self._groups = groups
+        self._shape = {
+            "seq_length": seq_length,
+            "micro_batch_size": batches.micro_batch_size,
+            "num_microbatches": batches.num_microbatches,
+        }
+        self._communicator = P2PCommunicator(groups.pp, config)
+        config.grad_scale_func = optimizer.megatron.scale_loss
+        config.finalize_model_grads_func = finalize_model_grads
+        expert_bias.attach(config)
+        if chunks[0].ddp_config.overlap_grad_reduce:
+            no_sync = [chunk.no_sync for chunk in chunks]
+            config.no_sync_func = no_sync if len(no_sync) > 1 else no_sync[0]
+
+    def forward_backward(self, micro_batches: Iterable[MicroBatch]) -> BatchLoss | None:
+        """Computes gradients and reduces them; returns the loss on the last stage."""
+        for chunk in self._chunks:
+            chunk.zero_grad_buffer()
+        self._optimizer.megatron.zero_grad()
+        return self._run(micro_batches, forward_only=False)
+
+    def forward(self, micro_batches: Iterable[MicroBatch]) -> BatchLoss | None:
+        """Computes the loss alone, without dropout; returns it on the last stage."""
+        for chunk in self._chunks:
+            chunk.eval()
+        with torch.no_grad():
+            loss = self._run(micro_batches, forward_only=True)
+        for chunk in self._chunks:
+            chunk.train()
+        return loss
+
+    def _run(self, micro_batches: Iterable[MicroBatch], *, forward_only: bool) -> BatchLoss | None:
+        batches = list(micro_batches)
+        iterators = [iter(batches) for _ in self._chunks]
+        interleaved = len(self._chunks) > 1
+        reports = get_forward_backward_func()(
+            forward_step_func=_forward_step,
+            data_iterator=iterators if interleaved else iterators[0],
+            model=self._chunks if interleaved else self._chunks[0],
+            forward_only=forward_only,
+            p2p_communicator=self._communicator,
+            pg_collection=self._groups,
+            **self._shape,
+        )
+        return self._loss(reports)
+
+    def _loss(self, reports: Sequence[Mapping[str, torch.Tensor]]) -> BatchLoss | None:
+        """Returns the mean loss per token over all micro-batches and replicas, on the last stage.
+
+        Source: `train_step` of megatron/training/training.py.
+        """
+        if not reports:
+            return None
+        total = torch.vstack([report["lm loss"] for report in reports]).sum(dim=0)
+        dist.all_reduce(total, group=self._groups.dp_cp)
+        mean = total[0] / total[1]
+        return BatchLoss(mean=mean.item(), num_tokens=int(total[1].item()))

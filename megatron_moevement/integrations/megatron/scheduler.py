@@ -1,0 +1,86 @@
+"""The schedules of learning rate and weight decay, advanced at the commit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+
+from megatron_moevement.errors import UserError
+from megatron_moevement.integrations.megatron.optimizer import SplitOptimizer
+from megatron_moevement.runtime.ledger import ParameterGroup
+from megatron_moevement.settings.optimization import Optimization
+from megatron_moevement.settings.run import Run
+
+
+class Scheduler:
+    """Megatron's scheduler, with what the ledger and checkpoints need of it."""
+
+    def __init__(self, megatron: OptimizerParamScheduler) -> None:
+        self._megatron = megatron
+
+    def advance(self, samples: int) -> None:
+        """Moves on by the samples of a step and sets the values of the next one."""
+        self._megatron.step(increment=samples)
+
+    def parameter_groups(self) -> tuple[ParameterGroup, ...]:
+        """Returns the values that the next step uses, for each group of parameters."""
+        return tuple(
+            ParameterGroup(lr=float(group["lr"]), weight_decay=float(group["weight_decay"]))
+            for group in self._megatron.optimizer.param_groups
+        )
+
+    def learning_rate(self) -> float:
+        """Returns the learning rate of the first group that has parameters, as upstream logs it."""
+        return self.parameter_groups()[0].lr
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the position in the schedules."""
+        return dict(self._megatron.state_dict())
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes the position of a checkpoint; upstream's method adds it to the present one.
+
+        Raises:
+            UserError: the checkpoint's schedule is another one.
+        """
+        self._megatron.num_steps = 0
+        try:
+            self._megatron.load_state_dict(state)
+        except AssertionError as error:  # how upstream says it
+            raise UserError(
+                f"the checkpoint has another schedule: {error}; give its flags, or "
+                "--override-opt-param-scheduler, or --use-checkpoint-opt-param-scheduler"
+            ) from error
+
+
+def build_scheduler(
+    optimization: Optimization, run: Run, optimizer: SplitOptimizer, global_batch_size: int
+) -> Scheduler:
+    """Builds the schedule of learning rate and weight decay; its unit is samples, as upstream's."""
+    train_iters = int(run.train_iters or 0)
+    decay_iters = optimization.lr_decay_iters or train_iters
+    annealing = optimization.lr_wsd_decay_iters
+    decay = optimization.weight_decay
+    constant = optimization.weight_decay_incr_style == "constant"
+    start = decay if constant else optimization.start_weight_decay
+    end = decay if constant else optimization.end_weight_decay
+    return Scheduler(
+        OptimizerParamScheduler(
+            optimizer.megatron,
+            init_lr=optimization.lr_warmup_init,
+            max_lr=optimization.lr,
+            min_lr=optimization.min_lr,
+            lr_warmup_steps=optimization.warmup_iters(decay_iters) * global_batch_size,
+            lr_decay_steps=decay_iters * global_batch_size,
+            lr_decay_style=optimization.lr_decay_style,
+            start_wd=start,
+            end_wd=end,
+            wd_incr_steps=train_iters * global_batch_size,
+            wd_incr_style=optimization.weight_decay_incr_style,
+            use_checkpoint_opt_param_scheduler=optimization.use_checkpoint_opt_param_scheduler,
+            override_opt_param_scheduler=optimization.override_opt_param_scheduler,
+            wsd_decay_steps=None if annealing is None else annealing * global_batch_size,
+            lr_wsd_decay_style=optimization.lr_wsd_decay_style,
+        )
+    )

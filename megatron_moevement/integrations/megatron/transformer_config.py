@@ -1,0 +1,183 @@
+"""The translation of our settings into Megatron's `TransformerConfig`."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import torch
+from megatron.core.activations import squared_relu
+from megatron.core.transformer.transformer_config import TransformerConfig
+
+from megatron_moevement.backends.backend import BackendName
+from megatron_moevement.settings.architecture import Architecture, MixtureOfExperts
+from megatron_moevement.settings.parallelism import Parallelism
+from megatron_moevement.settings.precision import ComputeType, Precision
+
+Config = TransformerConfig
+"""Megatron's description of a model."""
+
+
+def transformer_config(
+    architecture: Architecture,
+    moe: MixtureOfExperts,
+    parallelism: Parallelism,
+    precision: Precision,
+    *,
+    backend: BackendName,
+    deterministic: bool,
+) -> TransformerConfig:
+    """Translates the flags into Megatron's `TransformerConfig`; callbacks are set later."""
+    options = _network_options(architecture) | _moe_options(architecture, moe)
+    options |= _fusion_options(architecture, backend)
+    options |= _parallelism_options(architecture, moe, parallelism) | _precision_options(precision)
+    return TransformerConfig(
+        **options,
+        deterministic_mode=deterministic,
+        cuda_graph_scope=[],  # upstream's default warns of itself
+    )
+
+
+def _network_options(architecture: Architecture) -> dict[str, Any]:
+    same = [
+        "num_layers",
+        "hidden_size",
+        "ffn_hidden_size",
+        "num_attention_heads",
+        "kv_channels",
+        "normalization",
+        "add_qkv_bias",
+        "qk_layernorm",
+        "init_method_std",
+        "attention_dropout",
+        "hidden_dropout",
+        "attention_softmax_in_fp32",
+        "recompute_granularity",
+        "recompute_method",
+        "recompute_num_layers",
+    ]
+    options = {name: getattr(architecture, name) for name in same}
+    options["layernorm_epsilon"] = architecture.norm_epsilon
+    options["add_bias_linear"] = not architecture.disable_bias_linear
+    options["transformer_impl"] = architecture.transformer_impl.value
+    if architecture.group_query_attention:
+        options["num_query_groups"] = architecture.num_query_groups
+    if architecture.recompute_modules is not None:
+        options["recompute_modules"] = list(architecture.recompute_modules)
+    if architecture.swiglu:
+        options |= {"gated_linear_unit": True, "activation_func": torch.nn.functional.silu}
+    elif architecture.squared_relu:
+        options["activation_func"] = squared_relu
+    if architecture.position_embedding_type == "rope" and architecture.rotary_percent < 1.0:
+        options["apply_rope_fusion"] = False
+    return options
+
+
+def _fusion_options(architecture: Architecture, backend: BackendName) -> dict[str, bool]:
+    cuda = backend is BackendName.CUDA
+    apex = cuda and _importable("apex")
+    return {
+        "bias_activation_fusion": cuda and architecture.bias_swiglu_fusion and architecture.swiglu,
+        "bias_dropout_fusion": cuda and architecture.bias_dropout_fusion,
+        "masked_softmax_fusion": (
+            architecture.masked_softmax_fusion
+            and cuda
+            and _importable("scaled_upper_triang_masked_softmax_cuda")
+        ),
+        "apply_rope_fusion": (
+            architecture.rope_fusion
+            and architecture.position_embedding_type == "rope"
+            and cuda
+            and (apex or _importable("transformer_engine"))
+        ),
+        "gradient_accumulation_fusion": (
+            architecture.gradient_accumulation_fusion
+            and cuda
+            and _importable("fused_weight_gradient_mlp_cuda")
+        ),
+        "persist_layer_norm": apex and architecture.normalization == "LayerNorm",
+    }
+
+
+def _importable(module: str) -> bool:
+    return importlib.util.find_spec(module) is not None
+
+
+def _parallelism_options(
+    architecture: Architecture, moe: MixtureOfExperts, parallelism: Parallelism
+) -> dict[str, Any]:
+    virtual_stages = parallelism.virtual_stages(int(architecture.num_layers or 0))
+    interleaved = virtual_stages is not None and parallelism.overlap_p2p_communication
+    return {
+        "tensor_model_parallel_size": parallelism.tensor_model_parallel_size,
+        "pipeline_model_parallel_size": parallelism.pipeline_model_parallel_size,
+        "virtual_pipeline_model_parallel_size": virtual_stages,
+        "num_layers_in_first_pipeline_stage": parallelism.decoder_first_pipeline_num_layers,
+        "num_layers_in_last_pipeline_stage": parallelism.decoder_last_pipeline_num_layers,
+        "expert_model_parallel_size": parallelism.expert_model_parallel_size,
+        "expert_tensor_parallel_size": parallelism.expert_tensor_parallel_size,
+        "sequence_parallel": parallelism.sequence_parallel,
+        # With two stages both neighbours are one rank, and a batch of messages to and from it would
+        # be matched wrongly when the schedule is interleaved.
+        "overlap_p2p_comm": interleaved,
+        "batch_p2p_comm": not interleaved,
+    } | ({} if moe.num_experts else {"expert_model_parallel_size": 1})
+
+
+def _precision_options(precision: Precision) -> dict[str, Any]:
+    dtype = torch_dtype(precision.compute_type)
+    return {
+        "bf16": precision.bf16,
+        "fp16": precision.fp16,
+        "params_dtype": dtype,
+        "pipeline_dtype": dtype,
+    }
+
+
+def torch_dtype(compute_type: ComputeType) -> torch.dtype:
+    """Returns torch's name of a compute type."""
+    return {
+        ComputeType.FP32: torch.float32,
+        ComputeType.BF16: torch.bfloat16,
+        ComputeType.FP16: torch.float16,
+    }[compute_type]
+
+
+def _moe_options(architecture: Architecture, moe: MixtureOfExperts) -> dict[str, Any]:
+    if moe.num_experts is None:
+        return {}
+    same = [
+        "moe_ffn_hidden_size",
+        "moe_shared_expert_intermediate_size",
+        "moe_shared_expert_gate",
+        "moe_router_topk",
+        "moe_z_loss_coeff",
+        "moe_input_jitter_eps",
+        "moe_router_score_function",
+        "moe_router_pre_softmax",
+        "moe_router_num_groups",
+        "moe_router_group_topk",
+        "moe_router_topk_scaling_factor",
+        "moe_router_dtype",
+        "moe_router_enable_expert_bias",
+        "moe_router_bias_update_rate",
+        "moe_expert_capacity_factor",
+        "moe_pad_expert_input_to_capacity",
+        "moe_token_drop_policy",
+        "moe_token_dispatcher_type",
+        "moe_grouped_gemm",
+        "moe_per_layer_logging",
+    ]
+    options = {name: getattr(moe, name) for name in same}
+    options["num_moe_experts"] = moe.num_experts
+    if moe.moe_ffn_hidden_size is None:
+        width = architecture.ffn_hidden_size or 4 * int(architecture.hidden_size or 0)
+        options["moe_ffn_hidden_size"] = width
+    frequency = moe.moe_layer_freq
+    options["moe_layer_freq"] = list(frequency) if isinstance(frequency, tuple) else frequency
+    balancing = [kind.value for kind in moe.moe_router_load_balancing_type]
+    coefficients = list(moe.moe_aux_loss_coeff)
+    several = len(balancing) > 1
+    options["moe_router_load_balancing_type"] = balancing if several else balancing[0]
+    options["moe_aux_loss_coeff"] = coefficients if several else coefficients[0]
+    return options
