@@ -1,0 +1,1 @@
+"""The training program: arguments, data, presets, loop, checkpoints, reporting."""

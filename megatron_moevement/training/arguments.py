@@ -1,0 +1,141 @@
+"""The command line of `pretrain_moe.py`: Megatron-LM's flags, and ours as `--moevement-*`."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from megatron_moevement.errors import UserError
+from megatron_moevement.settings.architecture import (
+    Architecture,
+    MixtureOfExperts,
+    check_architecture,
+)
+from megatron_moevement.settings.checkpointing import Checkpointing, check_checkpointing
+from megatron_moevement.settings.flags import add_flags, read_flags
+from megatron_moevement.settings.optimization import Optimization, check_optimization
+from megatron_moevement.settings.parallelism import Parallelism, check_parallelism
+from megatron_moevement.settings.precision import Precision, check_precision
+from megatron_moevement.settings.run import Run, check_run, num_microbatches
+from megatron_moevement.training.data.arguments import (
+    DataConfig,
+    add_data_arguments,
+    check_positions,
+)
+from megatron_moevement.training.presets import PRESETS
+from megatron_moevement.training.refusals import add_refused_flags, refuse
+from megatron_moevement.training.reporting.arguments import LoggingConfig, add_logging_arguments
+
+_GROUPS: tuple[tuple[str, type[Any]], ...] = (
+    ("network", Architecture),
+    ("mixture of experts", MixtureOfExperts),
+    ("parallelism", Parallelism),
+    ("precision", Precision),
+    ("run", Run),
+    ("optimization", Optimization),
+    ("checkpointing", Checkpointing),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Arguments:
+    """Everything the command line says, by topic."""
+
+    architecture: Architecture
+    moe: MixtureOfExperts
+    parallelism: Parallelism
+    precision: Precision
+    run: Run
+    optimization: Optimization
+    checkpointing: Checkpointing
+    data: DataConfig
+    logging: LoggingConfig
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message} (see --help)")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Returns the parser of all flags."""
+    parser = _Parser(prog="pretrain_moe.py", allow_abbrev=False, description=__doc__)
+    parser.add_argument(
+        "--model-preset",
+        choices=sorted(PRESETS),
+        help="defaults for the flags of the network; flags on the command line override them",
+    )
+    for title, group in _GROUPS:
+        add_flags(parser, title, group)
+    add_data_arguments(parser)
+    add_logging_arguments(parser)
+    add_refused_flags(parser)
+    return parser
+
+
+def parse(argv: Sequence[str], world_size: int) -> Arguments:
+    """Parses and checks the command line of a job of `world_size` ranks.
+
+    Raises:
+        UserError: a flag is unknown, missing, out of range, or contradicts another one.
+    """
+    parser = build_parser()
+    preset = parser.parse_known_args(argv)[0].model_preset
+    if preset is not None:
+        parser.set_defaults(**PRESETS[preset])
+    values = parser.parse_args(argv)
+    refuse(values)
+    arguments = Arguments(
+        architecture=read_flags(Architecture, values),
+        moe=read_flags(MixtureOfExperts, values),
+        parallelism=read_flags(Parallelism, values),
+        precision=read_flags(Precision, values),
+        run=read_flags(Run, values),
+        optimization=read_flags(Optimization, values),
+        checkpointing=read_flags(Checkpointing, values),
+        data=DataConfig.from_args(values),
+        logging=LoggingConfig.from_args(values),
+    )
+    _check(arguments, world_size)
+    return arguments
+
+
+def _check(arguments: Arguments, world_size: int) -> None:
+    """Checks each topic alone, then what several of them must agree in."""
+    check_architecture(arguments.architecture, arguments.moe)
+    check_parallelism(arguments.parallelism, arguments.architecture, arguments.moe, world_size)
+    check_precision(arguments.precision)
+    check_run(arguments.run, arguments.parallelism.data_parallel_size(world_size))
+    check_optimization(arguments.optimization, int(arguments.run.train_iters or 0))
+    check_checkpointing(arguments.checkpointing)
+    check_positions(arguments.data, arguments.architecture.position_embedding_type)
+    _check_sequence(arguments)
+    _check_interleaving(arguments, world_size)
+
+
+def _check_sequence(arguments: Arguments) -> None:
+    length = arguments.data.seq_length
+    longest = arguments.architecture.max_position_embeddings
+    if longest is not None and longest < length:
+        raise UserError(f"--seq-length {length} exceeds --max-position-embeddings {longest}")
+    tp = arguments.parallelism.tensor_model_parallel_size
+    if arguments.parallelism.sequence_parallel and length % tp:
+        raise UserError(
+            f"--sequence-parallel: --seq-length {length} is no multiple of "
+            f"--tensor-model-parallel-size {tp}"
+        )
+
+
+def _check_interleaving(arguments: Arguments, world_size: int) -> None:
+    parallelism = arguments.parallelism
+    if parallelism.virtual_stages(int(arguments.architecture.num_layers or 0)) is None:
+        return
+    stages = parallelism.pipeline_model_parallel_size
+    count = num_microbatches(arguments.run, parallelism.data_parallel_size(world_size))
+    if count % stages:
+        raise UserError(
+            f"an interleaved schedule needs a multiple of {stages} micro-batches (the pipeline "
+            f"stages) and --global-batch-size gives {count}"
+        )

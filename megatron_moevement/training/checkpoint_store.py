@@ -1,0 +1,197 @@
+"""Saving and resuming of a job: every rank calls each method in the same step."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from megatron_moevement.errors import UserError
+from megatron_moevement.integrations.megatron.durable import DurableState
+from megatron_moevement.runtime.agreement import AgreementError, all_gather_json, together
+from megatron_moevement.settings.checkpointing import Checkpointing
+from megatron_moevement.training.checkpoints import (
+    CheckpointFolder,
+    FileRecord,
+    checkpoint_files,
+    differences,
+    record_file,
+)
+
+_SPARE_BYTES = 16 << 20
+"""Room that a save leaves for the small files beside the tensors."""
+
+
+class CheckpointStore:
+    """The durable checkpoints of a job."""
+
+    def __init__(
+        self,
+        settings: Checkpointing,
+        state: DurableState,
+        model: Mapping[str, Any],
+        device: torch.device,
+    ) -> None:
+        """Names what is saved.
+
+        Args:
+            settings: the flags.
+            state: the live state.
+            model: describes the model; a checkpoint of another model is refused.
+            device: where collectives keep their tensors.
+        """
+        self._settings = settings
+        self._state = state
+        self._model = dict(model)
+        self._device = device
+
+    def check_writable(self) -> None:
+        """Checks at start that `--save` can be written.
+
+        Raises:
+            UserError: it can't.
+        """
+        if self._settings.save is None:
+            return
+        folder = CheckpointFolder(Path(self._settings.save))
+        try:
+            self._on_first_rank(folder.check_writable)
+        except AgreementError as error:
+            raise UserError(
+                f"--save {self._settings.save} is not writable: {error.reason}"
+            ) from error
+
+    def save(self, iteration: int, common: Mapping[str, Any]) -> str | None:
+        """Saves S_iteration; a failure leaves earlier checkpoints and the training untouched.
+
+        Returns:
+            None, or why it failed.
+        """
+        assert self._settings.save is not None
+        folder = CheckpointFolder(Path(self._settings.save))
+        try:
+            self._write(folder, iteration, common)
+        except AgreementError as error:
+            if dist.get_rank() == 0:
+                folder.abandon(iteration)
+            return str(error)
+        self._retain(folder, iteration)
+        return None
+
+    def _retain(self, folder: CheckpointFolder, newest: int) -> None:
+        """Removes what need not be kept; what can't be removed now, a later save removes."""
+        interval = self._settings.save_retain_interval
+        if interval is not None and dist.get_rank() == 0:
+            with contextlib.suppress(OSError):
+                folder.retain(interval, newest)
+
+    def _write(self, folder: CheckpointFolder, iteration: int, common: Mapping[str, Any]) -> None:
+        self._on_first_rank(lambda: folder.begin(iteration))
+        writing = folder.root / "moevement" / f"iter_{iteration:07d}.writing"
+        self._check_space(writing)
+        self._state.save(writing, {**common, "iteration": iteration, "model": self._model})
+        records = self._record_files(writing)
+        self._on_first_rank(lambda: folder.commit(iteration, records))
+
+    def _check_space(self, folder: Path) -> None:
+        needed = sum(all_gather_json(self._state.size_bytes(), self._device)) + _SPARE_BYTES
+
+        def check() -> None:
+            free = shutil.disk_usage(folder).free
+            if free < needed:
+                raise OSError(f"{folder}: {needed} bytes are needed and {free} are free")
+
+        self._on_first_rank(check)
+
+    def _record_files(self, folder: Path) -> dict[str, FileRecord]:
+        """Has each rank read back its share of the files; returns the records of all."""
+
+        def record_share() -> dict[str, dict[str, Any]]:
+            share = list(checkpoint_files(folder))[dist.get_rank() :: dist.get_world_size()]
+            return {name: vars(record_file(folder / name)) for name in share}
+
+        own = together(record_share, self._device)
+        merged: dict[str, FileRecord] = {}
+        for records in all_gather_json(own, self._device):
+            merged |= {name: FileRecord(**record) for name, record in records.items()}
+        return merged
+
+    def resume(self, warn: Callable[[str], None]) -> dict[str, Any] | None:
+        """Loads the newest whole checkpoint of `--load`.
+
+        Args:
+            warn: told about what was passed over.
+
+        Returns:
+            The common part of the checkpoint, None when the folder has none.
+
+        Raises:
+            UserError: there is no whole checkpoint where one must be, or it is another model's.
+        """
+        if self._settings.load is None:
+            return None
+        folder = CheckpointFolder(Path(self._settings.load))
+        iteration = self._choose(folder, warn)
+        if iteration is None:
+            if self._settings.exit_on_missing_checkpoint:
+                raise UserError(f"--load {folder.root} holds no checkpoint")
+            return None
+        common = self._common(folder, iteration)
+        finetune = self._settings.finetune
+        wants_random_state = not (finetune or self._settings.no_load_rng)
+        has_random_state = self._state.load(
+            folder.path(iteration),
+            with_optimizer=not (finetune or self._settings.no_load_optim),
+            with_random_state=wants_random_state,
+        )
+        if wants_random_state and not has_random_state:
+            warn(
+                f"checkpoint {folder.path(iteration)} was written with other parallel sizes: "
+                "its random streams are not taken, dropout goes on from --seed"
+            )
+        return common
+
+    def _choose(self, folder: CheckpointFolder, warn: Callable[[str], None]) -> int | None:
+        try:
+            self._on_first_rank(folder.recover)
+        except AgreementError as error:
+            raise UserError(f"--load {folder.root} can't be made whole: {error.reason}") from error
+        candidates = folder.candidates()
+        if self._settings.ckpt_step is not None:
+            candidates = [k for k in candidates if k == self._settings.ckpt_step]
+            if not candidates:
+                raise UserError(f"--ckpt-step {self._settings.ckpt_step}: not in {folder.root}")
+        for iteration in candidates:
+            damage = self._damage(folder, iteration)
+            if damage is None:
+                return iteration
+            warn(f"checkpoint {folder.path(iteration)} is not usable: {damage}")
+        if candidates:
+            raise UserError(
+                f"--load {folder.root}: none of its {len(candidates)} checkpoints is whole; "
+                "give another folder, or none to start anew"
+            )
+        return None
+
+    def _damage(self, folder: CheckpointFolder, iteration: int) -> str | None:
+        manifest = folder.manifest(iteration) or {}
+        share = sorted(manifest)[dist.get_rank() :: dist.get_world_size()]
+        found = folder.damage(iteration, share)
+        return next((one for one in all_gather_json(found, self._device) if one), None)
+
+    def _common(self, folder: CheckpointFolder, iteration: int) -> dict[str, Any]:
+        common = self._state.read_common(folder.path(iteration))
+        different = differences(self._model, common["model"])
+        if different:
+            raise UserError(
+                f"the checkpoint in {folder.root} is of another model: {'; '.join(different)}"
+            )
+        return common
+
+    def _on_first_rank(self, action: Callable[[], object]) -> None:
+        together(lambda: action() if dist.get_rank() == 0 else None, self._device)

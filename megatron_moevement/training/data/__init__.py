@@ -1,0 +1,1 @@
+"""Training data: flags, tokenizers, preparation of text, and the micro-batches of every step."""

@@ -1,0 +1,86 @@
+"""The train, validation and test data sets that a configuration names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from megatron_moevement.integrations.megatron.datasets import (
+    Blend as MegatronBlend,
+)
+from megatron_moevement.integrations.megatron.datasets import (
+    DatasetRequest,
+    Datasets,
+    IndexRole,
+    SampleCounts,
+    build_datasets,
+)
+from megatron_moevement.training.data.arguments import (
+    Blend,
+    BlendPerSplit,
+    DataConfig,
+    OneBlend,
+)
+
+__all__ = ["Datasets", "IndexRole", "SampleCounts", "build_splits", "count_samples"]
+
+
+def count_samples(
+    *, train_iters: int, eval_interval: int, eval_iters: int, global_batch_size: int
+) -> SampleCounts:
+    """Returns how many samples a run draws, as Megatron-LM counts them.
+
+    Validation runs every `eval_interval` iterations and once in the end, each time over
+    `eval_iters` iterations; the test split is evaluated once.
+    """
+    evaluations = train_iters // eval_interval + 1
+    return SampleCounts(
+        train=train_iters * global_batch_size,
+        valid=evaluations * eval_iters * global_batch_size,
+        test=eval_iters * global_batch_size,
+    )
+
+
+def build_splits(
+    config: DataConfig,
+    samples: SampleCounts,
+    *,
+    seed: int,
+    role: IndexRole = IndexRole.BUILDER,
+    barrier: Callable[[], None] = lambda: None,
+) -> Datasets:
+    """Builds the data sets; the same on every rank, with or without a process group.
+
+    Args:
+        config: the checked data flags.
+        samples: samples of each split; 0: that split is not built.
+        seed: decides the order, together with `samples`.
+        role: BUILDER on one rank of each node, READER on the others.
+        barrier: joins the ranks of a node; called once.
+
+    Raises:
+        UserError: see `integrations.megatron.datasets.build_datasets`.
+    """
+    source = config.source
+    one = source if isinstance(source, OneBlend) else None
+    apart = source if isinstance(source, BlendPerSplit) else None
+    request = DatasetRequest(
+        samples=samples,
+        seq_length=config.seq_length,
+        seed=seed,
+        tokenizer=config.tokenizer,
+        blend=_pair(one.blend) if one else None,
+        split=one.shares if one else None,
+        blend_per_split=(_pair(apart.train), _pair(apart.valid), _pair(apart.test))
+        if apart
+        else None,
+        index_cache_path=config.data_cache_path,
+        mmap_bin_files=config.mmap_bin_files,
+        reset_position_ids=config.reset_position_ids,
+        eod_mask_loss=config.eod_mask_loss,
+        builder_threads=config.num_dataset_builder_threads,
+    )
+    return build_datasets(request, role, barrier)
+
+
+def _pair(blend: Blend | None) -> MegatronBlend | None:
+    return None if blend is None else (blend.prefixes, blend.weights)

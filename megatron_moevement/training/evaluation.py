@@ -1,0 +1,54 @@
+"""The loss on the validation split, computed without changing any state."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.distributed as dist
+
+from megatron_moevement.integrations.megatron.random_state import (
+    random_state,
+    restore_random_state,
+)
+from megatron_moevement.training.data.batches import SampleDataset
+from megatron_moevement.training.job import Job
+from megatron_moevement.training.micro_batch_source import MicroBatchSource
+
+
+def evaluate(job: Job, dataset: SampleDataset, *, iterations: int, round_number: int) -> float:
+    """Returns the mean loss per token over some iterations; every rank calls it.
+
+    The samples follow from the number of the round, so a repeated evaluation gives the same loss.
+
+    Args:
+        job: the live objects.
+        dataset: the validation split.
+        iterations: iterations of this evaluation.
+        round_number: evaluations before this one.
+    """
+    before = random_state()
+    samples = iterations * job.batches.global_batch_size
+    losses: list[float] = []
+    with MicroBatchSource(
+        dataset,
+        job.batches,
+        job.position,
+        job.device,
+        vocab_size=job.arguments.data.vocab_size,
+        consumed_samples=round_number * samples,
+        num_steps=iterations,
+        num_workers=job.arguments.data.num_workers,
+    ) as source:
+        for _ in range(iterations):
+            loss = job.schedule.forward(source.next_step())
+            if loss is not None:
+                losses.append(loss.mean)
+    restore_random_state(before)
+    return _known_everywhere(sum(losses) / len(losses) if losses else -math.inf, job.device)
+
+
+def _known_everywhere(loss: float, device: torch.device) -> float:
+    value = torch.tensor([loss], dtype=torch.float64, device=device)
+    dist.all_reduce(value, op=dist.ReduceOp.MAX)
+    return float(value.item())

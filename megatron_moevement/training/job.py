@@ -1,0 +1,230 @@
+"""Everything one process needs to train its part of the model, built once from the arguments."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+import torch
+
+from megatron_moevement.backends.backend import Backend
+from megatron_moevement.errors import UserError
+from megatron_moevement.integrations.megatron.digest import operator_digests
+from megatron_moevement.integrations.megatron.durable import DurableState
+from megatron_moevement.integrations.megatron.expert_bias import PendingExpertBias
+from megatron_moevement.integrations.megatron.inventory import operator_states
+from megatron_moevement.integrations.megatron.model import Chunks, build_model
+from megatron_moevement.integrations.megatron.moe_metrics import MoEMetrics
+from megatron_moevement.integrations.megatron.optimizer import SplitOptimizer, build_optimizer
+from megatron_moevement.integrations.megatron.phase_timers import PhaseTimers
+from megatron_moevement.integrations.megatron.process_groups import (
+    Groups,
+    Position,
+    build_groups,
+    join_job,
+    position,
+)
+from megatron_moevement.integrations.megatron.random_state import seed_everything
+from megatron_moevement.integrations.megatron.schedule import PipelineSchedule
+from megatron_moevement.integrations.megatron.scheduler import Scheduler, build_scheduler
+from megatron_moevement.integrations.megatron.transformer_config import Config, transformer_config
+from megatron_moevement.runtime.commit_barrier import CommitBarrier
+from megatron_moevement.runtime.ledger import Ledger
+from megatron_moevement.settings.launch import Launch
+from megatron_moevement.settings.run import num_microbatches
+from megatron_moevement.training.arguments import Arguments
+from megatron_moevement.training.checkpoint_store import CheckpointStore
+from megatron_moevement.training.data.batches import BatchLayout
+
+_RETAINED_LEDGER_STEPS = 64
+
+_MODEL_FLAGS = (
+    "num_layers",
+    "hidden_size",
+    "ffn_hidden_size",
+    "num_attention_heads",
+    "kv_channels",
+    "group_query_attention",
+    "num_query_groups",
+    "position_embedding_type",
+    "rotary_base",
+    "rotary_percent",
+    "norm_epsilon",
+    "swiglu",
+    "squared_relu",
+    "disable_bias_linear",
+    "add_qkv_bias",
+    "qk_layernorm",
+    "untie_embeddings_and_output_weights",
+    "num_experts",
+    "moe_layer_freq",
+    "moe_ffn_hidden_size",
+    "moe_shared_expert_intermediate_size",
+    "moe_shared_expert_gate",
+    "moe_router_topk",
+    "moe_router_score_function",
+    "moe_router_pre_softmax",
+    "moe_router_num_groups",
+    "moe_router_group_topk",
+    "moe_router_topk_scaling_factor",
+    "moe_router_enable_expert_bias",
+)
+"""Flags that decide the shapes and the meaning of the weights: a checkpoint must agree in them."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """The live objects of one process; `position` says which part of the job they are."""
+
+    arguments: Arguments
+    backend: Backend
+    device: torch.device
+    launch: Launch
+    position: Position
+    groups: Groups
+    batches: BatchLayout
+    chunks: Chunks
+    optimizer: SplitOptimizer
+    scheduler: Scheduler
+    expert_bias: PendingExpertBias
+    schedule: PipelineSchedule
+    barrier: CommitBarrier
+    ledger: Ledger
+    metrics: MoEMetrics
+    timers: PhaseTimers
+    durable: DurableState
+    checkpoints: CheckpointStore
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the embedding: the vocabulary, padded."""
+        return _vocab_size(self.arguments)
+
+    def digests(self) -> dict[str, str]:
+        """Returns the SHA-256 of each operator's state on this rank; every rank calls it."""
+        self.optimizer.complete_parameters()
+        return operator_digests(operator_states(self.chunks, self.optimizer))
+
+
+def build_job(arguments: Arguments, launch: Launch, backend: Backend) -> Job:
+    """Joins the job and builds this rank's part of it; every rank calls it, in step.
+
+    Raises:
+        UserError: the arguments don't fit the machine.
+    """
+    parallelism, run = arguments.parallelism, arguments.run
+    device = backend.device(launch.local_rank)
+    if run.deterministic_mode:
+        backend.use_deterministic_kernels()
+    timeout = timedelta(minutes=parallelism.distributed_timeout_minutes)
+    join_job(launch, backend.process_group_backend, timeout)
+    groups = build_groups(parallelism, int(arguments.architecture.num_layers or 0))
+    place = position()
+    seed_everything(run.seed, place.pp)
+    return _build_part(arguments, launch, backend, device, place, groups)
+
+
+def _build_part(  # noqa: PLR0917  (what a process is, piece by piece)
+    arguments: Arguments,
+    launch: Launch,
+    backend: Backend,
+    device: torch.device,
+    place: Position,
+    groups: Groups,
+) -> Job:
+    """Builds model, optimizer and what drives them, in the order that the random streams fix."""
+    logging = arguments.logging
+    config = _model_config(arguments, backend)
+    timers = PhaseTimers(config, logging.timing_log_level, logging.timing_log_option)
+    chunks = build_model(
+        config,
+        arguments.architecture,
+        arguments.parallelism,
+        arguments.precision,
+        groups,
+        vocab_size=_vocab_size(arguments),
+        seq_length=arguments.data.seq_length,
+        device=device,
+    )
+    optimizer = build_optimizer(
+        arguments.optimization, arguments.parallelism, arguments.precision, chunks
+    )
+    batches = BatchLayout(
+        micro_batch_size=int(arguments.run.micro_batch_size or 0),
+        num_microbatches=num_microbatches(arguments.run, place.dp_size),
+        dp_size=place.dp_size,
+    )
+    scheduler = build_scheduler(
+        arguments.optimization, arguments.run, optimizer, batches.global_batch_size
+    )
+    expert_bias = PendingExpertBias()
+    layout = layout_name(arguments, launch.world_size)
+    durable = DurableState(chunks, optimizer, scheduler, layout=layout, device=device)
+    model = model_description(arguments)
+    return Job(
+        arguments=arguments,
+        backend=backend,
+        device=device,
+        launch=launch,
+        position=place,
+        groups=groups,
+        batches=batches,
+        chunks=chunks,
+        optimizer=optimizer,
+        scheduler=scheduler,
+        expert_bias=expert_bias,
+        schedule=PipelineSchedule(
+            config, chunks, optimizer, groups, expert_bias, arguments.data.seq_length, batches
+        ),
+        barrier=CommitBarrier(device),
+        ledger=Ledger(_RETAINED_LEDGER_STEPS),
+        metrics=MoEMetrics(arguments.architecture, arguments.moe, groups, device),
+        timers=timers,
+        durable=durable,
+        checkpoints=CheckpointStore(arguments.checkpointing, durable, model, device),
+    )
+
+
+def _model_config(arguments: Arguments, backend: Backend) -> Config:
+    """Returns Megatron's config; what Megatron refuses in it, the user asked for."""
+    try:
+        return transformer_config(
+            arguments.architecture,
+            arguments.moe,
+            arguments.parallelism,
+            arguments.precision,
+            backend=backend.name,
+            deterministic=arguments.run.deterministic_mode,
+        )
+    except (AssertionError, ValueError) as error:
+        raise UserError(f"Megatron-Core refuses the flags: {error}") from error
+
+
+def _vocab_size(arguments: Arguments) -> int:
+    return arguments.data.padded_vocab_size(arguments.parallelism.tensor_model_parallel_size)
+
+
+def layout_name(arguments: Arguments, world_size: int) -> str:
+    """Returns a name of the parallel sizes: random streams belong to one of them."""
+    parallelism = arguments.parallelism
+    sizes = {
+        "world": world_size,
+        "tp": parallelism.tensor_model_parallel_size,
+        "pp": parallelism.pipeline_model_parallel_size,
+        "vpp": parallelism.virtual_stages(int(arguments.architecture.num_layers or 0)) or 1,
+        "ep": parallelism.expert_model_parallel_size,
+        "etp": parallelism.expert_tensor_parallel_size or parallelism.tensor_model_parallel_size,
+    }
+    return " ".join(f"{name}{size}" for name, size in sizes.items())
+
+
+def model_description(arguments: Arguments) -> Mapping[str, Any]:
+    """Returns the flags that decide the shapes and the meaning of the weights."""
+    architecture = dataclasses.asdict(arguments.architecture)
+    moe = dataclasses.asdict(arguments.moe)
+    values = architecture | moe
+    description = {name: values[name] for name in _MODEL_FLAGS}
+    description["vocab_size"] = arguments.data.vocab_size
+    return description

@@ -1,0 +1,201 @@
+"""The training loop: step, report, evaluate, save, stop."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import sys
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+
+import torch.distributed as dist
+
+from megatron_moevement.errors import UserError
+from megatron_moevement.runtime.agreement import AgreementError, together
+from megatron_moevement.runtime.commit_barrier import StopRequest
+from megatron_moevement.runtime.ledger import loss_from_hex, loss_to_hex
+from megatron_moevement.training.data.splits import Datasets
+from megatron_moevement.training.evaluation import evaluate
+from megatron_moevement.training.job import Job
+from megatron_moevement.training.reporting.events import EventName
+from megatron_moevement.training.reporting.flops import flops_per_iteration
+from megatron_moevement.training.reporting.reporter import ReportedRun, Reporter
+from megatron_moevement.training.step import START, Progress, StepOutcome, TrainStep
+from megatron_moevement.training.steps import build_datasets, open_steps
+from megatron_moevement.training.stop_request import StopSources
+
+
+def train(job: Job, stop: StopSources) -> Progress:
+    """Trains a job to its end, or until it is asked to stop; every rank calls it.
+
+    Args:
+        job: what to train.
+        stop: what this process knows of reasons to stop.
+
+    Returns:
+        How far it came. What it reached is saved if the job saves at all.
+
+    Raises:
+        UserError: the data or the checkpoint don't fit the arguments.
+        DivergenceError: the gradients are not finite; nothing of that step was applied.
+    """
+    job.checkpoints.check_writable()
+    with _reporter_everywhere(job) as reporter:
+        reporter.events.emit(EventName.PROCESS_START, 0)
+        start = _resume(job)
+        datasets = build_datasets(job)
+        with open_steps(job, datasets, start) as step:
+            return TrainingLoop(job, reporter, datasets, step, stop).run()
+
+
+class TrainingLoop:
+    """Runs steps and what is due after each; used by the training thread of every rank."""
+
+    def __init__(
+        self, job: Job, reporter: Reporter, datasets: Datasets, step: TrainStep, stop: StopSources
+    ) -> None:
+        self._job = job
+        self._reporter = reporter
+        self._datasets = datasets
+        self._step = step
+        self._stop = stop
+        self._train_iters = int(job.arguments.run.train_iters or 0)
+        self._saved: int | None = step.progress.committed
+        self._unreported = 0  # steps whose auxiliary losses nobody has asked for yet
+
+    def run(self) -> Progress:
+        """Trains until the last iteration or a reason to stop, and saves what it reached."""
+        while self._step.progress.committed < self._train_iters:
+            if self.iterate():
+                break
+        self._save(self._step.progress.committed)
+        if self._step.progress.committed == self._train_iters:
+            self._evaluate_at_end()
+        return self._step.progress
+
+    def iterate(self) -> bool:
+        """Trains one step and does what is due after it; returns whether the job ends here."""
+        outcome = self._one_step()
+        iteration = outcome.entry.step
+        self._evaluate_if_due(iteration)
+        self._save_if_due(iteration)
+        return self._ends_at(iteration, outcome.stop)
+
+    def _one_step(self) -> StepOutcome:
+        started_s = time.perf_counter()
+        outcome = self._step.run(self._stop.request())
+        duration = timedelta(seconds=time.perf_counter() - started_s)
+        self._report(outcome, duration)
+        return outcome
+
+    def _report(self, outcome: StepOutcome, duration: timedelta) -> None:
+        iteration = outcome.entry.step
+        auxiliary = None
+        self._unreported += 1
+        if self._reporter.wants_auxiliary_losses(iteration):
+            passes = self._unreported * self._job.batches.num_microbatches
+            auxiliary = self._job.metrics.collect(passes)
+            self._unreported = 0
+        self._reporter.step(outcome.entry, self._step.progress, duration, auxiliary)
+        log_interval = self._job.arguments.logging.log_interval
+        if iteration % log_interval == 0:
+            self._reporter.phase_times(self._job.timers.report(log_interval))
+
+    def _evaluate_if_due(self, iteration: int) -> None:
+        run = self._job.arguments.run
+        if run.eval_iters and iteration % run.eval_interval == 0:
+            self._evaluate(iteration, iteration // run.eval_interval - 1, "validation")
+
+    def _evaluate_at_end(self) -> None:
+        run = self._job.arguments.run
+        if run.eval_iters:
+            self._evaluate(self._train_iters, self._train_iters // run.eval_interval, "validation")
+            self._evaluate(self._train_iters, 0, "test")
+
+    def _evaluate(self, iteration: int, round_number: int, split: str) -> None:
+        dataset = self._datasets.valid if split == "validation" else self._datasets.test
+        if dataset is None:
+            return
+        loss = evaluate(
+            self._job,
+            dataset,
+            iterations=self._job.arguments.run.eval_iters,
+            round_number=round_number,
+        )
+        self._reporter.evaluation(iteration, split, loss)
+
+    def _ends_at(self, iteration: int, stop: StopRequest) -> bool:
+        interval = self._job.arguments.run.exit_interval
+        return stop is not StopRequest.NONE or (interval is not None and iteration % interval == 0)
+
+    def _save_if_due(self, iteration: int) -> None:
+        interval = self._job.arguments.checkpointing.save_interval
+        if interval is not None and iteration % interval == 0:
+            self._save(iteration)
+
+    def _save(self, iteration: int) -> None:
+        """Saves S_iteration unless that is done or not wanted; a failure is reported only."""
+        if self._job.arguments.checkpointing.save is None or iteration == self._saved:
+            return
+        progress = self._step.progress
+        losses = self._job.ledger.losses()
+        common = {
+            "progress": dataclasses.asdict(progress),
+            "losses": {str(k): loss_to_hex(loss) for k, loss in losses.items()},
+        }
+        started_s = time.perf_counter()
+        failure = self._job.checkpoints.save(iteration, common)
+        duration = timedelta(seconds=time.perf_counter() - started_s)
+        self._reporter.checkpoint(iteration, duration, failure)
+        if failure is None:
+            self._saved = iteration
+
+
+@contextlib.contextmanager
+def _reporter_everywhere(job: Job) -> Iterator[Reporter]:
+    """Opens the reporter on all ranks or on none: only some of them write scalars or logs."""
+    with contextlib.ExitStack() as opened:
+        try:
+            reporter = together(lambda: opened.enter_context(open_reporter(job)), job.device)
+        except AgreementError as error:
+            raise UserError(error.reason) from error
+        yield reporter
+
+
+def open_reporter(job: Job) -> Reporter:
+    """Returns what reports the job on this rank; close it."""
+    arguments = job.arguments
+    reported = ReportedRun(
+        rank=job.launch.rank,
+        world_size=job.launch.world_size,
+        logical_rank=job.launch.rank,
+        generation=0,
+        train_iters=int(arguments.run.train_iters or 0),
+        global_batch_size=job.batches.global_batch_size,
+        seq_length=arguments.data.seq_length,
+        flops_per_iteration=flops_per_iteration(
+            arguments.architecture,
+            arguments.moe,
+            seq_length=arguments.data.seq_length,
+            padded_vocab_size=job.vocab_size,
+            global_batch_size=job.batches.global_batch_size,
+        ),
+        device=job.device,
+        save=arguments.checkpointing.save,
+    )
+    return Reporter(arguments.logging, reported)
+
+
+def _resume(job: Job) -> Progress:
+    """Loads the checkpoint, if there is one, and returns where training starts."""
+
+    def warn(message: str) -> None:
+        if dist.get_rank() == 0:
+            sys.stderr.write(f"pretrain_moe.py: {message}\n")
+
+    common = job.checkpoints.resume(warn)
+    if common is None or job.arguments.checkpointing.finetune:
+        return START
+    job.ledger.restore_losses({int(k): loss_from_hex(v) for k, v in common["losses"].items()})
+    return Progress(**common["progress"])

@@ -1,0 +1,70 @@
+"""This rank's micro-batches, on its device, step after step."""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+import torch
+
+from megatron_moevement.integrations.megatron.process_groups import Position
+from megatron_moevement.integrations.megatron.schedule import MicroBatch
+from megatron_moevement.training.data.batches import BatchLayout, MicroBatches, SampleDataset
+
+_NOTHING: MicroBatch = dict.fromkeys(("tokens", "labels", "loss_mask", "position_ids"))
+"""What a stage between the first and the last gets: its input comes from its neighbour."""
+
+
+class MicroBatchSource:
+    """Feeds consecutive steps; a context manager, because it fetches ahead in threads."""
+
+    def __init__(
+        self,
+        dataset: SampleDataset | None,
+        layout: BatchLayout,
+        place: Position,
+        device: torch.device,
+        *,
+        vocab_size: int,
+        consumed_samples: int,
+        num_steps: int,
+        num_workers: int,
+    ) -> None:
+        """Starts at a data cursor.
+
+        Args:
+            dataset: samples of one split, the same on all ranks.
+            layout: how the samples of a step are dealt out.
+            place: where this process stands.
+            device: where the model computes.
+            vocab_size: ids from here on are refused.
+            consumed_samples: the data cursor of the first step.
+            num_steps: steps that will be asked for at the most.
+            num_workers: threads that fetch ahead.
+        """
+        self._device = device
+        self._num_microbatches = layout.num_microbatches
+        self._steps = None
+        if place.reads_data and dataset is not None and num_steps > 0:
+            batches = MicroBatches(dataset, layout, place.dp, vocab_size)
+            self._steps = batches.steps(consumed_samples, num_steps, num_workers)
+
+    def next_step(self) -> list[MicroBatch]:
+        """Returns the micro-batches of the next step."""
+        if self._steps is None:
+            return [_NOTHING] * self._num_microbatches
+        return [
+            {name: tensor.to(self._device, non_blocking=True) for name, tensor in batch.items()}
+            for batch in next(self._steps)
+        ]
+
+    def __enter__(self) -> MicroBatchSource:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._steps is not None:
+            self._steps.close()

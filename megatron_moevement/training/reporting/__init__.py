@@ -1,0 +1,1 @@
+"""What a run says while it trains: iteration lines, scalars, events, a bar, plots."""

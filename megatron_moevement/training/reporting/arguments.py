@@ -1,0 +1,73 @@
+"""The flags of reporting, under Megatron-LM's names, and their checked values."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib.util
+
+from megatron_moevement.errors import UserError
+from megatron_moevement.settings.flags import add_flags, flag, read_flags
+
+
+@dataclasses.dataclass(frozen=True)
+class LoggingConfig:
+    """What is reported, how often and where to."""
+
+    log_interval: int = flag(100, "iterations between iteration lines")
+    log_throughput: bool = flag(False, "TFLOP/s per GPU in the iteration line")
+    log_progress: bool = flag(False, "append to progress.txt in --save at each checkpoint")
+    timing_log_level: int = flag(0, "time the phases of a step: 0 none, 1 few, 2 all")
+    timing_log_option: str = flag(
+        "minmax", "which ranks' times are reported", choices=("max", "minmax", "all")
+    )
+    tensorboard_dir: str | None = flag(None, "folder for TensorBoard", metavar="DIR")
+    tensorboard_log_interval: int = flag(1, "iterations between points in TensorBoard")
+    tensorboard_queue_size: int = flag(1000, "points held back until they are written")
+    log_timers_to_tensorboard: bool = flag(False, "iteration time and throughput as scalars")
+    log_memory_to_tensorboard: bool = flag(False, "memory in use as scalars")
+    log_loss_scale_to_tensorboard: bool = flag(True, "no loss scale among the scalars")
+    log_validation_ppl_to_tensorboard: bool = flag(False, "validation perplexity as a scalar")
+    log_world_size_to_tensorboard: bool = flag(False, "number of ranks as a scalar")
+    wandb_project: str = flag("", "project in Weights & Biases; none: nothing goes there")
+    wandb_entity: str = flag("", "entity in Weights & Biases")
+    wandb_exp_name: str = flag("", "name of the run in Weights & Biases")
+    wandb_save_dir: str = flag("", "folder of Weights & Biases (default: in --save)")
+    moevement_event_dir: str | None = flag(
+        None, "write events as JSON lines, a file for each process", metavar="DIR"
+    )
+    moevement_no_progress_bar: bool = flag(False, "no progress bar on the terminal")
+
+    @classmethod
+    def from_args(cls, values: argparse.Namespace) -> LoggingConfig:
+        """Returns the checked values of parsed arguments.
+
+        Raises:
+            UserError: a value is out of range, or Weights & Biases is asked for and missing.
+        """
+        config = read_flags(cls, values)
+        for name in ("log_interval", "tensorboard_log_interval", "tensorboard_queue_size"):
+            if getattr(config, name) < 1:
+                option = f"--{name.replace('_', '-')}"
+                raise UserError(f"{option} {getattr(config, name)} must be at least 1")
+        if config.timing_log_level not in range(3):
+            raise UserError(f"--timing-log-level {config.timing_log_level} must be 0, 1 or 2")
+        _check_wandb(config)
+        return config
+
+
+def add_logging_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the group of the reporting flags."""
+    add_flags(parser, "logging", LoggingConfig)
+
+
+def _check_wandb(config: LoggingConfig) -> None:
+    if not config.wandb_project:
+        return
+    if not config.wandb_exp_name:
+        raise UserError("--wandb-project needs --wandb-exp-name NAME")
+    if importlib.util.find_spec("wandb") is None:
+        raise UserError(
+            f"--wandb-project {config.wandb_project}: wandb is not installed; "
+            "pip install wandb, or drop the flag"
+        )

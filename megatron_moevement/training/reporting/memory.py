@@ -1,0 +1,28 @@
+"""Memory in use, as scalars."""
+
+from __future__ import annotations
+
+import os
+import resource
+from pathlib import Path
+
+import torch
+
+_CUDA_STATISTICS = {
+    "mem-reserved-bytes": "reserved_bytes.all.current",
+    "mem-allocated-bytes": "allocated_bytes.all.current",
+    "mem-max-allocated-bytes": "allocated_bytes.all.peak",
+    "mem-allocated-count": "allocation.all.current",
+}
+
+
+def memory_scalars(device: torch.device) -> dict[str, float]:
+    """Returns what this process uses: Megatron's names on a GPU, resident memory on the host."""
+    if device.type == "cuda":
+        statistics = torch.cuda.memory_stats(device)
+        return {name: statistics[key] for name, key in _CUDA_STATISTICS.items()}
+    resident_pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return {
+        "mem-resident-bytes": resident_pages * os.sysconf("SC_PAGE_SIZE"),
+        "mem-max-resident-bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+    }

@@ -1,0 +1,81 @@
+"""The loss curve as a picture."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from megatron_moevement.training.reporting.events import EventName, EventRecord
+
+VALIDATION = "validation"
+
+
+def losses_from_events(
+    events: Sequence[EventRecord],
+) -> tuple[dict[int, float], dict[int, float]]:
+    """Returns the training and the validation losses by iteration.
+
+    Every rank reports the same loss, and a repeated iteration repeats it: the newest counts.
+    """
+    training: dict[int, float] = {}
+    validation: dict[int, float] = {}
+    for record in events:
+        if record.event is EventName.ITERATION:
+            training[record.iteration] = float(record.fields["loss"])
+        elif record.event is EventName.EVALUATION and record.fields["split"] == VALIDATION:
+            validation[record.iteration] = float(record.fields["loss"])
+    return training, validation
+
+
+def plot_losses(
+    training: Mapping[int, float],
+    path: str | Path,
+    *,
+    validation: Mapping[int, float] | None = None,
+    unigram_entropy: float | None = None,
+    title: str = "",
+) -> Path:
+    """Draws the losses over the iterations and returns the path of the picture.
+
+    Args:
+        training: iteration to loss, in nats per token.
+        path: where the picture goes; its suffix says the format.
+        validation: iteration to loss on the validation split.
+        unigram_entropy: what a model reaches that knows only how frequent each token is.
+        title: above the picture.
+
+    Raises:
+        ValueError: there is nothing to draw.
+    """
+    if not training:
+        raise ValueError(f"there is no loss to draw in {path}")
+    from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415  (takes a second)
+    from matplotlib.figure import Figure  # noqa: PLC0415
+
+    # Without pyplot: it would keep the figure, and choose a display, for the whole process.
+    figure = Figure(figsize=(8, 5), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    for losses, style, label in (
+        (training, {"linewidth": 1.0}, "training"),
+        (validation or {}, {"marker": "o"}, VALIDATION),
+    ):
+        if losses:
+            iterations = sorted(losses)
+            axes.plot(iterations, [losses[k] for k in iterations], label=label, **style)
+    if unigram_entropy is not None:
+        axes.axhline(unigram_entropy, linestyle="--", color="gray", label="unigram entropy")
+    axes.set(xlabel="iteration", ylabel="lm loss (nats per token)", title=title)
+    axes.legend()
+    axes.grid(alpha=0.3)
+    return _save(figure, Path(path))
+
+
+def _save(figure: object, path: Path) -> Path:
+    partial = path.with_name(f".{path.stem}.partial{path.suffix}")
+    figure.savefig(partial, dpi=120)  # type: ignore[attr-defined]
+    with partial.open("rb") as file:
+        os.fsync(file.fileno())
+    os.replace(partial, path)
+    return path

@@ -1,0 +1,346 @@
+"""What one process reports while it trains: composes lines, scalars, events and the bar.
+
+No method is a collective: the caller gives numbers that are reduced already. Every rank owns a
+reporter; the last rank prints the lines and writes the scalars, rank 0 tells of checkpoints, and
+every rank records its events.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+import torch
+
+from megatron_moevement.errors import UserError
+from megatron_moevement.runtime.ledger import LedgerEntry
+from megatron_moevement.training.reporting.arguments import LoggingConfig
+from megatron_moevement.training.reporting.events import EventName, Events, open_events
+from megatron_moevement.training.reporting.interval import LM_LOSS, Interval, StepReport
+from megatron_moevement.training.reporting.iteration_line import (
+    IterationReport,
+    evaluation_lines,
+    iteration_line,
+    perplexity,
+)
+from megatron_moevement.training.reporting.memory import memory_scalars
+from megatron_moevement.training.reporting.progress import (
+    NoProgress,
+    ProgressDisplay,
+    open_progress,
+)
+from megatron_moevement.training.reporting.progress_log import ProgressLog, SavedCheckpoint
+from megatron_moevement.training.reporting.writers import ScalarWriters, open_writers
+
+if TYPE_CHECKING:
+    from megatron_moevement.training.step import Progress
+
+
+@dataclasses.dataclass(frozen=True)
+class ReportedRun:
+    """What the reports say about the job and about this process's place in it.
+
+    Attributes:
+        rank: of this process.
+        world_size: processes of the job.
+        logical_rank: the place that this process occupies.
+        generation: restarts before.
+        train_iters: iterations of the whole training.
+        global_batch_size: samples of an iteration.
+        seq_length: tokens of a sample.
+        flops_per_iteration: of the whole job.
+        device: where this process computes.
+        save: folder of the durable checkpoints.
+    """
+
+    rank: int
+    world_size: int
+    logical_rank: int
+    generation: int
+    train_iters: int
+    global_batch_size: int
+    seq_length: int
+    flops_per_iteration: int
+    device: torch.device
+    save: str | None
+
+    @property
+    def is_last_rank(self) -> bool:
+        """Whether this process prints the lines."""
+        return self.rank == self.world_size - 1
+
+    def tflops_per_gpu(self, iterations: int, duration: timedelta) -> float:
+        """Returns the throughput of so many iterations, in 1e12 FLOP/s."""
+        seconds = max(duration.total_seconds(), 1e-9)
+        return iterations * self.flops_per_iteration / (seconds * 1e12 * self.world_size)
+
+
+@dataclasses.dataclass(frozen=True)
+class IterationCosts:
+    """What fault tolerance cost in one iteration, on this rank.
+
+    Attributes:
+        stall: time that training waited for captures.
+        captured_bytes: copied to the host.
+        replicated_bytes: sent to other ranks.
+        log_bytes: added to the upstream log.
+        host_bytes: host memory in use by snapshots and logs.
+    """
+
+    stall: timedelta = timedelta()
+    captured_bytes: int = 0
+    replicated_bytes: int = 0
+    log_bytes: int = 0
+    host_bytes: int = 0
+
+
+NO_COSTS = IterationCosts()
+
+
+class Reporter:
+    """Reports one generation of a job; used by the training thread of each rank.
+
+    Args:
+        config: what is asked for.
+        run: what the reports say about the job and this process.
+
+    Raises:
+        UserError: a folder can't be written or is missing, or a writer is not installed.
+    """
+
+    def __init__(self, config: LoggingConfig, run: ReportedRun) -> None:
+        if config.log_progress and run.save is None:
+            raise UserError(
+                "--log-progress writes to the folder of the checkpoints: give --save DIR"
+            )
+        self._config = config
+        self._run = run
+        self._interval = Interval()
+        self._consumed_samples = 0
+        self._trained = 0
+        self._training_time = timedelta()
+        self._display: ProgressDisplay | None = None
+        self._writers = ScalarWriters()
+        self._progress_log: ProgressLog | None = None
+        self.events: Events = open_events(
+            config.moevement_event_dir, run.logical_rank, run.generation
+        )
+        try:
+            if run.is_last_rank:
+                self._writers = open_writers(config, run.save)
+            if config.log_progress and run.save is not None and run.rank == 0:
+                self._progress_log = ProgressLog(run.save, run.world_size)
+        except BaseException:
+            self.close()
+            raise
+
+    def wants_auxiliary_losses(self, iteration: int) -> bool:
+        """Whether `step` is to be given the routers' losses; the same answer on every rank."""
+        config = self._config
+        if iteration % config.log_interval == 0:
+            return True
+        has_writers = config.tensorboard_dir is not None or bool(config.wandb_project)
+        return has_writers and iteration % config.tensorboard_log_interval == 0
+
+    def step(
+        self,
+        entry: LedgerEntry,
+        progress: Progress,
+        duration: timedelta,
+        auxiliary_losses: Mapping[str, float] | None = None,
+        costs: IterationCosts = NO_COSTS,
+    ) -> None:
+        """Reports one committed step; reporting a step again after a restart does no harm.
+
+        Args:
+            entry: the step's ledger entry.
+            progress: how far the job is with it.
+            duration: wall time of the step.
+            auxiliary_losses: the routers' losses by name, means over the micro-batches.
+            costs: what fault tolerance cost.
+        """
+        step = StepReport(
+            iteration=entry.step,
+            consumed_samples=progress.consumed_samples,
+            duration=duration,
+            loss=entry.loss,
+            auxiliary_losses=auxiliary_losses or {},
+            learning_rate=entry.groups[0].lr if entry.groups else None,
+            loss_scale=entry.loss_scale,
+            grad_norm=entry.grad_norm,
+            is_skipped=any(entry.found_inf),
+        )
+        self._consumed_samples = progress.consumed_samples
+        self._trained += 1
+        self._training_time += duration
+        self._emit_iteration(step, costs)
+        if not self._run.is_last_rank:
+            return
+        self._interval.add(step)
+        self._write_step(step, costs)
+        display = self._shown_from(entry.step - 1)
+        display.advance_to(entry.step, entry.loss)
+        if entry.step % self._config.log_interval == 0:
+            self._end_interval(display)
+
+    def phase_times(self, text: str | None) -> None:
+        """Prints the times of a step's phases; None where there is nothing to say."""
+        if text is not None:
+            self.print_line(text)
+
+    def print_line(self, text: str) -> None:
+        """Prints to standard output without disturbing the progress bar."""
+        (self._display or NoProgress()).print_line(text)
+
+    def evaluation(self, iteration: int, split: str, loss: float) -> None:
+        """Reports the loss of one evaluation; every rank calls it, with the same loss.
+
+        Args:
+            iteration: iterations that were trained.
+            split: `validation` or `test`.
+            loss: mean loss per token.
+        """
+        self.events.emit(EventName.EVALUATION, iteration, split=split, loss=loss)
+        if not self._run.is_last_rank:
+            return
+        at_end = iteration == self._run.train_iters
+        self.print_line(evaluation_lines(iteration, {LM_LOSS: loss}, split if at_end else None))
+        samples = self._consumed_samples
+        self._writers.add({f"{LM_LOSS} {split}": loss}, iteration, samples)
+        if self._config.log_validation_ppl_to_tensorboard:
+            self._writers.add({f"{LM_LOSS} {split} ppl": perplexity(loss)}, iteration, samples)
+        self._writers.flush()
+
+    def checkpoint(self, iteration: int, duration: timedelta, failure: str | None) -> None:
+        """Reports a save of a durable checkpoint; every rank calls it.
+
+        Args:
+            iteration: of the state that was saved.
+            duration: wall time of the save.
+            failure: None, or why there is no such checkpoint.
+        """
+        duration_s = duration.total_seconds()
+        if failure is not None:
+            self.events.emit(
+                EventName.CHECKPOINT_FAILED, iteration, duration_s=duration_s, reason=failure
+            )
+            if self._run.rank == 0:
+                sys.stderr.write(f"no checkpoint of iteration {iteration}: {failure}\n")
+            return
+        self.events.emit(EventName.CHECKPOINT_SAVED, iteration, duration_s=duration_s)
+        if self._run.rank == 0:
+            self.print_line(
+                f"  successfully saved checkpoint from iteration {iteration:7d} to {self._run.save}"
+            )
+        if self._progress_log is not None:
+            self._progress_log.checkpoint(self._saved_checkpoint(iteration), datetime.now())
+
+    def close(self) -> None:
+        """Writes out everything and lets go of files and threads; closing twice is fine."""
+        if self._display is not None:
+            self._display.close()
+            self._display = None
+        self.events.close()
+        self._writers.close()
+
+    def __enter__(self) -> Reporter:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _shown_from(self, start: int) -> ProgressDisplay:
+        """Returns the display, which appears with the first step."""
+        if self._display is None:
+            hidden = self._config.moevement_no_progress_bar
+            self._display = NoProgress() if hidden else open_progress(self._run.train_iters, start)
+        return self._display
+
+    def _emit_iteration(self, step: StepReport, costs: IterationCosts) -> None:
+        self.events.emit(
+            EventName.ITERATION,
+            step.iteration,
+            duration_s=step.duration.total_seconds(),
+            stall_s=costs.stall.total_seconds(),
+            captured_bytes=costs.captured_bytes,
+            replicated_bytes=costs.replicated_bytes,
+            log_bytes=costs.log_bytes,
+            host_bytes=costs.host_bytes,
+            loss=step.loss,
+            learning_rate=step.learning_rate,
+            loss_scale=step.loss_scale,
+            grad_norm=step.grad_norm,
+            skipped=step.is_skipped,
+        )
+
+    def _write_step(self, step: StepReport, costs: IterationCosts) -> None:
+        if not self._writers or step.iteration % self._config.tensorboard_log_interval:
+            return
+        self._writers.add(self._scalars_over_samples(step), step.iteration, step.consumed_samples)
+        scalars = dict(step.auxiliary_losses)
+        if costs is not NO_COSTS:
+            scalars["moevement/stall-time"] = costs.stall.total_seconds()
+            scalars["moevement/host-bytes"] = costs.host_bytes
+        if self._config.log_memory_to_tensorboard:
+            scalars |= memory_scalars(self._run.device)
+        self._writers.add(scalars, step.iteration)
+
+    def _scalars_over_samples(self, step: StepReport) -> dict[str, float]:
+        scalars: dict[str, float] = {
+            "batch-size": self._run.global_batch_size,
+            LM_LOSS: step.loss,
+        }
+        if step.learning_rate is not None:
+            scalars["learning-rate"] = step.learning_rate
+        if self._config.log_loss_scale_to_tensorboard:
+            scalars["loss-scale"] = step.loss_scale
+        if self._config.log_world_size_to_tensorboard:
+            scalars["world-size"] = self._run.world_size
+        if step.grad_norm is not None:
+            scalars["grad-norm"] = step.grad_norm
+        return scalars
+
+    def _end_interval(self, display: ProgressDisplay) -> None:
+        interval, newest = self._interval, self._interval.newest
+        elapsed = interval.elapsed_per_iteration
+        throughput = self._run.tflops_per_gpu(1, elapsed) if self._config.log_throughput else None
+        report = IterationReport(
+            iteration=newest.iteration,
+            train_iters=self._run.train_iters,
+            consumed_samples=newest.consumed_samples,
+            elapsed_per_iteration=elapsed,
+            tflops_per_gpu=throughput,
+            learning_rate=newest.learning_rate,
+            global_batch_size=self._run.global_batch_size,
+            losses=interval.mean_losses(),
+            loss_scale=newest.loss_scale,
+            grad_norm=newest.grad_norm,
+            skipped_iterations=interval.skipped,
+            nan_iterations=interval.nans,
+        )
+        display.print_line(iteration_line(report, datetime.now()))
+        if self._config.log_timers_to_tensorboard:
+            scalars = {"iteration-time": elapsed.total_seconds()}
+            if throughput is not None:
+                scalars["throughput"] = throughput
+            self._writers.add(scalars, newest.iteration)
+        self._writers.flush()
+        interval.clear()
+
+    def _saved_checkpoint(self, iteration: int) -> SavedCheckpoint:
+        run = self._run
+        return SavedCheckpoint(
+            iteration=iteration,
+            job_tflops_per_gpu=run.tflops_per_gpu(self._trained, self._training_time),
+            flops=float(iteration * run.flops_per_iteration),
+            tokens=self._consumed_samples * run.seq_length,
+        )

@@ -1,0 +1,64 @@
+"""`--moevement-state-digest`: one JSON file that two runs share exactly when their states do.
+
+{"iteration": k, "loss": {"1": "<FP32 bits, hex>", ...},
+ "ranks": {"<logical rank>": {"<operator>": "<SHA-256>"}}}
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch.distributed as dist
+
+from megatron_moevement.errors import UserError
+from megatron_moevement.runtime.agreement import AgreementError, all_gather_json, together
+from megatron_moevement.runtime.ledger import loss_to_hex
+from megatron_moevement.training.checkpoints import check_writable, write_atomically
+from megatron_moevement.training.job import Job
+from megatron_moevement.training.step import Progress
+
+
+def check_state_digest_path(job: Job, path: Path) -> None:
+    """Checks before training that the digest can be written after it; every rank calls it.
+
+    Raises:
+        UserError: it can't.
+    """
+
+    def check() -> None:
+        if dist.get_rank() == 0:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if path.is_dir():
+                raise IsADirectoryError(f"{path} is a folder")
+            check_writable(path.parent)
+
+    try:
+        together(check, job.device)
+    except AgreementError as error:
+        raise UserError(f"--moevement-state-digest {path}: {error.reason}") from error
+
+
+def write_state_digest(job: Job, progress: Progress, path: Path) -> None:
+    """Writes the digest of S_k; every rank calls it, rank 0 writes.
+
+    Raises:
+        AgreementError: on all ranks, if the file can't be written.
+    """
+    own = {str(job.position.logical_rank): job.digests()}
+    ranks: dict[str, dict[str, str]] = {}
+    for one in all_gather_json(own, job.device):
+        ranks |= one
+    losses = job.ledger.losses()
+    digest = {
+        "iteration": progress.committed,
+        "loss": {str(step): loss_to_hex(losses[step]) for step in sorted(losses)},
+        "ranks": {rank: ranks[rank] for rank in sorted(ranks)},
+    }
+
+    def write() -> None:
+        if dist.get_rank() == 0:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, json.dumps(digest, indent=1) + "\n")
+
+    together(write, job.device)

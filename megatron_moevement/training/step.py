@@ -1,0 +1,164 @@
+"""One training step: gradients, the barrier, the commit, and the ledger's entry of it.
+
+Step k maps S_(k-1) to S_k. Everything before the barrier reads state and changes none; everything
+that changes state is in `_commit`, which makes no collective and ends with one assignment. So a
+rank is at S_(k-1) or at S_k, and one that reached S_k proves that all ranks' gradients of step k
+were complete.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable
+
+from megatron_moevement.integrations.megatron.expert_bias import PendingExpertBias
+from megatron_moevement.integrations.megatron.optimizer import (
+    GradientStatistics,
+    SplitOptimizer,
+    is_finite,
+)
+from megatron_moevement.integrations.megatron.random_state import random_state
+from megatron_moevement.integrations.megatron.schedule import MicroBatch, PipelineSchedule
+from megatron_moevement.integrations.megatron.scheduler import Scheduler
+from megatron_moevement.runtime.commit_barrier import (
+    Agreement,
+    CommitBarrier,
+    StopRequest,
+    Vote,
+)
+from megatron_moevement.runtime.ledger import Ledger, LedgerEntry
+
+
+class DivergenceError(RuntimeError):
+    """The gradients are not finite and no loss scaling explains it; the step is not applied."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Progress:
+    """How far the job is: replaced by one assignment when a step is committed."""
+
+    committed: int
+    """k of the newest state S_k."""
+    consumed_samples: int
+    skipped: int
+    """Steps among them that overflowed and changed no weights."""
+
+
+START = Progress(committed=0, consumed_samples=0, skipped=0)
+"""S_0: the initial weights."""
+
+
+@dataclasses.dataclass(frozen=True)
+class StepOutcome:
+    """What a committed step tells the loop."""
+
+    entry: LedgerEntry
+    stop: StopRequest
+
+
+class TrainStep:
+    """Trains one step after the other; every rank of the job calls it with the same step."""
+
+    def __init__(
+        self,
+        *,
+        schedule: PipelineSchedule,
+        optimizer: SplitOptimizer,
+        scheduler: Scheduler,
+        expert_bias: PendingExpertBias,
+        barrier: CommitBarrier,
+        ledger: Ledger,
+        micro_batches: Callable[[], Iterable[MicroBatch]],
+        global_batch_size: int,
+        progress: Progress,
+    ) -> None:
+        """Binds the live objects.
+
+        Args:
+            schedule: runs micro-batches through the pipeline.
+            optimizer: applies gradients.
+            scheduler: sets learning rate and weight decay.
+            expert_bias: holds the routers' updates until the commit.
+            barrier: the job's commit barrier.
+            ledger: receives an entry per step.
+            micro_batches: returns this rank's micro-batches of the next step.
+            global_batch_size: samples per step.
+            progress: where to start.
+        """
+        self._schedule = schedule
+        self._optimizer = optimizer
+        self._scheduler = scheduler
+        self._expert_bias = expert_bias
+        self._barrier = barrier
+        self._ledger = ledger
+        self._micro_batches = micro_batches
+        self._global_batch_size = global_batch_size
+        self.progress = progress
+
+    def run(self, stop: StopRequest) -> StepOutcome:
+        """Trains the next step.
+
+        Args:
+            stop: whether this rank wants the job to end after the step.
+
+        Raises:
+            DivergenceError: on all ranks, with the state unchanged.
+        """
+        step = self.progress.committed + 1
+        random_before = random_state()
+        loss = self._schedule.forward_backward(self._micro_batches())
+        statistics = self._optimizer.prepare()
+        if not is_finite(statistics):
+            self._expert_bias.discard()
+            raise DivergenceError(
+                f"step {step}: the gradient norm is {statistics.norm}; the step was not applied"
+            )
+        agreement = self._barrier.wait(
+            Vote(
+                step=step,
+                loss=None if loss is None else loss.mean,
+                num_tokens=0 if loss is None else loss.num_tokens,
+                found_inf=statistics.found_inf,
+                grad_norm=statistics.norm,
+                stop=stop,
+            )
+        )
+        entry = self._commit(step, statistics, agreement, random_before)
+        self._optimizer.gather()
+        return StepOutcome(entry=entry, stop=agreement.stop)
+
+    def _commit(
+        self,
+        step: int,
+        statistics: GradientStatistics,
+        agreement: Agreement,
+        random_before: object,
+    ) -> LedgerEntry:
+        """Changes S_(k-1) into S_k, without collectives."""
+        before = self.progress
+        loss_scale = self._optimizer.loss_scale()
+        groups = self._scheduler.parameter_groups()
+        applied = self._optimizer.commit(statistics)
+        self._expert_bias.commit()
+        if applied:
+            self._scheduler.advance(self._global_batch_size)
+        entry = LedgerEntry(
+            step=step,
+            loss=agreement.loss,
+            consumed_samples=before.consumed_samples,
+            loss_scale=loss_scale,
+            found_inf=statistics.found_inf,
+            grad_norm=statistics.norm,
+            clip_factor=self._optimizer.clip_factor(statistics),
+            num_tokens=agreement.num_tokens,
+            groups=groups,
+            scalers=self._optimizer.scalers(),
+            random_state=random_before,
+        )
+        self._ledger.append(entry)
+        self.progress = Progress(
+            committed=step,
+            consumed_samples=before.consumed_samples + self._global_batch_size,
+            skipped=before.skipped + (not applied),
+        )
+        return entry

@@ -1,0 +1,62 @@
+"""The steps of a job from some point on: its data sets, and a `TrainStep` that reads them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import torch.distributed as dist
+
+from megatron_moevement.training.data.splits import (
+    Datasets,
+    IndexRole,
+    build_splits,
+    count_samples,
+)
+from megatron_moevement.training.job import Job
+from megatron_moevement.training.micro_batch_source import MicroBatchSource
+from megatron_moevement.training.step import Progress, TrainStep
+
+
+def build_datasets(job: Job) -> Datasets:
+    """Builds the data sets: one rank of each node the index files, then all read them."""
+    run = job.arguments.run
+    samples = count_samples(
+        train_iters=int(run.train_iters or 0),
+        eval_interval=run.eval_interval,
+        eval_iters=run.eval_iters,
+        global_batch_size=job.batches.global_batch_size,
+    )
+    return build_splits(
+        job.arguments.data,
+        samples,
+        seed=run.seed,
+        role=IndexRole.BUILDER if job.launch.local_rank == 0 else IndexRole.READER,
+        barrier=dist.barrier,
+    )
+
+
+@contextlib.contextmanager
+def open_steps(job: Job, datasets: Datasets, start: Progress) -> Iterator[TrainStep]:
+    """Yields the step that trains from `start`; its data threads end with the block."""
+    with MicroBatchSource(
+        datasets.train,
+        job.batches,
+        job.position,
+        job.device,
+        vocab_size=job.arguments.data.vocab_size,
+        consumed_samples=start.consumed_samples,
+        num_steps=int(job.arguments.run.train_iters or 0) - start.committed,
+        num_workers=job.arguments.data.num_workers,
+    ) as source:
+        yield TrainStep(
+            schedule=job.schedule,
+            optimizer=job.optimizer,
+            scheduler=job.scheduler,
+            expert_bias=job.expert_bias,
+            barrier=job.barrier,
+            ledger=job.ledger,
+            micro_batches=source.next_step,
+            global_batch_size=job.batches.global_batch_size,
+            progress=start,
+        )
