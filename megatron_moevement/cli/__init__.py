@@ -1,0 +1,41 @@
+"""The `moevement` command."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+from typing import Protocol, cast
+
+from megatron_moevement.errors import ExitCode, UserError
+
+COMMANDS: tuple[str, ...] = ("data", "explain", "losses", "presets", "schedule")
+"""Modules of this package that each add one sub-command."""
+
+
+class CommandModule(Protocol):
+    """A module that adds one sub-command; its parser sets `run`, a function of the arguments."""
+
+    def add_parser(self, subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+        """Adds the sub-command's parser."""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Returns the parser of the whole command."""
+    parser = argparse.ArgumentParser(prog="moevement", description=__doc__, allow_abbrev=False)
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name in COMMANDS:
+        module = cast(CommandModule, importlib.import_module(f"{__name__}.{name}"))
+        module.add_parser(subparsers)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one sub-command and returns its exit code."""
+    args = build_parser().parse_args(argv)
+    try:
+        return int(args.run(args))
+    except UserError as error:
+        print(f"moevement {args.command}: {error}", file=sys.stderr)
+        return ExitCode.BAD_ARGUMENTS

@@ -1,0 +1,172 @@
+"""`moevement explain`: prints the plan of a recovery, stage by stage, from the facts of a job."""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from megatron_moevement.errors import ExitCode, UserError
+from megatron_moevement.policy.facts import Facts, InconsistentFactsError
+from megatron_moevement.policy.facts_document import load_facts
+from megatron_moevement.policy.plan import Ending, Origin, Plan, SlotSources, Verdict
+from megatron_moevement.policy.recovery import plan_recovery
+from megatron_moevement.policy.schedule import Window
+
+_DESCRIPTION = """
+Prints what a job does after a failure, decided from what its processes publish: verdict and reason,
+what each pipeline stage replays, and from whom it gets slots and logs. The form of FACTS.json is
+that of docs/examples/facts.json.
+"""
+
+_NAMED = 4
+"""As many processes or ranks are named; the others are counted."""
+
+_ENDINGS = {
+    Ending.FLUSH: "survivors write their stores and exit with code "
+    f"{ExitCode.STATE_FLUSHED.value}; the next launch replays to the target",
+    Ending.FAILURE: f"the job exits with code {ExitCode.FAILURE.value}",
+}
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Adds `moevement explain`."""
+    parser = subparsers.add_parser(
+        "explain",
+        help="print how a job recovers from given facts",
+        description=_DESCRIPTION,
+        allow_abbrev=False,
+    )
+    parser.add_argument("facts", type=Path, metavar="FACTS.json", help="what the processes publish")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Plans and prints."""
+    facts = load_facts(_read(args.facts), str(args.facts))
+    try:
+        plan = plan_recovery(facts)
+    except InconsistentFactsError as error:
+        raise UserError(f"{args.facts} has no plan, the protocol was broken: {error}") from error
+    console = Console(highlight=False)
+    console.print(f"{plan.verdict.value}: {plan.reason}", soft_wrap=True, markup=False)
+    console.print("\n".join(_summary(plan)), soft_wrap=True, markup=False)
+    console.print(_table(facts, plan))
+    console.print("\n".join(_closing(plan)), soft_wrap=True, markup=False)
+    return ExitCode.DONE
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"can't read {path}: {error}") from error
+
+
+def _summary(plan: Plan) -> list[str]:
+    lines = [f"generation {plan.generation}, target {plan.target}, {_steps(plan.replayed_steps)}"]
+    if plan.window is not None:
+        lines.append(f"replay from the window {_window(plan.window)}")
+    if plan.persisted is not None and plan.persisted != plan.window:
+        lines.append(f"newest persisted window {_window(plan.persisted)}")
+    if plan.segments:
+        segments = ", ".join("-".join(map(str, segment)) for segment in plan.segments)
+        lines.append(f"scope {plan.scope_kind.value}: {segments}")
+    if plan.ledger_source is not None:
+        lines.append(f"ledger from p{plan.ledger_source}")
+    return lines
+
+
+def _steps(count: int) -> str:
+    return f"at most {count} steps replayed" if count else "nothing is replayed"
+
+
+def _window(window: Window) -> str:
+    return f"of steps {window.start} to {window.last} (epoch {window.epoch})"
+
+
+def _closing(plan: Plan) -> list[str]:
+    lines = []
+    if plan.roll_forward:
+        ranks = [str(roll.rank) for roll in plan.roll_forward]
+        steps = sorted({roll.step for roll in plan.roll_forward})
+        to_steps = ", ".join(map(str, steps))
+        lines.append(f"roll forward to {to_steps}: {_shortened(ranks)}")
+    if plan.ending in _ENDINGS:
+        lines.append(f"ending: {_ENDINGS[plan.ending]}")
+    elif plan.verdict is Verdict.ROLLBACK:
+        lines.append(f"training goes on with step {plan.target + 1}; later work is lost")
+    else:
+        lines.append(f"training goes on with step {plan.target + 1}; no work is lost")
+    return [*lines, f"digest {plan.digest}"]
+
+
+def _table(facts: Facts, plan: Plan) -> Table:
+    """Returns one row for each stage."""
+    sources: dict[int, list[SlotSources]] = {}
+    for each in plan.slots:
+        sources.setdefault(each.rank.pp, []).append(each)
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    table.add_column("stage", justify="right", no_wrap=True)
+    table.add_column("does", no_wrap=True)
+    for title in ("slots", "from", "logs of stage"):
+        table.add_column(title, overflow="fold")
+    for stage in range(facts.layout.pp):
+        slots, senders = _slots(facts, plan, sources.get(stage, []))
+        table.add_row(str(stage), _activity(plan, stage), slots, senders, _logs(plan, stage))
+    return table
+
+
+def _activity(plan: Plan, stage: int) -> str:
+    """Returns what a stage does, in words."""
+    if plan.verdict is Verdict.ROLLBACK:
+        return f"loads the checkpoint of step {plan.target}"
+    if plan.verdict is Verdict.ABORT:
+        return "ends: writes its store" if plan.is_flush else "ends"
+    if plan.verdict is Verdict.RESUME:
+        return f"keeps S_{plan.target}"
+    if stage not in plan.start_of:
+        serves = any(log.sender == stage for log in plan.logs)
+        return "bystander, serves logs" if serves else "bystander"
+    origin = next(replay.origin for replay in plan.replays if replay.stage == stage)
+    start = plan.start(stage)
+    basis = "the window" if origin is Origin.WINDOW else f"its kept S_{start}"
+    if start == plan.target:
+        return f"takes its state from {basis}"
+    return f"replays ({start}, {plan.target}] from {basis}"
+
+
+def _slots(facts: Facts, plan: Plan, sources: list[SlotSources]) -> tuple[str, str]:
+    """Returns which slots the ranks of a stage load, and from how many slots of whom."""
+    if not sources or plan.window is None:
+        return "", ""
+    first = min(each.first_slot for each in sources)
+    sent: Counter[int] = Counter()
+    kept = 0
+    for each in sources:
+        occupant = facts.by_rank.get(each.rank)
+        own = None if occupant is None else occupant.process
+        kept += sum(process == own for process in each.processes)
+        sent.update(process for process in each.processes if process != own)
+    parts = [f"own x{kept}"] if kept else []
+    parts += [f"p{process} x{count}" for process, count in sorted(sent.items())]
+    return f"{first}..{plan.window.size - 1}", _shortened(parts)
+
+
+def _logs(plan: Plan, stage: int) -> str:
+    """Returns which logs a stage replays from."""
+    return ", ".join(
+        f"{log.sender} {log.direction.value}: {log.first}..{log.last}"
+        for log in plan.logs
+        if log.receiver == stage
+    )
+
+
+def _shortened(parts: Iterable[str]) -> str:
+    parts = list(parts)
+    rest = len(parts) - _NAMED
+    return ", ".join(parts[:_NAMED]) + (f" and {rest} more" if rest > 0 else "")

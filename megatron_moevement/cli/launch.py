@@ -1,0 +1,314 @@
+"""Starts the ranks of a job on this machine and waits for them: `scripts/run_local.sh`.
+
+The launcher hosts the control store, so that no rank's death takes it away, and otherwise leaves
+the ranks alone: each is a process of its own, in a session of its own. A rank that dies ends the
+job, unless spares or in-process restart are there to go on without it. If the launcher dies,
+the kernel kills the ranks.
+
+What a rank finds in its environment: `RANK`, `LOCAL_RANK`, `WORLD_SIZE` and `LOCAL_WORLD_SIZE`
+(spares counted), `MOEVEMENT_ACTIVE_RANKS` (spares not counted), `MASTER_ADDR` and `MASTER_PORT`
+of the store, `MOEVEMENT_FAILURE_DOMAIN` (the rank, unless set before) and `OMP_NUM_THREADS` (an
+equal share of the cores, unless set before).
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import importlib.util
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import Enum
+from pathlib import Path
+from typing import IO
+
+from megatron_moevement.errors import ExitCode, UserError
+
+STORE_ADDRESS = "127.0.0.1"
+FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+PR_SET_PDEATHSIG = 1
+SIGNAL_EXIT_BASE = 128
+
+
+class OnDeath(Enum):
+    """What the death of a rank means to the others."""
+
+    STOP_THE_JOB = "stop"
+    CARRY_ON = "carry on"
+
+
+@dataclass(frozen=True)
+class Job:
+    """What to start."""
+
+    active_ranks: int
+    spare_ranks: int
+    program: Path
+    flags: tuple[str, ...]
+    grace: timedelta
+    """Time between SIGTERM and SIGKILL for the other ranks when one has failed."""
+    log_directory: Path | None
+
+    @property
+    def world_size(self) -> int:
+        """Number of processes, spares counted."""
+        return self.active_ranks + self.spare_ranks
+
+    @property
+    def on_death(self) -> OnDeath:
+        """Spares and in-process restart are there so that the others carry on."""
+        if self.spare_ranks or "--inprocess-restart" in self.flags:
+            return OnDeath.CARRY_ON
+        return OnDeath.STOP_THE_JOB
+
+
+@dataclass(frozen=True)
+class RankExit:
+    """How a rank ended: its exit status, or the negative number of the signal that killed it."""
+
+    rank: int
+    status: int
+
+    @property
+    def code(self) -> int:
+        """The status as a shell reports it."""
+        return self.status if self.status >= 0 else SIGNAL_EXIT_BASE - self.status
+
+
+def job_exit_code(job: Job, exits: Sequence[RankExit]) -> int:
+    """Returns the job's exit code.
+
+    Where the others carry on, a rank killed by a signal is a fault that they dealt with: the job
+    is done when as many ranks as were active ended well, and otherwise what the survivors say
+    counts more than what killed the dead.
+
+    Args:
+        job: The job.
+        exits: How every rank ended, in the order of their deaths.
+    """
+    failed = [end for end in exits if end.status != 0]
+    if job.on_death is OnDeath.CARRY_ON:
+        if len(exits) - len(failed) >= job.active_ranks:
+            return ExitCode.DONE
+        failed.sort(key=lambda end: end.status < 0)
+    return failed[0].code if failed else ExitCode.DONE
+
+
+def in_order_of_cause(exits: Sequence[RankExit]) -> list[RankExit]:
+    """Orders deaths noticed at one time: a killed rank first, for its peers fail because of it."""
+    return sorted(exits, key=lambda end: end.status >= 0)
+
+
+def rank_environment(
+    job: Job, rank: int, port: int, inherited: Mapping[str, str]
+) -> dict[str, str]:
+    """Returns the environment of one rank."""
+    size = str(job.world_size)
+    defaults = {
+        "MOEVEMENT_FAILURE_DOMAIN": str(rank),
+        "OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // job.active_ranks)),
+    }
+    return {
+        **defaults,
+        **inherited,
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": size,
+        "LOCAL_WORLD_SIZE": size,
+        "MOEVEMENT_ACTIVE_RANKS": str(job.active_ranks),
+        "MASTER_ADDR": STORE_ADDRESS,
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_USE_AGENT_STORE": str(True),
+    }
+
+
+def launch(job: Job) -> int:
+    """Runs a job to its end and returns its exit code. Call it from the main thread.
+
+    Raises:
+        UserError: Something that the ranks need is missing; nothing was started.
+    """
+    if not job.program.is_file():
+        raise UserError(f"no program at {job.program}: name one with --program")
+    if importlib.util.find_spec("torch") is None:
+        raise UserError(f"torch is not installed for {sys.executable}: run scripts/setup.sh")
+    watched = {signal.SIGCHLD, *FORWARDED}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, watched)
+    ranks: list[subprocess.Popen[bytes]] = []
+    try:
+        with contextlib.ExitStack() as stack:
+            outputs = [stack.enter_context(output) for output in _outputs(job)]
+            # The ranks connect to a socket that listens already and wait until it is served.
+            # They are started first: importing torch starts threads, and forking is safe before.
+            listener = stack.enter_context(socket.create_server((STORE_ADDRESS, 0), backlog=1024))
+            port = listener.getsockname()[1]
+            ready = _rank_preparation(before)
+            for rank in range(job.world_size):
+                environment = rank_environment(job, rank, port, os.environ)
+                ranks.append(_start(job, environment, outputs[rank], ready))
+            store = _serve_store(listener)
+            exits = _supervise(job, ranks, watched)
+            del store
+        return job_exit_code(job, exits)
+    finally:
+        for process in ranks:
+            _kill_session(process)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _outputs(job: Job) -> Iterator[contextlib.AbstractContextManager[IO[bytes] | None]]:
+    """Yields where each rank's output goes: this process's own, or a file per rank."""
+    if job.log_directory is None:
+        yield from (contextlib.nullcontext() for _ in range(job.world_size))
+        return
+    try:
+        job.log_directory.mkdir(parents=True, exist_ok=True)
+        for rank in range(job.world_size):
+            yield (job.log_directory / f"rank_{rank}.log").open("ab")
+    except OSError as error:
+        raise UserError(f"--log-dir {job.log_directory}: {error.strerror}") from error
+
+
+def _rank_preparation(mask: set[signal.Signals | int]) -> Callable[[], None]:
+    """Returns what a rank does between fork and exec: die with the launcher, take signals."""
+    libc = ctypes.CDLL(None)
+    launcher = os.getpid()
+
+    def prepare() -> None:
+        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != launcher:  # it died before the line above
+            os._exit(ExitCode.FAILURE)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+    return prepare
+
+
+def _start(
+    job: Job, environment: dict[str, str], output: IO[bytes] | None, prepare: Callable[[], None]
+) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-u", str(job.program), *job.flags],
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=None if output is None else subprocess.STDOUT,
+        # A terminal's Ctrl-C then reaches the launcher alone, which forwards it once.
+        start_new_session=True,
+        preexec_fn=prepare,  # noqa: PLW1509  (safe: no thread has been started yet)
+    )
+
+
+def _serve_store(listener: socket.socket) -> object:
+    """Serves torch's TCPStore on a listening socket until the returned object is dropped.
+
+    The socket is IPv4: for IPv6 ones the server's only thread looks up every peer's name.
+    """
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # noqa: PLC0415
+
+    port = listener.getsockname()[1]
+    return TCPStore(
+        STORE_ADDRESS,
+        port,
+        is_master=True,
+        wait_for_workers=False,
+        master_listen_fd=listener.detach(),
+    )
+
+
+def _supervise(
+    job: Job, ranks: Sequence[subprocess.Popen[bytes]], watched: set[signal.Signals]
+) -> list[RankExit]:
+    """Waits until every rank has ended; forwards signals; stops the others after a failure."""
+    exits: list[RankExit] = []
+    running = dict(enumerate(ranks))
+    deadline: float | None = None
+    while True:
+        had_failed = any(end.status != 0 for end in exits)
+        exits += in_order_of_cause(
+            [RankExit(rank, p.returncode) for rank, p in running.items() if p.poll() is not None]
+        )
+        running = {rank: p for rank, p in running.items() if p.returncode is None}
+        if not running:
+            return exits
+        fails_now = not had_failed and any(end.status != 0 for end in exits)
+        if fails_now and job.on_death is OnDeath.STOP_THE_JOB:
+            deadline = time.monotonic() + job.grace.total_seconds()
+            _send(running.values(), signal.SIGTERM)
+        received = _wait_for_signal(watched, deadline)
+        if received is None:
+            deadline = None
+            _send(running.values(), signal.SIGKILL)
+        elif received in FORWARDED:
+            _send(running.values(), received)
+
+
+def _wait_for_signal(watched: set[signal.Signals], deadline: float | None) -> int | None:
+    """Returns the next signal, or None when the deadline has passed without one."""
+    if deadline is None:
+        return signal.sigwaitinfo(watched).si_signo
+    left_s = max(0.0, deadline - time.monotonic())
+    received = signal.sigtimedwait(watched, left_s)
+    return None if received is None else received.si_signo
+
+
+def _send(processes: Iterable[subprocess.Popen[bytes]], number: int) -> None:
+    for process in processes:
+        process.send_signal(number)
+
+
+def _kill_session(process: subprocess.Popen[bytes]) -> None:
+    """Kills what is left of a rank: itself after an error, and processes that it started."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _parse(argv: Sequence[str]) -> Job:
+    own, flags = list(argv), []
+    if "--" in own:
+        split = own.index("--")
+        own, flags = own[:split], own[split + 1 :]
+    parser = argparse.ArgumentParser(
+        prog="run_local.sh",
+        description="Starts the ranks of a job on this machine and returns the job's exit code.",
+        epilog="What follows -- goes to the program. In it, --inprocess-restart keeps a dying"
+        " rank from ending the job; so do spares.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("-n", "--ranks", type=int, required=True, help="active ranks")
+    parser.add_argument("-s", "--spares", type=int, default=0, help="ranks that stand by")
+    parser.add_argument("--log-dir", type=Path, help="write rank_R.log files there, not to here")
+    default = Path(__file__).resolve().parents[2] / "pretrain_moe.py"
+    parser.add_argument("--program", type=Path, default=default, help="default: pretrain_moe.py")
+    parser.add_argument(
+        "--grace-s",
+        type=float,
+        default=30.0,
+        help="seconds between SIGTERM and SIGKILL when a rank has failed (default: 30)",
+    )
+    args = parser.parse_args(own)
+    if args.ranks < 1 or args.spares < 0 or args.grace_s < 0:
+        parser.error("-n must be at least 1, -s and --grace-s at least 0")
+    grace = timedelta(seconds=args.grace_s)
+    return Job(args.ranks, args.spares, args.program, tuple(flags), grace, args.log_dir)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the job that the command line describes and returns its exit code."""
+    try:
+        return launch(_parse(sys.argv[1:] if argv is None else argv))
+    except UserError as error:
+        print(f"run_local.sh: {error}", file=sys.stderr)
+        return ExitCode.BAD_ARGUMENTS
+
+
+if __name__ == "__main__":
+    sys.exit(main())

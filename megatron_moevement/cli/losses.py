@@ -1,0 +1,55 @@
+"""`moevement losses`: the losses of a run, from its events, as a table and a picture."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from megatron_moevement.errors import UserError
+from megatron_moevement.training.data.manifest import read_manifest
+from megatron_moevement.training.reporting.events import read_events
+from megatron_moevement.training.reporting.plots import losses_from_events, plot_losses
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Adds the sub-command."""
+    parser = subparsers.add_parser("losses", help="show the losses of a run", description=__doc__)
+    parser.add_argument("event_dir", metavar="DIR", help="the run's --moevement-event-dir")
+    parser.add_argument("--picture", metavar="FILE", help="draw the curves into this PNG")
+    parser.add_argument(
+        "--data", metavar="PREFIX", help="compare with the unigram entropy of these data"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prints first and last losses, and draws the curves if asked to."""
+    if not Path(args.event_dir).is_dir():
+        raise UserError(f"{args.event_dir} is no folder; give the run's --moevement-event-dir")
+    training, validation = losses_from_events(read_events(args.event_dir))
+    if not training:
+        raise UserError(f"{args.event_dir} holds no events of iterations")
+    table = Table("loss (nats per token)", "first", "last")
+    for name, losses in (("training", training), ("validation", validation)):
+        if losses:
+            first, last = min(losses), max(losses)
+            table.add_row(name, f"{losses[first]:.4f} ({first})", f"{losses[last]:.4f} ({last})")
+    entropy = _unigram_entropy(args.data)
+    if entropy is not None:
+        table.add_row("unigram entropy of the data", "", f"{entropy:.4f}")
+    Console().print(table)
+    if args.picture is not None:
+        plot_losses(training, args.picture, validation=validation, unigram_entropy=entropy)
+    return 0
+
+
+def _unigram_entropy(prefix: str | None) -> float | None:
+    if prefix is None:
+        return None
+    manifest = read_manifest(prefix)
+    if manifest is None:
+        raise UserError(f"{prefix} has no manifest; `moevement data prepare` writes one")
+    return manifest.unigram_entropy_nats

@@ -1,0 +1,270 @@
+"""`moevement schedule`: prints the window that would be chosen, as a table and as a picture."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import Counter
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, TypeVar
+
+from rich.console import Console
+from rich.filesize import decimal
+from rich.table import Table
+
+from megatron_moevement.errors import ExitCode, UserError
+from megatron_moevement.policy.bandwidth import PathBandwidth
+from megatron_moevement.policy.inventory_document import load_inventory
+from megatron_moevement.policy.model_shape import Capture, ModelShape, inventory_of
+from megatron_moevement.policy.operators import Inventory, OperatorId, OperatorKind
+from megatron_moevement.policy.ordering import Ordering, order_operators
+from megatron_moevement.policy.packing import Levelled
+from megatron_moevement.policy.ranks import Layout
+from megatron_moevement.policy.window import WindowPlan, plan_window
+
+T = TypeVar("T")
+
+_DESCRIPTION = """
+Prints in which slot of the window each part of a model is captured. The model is given by its
+sizes, or by an inventory: {"ranks": {"pp0.dp0.tp0.cp0.ep0": {"layers.0.gate": [FULL bytes, COMPUTE
+bytes], ...}, ...}, "tied": [["embedding", "head"]]}.
+"""
+
+_MODEL_FLAGS = {
+    "num_layers": "decoder layers",
+    "hidden_size": "width of the residual stream",
+    "ffn_hidden_size": "inner width of a dense MLP",
+    "vocab_size": "rows of the embedding",
+    "num_experts": "routed experts of every layer (default: a dense model)",
+    "moe_ffn_hidden_size": "inner width of one expert (default: that of a dense MLP)",
+    "moe_shared_expert_intermediate_size": "inner width of the shared experts together",
+}
+_LAYOUT_FLAGS = {
+    "pp": ("--pipeline-model-parallel-size", "pipeline stages"),
+    "tp": ("--tensor-model-parallel-size", "ranks that share each layer"),
+    "cp": ("--context-parallel-size", "ranks that share each sequence"),
+    "ep": ("--expert-model-parallel-size", "ranks that share the experts of a layer"),
+}
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Adds `moevement schedule`."""
+    parser = subparsers.add_parser(
+        "schedule",
+        help="print the window and its slots for a model",
+        description=_DESCRIPTION,
+        allow_abbrev=False,
+    )
+    model = parser.add_argument_group("model")
+    model.add_argument("--inventory", type=Path, metavar="FILE", help="JSON, instead of sizes")
+    for name, text in _MODEL_FLAGS.items():
+        model.add_argument(_flag(name), type=int, default=0, metavar="N", help=text)
+    model.add_argument("--swiglu", action="store_true", help="gated MLPs: three matrices, not two")
+    model.add_argument(
+        "--untie-embeddings-and-output-weights", action="store_true", help="a head of its own"
+    )
+    layout = parser.add_argument_group("layout")
+    for name, (flag, text) in _LAYOUT_FLAGS.items():
+        layout.add_argument(flag, dest=name, type=int, default=1, metavar="N", help=text)
+    layout.add_argument("--world-size", type=int, metavar="N", help="ranks (default: the least)")
+    layout.add_argument(
+        "--capture",
+        type=Capture,
+        choices=list(Capture),
+        default=Capture.SHARD,
+        metavar="{whole,shard}",
+        help="what replicas capture of what they all hold (default: shard)",
+    )
+    _add_window_arguments(parser)
+    parser.add_argument("--picture", type=Path, metavar="FILE.png", help="draw the slots")
+    parser.set_defaults(run=run)
+
+
+def _add_window_arguments(parser: argparse.ArgumentParser) -> None:
+    window = parser.add_argument_group("window")
+    window.add_argument("--moevement-window", type=int, metavar="W", help="W, if it is given")
+    window.add_argument("--iteration-time", type=float, metavar="S", help="seconds")
+    window.add_argument(
+        "--bandwidth", type=float, metavar="GB/S", help="device to host, each rank, effective"
+    )
+    window.add_argument(
+        "--network-bandwidth", type=float, metavar="GB/S", help="each rank (default: no limit)"
+    )
+    window.add_argument("--moevement-replicas", type=int, default=2, metavar="R")
+    window.add_argument(
+        "--log-bytes", type=int, default=0, metavar="N", help="upstream log of one iteration"
+    )
+    window.add_argument(
+        "--moevement-order",
+        type=Ordering,
+        choices=list(Ordering),
+        default=Ordering.INDEX,
+        metavar="{index,hard,soft,decayed,capacity}",
+    )
+    window.add_argument(
+        "--popularity", type=Path, metavar="FILE", help='JSON: {"layers.0.experts.1": 17, ...}'
+    )
+    window.add_argument("--capacities", type=Path, metavar="FILE", help="JSON, as --popularity")
+    window.add_argument(
+        "--level",
+        type=Levelled,
+        choices=list(Levelled),
+        default=Levelled.FULL_AND_COMPUTE,
+        metavar="{full-and-compute,full}",
+        help="bytes that slots share evenly (default: full-and-compute)",
+    )
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Plans, prints the table and draws the picture."""
+    inventory = _inventory(args)
+    plan = _plan(args, inventory)
+    console = Console(highlight=False)
+    console.print(_summary(plan), soft_wrap=True)
+    console.print(_table(plan))
+    if args.picture:
+        _draw(plan, args.picture)
+        console.print(f"picture: {args.picture}", soft_wrap=True)
+    return ExitCode.DONE
+
+
+def _inventory(args: argparse.Namespace) -> Inventory:
+    if args.inventory:
+        return load_inventory(_read(args.inventory), str(args.inventory))
+    smallest = args.pp * args.tp * args.cp * args.ep
+    world_size = smallest if args.world_size is None else args.world_size
+    if smallest < 1 or world_size < 1 or world_size % smallest:
+        raise UserError(
+            f"--world-size {world_size} must be a multiple of PP x TP x CP x EP = {smallest}, "
+            "each at least 1"
+        )
+    sizes = {name: getattr(args, name) for name in _MODEL_FLAGS}
+    sizes["moe_ffn_hidden_size"] = args.moe_ffn_hidden_size or args.ffn_hidden_size
+    shape = _checked(
+        lambda: ModelShape(
+            **sizes,
+            mlp_matrices=3 if args.swiglu else 2,
+            tied_embeddings=not args.untie_embeddings_and_output_weights,
+        )
+    )
+    layout = Layout(args.pp, world_size // smallest, args.tp, args.cp, args.ep)
+    return _checked(lambda: inventory_of(shape, layout, args.capture))
+
+
+def _checked(build: Callable[[], T]) -> T:
+    """Returns what `build` gives; what it finds wrong is told to the user."""
+    try:
+        return build()
+    except ValueError as error:
+        raise UserError(f"{error}; see moevement schedule --help") from error
+
+
+def _plan(args: argparse.Namespace, inventory: Inventory) -> WindowPlan:
+    popularity = _scores(args.popularity, inventory)
+    capacities = _scores(args.capacities, inventory)
+    if args.moevement_order is not Ordering.INDEX and not popularity:
+        raise UserError(
+            f"--moevement-order {args.moevement_order.value} needs --popularity FILE with what "
+            "the experts are ordered by"
+        )
+    order = _checked(
+        lambda: order_operators(inventory.operators, args.moevement_order, popularity, capacities)
+    )
+    if args.moevement_window is not None:
+        return _checked(
+            lambda: plan_window(inventory, order, window=args.moevement_window, levelled=args.level)
+        )
+    budget_bytes = _checked(lambda: _budget_bytes(args))
+    return plan_window(inventory, order, budget_bytes=budget_bytes, levelled=args.level)
+
+
+def _budget_bytes(args: argparse.Namespace) -> int:
+    if args.iteration_time is None or args.bandwidth is None:
+        raise UserError("give --iteration-time and --bandwidth, or --moevement-window")
+    network = float("inf") if args.network_bandwidth is None else args.network_bandwidth * 1e9
+    path = PathBandwidth(args.bandwidth * 1e9, network, args.moevement_replicas, args.log_bytes)
+    return path.slot_budget_bytes(timedelta(seconds=args.iteration_time))
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"can't read {path}: {error}") from error
+
+
+def _scores(path: Path | None, inventory: Inventory) -> dict[OperatorId, float]:
+    if path is None:
+        return {}
+    try:
+        document: Any = json.loads(_read(path))
+        scores = {OperatorId.parse(name): float(score) for name, score in document.items()}
+    except (AttributeError, TypeError, ValueError) as error:
+        raise UserError(
+            f'{path} must look like {{"layers.0.experts.1": 17, ...}}: {error}'
+        ) from error
+    strange = sorted(scores.keys() - inventory.operators)
+    if strange:
+        raise UserError(f"{path}: the model has no {strange[0]} ({len(strange)} in all)")
+    return scores
+
+
+def _summary(plan: WindowPlan) -> str:
+    size, schedule = plan.size, plan.schedule
+    lines = [
+        f"W = {size.window} for {len(schedule.slots)} operators on "
+        f"{len(schedule.inventory.ranks)} ranks",
+        f"largest slot {decimal(size.worst_slot_bytes)}, at least "
+        f"{decimal(size.lower_bound_bytes)} in any packing",
+    ]
+    if size.budget_bytes is not None:
+        verdict = "every slot fits" if size.fits else "the largest slot does NOT fit: stalls"
+        lines.append(f"an iteration hides {decimal(size.budget_bytes)}: {verdict}")
+    return "\n".join([*lines, f"digest {schedule.digest}"])
+
+
+_TITLES = {
+    "experts": {OperatorKind.EXPERT},
+    "gates": {OperatorKind.GATE},
+    "rest": {OperatorKind.NON_EXPERT},
+    "ends": {OperatorKind.EMBEDDING, OperatorKind.HEAD},
+}
+
+
+def _table(plan: WindowPlan) -> Table:
+    """Returns one row for each slot: what is in it and what it weighs on its worst rank."""
+    schedule, size = plan.schedule, plan.size
+    table = Table(box=None, padding=(0, 1, 0, 0))
+    for title in ("slot", *_TITLES, "COMPUTE", "worst", "of budget"):
+        table.add_column(title, justify="right", no_wrap=True)
+    table.add_column("worst rank", no_wrap=True)
+    for slot in range(schedule.window):
+        count = Counter(operator.kind for operator in schedule.full(slot))
+        worst = max(schedule.inventory.ranks, key=lambda rank: schedule.bytes_by_slot[rank][slot])
+        slot_bytes = schedule.bytes_by_slot[worst][slot]
+        table.add_row(
+            str(slot),
+            *(str(sum(count[kind] for kind in kinds)) for kinds in _TITLES.values()),
+            str(len(schedule.compute(slot))),
+            decimal(slot_bytes),
+            f"{slot_bytes / size.budget_bytes:.0%}" if size.budget_bytes else "-",
+            str(worst),
+        )
+    return table
+
+
+def _draw(plan: WindowPlan, path: Path) -> None:
+    if path.suffix != ".png":
+        raise UserError(f"--picture {path}: the name must end in .png")
+    from megatron_moevement.cli.schedule_picture import draw_schedule  # noqa: PLC0415  (heavy)
+
+    try:
+        draw_schedule(plan, path)
+    except OSError as error:
+        raise UserError(f"--picture {path}: {error.strerror or error}") from error
