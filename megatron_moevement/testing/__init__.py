@@ -1,0 +1,1 @@
+"""Material for tests: tiny models, the seeded world simulator, fork server, leak checks."""

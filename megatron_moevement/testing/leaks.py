@@ -1,0 +1,176 @@
+"""What a piece of code leaves open: threads, descriptors, children, shared memory, groups.
+
+    with no_leaks():
+        ...             # raises LeakError for what is open after it and was not before
+
+Reads `/proc` and nothing else, so it costs a fraction of a millisecond and sees what native code
+opened too. `leaks_fixture` does this around every test.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import gc
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from enum import Enum
+from pathlib import Path
+
+SETTLING_TIME_S = 2.0
+"""Limit for what ends on its own: the kernel shows a thread a moment longer than `join` waits."""
+_POLL_S = 0.01
+_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  (looked at, nothing is created)
+
+
+class ResourceKind(Enum):
+    """What can leak."""
+
+    THREAD = "thread"
+    DESCRIPTOR = "descriptor"
+    CHILD_PROCESS = "child process"
+    SHARED_MEMORY = "shared-memory file"
+    PROCESS_GROUP = "process group"
+
+
+@dataclasses.dataclass(frozen=True)
+class Resource:
+    """Something open. Two are the same when kind and identity are."""
+
+    kind: ResourceKind
+    identity: str
+    description: str = dataclasses.field(compare=False)
+
+    def __str__(self) -> str:
+        return f"{self.kind.value} {self.identity} ({self.description})"
+
+
+class LeakError(AssertionError):
+    """Something is still open that was not before."""
+
+    def __init__(self, leaked: tuple[Resource, ...]) -> None:
+        super().__init__("leaked: " + "; ".join(str(resource) for resource in leaked))
+        self.leaked = leaked
+
+
+def open_resources() -> frozenset[Resource]:
+    """Returns what the process has open now, without what is allowed to stay open.
+
+    Allowed is only the resource tracker of `multiprocessing` with its pipe: the first user of
+    shared memory starts it, and by design it stays until the interpreter ends.
+    """
+    allowed = _resource_tracker()
+    found = [*_threads(), *_descriptors(), *_children(), *_shared_memory(), *_process_groups()]
+    return frozenset(resource for resource in found if resource not in allowed)
+
+
+def leaked_since(before: frozenset[Resource]) -> tuple[Resource, ...]:
+    """Returns what is open, was not before, and stays open.
+
+    What appears later in shared memory is another job's: everything of ours was there at once.
+    """
+    if not open_resources() - before:
+        return ()
+    gc.collect()
+    leaked = open_resources() - before
+    deadline = time.monotonic() + SETTLING_TIME_S
+    while leaked and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
+        leaked &= open_resources()
+    mine = [resource for resource in leaked if not _is_held_elsewhere(resource)]
+    return tuple(sorted(mine, key=str))
+
+
+@contextlib.contextmanager
+def no_leaks() -> Iterator[None]:
+    """Checks that the block leaves nothing open; when it raises, its own error is enough.
+
+    Raises:
+        LeakError: something is open after the block that was not before it.
+    """
+    before = open_resources()
+    yield
+    if leaked := leaked_since(before):
+        raise LeakError(leaked)
+
+
+def _threads() -> Iterator[Resource]:
+    names = {thread.native_id: thread.name for thread in threading.enumerate()}
+    for thread_id in os.listdir("/proc/self/task"):
+        name = names.get(int(thread_id)) or _text(Path(f"/proc/self/task/{thread_id}/comm"))
+        yield Resource(ResourceKind.THREAD, thread_id, name)
+
+
+def _descriptors() -> Iterator[Resource]:
+    for number in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{number}")
+        except FileNotFoundError:
+            continue  # the descriptor of this listing
+        yield Resource(ResourceKind.DESCRIPTOR, f"{number} -> {target}", "open")
+
+
+def _children() -> Iterator[Resource]:
+    for thread_id in os.listdir("/proc/self/task"):
+        for pid in _text(Path(f"/proc/self/task/{thread_id}/children")).split():
+            command = _text(Path(f"/proc/{pid}/cmdline")).replace("\0", " ").strip()
+            yield Resource(ResourceKind.CHILD_PROCESS, pid, command or "not waited for")
+
+
+def _shared_memory() -> Iterator[Resource]:
+    if not _SHARED_MEMORY.is_dir():
+        return
+    for entry in os.scandir(_SHARED_MEMORY):
+        yield Resource(ResourceKind.SHARED_MEMORY, entry.path, f"inode {entry.inode()}")
+
+
+def _process_groups() -> Iterator[Resource]:
+    distributed = sys.modules.get("torch.distributed.distributed_c10d")
+    if distributed is None:
+        return
+    for name in distributed._world.pg_names.values():  # noqa: SLF001  (no public list of groups)
+        yield Resource(ResourceKind.PROCESS_GROUP, str(name), "torch.distributed")
+
+
+def _resource_tracker() -> frozenset[Resource]:
+    module = sys.modules.get("multiprocessing.resource_tracker")
+    tracker = getattr(module, "_resource_tracker", None)
+    descriptor: int | None = getattr(tracker, "_fd", None)
+    if descriptor is None:
+        return frozenset()
+    identity = f"{descriptor} -> {os.readlink(f'/proc/self/fd/{descriptor}')}"
+    return frozenset(
+        {
+            Resource(ResourceKind.DESCRIPTOR, identity, ""),
+            Resource(ResourceKind.CHILD_PROCESS, str(getattr(tracker, "_pid", None)), ""),
+        }
+    )
+
+
+def _is_held_elsewhere(resource: Resource) -> bool:
+    """Whether a shared-memory file is another job's: a process that is not ours has it open.
+
+    Looked up only for what appeared during the check.
+    """
+    if resource.kind is not ResourceKind.SHARED_MEMORY:
+        return False
+    own = {str(os.getpid())} | {child.identity for child in _children()}
+    for process in Path("/proc").iterdir():
+        if process.name.isdigit() and process.name not in own:
+            if f" {resource.identity}\n" in _text(process / "maps"):
+                return True
+            with contextlib.suppress(OSError):
+                if any(os.readlink(fd) == resource.identity for fd in (process / "fd").iterdir()):
+                    return True
+    return False
+
+
+def _text(path: Path) -> str:
+    """Returns the text of a `/proc` file, nothing when its process or thread has just ended."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""

@@ -1,0 +1,292 @@
+"""Mutations: one wrong decision each, which the simulator must notice.
+
+Production code knows nothing of them: a mutation exchanges one policy for a wrong one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping
+
+from megatron_moevement.policy import commit, placement, recovery
+from megatron_moevement.policy.boundary import BoundarySend, BoundaryTag, Direction
+from megatron_moevement.policy.commit import Command, EarlyState, Fate
+from megatron_moevement.policy.facts import Condition, Facts, LiveState
+from megatron_moevement.policy.operators import OperatorId
+from megatron_moevement.policy.placement import Host, Placement
+from megatron_moevement.policy.plan import Plan, Verdict
+from megatron_moevement.policy.ranks import LogicalRank
+from megatron_moevement.policy.retention import Retention, retain
+from megatron_moevement.policy.schedule import Window, WindowSchedule
+from megatron_moevement.testing.world.policies import Policies
+
+
+@dataclasses.dataclass(frozen=True)
+class Mutation:
+    """A wrong decision.
+
+    Attributes:
+        name: for the command line.
+        what: what is wrong.
+        policies: the decisions with the wrong one among them.
+    """
+
+    name: str
+    what: str
+    policies: Policies
+
+
+def _slots_of_replica(
+    schedule: WindowSchedule, rank: LogicalRank, slot: int
+) -> tuple[frozenset[OperatorId], frozenset[OperatorId]]:
+    own = frozenset(operator.id for operator in schedule.inventory.by_rank[rank])
+    shift = rank.dp % schedule.window
+    slots = {operator: (schedule.slots[operator] + shift) % schedule.window for operator in own}
+    return (
+        frozenset(operator for operator in own if slots[operator] == slot),
+        frozenset(operator for operator in own if slots[operator] > slot),
+    )
+
+
+def _persisted_for_self(
+    reported: Mapping[LogicalRank, Window | None], ranks: Iterable[LogicalRank], own: LogicalRank
+) -> Window | None:
+    del ranks
+    return reported.get(own)
+
+
+def _one_sided_log_step(kept: Retention, stage: int, direction: Direction) -> int:
+    early = stage % 2 == 0 and direction is Direction.FORWARD
+    return kept.oldest_log_step + early
+
+
+def _newest_captured_is_persisted(facts: Facts) -> Plan:
+    captured = max(
+        (holding.window for process in facts.processes for holding in process.holdings),
+        default=None,
+    )
+    processes = tuple(
+        dataclasses.replace(process, persisted=captured) for process in facts.processes
+    )
+    return recovery.plan_recovery(dataclasses.replace(facts, processes=processes))
+
+
+def _move_edge(plan: Plan, schedule: WindowSchedule) -> WindowSchedule:
+    if plan.verdict is Verdict.RESUME:
+        return schedule
+    return dataclasses.replace(schedule, epoch=plan.epoch, first_step=plan.target)
+
+
+def _keep(kept: EarlyState) -> Callable[[Fate], frozenset[EarlyState]]:
+    return lambda fate: commit.put_back(fate) - {kept}
+
+
+def _log_by_buffer(send: BoundarySend) -> BoundaryTag:
+    return dataclasses.replace(send.tag, micro_batch=send.buffer)
+
+
+def _target_is_minimum(facts: Facts) -> Plan:
+    known = [each.committed for each in facts.processes if each.committed is not None]
+    oldest = min(known, default=None)
+    processes = tuple(
+        process
+        if process.committed is None
+        else dataclasses.replace(process, committed=oldest, live=_not_after(process.live, oldest))
+        for process in facts.processes
+    )
+    return recovery.plan_recovery(dataclasses.replace(facts, processes=processes))
+
+
+def _not_after(live: LiveState, step: int | None) -> LiveState:
+    if live.condition is not Condition.DENSE or step is None:
+        return live
+    return dataclasses.replace(live, step=min(live.step, step))
+
+
+def _forget_intermediate(facts: Facts) -> Plan:
+    processes = tuple(
+        dataclasses.replace(process, live=LiveState(Condition.ABSENT))
+        if process.live.condition is Condition.PARTIAL or process.live.step != process.committed
+        else process
+        for process in facts.processes
+    )
+    return recovery.plan_recovery(dataclasses.replace(facts, processes=processes))
+
+
+def _skip_roll_forward(facts: Facts) -> Plan:
+    return dataclasses.replace(recovery.plan_recovery(facts), roll_forward=())
+
+
+def _trust_torn(facts: Facts) -> Plan:
+    processes = tuple(
+        dataclasses.replace(process, live=LiveState(Condition.DENSE, process.live.step))
+        if process.live.condition is Condition.TORN
+        else process
+        for process in facts.processes
+    )
+    return recovery.plan_recovery(dataclasses.replace(facts, processes=processes))
+
+
+def _logs_cover_everything(facts: Facts) -> Plan:
+    everything = frozenset(range(1_000))
+    processes = tuple(
+        dataclasses.replace(
+            process,
+            logs=tuple(dataclasses.replace(log, steps=everything) for log in process.logs),
+        )
+        for process in facts.processes
+    )
+    return recovery.plan_recovery(dataclasses.replace(facts, processes=processes))
+
+
+def _mixed_eras(facts: Facts) -> Plan:
+    processes = tuple(dataclasses.replace(process, era=0) for process in facts.processes)
+    return recovery.plan_recovery(dataclasses.replace(facts, processes=processes))
+
+
+def _retain_last_window(persisted: Window | None, first_step: int) -> Retention:
+    kept = retain(persisted, first_step)
+    if persisted is None:
+        return kept
+    return dataclasses.replace(kept, oldest_slot_step=persisted.start + 1)
+
+
+def _same_domain(hosts: list[Host], replicas: int, strictness: object = None) -> Placement:
+    del strictness
+    alone = [dataclasses.replace(host, domain=str(host.process)) for host in hosts]
+    return placement.place_replicas(alone, replicas)
+
+
+def _without(command: Command) -> tuple[Command, ...]:
+    return tuple(each for each in commit.TRAINING_STEP if each is not command)
+
+
+_CLIP_EARLY = (*commit.TRAINING_STEP[:-1], Command.CLIP, Command.COMMIT)
+_SECTION_WITHOUT_CLIP = commit.COMMIT_SECTION[1:]
+
+MUTATIONS: tuple[Mutation, ...] = (
+    Mutation(
+        "slot-differs-between-replicas",
+        "each replica spreads its operators over the window in its own way",
+        Policies(slot_contents=_slots_of_replica),
+    ),
+    Mutation(
+        "persisted-per-rank",
+        "a rank takes a window for persisted when its own slots are acknowledged",
+        Policies(persisted=_persisted_for_self),
+    ),
+    Mutation(
+        "log-dropped-on-one-side",
+        "every other stage forgets its activations one step earlier",
+        Policies(oldest_log_step=_one_sided_log_step),
+    ),
+    Mutation(
+        "unpersisted-window",
+        "the newest window of which any slot is held is replayed from",
+        Policies(plan_recovery=_newest_captured_is_persisted),
+    ),
+    Mutation(
+        "window-edge-moved",
+        "a recovery begins a new window where training goes on",
+        Policies(schedule_after=_move_edge),
+    ),
+    Mutation(
+        "no-commit-barrier",
+        "a rank votes and does not wait for the others before it commits",
+        Policies(votes_suffice=lambda came, members: came <= members),
+    ),
+    Mutation(
+        "expert-bias-not-put-back",
+        "an interrupted step leaves its change of expert_bias",
+        Policies(put_back=_keep(EarlyState.EXPERT_BIAS)),
+    ),
+    Mutation(
+        "second-scaler-not-put-back",
+        "an interrupted step leaves its change of the expert optimizer's loss scaler",
+        Policies(put_back=_keep(EarlyState.EXPERT_SCALER)),
+    ),
+    Mutation(
+        "clip-applied-twice",
+        "gradients are clipped before the commit section, and by a roll-forward again",
+        Policies(training_step=_CLIP_EARLY, commit_section=_SECTION_WITHOUT_CLIP),
+    ),
+    Mutation(
+        "log-tag-by-buffer",
+        "a boundary tensor is logged under the buffer that it lies in",
+        Policies(log_tag=_log_by_buffer),
+    ),
+    Mutation(
+        "target-is-minimum",
+        "everybody goes back to the oldest step that a survivor committed last",
+        Policies(plan_recovery=_target_is_minimum),
+    ),
+    Mutation(
+        "intermediate-state-lost",
+        "a stage whose replay was interrupted begins it again",
+        Policies(plan_recovery=_forget_intermediate),
+    ),
+    Mutation(
+        "roll-forward-skipped",
+        "survivors at T - 1 stay there",
+        Policies(plan_recovery=_skip_roll_forward),
+    ),
+    Mutation(
+        "epoch-not-checked",
+        "messages of an older generation are taken",
+        Policies(is_current=lambda sent_in, generation: True),
+    ),
+    Mutation(
+        "torn-commit-trusted",
+        "a state whose commit was cut counts as whole",
+        Policies(plan_recovery=_trust_torn),
+    ),
+    Mutation(
+        "abort-not-checked",
+        "a rank commits on the result of an aborted barrier",
+        Policies(may_commit=lambda step, agreed_step, abort: agreed_step == step),
+    ),
+    Mutation(
+        "log-gaps-ignored",
+        "a neighbour whose log does not reach back stays a bystander",
+        Policies(plan_recovery=_logs_cover_everything),
+    ),
+    Mutation(
+        "eras-mixed",
+        "what lies before a rollback is mixed with what it began",
+        Policies(plan_recovery=_mixed_eras),
+    ),
+    Mutation(
+        "first-slot-dropped",
+        "the first slot of the persisted window is dropped with its predecessors",
+        Policies(retain=_retain_last_window),
+    ),
+    Mutation(
+        "copies-in-one-domain",
+        "copies are placed without regard to failure domains",
+        Policies(place_replicas=_same_domain),
+    ),
+    Mutation(
+        "capture-not-awaited",
+        "the optimizer does not wait for the copy of the former state",
+        Policies(training_step=_without(Command.AWAIT_CAPTURE)),
+    ),
+    Mutation(
+        "log-not-awaited",
+        "a rank votes before its upstream log has landed",
+        Policies(training_step=_without(Command.AWAIT_LOG)),
+    ),
+    Mutation(
+        "room-not-awaited",
+        "a rank votes although its ring has no room for the slot",
+        Policies(training_step=_without(Command.AWAIT_ROOM)),
+    ),
+)
+
+
+def mutation_named(name: str) -> Mutation:
+    """Returns a mutation by its name.
+
+    Raises:
+        KeyError: there is none of that name.
+    """
+    return {mutation.name: mutation for mutation in MUTATIONS}[name]

@@ -1,0 +1,1 @@
+"""A simulated cluster that drives the real policy through faults, from one seed."""

@@ -1,0 +1,55 @@
+"""Durable checkpoints of a simulated job: whole or not there."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+from megatron_moevement.policy.ranks import LogicalRank
+from megatron_moevement.testing.world.live import Live
+from megatron_moevement.testing.world.reference import initial_state
+
+if TYPE_CHECKING:
+    from megatron_moevement.testing.world.process import Process
+    from megatron_moevement.testing.world.world import World
+
+
+@dataclasses.dataclass(frozen=True)
+class SavedRank:
+    """A rank's part of a durable checkpoint: its state and the loss of every step so far."""
+
+    live: Live
+    losses: dict[int, int]
+
+
+class Durable:
+    """Storage that survives everything."""
+
+    def __init__(self, world: World) -> None:
+        """Holds the initial state, where the scenario lets it be built anew."""
+        self._world = world
+        self._saved: dict[int, dict[LogicalRank, SavedRank]] = {}
+        if world.scenario.initial_state:
+            self._saved[0] = {
+                rank: SavedRank(initial_state(world.history, world.shape, rank), {})
+                for rank in world.shape.layout.ranks
+            }
+
+    def save(self, process: Process) -> None:
+        """Saves a rank's part; the checkpoint counts once every rank has saved its own."""
+        assert process.live is not None
+        assert process.rank is not None
+        parts = self._saved.setdefault(process.live.step, {})
+        parts[process.rank] = SavedRank(process.live.copy(), dict(process.store.losses))
+
+    @property
+    def newest(self) -> int | None:
+        """Step of the newest whole checkpoint."""
+        ranks = len(self._world.shape.layout.ranks)
+        whole = [step for step, parts in self._saved.items() if len(parts) == ranks]
+        return max(whole, default=None)
+
+    def load(self, step: int, rank: LogicalRank) -> SavedRank:
+        """Returns a rank's part of a checkpoint."""
+        saved = self._saved[step][rank]
+        return SavedRank(saved.live.copy(), dict(saved.losses))

@@ -1,0 +1,372 @@
+"""Invariants: what must hold after every tick of a simulated world, whatever goes wrong.
+
+The numbers in the names are those of docs/invariants.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from megatron_moevement.policy.facts import Facts
+from megatron_moevement.policy.lifecycle import Phase
+from megatron_moevement.policy.operators import OperatorId, OperatorKind
+from megatron_moevement.policy.persistence import SlotKey
+from megatron_moevement.policy.plan import Ending, Origin, Plan, Verdict
+from megatron_moevement.policy.ring import ring_capacity
+from megatron_moevement.policy.schedule import Window
+from megatron_moevement.testing.world.live import SlotContent
+from megatron_moevement.testing.world.policies import slot_contents
+from megatron_moevement.testing.world.process import Process
+
+if TYPE_CHECKING:
+    from megatron_moevement.testing.world.world import World
+
+
+class ViolationError(AssertionError):
+    """An invariant does not hold.
+
+    Attributes:
+        invariant: its name.
+    """
+
+    def __init__(self, invariant: str, what: str) -> None:
+        super().__init__(f"{invariant}: {what}")
+        self.invariant = invariant
+
+
+def require(holds: bool, invariant: str, *what: object) -> None:
+    """Raises `ViolationError` unless something holds; what is wrong is put together only then."""
+    if not holds:
+        raise ViolationError(invariant, " ".join(map(str, what)))
+
+
+class Invariants:
+    """Watches a world; is told what happens and knows nothing from the policies."""
+
+    def __init__(self, world: World) -> None:
+        """Watches a world from its start."""
+        self._world = world
+        self._moved: set[int] = set()
+        self._judged: set[int] = set()
+        self._committed: dict[tuple[int, int], int] = {}
+        self._ever_held: dict[SlotKey, set[int]] = {}
+        self._persisted: dict[int, Window] = {}
+        self._newest_window: dict[int, Window] = {}
+        self._slot_of: dict[tuple[int, Window, OperatorId], int] = {}
+        self.damaged_slots: set[tuple[int, SlotKey]] = set()
+        self.damaged_logs: set[int] = set()
+        self.lags: list[int] = []
+
+    def persisted(self, era: int) -> Window | None:
+        """Returns the newest window that any rank has learnt to be persisted."""
+        return self._persisted.get(era)
+
+    def tick(self) -> None:
+        """Checks what the last tick changed."""
+        if not self._moved:
+            return
+        by_era: dict[int, list[int]] = {}
+        for process in self._world.live:
+            step = process.store.committed
+            if process.live is not None and step is not None:
+                by_era.setdefault(process.store.era, []).append(step)
+        for steps in by_era.values():
+            require(max(steps) - min(steps) <= 1, "4 committed", "ranks have committed", steps)
+        for number in self._moved:
+            process = self._world.processes[number]
+            if process.alive and process.lifecycle.phase is Phase.TRAINING:
+                self._logs_reach_back(process)
+        self._moved.clear()
+
+    def committed(self, process: Process) -> None:
+        """Checks a rank that has just committed a step, in training or in a replay."""
+        store = process.store
+        self._moved.add(process.number)
+        key = (store.era, process.number)
+        assert store.committed is not None
+        former = self._committed.get(key, 0)
+        require(store.committed >= former, "4 committed", process, "went back from", former)
+        self._committed[key] = store.committed
+        self._equals_reference(process)
+
+    def _equals_reference(self, process: Process) -> None:
+        live, rank = process.live, process.rank
+        assert live is not None
+        assert rank is not None
+        expected = self._world.reference.state(live.step, rank)
+        history = self._world.history
+        for operator, full in live.active.items():
+            if full != expected.active[operator]:
+                raise ViolationError(
+                    "6 same bits",
+                    f"{process} has {operator} = {history.explain(full)} after step {live.step}, "
+                    f"expected {history.explain(expected.active[operator])}",
+                )
+            if operator.kind is OperatorKind.GATE:
+                same = live.bias[operator] == expected.bias[operator]
+                require(same, "6 same bits", process, "has another expert_bias at", live.step)
+        same = live.scalers == expected.scalers
+        require(same, "6 same bits", process, "has other loss scalers after step", live.step)
+        same = live.cursor == expected.cursor
+        require(same, "6 same bits", process, "has another data cursor after step", live.step)
+        if live.step > 0 and live.step in process.store.losses:
+            same = process.store.losses[live.step] == self._world.reference.entry(live.step).loss
+            require(same, "6 same bits", process, "has another loss of step", live.step)
+
+    def _logs_reach_back(self, process: Process) -> None:
+        rank, live, shape = process.rank, process.live, self._world.shape
+        assert rank is not None
+        assert live is not None
+        if process.number in self.damaged_logs:
+            return
+        persisted = self._persisted.get(process.store.era)
+        first = process.schedule.first_step if persisted is None else persisted.start
+        logs = process.store.logs
+        for step in range(first + 1, live.step + 1):
+            tensors = logs.get(step, {})
+            wanted = sum(shape.sends(rank.pp, direction) for direction in shape.directions[rank.pp])
+            require(
+                len(tensors) == wanted,
+                "3 logs",
+                process,
+                "has",
+                len(tensors),
+                "of",
+                wanted,
+                "tensors of step",
+                step,
+                "in its log, needed for",
+                persisted,
+            )
+        budget = ring_capacity(self._world.scenario.window, self._world.scenario.lag) + 1
+        require(len(logs) <= budget, "3 memory", process, "has the logs of", len(logs), "steps")
+
+    def captured(self, process: Process, key: SlotKey, content: SlotContent) -> None:
+        """Checks a snapshot that is being taken."""
+        era, window = process.store.era, key.window
+        newest = self._newest_window.get(era)
+        if newest is None or newest < window:
+            follows = newest is None or window.start == newest.last + 1
+            require(follows, "8 window edges", process, "captures", window, "after", newest)
+            self._newest_window[era] = window
+        for operator, full in content.full.items():
+            slot = self._slot_of.setdefault((era, window, operator), key.slot)
+            require(
+                slot == key.slot,
+                "2b same slot",
+                process,
+                "captures",
+                operator,
+                "in slot",
+                key.slot,
+                "and another rank in slot",
+                slot,
+            )
+            expected = self._world.reference.state(key.step, key.owner).active[operator]
+            require(full == expected, "6 same bits", process, "captures a wrong", operator)
+        truth = slot_contents(process.schedule, key.owner, key.slot)
+        require(
+            (frozenset(content.full), frozenset(content.compute)) == truth,
+            "1 slots",
+            process,
+            "captures the wrong operators in slot",
+            key.slot,
+        )
+
+    def landed(self, process: Process, key: SlotKey, content: SlotContent) -> None:
+        """Checks that a snapshot is the state of its step, not of one that overwrote it."""
+        expected = self._world.reference.state(key.step, key.owner)
+        for operator, full in content.full.items():
+            same = full == expected.active[operator]
+            require(same, "6 same bits", process, "captured", operator, "while it changed")
+
+    def stored(self, process: Process, key: SlotKey) -> None:
+        """Checks the memory of a process that has just got a slot, and remembers that it has it."""
+        self._ever_held.setdefault(key, set()).add(process.number)
+        if process.store.slots[key].intact:
+            self.damaged_slots.discard((process.number, key))
+        else:
+            self.damaged_slots.add((process.number, key))
+        count = sum(other.owner == key.owner for other in process.store.slots)
+        capacity = ring_capacity(self._world.scenario.window, self._world.scenario.lag)
+        require(count <= capacity, "3 memory", process, "has", count, "slots of", key.owner)
+
+    def acknowledged(self, owner: Process, key: SlotKey, holder: int) -> None:
+        """Checks that an acknowledgement speaks of a copy that is there."""
+        there = self._has(holder, key) or owner.ring.oldest > key.step
+        require(there, "2 copies", f"p{holder} acknowledged", key, "to", owner, "and lacks it")
+
+    def learnt(self, process: Process) -> None:
+        """Checks that a window which a rank takes for persisted is so for the whole job."""
+        window, era = process.store.persisted, process.store.era
+        assert window is not None
+        known = self._persisted.get(era)
+        if known is not None and window <= known:
+            return
+        for owner in self._world.live:
+            if owner.rank is None:
+                continue
+            for slot in range(window.size):
+                key = SlotKey(owner.rank, window, slot)
+                copies = sum(self._has(number, key) for number in self._ever_held.get(key, ()))
+                require(
+                    copies > len(owner.holders),
+                    "2 persisted",
+                    f"{process} takes {window} for persisted with {copies} copies of {key}",
+                )
+        self._persisted[era] = window
+        assert process.live is not None
+        self.lags.append(process.live.step - window.last)
+
+    def _has(self, number: int, key: SlotKey) -> bool:
+        """Returns whether a process has a slot, unless a fault has taken it."""
+        process = self._world.processes[number]
+        damaged = (number, key) in self.damaged_slots
+        return not process.alive or damaged or key in process.store.slots
+
+    def drops(self, process: Process, keys: Iterable[SlotKey]) -> None:
+        """Checks that only garbage is dropped."""
+        persisted = self._persisted.get(process.store.era)
+        for key in keys:
+            needed = persisted is None or key.step >= persisted.start
+            require(not needed, "2 dropped", process, "drops", key, "while", persisted, "needs it")
+
+    def agreed(
+        self, process: Process, facts: Facts, plan: Plan, digests: Mapping[int, str]
+    ) -> None:
+        """Checks the plan of a generation."""
+        same = all(digest == plan.digest for digest in digests.values())
+        require(same, "5 one plan", process, "has another plan than the others")
+        if plan.generation in self._judged:
+            return
+        self._judged.add(plan.generation)
+        known = [
+            each.committed
+            for each in facts.processes
+            if each.committed is not None and each.era == plan.era
+        ]
+        if plan.verdict in {Verdict.RESUME, Verdict.LOCALIZED, Verdict.GLOBAL}:
+            newest = max(known)
+            require(plan.target == newest, "4 target", plan.target, "instead of", newest)
+            self._keeps_progress(plan, facts)
+        elif not (plan.verdict is Verdict.ABORT and plan.ending is Ending.FLUSH):
+            self._nothing_left(facts, plan)
+
+    def _keeps_progress(self, plan: Plan, facts: Facts) -> None:
+        """7: a stage that lost nothing goes on from where it is, if its log reaches back."""
+        for replay in plan.replays:
+            if replay.origin is Origin.KEPT:
+                continue
+            members = self._world.stage(replay.stage)
+            lives = [process.live for process in members]
+            whole = len(lives) == self._world.shape.layout.ranks_per_stage
+            if not whole or any(live is None or live.torn for live in lives):
+                continue
+            if any(live and live.window not in {None, plan.window} for live in lives):
+                continue
+            kept = max(live.step for live in lives if live)
+            if kept <= replay.start or self._coupled_lost(replay.stage):
+                continue
+            if self._slot_in_flight_lost(replay.stage, facts, kept):
+                continue
+            reaches = all(self._log_reaches(process, plan, kept) for process in members)
+            require(not reaches, "7 progress", "stage", replay.stage, "gives up step", kept)
+
+    def _slot_in_flight_lost(self, stage: int, facts: Facts, kept: int) -> bool:
+        """Returns whether faults took every copy of a slot that only a replay captures again."""
+        persisted = max(each.persisted for each in facts.processes if each.persisted is not None)
+        ranks = set(self._world.shape.layout.stage_ranks(stage))
+        lost = {
+            key
+            for key, numbers in self._ever_held.items()
+            if key.owner in ranks
+            and persisted.last < key.step < kept
+            and not any(self._still_has(number, key) for number in numbers)
+        }
+        return bool(lost)
+
+    def _coupled_lost(self, stage: int) -> bool:
+        ranks = self._world.shape.groups[stage]
+        for rank in ranks:
+            process = self._world.occupant(rank)
+            if process is None or process.live is None or process.live.torn:
+                return True
+        return len(ranks) > len(self._world.shape.layout.stage_ranks(stage))
+
+    def _log_reaches(self, process: Process, plan: Plan, kept: int) -> bool:
+        assert process.rank is not None
+        for log in process.store.log_extents(self._world.shape, process.rank.pp):
+            receiver = self._world.receiver(process.rank.pp, log.direction)
+            first = plan.start(receiver) + 1
+            if not log.steps.issuperset(range(first, kept + 1)):
+                return False
+        return True
+
+    def _nothing_left(self, facts: Facts, plan: Plan) -> None:
+        """2 and 7: falling back to storage, or giving up, is right only when nothing else is."""
+        era = max((each.era for each in facts.processes), default=0)
+        learnt = [
+            each.persisted
+            for each in facts.processes
+            if each.era == era and each.persisted is not None
+        ]
+        if not learnt:
+            return
+        window = max(learnt)
+        for rank in self._world.shape.layout.ranks:
+            for slot in range(window.size):
+                key = SlotKey(rank, window, slot)
+                if not any(self._still_has(number, key) for number in self._ever_held[key]):
+                    return
+        raise ViolationError(
+            "7 recoverable", f"{plan.verdict.value} although {window} is recoverable"
+        )
+
+    def _still_has(self, number: int, key: SlotKey) -> bool:
+        process = self._world.processes[number]
+        damaged = (number, key) in self.damaged_slots
+        return process.alive and not damaged and process.store.era == self._newest_era()
+
+    def _newest_era(self) -> int:
+        return max(process.store.era for process in self._world.live)
+
+    def resumed(self, process: Process, plan: Plan) -> None:
+        """Checks the state that training goes on from."""
+        self.is_dense(process, plan.target)
+
+    def replayed(self, process: Process, plan: Plan) -> None:
+        """Checks the state at the end of a replay."""
+        self.is_dense(process, plan.target)
+        lag = self._world.scenario.lag + 1
+        bound = 2 * self._world.scenario.window - 2 + lag
+        require(
+            plan.replayed_steps <= bound, "3 replay", plan.replayed_steps, "steps, at most", bound
+        )
+
+    def is_dense(self, process: Process, step: int) -> None:
+        """Checks that a rank holds S_step whole, and the loss of every step up to it."""
+        live = process.live
+        assert live is not None
+        assert process.rank is not None
+        require(live.step == step, "6 same bits", process, "is at", live.step, "instead of", step)
+        require(not live.frozen, "6 same bits", process, "has frozen operators after a replay")
+        self._equals_reference(process)
+        expected = [self._world.reference.entry(k).loss for k in range(1, step + 1)]
+        found = [process.store.losses.get(k) for k in range(1, step + 1)]
+        require(found == expected, "6 same bits", process, "has another loss history")
+
+    def generation_begins(self, generation: int, members: Iterable[Process]) -> None:
+        """9: nothing of the generation before is left."""
+        for process in members:
+            require(
+                process.generation == generation and not process.mailbox,
+                "9 leftovers",
+                process,
+                "comes into generation",
+                generation,
+                "from",
+                process.generation,
+            )
+        left = [name for name in self._world.network.unfinished if name[0] < generation]
+        require(not left, "9 leftovers", "collectives", left, "of an older generation")

@@ -1,0 +1,86 @@
+"""Policies: every decision that the simulated ranks take, as functions that can be exchanged.
+
+The defaults are the real ones. A mutation exchanges one of them for a wrong one, to show that the
+invariants notice.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+from collections.abc import Callable, Iterable, Mapping
+
+from megatron_moevement.policy import (
+    boundary,
+    commit,
+    edges,
+    lifecycle,
+    persistence,
+    placement,
+    recovery,
+    replication,
+    retention,
+    spares,
+)
+from megatron_moevement.policy.boundary import BoundarySend, BoundaryTag, Direction
+from megatron_moevement.policy.commit import COMMIT_SECTION, TRAINING_STEP, Command
+from megatron_moevement.policy.facts import Facts
+from megatron_moevement.policy.operators import OperatorId
+from megatron_moevement.policy.plan import Plan
+from megatron_moevement.policy.ranks import LogicalRank
+from megatron_moevement.policy.retention import Retention
+from megatron_moevement.policy.schedule import Window, WindowSchedule
+
+
+def persisted_for_all(
+    reported: Mapping[LogicalRank, Window | None], ranks: Iterable[LogicalRank], own: LogicalRank
+) -> Window | None:
+    """Returns what rank `own` learns from all ranks' votes: what everybody else does."""
+    del own
+    return persistence.persisted_window(reported, ranks)
+
+
+def oldest_log_step(kept: Retention, stage: int, direction: Direction) -> int:
+    """Returns the oldest step whose sends a stage keeps: both sides of every boundary alike."""
+    del stage, direction
+    return kept.oldest_log_step
+
+
+def slot_contents(
+    schedule: WindowSchedule, rank: LogicalRank, slot: int
+) -> tuple[frozenset[OperatorId], frozenset[OperatorId]]:
+    """Returns what a rank captures as FULL and as COMPUTE: on all replicas the same."""
+    own = frozenset(operator.id for operator in schedule.inventory.by_rank[rank])
+    return schedule.full(slot) & own, schedule.compute(slot) & own
+
+
+@dataclasses.dataclass(frozen=True)
+class Policies:
+    """The decisions, by what they are about."""
+
+    training_step: tuple[Command, ...] = TRAINING_STEP
+    commit_section: tuple[Command, ...] = COMMIT_SECTION
+    roll_forward_section: tuple[Command, ...] = COMMIT_SECTION
+    may_commit: Callable[[int, int, commit.Abort], bool] = commit.may_commit
+    votes_suffice: Callable[[int, int], bool] = operator.eq
+    may_vote: Callable[..., bool] = commit.may_vote
+    put_back: Callable[[commit.Fate], frozenset[commit.EarlyState]] = commit.put_back
+    is_current: Callable[[int, int], bool] = commit.is_current
+    newest_persisted: Callable[[Window | None, Window | None], Window | None] = (
+        commit.newest_persisted
+    )
+    persisted: Callable[..., Window | None] = persisted_for_all
+    retain: Callable[[Window | None, int], Retention] = retention.retain
+    oldest_log_step: Callable[[Retention, int, Direction], int] = oldest_log_step
+    log_tag: Callable[[BoundarySend], BoundaryTag] = boundary.log_tag
+    slot_contents: Callable[
+        [WindowSchedule, LogicalRank, int], tuple[frozenset[OperatorId], frozenset[OperatorId]]
+    ] = slot_contents
+    plan_recovery: Callable[[Facts], Plan] = recovery.plan_recovery
+    schedule_after: Callable[[Plan, WindowSchedule], WindowSchedule] = edges.schedule_after
+    assign_spares: Callable[..., Mapping[LogicalRank, int]] = spares.assign_spares
+    place_replicas: Callable[..., placement.Placement] = placement.place_replicas
+    repair_placement: Callable[..., placement.Placement] = placement.repair_placement
+    replace_holder: Callable[..., placement.Placement] = placement.replace_holder
+    plan_replication: Callable[..., replication.ReplicationPlan] = replication.plan_replication
+    advance: Callable[..., lifecycle.Lifecycle] = lifecycle.advance

@@ -1,0 +1,198 @@
+"""A simulated process: its state, its store, and what it is doing."""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+from collections.abc import Callable, Generator, Sequence
+from typing import Any
+
+from megatron_moevement.policy.boundary import BoundaryTag
+from megatron_moevement.policy.commit import Abort
+from megatron_moevement.policy.facts import Condition, LiveState, ProcessFacts
+from megatron_moevement.policy.lifecycle import Lifecycle
+from megatron_moevement.policy.persistence import Acknowledgements, SlotKey
+from megatron_moevement.policy.placement import Host
+from megatron_moevement.policy.plan import Plan
+from megatron_moevement.policy.ranks import LogicalRank
+from megatron_moevement.policy.ring import SlotRing
+from megatron_moevement.policy.schedule import Window, WindowSchedule
+from megatron_moevement.testing.world.arithmetic import Local, Reduced
+from megatron_moevement.testing.world.live import Live
+from megatron_moevement.testing.world.reference import Entry
+from megatron_moevement.testing.world.shape import Shape
+from megatron_moevement.testing.world.store import Store
+
+
+@dataclasses.dataclass(frozen=True)
+class Pass:
+    """Go on at once; a fault may come in between."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Sleep:
+    """Take a while."""
+
+    duration: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Receive:
+    """Wait for a boundary tensor."""
+
+    tag: BoundaryTag
+
+
+@dataclasses.dataclass(frozen=True)
+class Until:
+    """Wait until something in the own process holds."""
+
+    holds: Callable[[], bool]
+    what: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Join:
+    """Take part in a collective and wait for its result.
+
+    Attributes:
+        name: what it is for; with the generation it identifies the collective.
+        members: who takes part.
+        me: which of them this is.
+        value: what it contributes.
+        combine: makes the result from all contributions; called once.
+        suffice: whether so many of so many contributions make a result.
+    """
+
+    name: tuple[Any, ...]
+    members: Sequence[Any]
+    me: Any
+    value: Any
+    combine: Callable[[dict[Any, Any]], Any]
+    suffice: Callable[[int, int], bool] = operator.eq
+
+
+Wait = Pass | Sleep | Receive | Until | Join
+Program = Generator[Wait, Any, None]
+
+
+@dataclasses.dataclass
+class Run:
+    """What a rank has in hand of the step it works on: gone when the step is committed.
+
+    Attributes:
+        step: the step.
+        plan: the plan under which it is replayed, None in training.
+        saved_bias: `expert_bias` at the start of the step.
+        saved_scalers: loss scalers at the start of the step.
+        local: its own gradients.
+        reduced: the reduced ones.
+        entry: what goes into the ledger.
+        scales: what the gradients were unscaled with.
+        clips: how often the gradients were clipped.
+        agreed_step: the step that the barrier's result spoke of.
+        agreed_persisted: the window that it told to be persisted.
+        finished: whether the gradients are complete, reduced and logged.
+        logged_at: when the last copy to the upstream log lands.
+    """
+
+    step: int
+    plan: Plan | None = None
+    saved_bias: dict[Any, int] = dataclasses.field(default_factory=dict)
+    saved_scalers: tuple[int, ...] = ()
+    local: Local | None = None
+    reduced: Reduced | None = None
+    entry: Entry | None = None
+    scales: tuple[int, ...] = ()
+    clips: int = 0
+    agreed_step: int = -1
+    agreed_persisted: Window | None = None
+    finished: bool = False
+    logged_at: float = 0.0
+
+
+@dataclasses.dataclass
+class Process:
+    """One process of the simulated cluster.
+
+    Attributes:
+        number: unique among all processes that the job ever had.
+        domain: its failure domain.
+        rank: the logical rank that it occupies, None for a spare.
+        ring: of its own slots.
+        schedule: the window schedule that it knows.
+        store: what outlives an interrupt.
+        live: what it trains on.
+        run: the step in hand.
+        acknowledgements: of its own slots.
+        holders: who keeps copies of its slots.
+        capturing: the slot whose copy to the host is under way.
+        lifecycle: where it is.
+        program: what it executes.
+        wait: what the program waits for.
+        mailbox: boundary tensors that arrived.
+        abort: whether its process groups were aborted.
+    """
+
+    number: int
+    domain: str
+    rank: LogicalRank | None
+    ring: SlotRing
+    schedule: WindowSchedule
+    store: Store = dataclasses.field(default_factory=Store)
+    live: Live | None = None
+    run: Run | None = None
+    acknowledgements: Acknowledgements = dataclasses.field(default_factory=Acknowledgements)
+    holders: tuple[int, ...] = ()
+    capturing: SlotKey | None = None
+    lifecycle: Lifecycle = dataclasses.field(default_factory=Lifecycle)
+    program: Program | None = None
+    wait: Wait | None = None
+    mailbox: dict[BoundaryTag, int] = dataclasses.field(default_factory=dict)
+    abort: Abort = Abort.NONE
+    alive: bool = True
+    hung: bool = False
+
+    @property
+    def generation(self) -> int:
+        """The generation that it is part of."""
+        return self.lifecycle.generation
+
+    @property
+    def host(self) -> Host:
+        """What placement knows of it."""
+        return Host(self.number, self.domain, self.rank)
+
+    def __str__(self) -> str:
+        place = (
+            "spare" if self.rank is None else f"pp{self.rank.pp}.dp{self.rank.dp}.ep{self.rank.ep}"
+        )
+        return f"p{self.number}({place})"
+
+    def facts(self, shape: Shape) -> ProcessFacts:
+        """Returns what the process publishes at the start of a recovery."""
+        store = self.store
+        return ProcessFacts(
+            process=self.number,
+            domain=self.domain,
+            rank=self.rank,
+            committed=store.committed,
+            live=self._live_state(),
+            persisted=store.persisted,
+            holdings=store.holdings(),
+            logs=() if self.rank is None else store.log_extents(shape, self.rank.pp),
+            ledger=store.ledger_steps(),
+            era=store.era,
+            epoch=self.schedule.epoch,
+        )
+
+    def _live_state(self) -> LiveState:
+        live = self.live
+        if live is None:
+            return LiveState(Condition.ABSENT)
+        if live.torn:
+            return LiveState(Condition.TORN, live.step)
+        run = self.run
+        finished = run.step if run is not None and run.finished else None
+        condition = Condition.DENSE if live.window is None else Condition.PARTIAL
+        return LiveState(condition, live.step, live.window, finished)

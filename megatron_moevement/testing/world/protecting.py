@@ -1,0 +1,121 @@
+"""Protecting: who keeps copies from now on, and the copies that training waits for."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any
+
+from megatron_moevement.policy.persistence import Acknowledgements, SlotKey
+from megatron_moevement.policy.placement import Placement
+from megatron_moevement.policy.ranks import LogicalRank
+from megatron_moevement.policy.replication import ReplicationPlan, Urgency
+from megatron_moevement.testing.world.process import Join, Process, Until, Wait
+
+if TYPE_CHECKING:
+    from megatron_moevement.testing.world.world import World
+
+
+@dataclasses.dataclass(frozen=True)
+class Inventory:
+    """What a process says before copies are planned.
+
+    Attributes:
+        rank: the logical rank that it occupies.
+        holders: who keeps copies of its slots so far.
+        slots: the intact slots that it has.
+        needed: those of its own that are still needed, whoever has them.
+    """
+
+    rank: LogicalRank | None
+    holders: tuple[int, ...]
+    slots: frozenset[SlotKey]
+    needed: frozenset[int]
+
+
+@dataclasses.dataclass(frozen=True)
+class Protection:
+    """What everybody agrees on: who holds copies, and which have to be made."""
+
+    placement: Placement
+    copies: ReplicationPlan
+
+
+def protect(world: World, process: Process, members: tuple[int, ...]) -> Generator[Wait, Any, None]:
+    """Plans the copies that are missing and waits for those that are urgent."""
+    if process.capturing is not None:
+        yield Until(lambda: process.capturing is None, "the capture")
+    intact = frozenset(key for key, stored in process.store.slots.items() if stored.intact)
+    own = Inventory(process.rank, process.holders, intact, frozenset(process.ring.steps))
+
+    def combine(published: dict[int, Inventory]) -> Protection:
+        return _plan(world, published)
+
+    protection: Protection = yield Join(("protect",), members, process.number, own, combine)
+    if process.rank is not None:
+        process.holders = protection.placement.holders[process.rank]
+        process.acknowledgements = _acknowledgements(process, own, protection)
+    urgent = []
+    for copy in protection.copies.copies:
+        if copy.source != process.number:
+            continue
+        owner = world.occupant(copy.slot.owner)
+        if owner is not None:
+            world.replicator.send(process, owner, copy.slot, copy.target)
+        if copy.urgency is Urgency.BEFORE_TRAINING:
+            urgent.append(copy.slot)
+    yield Until(lambda: all(_is_safe(world, process, key) for key in urgent), "urgent copies")
+    yield Join(("protected",), members, process.number, None, len)
+
+
+def _is_safe(world: World, source: Process, key: SlotKey) -> bool:
+    """Returns whether a slot has a copy in another failure domain, or nobody could keep one."""
+    elsewhere = [other for other in world.live if other.domain != source.domain]
+    if any(key in other.store.slots for other in elsewhere):
+        return True
+    owner = world.occupant(key.owner)
+    return owner is not None and not owner.holders
+
+
+def _plan(world: World, published: dict[int, Inventory]) -> Protection:
+    hosts = [world.processes[number].host for number in sorted(published)]
+    rows = {
+        inventory.rank: inventory.holders
+        for inventory in published.values()
+        if inventory.rank is not None
+    }
+    replicas = world.scenario.replicas
+    placement = world.policies.repair_placement(Placement(rows, replicas, replicas), hosts)
+    needed = {inventory.rank: inventory.needed for inventory in published.values()}
+    held: dict[SlotKey, set[int]] = {}
+    for number, inventory in sorted(published.items()):
+        for key in inventory.slots:
+            if key.step in needed.get(key.owner, ()):
+                held.setdefault(key, set()).add(number)
+    copies = world.policies.plan_replication(
+        {key: frozenset(numbers) for key, numbers in held.items()}, placement, hosts
+    )
+    return Protection(placement, copies)
+
+
+def _acknowledgements(process: Process, own: Inventory, protection: Protection) -> Acknowledgements:
+    """Returns what a rank knows of the copies of its slots in flight.
+
+    The persisted window is not among them: what faults take from it must not hold up the next one.
+    What counts is what was published: the copies were planned from it.
+    """
+    persisted = process.store.persisted
+
+    def in_flight(key: SlotKey) -> bool:
+        return key.step in process.ring.steps and (persisted is None or key.window > persisted)
+
+    missing: dict[SlotKey, list[int]] = {
+        key: [] for key in own.slots if key.owner == process.rank and in_flight(key)
+    }
+    for copy in protection.copies.copies:
+        if copy.slot.owner == process.rank and in_flight(copy.slot):
+            missing.setdefault(copy.slot, []).append(copy.target)
+    acknowledgements = Acknowledgements()
+    for key, targets in missing.items():
+        acknowledgements = acknowledgements.landed(key, targets)
+    return acknowledgements

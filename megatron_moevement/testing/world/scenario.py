@@ -1,0 +1,175 @@
+"""Scenarios: everything that decides how a simulated world runs, drawn from one seed."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+from enum import Enum
+from typing import Any
+
+from megatron_moevement.policy.ranks import Layout
+from megatron_moevement.policy.segments import Ends
+from megatron_moevement.testing.world.faults import Fault, FaultKind
+
+
+class Links(Enum):
+    """How well the copies of slots travel."""
+
+    DEFAULT = "default"
+    LOSSY = "lossy"
+    SLOW = "slow"
+
+
+@dataclasses.dataclass(frozen=True)
+class Scenario:
+    """One world.
+
+    Attributes:
+        seed: of all that is random while the world runs.
+        layout: sizes of the job.
+        ends: whether the embedding is tied.
+        window: W.
+        replicas: r.
+        spares: idle processes at the start.
+        processes_per_domain: processes on one node.
+        micro_batches: per step and data-parallel rank.
+        experts_per_rank: routed experts per layer on each rank.
+        steps: the job is done after so many.
+        lag: steps of acknowledgement lag that rings are sized for.
+        links: how copies travel.
+        durable_every: steps between durable checkpoints; 0 for none but the initial state.
+        initial_state: whether the initial state can be built anew.
+        shared_memory: whether a store outlives its process.
+        relaunches: how often the job is launched again after it ended unfinished.
+        overflows: steps whose gradients overflow, in the dense and in the expert optimizer.
+        faults: what goes wrong.
+    """
+
+    seed: int
+    layout: Layout
+    ends: Ends = Ends.INDEPENDENT
+    window: int = 2
+    replicas: int = 1
+    spares: int = 1
+    processes_per_domain: int = 1
+    micro_batches: int = 1
+    experts_per_rank: int = 1
+    steps: int = 12
+    lag: int = 1
+    links: Links = Links.DEFAULT
+    durable_every: int = 0
+    initial_state: bool = True
+    shared_memory: bool = False
+    relaunches: int = 1
+    overflows: tuple[tuple[int, bool, bool], ...] = ()
+    faults: tuple[Fault, ...] = ()
+
+    def to_json(self) -> str:
+        """Returns the scenario as JSON that `from_json` reads."""
+        document = dataclasses.asdict(self)
+        document |= {"ends": self.ends.value, "links": self.links.value}
+        for fault, written in zip(self.faults, document["faults"], strict=True):
+            written["kind"] = fault.kind.value
+        return json.dumps(document, indent=1)
+
+    @classmethod
+    def from_json(cls, text: str) -> Scenario:
+        """Returns the scenario that `to_json` wrote."""
+        document: dict[str, Any] = json.loads(text)
+        document["layout"] = Layout(**document["layout"])
+        document["ends"] = Ends(document["ends"])
+        document["links"] = Links(document["links"])
+        document["overflows"] = tuple(map(tuple, document["overflows"]))
+        document["faults"] = tuple(
+            Fault(FaultKind(fault["kind"]), fault["tick"], fault["victim"])
+            for fault in document["faults"]
+        )
+        return cls(**document)
+
+
+_LAYOUTS = (
+    Layout(pp=1, dp=2),
+    Layout(pp=2, dp=1),
+    Layout(pp=2, dp=2),
+    Layout(pp=2, dp=3),
+    Layout(pp=3, dp=1),
+    Layout(pp=3, dp=2),
+    Layout(pp=3, ep=2),
+    Layout(pp=4, dp=1),
+    Layout(pp=4, dp=2),
+    Layout(pp=5, dp=1),
+    Layout(pp=5, dp=1),
+    Layout(pp=6, dp=1),
+    Layout(pp=6, dp=1),
+    Layout(pp=2, dp=1, chunks=2),
+    Layout(pp=3, dp=1, chunks=2),
+    Layout(pp=4, dp=1, chunks=2),
+)
+_FAULTS = (
+    *(FaultKind.CRASH,) * 10,
+    *(FaultKind.NODE,) * 2,
+    *(FaultKind.TORN,) * 2,
+    FaultKind.HANG,
+    FaultKind.FALSE_ALARM,
+    FaultKind.CORRUPT_SLOT,
+    *(FaultKind.CORRUPT_LOG,) * 2,
+    FaultKind.CONTROL_STORE,
+)
+
+
+def ticks_per_step(scenario: Scenario) -> int:
+    """Returns about how many commands the world executes in one step without faults."""
+    per_rank = 10 + 8 * scenario.micro_batches * scenario.layout.chunks + 2 * scenario.replicas
+    return scenario.layout.num_ranks * per_rank
+
+
+def scenario_of(seed: int) -> Scenario:
+    """Draws a world from a seed; most faults come with the one before, or soon after it."""
+    draw = random.Random(f"scenario {seed}")  # noqa: S311  (reproducible, not secret)
+    layout = draw.choice(_LAYOUTS)
+    window = draw.choice((1, 2, 2, 3, 3, 4, 5))
+    scenario = Scenario(
+        seed=seed,
+        layout=layout,
+        ends=draw.choice((Ends.TIED, Ends.INDEPENDENT, Ends.INDEPENDENT)),
+        window=window,
+        replicas=draw.choice((0, 1, 1, 2, 2)),
+        spares=draw.choice((0, 1, 2, 3, 3, 4, 4, 4)),
+        processes_per_domain=draw.choice((1, 1, 2)),
+        micro_batches=draw.choice((1, 2)),
+        steps=3 * window + draw.randrange(2, 6),
+        links=draw.choice((Links.DEFAULT, Links.DEFAULT, Links.LOSSY, Links.SLOW)),
+        durable_every=draw.choice((0, 3, 5)),
+        initial_state=draw.random() < 0.9,
+        shared_memory=draw.random() < 0.3,
+        overflows=tuple(
+            (step, draw.random() < 0.6, draw.random() < 0.6)
+            for step in draw.sample(range(1, 10), draw.randrange(3))
+        ),
+    )
+    return dataclasses.replace(scenario, faults=_draw_faults(scenario, draw))
+
+
+def _draw_faults(scenario: Scenario, draw: random.Random) -> tuple[Fault, ...]:
+    per_step = ticks_per_step(scenario)
+    last = per_step * (scenario.steps + 1)
+    earliest = 0 if draw.random() < 0.2 else 2 * scenario.window * per_step
+    tick = draw.randrange(earliest, last)
+    faults = []
+    more = draw.choice((1, 1, 2, 2, 2, 3, 4))
+    if scenario.layout.pp > 3 and draw.random() < 0.5:
+        ranks = draw.sample(range(scenario.layout.num_ranks), 2)
+        faults = [Fault(FaultKind.CRASH, tick, rank) for rank in ranks]
+        more = draw.choice((0, 0, 1))
+    for _ in range(more):
+        victim = draw.choice((-1, draw.randrange(64), draw.randrange(64)))
+        faults.append(Fault(draw.choice(_FAULTS), tick, victim))
+        nearness = draw.random()
+        if nearness < 0.4:
+            tick += draw.randrange(3)
+        elif nearness < 0.75:
+            tick += draw.randrange(per_step)
+        else:
+            tick = draw.randrange(earliest, last)
+    return tuple(sorted(faults, key=lambda fault: fault.tick))

@@ -1,0 +1,103 @@
+"""The store of a simulated process: what outlives a restart, and with shared memory the process."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+
+from megatron_moevement.policy.boundary import BoundaryTag, Direction
+from megatron_moevement.policy.facts import Holding, LogExtent
+from megatron_moevement.policy.persistence import SlotKey
+from megatron_moevement.policy.ranks import LogicalRank
+from megatron_moevement.policy.schedule import Window
+from megatron_moevement.testing.world.live import SlotContent
+from megatron_moevement.testing.world.reference import Entry
+from megatron_moevement.testing.world.shape import Shape
+
+
+@dataclasses.dataclass
+class StoredSlot:
+    """A slot in host memory; `intact` is what its checksum says."""
+
+    content: SlotContent
+    intact: bool = True
+
+
+@dataclasses.dataclass
+class LoggedTensor:
+    """A logged boundary tensor; it counts from the time at which its copy has landed."""
+
+    value: int
+    landed_at: float
+    intact: bool = True
+
+
+@dataclasses.dataclass
+class Store:
+    """Host memory of a process.
+
+    Attributes:
+        slots: its rank's own slots and those it keeps for others.
+        logs: for each step what its rank sent, by the name it was logged under.
+        ledger: ledger entries.
+        losses: loss of every step so far.
+        committed: newest step known to be committed.
+        persisted: newest window known to be persisted.
+        era: how many rollbacks lie behind it.
+    """
+
+    slots: dict[SlotKey, StoredSlot] = dataclasses.field(default_factory=dict)
+    logs: dict[int, dict[BoundaryTag, LoggedTensor]] = dataclasses.field(default_factory=dict)
+    ledger: dict[int, Entry] = dataclasses.field(default_factory=dict)
+    losses: dict[int, int] = dataclasses.field(default_factory=dict)
+    committed: int | None = None
+    persisted: Window | None = None
+    era: int = 0
+
+    def holdings(self) -> tuple[Holding, ...]:
+        """Returns which intact slots are there, by owner and window."""
+        found: dict[tuple[LogicalRank, Window], int] = {}
+        for key, stored in self.slots.items():
+            if stored.intact:
+                whose = (key.owner, key.window)
+                found[whose] = found.get(whose, 0) | 1 << key.slot
+        return tuple(Holding(owner, window, slots) for (owner, window), slots in found.items())
+
+    def log_extents(self, shape: Shape, stage: int) -> tuple[LogExtent, ...]:
+        """Returns which steps are logged whole and intact."""
+        return tuple(
+            LogExtent(
+                direction,
+                frozenset(
+                    step
+                    for step, tensors in self.logs.items()
+                    if _count(tensors, direction) == shape.sends(stage, direction)
+                ),
+            )
+            for direction in shape.directions[stage]
+        )
+
+    def ledger_steps(self) -> range:
+        """Returns the steps of the ledger that are known to be committed."""
+        if not self.ledger or self.committed is None:
+            return range(0)
+        return range(min(self.ledger), min(max(self.ledger), self.committed) + 1)
+
+    def own_slot(self, owner: LogicalRank, step: int) -> SlotKey | None:
+        """Returns the key of the slot of S_step of a rank, None when it is not there."""
+        return next((key for key in self.slots if key.owner == owner and key.step == step), None)
+
+    def drop_slots(self, keys: Iterable[SlotKey]) -> None:
+        """Forgets slots."""
+        for key in list(keys):
+            del self.slots[key]
+
+    def drop_unlanded(self, now: float) -> None:
+        """Forgets logged tensors whose copies were cut by an interrupt."""
+        for tensors in self.logs.values():
+            for tag in [tag for tag, logged in tensors.items() if logged.landed_at > now]:
+                del tensors[tag]
+
+
+def _count(tensors: dict[BoundaryTag, LoggedTensor], direction: Direction) -> int:
+    return sum(logged.intact and tag.direction is direction for tag, logged in tensors.items())

@@ -1,0 +1,279 @@
+"""Training: how a simulated rank executes the commands of a step, live or as a replay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from typing import TYPE_CHECKING, Any
+
+from megatron_moevement.policy.boundary import BoundarySend, BoundaryTag, Direction
+from megatron_moevement.policy.commit import Command
+from megatron_moevement.policy.lifecycle import Event
+from megatron_moevement.testing.world import arithmetic
+from megatron_moevement.testing.world.arithmetic import Local
+from megatron_moevement.testing.world.process import (
+    Join,
+    Pass,
+    Process,
+    Program,
+    Receive,
+    Run,
+    Sleep,
+    Until,
+    Wait,
+)
+from megatron_moevement.testing.world.reference import Entry
+from megatron_moevement.testing.world.store import LoggedTensor
+
+if TYPE_CHECKING:
+    from megatron_moevement.testing.world.world import World
+
+COMPUTE_TIME = 1.0
+CLIP_TIME = 0.3
+LOG_COPY_TIME = 0.3
+LOG_FETCH_TIME = 0.4
+
+Commands = Generator[Wait, Any, None]
+
+
+def train(world: World, process: Process) -> Program:
+    """Trains until the job is done."""
+    shape = world.shape
+    assert process.live is not None
+    while process.live.step < world.scenario.steps:
+        run = Run(process.live.step + 1)
+        yield from run_step(world, process, run)
+    name = ("finish", process.live.step)
+    yield Join(name, shape.layout.ranks, process.rank, None, len)
+    process.lifecycle = world.policies.advance(process.lifecycle, Event.FINISHED)
+    world.finished = True
+
+
+def run_step(world: World, process: Process, run: Run) -> Commands:
+    """Executes one step up to its commit; everything before the commit may be interrupted."""
+    policies = world.policies
+    process.run = run
+    run.agreed_step = run.step
+    for command in policies.training_step:
+        if command is Command.BARRIER:
+            run.finished = True
+        yield from _HANDLERS[command](world, process, run)
+        yield Pass()
+
+
+def _commit(world: World, process: Process, run: Run) -> Commands:
+    run.finished = True
+    if world.policies.may_commit(run.step, run.agreed_step, process.abort):
+        world.commits.execute(process, run, world.policies.commit_section)
+        yield Pass()
+    assert process.live is not None
+    if process.live.step != run.step:
+        yield Until(lambda: False, "the restart")
+
+
+def _save_early_state(world: World, process: Process, run: Run) -> Commands:
+    assert process.live is not None
+    run.saved_bias = dict(process.live.bias)
+    run.saved_scalers = tuple(process.live.scalers)
+    if run.plan is not None:
+        run.entry = process.store.ledger[run.step]
+    return
+    yield
+
+
+def _forward_backward(world: World, process: Process, run: Run) -> Commands:
+    shape, history, live, rank = world.shape, world.history, process.live, process.rank
+    assert live is not None
+    assert rank is not None
+    parts = shape.parts[rank]
+    weights = [arithmetic.weights_of(history, live, part) for part in parts]
+    inputs: list[list[int]] = [[] for _ in parts]
+    upstream: list[list[int]] = [[] for _ in parts]
+    losses: list[int] = []
+    for chunk, part in enumerate(parts):
+        for micro_batch in range(shape.micro_batches):
+            if part.number == 0:
+                x = arithmetic.batch(history, rank, live.cursor, micro_batch)
+            else:
+                tag = BoundaryTag(
+                    run.step, Direction.FORWARD, part.number - 1, part.number, micro_batch
+                )
+                x = yield from _receive(world, process, run, tag)
+            yield Sleep(COMPUTE_TIME)
+            inputs[chunk].append(x)
+            y = history.of("forward", x, weights[chunk])
+            if part.number < shape.last_part:
+                tag = BoundaryTag(
+                    run.step, Direction.FORWARD, part.number, part.number + 1, micro_batch
+                )
+                yield from _send(world, process, run, tag, y)
+            else:
+                losses.append(y)
+    for chunk, part in reversed(list(enumerate(parts))):
+        for micro_batch in range(shape.micro_batches):
+            if part.number == shape.last_part:
+                gradient = history.of("scaled", losses[micro_batch], live.scalers[0])
+            else:
+                tag = BoundaryTag(
+                    run.step, Direction.BACKWARD, part.number + 1, part.number, micro_batch
+                )
+                gradient = yield from _receive(world, process, run, tag)
+            yield Sleep(COMPUTE_TIME)
+            upstream[chunk].append(gradient)
+            if part.number > 0:
+                x = inputs[chunk][micro_batch]
+                sent = history.of("backward", gradient, x, weights[chunk])
+                tag = BoundaryTag(
+                    run.step, Direction.BACKWARD, part.number, part.number - 1, micro_batch
+                )
+                yield from _send(world, process, run, tag, sent)
+    chunks = tuple(
+        history.of("chunk", weights[chunk], *inputs[chunk], *upstream[chunk])
+        for chunk in range(len(parts))
+    )
+    run.local = Local(chunks, frozenset(live.frozen), tuple(losses))
+
+
+def _send(world: World, process: Process, run: Run, tag: BoundaryTag, value: int) -> Commands:
+    """Sends a boundary tensor and logs it; a replay sends only to neighbours that replay too."""
+    send = BoundarySend(tag, buffer=0)
+    landed_at = world.clock.now + LOG_COPY_TIME * (1 + 9 * world.random.random() ** 2)
+    run.logged_at = max(run.logged_at, landed_at)
+    logged = LoggedTensor(value, landed_at)
+    process.store.logs.setdefault(tag.step, {})[world.policies.log_tag(send)] = logged
+    receiver = world.shape.part_stage(tag.receiver)
+    if run.plan is None or run.plan.start(receiver) < run.step:
+        world.network.send_boundary(process, receiver, tag, value)
+    yield Pass()
+
+
+def _receive(
+    world: World, process: Process, run: Run, tag: BoundaryTag
+) -> Generator[Wait, Any, int]:
+    """Takes a boundary tensor from a live neighbour, or from its log when it is ahead."""
+    sender = world.shape.part_stage(tag.sender)
+    if run.plan is None or run.plan.start(sender) < run.step:
+        value: int = yield Receive(tag)
+        return value
+    yield Sleep(LOG_FETCH_TIME)
+    neighbour = world.neighbour(process, sender)
+    if neighbour is None:
+        yield Until(lambda: False, "the restart")
+    assert neighbour is not None
+    logged = neighbour.store.logs.get(tag.step, {}).get(
+        world.policies.log_tag(BoundarySend(tag, buffer=0))
+    )
+    if logged is None or not logged.intact:
+        world.report(f"{process} finds no intact {tag} in the log of {neighbour}")
+        world.restarts.restart_soon()
+        yield Until(lambda: False, "the restart")
+    assert logged is not None
+    return logged.value
+
+
+def _reduce_gradients(world: World, process: Process, run: Run) -> Commands:
+    rank = process.rank
+    assert rank is not None
+    group = world.shape.groups[rank.pp]
+    name = ("reduce", run.step, group[0].pp)
+
+    def combine(values: dict[Any, Any]) -> arithmetic.Reduced:
+        return arithmetic.reduce(world.history, world.shape, values)
+
+    run.reduced = yield Join(name, group, rank, run.local, combine)
+
+
+def _finalize(world: World, process: Process, run: Run) -> Commands:
+    live, reduced = process.live, run.reduced
+    assert live is not None
+    assert reduced is not None
+    for gate in live.bias:
+        if gate in live.active:
+            live.bias[gate] = world.history.of("bias update", live.bias[gate], reduced.tokens[gate])
+    return
+    yield
+
+
+def _gradient_norm(world: World, process: Process, run: Run) -> Commands:
+    rank, reduced = process.rank, run.reduced
+    assert rank is not None
+    assert reduced is not None
+    if run.plan is not None:
+        return
+    pipeline = world.shape.pipelines[rank]
+
+    def combine(values: dict[Any, Any]) -> Entry:
+        by_stage = [values[member] for member in pipeline]
+        norm = world.history.of("norm", *(result.stands_for for result in by_stage))
+        return Entry(by_stage[-1].loss, norm, world.reference.found_inf(run.step))
+
+    run.entry = yield Join(("norm", run.step, pipeline[0]), pipeline, rank, reduced, combine)
+
+
+def _prepare(world: World, process: Process, run: Run) -> Commands:
+    live, entry = process.live, run.entry
+    assert live is not None
+    assert entry is not None
+    run.scales = tuple(live.scalers)
+    live.scalers = [
+        world.history.of("scaler update", scaler, found)
+        for scaler, found in zip(live.scalers, entry.found_inf, strict=True)
+    ]
+    return
+    yield
+
+
+def _await_capture(world: World, process: Process, run: Run) -> Commands:
+    if process.capturing is not None:
+        yield Until(lambda: process.capturing is None, "the capture")
+
+
+def _await_log(world: World, process: Process, run: Run) -> Commands:
+    missing = run.logged_at - world.clock.now
+    if missing > 0:
+        yield Sleep(missing)
+
+
+def _await_room(world: World, process: Process, run: Run) -> Commands:
+    def room() -> bool:
+        return world.policies.may_vote(process.ring, process.acknowledgements)
+
+    if run.plan is None and not room():
+        yield Until(room, "room for a slot")
+
+
+def _barrier(world: World, process: Process, run: Run) -> Commands:
+    rank = process.rank
+    assert rank is not None
+    ranks = world.shape.layout.ranks if run.plan is None else world.shape.groups[rank.pp]
+    vote = process.acknowledgements.newest_complete()
+    name = ("barrier", run.step, ranks[0].pp, len(ranks))
+
+    def combine(votes: dict[Any, Any]) -> tuple[int, dict[Any, Any]]:
+        return run.step, votes
+
+    suffice = world.policies.votes_suffice
+    run.agreed_step, votes = yield Join(name, ranks, rank, vote, combine, suffice)
+    if run.plan is None:
+        agreed = world.policies.persisted(votes, ranks, rank)
+        run.agreed_persisted = agreed
+
+
+def _clip(world: World, process: Process, run: Run) -> Commands:
+    run.clips += 1
+    yield Sleep(CLIP_TIME)
+
+
+_HANDLERS: dict[Command, Callable[[World, Process, Run], Commands]] = {
+    Command.SAVE_EARLY_STATE: _save_early_state,
+    Command.FORWARD_BACKWARD: _forward_backward,
+    Command.REDUCE_GRADIENTS: _reduce_gradients,
+    Command.FINALIZE: _finalize,
+    Command.GRADIENT_NORM: _gradient_norm,
+    Command.PREPARE: _prepare,
+    Command.AWAIT_CAPTURE: _await_capture,
+    Command.AWAIT_LOG: _await_log,
+    Command.AWAIT_ROOM: _await_room,
+    Command.BARRIER: _barrier,
+    Command.COMMIT: _commit,
+    Command.CLIP: _clip,
+}

@@ -1,0 +1,201 @@
+"""The world: processes, time and chance, from the start of a job to its end."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from typing import Any
+
+from megatron_moevement.policy.boundary import Direction
+from megatron_moevement.policy.lifecycle import Phase
+from megatron_moevement.policy.operators import OperatorId
+from megatron_moevement.policy.plan import Plan
+from megatron_moevement.policy.ranks import LogicalRank
+from megatron_moevement.policy.schedule import WindowSchedule
+from megatron_moevement.policy.segments import receivers_from
+from megatron_moevement.testing.world.clock import Clock
+from megatron_moevement.testing.world.commits import Commits
+from megatron_moevement.testing.world.durable import Durable
+from megatron_moevement.testing.world.fault_injection import FaultInjection
+from megatron_moevement.testing.world.history import History
+from megatron_moevement.testing.world.invariants import Invariants, ViolationError
+from megatron_moevement.testing.world.network import Network
+from megatron_moevement.testing.world.policies import Policies
+from megatron_moevement.testing.world.process import Join, Pass, Process, Receive, Sleep, Until
+from megatron_moevement.testing.world.reference import Reference
+from megatron_moevement.testing.world.replicator import Replicator
+from megatron_moevement.testing.world.restarts import Restarts
+from megatron_moevement.testing.world.scenario import Scenario
+from megatron_moevement.testing.world.shape import shape_of
+from megatron_moevement.testing.world.story import Story
+
+MAX_TICKS = 200_000
+
+
+@dataclasses.dataclass
+class Outcome:
+    """How a run went.
+
+    Attributes:
+        plans: the plan of every generation that agreed on one.
+        aborted: the reason, when the job ended unfinished.
+        ticks: commands that the world executed.
+        lags: L of every window that was persisted.
+    """
+
+    plans: list[Plan] = dataclasses.field(default_factory=list)
+    aborted: str | None = None
+    ticks: int = 0
+    lags: list[int] = dataclasses.field(default_factory=list)
+
+
+class World:
+    """One simulated run of one job."""
+
+    def __init__(self, scenario: Scenario, policies: Policies | None = None) -> None:
+        """Sets the world up as the scenario says.
+
+        Args:
+            scenario: what the world is like and what goes wrong.
+            policies: the decisions; the real ones when left out.
+        """
+        self.scenario = scenario
+        self.policies = policies or Policies()
+        self.random = random.Random(f"world {scenario.seed}")  # noqa: S311  (reproducible)
+        self.clock = Clock()
+        self.story = Story()
+        self.history = History()
+        self.shape = shape_of(scenario)
+        self.reference = Reference(self.history, scenario, self.shape)
+        self.outcome = Outcome()
+        self.processes: dict[int, Process] = {}
+        self.finished = False
+        self.is_over = False
+        self.invariants = Invariants(self)
+        self.network = Network(self)
+        self.replicator = Replicator(self)
+        self.commits = Commits(self)
+        self.durable = Durable(self)
+        self.faults = FaultInjection(self)
+        self.restarts = Restarts(self)
+        self._contents: dict[
+            tuple[int, LogicalRank, int], tuple[frozenset[OperatorId], frozenset[OperatorId]]
+        ] = {}
+
+    @property
+    def live(self) -> list[Process]:
+        """The processes that have neither died nor ended, by number."""
+        return [
+            process
+            for process in self.processes.values()
+            if process.alive and process.lifecycle.phase is not Phase.ENDED
+        ]
+
+    def run(self) -> Outcome:
+        """Runs the job to its end and returns how it went.
+
+        Raises:
+            ViolationError: an invariant does not hold.
+        """
+        self.restarts.launch()
+        while not self.finished and not self.is_over:
+            event = self.clock.pop()
+            if event is None or self.outcome.ticks > MAX_TICKS:
+                raise ViolationError("8 training resumes", self._standstill())
+            action, arguments = event
+            action(*arguments)
+            self.invariants.tick()
+        if self.finished:
+            for process in self.processes.values():
+                if process.alive and process.rank is not None:
+                    self.invariants.is_dense(process, self.scenario.steps)
+        self.outcome.lags = self.invariants.lags
+        return self.outcome
+
+    def _standstill(self) -> str:
+        waits = [
+            f"{process} {process.lifecycle.phase.value}: {process.wait}" for process in self.live
+        ]
+        return "nothing moves any more\n" + "\n".join(waits)
+
+    def resume(self, process: Process, value: Any = None) -> None:
+        """Lets a process go on until it has to wait; every command is one tick."""
+        program = process.program
+        while program is not None and process.program is program:
+            self.outcome.ticks += 1
+            self.faults.strike(process)
+            if process.program is not program or process.hung:
+                return
+            try:
+                wait = program.send(value)
+            except StopIteration:
+                process.program = None
+                process.wait = None
+                return
+            self.invariants.tick()
+            process.wait = wait
+            value = None
+            if isinstance(wait, Pass):
+                continue
+            if isinstance(wait, Receive) and wait.tag in process.mailbox:
+                value = process.mailbox.pop(wait.tag)
+                continue
+            if isinstance(wait, Until) and wait.holds():
+                continue
+            if isinstance(wait, Sleep):
+                self.clock.after(wait.duration, self._wake, process, wait)
+            elif isinstance(wait, Join):
+                self.network.join(process, wait)
+            return
+
+    def _wake(self, process: Process, sleep: Sleep) -> None:
+        if process.wait is sleep and process.program is not None:
+            self.resume(process)
+
+    def poke(self, process: Process) -> None:
+        """Lets a process look whether it still has to wait."""
+        wait = process.wait
+        if process.program is None:
+            return
+        if isinstance(wait, Receive) and wait.tag in process.mailbox:
+            self.resume(process, process.mailbox.pop(wait.tag))
+        elif isinstance(wait, Until) and wait.holds():
+            self.resume(process)
+
+    def occupant(self, rank: LogicalRank) -> Process | None:
+        """Returns the live process that occupies a logical rank."""
+        return next((process for process in self.live if process.rank == rank), None)
+
+    def neighbour(self, process: Process, stage: int) -> Process | None:
+        """Returns who occupies the rank of a stage with the same other coordinates."""
+        assert process.rank is not None
+        return self.occupant(dataclasses.replace(process.rank, pp=stage))
+
+    def stage(self, stage: int) -> list[Process]:
+        """Returns the processes of a stage."""
+        return [p for p in self.live if p.rank is not None and p.rank.pp == stage]
+
+    def receiver(self, stage: int, direction: Direction) -> int:
+        """Returns to which stage a stage sends in a direction."""
+        return dict(receivers_from(self.shape.layout, stage))[direction]
+
+    def contents(
+        self, schedule: WindowSchedule, rank: LogicalRank, slot: int
+    ) -> tuple[frozenset[OperatorId], frozenset[OperatorId]]:
+        """Returns what a rank captures in a slot; looked up once per schedule."""
+        key = (schedule.epoch, rank, slot)
+        if key not in self._contents:
+            self._contents[key] = self.policies.slot_contents(schedule, rank, slot)
+        return self._contents[key]
+
+    def note_plan(self, plan: Plan) -> None:
+        """Keeps the plan of a generation, once."""
+        plans = self.outcome.plans
+        if not plans or plans[-1].generation != plan.generation:
+            plans.append(plan)
+            self.report(f"{plan.verdict.value} to step {plan.target}: {plan.reason}")
+
+    def report(self, what: str) -> None:
+        """Adds to the story."""
+        generation = self.restarts.generation
+        self.story.tell(self.clock.now, self.outcome.ticks, generation, what)
