@@ -1,0 +1,45 @@
+"""What all tests share: the fork servers, the leak check, and what runs where."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from megatron_moevement.testing.fork_server import ForkServer
+from megatron_moevement.testing.leaks_fixture import (  # noqa: F401  (a plugin of two names)
+    fail_on_leaks,
+    pytest_runtest_makereport,
+)
+
+# A pool of threads, once started by an operation, would never end: the leak check sees threads.
+# And a test's ranks are its parallelism. Set before a test module imports torch or numpy.
+for _pool in ("OMP", "MKL", "OPENBLAS"):
+    os.environ.setdefault(f"{_pool}_NUM_THREADS", "1")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    needs_gpu = [item for item in items if item.get_closest_marker("gpu")]
+    if not needs_gpu:
+        return
+    import torch  # noqa: PLC0415  (takes a second, for nothing without such a test)
+
+    if not torch.cuda.is_available():
+        for item in needs_gpu:
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+@pytest.fixture(scope="session")
+def fork_server() -> Iterator[ForkServer]:
+    """Forks ranks that have torch imported."""
+    with ForkServer(preload=["numpy", "pytest", "torch.distributed"]) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def megatron_fork_server() -> Iterator[ForkServer]:
+    """Forks ranks that have the CPU backend installed and Megatron-Core imported."""
+    preload = "megatron_moevement.testing.fork_server_preload:import_megatron"
+    with ForkServer(preload=["numpy", "pytest", "torch.distributed", preload]) as server:
+        yield server

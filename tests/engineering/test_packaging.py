@@ -1,0 +1,84 @@
+"""What `pip install .` and a source distribution carry."""
+
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from megatron_moevement.integrations.megatron.fork.series import load_series, series_directory
+
+ROOT = Path(__file__).resolve().parents[2]
+FORK = "megatron_moevement/integrations/megatron/fork"
+
+
+def build(source, kind, out):
+    """Runs this environment's build backend as pip does, in a copy of the source."""
+    code = f"from setuptools import build_meta; print(build_meta.build_{kind}({str(out)!r}))"
+    subprocess.run([sys.executable, "-c", code], cwd=source, check=True, capture_output=True)
+    (built,) = out.iterdir()
+    return built
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    """The files of the repository, without what earlier builds left in it."""
+    directory = tmp_path_factory.mktemp("source") / "tree"
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    for name in filter(None, listed.split("\0")):
+        if (ROOT / name).is_file():
+            (directory / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, directory / name)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def wheel(source, tmp_path_factory):
+    return build(source, "wheel", tmp_path_factory.mktemp("wheel"))
+
+
+def names(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        return set(archive.namelist())
+
+
+def test_the_wheel_holds_every_module_the_patches_and_the_type_marker(source, wheel):
+    modules = {
+        file.relative_to(source).as_posix()
+        for file in (source / "megatron_moevement").rglob("*.py")
+    }
+    patches = {f"{FORK}/patches/{file.parent.name}/{file.name}" for file in patch_files()}
+    assert len(patches) >= 4
+    expected = modules | patches | {"pretrain_moe.py", "megatron_moevement/py.typed"}
+    files = {name for name in names(wheel) if ".dist-info/" not in name}
+    assert files == expected
+
+
+def patch_files():
+    return [file for file in series_directory().iterdir() if file.is_file()]
+
+
+def test_the_fork_can_be_built_from_an_installed_package(wheel, tmp_path):
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path / "site")
+    module = "megatron_moevement.integrations.megatron.fork"
+    cache = ROOT / "build" / "fork" / "release"
+    command = [sys.executable, "-m", module, "build", "--cache", cache, "--out", tmp_path / "out"]
+    environment = os.environ | {"PYTHONPATH": str(tmp_path / "site")}
+    subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True)
+    (built,) = (tmp_path / "out").iterdir()
+    assert f"+moevement.{load_series().upstream.fork_version}-" in built.name
+
+
+def test_a_source_distribution_builds_the_same_wheel(source, wheel, tmp_path):
+    (tmp_path / "sdist").mkdir()
+    (tmp_path / "wheel").mkdir()
+    with tarfile.open(build(source, "sdist", tmp_path / "sdist")) as archive:
+        archive.extractall(tmp_path, filter="data")
+    (unpacked,) = tmp_path.glob("megatron_moevement-*")
+    assert names(build(unpacked, "wheel", tmp_path / "wheel")) == names(wheel)

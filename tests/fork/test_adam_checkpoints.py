@@ -1,0 +1,55 @@
+"""What the patch of Megatron's optimizers is for: checkpoints of torch's Adam."""
+
+import subprocess
+import sys
+
+import pytest
+
+RESUME = """
+import sys
+from pathlib import Path
+from megatron_moevement.backends import cpu
+cpu.install()
+from megatron_moevement.runtime.commit_barrier import StopRequest
+from megatron_moevement.testing.tiny_job import tiny_job
+from megatron_moevement.training.step import START
+from megatron_moevement.training.steps import build_datasets, open_steps
+
+folder, steps, *flags = sys.argv[1:]
+
+def trained(job, start, count):
+    with open_steps(job, build_datasets(job), start) as step:
+        for _ in range(count):
+            step.run(StopRequest.NONE)
+        return step.progress
+
+with tiny_job(*flags) as job:
+    saved = trained(job, START, int(steps))
+    job.durable.save(Path(folder), {})
+    trained(job, saved, 1)
+    expected = job.digests()
+with tiny_job(*flags) as job:
+    job.durable.load(Path(folder), with_optimizer=True, with_random_state=True)
+    trained(job, saved, 1)
+    assert job.digests() == expected
+"""
+
+
+def resume(folder, steps, *flags):
+    """Saves after some steps, loads in a new job, and compares one more step of both."""
+    command = [sys.executable, "-W", "ignore", "-c", RESUME, str(folder), str(steps), *flags]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+
+
+def test_the_distributed_optimizer_loads_the_state_it_saved(tmp_path):
+    resume(tmp_path, 2, "--use-distributed-optimizer", "--bf16")
+
+
+@pytest.mark.parametrize("precision", ["--fp16", "--bf16"])
+def test_the_other_optimizers_load_the_state_they_saved(tmp_path, precision):
+    resume(tmp_path, 2, precision)
+
+
+def test_a_step_of_zero_is_saved_while_every_step_has_overflowed(tmp_path):
+    resume(tmp_path, 1, "--fp16", "--initial-loss-scale=1e30")

@@ -1,0 +1,267 @@
+"""The launcher with real processes: `scripts/run_local.sh` and small programs as ranks."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import textwrap
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PRELUDE = """
+import json, os, pathlib, signal, sys, time
+RANK = int(os.environ["RANK"])
+HERE = pathlib.Path(__file__).parent
+
+def tell(name, text=""):
+    (HERE / "new").mkdir(exist_ok=True)
+    (HERE / "new" / f"{name}.{RANK}").write_text(text)
+    os.replace(HERE / "new" / f"{name}.{RANK}", HERE / f"{name}.{RANK}")
+
+def await_file(name):
+    while not (HERE / name).exists():
+        time.sleep(0.01)
+
+def serve_until(number):
+    signal.signal(number, lambda *_: (tell("stopped"), sys.exit(0)))
+    tell("ready", str(os.getpid()))
+    while True:
+        time.sleep(60)
+"""
+
+pytestmark = pytest.mark.distributed
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Starts run_local.sh with a program of the given text; whatever is left is killed."""
+    started = []
+
+    def start_job(body, *options, flags=(), **keywords):
+        program = tmp_path / "program.py"
+        program.write_text(PRELUDE + textwrap.dedent(body))
+        command = [ROOT / "scripts" / "run_local.sh", *options, "--program", program, "--", *flags]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        started.append(subprocess.Popen(command, cwd=tmp_path, **pipes, **keywords))
+        return started[-1]
+
+    yield start_job
+    for process in started:
+        process.kill()
+    for process in psutil.process_iter(["cmdline"]):
+        if str(tmp_path / "program.py") in (process.info["cmdline"] or ()):
+            process.kill()
+    for process in started:
+        process.communicate()
+
+
+def exit_code(process):
+    """Waits for the job; its output must hold no traceback."""
+    _, errors = process.communicate(timeout=60)
+    assert "Traceback" not in errors, errors
+    return process.returncode
+
+
+def await_files(directory, *names):
+    while not all((directory / name).exists() for name in names):
+        time.sleep(0.01)
+
+
+def gone(pid):
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def test_the_ranks_meet_in_a_store_that_outlives_rank_0(start, tmp_path):
+    body = """
+    from datetime import timedelta
+    import torch
+    import torch.distributed as dist
+    dist.init_process_group("gloo")
+    total = torch.tensor([float(2 ** RANK)])
+    dist.all_reduce(total)
+    tell("total", str(total.item()))
+    dist.destroy_process_group()
+    if RANK == 0:
+        sys.exit(0)
+    await_file("go")
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    store = dist.TCPStore(address, port, is_master=False, timeout=timedelta(seconds=30))
+    store.set(f"key{RANK}", f"value{RANK}")
+    tell("peer", store.get(f"key{3 - RANK}").decode())
+    """
+    process = start(body, "-n", "3")
+    await_files(tmp_path, "total.0", "total.1", "total.2")
+    launcher = psutil.Process(process.pid)
+    while len(launcher.children()) > 2:
+        time.sleep(0.01)
+    (tmp_path / "go").touch()
+    assert exit_code(process) == 0
+    assert [(tmp_path / f"total.{rank}").read_text() for rank in range(3)] == ["7.0"] * 3
+    assert [(tmp_path / f"peer.{rank}").read_text() for rank in (1, 2)] == ["value2", "value1"]
+
+
+def test_flags_output_and_environment_reach_the_ranks_unchanged(start, tmp_path):
+    body = """
+    tell("argv", json.dumps(sys.argv[1:]))
+    tell("session", str(os.getsid(0)))
+    if RANK == 2:
+        sys.stdout.write("out: \\x1b[1m%\\n")
+        sys.stderr.write("err\\n")
+    """
+    flags = ("--lr", "1e-3", "--", "two words", "")
+    process = start(body, "-n", "2", "-s", "1", flags=flags)
+    output, errors = process.communicate(timeout=60)
+    assert (process.returncode, output, errors) == (0, "out: \x1b[1m%\n", "err\n")
+    assert all(
+        json.loads((tmp_path / f"argv.{rank}").read_text()) == list(flags) for rank in range(3)
+    )
+    sessions = {int((tmp_path / f"session.{rank}").read_text()) for rank in range(3)}
+    assert len(sessions - {os.getsid(0)}) == 3  # a terminal's Ctrl-C does not reach them
+
+
+def test_a_log_directory_gets_one_file_per_rank_and_keeps_what_was_there(start, tmp_path):
+    body = 'print("rank", RANK); print("error", RANK, file=sys.stderr)'
+    for _ in range(2):
+        process = start(body, "-n", "2", "--log-dir", tmp_path / "logs")
+        assert process.communicate(timeout=60) == ("", "")
+    texts = {file.name: file.read_text() for file in (tmp_path / "logs").iterdir()}
+    assert texts == {f"rank_{rank}.log": f"rank {rank}\nerror {rank}\n" * 2 for rank in range(2)}
+
+
+def test_a_failing_rank_takes_the_others_down_and_names_the_exit_code(start, tmp_path):
+    body = """
+    if RANK == 0:
+        serve_until(signal.SIGTERM)
+    await_file("ready.0")
+    sys.exit(7)
+    """
+    assert exit_code(start(body, "-n", "2")) == 7
+    assert (tmp_path / "stopped.0").exists()
+
+
+def test_a_rank_that_ignores_sigterm_is_killed_after_the_grace_time(start, tmp_path):
+    body = """
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if RANK == 0:
+        tell("ready", str(os.getpid()))
+        time.sleep(600)
+    await_file("ready.0")
+    os.kill(os.getpid(), signal.SIGKILL)
+    """
+    assert exit_code(start(body, "-n", "2", "--grace-s", "0.2")) == 128 + signal.SIGKILL
+    assert gone(int((tmp_path / "ready.0").read_text()))
+
+
+@pytest.mark.parametrize(
+    ("options", "flags", "status", "expected"),
+    [
+        (("-n", "2", "-s", "1"), (), 0, 0),
+        (("-n", "3"), ("--inprocess-restart",), 0, 128 + signal.SIGKILL),
+        (("-n", "3"), ("--inprocess-restart",), 75, 75),
+    ],
+)
+def test_with_spares_or_restart_a_killed_rank_leaves_the_others_alone(
+    start, tmp_path, options, flags, status, expected
+):
+    body = """
+    signal.signal(signal.SIGTERM, lambda *_: tell("terminated"))
+    if RANK == 1:
+        await_file("ready.0"), await_file("ready.2")
+        os.kill(os.getpid(), signal.SIGKILL)
+    tell("ready", str(os.getpid()))
+    await_file("go")
+    sys.exit(STATUS)
+    """
+    process = start(body.replace("STATUS", str(status)), *options, flags=flags)
+    await_files(tmp_path, "ready.0", "ready.2")
+    launcher = psutil.Process(process.pid)
+    while len(launcher.children()) > 2:  # until the launcher has seen the death
+        time.sleep(0.01)
+    (tmp_path / "go").touch()
+    assert exit_code(process) == expected
+    assert not list(tmp_path.glob("terminated.*"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signals_are_forwarded_and_the_ranks_decide(start, tmp_path, number):
+    process = start(f"serve_until({int(number)})", "-n", "2")
+    await_files(tmp_path, "ready.0", "ready.1")
+    process.send_signal(number)
+    assert exit_code(process) == 0
+    assert (tmp_path / "stopped.0").exists()
+    assert (tmp_path / "stopped.1").exists()
+
+
+def test_ranks_that_a_forwarded_signal_kills_give_its_code(start, tmp_path):
+    process = start('tell("ready"); time.sleep(600)', "-n", "2")
+    await_files(tmp_path, "ready.0", "ready.1")
+    process.send_signal(signal.SIGTERM)
+    assert exit_code(process) == 128 + signal.SIGTERM
+
+
+def test_the_ranks_end_with_the_launcher(start, tmp_path):
+    body = """
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    tell("ready", str(os.getpid()))
+    time.sleep(600)
+    """
+    process = start(body, "-n", "2")
+    await_files(tmp_path, "ready.0", "ready.1")
+    process.kill()
+    process.wait()
+    for rank in range(2):
+        while not gone(int((tmp_path / f"ready.{rank}").read_text())):
+            time.sleep(0.01)
+
+
+def test_processes_that_a_rank_started_do_not_outlive_the_job(start, tmp_path):
+    body = """
+    import subprocess
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    tell("child", str(subprocess.Popen(["sleep", "600"], **quiet).pid))
+    """
+    assert exit_code(start(body, "-n", "1")) == 0
+    child = int((tmp_path / "child.0").read_text())
+    with contextlib.suppress(psutil.NoSuchProcess):
+        psutil.Process(child).wait(timeout=20)
+
+
+def test_two_pipeline_stages_train_and_one_rank_prints(tmp_path):
+    flags = ["--moevement-backend", "cpu", "--model-preset", "tiny", "--mock-data"]
+    flags += ["--tokenizer-type", "NullTokenizer", "--vocab-size", "256", "--lr", "1e-3"]
+    flags += ["--micro-batch-size", "1", "--global-batch-size", "2", "--train-iters", "2"]
+    flags += ["--pipeline-model-parallel-size", "2", "--log-interval", "1", "--eval-iters", "0"]
+    command = [ROOT / "scripts" / "run_local.sh", "-n", "2", "--", *flags]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert [line.split()[3] for line in result.stdout.splitlines() if " iteration " in line] == [
+        "1/",
+        "2/",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("-n", "1", "--program", "missing.py"), "no program at missing.py"),
+        (("-n", "1", "--program", __file__, "--log-dir", __file__), "--log-dir"),
+        (("-n", "0"), "-n must be at least 1"),
+        (("--ranks", "x"), "invalid int value"),
+        ((), "required"),
+    ],
+)
+def test_bad_arguments_end_with_code_2_and_one_line(tmp_path, options, message):
+    command = [ROOT / "scripts" / "run_local.sh", *options]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert result.returncode == 2
+    assert message in result.stderr.splitlines()[-1]
+    assert "Traceback" not in result.stderr
+    assert result.stdout == ""

@@ -1,0 +1,86 @@
+"""The Slurm script up to the command that it hands to `srun`; no cluster is needed for that."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SHOW_ARGUMENTS = '#!/bin/sh\nprintf "%s\\n" "$@"\n'
+
+
+@pytest.fixture
+def submit(tmp_path):
+    """Runs the script as a job of Slurm; returns the arguments of `srun`."""
+    for name, text in (("srun", SHOW_ARGUMENTS), ("scontrol", "#!/bin/sh\necho node1 node2\n")):
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+
+    def run(*arguments, **variables):
+        environment = os.environ | {
+            "PATH": f"{tmp_path}:{os.environ['PATH']}",
+            "SLURM_JOB_ID": "77",
+            "SLURM_JOB_NODELIST": "node[1-2]",
+            "SLURM_SUBMIT_DIR": str(ROOT),
+            "RUN_DIR": str(tmp_path / "a run"),
+            "DATA_PATH": "/data/pile",
+            "TOKENIZER_MODEL": "/data/tokenizer.json",
+        }
+        command = ["bash", ROOT / "scripts" / "train_moe.sbatch", *arguments]
+        result = subprocess.run(
+            command, env=environment | variables, capture_output=True, text=True, check=True
+        )
+        return result.stdout.splitlines()
+
+    return run
+
+
+def test_every_flag_is_one_of_the_programs(submit):
+    handed = submit()
+    program = handed.index(str(ROOT / "pretrain_moe.py"))
+    flags = {argument for argument in handed[program:] if argument.startswith("--")}
+    command = [sys.executable, ROOT / "pretrain_moe.py", "--help"]
+    help_text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert flags - set(help_text.replace(",", " ").split()) == set()
+    assert len(flags) > 30
+
+
+def test_a_bad_exit_of_one_task_is_left_to_the_others(submit):
+    assert submit()[0] == "--kill-on-bad-exit=0"
+
+
+def test_flags_of_the_user_come_last_and_override(submit):
+    assert submit("--train-iters", "5")[-2:] == ["--train-iters", "5"]
+
+
+def test_a_container_is_used_when_one_is_named(submit, tmp_path):
+    assert "--container-image" not in submit()
+    handed = submit(CONTAINER_IMAGE="moevement")
+    image = handed.index("--container-image")
+    assert handed[image + 1] == "moevement"
+    run = tmp_path / "a run"
+    assert handed[image + 3] == f"{ROOT}:{ROOT},{run}:{run}"
+    assert "/a:/b" in submit(CONTAINER_IMAGE="moevement", CONTAINER_MOUNTS="/a:/b")
+
+
+def test_each_task_takes_its_rank_from_slurm(submit):
+    handed = submit()
+    start = handed.index("-c") + 1
+    task = "\n".join(handed[start : handed.index("task")])
+    shown = "env | grep -E '^(RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|MOEVEMENT)' | sort"
+    script = task.replace('exec python -u "$@"', shown)
+    assert script != task
+    slurm = {"SLURM_PROCID": "9", "SLURM_LOCALID": "1", "SLURM_NTASKS": "16"}
+    slurm |= {"SLURM_NTASKS_PER_NODE": "8", "SLURMD_NODENAME": "node2"}
+    result = subprocess.run(
+        ["bash", "-c", script], env=os.environ | slurm, capture_output=True, text=True, check=True
+    )
+    assert result.stdout.split() == [
+        "LOCAL_RANK=1",
+        "LOCAL_WORLD_SIZE=8",
+        "MOEVEMENT_FAILURE_DOMAIN=node2",
+        "RANK=9",
+        "WORLD_SIZE=16",
+    ]

@@ -1,0 +1,104 @@
+"""Persistence: acknowledgements of a rank, and the window that the whole job has."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from megatron_moevement.policy.persistence import Acknowledgements, SlotKey, persisted_window
+from megatron_moevement.policy.ranks import LogicalRank
+from megatron_moevement.policy.schedule import Window
+
+RANKS = [LogicalRank(dp=number) for number in range(3)]
+WINDOWS = [Window(start, 2) for start in (0, 2, 4)]
+
+
+def slot(window, number):
+    return SlotKey(RANKS[0], window, number)
+
+
+def landed(*slots, holders=(1, 2)):
+    state = Acknowledgements()
+    for key in slots:
+        state = state.landed(key, holders)
+    return state
+
+
+def acknowledge(state, *slots, holders=(1, 2)):
+    for key in slots:
+        for process in holders:
+            state = state.acknowledged(key, process)
+    return state
+
+
+SLOTS = [slot(window, number) for window in WINDOWS for number in range(2)]
+
+
+def test_a_slot_holds_the_state_of_its_step():
+    assert slot(WINDOWS[1], 1).step == 3
+
+
+def test_a_window_is_complete_with_the_last_acknowledgement_of_its_last_slot():
+    state = acknowledge(landed(*SLOTS[:2]), SLOTS[0])
+    state = state.acknowledged(SLOTS[1], 1)
+    assert not state.is_complete(WINDOWS[0])
+    assert state.newest_complete() is None
+    state = state.acknowledged(SLOTS[1], 2)
+    assert state.is_complete(WINDOWS[0])
+    assert state.newest_complete() == WINDOWS[0]
+
+
+def test_a_window_whose_last_slot_has_not_landed_is_not_complete():
+    assert not acknowledge(landed(SLOTS[0]), SLOTS[0]).is_complete(WINDOWS[0])
+
+
+def test_with_no_replicas_landing_is_enough():
+    assert landed(*SLOTS[:2], holders=()).is_complete(WINDOWS[0])
+
+
+def test_a_complete_window_does_not_hide_an_older_one_that_is_not():
+    state = acknowledge(landed(*SLOTS[:4]), SLOTS[0], SLOTS[2], SLOTS[3])
+    assert state.is_complete(WINDOWS[1])
+    assert state.newest_complete() is None
+    assert acknowledge(state, SLOTS[1]).newest_complete() == WINDOWS[1]
+
+
+def test_late_and_foreign_acknowledgements_are_ignored():
+    state = landed(SLOTS[0])
+    assert state.acknowledged(SLOTS[1], 1) is state
+    assert state.acknowledged(SLOTS[0], 9) is state
+
+
+def test_a_slot_captured_again_needs_its_acknowledgements_again():
+    state = acknowledge(landed(*SLOTS[:2]), *SLOTS[:2]).landed(SLOTS[1], (1, 2))
+    assert not state.is_complete(WINDOWS[0])
+
+
+def test_a_successor_owes_what_its_forerunner_had_confirmed():
+    state = acknowledge(landed(*SLOTS[:2]), *SLOTS[:2]).holder_replaced(2, 5, SLOTS[:2])
+    assert not state.is_complete(WINDOWS[0])
+    assert acknowledge(state, *SLOTS[:2], holders=(5,)).is_complete(WINDOWS[0])
+
+
+def test_without_a_successor_the_others_are_enough():
+    state = acknowledge(landed(*SLOTS[:2]), *SLOTS[:2], holders=(1,))
+    assert state.holder_replaced(2, None, SLOTS[:2]).is_complete(WINDOWS[0])
+
+
+def test_dropped_windows_are_forgotten():
+    state = landed(*SLOTS).dropped_before(WINDOWS[1])
+    assert {key.window for key in state.owing} == set(WINDOWS[1:])
+
+
+@given(st.lists(st.sampled_from([None, *WINDOWS]), min_size=3, max_size=3))
+def test_a_window_is_persisted_when_the_slowest_rank_has_it(reported):
+    persisted = persisted_window(dict(zip(RANKS, reported, strict=True)), RANKS)
+    if None in reported:
+        assert persisted is None
+    else:
+        assert persisted == min(reported)
+
+
+@pytest.mark.parametrize("missing", RANKS)
+def test_a_rank_that_reports_nothing_holds_everybody_back(missing):
+    reported = {rank: WINDOWS[0] for rank in RANKS if rank != missing}
+    assert persisted_window(reported, RANKS) is None

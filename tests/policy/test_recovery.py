@@ -1,0 +1,256 @@
+"""Plans of recoveries, verdict by verdict and scope by scope: a job, a fault, and what follows.
+
+The jobs have W = 3 and L = 1. At step 13 the windows start at 0, 3, 6, 9 and 12; the newest
+persisted one is 9 .. 11, so a stage that lost its state replays the steps 10 .. 13.
+"""
+
+import dataclasses
+
+import pytest
+
+from megatron_moevement.policy.boundary import Direction
+from megatron_moevement.policy.facts import Condition, Holding, InconsistentFactsError, LiveState
+from megatron_moevement.policy.plan import Ending, LogSource, Origin, RollForward, Verdict
+from megatron_moevement.policy.ranks import Layout, LogicalRank
+from megatron_moevement.policy.recovery import plan_recovery
+from megatron_moevement.policy.schedule import Window
+from megatron_moevement.policy.segments import Ends, ScopeKind
+from megatron_moevement.testing.job_facts import (
+    Interrupt,
+    Job,
+    changed,
+    interrupted,
+    without_commit,
+    without_log_steps,
+    without_processes,
+    without_slots,
+)
+
+PIPELINE = Job(Layout(pp=6), step=13, spares=3)
+RING = dataclasses.replace(PIPELINE, layout=Layout(pp=6, chunks=2))
+TIED = dataclasses.replace(PIPELINE, ends=Ends.TIED)
+REPLICATED = Job(Layout(pp=3, dp=2), step=13)
+PERSISTED = Window(9, 3)
+
+
+def plan_after(job, *lost):
+    return plan_recovery(without_processes(job.facts(), set(lost)))
+
+
+def test_resume_when_every_rank_has_committed_the_target():
+    plan = plan_after(PIPELINE)
+    assert (plan.verdict, plan.target) == (Verdict.RESUME, 13)
+    assert plan.scope_kind is ScopeKind.NONE
+
+
+def test_resume_when_only_a_spare_is_lost():
+    assert plan_after(PIPELINE, 7).verdict is Verdict.RESUME
+
+
+def test_resume_when_the_others_can_apply_what_one_rank_has_committed():
+    behind = frozenset(PIPELINE.layout.ranks[1:])
+    plan = plan_recovery(dataclasses.replace(PIPELINE, behind=behind).facts())
+    assert (plan.verdict, plan.target) == (Verdict.RESUME, 13)
+    assert plan.roll_forward == tuple(RollForward(rank, 13) for rank in sorted(behind))
+
+
+def test_the_target_falls_back_when_nobody_who_committed_it_survives():
+    behind = frozenset(PIPELINE.layout.ranks[1:])
+    plan = plan_after(dataclasses.replace(PIPELINE, behind=behind), 0)
+    assert (plan.verdict, plan.target) == (Verdict.LOCALIZED, 12)
+    assert plan.roll_forward == ()
+
+
+def test_a_survivor_that_can_not_roll_forward_is_never_papered_over():
+    facts = PIPELINE.facts()
+    slow = dataclasses.replace(
+        facts.processes[2], committed=12, live=LiveState(Condition.DENSE, 12)
+    )
+    with pytest.raises(InconsistentFactsError, match=r"pp2\."):
+        plan_recovery(changed(facts, {2: slow}))
+
+
+def test_localized_to_the_stage_that_lost_a_rank():
+    plan = plan_after(PIPELINE, 2)
+    assert (plan.verdict, plan.scope_kind) == (Verdict.LOCALIZED, ScopeKind.SINGLE_STAGE)
+    assert (plan.window, plan.start_of, plan.replayed_steps) == (PERSISTED, {2: 9}, 4)
+    assert set(plan.logs) == {
+        LogSource(2, 1, Direction.FORWARD, 10, 13),
+        LogSource(2, 3, Direction.BACKWARD, 10, 13),
+    }
+    assert [each.rank.pp for each in plan.slots] == [2]
+
+
+def test_a_torn_commit_is_a_lost_state_although_its_process_lives():
+    plan = plan_recovery(without_commit(PIPELINE.facts(), {2}))
+    assert (plan.verdict, plan.start_of) == (Verdict.LOCALIZED, {2: 9})
+
+
+def test_replicas_of_a_lost_rank_replay_with_it_from_their_own_slots():
+    plan = plan_after(REPLICATED, 2)
+    assert plan.start_of == {1: 9}
+    sources = {each.rank: set(each.processes) for each in plan.slots}
+    assert sources[LogicalRank(1, 1)] == {3}
+
+
+def test_localized_to_neighbours_that_send_to_each_other_live():
+    plan = plan_after(PIPELINE, 2, 3)
+    assert (plan.scope_kind, plan.segments) == (ScopeKind.ADJACENT_SEGMENT, ((2, 3),))
+    assert {(log.receiver, log.sender) for log in plan.logs} == {(2, 1), (3, 4)}
+
+
+def test_localized_to_stages_far_apart():
+    plan = plan_after(PIPELINE, 1, 4)
+    assert (plan.scope_kind, plan.segments) == (ScopeKind.DISJOINT_SEGMENTS, ((1,), (4,)))
+
+
+def test_tied_ends_replay_together_and_the_middle_serves_both():
+    plan = plan_after(TIED, 0)
+    assert (plan.scope_kind, plan.segments) == (ScopeKind.TIED_ENDS, ((0,), (5,)))
+    assert plan.verdict is Verdict.LOCALIZED
+    assert {(log.receiver, log.sender) for log in plan.logs} == {(0, 1), (5, 4)}
+
+
+def test_tied_ends_need_no_replay_when_a_middle_stage_is_lost():
+    assert plan_after(TIED, 2).start_of == {2: 9}
+
+
+def test_interleaved_ends_are_neighbours():
+    plan = plan_after(RING, 0, 5)
+    assert (plan.scope_kind, plan.segments) == (ScopeKind.ADJACENT_SEGMENT, ((5, 0),))
+    assert {(log.receiver, log.sender) for log in plan.logs} == {(5, 4), (0, 1)}
+
+
+def test_an_interleaved_stage_alone_reads_the_logs_of_both_its_neighbours_round_the_ring():
+    plan = plan_after(RING, 0)
+    assert {(log.sender, log.direction) for log in plan.logs} == {
+        (5, Direction.FORWARD),
+        (1, Direction.BACKWARD),
+    }
+
+
+def test_a_neighbour_whose_log_has_a_gap_joins():
+    facts = without_log_steps(without_processes(PIPELINE.facts(), {2}), 3, {11})
+    plan = plan_recovery(facts)
+    assert (plan.verdict, plan.segments) == (Verdict.LOCALIZED, ((2, 3),))
+    assert "stage 3 joined" in plan.reason
+
+
+def test_a_gap_that_nobody_reads_costs_nothing():
+    facts = without_log_steps(without_processes(PIPELINE.facts(), {2}), 4, {11})
+    assert plan_recovery(facts).start_of == {2: 9}
+
+
+def test_global_when_every_stage_lost_its_state():
+    plan = plan_after(dataclasses.replace(REPLICATED, spares=3), 0, 2, 4)
+    assert (plan.verdict, plan.scope_kind) == (Verdict.GLOBAL, ScopeKind.ALL)
+    assert plan.logs == ()
+
+
+def test_global_when_gaps_in_the_logs_reach_every_stage():
+    facts = without_processes(PIPELINE.facts(), {2})
+    for process in range(6):
+        if process != 2:
+            facts = without_log_steps(facts, process, {12})
+    plan = plan_recovery(facts)
+    assert (plan.verdict, plan.replayed_steps) == (Verdict.GLOBAL, 4)
+
+
+def test_global_of_an_interleaved_pipeline_is_one_ring():
+    facts = without_processes(RING.facts(), {2})
+    for process in (0, 1, 3, 4, 5):
+        facts = without_log_steps(facts, process, {12})
+    assert plan_recovery(facts).scope_kind is ScopeKind.WHOLE_RING
+
+
+def test_one_stage_is_global_and_says_why():
+    plan = plan_after(Job(Layout(dp=4), step=13), 0)
+    assert plan.verdict is Verdict.GLOBAL
+    assert "one stage only" in plan.reason
+
+
+def test_rollback_when_no_window_was_persisted_yet():
+    plan = plan_after(Job(Layout(pp=2), step=2, durable=0), 0)
+    assert (plan.verdict, plan.target, plan.era) == (Verdict.ROLLBACK, 0, 1)
+    assert "no window was persisted yet" in plan.reason
+
+
+def test_rollback_when_every_holder_of_a_slot_is_lost():
+    facts = PIPELINE.facts()
+    rank = LogicalRank(2)
+    for process in range(9):
+        facts = without_slots(facts, process, rank, 0b010)
+    facts = dataclasses.replace(without_processes(facts, {2}), durable=10)
+    plan = plan_recovery(facts)
+    assert (plan.verdict, plan.target) == (Verdict.ROLLBACK, 10)
+    assert "no persisted window is whole" in plan.reason
+
+
+def test_abort_when_there_is_nothing_to_roll_back_to():
+    plan = plan_after(Job(Layout(pp=2), step=2), 0)
+    assert (plan.verdict, plan.ending) == (Verdict.ABORT, Ending.FAILURE)
+
+
+def test_abort_without_a_spare_writes_what_the_next_launch_replays_from():
+    plan = plan_after(dataclasses.replace(PIPELINE, spares=0), 2)
+    assert (plan.verdict, plan.ending) == (Verdict.ABORT, Ending.FLUSH)
+    assert (plan.window, plan.target) == (PERSISTED, 13)
+    assert {each.rank for each in plan.slots} == set(PIPELINE.layout.ranks)
+
+
+def test_a_second_fault_leaves_a_disjoint_recovery_what_it_has_reached():
+    first = without_processes(PIPELINE.facts(), {1})
+    cut = interrupted(first, plan_recovery(first), Interrupt({1: 12}))
+    plan = plan_recovery(without_processes(cut, {4}))
+    assert plan.start_of == {1: 12, 4: 9}
+    assert [replay.origin for replay in plan.replays] == [Origin.KEPT, Origin.WINDOW]
+
+
+def test_a_half_converted_window_is_converted_further():
+    first = without_processes(PIPELINE.facts(), {1})
+    cut = interrupted(first, plan_recovery(first), Interrupt({1: 10}))
+    plan = plan_recovery(cut)
+    assert plan.start_of == {1: 10}
+    assert [(each.rank.pp, each.first_slot) for each in plan.slots] == [(1, 1)]
+
+
+def test_a_neighbour_of_a_replay_that_is_lost_reads_what_the_replay_logged_again():
+    first = without_processes(PIPELINE.facts(), {1})
+    cut = interrupted(first, plan_recovery(first), Interrupt({1: 12}))
+    plan = plan_recovery(without_processes(cut, {2}))
+    assert plan.start_of == {1: 12, 2: 9}
+    assert LogSource(2, 1, Direction.FORWARD, 10, 12) in plan.logs
+
+
+def test_what_an_older_era_left_is_not_mixed_with_a_rollback():
+    facts = PIPELINE.facts()
+    newer = {
+        each.process: dataclasses.replace(
+            each, era=1, committed=10, live=LiveState(Condition.DENSE, 10), persisted=None
+        )
+        for each in facts.processes[:3]
+    }
+    plan = plan_recovery(dataclasses.replace(changed(facts, newer), durable=10))
+    assert (plan.verdict, plan.target, plan.era) == (Verdict.ROLLBACK, 10, 2)
+
+
+def test_of_two_whole_windows_the_newest_persisted_one_is_replayed_from():
+    facts = without_processes(PIPELINE.facts(), {2})
+    older = {
+        each.process: dataclasses.replace(
+            each,
+            holdings=(
+                *(Holding(held.owner, Window(6, 3), 0b111) for held in each.holdings),
+                *each.holdings,
+            ),
+        )
+        for each in facts.processes
+    }
+    assert plan_recovery(changed(facts, older)).window == PERSISTED
+
+
+def test_the_ledger_comes_from_a_process_that_has_its_start_too():
+    facts = without_processes(PIPELINE.facts(), {2})
+    young = dataclasses.replace(facts.processes[0], ledger=range(12, 14))
+    plan = plan_recovery(changed(facts, {0: young}))
+    assert (plan.ledger_source, plan.replayed_steps) == (1, 4)

@@ -1,0 +1,397 @@
+"""Plans of recoveries: what must hold for every job, every fault and every second fault.
+
+What is expected is derived here from the faults and the facts by trying all possibilities, not by
+growing a scope as the policy does.
+"""
+
+import dataclasses
+import itertools
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from megatron_moevement.policy.boundary import Direction, is_ring
+from megatron_moevement.policy.facts import Condition
+from megatron_moevement.policy.plan import Ending, Origin, Verdict
+from megatron_moevement.policy.ranks import Layout
+from megatron_moevement.policy.recovery import plan_recovery
+from megatron_moevement.policy.retention import max_replayed_steps
+from megatron_moevement.policy.segments import Ends
+from megatron_moevement.testing.facts_strategies import (
+    LAYOUTS,
+    first_faults,
+    jobs,
+    second_faults,
+    with_another_copy,
+)
+from megatron_moevement.testing.job_facts import Job, without_processes
+
+REPLAYS = {Verdict.LOCALIZED, Verdict.GLOBAL}
+GETTING_WORSE = [
+    Verdict.RESUME,
+    Verdict.LOCALIZED,
+    Verdict.GLOBAL,
+    Verdict.ROLLBACK,
+    Verdict.ABORT,
+]
+CASES = first_faults() | second_faults()
+
+pytestmark = pytest.mark.timeout(300)
+often = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+def holders(facts, owner, window, slot):
+    return {
+        each.process
+        for each in facts.processes
+        for held in each.holdings
+        if (held.owner, held.window) == (owner, window) and held.slots >> slot & 1
+    }
+
+
+def logged(facts, stage, direction):
+    """Returns the steps that every rank of a stage has in its log."""
+    steps = [
+        {step for log in each.logs if log.direction is direction for step in log.steps}
+        for each in facts.stage(stage)
+    ]
+    return set.intersection(*steps)
+
+
+def neighbours(layout, stage):
+    """Yields from whom a stage receives; interleaved chunks close the pipeline to a ring."""
+    closed = layout.chunks > 1 and layout.pp > 1
+    if stage > 0 or closed:
+        yield Direction.FORWARD, (stage - 1) % layout.pp
+    if stage < layout.pp - 1 or closed:
+        yield Direction.BACKWARD, (stage + 1) % layout.pp
+
+
+def learnt_windows(facts):
+    return [each.persisted for each in facts.processes if each.persisted is not None]
+
+
+def target_of(facts):
+    return max(each.committed for each in facts.processes if each.committed is not None)
+
+
+def best_starts(case, window):
+    """Tries all ways in which stages keep what they have or go back; returns what keeps most.
+
+    A way is possible when every tensor that a replay receives is sent again or logged, and coupled
+    stages step together.
+    """
+    facts, layout = case.facts, case.facts.layout
+    last = layout.pp - 1
+    tied = facts.ends is Ends.TIED and last > 0
+    choices = []
+    for stage in range(layout.pp):
+        state = case.left[stage]
+        usable = state is not None and state[0] >= window.start and state[1] in {None, window}
+        choices.append({window.start, state[0]} if usable else {window.start})
+    logs = {
+        (sender, way): logged(facts, sender, way)
+        for stage in range(layout.pp)
+        for way, sender in neighbours(layout, stage)
+    }
+
+    def is_possible(starts):
+        if tied and starts[0] != starts[last]:
+            return False
+        return all(
+            logs[sender, direction].issuperset(range(starts[stage] + 1, starts[sender] + 1))
+            for stage in range(layout.pp)
+            for direction, sender in neighbours(layout, stage)
+        )
+
+    possible = [starts for starts in itertools.product(*choices) if is_possible(starts)]
+    return max(possible, key=sum)
+
+
+def first_slots(case, window, starts):
+    """Returns for each rank that has operators to activate the first slot that it needs."""
+    return {
+        rank: starts[stage] - window.start
+        for stage, state in case.left.items()
+        if state is None or state[0] != starts[stage] or state[1] is not None
+        for rank in case.facts.layout.stage_ranks(stage)
+    }
+
+
+def has_all(facts, window, needed):
+    return all(
+        holders(facts, rank, window, slot)
+        for rank, first in needed.items()
+        for slot in range(first, window.size)
+    )
+
+
+@often
+@given(CASES, st.randoms(use_true_random=False))
+def test_the_order_of_the_processes_does_not_matter(case, random):
+    plan = plan_recovery(case.facts)
+    processes = list(case.facts.processes)
+    random.shuffle(processes)
+    again = plan_recovery(dataclasses.replace(case.facts, processes=tuple(processes)))
+    assert again == plan
+    assert again.digest == plan.digest
+
+
+@often
+@given(CASES, CASES)
+def test_different_plans_have_different_digests(case, other):
+    plan, second = plan_recovery(case.facts), plan_recovery(other.facts)
+    assert (plan.digest == second.digest) == (repr(plan) == repr(second))
+
+
+@often
+@given(CASES)
+def test_the_target_is_the_newest_step_that_any_survivor_committed(case):
+    plan = plan_recovery(case.facts)
+    if plan.verdict is Verdict.ROLLBACK:
+        assert plan.target == case.facts.durable
+    else:
+        assert plan.target == target_of(case.facts)
+
+
+@settings(often, max_examples=200)
+@given(CASES)
+def test_as_many_stages_as_possible_keep_as_much_as_possible(case):
+    plan = plan_recovery(case.facts)
+    if plan.verdict not in REPLAYS:
+        return
+    starts = best_starts(case, plan.window)
+    assert tuple(map(plan.start, range(case.facts.layout.pp))) == starts
+    scope = {
+        stage
+        for stage, state in case.left.items()
+        if state is None or state[1] is not None or starts[stage] < plan.target
+    }
+    assert set(plan.start_of) == scope
+    for replay in plan.replays:
+        state = case.left[replay.stage]
+        kept = state is not None and state[0] == replay.start and state[1] in {None, plan.window}
+        assert (replay.origin is Origin.KEPT) == kept
+
+
+@often
+@given(CASES)
+def test_the_window_is_the_newest_that_was_persisted_and_is_whole(case):
+    facts = case.facts
+    plan = plan_recovery(facts)
+    stands = all(state == (target_of(facts), None) for state in case.left.values())
+    assert (plan.verdict is Verdict.RESUME) == (stands and not facts.vacant)
+    if facts.vacant or stands:
+        return
+    newest = max(learnt_windows(facts), default=None)
+    held = {held.window for each in facts.processes for held in each.holdings}
+    persisted = [window for window in held if newest is not None and window <= newest]
+    whole = [
+        window
+        for window in persisted
+        if has_all(facts, window, first_slots(case, window, best_starts(case, window)))
+    ]
+    if whole:
+        assert plan.verdict in REPLAYS
+        assert plan.window == max(whole)
+    else:
+        lost = Verdict.ABORT if facts.durable is None else Verdict.ROLLBACK
+        assert plan.verdict is lost
+
+
+@often
+@given(CASES)
+def test_every_rank_in_scope_loads_every_slot_it_waits_for_from_one_who_has_it(case):
+    facts = case.facts
+    plan = plan_recovery(facts)
+    if plan.verdict not in REPLAYS:
+        return
+    starts = tuple(map(plan.start, range(facts.layout.pp)))
+    needed = first_slots(case, plan.window, starts)
+    assert {each.rank: each.first_slot for each in plan.slots} == needed
+    for each in plan.slots:
+        for slot, process in enumerate(each.processes, start=each.first_slot):
+            having = holders(facts, each.rank, plan.window, slot)
+            assert process in having
+            own = facts.by_rank[each.rank].process
+            assert process == own or own not in having
+        assert each.first_slot + len(each.processes) == plan.window.size
+
+
+@often
+@given(CASES)
+def test_every_boundary_of_every_replayed_step_comes_from_a_log_or_a_neighbour(case):
+    plan = plan_recovery(case.facts)
+    served = {}
+    for log in plan.logs:
+        assert set(range(log.first, log.last + 1)) <= logged(case.facts, log.sender, log.direction)
+        served[log.receiver, log.sender, log.direction] = set(range(log.first, log.last + 1))
+    assert len(served) == len(plan.logs)
+    for replay in plan.replays:
+        for direction, sender in neighbours(case.facts.layout, replay.stage):
+            live = set(range(plan.start(sender) + 1, plan.target + 1))
+            replayed = set(range(replay.start + 1, plan.target + 1))
+            from_log = served.pop((replay.stage, sender, direction), set())
+            assert from_log == replayed - live
+    assert not served
+
+
+@often
+@given(CASES)
+def test_bystanders_hold_the_target_or_roll_forward_to_it(case):
+    plan = plan_recovery(case.facts)
+    if plan.verdict not in {Verdict.RESUME, *REPLAYS}:
+        assert not plan.replays
+        return
+    rolling = {roll.rank: roll.step for roll in plan.roll_forward}
+    for stage in set(range(case.facts.layout.pp)) - set(plan.start_of):
+        for each in case.facts.stage(stage):
+            assert each.live.condition is not Condition.TORN
+            step = rolling.get(each.rank, each.live.step)
+            assert step == plan.target
+    for rank, step in rolling.items():
+        live = case.facts.by_rank[rank].live
+        assert (live.finished, live.step) == (step, step - 1)
+        assert step == plan.start(rank.pp)
+
+
+@often
+@given(CASES)
+def test_localized_leaves_a_bystander_and_global_leaves_none(case):
+    plan = plan_recovery(case.facts)
+    stages = case.facts.layout.pp
+    if plan.verdict is Verdict.LOCALIZED:
+        assert 0 < len(plan.start_of) < stages
+    if plan.verdict is Verdict.GLOBAL:
+        assert len(plan.start_of) == stages
+
+
+@often
+@given(first_faults(st.builds(Layout, dp=st.integers(1, 4), ep=st.integers(1, 2))))
+def test_one_stage_is_never_localized(case):
+    plan = plan_recovery(case.facts)
+    assert plan.verdict is not Verdict.LOCALIZED
+    if plan.verdict is Verdict.GLOBAL:
+        assert "one stage only" in plan.reason
+
+
+@often
+@given(CASES)
+def test_segments_are_the_runs_of_neighbours_that_replay(case):
+    plan = plan_recovery(case.facts)
+    layout = case.facts.layout
+    in_order = [stage for segment in plan.segments for stage in segment]
+    assert sorted(in_order) == sorted(plan.start_of)
+    for segment in plan.segments:
+        steps = {(after - before) % layout.pp for before, after in itertools.pairwise(segment)}
+        assert steps <= {1}
+        assert is_ring(layout) or list(segment) == sorted(segment)
+    ends = {segment[-1] for segment in plan.segments}
+    starts = {segment[0] for segment in plan.segments}
+    if len(plan.segments) > 1:
+        follows = {(end + 1) % layout.pp for end in ends if is_ring(layout) or end + 1 < layout.pp}
+        assert not follows & starts
+
+
+@often
+@given(second_faults(st.builds(Layout, pp=st.integers(2, 5), chunks=st.integers(1, 2))))
+def test_tied_ends_replay_the_same_steps(case):
+    plan = plan_recovery(case.facts)
+    if case.facts.ends is Ends.TIED:
+        assert plan.start(0) == plan.start(case.facts.layout.pp - 1)
+
+
+def survivable_losses(draw, job, facts):
+    """Draws processes to lose such that a holder of each slot and a spare for each rank is left."""
+    spares = sum(each.rank is None for each in facts.processes)
+    window = max(learnt_windows(facts))
+    copies = [
+        holders(facts, rank, window, slot)
+        for rank in job.layout.ranks
+        for slot in range(window.size)
+    ]
+    assert {len(each) for each in copies} == {job.placement.replicas + 1}
+    lost = set()
+    for each in draw(st.permutations(facts.processes)):
+        more = lost | {each.process}
+        with_rank = [
+            other.process
+            for other in facts.processes
+            if other.rank is not None and other.process not in more
+        ]
+        spares_left = spares - sum(
+            other.rank is None for other in facts.processes if other.process in more
+        )
+        vacant = job.layout.num_ranks - len(with_rank)
+        if with_rank and vacant <= spares_left and all(having - more for having in copies):
+            lost = more
+        if draw(st.booleans()):
+            break
+    return lost
+
+
+@often
+@given(jobs(), st.data())
+def test_what_has_a_holder_and_a_spare_is_never_rolled_back(job, data):
+    job = dataclasses.replace(job, behind=frozenset(), spares=max(job.spares, 1))
+    facts = job.facts()
+    if not learnt_windows(facts):
+        return
+    lost = survivable_losses(data.draw, job, facts)
+    plan = plan_recovery(without_processes(facts, lost))
+    assert plan.verdict in {Verdict.RESUME, *REPLAYS}
+    assert plan.target == job.step
+    assert plan.replayed_steps <= max_replayed_steps(job.window, job.lag)
+
+
+@often
+@given(CASES)
+def test_without_a_spare_the_job_ends_with_what_it_takes_to_replay_if_there_is_all_of_it(case):
+    plan = plan_recovery(case.facts)
+    assert (plan.ending is not Ending.NONE) == (plan.verdict is Verdict.ABORT)
+    if case.facts.vacant:
+        assert plan.verdict is Verdict.ABORT
+    if plan.is_flush:
+        assert case.facts.vacant
+        assert {each.rank for each in plan.slots} == set(case.facts.layout.ranks)
+        for each in plan.slots:
+            assert each.first_slot == 0
+            for slot, process in enumerate(each.processes):
+                assert process in holders(case.facts, each.rank, plan.window, slot)
+
+
+@often
+@given(CASES)
+def test_the_ledger_comes_from_one_who_has_all_of_it(case):
+    plan = plan_recovery(case.facts)
+    first = min((replay.start for replay in plan.replays), default=plan.target)
+    if plan.is_flush:
+        first = plan.window.start
+    if plan.ledger_source is not None:
+        source = next(e for e in case.facts.processes if e.process == plan.ledger_source)
+        assert set(range(first + 1, plan.target + 1)) <= set(source.ledger)
+    else:
+        assert plan.verdict not in REPLAYS
+        assert not plan.roll_forward
+
+
+@often
+@given(CASES, st.data())
+def test_another_copy_never_makes_a_plan_worse(case, data):
+    plan = plan_recovery(case.facts)
+    better = plan_recovery(data.draw(with_another_copy(case)))
+    assert GETTING_WORSE.index(better.verdict) <= GETTING_WORSE.index(plan.verdict)
+    assert better.is_flush or not plan.is_flush or better.verdict is not Verdict.ABORT
+    if plan.verdict in REPLAYS:
+        for stage in range(case.facts.layout.pp):
+            assert better.start(stage) >= plan.start(stage)
+
+
+@often
+@given(LAYOUTS, st.integers(1, 20))
+def test_with_nothing_lost_nobody_replays(layout, step):
+    plan = plan_recovery(Job(layout, step=step).facts())
+    assert plan.verdict is Verdict.RESUME
+    assert not plan.replays
+    assert not plan.roll_forward

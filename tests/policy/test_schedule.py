@@ -1,0 +1,129 @@
+"""Window schedules: FULL once, COMPUTE until then, the same slot on all replicas."""
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from megatron_moevement.policy.operators import Inventory, Operator, OperatorId, OperatorKind
+from megatron_moevement.policy.ranks import LogicalRank
+from megatron_moevement.policy.schedule import (
+    InvalidScheduleError,
+    Window,
+    WindowSchedule,
+    slot_bytes,
+)
+
+EXPERTS = [OperatorId(OperatorKind.EXPERT, 0, number) for number in range(6)]
+
+
+def inventory_of_experts(count, ranks=1, tied=()):
+    parts = tuple(Operator(EXPERTS[number], 12, 2) for number in range(count))
+    return Inventory({LogicalRank(dp=rank): parts for rank in range(ranks)}, tied)
+
+
+@st.composite
+def schedules(draw):
+    count = draw(st.integers(1, 6))
+    window = draw(st.integers(1, 4))
+    slots = {EXPERTS[number]: draw(st.integers(0, window - 1)) for number in range(count)}
+    first_step = draw(st.integers(0, 9))
+    return WindowSchedule(inventory_of_experts(count, 2), window, slots, 3, first_step)
+
+
+@given(schedules())
+def test_every_operator_is_full_once_and_compute_before(schedule):
+    for operator in schedule.inventory.operators:
+        full = [slot for slot in range(schedule.window) if operator in schedule.full(slot)]
+        compute = [slot for slot in range(schedule.window) if operator in schedule.compute(slot)]
+        assert full == [schedule.slots[operator]]
+        assert compute == list(range(full[0]))
+
+
+@given(schedules())
+def test_bytes_of_a_slot_are_those_of_its_full_and_compute_operators(schedule):
+    for operators, slots in zip(
+        schedule.inventory.by_rank.values(), schedule.bytes_by_slot.values(), strict=True
+    ):
+        for slot in range(schedule.window):
+            full = [op.full_bytes for op in operators if op.id in schedule.full(slot)]
+            compute = [op.compute_bytes for op in operators if op.id in schedule.compute(slot)]
+            assert slots[slot] == sum(full) + sum(compute)
+    assert schedule.worst_slot_bytes == max(map(max, schedule.bytes_by_slot.values()))
+
+
+@given(schedules(), st.integers(0, 50))
+def test_steps_lie_in_windows_that_follow_each_other_without_gap(schedule, offset):
+    step = schedule.first_step + offset
+    window = schedule.window_of(step)
+    slot = schedule.slot_of(step)
+    assert window.step_of(slot) == step
+    assert window.start <= step <= window.last
+    assert (window.start - schedule.first_step) % schedule.window == 0
+    assert window.size == schedule.window
+    assert window.epoch == 3
+
+
+def test_a_step_before_the_schedule_has_no_window():
+    schedule = WindowSchedule(inventory_of_experts(1), 1, {EXPERTS[0]: 0}, first_step=4)
+    with pytest.raises(ValueError, match="before the schedule's first"):
+        schedule.window_of(3)
+
+
+@pytest.mark.parametrize("slots", [{}, {0: 0}, {0: 0, 1: 0, 2: 0}])
+def test_an_operator_that_is_never_full_or_unknown_is_refused(slots):
+    with pytest.raises(InvalidScheduleError, match="only one of"):
+        WindowSchedule(inventory_of_experts(2), 2, {EXPERTS[n]: slot for n, slot in slots.items()})
+
+
+@pytest.mark.parametrize("slot", [-1, 2])
+def test_a_slot_outside_of_the_window_is_refused(slot):
+    with pytest.raises(InvalidScheduleError, match=f"FULL in slot {slot} of a window of 2"):
+        WindowSchedule(inventory_of_experts(2), 2, {EXPERTS[0]: 0, EXPERTS[1]: slot})
+
+
+def test_a_window_without_slots_is_refused():
+    with pytest.raises(InvalidScheduleError, match="at least one slot"):
+        WindowSchedule(inventory_of_experts(1), 0, {EXPERTS[0]: 0})
+
+
+@pytest.mark.parametrize("number", ["epoch", "first_step"])
+def test_numbers_are_not_negative(number):
+    with pytest.raises(InvalidScheduleError, match="negative"):
+        WindowSchedule(inventory_of_experts(1), 1, {EXPERTS[0]: 0}, **{number: -1})
+
+
+def test_tied_operators_must_share_their_slot():
+    inventory = inventory_of_experts(3, tied=(frozenset(EXPERTS[:2]),))
+    WindowSchedule(inventory, 2, {EXPERTS[0]: 1, EXPERTS[1]: 1, EXPERTS[2]: 0})
+    with pytest.raises(InvalidScheduleError, match="tied operators need one slot"):
+        WindowSchedule(inventory, 2, {EXPERTS[0]: 1, EXPERTS[1]: 0, EXPERTS[2]: 0})
+
+
+@given(schedules())
+def test_the_digest_is_a_function_of_what_ranks_must_agree_on(schedule):
+    backwards = dict(reversed(schedule.slots.items()))
+    assert dataclasses.replace(schedule, slots=backwards).digest == schedule.digest
+    for change in ("epoch", "first_step", "window"):
+        other = dataclasses.replace(schedule, **{change: getattr(schedule, change) + 1})
+        assert other.digest != schedule.digest
+    if schedule.window > 1:
+        operator = EXPERTS[0]
+        moved = {**schedule.slots, operator: (schedule.slots[operator] + 1) % schedule.window}
+        assert dataclasses.replace(schedule, slots=moved).digest != schedule.digest
+
+
+def test_equal_operators_cost_what_the_formula_says():
+    window = 4
+    parts = [(number % window, 12, 2) for number in range(20)]
+    sizes = slot_bytes(parts, window)
+    parameters = 20
+    assert [size * window for size in sizes] == [
+        parameters * (12 + 2 * (window - slot - 1)) for slot in range(window)
+    ]
+
+
+def test_windows_are_ordered_by_their_start():
+    assert sorted([Window(6, 2), Window(3, 3), Window(0, 3)])[0].start == 0
+    assert Window(3, 3).last == 5

@@ -1,0 +1,113 @@
+"""Behind the barrier every rank knows the same, or every rank has stopped."""
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from megatron_moevement.runtime.commit_barrier import (
+    CommitBarrier,
+    DisagreementError,
+    StopRequest,
+    Vote,
+)
+
+pytestmark = pytest.mark.distributed
+
+SMALLEST = 2.0**-149
+"""The smallest loss that FP32 can hold."""
+
+
+def vote_of(**changes):
+    fields = {
+        "step": 3,
+        "loss": None,
+        "num_tokens": 0,
+        "found_inf": (False, False),
+        "grad_norm": 0.1,
+        "stop": StopRequest.NONE,
+    }
+    return Vote(**fields | changes)
+
+
+def wait_with(votes):
+    """Votes with what the list holds for this rank; returns the agreement, or the disagreement."""
+    dist.init_process_group("gloo")
+    try:
+        changes = dict(votes[dist.get_rank()])
+        if "found_inf" in changes:
+            changes["found_inf"] = tuple(changes["found_inf"])
+        if "stop" in changes:
+            changes["stop"] = StopRequest(changes["stop"])
+        agreement = CommitBarrier(torch.device("cpu")).wait(vote_of(**changes))
+        return [agreement.loss, agreement.num_tokens, agreement.stop.name]
+    except DisagreementError as error:
+        return str(error)
+    finally:
+        dist.destroy_process_group()
+
+
+def outcome(fork_server, votes):
+    """Returns what all ranks learned, which must be the same."""
+    values = fork_server.run(wait_with, world_size=len(votes), args=[votes]).check().values
+    assert all(value == values[0] for value in values)
+    return values[0]
+
+
+@pytest.mark.parametrize("loss", [4.875, 0.0, SMALLEST, 1e38])
+def test_all_learn_the_bits_of_the_loss_from_those_who_computed_it(fork_server, loss):
+    loss = torch.tensor(loss, dtype=torch.float32).item()
+    votes = [{}, {"loss": loss, "num_tokens": 64}, {"loss": loss, "num_tokens": 64}]
+    assert outcome(fork_server, votes) == [loss, 64, "NONE"]
+
+
+@pytest.mark.parametrize(
+    ("wishes", "agreed"),
+    [((0, 0, 0), "NONE"), ((0, 1, 0), "DURATION"), ((1, 0, 2), "SIGNAL"), ((0, 1, 1), "DURATION")],
+)
+def test_all_stop_when_one_wants_to_for_the_strongest_reason(fork_server, wishes, agreed):
+    votes = [{"loss": 1.0, "num_tokens": 1, "stop": stop} for stop in wishes]
+    assert outcome(fork_server, votes) == [1.0, 1, agreed]
+
+
+@pytest.mark.parametrize("grad_norm", [0.0, SMALLEST, 12.5, None])
+def test_equal_gradient_statistics_pass(fork_server, grad_norm):
+    overflow = [grad_norm is None, False]
+    votes = [{"loss": 1.0, "grad_norm": grad_norm, "found_inf": overflow}] * 2
+    assert outcome(fork_server, votes) == [1.0, 0, "NONE"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({"grad_norm": 0.1 + 2**-56}, "gradient norm"),  # the next float64
+        ({"grad_norm": None}, "gradient norm"),
+        ({"found_inf": [False, True]}, "overflow"),
+        ({"found_inf": [True, False]}, "overflow"),
+        ({"step": 4}, "step"),
+        ({"step": 2}, "step"),
+    ],
+)
+@pytest.mark.parametrize("rank", [0, 2])
+def test_no_rank_passes_when_one_has_other_gradients(fork_server, changes, name, rank):
+    assert 0.1 + 2**-56 != 0.1
+    votes = [{"loss": 1.0} | (changes if one == rank else {}) for one in range(3)]
+    values = fork_server.run(wait_with, world_size=3, args=[votes]).check().values
+    assert all(value.startswith(f"{name} at the barrier of step ") for value in values)
+
+
+def come_late(seconds):
+    """Returns when this rank came to the barrier and when it left it."""
+    import time  # noqa: PLC0415
+
+    dist.init_process_group("gloo")
+    time.sleep(seconds * dist.get_rank())
+    came = time.monotonic()
+    CommitBarrier(torch.device("cpu")).wait(vote_of(loss=1.0))
+    left = time.monotonic()
+    dist.destroy_process_group()
+    return [came, left]
+
+
+def test_no_rank_leaves_before_the_last_one_came(fork_server):
+    times = fork_server.run(come_late, world_size=3, args=[0.2]).check().values
+    assert min(left for _, left in times) >= max(came for came, _ in times)

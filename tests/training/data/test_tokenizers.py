@@ -1,0 +1,123 @@
+"""Tokenizers give back what they were given, and say what they can't take."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from megatron_moevement.errors import UserError
+from megatron_moevement.training.data.tokenizers import (
+    ByteTokenizer,
+    DecodeErrors,
+    HuggingFaceTokenizer,
+    NullTokenizer,
+    TokenizerSpec,
+    TokenizerType,
+    padded_vocab_size,
+)
+
+WORDS = {"<unk>": 0, "a": 1, "b": 2, "\ufffd": 3, "the_end": 9}
+
+
+@pytest.fixture
+def model_folder(tmp_path):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    backend = Tokenizer(models.WordLevel(WORDS, unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    backend.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "the_end"}))
+    return folder
+
+
+@given(st.binary())
+def test_bytes_are_taken_as_they_are(data):
+    ids = ByteTokenizer().tokenize(data)
+    assert bytes(ids.tolist()) == data
+    assert not (ids == ByteTokenizer().eod).any()
+
+
+@given(st.text())
+def test_text_survives_the_byte_tokenizer(text):
+    tokenizer = ByteTokenizer()
+    assert tokenizer.detokenize(tokenizer.tokenize(text)) == text
+
+
+def test_the_byte_tokenizer_shows_what_is_no_text():
+    assert ByteTokenizer().detokenize([97, 255, 256]) == "a\ufffd<eod>"
+
+
+def test_a_lone_surrogate_is_taken_as_its_bytes():
+    assert ByteTokenizer().tokenize("\ud83d").tolist() == [0xED, 0xA0, 0xBD]
+
+
+def test_null_tokenizer_reads_ids_and_refuses_others():
+    tokenizer = NullTokenizer(10)
+    assert tokenizer.tokenize("3 1\n10").tolist() == [3, 1, 10]
+    assert tokenizer.detokenize(np.array([3, 10])) == "3 10"
+    for wrong in ("11", "-1", "x"):
+        with pytest.raises(ValueError, match=r"outside 0 to 10|invalid literal"):
+            tokenizer.tokenize(wrong)
+
+
+def test_a_huggingface_tokenizer_is_read_from_its_file_or_folder(model_folder):
+    for model in (model_folder, model_folder / "tokenizer.json"):
+        tokenizer = HuggingFaceTokenizer(model)
+        assert tokenizer.tokenize(b"b a b").tolist() == [2, 1, 2]
+        assert tokenizer.detokenize([2, 1]) == "b a"
+        assert (tokenizer.vocab_size, tokenizer.eod) == (10, 9)
+
+
+def test_identity_is_the_content_of_the_tokenizer_not_its_place(model_folder, tmp_path):
+    identity = HuggingFaceTokenizer(model_folder).unique_identifiers
+    copied = shutil.copytree(model_folder, tmp_path / "copy")
+    assert HuggingFaceTokenizer(copied).unique_identifiers == identity
+    changed = (copied / "tokenizer.json").read_text().replace('"a"', '"c"')
+    (copied / "tokenizer.json").write_text(changed)
+    assert HuggingFaceTokenizer(copied).unique_identifiers != identity
+
+
+def test_bytes_that_are_no_text_follow_the_policy(model_folder):
+    data = b"a \xff b"
+    with pytest.raises(UnicodeDecodeError):
+        HuggingFaceTokenizer(model_folder, DecodeErrors.STRICT).tokenize(data)
+    replaced = HuggingFaceTokenizer(model_folder, DecodeErrors.REPLACE).tokenize(data)
+    assert replaced.tolist() == [1, 3, 2]
+    ignored = HuggingFaceTokenizer(model_folder, DecodeErrors.IGNORE).tokenize(data)
+    assert ignored.tolist() == [1, 2]
+
+
+def test_an_end_of_document_must_be_known(model_folder):
+    config = model_folder / "tokenizer_config.json"
+    config.write_text(json.dumps({"eos_token": {"content": "b"}}))
+    assert HuggingFaceTokenizer(model_folder).eod == WORDS["b"]
+    config.write_text(json.dumps({"eos_token": "nowhere"}))
+    with pytest.raises(UserError, match="'nowhere' is no token"):
+        HuggingFaceTokenizer(model_folder)
+    config.unlink()
+    with pytest.raises(UserError, match="no token that ends a document"):
+        HuggingFaceTokenizer(model_folder)
+
+
+def test_a_file_that_is_no_tokenizer_is_refused(tmp_path):
+    (tmp_path / "tokenizer.json").write_text("{}")
+    spec = TokenizerSpec(TokenizerType.HUGGING_FACE, str(tmp_path))
+    with pytest.raises(UserError, match="no HuggingFace tokenizer"):
+        spec.build()
+
+
+def test_a_folder_without_a_tokenizer_is_refused(tmp_path):
+    with pytest.raises(UserError, match="no tokenizer"):
+        HuggingFaceTokenizer(tmp_path)
+
+
+@given(st.integers(1, 10**6), st.integers(1, 256), st.integers(1, 16))
+def test_padding_is_the_smallest_that_divides(vocab_size, divisible_by, tensor_parallel_size):
+    padded = padded_vocab_size(vocab_size, divisible_by, tensor_parallel_size)
+    multiple = divisible_by * tensor_parallel_size
+    assert padded % multiple == 0
+    assert vocab_size <= padded < vocab_size + multiple

@@ -1,0 +1,91 @@
+"""Scalars arrive in TensorBoard, over iterations and over samples, across restarts."""
+
+import importlib.util
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from megatron_moevement.errors import UserError
+from megatron_moevement.training.reporting.writers import ScalarWriters, open_writers
+
+
+def _points(directory, name):
+    accumulator = EventAccumulator(str(directory))
+    accumulator.Reload()
+    return [(event.step, pytest.approx(event.value)) for event in accumulator.Scalars(name)]
+
+
+def test_scalars_are_found_in_tensorboard(logging_config, tmp_path):
+    writers = open_writers(logging_config("--tensorboard-dir", str(tmp_path)), None)
+    writers.add({"lm loss": 2.5, "grad-norm": 1.5}, 3, 24)
+    writers.add({"iteration-time": 0.25}, 3)
+    writers.close()
+    assert _points(tmp_path, "lm loss") == [(3, 2.5)]
+    assert _points(tmp_path, "lm loss vs samples") == [(24, 2.5)]
+    assert _points(tmp_path, "grad-norm") == [(3, 1.5)]
+    assert _points(tmp_path, "iteration-time") == [(3, 0.25)]
+
+
+def test_a_second_process_continues_the_curves_in_a_file_of_its_own(logging_config, tmp_path):
+    config = logging_config("--tensorboard-dir", str(tmp_path))
+    for first in (1, 3):
+        writers = open_writers(config, None)
+        for k in (first, first + 1):
+            writers.add({"lm loss": float(k)}, k)
+        writers.close()
+    assert len(list(tmp_path.iterdir())) == 2
+    assert _points(tmp_path, "lm loss") == [(1, 1), (2, 2), (3, 3), (4, 4)]
+
+
+def test_what_is_flushed_can_be_read_while_training_goes_on(logging_config, tmp_path):
+    writers = open_writers(logging_config("--tensorboard-dir", str(tmp_path)), None)
+    for k in (1, 2, 3):
+        writers.add({"lm loss": float(k)}, k)
+        writers.flush()
+    assert _points(tmp_path, "lm loss") == [(1, 1), (2, 2), (3, 3)]
+    writers.close()
+
+
+def test_a_folder_that_can_not_be_written_is_the_users_error(logging_config, tmp_path):
+    (tmp_path / "file").touch()
+    config = logging_config("--tensorboard-dir", str(tmp_path / "file"))
+    with pytest.raises(UserError, match=r"--tensorboard-dir .*give a writable folder"):
+        open_writers(config, None)
+
+
+def test_without_writers_nothing_happens(logging_config):
+    writers = open_writers(logging_config(), None)
+    assert not writers
+    writers.add({"lm loss": 1.0}, 1, 8)
+    writers.flush()
+    writers.close()
+
+
+def test_all_writers_are_closed_when_one_fails():
+    closed = []
+
+    class Failing:
+        def close(self):
+            closed.append("failing")
+            raise OSError("disk full")
+
+    class Working:
+        def close(self):
+            closed.append("working")
+
+    with pytest.raises(OSError, match="disk full"):
+        ScalarWriters([Failing(), Working()]).close()
+    assert closed == ["failing", "working"]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("wandb") is None, reason="wandb is not installed")
+def test_scalars_go_to_weights_and_biases_too(logging_config, tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    config = logging_config(
+        "--wandb-project", "moe", "--wandb-exp-name", "first", "--wandb-save-dir", str(tmp_path)
+    )
+    writers = open_writers(config, None)
+    writers.add({"lm loss": 1.0}, 1, 8)
+    writers.add({"lm loss": 0.5}, 2, 16)
+    writers.close()
+    assert list(tmp_path.glob("wandb/offline-run-*/*.wandb"))

@@ -1,0 +1,157 @@
+"""The flags of the program: a frozen list, each of them read, presets as defaults only."""
+
+import argparse
+import ast
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+import megatron_moevement
+from megatron_moevement.errors import UserError
+from megatron_moevement.settings.architecture import Architecture, MixtureOfExperts
+from megatron_moevement.settings.checkpointing import Checkpointing
+from megatron_moevement.settings.flags import flag_name
+from megatron_moevement.settings.optimization import Optimization
+from megatron_moevement.settings.parallelism import Parallelism
+from megatron_moevement.settings.precision import Precision
+from megatron_moevement.settings.run import Run
+from megatron_moevement.testing.tiny_job import tiny_arguments
+from megatron_moevement.training.arguments import build_parser, parse
+from megatron_moevement.training.data.arguments import DataFlags
+from megatron_moevement.training.presets import PRESETS
+from megatron_moevement.training.refusals import REFUSALS
+from megatron_moevement.training.reporting.arguments import LoggingConfig
+
+FROZEN = Path(__file__).with_name("flags.txt")
+PACKAGE = Path(megatron_moevement.__file__).parent
+GROUPS = (
+    Architecture,
+    MixtureOfExperts,
+    Parallelism,
+    Precision,
+    Run,
+    Optimization,
+    Checkpointing,
+    DataFlags,
+    LoggingConfig,
+)
+ARGUMENT_OF_THE_PARSER = {"--help", "-h", "--model-preset"}
+
+
+def shown_flags():
+    actions = build_parser()._actions
+    return {
+        option: action
+        for action in actions
+        if action.help != argparse.SUPPRESS
+        for option in action.option_strings
+    }
+
+
+def test_the_list_of_flags_is_frozen():
+    """Users have scripts: a flag is added to the list with the change that adds it, none goes."""
+    assert sorted(shown_flags()) == FROZEN.read_text().splitlines()
+
+
+def test_each_flag_is_declared_by_one_field():
+    declared = [flag_name(field) for group in GROUPS for field in dataclasses.fields(group)]
+    assert sorted({*declared, *ARGUMENT_OF_THE_PARSER}) == sorted(shown_flags())
+    assert len(declared) == len(set(declared))
+
+
+def test_each_flag_has_a_help_of_one_line():
+    for option, action in shown_flags().items():
+        assert action.help, option
+        assert "\n" not in action.help
+
+
+def test_a_refused_flag_is_none_that_works():
+    assert not {refusal.flag for refusal in REFUSALS} & set(shown_flags())
+
+
+def read_names():
+    """Returns the names that the package reads as attributes, or names in strings for getattr.
+
+    A check that compares a value is no reader: functions that only check are left out.
+    """
+    names = set()
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(_without_checks(ast.parse(path.read_text(encoding="utf-8")))):
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
+                names.add(node.attr)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                names.add(node.value)
+    return names
+
+
+class _DropChecks(ast.NodeTransformer):
+    """Drops what declares flags or only checks them."""
+
+    def visit_FunctionDef(self, node):
+        is_check = node.name.startswith(("check_", "_check")) or node.name == "add_flags"
+        return None if is_check else self.generic_visit(node)
+
+    def visit_Assign(self, node):
+        names = [target.id for target in node.targets if isinstance(target, ast.Name)]
+        return None if "PRESETS" in names else self.generic_visit(node)
+
+    def visit_AnnAssign(self, node):
+        is_preset = isinstance(node.target, ast.Name) and node.target.id == "PRESETS"
+        return None if is_preset else self.generic_visit(node)
+
+
+def _without_checks(tree):
+    return _DropChecks().visit(tree)
+
+
+def test_every_flag_is_read_outside_of_the_parser():
+    """But for a flag that has one choice only, which Megatron-LM's scripts give."""
+    read = read_names()
+    unread = [
+        flag_name(field)
+        for group in GROUPS
+        for field in dataclasses.fields(group)
+        if field.name not in read and len(field.metadata["choices"] or ()) != 1
+    ]
+    assert unread == []
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_preset_needs_no_further_flag_of_the_network(preset):
+    flags = ["--mock-data", "--tokenizer-type=NullTokenizer", "--vocab-size=64"]
+    run = ["--micro-batch-size=1", "--train-iters=2", "--lr=1e-3"]
+    arguments = parse([f"--model-preset={preset}", *flags, *run], 1)
+    for name, value in PRESETS[preset].items():
+        for group in (arguments.architecture, arguments.moe):
+            if hasattr(group, name):
+                assert getattr(group, name) == value
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_an_explicit_flag_overrides_the_preset_wherever_it_stands(order):
+    given = ["--model-preset=tiny", "--num-layers=6", "--moe-aux-loss-coeff=0.5"][::order]
+    arguments = tiny_arguments(*given)
+    assert arguments.architecture.num_layers == 6
+    assert arguments.moe.moe_aux_loss_coeff == (0.5,)
+    assert arguments.architecture.num_attention_heads == PRESETS["tiny"]["num_attention_heads"]
+
+
+def test_an_explicit_flag_overrides_the_preset_even_with_the_default_of_the_flag():
+    assert tiny_arguments("--normalization=LayerNorm").architecture.normalization == "LayerNorm"
+    assert tiny_arguments("--moe-aux-loss-coeff=0.0").moe.moe_aux_loss_coeff == (0.0,)
+    assert tiny_arguments("--hidden-dropout=0.1").architecture.hidden_dropout == 0.1
+
+
+def test_one_job_leaves_no_defaults_to_the_next():
+    tiny_arguments()
+    with pytest.raises(UserError, match="--num-layers is missing"):
+        parse(
+            ["--mock-data", "--tokenizer-type=NullTokenizer", "--vocab-size=64", "--seq-length=8"],
+            1,
+        )
+
+
+def test_flags_are_not_abbreviated():
+    with pytest.raises(UserError, match="--num-layer"):
+        tiny_arguments("--num-layer=2")

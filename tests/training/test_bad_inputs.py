@@ -1,0 +1,347 @@
+"""Every bad input gets one clear line and exit code 2; nothing is written, nothing hangs."""
+
+import os
+import re
+import resource
+import subprocess
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from megatron_moevement.cli import main as command
+from megatron_moevement.testing.tiny_job import TINY
+from megatron_moevement.training.checkpoints import TRACKER, CheckpointFolder
+from megatron_moevement.training.program import main
+from megatron_moevement.training.refusals import REFUSALS
+
+TIMEOUT_S = 30
+WORLD_SIZES = [pytest.param(1, marks=pytest.mark.slow), 2]
+"""Two ranks show more than one does."""
+
+SINGLE = {
+    "--no-such-flag": "--no-such-flag",
+    "stray": "unrecognized arguments: stray",
+    "--num-layers two": "'two' is no integer",
+    "--num-layers 0": "0 is not at least 1",
+    "--lr nan": "nan is not finite",
+    "--lr inf": "inf is not finite",
+    "--lr -1": "-1 is not above 0",
+    "--min-lr 1": "--min-lr 1.0 exceeds --lr",
+    "--lr-warmup-init 1": "--lr-warmup-init 1.0 exceeds --lr",
+    "--lr-warmup-iters 8": "the warm-up takes 8 of 8",
+    "--lr-decay-style WSD": "--lr-wsd-decay-iters",
+    "--lr-decay-style WSD --lr-wsd-decay-iters 9": "at most 8",
+    "--weight-decay-incr-style linear": "--start-weight-decay",
+    "--weight-decay-incr-style linear --start-weight-decay 0.2 --end-weight-decay 0.1": "exceeds",
+    "--adam-beta1 1": "1 is not at least 0 and below 1",
+    "--clip-grad -1": "-1 is not 0 or more",
+    "--hidden-dropout 1": "1 is not at least 0 and below 1",
+    "--seed -1": "-1 is not at least 0",
+    "--eval-interval 0": "0 is not at least 1",
+    "--exit-interval 0": "0 is not at least 1",
+    "--train-iters 0": "0 is not at least 1",
+    "--micro-batch-size 0": "0 is not at least 1",
+    "--global-batch-size 5": "no multiple of --micro-batch-size 2",
+    "--bf16 --fp16": "--bf16 and --fp16 exclude each other",
+    "--loss-scale 8": "--loss-scale scales nothing in FP32",
+    "--fp16 --min-loss-scale 8 --initial-loss-scale 4": "--min-loss-scale",
+    "--fp16 --hysteresis 0": "0 is not at least 1",
+    "--num-attention-heads 5": "--hidden-size 32 is no multiple of --num-attention-heads 5",
+    "--kv-channels 3": "rope turns pairs",
+    "--rotary-percent 2": "2 is not above 0 and at most 1",
+    "--max-position-embeddings 8": "--seq-length 16 exceeds --max-position-embeddings 8",
+    "--group-query-attention --num-query-groups 3": "--num-query-groups 3 must divide",
+    "--squared-relu": "--swiglu and --squared-relu exclude each other",
+    "--recompute-granularity full": "needs --recompute-method",
+    "--recompute-method uniform": "needs --recompute-granularity full",
+    "--num-experts 1": "--moe-router-topk 2 exceeds --num-experts 1",
+    "--moe-layer-freq [1]*3": "--moe-layer-freq lists 3 layers",
+    "--moe-layer-freq x": "'x' is neither an integer nor a list",
+    "--moe-aux-loss-coeff 0.1 0.2": "one value for each",
+    "--moe-router-load-balancing-type sinkhorn": "sinkhorn has no auxiliary loss",
+    "--moe-router-load-balancing-type fair": "'fair' is none of aux_loss",
+    "--moe-router-num-groups 3 --moe-router-group-topk 1": "3 must divide --num-experts 4",
+    "--moe-shared-expert-gate": "needs --moe-shared-expert-intermediate-size",
+    "--transformer-impl transformer_engine": "TransformerEngine is not installed",
+    "--moevement-backend cuda": "torch sees no CUDA device",
+    "--tensor-model-parallel-size 2": "1 ranks can't be divided",
+    "--pipeline-model-parallel-size 2": "1 ranks can't be divided",
+    "--expert-model-parallel-size 2": "1 ranks can't be divided into expert parallel 2",
+    "--expert-tensor-parallel-size 2": "expert tensor parallel 2",
+    "--num-virtual-stages-per-pipeline-rank 2": "needs --pipeline-model-parallel-size",
+    "--sequence-parallel": "needs --tensor-model-parallel-size above 1",
+    "--overlap-param-gather": "needs --use-distributed-optimizer",
+    "--save-interval 2": "--save-interval needs --save",
+    "--ckpt-step 2": "--ckpt-step needs --load",
+    "--finetune": "--finetune needs --load",
+    "--data-path nowhere/data": "--mock-data and --data-path exclude each other",
+    "--reset-position-ids": "--reset-position-ids has no effect",
+    "--tokenizer-type HuggingFaceTokenizer": "--tokenizer-model",
+    "--tokenizer-type HuggingFaceTokenizer --tokenizer-model nowhere": "nowhere",
+    "--model-preset huge": "'huge'",
+    "--wandb-project p": "--wandb-exp-name",
+}
+"""Flags, after those of a job that would train, and what the line must say."""
+
+PAIR = {
+    "--tensor-model-parallel-size 2": "needs --sequence-parallel",
+    "--tensor-model-parallel-size 3 --sequence-parallel": "2 ranks can't be divided",
+    "--tensor-model-parallel-size 2 --sequence-parallel --seq-length 15": "--seq-length 15",
+    "--tensor-model-parallel-size 2 --sequence-parallel --moe-ffn-hidden-size 31": "31 is no multi",
+    "--tensor-model-parallel-size 2 --sequence-parallel --num-attention-heads 1": "heads 1 is no",
+    "--expert-model-parallel-size 2 --num-experts 5": "--num-experts 5 is no multiple",
+    "--pipeline-model-parallel-size 2 --num-layers 3": "3 layers can't be divided evenly",
+    "--pipeline-model-parallel-size 2 --decoder-first-pipeline-num-layers 2": "can't be divided",
+    "--pipeline-model-parallel-size 2 --num-virtual-stages-per-pipeline-rank 2 --num-layers 4 "
+    "--global-batch-size 6": "needs a multiple of 2 micro-batches",
+    "--global-batch-size 6": "data-parallel size 2",
+    "--no-such-flag": "--no-such-flag",
+}
+"""The same for two ranks."""
+
+REFUSED_BY_MEGATRON = {
+    "--moe-router-enable-expert-bias": "sigmoid",
+    "--moe-pad-expert-input-to-capacity": "moe_expert_capacity_factor",
+    "--recompute-granularity selective --recompute-modules everything": "everything",
+}
+
+
+def run_ranks(argv, limit_bytes=None):
+    """Runs the program as this rank; returns its exit code."""
+    if limit_bytes is not None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, limit_bytes))
+    return int(main([*TINY, *argv]))
+
+
+def refusal(server, argv, world_size):
+    """Returns the only line of a job that every rank leaves with exit code 2."""
+    result = server.run(run_ranks, world_size=world_size, args=[argv], timeout_s=TIMEOUT_S).check()
+    assert result.values == (2,) * world_size
+    return only_line("".join(rank.stderr for rank in result.ranks))
+
+
+def only_line(text):
+    lines = text.splitlines()
+    assert len(lines) == 1, text
+    assert lines[0].startswith("pretrain_moe.py: ")
+    return lines[0]
+
+
+def tree(folder):
+    """Returns all paths below a folder with the contents of the files."""
+    return {p: p.read_bytes() if p.is_file() else None for p in sorted(folder.rglob("*"))}
+
+
+@pytest.fixture
+def as_rank(monkeypatch, tmp_path):
+    """Lets this process be a rank; the program stops before it would look for the others."""
+    monkeypatch.chdir(tmp_path)
+
+    def be(rank, world_size):
+        for name, value in (("RANK", rank), ("LOCAL_RANK", rank), ("WORLD_SIZE", world_size)):
+            monkeypatch.setenv(name, str(value))
+
+    return be
+
+
+@pytest.mark.parametrize("flags", SINGLE)
+def test_one_process_refuses_bad_flags_in_one_line(flags, as_rank, capsys, tmp_path):
+    as_rank(0, 1)
+    before = tree(tmp_path)
+    assert main([*TINY, *flags.split()]) == 2
+    assert SINGLE[flags] in only_line(capsys.readouterr().err)
+    assert tree(tmp_path) == before
+
+
+@pytest.mark.parametrize("flags", PAIR)
+def test_two_ranks_say_once_what_both_refuse(flags, as_rank, capsys):
+    for rank in range(2):
+        as_rank(rank, 2)
+        assert main([*TINY, *flags.split()]) == 2
+    assert PAIR[flags] in only_line(capsys.readouterr().err)
+
+
+def test_missing_data_is_refused_in_one_line(as_rank, capsys, tmp_path):
+    as_rank(0, 1)
+    flags = [flag for flag in TINY if flag != "--mock-data"]
+    assert main(flags) == 2
+    assert "no data" in only_line(capsys.readouterr().err)
+    assert main([*flags, "--data-path", str(tmp_path / "nothing")]) == 2
+    line = only_line(capsys.readouterr().err)
+    assert "nothing.idx is missing" in line
+    assert "moevement data prepare" in line
+    assert tree(tmp_path) == {}
+
+
+def test_data_of_another_tokenizer_is_refused_and_left_alone(as_rank, capsys, tmp_path):
+    text, prefix = tmp_path / "text.txt", tmp_path / "data"
+    text.write_text("A tokenizer of bytes made this.\n" * 50)
+    prepare = ["data", "prepare", "--input", str(text), "--output-prefix", str(prefix)]
+    assert command([*prepare, "--tokenizer-type", "ByteTokenizer"]) == 0
+    capsys.readouterr()
+    before = tree(tmp_path)
+    as_rank(0, 1)
+    flags = [flag for flag in TINY if flag != "--mock-data"]
+    assert main([*flags, "--data-path", str(prefix)]) == 2  # the vocabulary of 96 is too small
+    assert "the vocabulary of NullTokenizer ends at" in only_line(capsys.readouterr().err)
+    assert tree(tmp_path) == before
+
+
+@pytest.mark.parametrize("refused", REFUSALS, ids=lambda refused: refused.flag)
+@pytest.mark.parametrize("values", [[], ["2"], ["2", "2", "8"]])
+def test_a_refused_flag_says_its_reason(refused, values, as_rank, capsys):
+    as_rank(0, 1)
+    assert main([*TINY, refused.flag, *values]) == 2
+    line = only_line(capsys.readouterr().err)
+    assert refused.flag in line
+    assert refused.reason in line
+
+
+@pytest.mark.parametrize("name", ["num-layers", "hidden-size", "lr", "train-iters", "seq-length"])
+def test_a_flag_that_is_missing_is_named(name, as_rank, capsys):
+    as_rank(0, 1)
+    preset = "--model-preset=" if name in {"num-layers", "hidden-size", "seq-length"} else " "
+    left = [flag for flag in TINY if not flag.startswith((f"--{name}=", preset))]
+    assert main(left) == 2
+    assert f"--{name} " in only_line(capsys.readouterr().err)
+
+
+@pytest.mark.parametrize(
+    ("rank", "world_size"), [("one", "2"), ("0", "many"), ("2", "2"), ("-1", "2"), ("0", "0")]
+)
+def test_a_process_that_does_not_know_its_rank_says_so(rank, world_size, as_rank, capsys):
+    as_rank(rank, world_size)
+    assert main(TINY) == 2
+    assert "WORLD_SIZE" in only_line(capsys.readouterr().err)
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_what_megatron_refuses_is_one_line(world_size, megatron_fork_server):
+    for flags, words in REFUSED_BY_MEGATRON.items():
+        line = refusal(megatron_fork_server, flags.split(), world_size)
+        assert "Megatron-Core refuses the flags" in line
+        assert words in line
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--save"],
+        ["--moevement-event-dir"],
+        ["--tensorboard-dir"],
+        ["--moevement-state-digest"],
+        ["--log-progress", "--save"],
+    ],
+    ids=lambda flags: flags[0],
+)
+def test_a_place_that_cannot_be_written_is_refused(
+    flags, world_size, megatron_fork_server, tmp_path
+):
+    file = tmp_path / "file"
+    file.write_text("precious")
+    line = refusal(megatron_fork_server, [*flags, str(file / "inside")], world_size)
+    assert str(file) in line
+    assert flags[-1] in line
+    assert tree(tmp_path) == {file: b"precious"}
+
+
+@pytest.fixture(scope="module")
+def saved(megatron_fork_server, tmp_path_factory):
+    """A folder with the checkpoints of iterations 2 and 4."""
+    folder = tmp_path_factory.mktemp("saved")
+    argv = ["--save", str(folder), "--save-interval", "2", "--train-iters", "4"]
+    server = megatron_fork_server
+    assert server.run(run_ranks, world_size=1, args=[argv]).check().values == (0,)
+    return folder
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--hidden-size", "64"], "--hidden-size 64 (checkpoint: 32)"),
+        (["--num-experts", "8"], "--num-experts 8 (checkpoint: 4)"),
+        (["--moe-router-topk", "3"], "--moe-router-topk 3 (checkpoint: 2)"),
+        (["--vocab-size", "80"], "--vocab-size"),
+        (["--ckpt-step", "3"], "--ckpt-step 3"),
+        (["--lr", "0.5"], "another schedule"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else None,
+)
+def test_a_checkpoint_that_does_not_fit_is_refused_and_left_alone(
+    flags, words, world_size, saved, megatron_fork_server
+):
+    before = tree(saved)
+    assert words in refusal(megatron_fork_server, [*flags, "--load", str(saved)], world_size)
+    assert tree(saved) == before
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_a_folder_without_checkpoints_is_refused_on_demand(
+    world_size, megatron_fork_server, tmp_path
+):
+    argv = ["--load", str(tmp_path / "none"), "--exit-on-missing-checkpoint"]
+    assert "holds no checkpoint" in refusal(megatron_fork_server, argv, world_size)
+    assert tree(tmp_path) == {}
+
+
+@contextmanager
+def small_disk(folder, size_bytes):
+    """Mounts a file system of a fixed size on a folder."""
+    command = ["mount", "-t", "tmpfs", "-o", f"size={size_bytes}", "tmpfs", str(folder)]
+    if os.geteuid() != 0 or subprocess.run(command, check=False, capture_output=True).returncode:
+        pytest.skip("mounting a small file system is not permitted here")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+def goes_on_after_failed_saves(server, argv, folder, whole, failed, world_size, limit_bytes=None):
+    """Asserts that training ends well, each failed save is one line, older ones are whole."""
+    result = server.run(run_ranks, world_size=world_size, args=[argv, limit_bytes]).check()
+    assert result.values == (0,) * world_size
+    told = "".join(rank.stderr for rank in result.ranks)
+    assert re.findall(r"^no checkpoint of iteration (\d+): .+$", told, re.M) == failed
+    assert len(told.splitlines()) == len(failed), told
+    checkpoints = CheckpointFolder(Path(folder))
+    assert checkpoints.iterations() == whole
+    assert [checkpoints.damage(k) for k in whole] == [None] * len(whole)
+    assert (Path(folder) / TRACKER).read_text().strip() == str(whole[0])
+    assert not list((Path(folder) / "moevement").glob("*.writing"))
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_a_full_disk_fails_the_save_and_not_the_training(
+    world_size, saved, megatron_fork_server, tmp_path
+):
+    written = sum(file.stat().st_size for file in (saved / "iter_0000002").iterdir())
+    # What a save asks for: each rank's weights and FP32 state twice over, and room for the rest.
+    asked = world_size * written * 4 // 3 + (16 << 20)
+    argv = ["--save", str(tmp_path), "--save-interval", "2", "--train-iters", "6"]
+    with small_disk(tmp_path, asked):
+        goes_on_after_failed_saves(
+            megatron_fork_server, argv, tmp_path, [2], ["4", "6", "6"], world_size
+        )
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("limit_bytes", [2048, 65536])
+def test_a_write_that_fails_halfway_leaves_the_checkpoints_before_it(
+    limit_bytes, world_size, saved, megatron_fork_server, tmp_path
+):
+    folder = tmp_path / "copy"
+    subprocess.run(["cp", "-r", str(saved), str(folder)], check=True)
+    argv = ["--load", str(folder), "--save", str(folder), "--save-interval", "2"]
+    argv += ["--train-iters", "6", "--override-opt-param-scheduler", "--no-load-rng"]
+    goes_on_after_failed_saves(
+        megatron_fork_server, argv, folder, [4, 2], ["6", "6"], world_size, limit_bytes
+    )

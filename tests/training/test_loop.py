@@ -1,0 +1,159 @@
+"""The loop: what is done after which iteration, and when it ends."""
+
+import os
+import signal
+from datetime import timedelta
+
+import pytest
+import torch.distributed as dist
+
+from megatron_moevement.testing.tiny_job import tiny_job
+
+pytestmark = pytest.mark.distributed
+
+VISIBLE = ("iteration", "evaluation", "checkpoint_saved")
+
+
+def train(folder, flags, duration_s=None, signal_in=None, signalled=None):
+    """Trains a job; returns how far each rank came and what it did, in order.
+
+    In iteration `signal_in` the ranks of `signalled` send themselves SIGTERM.
+    """
+    from megatron_moevement.training.loop import train as run_loop  # noqa: PLC0415
+    from megatron_moevement.training.stop_request import StopSources  # noqa: PLC0415
+
+    reporting = [f"--moevement-event-dir={folder}/events", "--log-interval=1"]
+    stop = StopSources(None if duration_s is None else timedelta(seconds=duration_s))
+    handler = signal.getsignal(signal.SIGTERM)
+    with tiny_job(*reporting, *flags) as job, stop.listening():
+        if signal_in is not None and dist.get_rank() in signalled:
+            terminate_in(job, signal_in)
+        progress = run_loop(job, stop)
+        done = events(folder)
+    assert signal.getsignal(signal.SIGTERM) == handler
+    return [progress.committed, done]
+
+
+def terminate_in(job, iteration):
+    """Lets this process receive SIGTERM in the middle of an iteration."""
+    forward_backward, calls = job.schedule.forward_backward, []
+
+    def interrupted(micro_batches):
+        calls.append(1)
+        if len(calls) == iteration:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return forward_backward(micro_batches)
+
+    job.schedule.forward_backward = interrupted
+
+
+def events(folder):
+    """Returns what this process did: name and iteration, and the split of an evaluation."""
+    from megatron_moevement.training.reporting.events import read_events  # noqa: PLC0415
+
+    return [
+        " ".join([one.event.value, str(one.iteration), *one.fields.get("split", "").split()])
+        for one in read_events(f"{folder}/events")
+        if one.pid == os.getpid() and one.event.value in VISIBLE
+    ]
+
+
+def outcome(server, folder, flags, ranks=2, **options):
+    """Returns how far the job came and what it did, which all ranks must agree on."""
+    names = ("duration_s", "signal_in", "signalled")
+    args = [str(folder), flags, *(options.get(name) for name in names)]
+    values = server.run(train, world_size=ranks, args=args).check().values
+    assert all(value == values[0] for value in values)
+    return values[0]
+
+
+def iterations(first, last):
+    return [f"iteration {number}" for number in range(first, last + 1)]
+
+
+def saved_in(folder):
+    return sorted(path.name for path in (folder / "save").glob("iter_*"))
+
+
+@pytest.fixture
+def save(tmp_path):
+    return f"--save={tmp_path}/save"
+
+
+EVALUATED = ["--eval-iters=1", "--eval-interval=3", "--train-iters=7"]
+
+
+def test_after_an_iteration_comes_its_evaluation_then_its_checkpoint(
+    megatron_fork_server, tmp_path, save
+):
+    flags = [*EVALUATED, save, "--save-interval=3"]
+    committed, done = outcome(megatron_fork_server, tmp_path, flags)
+    assert committed == 7
+    assert done == [
+        *iterations(1, 3),
+        *("evaluation 3 validation", "checkpoint_saved 3"),
+        *iterations(4, 6),
+        *("evaluation 6 validation", "checkpoint_saved 6"),
+        *iterations(7, 7),
+        *("checkpoint_saved 7", "evaluation 7 validation", "evaluation 7 test"),
+    ]
+    assert saved_in(tmp_path) == ["iter_0000003", "iter_0000006", "iter_0000007"]
+
+
+def test_without_a_folder_nothing_is_saved_and_without_iterations_nothing_evaluated(
+    megatron_fork_server, tmp_path
+):
+    committed, done = outcome(megatron_fork_server, tmp_path, ["--train-iters=3"])
+    assert (committed, done) == (3, iterations(1, 3))
+
+
+def test_the_last_iteration_is_not_saved_twice(megatron_fork_server, tmp_path, save):
+    flags = ["--train-iters=4", save, "--save-interval=2"]
+    _, done = outcome(megatron_fork_server, tmp_path, flags)
+    assert done == [
+        *(*iterations(1, 2), "checkpoint_saved 2"),
+        *(*iterations(3, 4), "checkpoint_saved 4"),
+    ]
+
+
+def test_an_exit_interval_saves_and_ends_without_the_final_evaluation(
+    megatron_fork_server, tmp_path, save
+):
+    flags = [*EVALUATED, save, "--exit-interval=4"]
+    committed, done = outcome(megatron_fork_server, tmp_path, flags)
+    assert committed == 4
+    assert done == [
+        *(*iterations(1, 3), "evaluation 3 validation"),
+        *(*iterations(4, 4), "checkpoint_saved 4"),
+    ]
+
+
+def test_a_job_goes_on_where_an_exit_interval_ended_it_and_repeats_only_its_end(
+    megatron_fork_server, tmp_path, save
+):
+    flags = ["--train-iters=5", "--eval-iters=1", save, "--load" + save.removeprefix("--save")]
+    end = ["evaluation 5 validation", "evaluation 5 test"]
+    first, second, third = (
+        outcome(megatron_fork_server, tmp_path, [*flags, "--exit-interval=3"]) for _ in range(3)
+    )
+    assert first == [3, [*iterations(1, 3), "checkpoint_saved 3"]]
+    assert second == [5, [*iterations(4, 5), "checkpoint_saved 5", *end]]
+    assert third == [5, end]
+
+
+def test_when_its_time_is_over_the_job_ends_after_the_step(megatron_fork_server, tmp_path, save):
+    committed, done = outcome(megatron_fork_server, tmp_path, [save], duration_s=0.0)
+    assert committed == 1
+    assert done == [*iterations(1, 1), "checkpoint_saved 1"]
+
+
+@pytest.mark.parametrize("signalled", [[0], [1], [0, 1]])
+def test_a_signal_to_any_rank_ends_all_after_one_step_and_saves(
+    megatron_fork_server, tmp_path, save, signalled
+):
+    committed, done = outcome(
+        megatron_fork_server, tmp_path, [*EVALUATED, save], signal_in=2, signalled=signalled
+    )
+    assert committed == 3  # the signal came while step 2 ran; step 3 carries it to all
+    assert done == [*iterations(1, 3), "evaluation 3 validation", "checkpoint_saved 3"]
+    assert saved_in(tmp_path) == ["iter_0000003"]

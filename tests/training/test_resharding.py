@@ -1,0 +1,209 @@
+"""A checkpoint of PP2 x EP2 goes on in any other layout, with the same losses."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from megatron_moevement.testing.tiny_job import TINY
+from megatron_moevement.training.program import main
+from megatron_moevement.training.reporting.events import EventName, read_events
+
+pytestmark = pytest.mark.distributed
+
+SAVED_AT = 3
+FLAGS = (
+    "--num-layers=4",
+    "--vocab-size=95",  # with the end of document 96 rows, whatever TP: padding counts in the loss
+    "--make-vocab-size-divisible-by=16",
+    "--moe-aux-loss-coeff=0.0",  # computed from the tokens of a rank, so it depends on the layout
+    "--moe-grouped-gemm",
+    "--global-batch-size=8",
+    "--train-iters=5",
+    "--eval-interval=5",
+    "--eval-iters=1",
+)
+PP2_EP2 = ("--pipeline-model-parallel-size=2", "--expert-model-parallel-size=2")
+DISTRIBUTED = "--use-distributed-optimizer"
+
+LAYOUTS = {
+    "one rank": (1,),
+    "one rank, sequential experts": (1,),
+    "TP2": (2, "--tensor-model-parallel-size=2", "--sequence-parallel"),
+    "DP2": (2,),
+    "DP2, distributed optimizer": (2, DISTRIBUTED),
+    "VPP2": (
+        2,
+        "--pipeline-model-parallel-size=2",
+        "--num-virtual-stages-per-pipeline-rank=2",
+    ),
+    "EP2": (2, "--expert-model-parallel-size=2"),
+    "EP4": (4, "--expert-model-parallel-size=4"),
+    "EP2, distributed optimizer": (2, "--expert-model-parallel-size=2", DISTRIBUTED),
+    "PP2 x EP2 as it was": (4, *PP2_EP2),
+}
+
+
+def mostly_slow(layouts, fast):
+    """Returns parameters of which only `fast` are in the default run."""
+    return [
+        layout if layout in fast else pytest.param(layout, marks=pytest.mark.slow)
+        for layout in layouts
+    ]
+
+
+def train(argv):
+    return int(main([*TINY, *argv]))
+
+
+class Trainer:
+    """Runs the program and reads what it reports."""
+
+    def __init__(self, server, folder):
+        self.server, self.folder, self.runs = server, folder, 0
+
+    def run(self, world_size, *flags):
+        """Returns the losses of iterations and of the evaluation."""
+        events = self.folder / f"events{self.runs}"
+        self.runs += 1
+        argv = [*flags, f"--moevement-event-dir={events}"]
+        result = self.server.run(train, world_size=world_size, args=[argv], timeout_s=60).check()
+        assert result.values == (0,) * world_size
+        return {
+            (record.event, record.iteration): record.fields["loss"]
+            for record in read_events(events)
+            if record.event in (EventName.ITERATION, EventName.EVALUATION)
+        }
+
+    def resume(self, source, world_size, *flags):
+        return self.run(world_size, *flags, f"--load={source}")
+
+
+@pytest.fixture(scope="module")
+def trainer(megatron_fork_server, tmp_path_factory):
+    return Trainer(megatron_fork_server, tmp_path_factory.mktemp("resharding"))
+
+
+def saved_with(trainer, name, *flags):
+    folder = trainer.folder / name
+    trainer.run(4, *FLAGS, *PP2_EP2, *flags, f"--save={folder}", f"--exit-interval={SAVED_AT}")
+    return folder, trainer.resume(folder, 4, *FLAGS, *PP2_EP2, *flags)
+
+
+@pytest.fixture(scope="module")
+def plain(trainer):
+    """A checkpoint without the distributed optimizer, and the losses that follow in its layout."""
+    return saved_with(trainer, "plain")
+
+
+@pytest.fixture(scope="module")
+def sharded(trainer):
+    """The same with the distributed optimizer."""
+    return saved_with(trainer, "sharded", DISTRIBUTED)
+
+
+def agrees(found, expected):
+    """Asserts that the next iterations and the evaluation have the losses of the old layout."""
+    assert {iteration for _, iteration in found} == {SAVED_AT + 1, SAVED_AT + 2}
+    assert len({round(loss, 4) for loss in expected.values()}) == len(expected)
+    assert found == pytest.approx(expected, rel=1e-5)
+
+
+def flags_of(layout):
+    world_size, *parallel = LAYOUTS[layout]
+    flags = [flag for flag in FLAGS if flag != "--moe-grouped-gemm" or "sequential" not in layout]
+    return world_size, [*flags, *parallel]
+
+
+@pytest.mark.parametrize(
+    "layout",
+    mostly_slow(
+        LAYOUTS,
+        {"one rank, sequential experts", "TP2", "VPP2", "EP4", "EP2, distributed optimizer"},
+    ),
+)
+def test_a_checkpoint_goes_on_in_another_layout(layout, plain, trainer):
+    folder, expected = plain
+    world_size, flags = flags_of(layout)
+    agrees(trainer.resume(folder, world_size, *flags), expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["one rank", "DP2", "DP2, distributed optimizer", "EP4"])
+def test_a_checkpoint_of_the_distributed_optimizer_goes_on_with_and_without(
+    layout, sharded, trainer
+):
+    folder, expected = sharded
+    world_size, flags = flags_of(layout)
+    agrees(trainer.resume(folder, world_size, *flags), expected)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [((), (DISTRIBUTED,)), ((DISTRIBUTED,), ())], ids=["on", "off"]
+)
+@pytest.mark.parametrize(
+    "precision",
+    [pytest.param((), marks=pytest.mark.slow), ("--bf16", "--moe-router-dtype=fp32")],
+    ids=["fp32", "bf16"],
+)
+def test_master_weights_outlive_a_change_of_the_optimizer(precision, before, after, trainer):
+    """BF16 weights alone would give other losses: updates are smaller than their last bit."""
+    folder = trainer.folder / f"masters-{len(precision)}-{len(before)}"
+    flags = (*FLAGS, *precision, "--lr=1e-4")
+    trainer.run(2, *flags, *before, f"--save={folder}", f"--exit-interval={SAVED_AT}")
+    expected = trainer.resume(folder, 2, *flags, *before)
+    assert trainer.resume(folder, 2, *flags, *after) == expected
+
+
+def test_sequential_and_grouped_experts_share_their_checkpoints(trainer):
+    """The other way round: sequential experts save, grouped ones go on."""
+    folder = trainer.folder / "sequential"
+    sequential = [flag for flag in FLAGS if flag != "--moe-grouped-gemm"]
+    trainer.run(1, *sequential, f"--save={folder}", f"--exit-interval={SAVED_AT}")
+    expected = trainer.resume(folder, 1, *sequential)
+    agrees(trainer.resume(folder, 1, *FLAGS), expected)
+
+
+def test_a_lost_moment_would_be_seen(plain, trainer):
+    """The comparison has teeth: without the optimizer's state the losses differ."""
+    folder, expected = plain
+    found = trainer.resume(folder, 1, *FLAGS, "--no-load-optim", "--override-opt-param-scheduler")
+    last = (EventName.ITERATION, SAVED_AT + 2)
+    assert found[last] != pytest.approx(expected[last], rel=1e-5)
+
+
+def test_a_damaged_newest_checkpoint_gives_the_bits_of_a_resume_from_the_one_before(trainer):
+    whole, damaged = trainer.folder / "whole", trainer.folder / "damaged"
+    save = ("--save-interval=2", "--exit-interval=4", f"--save={whole}")
+    trainer.run(2, *FLAGS, *save)
+    shutil.copytree(whole, damaged)
+    tensors = next((damaged / "iter_0000004").glob("*.distcp"))
+    data = bytearray(tensors.read_bytes())
+    data[len(data) // 2] ^= 1
+    tensors.write_bytes(data)
+
+    digests = [trainer.folder / name for name in ("expected.json", "found.json")]
+    trainer.resume(whole, 2, *FLAGS, "--ckpt-step=2", f"--moevement-state-digest={digests[0]}")
+    argv = [*FLAGS, f"--load={damaged}", f"--moevement-state-digest={digests[1]}"]
+    result = trainer.server.run(train, world_size=2, args=[argv]).check()
+
+    told = "".join(rank.stderr for rank in result.ranks)
+    assert len(told.splitlines()) == 1, told
+    assert str(damaged / "iter_0000004") in told
+    assert f"{tensors.name} is damaged" in told
+    assert Path(digests[0]).read_bytes() == Path(digests[1]).read_bytes()
+
+
+def test_a_folder_of_damaged_checkpoints_only_is_refused(trainer):
+    folder = trainer.folder / "ruined"
+    trainer.run(1, *FLAGS, f"--save={folder}", "--exit-interval=1")
+    (folder / "moevement" / "iter_0000001.json").unlink()
+    result = trainer.server.run(
+        train, world_size=2, args=[[*FLAGS, f"--load={folder}"]], timeout_s=60
+    ).check()
+    assert result.values == (2, 2)
+    lines = "".join(rank.stderr for rank in result.ranks).splitlines()
+    assert ["not usable" in lines[0], "none of its 1 checkpoints is whole" in lines[1]] == [
+        True
+    ] * 2
+    assert len(lines) == 2
