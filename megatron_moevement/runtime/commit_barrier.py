@@ -34,6 +34,8 @@ class Vote:
         found_inf: for each chained optimizer, whether its gradients overflowed.
         grad_norm: global gradient norm, the same on all ranks; None after an overflow.
         stop: whether this rank wants the job to end.
+        window_start: start of the newest window that this rank could be recovered from; negative
+            when there is none.
     """
 
     step: int
@@ -42,6 +44,7 @@ class Vote:
     found_inf: tuple[bool, ...]
     grad_norm: float | None
     stop: StopRequest
+    window_start: int = -1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,6 +54,8 @@ class Agreement:
     loss: float
     num_tokens: int
     stop: StopRequest
+    window_start: int
+    """The least of the ranks': what the whole job could be recovered from."""
 
 
 class DisagreementError(RuntimeError):
@@ -73,6 +78,7 @@ def _encode(vote: Vote) -> list[int]:
         loss,
         vote.num_tokens,
         int(vote.stop),
+        -vote.window_start,
         *equal_everywhere,
         *(-value for value in equal_everywhere),
     ]
@@ -94,7 +100,7 @@ class CommitBarrier:
         """
         votes = torch.tensor(_encode(vote), dtype=torch.int64, device=self._device)
         dist.all_reduce(votes, op=dist.ReduceOp.MAX, group=self._group)
-        loss, num_tokens, stop, *both = votes.tolist()
+        loss, num_tokens, stop, window, *both = votes.tolist()
         greatest, smallest = both[:3], [-value for value in both[3:]]
         for name, high, low in zip(
             ("step", "gradient norm", "overflow"), greatest, smallest, strict=True
@@ -104,4 +110,9 @@ class CommitBarrier:
                     f"{name} at the barrier of step {vote.step}: {low} to {high}"
                 )
         (loss_value,) = struct.unpack(">f", struct.pack(">I", loss))
-        return Agreement(loss=loss_value, num_tokens=num_tokens, stop=StopRequest(stop))
+        return Agreement(
+            loss=loss_value,
+            num_tokens=num_tokens,
+            stop=StopRequest(stop),
+            window_start=-window,
+        )

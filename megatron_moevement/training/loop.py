@@ -14,14 +14,15 @@ import torch.distributed as dist
 from megatron_moevement.errors import UserError
 from megatron_moevement.runtime.agreement import AgreementError, together
 from megatron_moevement.runtime.commit_barrier import StopRequest
+from megatron_moevement.runtime.events import EventName
 from megatron_moevement.runtime.ledger import loss_from_hex, loss_to_hex
+from megatron_moevement.runtime.progress import START, Progress
 from megatron_moevement.training.data.splits import Datasets
 from megatron_moevement.training.evaluation import evaluate
 from megatron_moevement.training.job import Job
-from megatron_moevement.training.reporting.events import EventName
 from megatron_moevement.training.reporting.flops import flops_per_iteration
 from megatron_moevement.training.reporting.reporter import ReportedRun, Reporter
-from megatron_moevement.training.step import START, Progress, StepOutcome, TrainStep
+from megatron_moevement.training.step import StepOutcome, TrainStep
 from megatron_moevement.training.steps import build_datasets, open_steps
 from megatron_moevement.training.stop_request import StopSources
 

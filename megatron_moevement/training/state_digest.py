@@ -14,9 +14,9 @@ import torch.distributed as dist
 from megatron_moevement.errors import UserError
 from megatron_moevement.runtime.agreement import AgreementError, all_gather_json, together
 from megatron_moevement.runtime.ledger import loss_to_hex
+from megatron_moevement.runtime.progress import Progress
 from megatron_moevement.training.checkpoints import check_writable, write_atomically
 from megatron_moevement.training.job import Job
-from megatron_moevement.training.step import Progress
 
 
 def check_state_digest_path(job: Job, path: Path) -> None:

@@ -27,25 +27,12 @@ from megatron_moevement.runtime.commit_barrier import (
     Vote,
 )
 from megatron_moevement.runtime.ledger import Ledger, LedgerEntry
+from megatron_moevement.runtime.progress import Progress
+from megatron_moevement.strategies.strategy import Strategy
 
 
 class DivergenceError(RuntimeError):
     """The gradients are not finite and no loss scaling explains it; the step is not applied."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Progress:
-    """How far the job is: replaced by one assignment when a step is committed."""
-
-    committed: int
-    """k of the newest state S_k."""
-    consumed_samples: int
-    skipped: int
-    """Steps among them that overflowed and changed no weights."""
-
-
-START = Progress(committed=0, consumed_samples=0, skipped=0)
-"""S_0: the initial weights."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,6 +58,7 @@ class TrainStep:
         micro_batches: Callable[[], Iterable[MicroBatch]],
         global_batch_size: int,
         progress: Progress,
+        strategy: Strategy,
     ) -> None:
         """Binds the live objects.
 
@@ -84,6 +72,7 @@ class TrainStep:
             micro_batches: returns this rank's micro-batches of the next step.
             global_batch_size: samples per step.
             progress: where to start.
+            strategy: protects the job.
         """
         self._schedule = schedule
         self._optimizer = optimizer
@@ -94,6 +83,7 @@ class TrainStep:
         self._micro_batches = micro_batches
         self._global_batch_size = global_batch_size
         self.progress = progress
+        self._strategy = strategy
 
     def run(self, stop: StopRequest) -> StepOutcome:
         """Trains the next step.
@@ -121,10 +111,12 @@ class TrainStep:
                 found_inf=statistics.found_inf,
                 grad_norm=statistics.norm,
                 stop=stop,
+                window_start=self._strategy.await_commit(step),
             )
         )
         entry = self._commit(step, statistics, agreement, random_before)
         self._optimizer.gather()
+        self._strategy.after_step()
         return StepOutcome(entry=entry, stop=agreement.stop)
 
     def _commit(
@@ -161,4 +153,5 @@ class TrainStep:
             consumed_samples=before.consumed_samples + self._global_batch_size,
             skipped=before.skipped + (not applied),
         )
+        self._strategy.commit(entry, self.progress, agreement.window_start)
         return entry

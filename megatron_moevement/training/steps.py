@@ -7,6 +7,8 @@ from collections.abc import Iterator
 
 import torch.distributed as dist
 
+from megatron_moevement.runtime.progress import Progress
+from megatron_moevement.strategies.strategy import Off, Strategy
 from megatron_moevement.training.data.splits import (
     Datasets,
     IndexRole,
@@ -15,7 +17,7 @@ from megatron_moevement.training.data.splits import (
 )
 from megatron_moevement.training.job import Job
 from megatron_moevement.training.micro_batch_source import MicroBatchSource
-from megatron_moevement.training.step import Progress, TrainStep
+from megatron_moevement.training.step import TrainStep
 
 
 def build_datasets(job: Job) -> Datasets:
@@ -37,7 +39,9 @@ def build_datasets(job: Job) -> Datasets:
 
 
 @contextlib.contextmanager
-def open_steps(job: Job, datasets: Datasets, start: Progress) -> Iterator[TrainStep]:
+def open_steps(
+    job: Job, datasets: Datasets, start: Progress, strategy: Strategy | None = None
+) -> Iterator[TrainStep]:
     """Yields the step that trains from `start`; its data threads end with the block."""
     with MicroBatchSource(
         datasets.train,
@@ -59,4 +63,5 @@ def open_steps(job: Job, datasets: Datasets, start: Progress) -> Iterator[TrainS
             micro_batches=source.next_step,
             global_batch_size=job.batches.global_batch_size,
             progress=start,
+            strategy=strategy or Off(),
         )

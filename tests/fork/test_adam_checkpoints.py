@@ -12,7 +12,7 @@ from megatron_moevement.backends import cpu
 cpu.install()
 from megatron_moevement.runtime.commit_barrier import StopRequest
 from megatron_moevement.testing.tiny_job import tiny_job
-from megatron_moevement.training.step import START
+from megatron_moevement.runtime.progress import START
 from megatron_moevement.training.steps import build_datasets, open_steps
 
 folder, steps, *flags = sys.argv[1:]

@@ -348,9 +348,7 @@ def test_what_has_a_holder_and_a_spare_is_never_rolled_back(job, data):
 def with_ledger(facts, first, last):
     """Returns the processes that have every ledger entry of [first, last]."""
     return {
-        each.process
-        for each in facts.processes
-        if set(range(first, last + 1)) <= set(each.ledger)
+        each.process for each in facts.processes if set(range(first, last + 1)) <= set(each.ledger)
     }
 
 

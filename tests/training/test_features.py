@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from megatron_moevement.runtime.commit_barrier import StopRequest
+from megatron_moevement.runtime.progress import START
 from megatron_moevement.testing.tiny_job import PLAIN, TINY
-from megatron_moevement.training.step import START
 
 pytestmark = pytest.mark.distributed
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from megatron_moevement.runtime.commit_barrier import StopRequest
-from megatron_moevement.training.step import START
+from megatron_moevement.runtime.progress import START
 
 pytestmark = pytest.mark.distributed
 

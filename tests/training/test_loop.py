@@ -49,7 +49,7 @@ def terminate_in(job, iteration):
 
 def events(folder):
     """Returns what this process did: name and iteration, and the split of an evaluation."""
-    from megatron_moevement.training.reporting.events import read_events  # noqa: PLC0415
+    from megatron_moevement.runtime.events import read_events  # noqa: PLC0415
 
     return [
         " ".join([one.event.value, str(one.iteration), *one.fields.get("split", "").split()])

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from megatron_moevement.runtime.events import EventName, read_events
 from megatron_moevement.testing.tiny_job import TINY
 from megatron_moevement.training.program import main
-from megatron_moevement.training.reporting.events import EventName, read_events
 
 pytestmark = pytest.mark.distributed
 

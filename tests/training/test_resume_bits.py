@@ -17,6 +17,7 @@ from random import Random
 import psutil
 import pytest
 
+from megatron_moevement.runtime.events import EventName, read_events
 from megatron_moevement.testing.combinations import CLIP_GRAD, Combination, cover
 from megatron_moevement.testing.interruption import (
     Program,
@@ -29,7 +30,6 @@ from megatron_moevement.training.checkpoints import CheckpointFolder
 from megatron_moevement.training.data.documents import Search
 from megatron_moevement.training.data.prepare import Preparation, prepare
 from megatron_moevement.training.data.tokenizers import TokenizerSpec, TokenizerType
-from megatron_moevement.training.reporting.events import EventName, read_events
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(300)]
 

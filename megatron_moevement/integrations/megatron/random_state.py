@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import random
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from megatron.core import tensor_parallel
 
 TRACKER = "tracker"
+_STREAMS = frozenset({"host", "device"})
 
 
 def seed_everything(seed: int, pipeline_rank: int) -> None:
@@ -54,3 +56,42 @@ def restore_random_state(state: dict[str, Any]) -> None:
     if "device" in state:
         torch.cuda.set_rng_state(state["device"])
     tracker.set_states({name: stream.clone() for name, stream in state[TRACKER].items()})
+
+
+def encode_random_state(state: dict[str, Any]) -> dict[str, Any]:
+    """Returns a random state as JSON holds it.
+
+    It travels to other processes, and nothing that came from the network is unpickled.
+    """
+    version, words, gauss = state["python"]
+    name, key, position, has_gauss, cached = state["numpy"]
+    encoded: dict[str, Any] = {
+        "python": [version, list(words), gauss],
+        "numpy": [name, key.tolist(), int(position), int(has_gauss), float(cached)],
+        TRACKER: {name: _to_text(stream) for name, stream in state[TRACKER].items()},
+    }
+    for stream in _STREAMS & state.keys():
+        encoded[stream] = _to_text(state[stream])
+    return encoded
+
+
+def decode_random_state(encoded: dict[str, Any]) -> dict[str, Any]:
+    """Returns the random state that `encode_random_state` encoded."""
+    version, words, gauss = encoded["python"]
+    name, key, position, has_gauss, cached = encoded["numpy"]
+    state: dict[str, Any] = {
+        "python": (version, tuple(words), gauss),
+        "numpy": (name, np.array(key, dtype=np.uint32), position, has_gauss, cached),
+        TRACKER: {name: _to_tensor(stream) for name, stream in encoded[TRACKER].items()},
+    }
+    for stream in _STREAMS & encoded.keys():
+        state[stream] = _to_tensor(encoded[stream])
+    return state
+
+
+def _to_text(stream: torch.Tensor) -> str:
+    return base64.b64encode(stream.cpu().numpy().tobytes()).decode()
+
+
+def _to_tensor(text: str) -> torch.Tensor:
+    return torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.uint8)

@@ -12,14 +12,14 @@ import sys
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 from types import TracebackType
-from typing import TYPE_CHECKING
 
 import torch
 
 from megatron_moevement.errors import UserError
+from megatron_moevement.runtime.events import EventName, Events, open_events
 from megatron_moevement.runtime.ledger import LedgerEntry
+from megatron_moevement.runtime.progress import NO_COSTS, IterationCosts, Progress
 from megatron_moevement.training.reporting.arguments import LoggingConfig
-from megatron_moevement.training.reporting.events import EventName, Events, open_events
 from megatron_moevement.training.reporting.interval import LM_LOSS, Interval, StepReport
 from megatron_moevement.training.reporting.iteration_line import (
     IterationReport,
@@ -35,9 +35,6 @@ from megatron_moevement.training.reporting.progress import (
 )
 from megatron_moevement.training.reporting.progress_log import ProgressLog, SavedCheckpoint
 from megatron_moevement.training.reporting.writers import ScalarWriters, open_writers
-
-if TYPE_CHECKING:
-    from megatron_moevement.training.step import Progress
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,28 +74,6 @@ class ReportedRun:
         """Returns the throughput of so many iterations, in 1e12 FLOP/s."""
         seconds = max(duration.total_seconds(), 1e-9)
         return iterations * self.flops_per_iteration / (seconds * 1e12 * self.world_size)
-
-
-@dataclasses.dataclass(frozen=True)
-class IterationCosts:
-    """What fault tolerance cost in one iteration, on this rank.
-
-    Attributes:
-        stall: time that training waited for captures.
-        captured_bytes: copied to the host.
-        replicated_bytes: sent to other ranks.
-        log_bytes: added to the upstream log.
-        host_bytes: host memory in use by snapshots and logs.
-    """
-
-    stall: timedelta = timedelta()
-    captured_bytes: int = 0
-    replicated_bytes: int = 0
-    log_bytes: int = 0
-    host_bytes: int = 0
-
-
-NO_COSTS = IterationCosts()
 
 
 class Reporter:

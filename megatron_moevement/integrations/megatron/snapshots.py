@@ -1,0 +1,191 @@
+"""Snapshots: what of an operator's live state is captured as FULL or COMPUTE, and put back.
+
+FULL is what an operator trains on: master weights, both moments, buffers; its step counter is the
+same for all operators of a committed state and goes with the scalars. COMPUTE is what it is
+computed with: compute weights and buffers. Compute weights are a pure function of the masters, so
+they are cast from this rank's own masters, never read from gathered parameters, and putting them
+back fills the masters with what they are cast from. With the distributed optimizer masters and
+moments are this rank's shards, so COMPUTE is sharded over the replicas without further ado.
+
+Source: section 3.2 of the paper.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from enum import Enum
+
+import torch
+from megatron.core.optimizer.optimizer import MixedPrecisionOptimizer
+from megatron.core.transformer.moe.router import TopKRouter
+from megatron.core.utils import unwrap_model
+
+from megatron_moevement.integrations.megatron.inventory import OperatorState, operator_states
+from megatron_moevement.integrations.megatron.optimizer import SplitOptimizer
+from megatron_moevement.policy.operators import Operator, OperatorId
+
+_STEP = ".step"
+_MASTER = ".master"
+
+
+class Content(Enum):
+    """What a snapshot holds of an operator."""
+
+    FULL = "full"
+    COMPUTE = "compute"
+
+
+class Timing(Enum):
+    """When a tensor may be read after the commit of the step that made it."""
+
+    UNTIL_NEXT_COMMIT = "until the next commit"
+    AT_ONCE = "at once"
+    """Forward, backward or finalize change it: small buffers."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Piece:
+    """One tensor of an operator, as it is captured.
+
+    Attributes:
+        name: unique on its rank.
+        live: the tensor that is captured and put back.
+        dtype: as it is captured.
+        timing: when it may be read.
+    """
+
+    name: str
+    live: torch.Tensor
+    dtype: torch.dtype
+    timing: Timing = Timing.UNTIL_NEXT_COMMIT
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the captured tensor."""
+        return self.live.numel() * self.dtype.itemsize
+
+
+class LiveOperators:
+    """The operators of one rank; built once, after the optimizer's state is there.
+
+    The tensors stay the same from then on: every step changes them in place.
+    """
+
+    def __init__(self, chunks: Sequence[torch.nn.Module], optimizer: SplitOptimizer) -> None:
+        """Finds the tensors.
+
+        Args:
+            chunks: this rank's model chunks.
+            optimizer: with complete state.
+        """
+        self._chunks = chunks
+        self._optimizer = optimizer
+        _make_expert_bias_fp32(chunks)
+        states = operator_states(chunks, optimizer)
+        self._full = {state.operator: _full_pieces(state) for state in states}
+        self._compute = {state.operator: _compute_pieces(state) for state in states}
+        self._steps = {state.operator: _step_counters(state) for state in states}
+
+    @property
+    def operators(self) -> tuple[Operator, ...]:
+        """The operators of this rank with their bytes, ascending."""
+        return tuple(
+            Operator(
+                operator,
+                full_bytes=sum(piece.size_bytes for piece in self._full[operator]),
+                compute_bytes=sum(piece.size_bytes for piece in self._compute[operator]),
+            )
+            for operator in sorted(self._full)
+        )
+
+    def pieces(self, operator: OperatorId, content: Content) -> tuple[Piece, ...]:
+        """Returns the tensors of an operator, larger elements first, so that all are aligned."""
+        return (self._full if content is Content.FULL else self._compute)[operator]
+
+    @torch.no_grad()
+    def put_back(
+        self, operator: OperatorId, content: Content, host: Sequence[torch.Tensor]
+    ) -> None:
+        """Fills an operator's live tensors; `complete` must follow before anybody computes.
+
+        Args:
+            operator: whose.
+            content: what was captured.
+            host: the captured tensors, in the order of `pieces`.
+        """
+        for piece, tensor in zip(self.pieces(operator, content), host, strict=True):
+            piece.live.copy_(tensor)
+
+    @torch.no_grad()
+    def set_step(self, operators: Iterable[OperatorId], step: int) -> None:
+        """Sets the optimizer's step counters of operators.
+
+        apex and TransformerEngine count per group of parameters: there the counter is everybody's
+        and `SplitOptimizer.set_adam_step` sets it.
+        """
+        for operator in operators:
+            for counter in self._steps[operator]:
+                counter.fill_(step)
+
+    @torch.no_grad()
+    def complete(self) -> None:
+        """Derives all compute weights from the masters; every rank of a stage calls it."""
+        for part in self._optimizer.parts:
+            if isinstance(part, MixedPrecisionOptimizer) and not part.is_stub_optimizer:
+                part._copy_main_params_to_model_params()  # noqa: SLF001  (no public way to it)
+        self._optimizer.gather()
+        self._optimizer.complete_parameters()
+
+
+def _make_expert_bias_fp32(chunks: Sequence[torch.nn.Module]) -> None:
+    """Takes the conversion at once that upstream's router makes in its first forward pass.
+
+    It replaces the buffer, so a snapshot would hold the tensor of before.
+    """
+    for chunk in unwrap_model(list(chunks)):
+        for module in chunk.modules():
+            if isinstance(module, TopKRouter) and module.enable_expert_bias:
+                module._maintain_float32_expert_bias()  # noqa: SLF001  (upstream's own)
+
+
+def _buffers(state: OperatorState) -> list[Piece]:
+    return [
+        Piece(name, tensor, tensor.dtype, Timing.AT_ONCE)
+        for name, tensor in state.compute.items()
+        if not isinstance(tensor, torch.nn.Parameter)
+    ]
+
+
+def _tensors(state: OperatorState) -> Mapping[str, torch.Tensor]:
+    return {
+        name: value
+        for name, value in state.optimizer.items()
+        if isinstance(value, torch.Tensor) and not name.endswith(_STEP)
+    }
+
+
+def _full_pieces(state: OperatorState) -> tuple[Piece, ...]:
+    trained = [Piece(name, tensor, tensor.dtype) for name, tensor in _tensors(state).items()]
+    return _aligned(trained + _buffers(state))
+
+
+def _compute_pieces(state: OperatorState) -> tuple[Piece, ...]:
+    weights = [
+        Piece(name, tensor, state.compute[name.removesuffix(_MASTER)].dtype)
+        for name, tensor in _tensors(state).items()
+        if name.endswith(_MASTER)
+    ]
+    return _aligned(weights + _buffers(state))
+
+
+def _step_counters(state: OperatorState) -> list[torch.Tensor]:
+    return [
+        value
+        for name, value in state.optimizer.items()
+        if name.endswith(_STEP) and isinstance(value, torch.Tensor)
+    ]
+
+
+def _aligned(pieces: list[Piece]) -> tuple[Piece, ...]:
+    return tuple(sorted(pieces, key=lambda piece: (-piece.dtype.itemsize, piece.name)))

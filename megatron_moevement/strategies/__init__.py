@@ -1,0 +1,1 @@
+"""Strategies: how a job is protected against the loss of processes."""

@@ -1,0 +1,112 @@
+"""What the training loop knows of fault tolerance: one object with these methods.
+
+All methods are called by the training thread of every rank, in the same steps.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Protocol
+
+from megatron_moevement.integrations.megatron.optimizer import GradientStatistics
+from megatron_moevement.runtime.ledger import LedgerEntry
+from megatron_moevement.runtime.progress import NO_COSTS, IterationCosts, Progress
+
+NO_WINDOW = -1
+"""Instead of the start of a window where there is none."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Recovered:
+    """A state that was recovered without a durable checkpoint.
+
+    Attributes:
+        progress: of the state that training goes on from; steps up to the target are replayed.
+        target: T, the newest step that was committed before the fault.
+    """
+
+    progress: Progress
+    target: int
+
+
+class Strategy(Protocol):
+    """Protects a job."""
+
+    def recover(self, durable: int) -> Recovered | None:
+        """Brings back what an earlier launch of the job left in memory.
+
+        Args:
+            durable: k of the S_k that could be loaded or built instead.
+
+        Returns:
+            What was brought back; None when the job starts from `durable`.
+        """
+
+    def begin(self, progress: Progress) -> None:
+        """Protects the job from here on; model, optimizer and random streams are in place."""
+
+    def injected_statistics(self, step: int) -> GradientStatistics | None:
+        """Returns what a replay knows of the gradients of a step; None when they speak themselves.
+
+        While operators are frozen, no norm of all gradients can be computed.
+        """
+
+    def await_commit(self, step: int) -> int:
+        """Waits until the state may change.
+
+        Returns:
+            The start of the newest window that this rank could be recovered from; NO_WINDOW.
+        """
+
+    def commit(self, entry: LedgerEntry, progress: Progress, persisted_start: int) -> None:
+        """Notes that a step is committed; called in the commit section, without collectives.
+
+        Args:
+            entry: of the step.
+            progress: after the step.
+            persisted_start: the least of what the ranks returned from `await_commit`.
+        """
+
+    def after_step(self) -> None:
+        """Does what takes collectives, once the parameters of the step are gathered."""
+
+    def costs(self) -> IterationCosts:
+        """Returns what the last step cost."""
+
+    def close(self, *, finished: bool) -> None:
+        """Ends all threads; removes what is left in memory when the job has ended well."""
+
+
+class Off:
+    """Protects by durable checkpoints alone."""
+
+    def recover(self, durable: int) -> Recovered | None:
+        """Brings nothing back."""
+        del durable
+        return None
+
+    def begin(self, progress: Progress) -> None:
+        """Does nothing."""
+
+    def injected_statistics(self, step: int) -> GradientStatistics | None:
+        """Knows nothing."""
+        del step
+        return None
+
+    def await_commit(self, step: int) -> int:
+        """Waits for nothing."""
+        del step
+        return NO_WINDOW
+
+    def commit(self, entry: LedgerEntry, progress: Progress, persisted_start: int) -> None:
+        """Does nothing."""
+
+    def after_step(self) -> None:
+        """Does nothing."""
+
+    def costs(self) -> IterationCosts:
+        """Costs nothing."""
+        return NO_COSTS
+
+    def close(self, *, finished: bool) -> None:
+        """Does nothing."""
