@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 from megatron.core.models.gpt.gpt_model import GPTModel
-from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.optimizer.optimizer import MegatronOptimizer
 from megatron.core.transformer.moe.moe_layer import MoELayer
 from megatron.core.transformer.transformer_layer import TransformerLayer
 from megatron.core.utils import unwrap_model
 
+from megatron_moevement.integrations.megatron.masters import master_of
 from megatron_moevement.integrations.megatron.optimizer import SplitOptimizer
 from megatron_moevement.policy.operators import OperatorId, OperatorKind
 
@@ -107,7 +107,7 @@ class _OptimizerStates:
 
     def of(self, parameter: torch.Tensor) -> dict[str, torch.Tensor | float]:
         """Returns master weight, moments and step of a parameter; empty without a shard of it."""
-        master = self._master(parameter)
+        master = master_of(self._parts, parameter)
         if master is None or id(master) not in self._groups:
             return {}
         part, group = self._groups[id(master)]
@@ -115,16 +115,6 @@ class _OptimizerStates:
         if "step" not in state and "step" in group:  # apex and TransformerEngine count per group
             state["step"] = group["step"]
         return state
-
-    def _master(self, parameter: torch.Tensor) -> torch.Tensor | None:
-        for part in self._parts:
-            if isinstance(part, DistributedOptimizer):
-                place = part.model_param_group_index_map.get(parameter)
-                if place is not None:
-                    group, order = place
-                    shard: torch.Tensor = part.optimizer.param_groups[group]["params"][order]
-                    return shard
-        return getattr(parameter, "main_param", parameter)
 
 
 def operator_states(

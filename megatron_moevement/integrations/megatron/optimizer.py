@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -22,6 +22,13 @@ from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.optimizer.grad_scaler import DynamicGradScaler
 from megatron.core.optimizer.optimizer import ChainedOptimizer, MixedPrecisionOptimizer
 
+from megatron_moevement.integrations.megatron.masters import (
+    casting_all_but,
+    drop_gradient,
+    has_gradient,
+    master_of,
+    prepare_alone,
+)
 from megatron_moevement.integrations.megatron.transformer_config import torch_dtype
 from megatron_moevement.settings.optimization import Optimization
 from megatron_moevement.settings.parallelism import Parallelism
@@ -68,6 +75,10 @@ class GradientStatistics:
         return any(self.found_inf)
 
 
+class UnlikeLedgerError(RuntimeError):
+    """A replayed step differs from the step that the ledger tells of."""
+
+
 class SplitOptimizer:
     """The optimizer of one rank; every rank of the job calls each method in the same step."""
 
@@ -81,6 +92,7 @@ class SplitOptimizer:
             else (optimizer,)
         )
         self._chunks = chunks
+        self._frozen: tuple[torch.Tensor, ...] = ()
         for part in self.parts:
             scaler = getattr(part, "grad_scaler", None)
             if isinstance(scaler, DynamicGradScaler):
@@ -107,14 +119,50 @@ class SplitOptimizer:
                         if moment not in state:
                             state[moment] = torch.zeros_like(parameter)
 
-    def prepare(self) -> GradientStatistics:
+    def freeze(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Leaves these parameters of the model alone from now on, and no others.
+
+        A step then changes neither their master weights, moments and step counters nor their
+        compute weights. apex and TransformerEngine count steps per group, not per parameter: that
+        count goes on.
+        """
+        self._frozen = tuple(parameters)
+
+    def prepare(self, statistics: GradientStatistics | None = None) -> GradientStatistics:
         """Makes the reduced gradients ready and returns their statistics; changes no state.
 
-        Model-parallel collectives. Must run once for each set of gradients: it unscales in place.
+        Must run once for each set of gradients: it unscales in place.
+
+        Args:
+            statistics: what the ledger says of this step when it is replayed. Then no collective is
+                made. None: they are computed, by model-parallel collectives.
+
+        Raises:
+            UnlikeLedgerError: this rank's gradients overflow in a step that did not overflow.
+            ValueError: a parameter is frozen and no statistics are given: a norm that lacks its
+                gradient is not the step's.
         """
-        found_inf = tuple(part.prepare_grads() for part in self.parts)
-        norm = None if any(found_inf) else self.megatron.get_grad_norm()
-        return GradientStatistics(found_inf=found_inf, norm=norm)
+        if statistics is None:
+            if self._frozen:
+                raise ValueError(
+                    f"{len(self._frozen)} parameters are frozen: the gradients' statistics have to "
+                    "come from the ledger"
+                )
+            found_inf = tuple(part.prepare_grads() for part in self.parts)
+            norm = None if any(found_inf) else self.megatron.get_grad_norm()
+            return GradientStatistics(found_inf=found_inf, norm=norm)
+        for index, (part, overflowed) in enumerate(
+            zip(self.parts, statistics.found_inf, strict=True)
+        ):
+            if prepare_alone(part, overflowed=overflowed) and not overflowed:
+                raise UnlikeLedgerError(
+                    f"optimizer {index}: a replayed gradient overflows, that of the step did not"
+                )
+        for parameter in self._frozen:
+            master = master_of(self.parts, parameter)
+            if master is not None:
+                drop_gradient(master)
+        return statistics
 
     def clip_factor(self, statistics: GradientStatistics) -> float:
         """Returns the factor that clipping applies to all gradients, 1 when it applies none."""
@@ -215,21 +263,24 @@ class SplitOptimizer:
                 )
 
     def _clip(self, part: MegatronOptimizer, statistics: GradientStatistics) -> None:
-        parameters = [] if part.is_stub_optimizer else part.get_parameters()
-        if parameters and part.config.clip_grad > 0.0:
+        if has_gradient(part) and part.config.clip_grad > 0.0:
             clip_grad_by_total_norm_fp32(
-                parameters,
+                part.get_parameters(),
                 max_norm=part.config.clip_grad,
                 total_norm=statistics.norm,
                 use_decoupled_grad=part.config.use_precision_aware_optimizer_no_fp8_or_ds_fp8,
             )
 
     def _apply(self, part: MegatronOptimizer) -> None:
-        if isinstance(part, DistributedOptimizer):
-            # Its own method gathers as well; `gather` does that, after the commit.
-            MixedPrecisionOptimizer.step_with_ready_grads(part)
-        else:
-            part.step_with_ready_grads()
+        if self._frozen and not part.is_stub_optimizer and not has_gradient(part):
+            part.optimizer.step()  # which may count steps per group; there is nothing to cast
+            return
+        with casting_all_but(part, self._frozen):
+            if isinstance(part, DistributedOptimizer):
+                # Its own method gathers as well; `gather` does that, after the commit.
+                MixedPrecisionOptimizer.step_with_ready_grads(part)
+            else:
+                part.step_with_ready_grads()
 
 
 def _plain(state: dict[str, Any]) -> dict[str, Any]:
