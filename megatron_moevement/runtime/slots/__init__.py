@@ -1,0 +1,1 @@
+"""The host-memory store: files that keep slots and ledger when their process is killed."""

@@ -1,0 +1,84 @@
+"""Whose files they are: a run, the layout of its state, and the version of the format."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from megatron_moevement.errors import UserError
+
+FORMAT_VERSION = 1
+"""Raised with every change of a file's layout."""
+
+_RUN_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
+_FINGERPRINT = re.compile(r"[!-~]{1,200}")
+
+
+class DamagedFileError(Exception):
+    """A file of the store does not read as it was written; nothing of it is relied on."""
+
+
+@dataclasses.dataclass(frozen=True)
+class StoreIdentity:
+    """What a file of the store is stamped with; a file with another stamp is never read.
+
+    Attributes:
+        run_id: name of the run, the same in every launch of it; it names a folder.
+        fingerprint: digest of everything that decides what the bytes of a slot mean.
+        format_version: of the files' layout.
+
+    Raises:
+        UserError: the run's name can't name a folder.
+        ValueError: the fingerprint is no short printable text, or the version no positive number.
+    """
+
+    run_id: str
+    fingerprint: str
+    format_version: int = FORMAT_VERSION
+
+    def __post_init__(self) -> None:
+        if not _RUN_ID.fullmatch(self.run_id):
+            raise UserError(
+                f"the run id {self.run_id!r} names a folder of the store: use at most 100 letters, "
+                "digits, dots, dashes and underscores, and begin with no dot or dash"
+            )
+        if not _FINGERPRINT.fullmatch(self.fingerprint):
+            raise ValueError(f"no fingerprint: {self.fingerprint!r}")
+        if self.format_version < 1:
+            raise ValueError(f"no format version: {self.format_version}")
+
+    def document(self) -> dict[str, Any]:
+        """Returns what is written into a file's header."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def of_document(cls, document: Mapping[str, Any]) -> StoreIdentity:
+        """Returns the identity of a header.
+
+        Raises:
+            KeyError: the header has none.
+        """
+        fields = dataclasses.fields(cls)
+        return cls(**{field.name: document[field.name] for field in fields})
+
+    def check(self, found: StoreIdentity, path: Path) -> None:
+        """Refuses the file of another run, of another layout or of another version.
+
+        Raises:
+            UserError: the file is foreign.
+        """
+        differences = [
+            f"its {field.name.replace('_', ' ')} is {getattr(found, field.name)}, this job's is "
+            f"{getattr(self, field.name)}"
+            for field in dataclasses.fields(self)
+            if getattr(found, field.name) != getattr(self, field.name)
+        ]
+        if differences:
+            raise UserError(
+                f"{path} was left by another job: {'; '.join(differences)}; give another "
+                f"--moevement-store-dir, or remove it with `moevement clean --run-id "
+                f"{found.run_id}`"
+            )

@@ -1,0 +1,400 @@
+"""What one process knows, in a file that a kill at any instruction leaves old or new, never mixed.
+
+After the header page come two copies of the superblock, written one after the other; then, for
+each retained step, two places for its ledger entry; then the loss of every step. Everything carries
+the number of the commit that wrote it, and counts once the superblock of that commit is there: an
+entry goes to the place whose content nobody needs, then the superblock makes it count.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import struct
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from megatron_moevement.policy.ranks import LogicalRank
+from megatron_moevement.policy.schedule import Window
+from megatron_moevement.runtime.slots.identity import DamagedFileError, StoreIdentity
+from megatron_moevement.runtime.slots.mapped_file import (
+    PAGE_BYTES,
+    Access,
+    MappedFile,
+    checksum_of,
+    page_aligned,
+)
+
+_MAGIC = b"MOEVJRNL"
+_SUPERBLOCK_BYTES = 1024
+_SUPERBLOCKS = (PAGE_BYTES, PAGE_BYTES + _SUPERBLOCK_BYTES)
+_ENTRIES_OFFSET = PAGE_BYTES + page_aligned(2 * _SUPERBLOCK_BYTES)
+_CHECKSUM_BYTES = 8
+_SUPERBLOCK = struct.Struct("<QI")
+"""After the checksum: number of the commit, length of the JSON."""
+_ENTRY = struct.Struct("<QQI")
+"""After the checksum: number of the commit, step, length of the entry."""
+_LOSS_BYTES = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class JournalState:
+    """What a process must remember of its place in the run.
+
+    Attributes:
+        era: how many rollbacks to a durable checkpoint lie behind it.
+        epoch: of the window schedule in force.
+        committed: k, the newest step that it committed.
+        persisted: the newest window that it knows to be persisted.
+        rank: the logical rank that it occupies; None for a spare.
+    """
+
+    era: int
+    epoch: int
+    committed: int
+    persisted: Window | None
+    rank: LogicalRank | None
+
+    def document(self) -> dict[str, Any]:
+        """Returns the state as what JSON can hold."""
+        return dataclasses.asdict(self) | {"rank": None if self.rank is None else str(self.rank)}
+
+    @classmethod
+    def of_document(cls, document: Mapping[str, Any]) -> JournalState:
+        """Returns the state of a document that `document` made."""
+        window, rank = document["persisted"], document["rank"]
+        return cls(
+            era=document["era"],
+            epoch=document["epoch"],
+            committed=document["committed"],
+            persisted=None if window is None else Window(**window),
+            rank=None if rank is None else LogicalRank.parse(rank),
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Entry:
+    """A ledger entry that counts: where it lies, and the commit that wrote it."""
+
+    place: int
+    sequence: int
+    step: int
+
+
+def journal_bytes(retained_steps: int, entry_bytes: int, last_step: int) -> int:
+    """Returns the size of a journal's file: what has to be announced before it is created."""
+    return _losses_offset(retained_steps, entry_bytes) + (last_step + 1) * _LOSS_BYTES
+
+
+def _place_bytes(entry_bytes: int) -> int:
+    return -(-(_CHECKSUM_BYTES + _ENTRY.size + entry_bytes) // 8) * 8
+
+
+def _losses_offset(retained_steps: int, entry_bytes: int) -> int:
+    return _ENTRIES_OFFSET + page_aligned(2 * retained_steps * _place_bytes(entry_bytes))
+
+
+class Journal:
+    """State, ledger entries of the newest steps, and loss history of one process.
+
+    One thread at a time uses it.
+    """
+
+    def __init__(self, file: MappedFile) -> None:
+        """Use `create` or `open`."""
+        self._file = file
+        self.retained_steps = int(file.header["retained_steps"])
+        self.entry_bytes = int(file.header["entry_bytes"])
+        self.last_step = int(file.header["last_step"])
+        self._place_bytes = _place_bytes(self.entry_bytes)
+        self._losses_offset = _losses_offset(self.retained_steps, self.entry_bytes)
+        self._sequence, self._state = self._newest_superblock()
+        self._entries: dict[int, _Entry] = {}
+        for entry in self._stored_entries():
+            if self._counts_more(entry):
+                self._entries[entry.step % self.retained_steps] = entry
+
+    @classmethod
+    def create(
+        cls,
+        path: Path,
+        identity: StoreIdentity,
+        retained_steps: int,
+        entry_bytes: int,
+        last_step: int,
+    ) -> Journal:
+        """Creates an empty journal in place of the file of that name; its bytes are reserved.
+
+        Args:
+            path: the file's name.
+            identity: whose run it is part of.
+            retained_steps: how many of the newest steps keep their ledger entry.
+            entry_bytes: the most that an entry has.
+            last_step: the last step of the run; every step until then has room for its loss.
+
+        Raises:
+            UserError: the file system is too full, or refuses the file.
+            ValueError: a size is less than one.
+        """
+        if min(retained_steps, entry_bytes) < 1 or last_step < 0:
+            raise ValueError(f"no journal: {retained_steps} x {entry_bytes} bytes, to {last_step}")
+        header = {
+            "retained_steps": retained_steps,
+            "entry_bytes": entry_bytes,
+            "last_step": last_step,
+        }
+        total_bytes = journal_bytes(retained_steps, entry_bytes, last_step)
+        nothing = dict.fromkeys(_SUPERBLOCKS, _superblock(0, None))
+        return cls(
+            MappedFile.create(
+                path, _MAGIC, identity, header, total_bytes=total_bytes, contents=nothing
+            )
+        )
+
+    @classmethod
+    def open(
+        cls, path: Path, identity: StoreIdentity | None, access: Access = Access.WRITE
+    ) -> Journal:
+        """Opens a journal that somebody left; what a kill cut is put in order.
+
+        Args:
+            path: the file's name.
+            identity: whose it has to be; None takes anybody's, to look at it.
+            access: whether it is written.
+
+        Raises:
+            FileNotFoundError: there is no such file.
+            DamagedFileError: it does not read as it was written.
+            UserError: it is another job's, or the system refuses it.
+        """
+        journal = cls(MappedFile.open(path, _MAGIC, identity, access))
+        if access is Access.WRITE:
+            journal._finish_or_undo()
+        return journal
+
+    @property
+    def path(self) -> Path:
+        """The file's name."""
+        return self._file.path
+
+    @property
+    def identity(self) -> StoreIdentity:
+        """Whose run it is part of."""
+        return self._file.identity
+
+    @property
+    def total_bytes(self) -> int:
+        """Size of the file."""
+        return self._file.total_bytes
+
+    @property
+    def state(self) -> JournalState | None:
+        """The newest state; None before a first one was written."""
+        return self._state
+
+    def write_state(self, state: JournalState) -> None:
+        """Replaces the state alone; it may go back to an older step, as a rollback does."""
+        self._write_superblock(self._sequence + 1, state)
+
+    def set_persisted(self, window: Window) -> None:
+        """Replaces the newest persisted window.
+
+        Raises:
+            ValueError: no state was written yet.
+        """
+        if self._state is None:
+            raise ValueError(f"{self.path}: no state whose persisted window could be {window}")
+        self.write_state(dataclasses.replace(self._state, persisted=window))
+
+    def commit(
+        self, state: JournalState, step: int, entry: bytes, loss: float | None = None
+    ) -> None:
+        """Writes a step's ledger entry and loss, and the state, all at once or not at all.
+
+        A replay writes the entry of a step again whose state is committed already. Going back is
+        for `write_state`, before the steps that follow are written anew.
+
+        Args:
+            state: what the process knows after the step.
+            step: whose entry and loss.
+            entry: the entry.
+            loss: of the step; None keeps what is there.
+
+        Raises:
+            ValueError: the entry is too large, or the step does not go with the state.
+        """
+        if len(entry) > self.entry_bytes:
+            raise ValueError(
+                f"{self.path}: an entry of {len(entry)} bytes, there is room for {self.entry_bytes}"
+            )
+        if not max(0, state.committed - self.retained_steps) < step + 1 <= state.committed + 1:
+            raise ValueError(f"step {step} is not retained at step {state.committed}")
+        if self._state is not None and state.committed < self._state.committed:
+            raise ValueError(f"S_{self._state.committed} is followed by S_{state.committed}")
+        if step > self.last_step:
+            raise ValueError(f"{self.path} was made for {self.last_step} steps, not for {step}")
+        pair = step % self.retained_steps
+        former = self._entries.get(pair)
+        place = 2 * pair if former is None else former.place ^ 1
+        written = _Entry(place, self._sequence + 1, step)
+        self._write_entry(written, entry)
+        if loss is not None:
+            self._write_loss(step, loss)
+        self._write_superblock(written.sequence, state)
+        self._entries[pair] = written
+        # An entry that is damaged later must not uncover the one that it replaced.
+        self._erase(place ^ 1)
+
+    def entry(self, step: int) -> bytes:
+        """Returns a ledger entry.
+
+        Raises:
+            KeyError: it is not retained, not committed, or damaged.
+        """
+        found = self._entries.get(step % self.retained_steps)
+        if found is None or found.step != step or self._state is None:
+            raise KeyError(f"{self.path} has no entry of step {step}")
+        stored = self._read(found.place)
+        if stored is None or step > self._state.committed:
+            raise KeyError(f"{self.path} has no entry of step {step}")
+        return stored[1]
+
+    def entries(self) -> range:
+        """Returns the steps whose entries are there, up to the newest committed one without gap."""
+        if self._state is None:
+            return range(0)
+        last = self._state.committed
+        first = last + 1
+        while first > 0 and self._holds(first - 1):
+            first -= 1
+        return range(first, last + 1)
+
+    def losses(self) -> dict[int, float]:
+        """Returns the loss of every committed step that has one, damaged ones left out."""
+        if self._state is None:
+            return {}
+        found = {}
+        for step in range(min(self._state.committed, self.last_step) + 1):
+            loss = self._read_loss(step)
+            if loss is not None:
+                found[step] = loss
+        return found
+
+    def restore_losses(self, losses: Mapping[int, float]) -> None:
+        """Takes over the loss history of a checkpoint, before the state of its step is written."""
+        for step, loss in losses.items():
+            self._write_loss(step, loss)
+
+    def close(self) -> None:
+        """Lets go of the file."""
+        self._file.close()
+
+    def _newest_superblock(self) -> tuple[int, JournalState | None]:
+        found = []
+        for offset in _SUPERBLOCKS:
+            block = bytes(self._file.view[offset : offset + _SUPERBLOCK_BYTES])
+            (checksum,) = struct.unpack_from("<Q", block)
+            if checksum == checksum_of(block[_CHECKSUM_BYTES:]):
+                sequence, length = _SUPERBLOCK.unpack_from(block, _CHECKSUM_BYTES)
+                start = _CHECKSUM_BYTES + _SUPERBLOCK.size
+                found.append((sequence, block[start : start + length]))
+        if not found:
+            raise DamagedFileError(f"{self.path} has two damaged superblocks")
+        sequence, text = max(found)
+        document = json.loads(text)
+        return sequence, None if document is None else JournalState.of_document(document)
+
+    def _write_superblock(self, sequence: int, state: JournalState) -> None:
+        block = _superblock(sequence, state)
+        for offset in _SUPERBLOCKS:
+            self._write_guarded(offset, block)
+        self._sequence, self._state = sequence, state
+
+    def _write_guarded(self, offset: int, block: bytes) -> None:
+        """Writes what begins with its checksum, the checksum last."""
+        view = self._file.view
+        view[offset + _CHECKSUM_BYTES : offset + len(block)] = block[_CHECKSUM_BYTES:]
+        view[offset : offset + _CHECKSUM_BYTES] = block[:_CHECKSUM_BYTES]
+
+    def _write_entry(self, entry: _Entry, data: bytes) -> None:
+        guarded = _ENTRY.pack(entry.sequence, entry.step, len(data)) + data
+        self._erase(entry.place)
+        offset = self._place_offset(entry.place)
+        self._write_guarded(offset, struct.pack("<Q", checksum_of(guarded)) + guarded)
+
+    def _erase(self, place: int) -> None:
+        offset = self._place_offset(place)
+        size = _CHECKSUM_BYTES + _ENTRY.size
+        self._file.view[offset : offset + size] = bytes(size)
+
+    def _place_offset(self, place: int) -> int:
+        return _ENTRIES_OFFSET + place * self._place_bytes
+
+    def _read(self, place: int) -> tuple[_Entry, bytes] | None:
+        """Returns what is in a place, None for nothing, or something torn or damaged."""
+        offset = self._place_offset(place)
+        stored = bytes(self._file.view[offset : offset + self._place_bytes])
+        (checksum,) = struct.unpack_from("<Q", stored)
+        sequence, step, length = _ENTRY.unpack_from(stored, _CHECKSUM_BYTES)
+        start = _CHECKSUM_BYTES + _ENTRY.size
+        if sequence == 0 or length > self.entry_bytes or step % self.retained_steps != place // 2:
+            return None
+        if checksum != checksum_of(stored[_CHECKSUM_BYTES : start + length]):
+            return None
+        return _Entry(place, sequence, step), stored[start : start + length]
+
+    def _stored_entries(self) -> Iterator[_Entry]:
+        for place in range(2 * self.retained_steps):
+            if (stored := self._read(place)) is not None:
+                yield stored[0]
+
+    def _counts_more(self, entry: _Entry) -> bool:
+        """Whether an entry belongs to a commit that came to its end, and is the newest of its."""
+        former = self._entries.get(entry.step % self.retained_steps)
+        newest = former is None or entry.sequence > former.sequence
+        return newest and entry.sequence <= self._sequence
+
+    def _holds(self, step: int) -> bool:
+        found = self._entries.get(step % self.retained_steps)
+        return found is not None and found.step == step and self._read(found.place) is not None
+
+    def _finish_or_undo(self) -> None:
+        """Ends what a kill cut: entries of no commit go, and the superblock's copies agree."""
+        for entry in list(self._stored_entries()):
+            if self._entries.get(entry.step % self.retained_steps) != entry:
+                self._erase(entry.place)
+        block = _superblock(self._sequence, self._state)
+        for offset in _SUPERBLOCKS:
+            if self._file.view[offset : offset + _SUPERBLOCK_BYTES] != block:
+                self._write_guarded(offset, block)
+
+    def _write_loss(self, step: int, loss: float) -> None:
+        if not 0 <= step <= self.last_step:
+            raise ValueError(f"{self.path} was made for {self.last_step} steps, not for {step}")
+        offset = self._losses_offset + step * _LOSS_BYTES
+        self._file.view[offset : offset + _LOSS_BYTES] = _guarded_loss(
+            step, struct.pack("<f", loss)
+        )
+
+    def _read_loss(self, step: int) -> float | None:
+        offset = self._losses_offset + step * _LOSS_BYTES
+        stored = bytes(self._file.view[offset : offset + _LOSS_BYTES])
+        if stored != _guarded_loss(step, stored[:4]):
+            return None
+        return float(struct.unpack("<f", stored[:4])[0])
+
+
+def _superblock(sequence: int, state: JournalState | None) -> bytes:
+    text = json.dumps(None if state is None else state.document()).encode()
+    block = _SUPERBLOCK.pack(sequence, len(text)) + text
+    body = block.ljust(_SUPERBLOCK_BYTES - _CHECKSUM_BYTES, b"\0")
+    assert len(body) == _SUPERBLOCK_BYTES - _CHECKSUM_BYTES, f"a state of {len(text)} bytes"
+    return struct.pack("<Q", checksum_of(body)) + body
+
+
+def _guarded_loss(step: int, bits: bytes) -> bytes:
+    """Returns the four bytes of a loss, and four that tell that it is one and of this step."""
+    return bits + struct.pack("<I", xxhash.xxh32_intdigest(bits, seed=step & 0xFFFFFFFF))

@@ -1,0 +1,224 @@
+"""The ring of one rank's slots as a file in shared memory, readable after its writer was killed.
+
+A header page, then for each buffer a descriptor, then the buffers, each on pages of its own. The
+slot of S_k is in buffer k modulo capacity. Who writes one invalidates the descriptor, writes the
+payload and publishes the record; whoever is killed in between leaves a slot that is not held,
+because a descriptor counts with its checksum only and a part of the payload with its own.
+"""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+from megatron_moevement.policy.ranks import LogicalRank
+from megatron_moevement.runtime.slots.identity import DamagedFileError, StoreIdentity
+from megatron_moevement.runtime.slots.mapped_file import (
+    PAGE_BYTES,
+    Access,
+    MappedFile,
+    checksum_of,
+    page_aligned,
+)
+from megatron_moevement.runtime.slots.slot_record import (
+    MalformedRecordError,
+    SlotPart,
+    SlotRecord,
+    decode_record,
+    encode_record,
+    max_record_bytes,
+)
+
+__all__ = ["RingFile", "SlotPart", "SlotRecord", "ring_file_bytes"]
+
+_MAGIC = b"MOEVRING"
+_GUARD = struct.Struct("<QI")
+"""Opens a descriptor: checksum of all after it, and length of the encoded record; 0: no slot."""
+_CHECKSUM_BYTES = 8
+
+
+def _descriptor_bytes(max_parts: int) -> int:
+    return -(-(_GUARD.size + max_record_bytes(max_parts)) // 8) * 8
+
+
+def _buffers_offset(capacity: int, max_parts: int) -> int:
+    return PAGE_BYTES + page_aligned(capacity * _descriptor_bytes(max_parts))
+
+
+def ring_file_bytes(capacity: int, buffer_bytes: int, max_parts: int) -> int:
+    """Returns the size of a ring's file: what has to be announced before it is created."""
+    return _buffers_offset(capacity, max_parts) + capacity * page_aligned(buffer_bytes)
+
+
+class RingFile:
+    """The slots of one logical rank in preallocated, equally large buffers of one file.
+
+    One thread at a time writes a buffer; others may read any of them meanwhile and find out by the
+    checksums what they read.
+    """
+
+    def __init__(self, file: MappedFile) -> None:
+        """Use `create` or `open`."""
+        self._file = file
+        header = file.header
+        self.owner = LogicalRank.parse(header["owner"])
+        self.capacity = int(header["capacity"])
+        self.buffer_bytes = int(header["buffer_bytes"])
+        self.max_parts = int(header["max_parts"])
+        self._descriptor_bytes = _descriptor_bytes(self.max_parts)
+        self._buffers_offset = _buffers_offset(self.capacity, self.max_parts)
+        self._stride = page_aligned(self.buffer_bytes)
+
+    @classmethod
+    def create(
+        cls,
+        path: Path,
+        identity: StoreIdentity,
+        owner: LogicalRank,
+        *,
+        capacity: int,
+        buffer_bytes: int,
+        max_parts: int,
+    ) -> RingFile:
+        """Creates an empty ring in place of the file of that name; all its bytes are reserved.
+
+        Args:
+            path: the file's name.
+            identity: whose run it is part of.
+            owner: the rank whose slots go into it.
+            capacity: number of buffers.
+            buffer_bytes: size of each.
+            max_parts: the most parts that a slot has, extras included.
+
+        Raises:
+            UserError: the file system is too full, or refuses the file.
+            ValueError: a size is less than one.
+        """
+        if min(capacity, buffer_bytes, max_parts) < 1:
+            raise ValueError(f"no ring: {capacity} x {buffer_bytes} bytes, {max_parts} parts")
+        header = {
+            "owner": str(owner),
+            "capacity": capacity,
+            "buffer_bytes": buffer_bytes,
+            "max_parts": max_parts,
+        }
+        total_bytes = ring_file_bytes(capacity, buffer_bytes, max_parts)
+        return cls(MappedFile.create(path, _MAGIC, identity, header, total_bytes=total_bytes))
+
+    @classmethod
+    def open(
+        cls, path: Path, identity: StoreIdentity | None, access: Access = Access.WRITE
+    ) -> RingFile:
+        """Opens a ring that somebody left.
+
+        Args:
+            path: the file's name.
+            identity: whose it has to be; None takes anybody's, to look at it.
+            access: whether it is written.
+
+        Raises:
+            FileNotFoundError: there is no such file.
+            DamagedFileError: its header does not read as it was written.
+            UserError: it is another job's, or the system refuses it.
+        """
+        ring = cls(MappedFile.open(path, _MAGIC, identity, access))
+        made_with = ring_file_bytes(ring.capacity, ring.buffer_bytes, ring.max_parts)
+        if made_with != ring.total_bytes:
+            raise DamagedFileError(f"{path} was made on a machine with pages of another size")
+        return ring
+
+    @property
+    def path(self) -> Path:
+        """The file's name."""
+        return self._file.path
+
+    @property
+    def identity(self) -> StoreIdentity:
+        """Whose run it is part of."""
+        return self._file.identity
+
+    @property
+    def total_bytes(self) -> int:
+        """Size of the file."""
+        return self._file.total_bytes
+
+    def payload_offset(self, step: int) -> int:
+        """Returns where in the file the payload of S_step begins."""
+        return self._buffers_offset + self._place(step) * self._stride
+
+    def buffer(self, step: int) -> memoryview:
+        """Returns the buffer of S_step, to be filled between `invalidate` and `publish`."""
+        start = self.payload_offset(step)
+        return self._file.view[start : start + self.buffer_bytes]
+
+    def invalidate(self, step: int) -> None:
+        """Forgets the slot in the buffer of S_step, whichever it is, before it is overwritten."""
+        descriptor = self._descriptor(self._place(step))
+        descriptor[: _GUARD.size] = bytes(_GUARD.size)
+
+    def publish(self, record: SlotRecord) -> None:
+        """Declares a slot held whose payload is complete in its buffer.
+
+        Raises:
+            ValueError: the record does not fit into the ring.
+        """
+        body = encode_record(record)
+        descriptor = self._descriptor(self._place(record.step))
+        if record.payload_bytes > self.buffer_bytes:
+            raise ValueError(f"{record.payload_bytes} bytes in a buffer of {self.buffer_bytes}")
+        if _GUARD.size + len(body) > len(descriptor):
+            raise ValueError(
+                f"{self.path} has room for slots of {self.max_parts} parts, not of "
+                f"{len(record.parts)}"
+            )
+        self.invalidate(record.step)
+        guarded = struct.pack("<I", len(body)) + body
+        descriptor[_CHECKSUM_BYTES : _CHECKSUM_BYTES + len(guarded)] = guarded
+        descriptor[:_CHECKSUM_BYTES] = struct.pack("<Q", checksum_of(guarded))
+
+    def records(self) -> tuple[SlotRecord, ...]:
+        """Returns the slots with an intact descriptor, by step; payloads are not looked at."""
+        found = [self._read(place) for place in range(self.capacity)]
+        intact = [record for record in found if record is not None]
+        return tuple(sorted(intact, key=lambda record: record.step))
+
+    def record(self, step: int) -> SlotRecord | None:
+        """Returns the record of the slot of S_step, None when it is not held."""
+        record = self._read(self._place(step))
+        return record if record is not None and record.step == step else None
+
+    def payload(self, record: SlotRecord) -> memoryview:
+        """Returns the bytes of a slot, in place."""
+        return self.buffer(record.step)[: record.payload_bytes]
+
+    def damaged_parts(self, record: SlotRecord) -> tuple[str, ...]:
+        """Returns the parts of a slot whose bytes are not those that were captured."""
+        return record.damaged_parts(self.payload(record))
+
+    def close(self) -> None:
+        """Lets go of the file; the memory is mapped until the last tensor over it is gone."""
+        self._file.close()
+
+    def _place(self, step: int) -> int:
+        if step < 0:
+            raise ValueError(f"no state S_{step}")
+        return step % self.capacity
+
+    def _descriptor(self, place: int) -> memoryview:
+        start = PAGE_BYTES + place * self._descriptor_bytes
+        return self._file.view[start : start + self._descriptor_bytes]
+
+    def _read(self, place: int) -> SlotRecord | None:
+        """Returns what a descriptor says, None for one that is empty, torn or damaged."""
+        descriptor = bytes(self._descriptor(place))
+        checksum, length = _GUARD.unpack_from(descriptor)
+        if length == 0 or _GUARD.size + length > len(descriptor):
+            return None
+        if checksum != checksum_of(descriptor[_CHECKSUM_BYTES : _GUARD.size + length]):
+            return None
+        try:
+            record = decode_record(descriptor[_GUARD.size : _GUARD.size + length])
+        except MalformedRecordError:
+            return None
+        fits = record.payload_bytes <= self.buffer_bytes and record.step % self.capacity == place
+        return record if fits else None

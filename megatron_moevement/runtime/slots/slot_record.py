@@ -1,0 +1,206 @@
+"""What a slot consists of: the record that stands beside its bytes, in files and on the wire."""
+
+from __future__ import annotations
+
+import dataclasses
+import struct
+from typing import Any
+
+from megatron_moevement.policy.schedule import Window
+from megatron_moevement.runtime.slots.mapped_file import checksum_of
+
+EXTRAS = "extras"
+"""Name of the part with the scalars and the random state that a lost rank would take with it."""
+
+MAX_NAME_BYTES = 64
+"""Room for a part's name; names may be longer where others are shorter."""
+
+_HEAD = struct.Struct("<QQIIIQQI")
+_PART = struct.Struct("<QQQH")
+_MAX_UINT64 = 2**64 - 1
+_MAX_UINT32 = 2**32 - 1
+
+
+class MalformedRecordError(ValueError):
+    """Numbers or names that no slot has."""
+
+
+@dataclasses.dataclass(frozen=True)
+class SlotPart:
+    """A contiguous piece of a slot with a checksum of its own.
+
+    Attributes:
+        name: the operator whose state it is, or `EXTRAS`.
+        offset: of its first byte in the payload.
+        size_bytes: how many bytes it has.
+        checksum: of its bytes, made when they were captured.
+    """
+
+    name: str
+    offset: int
+    size_bytes: int
+    checksum: int
+
+    @classmethod
+    def of(cls, name: str, offset: int, payload: memoryview) -> SlotPart:
+        """Returns the part that consists of `payload`, with its checksum.
+
+        Args:
+            name: of the part.
+            offset: of its first byte in the slot's payload.
+            payload: the part's own bytes.
+        """
+        return cls(name, offset, payload.nbytes, checksum_of(payload))
+
+
+@dataclasses.dataclass(frozen=True)
+class SlotRecord:
+    """One slot: which state it holds, and where in its payload each part lies.
+
+    Attributes:
+        era: how many rollbacks to a durable checkpoint lie behind the state.
+        window: the window that the slot is part of.
+        slot: its place in the window.
+        step: k, the payload holds the owner's part of S_k: `window.step_of(slot)`.
+        payload_bytes: size of the payload.
+        parts: its pieces; what lies between them means nothing.
+
+    Raises:
+        MalformedRecordError: numbers that don't fit together, or a name twice.
+    """
+
+    era: int
+    window: Window
+    slot: int
+    step: int
+    payload_bytes: int
+    parts: tuple[SlotPart, ...]
+
+    def __post_init__(self) -> None:
+        small = (self.window.size, self.window.epoch, self.slot, len(self.parts))
+        large = (self.era, self.window.start, self.step, self.payload_bytes)
+        numbers = [*small, *large]
+        for part in self.parts:
+            numbers += (part.offset, part.size_bytes, part.checksum)
+        # A bool passes as a number everywhere else: from the wire it would be an accident.
+        if any(type(number) is not int or number < 0 for number in numbers):
+            raise MalformedRecordError(f"a slot of negative or no numbers: {small + large}")
+        if max(small) > _MAX_UINT32 or max(numbers) > _MAX_UINT64:
+            raise MalformedRecordError(f"a slot of numbers too large: {small + large}")
+        if self.slot >= self.window.size or self.step != self.window.step_of(self.slot):
+            raise MalformedRecordError(
+                f"slot {self.slot} of {self.window} does not hold the state of step {self.step}"
+            )
+        for part in self.parts:
+            if part.offset + part.size_bytes > self.payload_bytes:
+                raise MalformedRecordError(f"{part} lies outside of {self.payload_bytes} bytes")
+        if len({part.name for part in self.parts}) != len(self.parts):
+            raise MalformedRecordError("two parts of a slot have the same name")
+
+    def part(self, name: str) -> SlotPart:
+        """Returns a part by its name.
+
+        Raises:
+            KeyError: the slot has no such part.
+        """
+        for part in self.parts:
+            if part.name == name:
+                return part
+        raise KeyError(name)
+
+    def damaged_parts(self, payload: memoryview) -> tuple[str, ...]:
+        """Returns the names of the parts whose bytes are not those that were captured."""
+        return tuple(
+            part.name
+            for part in self.parts
+            if checksum_of(payload[part.offset : part.offset + part.size_bytes]) != part.checksum
+        )
+
+
+def max_record_bytes(max_parts: int) -> int:
+    """Returns the room that the encoding of a record with so many parts may take."""
+    return _HEAD.size + max_parts * (_PART.size + MAX_NAME_BYTES)
+
+
+def encode_record(record: SlotRecord) -> bytes:
+    """Returns a record as bytes."""
+    window = record.window
+    pieces = [
+        _HEAD.pack(
+            record.era,
+            window.start,
+            window.size,
+            window.epoch,
+            record.slot,
+            record.step,
+            record.payload_bytes,
+            len(record.parts),
+        )
+    ]
+    for part in record.parts:
+        name = part.name.encode()
+        pieces += (_PART.pack(part.offset, part.size_bytes, part.checksum, len(name)), name)
+    return b"".join(pieces)
+
+
+def decode_record(data: bytes) -> SlotRecord:
+    """Returns the record of bytes that `encode_record` made; their checksum was looked at before.
+
+    Raises:
+        MalformedRecordError: they hold no record.
+    """
+    try:
+        era, start, size, epoch, slot, step, payload_bytes, count = _HEAD.unpack_from(data)
+        parts = []
+        at = _HEAD.size
+        for _ in range(count):
+            offset, size_bytes, checksum, length = _PART.unpack_from(data, at)
+            at += _PART.size
+            parts.append(SlotPart(data[at : at + length].decode(), offset, size_bytes, checksum))
+            at += length
+    except (struct.error, UnicodeDecodeError) as error:
+        raise MalformedRecordError(str(error)) from error
+    return SlotRecord(era, Window(start, size, epoch), slot, step, payload_bytes, tuple(parts))
+
+
+def record_document(record: SlotRecord) -> dict[str, Any]:
+    """Returns a record as what JSON can hold; checksums are hexadecimal digits."""
+    window = record.window
+    return {
+        "era": record.era,
+        "window": {"start": window.start, "size": window.size, "epoch": window.epoch},
+        "slot": record.slot,
+        "step": record.step,
+        "payload_bytes": record.payload_bytes,
+        "parts": [
+            [part.name, part.offset, part.size_bytes, f"{part.checksum:016x}"]
+            for part in record.parts
+        ],
+    }
+
+
+def record_of_document(document: Any) -> SlotRecord:
+    """Returns the record of a document that anybody may have written.
+
+    Raises:
+        MalformedRecordError: it describes no slot.
+    """
+    try:
+        window = document["window"]
+        return SlotRecord(
+            era=document["era"],
+            window=Window(window["start"], window["size"], window["epoch"]),
+            slot=document["slot"],
+            step=document["step"],
+            payload_bytes=document["payload_bytes"],
+            parts=tuple(_part_of(each) for each in document["parts"]),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise MalformedRecordError(f"no slot record: {error!r}") from error
+
+
+def _part_of(document: Any) -> SlotPart:
+    name, offset, size_bytes, checksum = document
+    if not isinstance(name, str):
+        raise MalformedRecordError(f"no name: {name!r}")
+    return SlotPart(name, offset, size_bytes, int(checksum, 16))

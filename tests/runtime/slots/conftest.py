@@ -1,0 +1,48 @@
+"""What the store's tests share: folders in shared memory, and small files of it."""
+
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from megatron_moevement.policy.ranks import LogicalRank
+from megatron_moevement.policy.schedule import Window
+from megatron_moevement.runtime.slots.identity import StoreIdentity
+from megatron_moevement.runtime.slots.ring_file import RingFile
+from megatron_moevement.runtime.slots.slot_record import EXTRAS, SlotPart, SlotRecord
+
+IDENTITY = StoreIdentity("run-1", "0123abcd")
+OWNER = LogicalRank(pp=1, ep=1)
+
+
+@pytest.fixture
+def shared_memory():
+    """Returns a folder in /dev/shm that is gone after the test."""
+    folder = Path(tempfile.mkdtemp(prefix="moevement-test-", dir="/dev/shm"))
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def ring(shared_memory):
+    """Returns a small ring in shared memory."""
+    made = RingFile.create(
+        shared_memory / "own.ring", IDENTITY, OWNER, capacity=3, buffer_bytes=200, max_parts=3
+    )
+    yield made
+    made.close()
+
+
+def fill(ring, step, byte, *, window=2):
+    """Writes a slot of three parts into a ring, as a capture does; returns its record."""
+    ring.invalidate(step)
+    buffer = ring.buffer(step)
+    parts = []
+    for name, offset, size in (("layers.0.gate", 0, 40), ("head", 48, 100), (EXTRAS, 150, 21)):
+        buffer[offset : offset + size] = bytes((byte + each) % 256 for each in range(size))
+        parts.append(SlotPart.of(name, offset, buffer[offset : offset + size]))
+    start, slot = step - step % window, step % window
+    record = SlotRecord(0, Window(start, window), slot, step, 171, tuple(parts))
+    ring.publish(record)
+    return record
