@@ -170,7 +170,12 @@ class Journal:
             DamagedFileError: it does not read as it was written.
             UserError: it is another job's, or the system refuses it.
         """
-        journal = cls(MappedFile.open(path, _MAGIC, identity, access))
+        file = MappedFile.open(path, _MAGIC, identity, access)
+        try:
+            journal = cls(file)
+        except DamagedFileError:
+            file.close()
+            raise
         if access is Access.WRITE:
             journal._finish_or_undo()
         return journal
@@ -230,7 +235,7 @@ class Journal:
             raise ValueError(
                 f"{self.path}: an entry of {len(entry)} bytes, there is room for {self.entry_bytes}"
             )
-        if not max(0, state.committed - self.retained_steps) < step + 1 <= state.committed + 1:
+        if not max(-1, state.committed - self.retained_steps) < step <= state.committed:
             raise ValueError(f"step {step} is not retained at step {state.committed}")
         if self._state is not None and state.committed < self._state.committed:
             raise ValueError(f"S_{self._state.committed} is followed by S_{state.committed}")

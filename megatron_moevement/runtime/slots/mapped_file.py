@@ -51,11 +51,12 @@ def page_aligned(size_bytes: int) -> int:
 class MappedFile:
     """A file of the store, mapped into memory; the page that tells what it is comes first."""
 
-    def __init__(self, path: Path, header: Mapping[str, Any], view: memoryview) -> None:
+    def __init__(self, path: Path, header: Mapping[str, Any], mapping: mmap.mmap) -> None:
         """Use `create` or `open`."""
         self.path = path
         self.header = header
-        self._view: memoryview | None = view
+        self._mapping = mapping
+        self._view: memoryview | None = memoryview(mapping)
 
     @classmethod
     def create(
@@ -96,7 +97,7 @@ class MappedFile:
                 os.posix_fallocate(descriptor, 0, total_bytes)
                 for offset, data in {0: page, **(contents or {})}.items():
                     os.pwrite(descriptor, data, offset)
-                view = memoryview(mmap.mmap(descriptor, total_bytes))
+                mapping = mmap.mmap(descriptor, total_bytes)
                 temporary.rename(path)
             finally:
                 os.close(descriptor)
@@ -104,7 +105,7 @@ class MappedFile:
             with contextlib.suppress(OSError):
                 temporary.unlink()
             raise _refusal(error, path, total_bytes) from error
-        return cls(path, document, view)
+        return cls(path, document, mapping)
 
     @classmethod
     def open(
@@ -143,10 +144,10 @@ class MappedFile:
                 raise DamagedFileError(
                     f"{path} has {status.st_size} bytes, it was made with {total_bytes}"
                 )
-            view = memoryview(mmap.mmap(descriptor, total_bytes, access=access.value))
+            mapping = mmap.mmap(descriptor, total_bytes, access=access.value)
         finally:
             os.close(descriptor)
-        return cls(path, document, view)
+        return cls(path, document, mapping)
 
     @property
     def identity(self) -> StoreIdentity:
@@ -171,7 +172,11 @@ class MappedFile:
 
     def close(self) -> None:
         """Lets go of the mapping; it ends when the last tensor or view into it is gone."""
-        self._view = None
+        view, self._view = self._view, None
+        with contextlib.suppress(BufferError):
+            if view is not None:
+                view.release()
+            self._mapping.close()
 
 
 def _header_page(magic: bytes, document: Mapping[str, Any]) -> bytes:

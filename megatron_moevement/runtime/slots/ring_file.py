@@ -124,6 +124,7 @@ class RingFile:
         ring = cls(MappedFile.open(path, _MAGIC, identity, access))
         made_with = ring_file_bytes(ring.capacity, ring.buffer_bytes, ring.max_parts)
         if made_with != ring.total_bytes:
+            ring.close()
             raise DamagedFileError(f"{path} was made on a machine with pages of another size")
         return ring
 

@@ -182,7 +182,7 @@ class StoreDirectory:
             except FileNotFoundError:
                 return None
             except DamagedFileError as error:
-                logger.warning("%s; it counts as missing", error)
+                logger.warning("%s; it counts as missing", str(error))
                 return None
         return self._journal
 
@@ -220,11 +220,12 @@ class StoreDirectory:
             try:
                 found = RingFile.open(path, self.identity)
                 if found.owner != owner:
+                    found.close()
                     raise DamagedFileError(f"{path} holds slots of {found.owner}")
             except FileNotFoundError:
                 return None
             except DamagedFileError as error:
-                logger.warning("%s; its slots count as lost", error)
+                logger.warning("%s; its slots count as lost", str(error))
                 return None
             self._rings[role, owner] = found
         return found
