@@ -9,17 +9,20 @@ entry goes to the place whose content nobody needs, then the superblock makes it
 from __future__ import annotations
 
 import dataclasses
-import json
 import struct
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import xxhash
 
-from megatron_moevement.policy.ranks import LogicalRank
 from megatron_moevement.policy.schedule import Window
 from megatron_moevement.runtime.slots.identity import DamagedFileError, StoreIdentity
+from megatron_moevement.runtime.slots.journal_state import (
+    SUPERBLOCK_BYTES,
+    JournalState,
+    decode_superblock,
+    encode_superblock,
+)
 from megatron_moevement.runtime.slots.mapped_file import (
     PAGE_BYTES,
     Access,
@@ -28,51 +31,15 @@ from megatron_moevement.runtime.slots.mapped_file import (
     page_aligned,
 )
 
+__all__ = ["Journal", "JournalState", "journal_bytes"]
+
 _MAGIC = b"MOEVJRNL"
-_SUPERBLOCK_BYTES = 1024
-_SUPERBLOCKS = (PAGE_BYTES, PAGE_BYTES + _SUPERBLOCK_BYTES)
-_ENTRIES_OFFSET = PAGE_BYTES + page_aligned(2 * _SUPERBLOCK_BYTES)
+_SUPERBLOCKS = (PAGE_BYTES, PAGE_BYTES + SUPERBLOCK_BYTES)
+_ENTRIES_OFFSET = PAGE_BYTES + page_aligned(2 * SUPERBLOCK_BYTES)
 _CHECKSUM_BYTES = 8
-_SUPERBLOCK = struct.Struct("<QI")
-"""After the checksum: number of the commit, length of the JSON."""
 _ENTRY = struct.Struct("<QQI")
 """After the checksum: number of the commit, step, length of the entry."""
 _LOSS_BYTES = 8
-
-
-@dataclasses.dataclass(frozen=True)
-class JournalState:
-    """What a process must remember of its place in the run.
-
-    Attributes:
-        era: how many rollbacks to a durable checkpoint lie behind it.
-        epoch: of the window schedule in force.
-        committed: k, the newest step that it committed.
-        persisted: the newest window that it knows to be persisted.
-        rank: the logical rank that it occupies; None for a spare.
-    """
-
-    era: int
-    epoch: int
-    committed: int
-    persisted: Window | None
-    rank: LogicalRank | None
-
-    def document(self) -> dict[str, Any]:
-        """Returns the state as what JSON can hold."""
-        return dataclasses.asdict(self) | {"rank": None if self.rank is None else str(self.rank)}
-
-    @classmethod
-    def of_document(cls, document: Mapping[str, Any]) -> JournalState:
-        """Returns the state of a document that `document` made."""
-        window, rank = document["persisted"], document["rank"]
-        return cls(
-            era=document["era"],
-            epoch=document["epoch"],
-            committed=document["committed"],
-            persisted=None if window is None else Window(**window),
-            rank=None if rank is None else LogicalRank.parse(rank),
-        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,7 +114,7 @@ class Journal:
             "last_step": last_step,
         }
         total_bytes = journal_bytes(retained_steps, entry_bytes, last_step)
-        nothing = dict.fromkeys(_SUPERBLOCKS, _superblock(0, None))
+        nothing = dict.fromkeys(_SUPERBLOCKS, encode_superblock(0, None))
         return cls(
             MappedFile.create(
                 path, _MAGIC, identity, header, total_bytes=total_bytes, contents=nothing
@@ -300,20 +267,15 @@ class Journal:
     def _newest_superblock(self) -> tuple[int, JournalState | None]:
         found = []
         for offset in _SUPERBLOCKS:
-            block = bytes(self._file.view[offset : offset + _SUPERBLOCK_BYTES])
-            (checksum,) = struct.unpack_from("<Q", block)
-            if checksum == checksum_of(block[_CHECKSUM_BYTES:]):
-                sequence, length = _SUPERBLOCK.unpack_from(block, _CHECKSUM_BYTES)
-                start = _CHECKSUM_BYTES + _SUPERBLOCK.size
-                found.append((sequence, block[start : start + length]))
+            block = bytes(self._file.view[offset : offset + SUPERBLOCK_BYTES])
+            if (decoded := decode_superblock(block)) is not None:
+                found.append(decoded)
         if not found:
             raise DamagedFileError(f"{self.path} has two damaged superblocks")
-        sequence, text = max(found)
-        document = json.loads(text)
-        return sequence, None if document is None else JournalState.of_document(document)
+        return max(found, key=lambda decoded: decoded[0])
 
     def _write_superblock(self, sequence: int, state: JournalState) -> None:
-        block = _superblock(sequence, state)
+        block = encode_superblock(sequence, state)
         for offset in _SUPERBLOCKS:
             self._write_guarded(offset, block)
         self._sequence, self._state = sequence, state
@@ -371,9 +333,9 @@ class Journal:
         for entry in list(self._stored_entries()):
             if self._entries.get(entry.step % self.retained_steps) != entry:
                 self._erase(entry.place)
-        block = _superblock(self._sequence, self._state)
+        block = encode_superblock(self._sequence, self._state)
         for offset in _SUPERBLOCKS:
-            if self._file.view[offset : offset + _SUPERBLOCK_BYTES] != block:
+            if self._file.view[offset : offset + SUPERBLOCK_BYTES] != block:
                 self._write_guarded(offset, block)
 
     def _write_loss(self, step: int, loss: float) -> None:
@@ -390,14 +352,6 @@ class Journal:
         if stored != _guarded_loss(step, stored[:4]):
             return None
         return float(struct.unpack("<f", stored[:4])[0])
-
-
-def _superblock(sequence: int, state: JournalState | None) -> bytes:
-    text = json.dumps(None if state is None else state.document()).encode()
-    block = _SUPERBLOCK.pack(sequence, len(text)) + text
-    body = block.ljust(_SUPERBLOCK_BYTES - _CHECKSUM_BYTES, b"\0")
-    assert len(body) == _SUPERBLOCK_BYTES - _CHECKSUM_BYTES, f"a state of {len(text)} bytes"
-    return struct.pack("<Q", checksum_of(body)) + body
 
 
 def _guarded_loss(step: int, bits: bytes) -> bytes:
