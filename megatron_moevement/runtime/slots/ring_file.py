@@ -177,6 +177,11 @@ class RingFile:
         descriptor[_CHECKSUM_BYTES : _CHECKSUM_BYTES + len(guarded)] = guarded
         descriptor[:_CHECKSUM_BYTES] = struct.pack("<Q", checksum_of(guarded))
 
+    def has_room_for(self, record: SlotRecord) -> bool:
+        """Returns whether a slot's payload and record fit."""
+        room = self._descriptor_bytes - _GUARD.size
+        return record.payload_bytes <= self.buffer_bytes and len(encode_record(record)) <= room
+
     def records(self) -> tuple[SlotRecord, ...]:
         """Returns the slots with an intact descriptor, by step; payloads are not looked at."""
         found = [self._read(place) for place in range(self.capacity)]

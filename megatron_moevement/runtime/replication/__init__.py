@@ -1,0 +1,1 @@
+"""Copies of slots between processes, over connections of their own."""

@@ -1,0 +1,133 @@
+"""A connection to the server of a peer: what is asked on it, and what the answers mean."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from typing import Self
+
+from megatron_moevement.policy.persistence import SlotKey
+from megatron_moevement.policy.ranks import LogicalRank
+from megatron_moevement.runtime.replication.handshake import RefusedError, Session, call
+from megatron_moevement.runtime.replication.slot_messages import (
+    key_document,
+    key_of,
+    slot_document,
+    slot_of_document,
+)
+from megatron_moevement.runtime.replication.wire import (
+    Channel,
+    Deadline,
+    Kind,
+    Message,
+    ProtocolError,
+)
+from megatron_moevement.runtime.slots.slot_record import SlotRecord
+
+Address = tuple[str, int]
+
+
+class DamagedSlotError(Exception):
+    """The bytes of a slot that arrived are not those that were captured."""
+
+
+class PeerConnection:
+    """An authenticated connection to a peer; one thread uses it."""
+
+    def __init__(
+        self,
+        me: Session,
+        process: int,
+        address: Address,
+        deadline: Deadline,
+        opened: Callable[[Channel], None] = lambda channel: None,
+    ) -> None:
+        """Connects.
+
+        Args:
+            me: who this process is.
+            process: number of the peer.
+            address: of its server.
+            deadline: for connecting and for the proofs.
+            opened: is given the channel before it connects, to be able to end it.
+
+        Raises:
+            ProtocolError: somebody else answers.
+            RefusedError: the peer lives in another generation.
+            OSError: nobody answers in time.
+        """
+        self._me = me
+        self._process = process
+        family, _, _, _, resolved = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0]
+        connection = socket.socket(family, socket.SOCK_STREAM)
+        self._channel = Channel(connection)
+        try:
+            opened(self._channel)
+            connection.settimeout(deadline.remaining_s())
+            connection.connect(resolved)
+            call(self._channel, me, process, deadline)
+        except BaseException:
+            self._channel.close()
+            raise
+
+    def store(
+        self, owner: LogicalRank, record: SlotRecord, payload: memoryview, deadline: Deadline
+    ) -> None:
+        """Sends a copy of a slot and waits until the peer has it.
+
+        Raises:
+            DamagedSlotError: it arrived damaged.
+            RefusedError: the peer does not keep it.
+            ProtocolError: the answer is none.
+            OSError: the connection broke, or no answer came in time.
+        """
+        document = slot_document(owner, record)
+        self._channel.send(Kind.SLOT, self._me.generation, document, payload, deadline)
+        self._answer(Kind.STORED, deadline)
+
+    def fetch(self, key: SlotKey, into: memoryview, deadline: Deadline) -> SlotRecord:
+        """Gets a slot, straight into memory; every part of it is checked.
+
+        Raises:
+            DamagedSlotError: it is damaged there, or arrived so.
+            RefusedError: the peer does not hold it, or it is larger than the memory.
+            ProtocolError: the answer is none.
+            OSError: the connection broke, or no answer came in time.
+        """
+        self._channel.send(Kind.FETCH, self._me.generation, key_document(key), None, deadline)
+        message = self._answer(Kind.FOUND, deadline)
+        owner, record = slot_of_document(message.document)
+        if key_of(owner, record) != key or record.payload_bytes != message.payload_bytes:
+            raise ProtocolError(f"process {self._process} answers with another slot than {key}")
+        if record.payload_bytes > into.nbytes:
+            raise RefusedError(
+                f"slot {key.slot} of {owner} has {record.payload_bytes} bytes, there is room for "
+                f"{into.nbytes}"
+            )
+        self._channel.receive_into(into[: record.payload_bytes], deadline)
+        damaged = record.damaged_parts(into)
+        if damaged:
+            raise DamagedSlotError(
+                f"slot {key.slot} of {owner} from process {self._process}: {damaged[0]} and "
+                f"{len(damaged) - 1} more parts are damaged"
+            )
+        return record
+
+    def close(self) -> None:
+        """Ends the connection."""
+        self._channel.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _answer(self, kind: Kind, deadline: Deadline) -> Message:
+        message = self._channel.receive(deadline)
+        if message.kind is Kind.REFUSED and not message.payload_bytes:
+            reason = str(message.document.get("reason"))
+            raise (DamagedSlotError if message.document.get("damaged") else RefusedError)(reason)
+        if message.kind is not kind or (kind is Kind.STORED and message.payload_bytes):
+            raise ProtocolError(f"{message.kind.name} where {kind.name} was expected")
+        return message

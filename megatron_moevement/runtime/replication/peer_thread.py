@@ -1,0 +1,148 @@
+"""The thread that sends copies to one peer over one connection, one after the other."""
+
+from __future__ import annotations
+
+import dataclasses
+import queue
+import threading
+from concurrent.futures import Future
+from datetime import timedelta
+
+from megatron_moevement.policy.ranks import LogicalRank
+from megatron_moevement.runtime.replication.connection import (
+    Address,
+    DamagedSlotError,
+    PeerConnection,
+)
+from megatron_moevement.runtime.replication.copy_account import CopyAccount
+from megatron_moevement.runtime.replication.handshake import RefusedError, Session
+from megatron_moevement.runtime.replication.slot_messages import key_of
+from megatron_moevement.runtime.replication.wire import Channel, Deadline, ProtocolError
+from megatron_moevement.runtime.slots.slot_record import SlotRecord
+
+FAILURES = (OSError, ProtocolError, RefusedError, DamagedSlotError)
+"""What a connection to a peer may end with."""
+
+
+class SilentPeerError(Exception):
+    """A peer did not acknowledge a copy in time, broke the connection or refused it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Delivery:
+    """A copy that waits for its turn; its bytes stay where they are."""
+
+    owner: LogicalRank
+    record: SlotRecord
+    payload: memoryview
+    outcome: Future[None]
+
+
+class PeerThread:
+    """Sends what is queued until the peer is silent, or the sender is closed."""
+
+    def __init__(
+        self,
+        me: Session,
+        process: int,
+        address: Address,
+        deadline: timedelta,
+        account: CopyAccount,
+    ) -> None:
+        """Starts the thread, which connects at once.
+
+        Args:
+            me: who this process is.
+            process: the peer.
+            address: of its server.
+            deadline: for connecting, and for each transfer with its acknowledgement.
+            account: where the outcome is noted.
+        """
+        self._me = me
+        self._process = process
+        self._address = address
+        self._deadline = deadline
+        self._account = account
+        self._lock = threading.Lock()
+        self._waiting: queue.SimpleQueue[Delivery | None] = queue.SimpleQueue()
+        self._channel: Channel | None = None
+        self._closed = False
+        self._end: str | None = None
+        name = f"slot-sender {process}"
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def deliver(self, delivery: Delivery) -> None:
+        """Queues a copy; it fails at once where the peer is silent already."""
+        with self._lock:
+            if self._end is None:
+                self._waiting.put(delivery)
+                return
+            reason = self._end
+        delivery.outcome.set_exception(SilentPeerError(reason))
+
+    def hang_up(self) -> None:
+        """Makes the thread end soon, without waiting for it."""
+        with self._lock:
+            self._closed = True
+            self._waiting.put(None)
+            if self._channel is not None:
+                self._channel.hang_up()
+
+    def close(self) -> None:
+        """Ends the thread; what is not acknowledged is given up."""
+        self.hang_up()
+        self._thread.join()
+
+    def _run(self) -> None:
+        current: Delivery | None = None
+        try:
+            deadline = Deadline(self._deadline)
+            with PeerConnection(
+                self._me, self._process, self._address, deadline, self._opened
+            ) as peer:
+                while (current := self._waiting.get()) is not None:
+                    self._transfer(peer, current)
+            self._finish("closed", None)
+        except FAILURES as error:
+            self._finish(str(error) or type(error).__name__, current)
+
+    def _opened(self, channel: Channel) -> None:
+        with self._lock:
+            self._channel = channel
+            if self._closed:
+                raise ConnectionAbortedError("closed")
+
+    def _transfer(self, peer: PeerConnection, delivery: Delivery) -> None:
+        """Sends one copy; raises what makes the peer silent."""
+        owner, record = delivery.owner, delivery.record
+        key = key_of(owner, record)
+        try:
+            peer.store(owner, record, delivery.payload, Deadline(self._deadline))
+        except DamagedSlotError as error:
+            # Whose memory is it? What is intact here was damaged on the way, or there.
+            if not record.damaged_parts(delivery.payload):
+                raise
+            self._account.note_damaged(key)
+            # Another error: a traceback would keep the payload, and so the ring, for as long.
+            delivery.outcome.set_exception(DamagedSlotError(str(error)))
+        else:
+            self._account.note_acknowledged(key, self._process)
+            delivery.outcome.set_result(None)
+
+    def _finish(self, reason: str, current: Delivery | None) -> None:
+        """Tells of the end, first the account, then who waits for a copy."""
+        with self._lock:
+            self._end = reason
+        if not self._closed:
+            self._account.note_silent(self._process, reason)
+        left = [current]
+        while not self._waiting.empty():
+            left.append(self._waiting.get())
+        for delivery in left:
+            if delivery is None:
+                continue
+            if self._closed:
+                delivery.outcome.cancel()
+            else:
+                delivery.outcome.set_exception(SilentPeerError(reason))

@@ -1,0 +1,177 @@
+"""The sender of a process: streams its slots to peers, and gets slots from them.
+
+Each peer that is sent to has one thread and one connection. Nothing is tried twice: who does not
+acknowledge in time is reported as silent, and the training thread decides who takes its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
+from datetime import timedelta
+from typing import Self
+
+from megatron_moevement.policy.persistence import Acknowledgements, SlotKey
+from megatron_moevement.policy.ranks import LogicalRank
+from megatron_moevement.policy.schedule import Window
+from megatron_moevement.runtime.replication.connection import (
+    Address,
+    DamagedSlotError,
+    PeerConnection,
+)
+from megatron_moevement.runtime.replication.copy_account import CopyAccount
+from megatron_moevement.runtime.replication.handshake import Session
+from megatron_moevement.runtime.replication.peer_thread import (
+    FAILURES,
+    Delivery,
+    PeerThread,
+    SilentPeerError,
+)
+from megatron_moevement.runtime.replication.slot_messages import key_of
+from megatron_moevement.runtime.replication.wire import Deadline
+from megatron_moevement.runtime.slots.slot_record import SlotRecord
+
+__all__ = ["DamagedSlotError", "FetchError", "SilentPeerError", "SlotSender"]
+
+
+class FetchError(Exception):
+    """A peer did not give an intact slot; another holder may."""
+
+
+class SlotSender:
+    """Sends copies of slots in the background, and keeps the account of who has which.
+
+    One thread, the training thread, calls it. A payload must stay untouched until all its copies
+    are acknowledged, refused or given up: the ring of the policy sees to it.
+    """
+
+    def __init__(self, me: Session, peers: Mapping[int, Address], *, deadline: timedelta) -> None:
+        """Connects to nobody yet.
+
+        Args:
+            me: who this process is.
+            peers: for each process its server's address.
+            deadline: from the start of a transfer to its acknowledgement.
+        """
+        self._me = me
+        self._deadline = deadline
+        self._addresses = dict(peers)
+        self._peers: dict[int, PeerThread] = {}
+        self._account = CopyAccount()
+
+    @property
+    def acknowledgements(self) -> Acknowledgements:
+        """What is known of the copies of this process's own slots."""
+        return self._account.acknowledgements
+
+    @property
+    def silent(self) -> Mapping[int, str]:
+        """The processes that are sent nothing any more, each with the reason."""
+        return self._account.silent
+
+    @property
+    def damaged(self) -> frozenset[SlotKey]:
+        """The slots whose bytes in this process's memory are not those that were captured."""
+        return self._account.damaged
+
+    def update(self, change: Callable[[Acknowledgements], Acknowledgements]) -> None:
+        """Replaces the acknowledgements by what `change` makes of them, in one go."""
+        self._account.update(change)
+
+    def land(
+        self,
+        owner: LogicalRank,
+        record: SlotRecord,
+        payload: memoryview,
+        holders: Iterable[int],
+    ) -> None:
+        """Declares one of its own slots landed, and sends it to its holders.
+
+        Args:
+            owner: the rank of this process.
+            record: what the slot consists of.
+            payload: its bytes, in the ring.
+            holders: the processes that are to keep copies.
+        """
+        to = tuple(holders)
+        self.update(lambda known: known.landed(key_of(owner, record), to))
+        self.send(owner, record, payload, to)
+
+    def send(
+        self, owner: LogicalRank, record: SlotRecord, payload: memoryview, to: Iterable[int]
+    ) -> dict[int, Future[None]]:
+        """Sends copies of a slot, anybody's; returns for each process what becomes of its copy.
+
+        A future ends with `SilentPeerError` or `DamagedSlotError`, or is cancelled by `close`. Its
+        result is None: the peer has checked the copy and holds it.
+
+        Raises:
+            KeyError: no address of a process is known.
+        """
+        outcomes: dict[int, Future[None]] = {}
+        for process in to:
+            outcome: Future[None] = Future()
+            outcomes[process] = outcome
+            delivery = Delivery(owner, record, payload[: record.payload_bytes], outcome)
+            if process not in self._peers:
+                self._peers[process] = PeerThread(
+                    self._me, process, self._addresses[process], self._deadline, self._account
+                )
+            self._peers[process].deliver(delivery)
+        return outcomes
+
+    def set_address(self, process: int, address: Address) -> None:
+        """Learns where a process is; one that was silent is given another chance."""
+        former = self._peers.pop(process, None)
+        if former is not None:
+            former.close()
+        self._addresses[process] = address
+        self._account.forgive(process)
+
+    def await_change(self, timeout: timedelta) -> bool:
+        """Waits until a copy was acknowledged, a peer is silent or a slot is found damaged.
+
+        Returns:
+            Whether something has changed since the last call.
+        """
+        return self._account.await_change(timeout)
+
+    def fetch(
+        self, process: int, owner: LogicalRank, window: Window, slot: int, into: memoryview
+    ) -> SlotRecord:
+        """Gets a slot from a peer, straight into memory, and checks every part of it.
+
+        Args:
+            process: who holds it.
+            owner: whose slot.
+            window: which window.
+            slot: its place in the window.
+            into: memory of at least the slot's size; what it holds after an error means nothing.
+
+        Raises:
+            FetchError: the peer does not give it intact and in time.
+        """
+        key = SlotKey(owner, window, slot)
+        deadline = Deadline(self._deadline)
+        try:
+            with PeerConnection(self._me, process, self._addresses[process], deadline) as peer:
+                return peer.fetch(key, into, deadline)
+        except FAILURES as error:
+            raise FetchError(
+                f"slot {slot} of {owner} from step {window.start} on can't be had from process "
+                f"{process}: {error}"
+            ) from error
+
+    def close(self) -> None:
+        """Ends all threads and connections; copies under way are given up."""
+        for peer in self._peers.values():
+            peer.hang_up()
+        for peer in self._peers.values():
+            peer.close()
+        self._peers.clear()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,239 @@
+"""The server of a process: takes copies of others' slots into its rings, and gives slots back.
+
+It listens on the one interface that it is told, and has a thread for each connection.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import logging
+import socket
+import threading
+from collections import defaultdict
+from datetime import timedelta
+from typing import Protocol, Self
+
+from megatron_moevement.errors import UserError
+from megatron_moevement.policy.commit import is_current
+from megatron_moevement.policy.persistence import SlotKey
+from megatron_moevement.policy.ranks import LogicalRank
+from megatron_moevement.runtime.replication.handshake import RefusedError, Session, answer_call
+from megatron_moevement.runtime.replication.slot_messages import (
+    key_of,
+    key_of_document,
+    slot_document,
+    slot_of_document,
+)
+from megatron_moevement.runtime.replication.wire import (
+    Channel,
+    Deadline,
+    Kind,
+    Message,
+    ProtocolError,
+)
+from megatron_moevement.runtime.slots.ring_file import RingFile
+from megatron_moevement.runtime.slots.slot_record import SlotRecord
+
+logger = logging.getLogger(__name__)
+
+_HANDSHAKE_TIME = timedelta(seconds=10)
+_BACKLOG = 128
+_PAUSE_S = 0.1
+"""After a failure to accept, for want of descriptors for example."""
+
+
+class KeptSlots(Protocol):
+    """What a process keeps; the server's threads call it, several at a time."""
+
+    def ring_for(self, owner: LogicalRank, record: SlotRecord) -> RingFile | None:
+        """Returns the ring that a copy is to be kept in, None when it is not to be kept here."""
+
+    def stored(self, slot: SlotKey, record: SlotRecord) -> None:
+        """Learns that a copy is complete, checked and published in its ring."""
+
+    def find(self, slot: SlotKey) -> tuple[RingFile, SlotRecord] | None:
+        """Returns a slot that is held, own ones included, None when it is not."""
+
+
+class ReplicaServer:
+    """Receives copies and answers requests until it is closed.
+
+    Attributes:
+        address: host and port at which peers reach it.
+    """
+
+    def __init__(
+        self,
+        interface: str,
+        me: Session,
+        slots: KeptSlots,
+        *,
+        deadline: timedelta,
+        max_connections: int = 1024,
+    ) -> None:
+        """Starts to listen.
+
+        Args:
+            interface: host name or IP address of this machine, `--moevement-replication-interface`.
+            me: who this process is.
+            slots: where copies go, and what requests are answered from.
+            deadline: for one message with its payload.
+            max_connections: as many are open at a time; more are turned away.
+
+        Raises:
+            UserError: the interface is none of this machine's, or all of them.
+        """
+        self._me = me
+        self._slots = slots
+        self._deadline = deadline
+        self._max_connections = max_connections
+        self._lock = threading.Lock()
+        self._ring_locks: defaultdict[LogicalRank, threading.Lock] = defaultdict(threading.Lock)
+        self._connections: dict[Channel, threading.Thread] = {}
+        self._closed = threading.Event()
+        self._listener = _listen(interface)
+        host, port = self._listener.getsockname()[:2]
+        self.address: tuple[str, int] = (host, port)
+        self._acceptor = threading.Thread(target=self._accept, name="replica-server", daemon=True)
+        self._acceptor.start()
+
+    def close(self) -> None:
+        """Ends all connections and threads; what was only half received is not held."""
+        with self._lock:
+            self._closed.set()
+            threads = list(self._connections.values())
+            for channel in self._connections:
+                channel.hang_up()
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._acceptor.join()
+        for thread in threads:
+            thread.join()
+        self._listener.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, caller = self._listener.accept()
+            except OSError:
+                if self._closed.is_set():
+                    return
+                logger.exception("replication: can't accept a connection")
+                self._closed.wait(_PAUSE_S)
+                continue
+            with self._lock:
+                if self._closed.is_set() or len(self._connections) >= self._max_connections:
+                    connection.close()
+                    logger.warning("replication: %s is turned away: too many connections", caller)
+                    continue
+                channel = Channel(connection)
+                thread = threading.Thread(
+                    target=self._serve,
+                    args=(channel, f"{caller[0]}:{caller[1]}"),
+                    name=f"replica-server {caller[1]}",
+                    daemon=True,
+                )
+                self._connections[channel] = thread
+                thread.start()
+
+    def _serve(self, channel: Channel, caller: str) -> None:
+        """Answers one peer until it hangs up or breaks the protocol."""
+        try:
+            process = answer_call(channel, self._me, Deadline(_HANDSHAKE_TIME))
+            caller = f"process {process} at {caller}"
+            while True:
+                channel.await_message()
+                deadline = Deadline(self._deadline)
+                self._answer(channel, channel.receive(deadline), deadline)
+        except (ProtocolError, RefusedError) as error:
+            logger.warning("replication: connection of %s is closed: %s", caller, error)
+        except OSError as error:
+            if not self._closed.is_set():
+                logger.info("replication: connection of %s ended: %s", caller, error)
+        finally:
+            with self._lock:
+                self._connections.pop(channel, None)
+            channel.close()
+
+    def _answer(self, channel: Channel, message: Message, deadline: Deadline) -> None:
+        if not is_current(message.generation, self._me.generation):
+            raise ProtocolError(
+                f"a message of generation {message.generation} in {self._me.generation}"
+            )
+        if message.kind is Kind.SLOT:
+            self._take(channel, message, deadline)
+        elif message.kind is Kind.FETCH:
+            self._give(channel, message, deadline)
+        else:
+            raise ProtocolError(f"{message.kind.name} is no request")
+
+    def _take(self, channel: Channel, message: Message, deadline: Deadline) -> None:
+        """Receives a slot into its ring; it is held once every part was checked."""
+        owner, record = slot_of_document(message.document)
+        if record.payload_bytes != message.payload_bytes:
+            raise ProtocolError(f"{message.payload_bytes} bytes of {record.payload_bytes}")
+        reason = f"process {self._me.process} has no room for slots of {owner}"
+        try:
+            ring = self._slots.ring_for(owner, record)
+        except UserError as error:
+            ring, reason = None, str(error)
+        if ring is None or not ring.has_room_for(record):
+            channel.discard(record.payload_bytes, deadline)
+            channel.send(Kind.REFUSED, self._me.generation, {"reason": reason}, None, deadline)
+            return
+        with self._ring_locks[owner]:
+            ring.invalidate(record.step)
+            channel.receive_into(ring.buffer(record.step)[: record.payload_bytes], deadline)
+            damaged = ring.damaged_parts(record)
+            if not damaged:
+                ring.publish(record)
+        if damaged:
+            logger.warning("replication: %s of step %d arrived damaged", owner, record.step)
+            refusal = {"reason": f"damaged: {damaged[0]}", "damaged": len(damaged)}
+            channel.send(Kind.REFUSED, self._me.generation, refusal, None, deadline)
+            return
+        self._slots.stored(key_of(owner, record), record)
+        channel.send(Kind.STORED, self._me.generation, {}, None, deadline)
+
+    def _give(self, channel: Channel, message: Message, deadline: Deadline) -> None:
+        """Sends a slot; who asked checks what arrives."""
+        if message.payload_bytes:
+            raise ProtocolError("a request with a payload")
+        key = key_of_document(message.document)
+        found = self._slots.find(key)
+        if found is None:
+            reason = f"process {self._me.process} does not hold slot {key.slot} of {key.owner}"
+            channel.send(Kind.REFUSED, self._me.generation, {"reason": reason}, None, deadline)
+            return
+        ring, record = found
+        document = slot_document(key.owner, record)
+        channel.send(Kind.FOUND, self._me.generation, document, ring.payload(record), deadline)
+
+
+def _listen(interface: str) -> socket.socket:
+    place = f"--moevement-replication-interface {interface}"
+    try:
+        found = socket.getaddrinfo(interface, 0, type=socket.SOCK_STREAM)
+        family, _, _, _, address = found[0]
+        if ipaddress.ip_address(address[0]).is_unspecified:
+            raise UserError(f"{place} is every interface; give the address of one")
+        listener = socket.socket(family, socket.SOCK_STREAM)
+    except OSError as error:
+        raise UserError(f"{place} can't be resolved: {error.strerror or error}") from error
+    try:
+        listener.bind(address)
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise UserError(
+            f"{place} is no address of this machine that can be listened on: "
+            f"{error.strerror or error}"
+        ) from error
+    return listener

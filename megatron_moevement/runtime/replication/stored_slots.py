@@ -1,0 +1,61 @@
+"""What a process keeps in its store, as its server sees it: its own ring and those of others."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from megatron_moevement.policy.persistence import SlotKey
+from megatron_moevement.policy.ranks import LogicalRank
+from megatron_moevement.runtime.slots.ring_file import RingFile
+from megatron_moevement.runtime.slots.slot_record import SlotRecord
+
+
+class StoredSlots:
+    """Rings for the server to write copies into and to read slots from.
+
+    The server is closed before the rings are.
+    """
+
+    def __init__(
+        self,
+        own: RingFile | None,
+        stored: Callable[[SlotKey, SlotRecord], None] = lambda slot, record: None,
+    ) -> None:
+        """Begins without any ring for copies.
+
+        Args:
+            own: ring of the rank that this process occupies; None for a spare.
+            stored: is told of every complete copy, by a thread of the server.
+        """
+        self._own = own
+        self._stored = stored
+        self._lock = threading.Lock()
+        self._held: dict[LogicalRank, RingFile] = {}
+
+    def keep(self, ring: RingFile) -> None:
+        """Takes copies of the slots of the ring's owner from now on."""
+        with self._lock:
+            self._held[ring.owner] = ring
+
+    def ring_for(self, owner: LogicalRank, record: SlotRecord) -> RingFile | None:
+        """Returns the ring for copies of an owner's slots, whichever they are."""
+        del record
+        with self._lock:
+            return self._held.get(owner)
+
+    def stored(self, slot: SlotKey, record: SlotRecord) -> None:
+        """Passes the word on."""
+        self._stored(slot, record)
+
+    def find(self, slot: SlotKey) -> tuple[RingFile, SlotRecord] | None:
+        """Returns a slot of the own ring or of one with copies."""
+        with self._lock:
+            ring = self._held.get(slot.owner)
+        for each in (self._own, ring):
+            if each is None or each.owner != slot.owner:
+                continue
+            record = each.record(slot.step)
+            if record is not None and (record.window, record.slot) == (slot.window, slot.slot):
+                return each, record
+        return None

@@ -1,0 +1,189 @@
+"""Messages between two processes: a fixed header, JSON of bounded length, and raw bytes.
+
+Nothing is allocated before its length was compared with a limit, and nothing that arrives is ever
+run: no pickle.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import socket
+import struct
+import time
+from collections.abc import Mapping
+from datetime import timedelta
+from enum import IntEnum
+from typing import Any, Self
+
+PROTOCOL_VERSION = 1
+MAX_DOCUMENT_BYTES = 16 * 2**20
+"""Of a peer that has proved that it belongs to the job: room for a slot of 100,000 parts."""
+
+_MAGIC = b"MOEV"
+_HEADER = struct.Struct("<4sBBIQQ")
+_SCRATCH_BYTES = 2**16
+
+
+class Kind(IntEnum):
+    """What a message is about."""
+
+    HELLO = 1
+    CHALLENGE = 2
+    PROOF = 3
+    WELCOME = 4
+    SLOT = 5
+    STORED = 6
+    FETCH = 7
+    FOUND = 8
+    REFUSED = 9
+
+
+class ProtocolError(Exception):
+    """The peer says what nobody of this job would say; the connection ends."""
+
+
+class Deadline:
+    """A point in time until which something has to be done."""
+
+    def __init__(self, within: timedelta) -> None:
+        """Sets the point in time, counted from now."""
+        self._at_s = time.monotonic() + within.total_seconds()
+
+    def remaining_s(self) -> float:
+        """Returns the time that is left.
+
+        Raises:
+            TimeoutError: none is.
+        """
+        left_s = self._at_s - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError("the deadline has passed")
+        return left_s
+
+
+@dataclasses.dataclass(frozen=True)
+class Message:
+    """What has arrived of a message: all but its payload.
+
+    Attributes:
+        kind: what it is about.
+        generation: in which the peer sent it.
+        document: its JSON.
+        payload_bytes: how many raw bytes follow.
+    """
+
+    kind: Kind
+    generation: int
+    document: Mapping[str, Any]
+    payload_bytes: int
+
+
+class Channel:
+    """A connection that carries messages; one thread sends and receives on it."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        """Takes over a connected socket."""
+        self._socket = connection
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+
+    def send(
+        self,
+        kind: Kind,
+        generation: int,
+        document: Mapping[str, Any],
+        payload: memoryview | None,
+        deadline: Deadline,
+    ) -> None:
+        """Sends a message; the payload goes out of the memory where it is.
+
+        Raises:
+            OSError: the peer is gone, or does not read in time.
+        """
+        text = json.dumps(document).encode()
+        payload_bytes = 0 if payload is None else payload.nbytes
+        header = _HEADER.pack(_MAGIC, PROTOCOL_VERSION, kind, len(text), payload_bytes, generation)
+        self._socket.settimeout(deadline.remaining_s())
+        self._socket.sendall(header + text)
+        if payload is not None:
+            self._socket.settimeout(deadline.remaining_s())
+            self._socket.sendall(payload)
+
+    def await_message(self) -> None:
+        """Waits until a message begins, or the peer hangs up."""
+        self._socket.settimeout(None)
+        self._socket.recv(1, socket.MSG_PEEK)
+
+    def receive(self, deadline: Deadline, max_document_bytes: int = MAX_DOCUMENT_BYTES) -> Message:
+        """Receives a message up to its payload.
+
+        Raises:
+            ProtocolError: it is no message, or too long.
+            OSError: the peer is gone, or does not send in time.
+        """
+        header = bytearray(_HEADER.size)
+        self.receive_into(memoryview(header), deadline)
+        magic, version, number, length, payload_bytes, generation = _HEADER.unpack(header)
+        if magic != _MAGIC:
+            raise ProtocolError(f"no message of ours: {bytes(header[:8])!r}")
+        if version != PROTOCOL_VERSION:
+            raise ProtocolError(f"protocol version {version}, mine is {PROTOCOL_VERSION}")
+        if length > max_document_bytes:
+            raise ProtocolError(f"a document of {length} bytes, at most {max_document_bytes}")
+        if number not in Kind.__members__.values():
+            raise ProtocolError(f"no kind of message: {number}")
+        text = bytearray(length)
+        self.receive_into(memoryview(text), deadline)
+        return Message(Kind(number), generation, _parsed(text), payload_bytes)
+
+    def receive_into(self, target: memoryview, deadline: Deadline) -> None:
+        """Fills memory with the bytes that come next.
+
+        Raises:
+            OSError: the peer is gone, or does not send in time.
+        """
+        while target.nbytes:
+            self._socket.settimeout(deadline.remaining_s())
+            received = self._socket.recv_into(target)
+            if received == 0:
+                raise ConnectionResetError("the peer hung up")
+            target = target[received:]
+
+    def discard(self, size_bytes: int, deadline: Deadline) -> None:
+        """Receives bytes that nobody wants.
+
+        Raises:
+            OSError: the peer is gone, or does not send in time.
+        """
+        scratch = memoryview(bytearray(min(size_bytes, _SCRATCH_BYTES)))
+        while size_bytes:
+            piece = scratch[: min(size_bytes, _SCRATCH_BYTES)]
+            self.receive_into(piece, deadline)
+            size_bytes -= piece.nbytes
+
+    def hang_up(self) -> None:
+        """Ends the connection; a thread that waits in it is woken. Any thread may call it."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Gives the socket back; called by the thread that uses it."""
+        self._socket.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _parsed(text: bytearray) -> Mapping[str, Any]:
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError("a document that is no JSON") from error
+    if not isinstance(document, dict):
+        raise ProtocolError("a document that is no object")
+    return document

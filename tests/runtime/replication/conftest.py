@@ -1,0 +1,102 @@
+"""What the tests of replication share: processes with a store, a server and a sender each."""
+
+import dataclasses
+import shutil
+import tempfile
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from megatron_moevement.policy.persistence import SlotKey
+from megatron_moevement.policy.ranks import LogicalRank
+from megatron_moevement.policy.schedule import Window
+from megatron_moevement.runtime.replication.handshake import Session
+from megatron_moevement.runtime.replication.sender import SlotSender
+from megatron_moevement.runtime.replication.server import ReplicaServer
+from megatron_moevement.runtime.replication.stored_slots import StoredSlots
+from megatron_moevement.runtime.slots.identity import StoreIdentity
+from megatron_moevement.runtime.slots.slot_record import EXTRAS, SlotPart, SlotRecord
+from megatron_moevement.runtime.slots.store import RingRole, RingShape, StoreDirectory
+
+TOKEN = b"a secret of this job"
+DEADLINE = timedelta(seconds=20)
+IDENTITY = StoreIdentity("run-1", "0123abcd")
+SHAPE = RingShape(capacity=6, buffer_bytes=5000, max_parts=3)
+W = 3
+
+
+def rank_of(process):
+    return LogicalRank(dp=process)
+
+
+class Process:
+    """What one process of a job has; process n occupies the n-th replica and keeps for others."""
+
+    def __init__(self, root, number, ranks, shape=SHAPE, token=TOKEN, generation=5):
+        self.me = Session(token, number, generation)
+        self.owner = rank_of(number)
+        self.store = StoreDirectory(root, IDENTITY, number)
+        self.ring = self.store.ring(RingRole.OWN, self.owner, shape)
+        self.arrived = []
+        self.slots = StoredSlots(self.ring, lambda slot, record: self.arrived.append(slot))
+        self.held = {}
+        for other in range(ranks):
+            if other != number:
+                ring = self.store.ring(RingRole.HELD, rank_of(other), shape)
+                self.held[other] = ring
+                self.slots.keep(ring)
+        self.server = ReplicaServer("127.0.0.1", self.me, self.slots, deadline=DEADLINE)
+
+    def sender(self, *peers, deadline=DEADLINE, **changes):
+        addresses = {peer.me.process: peer.server.address for peer in peers}
+        return SlotSender(dataclasses.replace(self.me, **changes), addresses, deadline=deadline)
+
+    def close(self):
+        self.server.close()
+        self.store.close()
+
+
+@pytest.fixture
+def shared_memory():
+    """Returns a folder in /dev/shm that is gone after the test."""
+    folder = Path(tempfile.mkdtemp(prefix="moevement-test-", dir="/dev/shm"))
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def job(shared_memory):
+    """Returns a function that starts processes; all are closed after the test."""
+    started = []
+
+    def start(count=2, **changes):
+        first = len(started)
+        for number in range(first, first + count):
+            started.append(Process(shared_memory, number, first + count, **changes))
+        return started[-count:]
+
+    yield start
+    for process in started:
+        process.close()
+
+
+def capture(ring, step, size_bytes=3000):
+    """Writes and publishes a slot of three parts, different at every step; returns its record."""
+    ring.invalidate(step)
+    buffer = ring.buffer(step)
+    extras_bytes = 100
+    parts = []
+    places = (("layers.0.gate", 0, size_bytes // 3), ("head", size_bytes // 3, size_bytes // 2))
+    for name, offset, size in (*places, (EXTRAS, size_bytes - extras_bytes, extras_bytes)):
+        pattern = f"{ring.owner} {step} {name};".encode()
+        buffer[offset : offset + size] = (pattern * (size // len(pattern) + 1))[:size]
+        parts.append(SlotPart.of(name, offset, buffer[offset : offset + size]))
+    start, slot = step - step % W, step % W
+    record = SlotRecord(0, Window(start, W), slot, step, size_bytes, tuple(parts))
+    ring.publish(record)
+    return record
+
+
+def key_of(owner, record):
+    return SlotKey(owner, record.window, record.slot)
