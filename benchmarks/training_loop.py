@@ -27,6 +27,7 @@ from megatron_moevement.training.arguments import parse  # noqa: E402
 from megatron_moevement.training.data.batches import MicroBatches  # noqa: E402
 from megatron_moevement.training.job import build_job  # noqa: E402
 from megatron_moevement.training.loop import TrainingLoop, open_reporter  # noqa: E402
+from megatron_moevement.strategies.strategy import Off  # noqa: E402
 from megatron_moevement.training.steps import build_datasets, open_steps  # noqa: E402
 from megatron_moevement.training.stop_request import StopSources  # noqa: E402
 
@@ -61,7 +62,7 @@ def main() -> None:
     theirs: list[float] = []
     ratios: list[float] = []
     with open_reporter(job) as reporter, open_steps(job, datasets, START) as step:
-        loop = TrainingLoop(job, reporter, datasets, step, StopSources(None))
+        loop = TrainingLoop(job, reporter, datasets, step, StopSources(None), strategy=Off())
         for block in range(options.blocks):
             gc.collect()
             for side in ("ours", "theirs") if block % 2 else ("theirs", "ours"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from megatron_moevement.errors import UserError
 
@@ -17,6 +17,19 @@ class BackendName(Enum):
 
     CPU = "cpu"
     CUDA = "cuda"
+
+
+class CopyStream(Protocol):
+    """Where copies from the device to the host run, beside the computation."""
+
+    def fork(self) -> None:
+        """Orders what is copied from now on behind all that the calling thread has enqueued."""
+
+    def copy(self, source: torch.Tensor, target: torch.Tensor) -> None:
+        """Enqueues a copy into host memory; `target` may have another type."""
+
+    def join(self) -> None:
+        """Waits until every copy has run."""
 
 
 class Backend(abc.ABC):
@@ -53,6 +66,10 @@ class Backend(abc.ABC):
     @abc.abstractmethod
     def synchronize(self) -> None:
         """Waits until everything that was enqueued on the device has run."""
+
+    @abc.abstractmethod
+    def copy_stream(self) -> CopyStream:
+        """Returns a stream of its own for copies to the host; one thread uses it."""
 
     @abc.abstractmethod
     def peak_memory_bytes(self) -> int:

@@ -28,7 +28,7 @@ from typing import Any
 import torch
 
 from megatron_moevement.backends import host_collectives, host_cuda
-from megatron_moevement.backends.backend import Backend, BackendName
+from megatron_moevement.backends.backend import Backend, BackendName, CopyStream
 
 REWRITTEN_PACKAGES = ("megatron",)
 """Top-level packages whose code is made to compute on the host."""
@@ -130,6 +130,20 @@ class _OneGenerator(logging.Filter):
 _ONE_GENERATOR = _OneGenerator()
 
 
+class HostCopyStream:
+    """Copies from memory to memory; no device holds anything back."""
+
+    def fork(self) -> None:
+        """Does nothing: what the calling thread has computed is there."""
+
+    def copy(self, source: torch.Tensor, target: torch.Tensor) -> None:
+        """Copies at once."""
+        target.copy_(source)
+
+    def join(self) -> None:
+        """Does nothing: all copies have run."""
+
+
 class CpuBackend(Backend):
     """The host's cores, over gloo."""
 
@@ -176,6 +190,10 @@ class CpuBackend(Backend):
 
     def synchronize(self) -> None:
         """Returns at once: the host computes synchronously."""
+
+    def copy_stream(self) -> CopyStream:
+        """Returns a stream that copies at once, on the thread that asks for it."""
+        return HostCopyStream()
 
     def peak_memory_bytes(self) -> int:
         """Returns the peak resident memory of the process."""

@@ -6,7 +6,7 @@ import os
 
 import torch
 
-from megatron_moevement.backends.backend import Backend, BackendName
+from megatron_moevement.backends.backend import Backend, BackendName, CopyStream
 from megatron_moevement.errors import UserError
 
 _DETERMINISTIC_ENVIRONMENT = {"NCCL_ALGO": "Ring", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
@@ -52,6 +52,44 @@ class CudaBackend(Backend):
         """Waits for all streams of the current GPU."""
         torch.cuda.synchronize()
 
+    def copy_stream(self) -> CopyStream:
+        """Returns a side stream of the current GPU."""
+        return CudaCopyStream()
+
     def peak_memory_bytes(self) -> int:
         """Returns the peak of the caching allocator on the current GPU."""
         return int(torch.cuda.max_memory_allocated())
+
+
+class CudaCopyStream:
+    """A side stream of the GPU that was current when it was made.
+
+    A copy into another type is cast on the device first, piece by piece, so that it takes no more
+    than `STAGING_ELEMENTS` elements of device memory.
+    """
+
+    STAGING_ELEMENTS = 1 << 24
+
+    def __init__(self) -> None:
+        self._stream: torch.cuda.Stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+
+    def fork(self) -> None:
+        """Lets the side stream wait for what is enqueued on the current one."""
+        self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
+
+    def copy(self, source: torch.Tensor, target: torch.Tensor) -> None:
+        """Enqueues the copy on the side stream; asynchronous where the target is pinned."""
+        with torch.cuda.stream(self._stream):
+            if source.dtype is target.dtype:
+                target.copy_(source, non_blocking=True)
+                return
+            size = self.STAGING_ELEMENTS
+            starts = range(0, source.numel(), size)
+            flat, host = source.reshape(-1), target.view(-1)
+            pieces = ((flat[at : at + size], host[at : at + size]) for at in starts)
+            for device_piece, host_piece in pieces:
+                host_piece.copy_(device_piece.to(host_piece.dtype), non_blocking=True)
+
+    def join(self) -> None:
+        """Waits for the side stream."""
+        self._stream.synchronize()

@@ -16,9 +16,10 @@ import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from types import TracebackType
-from typing import Protocol
 
 import torch
+
+from megatron_moevement.backends.backend import CopyStream
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,19 +33,6 @@ class HostCopy:
 
     source: torch.Tensor
     target: torch.Tensor
-
-
-class CopyStream(Protocol):
-    """Where copies run; `Backend.copy_stream` makes one."""
-
-    def fork(self) -> None:
-        """Orders what is copied from now on behind all that the calling thread has enqueued."""
-
-    def copy(self, source: torch.Tensor, target: torch.Tensor) -> None:
-        """Enqueues a copy."""
-
-    def join(self) -> None:
-        """Waits until every copy has run."""
 
 
 class CaptureError(RuntimeError):
@@ -84,7 +72,7 @@ class Capture:
         Raises:
             CaptureError: an earlier snapshot failed.
         """
-        self._check()
+        self.check()
         self._stream.fork()
         self._begun += 1
         self._snapshots.put(_Snapshot(copies, landed))
@@ -125,10 +113,11 @@ class Capture:
         started_s = time.perf_counter()
         with self._changed:
             self._changed.wait_for(lambda: holds() or self._failure is not None)
-        self._check()
+        self.check()
         return timedelta(seconds=time.perf_counter() - started_s)
 
-    def _check(self) -> None:
+    def check(self) -> None:
+        """Raises CaptureError if a snapshot failed."""
         if self._failure is not None:
             raise CaptureError(f"a snapshot failed: {self._failure}") from self._failure
 

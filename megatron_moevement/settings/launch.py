@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import socket
 
 from megatron_moevement.errors import UserError
 
@@ -15,10 +16,14 @@ class Launch:
     rank: int
     local_rank: int
     world_size: int
+    failure_domain: str = ""
+    """What the process may be lost together with, unless a flag says otherwise."""
 
     @classmethod
     def from_environment(cls) -> Launch:
         """Reads RANK, LOCAL_RANK and WORLD_SIZE; one process by itself needs none of them.
+
+        The failure domain is MOEVEMENT_FAILURE_DOMAIN, else the host.
 
         Raises:
             UserError: a variable is no number, or the rank lies outside of the job.
@@ -33,4 +38,5 @@ class Launch:
             raise UserError(
                 f"RANK {rank} lies outside of WORLD_SIZE {world_size}; mend the launcher"
             )
-        return cls(rank=rank, local_rank=local_rank, world_size=world_size)
+        domain = os.environ.get("MOEVEMENT_FAILURE_DOMAIN") or socket.gethostname()
+        return cls(rank=rank, local_rank=local_rank, world_size=world_size, failure_domain=domain)

@@ -82,6 +82,7 @@ def _set_environment(job: JobSpec, rank: int, store_address: tuple[str, int]) ->
         # The store lives outside of the ranks; rank 0 must join it, not host another one.
         TORCHELASTIC_USE_AGENT_STORE="True",
         GLOO_SOCKET_IFNAME=_loopback_interface(),
+        MOEVEMENT_FAILURE_DOMAIN=str(rank),
     )
     os.environ.update(job.env)
     os.chdir(job.working_directory)

@@ -69,6 +69,11 @@ class Run:
         """The folder of the events of all jobs."""
         return self._folder / "events"
 
+    @property
+    def store(self) -> Path:
+        """The folder of the snapshots, if the program takes any."""
+        return self._folder / "store"
+
     def finish(self, *flags: str) -> dict[str, Any]:
         """Runs a job to its own end and returns its digest.
 
@@ -146,6 +151,7 @@ class Run:
                 f"--load={self.checkpoints}",
                 f"--data-cache-path={self._folder / 'index'}",
                 f"--moevement-event-dir={self.events}",
+                f"--moevement-store-dir={self.store}",
                 f"--moevement-state-digest={self._digest_path()}",
                 "--log-interval=1",
                 *flags,

@@ -14,6 +14,7 @@ from megatron_moevement.settings.architecture import (
     check_architecture,
 )
 from megatron_moevement.settings.checkpointing import Checkpointing, check_checkpointing
+from megatron_moevement.settings.fault_tolerance import FaultTolerance, check_fault_tolerance
 from megatron_moevement.settings.flags import add_flags, read_flags
 from megatron_moevement.settings.optimization import Optimization, check_optimization
 from megatron_moevement.settings.parallelism import Parallelism, check_parallelism
@@ -36,6 +37,7 @@ _GROUPS: tuple[tuple[str, type[Any]], ...] = (
     ("run", Run),
     ("optimization", Optimization),
     ("checkpointing", Checkpointing),
+    ("fault tolerance", FaultTolerance),
 )
 
 
@@ -50,6 +52,7 @@ class Arguments:
     run: Run
     optimization: Optimization
     checkpointing: Checkpointing
+    fault_tolerance: FaultTolerance
     data: DataConfig
     logging: LoggingConfig
 
@@ -95,6 +98,7 @@ def parse(argv: Sequence[str], world_size: int) -> Arguments:
         run=read_flags(Run, values),
         optimization=read_flags(Optimization, values),
         checkpointing=read_flags(Checkpointing, values),
+        fault_tolerance=read_flags(FaultTolerance, values),
         data=DataConfig.from_args(values),
         logging=LoggingConfig.from_args(values),
     )
@@ -110,6 +114,7 @@ def _check(arguments: Arguments, world_size: int) -> None:
     check_run(arguments.run, arguments.parallelism.data_parallel_size(world_size))
     check_optimization(arguments.optimization, int(arguments.run.train_iters or 0))
     check_checkpointing(arguments.checkpointing)
+    check_fault_tolerance(arguments.fault_tolerance)
     check_positions(arguments.data, arguments.architecture.position_embedding_type)
     _check_sequence(arguments)
     _check_interleaving(arguments, world_size)

@@ -121,6 +121,14 @@ class CheckpointStore:
             merged |= {name: FileRecord(**record) for name, record in records.items()}
         return merged
 
+    def newest(self) -> int | None:
+        """Returns the iteration that `resume` would go on from, None for the initial state."""
+        if self._settings.load is None or self._settings.finetune:
+            return None
+        candidates = CheckpointFolder(Path(self._settings.load)).candidates()
+        wanted = self._settings.ckpt_step
+        return next((k for k in candidates if wanted in {None, k}), None)
+
     def resume(self, warn: Callable[[str], None]) -> dict[str, Any] | None:
         """Loads the newest whole checkpoint of `--load`.
 

@@ -17,9 +17,11 @@ from megatron_moevement.runtime.commit_barrier import StopRequest
 from megatron_moevement.runtime.events import EventName
 from megatron_moevement.runtime.ledger import loss_from_hex, loss_to_hex
 from megatron_moevement.runtime.progress import START, Progress
+from megatron_moevement.strategies.strategy import Strategy
 from megatron_moevement.training.data.splits import Datasets
 from megatron_moevement.training.evaluation import evaluate
 from megatron_moevement.training.job import Job
+from megatron_moevement.training.protection import open_strategy
 from megatron_moevement.training.reporting.flops import flops_per_iteration
 from megatron_moevement.training.reporting.reporter import ReportedRun, Reporter
 from megatron_moevement.training.step import StepOutcome, TrainStep
@@ -44,32 +46,62 @@ def train(job: Job, stop: StopSources) -> Progress:
     job.checkpoints.check_writable()
     with _reporter_everywhere(job) as reporter:
         reporter.events.emit(EventName.PROCESS_START, 0)
-        start = _resume(job)
-        datasets = build_datasets(job)
-        with open_steps(job, datasets, start) as step:
-            return TrainingLoop(job, reporter, datasets, step, stop).run()
+        with open_strategy(job, reporter.events) as strategy:
+            start, target = _start(job, strategy)
+            datasets = build_datasets(job)
+            with open_steps(job, datasets, start, strategy) as step:
+                return TrainingLoop(
+                    job, reporter, datasets, step, stop, strategy=strategy, target=target
+                ).run()
 
 
 class TrainingLoop:
     """Runs steps and what is due after each; used by the training thread of every rank."""
 
     def __init__(
-        self, job: Job, reporter: Reporter, datasets: Datasets, step: TrainStep, stop: StopSources
+        self,
+        job: Job,
+        reporter: Reporter,
+        datasets: Datasets,
+        step: TrainStep,
+        stop: StopSources,
+        *,
+        strategy: Strategy,
+        target: int | None = None,
     ) -> None:
+        """Binds what it drives.
+
+        Args:
+            job: what is trained.
+            reporter: told of every step.
+            datasets: for evaluation; the step reads its own data.
+            step: trains one step.
+            stop: reasons to stop.
+            strategy: protects the job.
+            target: the newest step that an earlier launch committed, where its state was recovered
+                from memory: what is due after that step may not have been done.
+        """
         self._job = job
         self._reporter = reporter
         self._datasets = datasets
         self._step = step
         self._stop = stop
+        self._strategy = strategy
+        self._target = target
         self._train_iters = int(job.arguments.run.train_iters or 0)
-        self._saved: int | None = step.progress.committed
+        self._saved: int | None = step.progress.committed if target is None else None
         self._unreported = 0  # steps whose auxiliary losses nobody has asked for yet
 
     def run(self) -> Progress:
         """Trains until the last iteration or a reason to stop, and saves what it reached."""
+        if self._step.progress.committed == self._target and self._after(self._target):
+            return self._end()
         while self._step.progress.committed < self._train_iters:
             if self.iterate():
                 break
+        return self._end()
+
+    def _end(self) -> Progress:
         self._save(self._step.progress.committed)
         if self._step.progress.committed == self._train_iters:
             self._evaluate_at_end()
@@ -79,26 +111,35 @@ class TrainingLoop:
         """Trains one step and does what is due after it; returns whether the job ends here."""
         outcome = self._one_step()
         iteration = outcome.entry.step
+        if self._target is not None and iteration < self._target:
+            return False  # replayed: what was due after it was done the first time
+        return self._after(iteration, outcome.stop)
+
+    def _after(self, iteration: int, stop: StopRequest = StopRequest.NONE) -> bool:
+        """Does what is due after a step; doing it again changes nothing."""
         self._evaluate_if_due(iteration)
         self._save_if_due(iteration)
-        return self._ends_at(iteration, outcome.stop)
+        return self._ends_at(iteration, stop)
 
     def _one_step(self) -> StepOutcome:
         started_s = time.perf_counter()
         outcome = self._step.run(self._stop.request())
         duration = timedelta(seconds=time.perf_counter() - started_s)
-        self._report(outcome, duration)
+        self._unreported += 1
+        if self._target is None or outcome.entry.step > self._target:
+            self._report(outcome, duration)
         return outcome
 
     def _report(self, outcome: StepOutcome, duration: timedelta) -> None:
         iteration = outcome.entry.step
         auxiliary = None
-        self._unreported += 1
         if self._reporter.wants_auxiliary_losses(iteration):
             passes = self._unreported * self._job.batches.num_microbatches
             auxiliary = self._job.metrics.collect(passes)
             self._unreported = 0
-        self._reporter.step(outcome.entry, self._step.progress, duration, auxiliary)
+        self._reporter.step(
+            outcome.entry, self._step.progress, duration, auxiliary, self._strategy.costs()
+        )
         log_interval = self._job.arguments.logging.log_interval
         if iteration % log_interval == 0:
             self._reporter.phase_times(self._job.timers.report(log_interval))
@@ -186,6 +227,16 @@ def open_reporter(job: Job) -> Reporter:
         save=arguments.checkpointing.save,
     )
     return Reporter(arguments.logging, reported)
+
+
+def _start(job: Job, strategy: Strategy) -> tuple[Progress, int | None]:
+    """Returns where training starts, and the step that a state recovered from memory goes up to."""
+    recovered = strategy.recover(job.checkpoints.newest() or 0)
+    if recovered is not None:
+        return recovered.progress, recovered.target
+    start = _resume(job)
+    strategy.begin(start)
+    return start, None
 
 
 def _resume(job: Job) -> Progress:

@@ -97,7 +97,7 @@ class TrainStep:
         step = self.progress.committed + 1
         random_before = random_state()
         loss = self._schedule.forward_backward(self._micro_batches())
-        statistics = self._optimizer.prepare()
+        statistics = self._optimizer.prepare(self._strategy.injected_statistics(step))
         if not is_finite(statistics):
             self._expert_bias.discard()
             raise DivergenceError(

@@ -11,6 +11,7 @@ import megatron_moevement
 from megatron_moevement.errors import UserError
 from megatron_moevement.settings.architecture import Architecture, MixtureOfExperts
 from megatron_moevement.settings.checkpointing import Checkpointing
+from megatron_moevement.settings.fault_tolerance import FaultTolerance
 from megatron_moevement.settings.flags import flag_name
 from megatron_moevement.settings.optimization import Optimization
 from megatron_moevement.settings.parallelism import Parallelism
@@ -33,6 +34,7 @@ GROUPS = (
     Run,
     Optimization,
     Checkpointing,
+    FaultTolerance,
     DataFlags,
     LoggingConfig,
 )

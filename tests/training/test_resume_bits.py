@@ -26,10 +26,8 @@ from megatron_moevement.testing.interruption import (
     digest_differences,
     kill_all,
 )
+from megatron_moevement.testing.random_text import data_flags, prepare_random_text
 from megatron_moevement.training.checkpoints import CheckpointFolder
-from megatron_moevement.training.data.documents import Search
-from megatron_moevement.training.data.prepare import Preparation, prepare
-from megatron_moevement.training.data.tokenizers import TokenizerSpec, TokenizerType
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(300)]
 
@@ -53,10 +51,6 @@ COVER = cover()
 
 
 OURS = ("--num-workers=1", "--save-interval=2", "--moevement-no-progress-bar")
-
-
-def data_flags(prefix):
-    return f"--data-path={prefix}", "--tokenizer-type=ByteTokenizer", "--split=90,5,5"
 
 
 EXAMPLE_PARAMETERS = [pytest.param(one, id=one.name) for one in EXAMPLES]
@@ -93,15 +87,7 @@ class Uninterrupted:
 @pytest.fixture(scope="module")
 def text(tmp_path_factory):
     """Returns the prefix of random text: no two samples of it are the same."""
-    folder, random = tmp_path_factory.mktemp("text"), Random(0)
-    for number in range(100):
-        words = bytes(random.choices(range(97, 123), k=random.randint(50, 150)))
-        (folder / f"{number:03}.txt").write_bytes(words)
-    prefix, byte_tokenizer = folder / "text", TokenizerSpec(TokenizerType.BYTE)
-    prepare(
-        Preparation((folder,), str(prefix), byte_tokenizer, Search(("*.txt",))), lambda *_: None
-    )
-    return prefix
+    return prepare_random_text(tmp_path_factory.mktemp("text"))
 
 
 @pytest.fixture(scope="module")

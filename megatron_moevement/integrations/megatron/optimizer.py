@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -237,6 +237,16 @@ class SplitOptimizer:
                     else:  # apex and TransformerEngine count per group
                         group["step"] = step
 
+    def set_group_steps(self, step: int) -> None:
+        """Sets the steps that were applied where they are counted per group of parameters.
+
+        That is how apex and TransformerEngine count; torch counts per parameter.
+        """
+        for part in self.parts:
+            for group in [] if part.is_stub_optimizer else part.optimizer.param_groups:
+                if "step" in group:
+                    group["step"] = step
+
     def loss_scale(self) -> float:
         """Returns the scale that the next loss is multiplied with."""
         return float(self.megatron.get_loss_scale().item())
@@ -248,7 +258,7 @@ class SplitOptimizer:
             for part in self.parts
         )
 
-    def load_scalers(self, states: Sequence[dict[str, Any] | None]) -> None:
+    def load_scalers(self, states: Sequence[Mapping[str, Any] | None]) -> None:
         """Puts back what `scalers` returned.
 
         Another layout may have fewer parts or more: a part without a state of its own takes that of
@@ -259,7 +269,7 @@ class SplitOptimizer:
             if state is not None:
                 scale = torch.tensor([state["scale"]], dtype=torch.float)
                 part.grad_scaler.load_state_dict(
-                    state | {"scale": scale} if "scale" in state else state
+                    {**state, "scale": scale} if "scale" in state else dict(state)
                 )
 
     def _clip(self, part: MegatronOptimizer, statistics: GradientStatistics) -> None:

@@ -122,7 +122,7 @@ class LiveOperators:
         """Sets the optimizer's step counters of operators.
 
         apex and TransformerEngine count per group of parameters: there the counter is everybody's
-        and `SplitOptimizer.set_adam_step` sets it.
+        and `SplitOptimizer.set_group_steps` sets it.
         """
         for operator in operators:
             for counter in self._steps[operator]:

@@ -261,6 +261,15 @@ class StoreDirectory:
             opened.close()
         self._ring_path(role, owner).unlink(missing_ok=True)
 
+    def clear(self) -> None:
+        """Removes the journal and all rings, of a job that begins anew."""
+        if self._journal is not None:
+            self._journal.close()
+            self._journal = None
+        (self.folder / JOURNAL_NAME).unlink(missing_ok=True)
+        for stored in self.rings():
+            self.drop_ring(stored.role, stored.owner)
+
     def close(self) -> None:
         """Lets go of all files and of the lock; the files stay for the next launch."""
         for ring in self._rings.values():

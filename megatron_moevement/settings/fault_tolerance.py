@@ -1,0 +1,71 @@
+"""Fault tolerance: which strategy protects a job, and what it may take."""
+
+from __future__ import annotations
+
+import dataclasses
+from enum import Enum
+
+from megatron_moevement.errors import UserError
+from megatron_moevement.settings.flags import AT_LEAST_1, NOT_NEGATIVE, POSITIVE, flag
+
+
+class StrategyName(Enum):
+    """How a job is protected against the loss of processes."""
+
+    OFF = "off"
+    """By durable checkpoints alone."""
+
+    MOEVEMENT = "moevement"
+    """By sparse snapshots in host memory, one every iteration."""
+
+
+@dataclasses.dataclass(frozen=True)
+class FaultTolerance:
+    """Protection against the loss of processes and nodes."""
+
+    moevement_strategy: StrategyName = flag(StrategyName.OFF, "how the job is protected")
+    moevement_window: int = flag(
+        4, "sparse snapshots that make a sparse checkpoint (W)", within=AT_LEAST_1
+    )
+    moevement_replicas: int = flag(
+        2, "copies of every snapshot in other failure domains (r)", within=NOT_NEGATIVE
+    )
+    moevement_strict_replicas: bool = flag(
+        False, "fail when there are too few failure domains for the copies"
+    )
+    moevement_failure_domain: str | None = flag(
+        None, "what this process may be lost together with (default: its host)", metavar="NAME"
+    )
+    moevement_no_frozen_skip: bool = flag(
+        False, "compute weight gradients of frozen operators in a replay, and drop them"
+    )
+    moevement_store_dir: str | None = flag(
+        None, "folder in memory for snapshots (default: /dev/shm/moevement)", metavar="DIR"
+    )
+    moevement_run_id: str | None = flag(
+        None, "name of the run, under which a relaunch finds its snapshots", metavar="NAME"
+    )
+    moevement_host_memory_limit_gb: float | None = flag(
+        None, "most host memory that a process takes for snapshots", within=POSITIVE
+    )
+    moevement_replication_interface: str = flag(
+        "127.0.0.1", "address that snapshots are received at", metavar="ADDRESS"
+    )
+
+    @property
+    def is_on(self) -> bool:
+        """Whether anything beyond durable checkpoints protects the job."""
+        return self.moevement_strategy is not StrategyName.OFF
+
+
+def check_fault_tolerance(settings: FaultTolerance) -> None:
+    """Checks what can be checked without the other ranks.
+
+    Raises:
+        UserError: a name can't be that of a folder.
+    """
+    name = settings.moevement_run_id
+    if name is not None and (not name or "/" in name or name.startswith(".")):
+        raise UserError(
+            f"--moevement-run-id {name!r} is no name for a folder: use letters, digits and dashes"
+        )

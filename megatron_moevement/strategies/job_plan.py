@@ -1,0 +1,175 @@
+"""The plan of a protected job: what every rank has to agree on before the first snapshot."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from megatron_moevement.integrations.megatron.slot_layout import ALIGNMENT_BYTES
+from megatron_moevement.integrations.megatron.snapshots import LiveOperators
+from megatron_moevement.policy.memory import MemoryAccount, check_budget
+from megatron_moevement.policy.operators import Inventory, Operator, OperatorId, OperatorKind
+from megatron_moevement.policy.ordering import Ordering, order_operators
+from megatron_moevement.policy.placement import Host, Placement, Strictness, place_replicas
+from megatron_moevement.policy.ranks import LogicalRank
+from megatron_moevement.policy.retention import max_replayed_steps
+from megatron_moevement.policy.ring import ring_capacity
+from megatron_moevement.policy.schedule import WindowSchedule
+from megatron_moevement.policy.segments import Ends
+from megatron_moevement.policy.window import plan_window
+from megatron_moevement.runtime.agreement import all_gather_json
+from megatron_moevement.runtime.slots.store import JournalShape, RingShape
+from megatron_moevement.settings.fault_tolerance import FaultTolerance
+
+LAG = 1
+"""Steps between the last capture of a window and the one at which it is persisted; where copies
+take longer, training waits for them in front of a full ring."""
+
+ENTRY_BYTES = 16 << 10
+"""Room for a ledger entry in the journal."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Member:
+    """What one rank tells the others of itself.
+
+    Attributes:
+        host: its process, its failure domain and its logical rank.
+        operators: what it holds, with bytes.
+        extras_bytes: room that the scalars and random streams of a slot need.
+    """
+
+    host: Host
+    operators: tuple[Operator, ...]
+    extras_bytes: int
+
+    def document(self) -> dict[str, Any]:
+        """Returns the member as JSON holds it."""
+        return {
+            "process": self.host.process,
+            "domain": self.host.domain,
+            "rank": str(self.host.rank),
+            "operators": [[str(op.id), op.full_bytes, op.compute_bytes] for op in self.operators],
+            "extras_bytes": self.extras_bytes,
+        }
+
+    @classmethod
+    def of_document(cls, document: Mapping[str, Any]) -> Member:
+        """Returns the member of a document."""
+        return cls(
+            Host(document["process"], document["domain"], LogicalRank.parse(document["rank"])),
+            tuple(
+                Operator(OperatorId.parse(name), full, compute)
+                for name, full, compute in document["operators"]
+            ),
+            document["extras_bytes"],
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class JobPlan:
+    """What is captured, and who keeps copies for whom; the same on every rank.
+
+    Attributes:
+        schedule: in which slot each operator is FULL.
+        hosts: all processes.
+        placement: who keeps copies.
+        rings: sizes of each rank's ring of slots.
+        journal: sizes of every journal.
+    """
+
+    schedule: WindowSchedule
+    hosts: tuple[Host, ...]
+    placement: Placement
+    rings: Mapping[LogicalRank, RingShape]
+    journal: JournalShape
+
+    def kept_for(self, process: int) -> tuple[LogicalRank, ...]:
+        """Returns the ranks whose slots a process keeps copies of."""
+        holders = self.placement.holders
+        return tuple(rank for rank in sorted(holders) if process in holders[rank])
+
+    def accounts(self) -> Mapping[int, MemoryAccount]:
+        """Returns the host memory that each process takes, all of it from the start."""
+        return {
+            host.process: MemoryAccount(
+                own_slots_bytes=0 if host.rank is None else self.rings[host.rank].total_bytes,
+                held_slots_bytes=sum(
+                    self.rings[rank].total_bytes for rank in self.kept_for(host.process)
+                ),
+                ledger_bytes=self.journal.total_bytes,
+            )
+            for host in self.hosts
+        }
+
+
+def agree_on_plan(
+    settings: FaultTolerance,
+    live: LiveOperators,
+    host: Host,
+    *,
+    ends: Ends,
+    extras_bytes: int,
+    train_iters: int,
+    device: torch.device,
+) -> JobPlan:
+    """Plans the job with all other ranks; every rank calls it.
+
+    Args:
+        settings: the flags.
+        live: this rank's operators.
+        host: this process.
+        ends: whether the first and last stage share the embedding.
+        extras_bytes: bytes of a slot's scalars and random streams on this rank.
+        train_iters: the last step.
+        device: where collectives keep their tensors.
+
+    Raises:
+        UserError: there are too few failure domains, or a process would take too much memory.
+    """
+    own = Member(host, live.operators, extras_bytes)
+    members = [Member.of_document(each) for each in all_gather_json(own.document(), device)]
+    inventory = _inventory(members, ends)
+    order = order_operators(inventory.sorted_operators, Ordering.INDEX)
+    schedule = plan_window(inventory, order, window=settings.moevement_window).schedule
+    strictness = Strictness.REFUSE if settings.moevement_strict_replicas else Strictness.LOWER
+    hosts = tuple(member.host for member in members)
+    capacity = ring_capacity(schedule.window, LAG)
+    plan = JobPlan(
+        schedule=schedule,
+        hosts=hosts,
+        placement=place_replicas(hosts, settings.moevement_replicas, strictness),
+        rings={
+            member.host.rank: RingShape(
+                capacity, _buffer_bytes(schedule, member), len(member.operators) + 1
+            )
+            for member in members
+            if member.host.rank is not None
+        },
+        journal=JournalShape(
+            max_replayed_steps(schedule.window, LAG) + 2, ENTRY_BYTES, train_iters
+        ),
+    )
+    limit_gb = settings.moevement_host_memory_limit_gb
+    if limit_gb is not None:
+        check_budget(plan.accounts(), int(limit_gb * 1e9))
+    return plan
+
+
+def _inventory(members: Sequence[Member], ends: Ends) -> Inventory:
+    by_rank = {
+        member.host.rank: member.operators for member in members if member.host.rank is not None
+    }
+    both = frozenset({OperatorId(OperatorKind.EMBEDDING), OperatorId(OperatorKind.HEAD)})
+    return Inventory(by_rank, (both,) if ends is Ends.TIED else ())
+
+
+def _buffer_bytes(schedule: WindowSchedule, member: Member) -> int:
+    """Returns the size of a rank's largest slot, alignment and extras included."""
+    rank = member.host.rank
+    assert rank is not None
+    alignment = ALIGNMENT_BYTES * len(member.operators)
+    return max(schedule.bytes_by_slot[rank]) + alignment + member.extras_bytes

@@ -1,0 +1,141 @@
+"""Memory: what one process of a protected job keeps in host memory, for itself and for others."""
+
+from __future__ import annotations
+
+import dataclasses
+import secrets
+from datetime import timedelta
+
+import torch
+
+from megatron_moevement.errors import UserError
+from megatron_moevement.policy.placement import Host
+from megatron_moevement.policy.schedule import WindowSchedule
+from megatron_moevement.runtime.agreement import AgreementError, all_gather_json, together
+from megatron_moevement.runtime.replication.handshake import Session
+from megatron_moevement.runtime.replication.sender import SlotSender
+from megatron_moevement.runtime.replication.server import ReplicaServer
+from megatron_moevement.runtime.replication.stored_slots import StoredSlots
+from megatron_moevement.runtime.slots.journal import Journal
+from megatron_moevement.runtime.slots.ring_file import RingFile
+from megatron_moevement.runtime.slots.store import RingRole, StoreDirectory
+from megatron_moevement.strategies.copies import Copies
+from megatron_moevement.strategies.job_plan import JobPlan
+
+GENERATION = 1
+"""Every launch is the first generation of its processes; its token tells it from former ones."""
+
+_DEADLINE = timedelta(seconds=60)
+"""For one slot to reach a peer and be acknowledged."""
+_TOKEN_BYTES = 32
+
+
+class JobMemory:
+    """The store of a process and the connections to its peers; the training thread calls it.
+
+    `open` or `open_anew` must come first; all ranks call it in step.
+    """
+
+    def __init__(
+        self,
+        plan: JobPlan,
+        host: Host,
+        store: StoreDirectory,
+        interface: str,
+        device: torch.device,
+    ) -> None:
+        """Takes over the store; closes it at the end.
+
+        Args:
+            plan: what all ranks agreed on.
+            host: this process.
+            store: its files, locked.
+            interface: where copies are received.
+            device: where collectives keep their tensors.
+        """
+        self.plan = plan
+        self.host = host
+        self.store = store
+        self._interface = interface
+        self._device = device
+        self._own_ring: RingFile | None = None
+        self._journal: Journal | None = None
+        self._server: ReplicaServer | None = None
+        self._copies: Copies | None = None
+
+    @property
+    def own_ring(self) -> RingFile:
+        """The ring of this rank's slots."""
+        assert self._own_ring is not None
+        return self._own_ring
+
+    @property
+    def journal(self) -> Journal:
+        """The journal of this process."""
+        assert self._journal is not None
+        return self._journal
+
+    @property
+    def copies(self) -> Copies:
+        """The copies of this rank's slots."""
+        assert self._copies is not None
+        return self._copies
+
+    @property
+    def host_bytes(self) -> int:
+        """Host memory in use; all of it is allocated at the start."""
+        return self.plan.accounts()[self.host.process].total_bytes
+
+    def open(self) -> None:
+        """Opens the files that are there, makes those that are missing, connects to the peers.
+
+        Raises:
+            UserError: on all ranks: files are of other sizes, the file system is full, or the
+                interface is none of the machine's.
+        """
+        (token, *_) = all_gather_json(secrets.token_hex(_TOKEN_BYTES), self._device)
+        me = Session(bytes.fromhex(token), self.host.process, GENERATION)
+        try:
+            self._server = together(lambda: self._serve(me), self._device)
+        except AgreementError as error:
+            raise UserError(error.reason) from error
+        addresses = all_gather_json([self.host.process, *self._server.address], self._device)
+        peers = {process: (host, port) for process, host, port in addresses}
+        assert self.host.rank is not None
+        self._copies = Copies(
+            SlotSender(me, peers, deadline=_DEADLINE),
+            self.own_ring,
+            self.plan.placement.holders[self.host.rank],
+        )
+
+    def _serve(self, me: Session) -> ReplicaServer:
+        """Opens the files, and a server that keeps copies in them and gives slots back."""
+        assert self.host.rank is not None
+        self.store.check_space(self.host_bytes)
+        rings = self.plan.rings
+        self._journal = self.store.journal(self.plan.journal)
+        self._own_ring = self.store.ring(RingRole.OWN, self.host.rank, rings[self.host.rank])
+        slots = StoredSlots(self._own_ring)
+        for owner in self.plan.kept_for(self.host.process):
+            slots.keep(self.store.ring(RingRole.HELD, owner, rings[owner]))
+        return ReplicaServer(self._interface, me, slots, deadline=_DEADLINE)
+
+    def open_anew(self) -> None:
+        """Forgets everything that is there, and opens."""
+        self.store.clear()
+        self.open()
+
+    def schedule_from(self, step: int, epoch: int) -> WindowSchedule:
+        """Returns the schedule of a job whose windows begin at a step."""
+        return dataclasses.replace(self.plan.schedule, first_step=step, epoch=epoch)
+
+    def close(self, *, finished: bool) -> None:
+        """Ends the connections; removes the files when the job has ended well."""
+        if self._copies is not None:
+            self._copies.close()
+        if self._server is not None:
+            self._server.close()
+        if finished:
+            self.store.remove()
+        else:
+            self.store.close()

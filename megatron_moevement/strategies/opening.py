@@ -1,0 +1,78 @@
+"""Opening: puts together what protects a job."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from megatron_moevement.errors import UserError
+from megatron_moevement.integrations.megatron.snapshots import LiveOperators
+from megatron_moevement.policy.placement import Host
+from megatron_moevement.runtime.agreement import AgreementError, together
+from megatron_moevement.runtime.events import Events
+from megatron_moevement.runtime.progress import START
+from megatron_moevement.runtime.slots.identity import StoreIdentity
+from megatron_moevement.runtime.slots.store import StoreDirectory, default_store_dir
+from megatron_moevement.settings.fault_tolerance import FaultTolerance
+from megatron_moevement.strategies.job_plan import agree_on_plan
+from megatron_moevement.strategies.memory import JobMemory
+from megatron_moevement.strategies.moevement import SparseCheckpointing
+from megatron_moevement.strategies.trained import Trained
+
+_RUN_ID_DIGITS = 16
+
+
+def open_sparse_checkpointing(
+    settings: FaultTolerance,
+    trained: Trained,
+    events: Events,
+    *,
+    domain: str,
+    train_iters: int,
+    say: Callable[[str], None],
+) -> SparseCheckpointing:
+    """Returns what protects a job; every rank calls it, in step. Close it.
+
+    Args:
+        settings: the flags.
+        trained: the live objects.
+        events: told of windows, plans and replays.
+        domain: what this process may be lost together with.
+        train_iters: the last step.
+        say: tells the user a line, on one rank.
+
+    Raises:
+        UserError: on all ranks, when one can't take part: its store is another job's or in use, or
+            there is not enough memory.
+    """
+    live = LiveOperators(trained.chunks, trained.optimizer)
+    host = Host(trained.process, domain, trained.rank)
+    plan = agree_on_plan(
+        settings,
+        live,
+        host,
+        ends=trained.ends,
+        extras_bytes=_extras_bytes(trained),
+        train_iters=train_iters,
+        device=trained.device,
+    )
+    if plan.placement.warning is not None:
+        say(plan.placement.warning)
+    root = Path(settings.moevement_store_dir or default_store_dir())
+    run_id = settings.moevement_run_id or trained.fingerprint[:_RUN_ID_DIGITS]
+    identity = StoreIdentity(run_id, trained.fingerprint)
+
+    def open_store() -> StoreDirectory:
+        return StoreDirectory(root, identity, trained.process)
+
+    try:
+        store = together(open_store, trained.device)
+    except AgreementError as error:
+        raise UserError(error.reason) from error
+    memory = JobMemory(plan, host, store, settings.moevement_replication_interface, trained.device)
+    return SparseCheckpointing(trained, live, memory, events, say)
+
+
+def _extras_bytes(trained: Trained) -> int:
+    """Returns room for a slot's scalars: numbers in them grow longer as training goes on."""
+    return 2 * len(trained.scalars(START).encode())

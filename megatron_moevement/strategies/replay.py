@@ -1,0 +1,173 @@
+"""Replay: from the first slot of a window to the state that was committed last.
+
+Slot 0 makes its operators active at S_start, the others frozen. Each replayed step changes the
+active ones as the step did the first time, with the scalars of the ledger; then the next slot makes
+more operators active. After the last slot the state is dense, and the steps that are left to the
+target are ordinary ones.
+
+Source: section 3.2, sparse-to-dense conversion.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+import torch
+
+from megatron_moevement.integrations.megatron.freezing import Freezing
+from megatron_moevement.integrations.megatron.optimizer import GradientStatistics
+from megatron_moevement.integrations.megatron.slot_layout import SlotLayout
+from megatron_moevement.integrations.megatron.snapshots import Content, LiveOperators
+from megatron_moevement.policy.operators import OperatorId
+from megatron_moevement.policy.schedule import Window, WindowSchedule
+from megatron_moevement.runtime.ledger import LedgerEntry
+from megatron_moevement.runtime.progress import Progress
+from megatron_moevement.runtime.slots.ring_file import RingFile
+from megatron_moevement.runtime.slots.slot_record import EXTRAS
+from megatron_moevement.strategies.scalars import SlotScalars, same_scalars
+from megatron_moevement.strategies.trained import Trained
+
+
+@dataclasses.dataclass(frozen=True)
+class Slots:
+    """Where this rank's slots of a window are, and what is in them.
+
+    Attributes:
+        ring: holds them all, intact.
+        window: the window.
+        schedule: that it was captured under.
+        layouts: for each slot what lies where.
+    """
+
+    ring: RingFile
+    window: Window
+    schedule: WindowSchedule
+    layouts: tuple[SlotLayout, ...]
+
+    def scalars(self, slot: int) -> SlotScalars:
+        """Returns the scalars that go with a slot."""
+        record = self.ring.record(self.window.step_of(slot))
+        assert record is not None
+        part = record.part(EXTRAS)
+        payload = self.ring.payload(record)
+        return SlotScalars.decode(bytes(payload[part.offset : part.offset + part.size_bytes]))
+
+    def put_back(self, slot: int, live: LiveOperators) -> frozenset[OperatorId]:
+        """Fills the live tensors from a slot; returns the operators that are FULL in it."""
+        buffer = torch.frombuffer(self.ring.buffer(self.window.step_of(slot)), dtype=torch.uint8)
+        full = set()
+        for part in self.layouts[slot].parts:
+            live.put_back(part.operator, part.content, list(part.views(buffer)))
+            if part.content is Content.FULL:
+                full.add(part.operator)
+        return frozenset(full)
+
+
+@dataclasses.dataclass(frozen=True)
+class ReplayedStep:
+    """What one replayed step did.
+
+    Attributes:
+        step: k.
+        active: operators of this rank that were trained.
+        frozen: operators of this rank that were not.
+        verified: whether its scalars are those of the ledger, bit for bit.
+    """
+
+    step: int
+    active: int
+    frozen: int
+    verified: bool
+
+
+class Replay:
+    """One replay of this rank; the training thread of every rank in scope calls it in step."""
+
+    def __init__(
+        self,
+        trained: Trained,
+        live: LiveOperators,
+        freezing: Freezing,
+        slots: Slots,
+        *,
+        entries: Mapping[int, LedgerEntry],
+        target: int,
+    ) -> None:
+        """Names what is replayed; `enter` must follow.
+
+        Args:
+            trained: the live objects.
+            live: this rank's operators.
+            freezing: what freezes them.
+            slots: the window.
+            entries: the ledger's entries of the steps (start, target].
+            target: T.
+        """
+        self._trained = trained
+        self._live = live
+        self._freezing = freezing
+        self._slots = slots
+        self._entries = entries
+        self.target = target
+        self._active: frozenset[OperatorId] = frozenset()
+        self.reached = slots.window.start
+
+    @property
+    def schedule(self) -> WindowSchedule:
+        """The schedule that the window was captured under."""
+        return self._slots.schedule
+
+    @property
+    def start(self) -> Progress:
+        """The progress that the replay begins with."""
+        return self._slots.scalars(0).progress
+
+    @property
+    def window(self) -> Window:
+        """The window that is converted."""
+        return self._slots.window
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the state is dense and nothing is left to replay."""
+        return self.reached >= max(self.target, self.window.last)
+
+    def enter(self, step: int) -> None:
+        """Brings in what was captured of S_step; the state has just reached it.
+
+        It makes collectives within the stage.
+        """
+        self.reached = step
+        slot = step - self.window.start
+        if slot >= self.window.size:
+            return
+        scalars = self._slots.scalars(slot)
+        if slot == 0:
+            self._trained.restore(scalars)
+            self._trained.optimizer.set_group_steps(scalars.adam_step)
+        full = self._slots.put_back(slot, self._live)
+        self._live.set_step(full, scalars.adam_step)
+        self._active |= full
+        self._live.complete()
+        self._freezing.set_active(self._active)
+
+    def statistics(self, step: int) -> GradientStatistics | None:
+        """Returns what the ledger says of a step's gradients; None once all operators are active.
+
+        No norm of all gradients can be computed while some operators have none.
+        """
+        if step > self.window.last:
+            return None
+        entry = self._entries[step]
+        return GradientStatistics(found_inf=entry.found_inf, norm=entry.grad_norm)
+
+    def replayed(self, entry: LedgerEntry) -> ReplayedStep:
+        """Returns what a step did that was just committed again."""
+        frozen = len(self._freezing.frozen)
+        return ReplayedStep(
+            step=entry.step,
+            active=len(self._live.operators) - frozen,
+            frozen=frozen,
+            verified=same_scalars(entry, self._entries[entry.step]),
+        )

@@ -1,0 +1,68 @@
+"""The live objects of a rank that a strategy protects."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import torch
+
+from megatron_moevement.backends.backend import CopyStream
+from megatron_moevement.integrations.megatron.optimizer import SplitOptimizer
+from megatron_moevement.integrations.megatron.random_state import (
+    random_state,
+    restore_random_state,
+)
+from megatron_moevement.integrations.megatron.scheduler import Scheduler
+from megatron_moevement.policy.ranks import Layout, LogicalRank
+from megatron_moevement.policy.segments import Ends
+from megatron_moevement.runtime.ledger import Ledger
+from megatron_moevement.runtime.progress import Progress
+from megatron_moevement.strategies.scalars import SlotScalars
+
+
+@dataclasses.dataclass(frozen=True)
+class Trained:
+    """What a rank trains, and where it stands in the job.
+
+    Attributes:
+        chunks: its model chunks.
+        optimizer: with complete state.
+        scheduler: learning rate and weight decay.
+        ledger: of committed steps, with every loss.
+        rank: the position that it occupies.
+        process: number of this process in the job.
+        layout: sizes of the job.
+        ends: whether the first and the last stage share the embedding.
+        fingerprint: digest of every flag that decides bits.
+        device: where collectives keep their tensors.
+        copy_stream: makes what copies to the host run on.
+    """
+
+    chunks: Sequence[torch.nn.Module]
+    optimizer: SplitOptimizer
+    scheduler: Scheduler
+    ledger: Ledger
+    rank: LogicalRank
+    process: int
+    layout: Layout
+    ends: Ends
+    fingerprint: str
+    device: torch.device
+    copy_stream: Callable[[], CopyStream]
+
+    def scalars(self, progress: Progress) -> SlotScalars:
+        """Returns what belongs to the present state besides tensors."""
+        return SlotScalars(
+            progress=progress,
+            adam_step=self.optimizer.adam_step(),
+            scalers=self.optimizer.scalers(),
+            scheduler=self.scheduler.state_dict(),
+            random_state=random_state(),
+        )
+
+    def restore(self, scalars: SlotScalars) -> None:
+        """Puts back what `scalars` returned, but for the step counters, which operators have."""
+        self.optimizer.load_scalers(scalars.scalers)
+        self.scheduler.load_state_dict(dict(scalars.scheduler))
+        restore_random_state(dict(scalars.random_state))

@@ -1,0 +1,135 @@
+"""Window capture: takes the slot of every committed step and keeps account of its copies."""
+
+from __future__ import annotations
+
+import functools
+import time
+from datetime import timedelta
+
+import torch
+
+from megatron_moevement.integrations.megatron.slot_layout import SlotLayout
+from megatron_moevement.integrations.megatron.snapshots import Piece, Timing
+from megatron_moevement.policy.commit import may_vote
+from megatron_moevement.policy.retention import retain
+from megatron_moevement.policy.ring import SlotRing
+from megatron_moevement.policy.schedule import Window, WindowSchedule
+from megatron_moevement.runtime.capture import Capture, CaptureError, HostCopy
+from megatron_moevement.runtime.slots.ring_file import RingFile
+from megatron_moevement.runtime.slots.slot_record import EXTRAS, SlotPart, SlotRecord
+from megatron_moevement.strategies.copies import Copies
+from megatron_moevement.strategies.scalars import SlotScalars
+
+
+class WindowCapture:
+    """Captures this rank's slots; the training thread calls it."""
+
+    def __init__(
+        self,
+        capture: Capture,
+        ring_file: RingFile,
+        copies: Copies,
+        schedule: WindowSchedule,
+        layouts: tuple[SlotLayout, ...],
+        *,
+        era: int,
+        ring: SlotRing,
+    ) -> None:
+        """Goes on where a former launch ended, or begins.
+
+        Args:
+            capture: copies to the host.
+            ring_file: receives the slots.
+            copies: carries them to their holders.
+            schedule: in force.
+            layouts: for each slot what this rank captures.
+            era: rollbacks that lie behind the job.
+            ring: what the ring file holds that is needed.
+        """
+        self._capture = capture
+        self._file = ring_file
+        self._copies = copies
+        self._schedule = schedule
+        self._layouts = layouts
+        self._era = era
+        self._ring = ring
+        self.captured_bytes = 0
+        self.stall = timedelta()
+
+    @property
+    def next_step(self) -> int:
+        """K of the S_k that is captured next."""
+        return self._ring.next_step
+
+    def begin(self, step: int, scalars: SlotScalars) -> None:
+        """Begins to capture S_step.
+
+        Args:
+            step: the state that was just committed.
+            scalars: what belongs to it besides tensors.
+        """
+        assert step == self._ring.next_step, f"S_{step} after {self._ring.steps}"
+        self._ring = self._ring.captured()
+        layout = self._layouts[self._schedule.slot_of(step)]
+        self._file.invalidate(step)
+        memory = self._file.buffer(step)
+        extras = scalars.encode()
+        payload_bytes = layout.size_bytes + len(extras)
+        if payload_bytes > len(memory):
+            raise CaptureError(f"a slot of {payload_bytes} bytes, there is room for {len(memory)}")
+        memory[layout.size_bytes : payload_bytes] = extras
+        buffer = torch.frombuffer(memory, dtype=torch.uint8)
+        copies = [
+            HostCopy(_source(piece), view)
+            for part in layout.parts
+            for piece, view in zip(part.pieces, part.views(buffer), strict=True)
+        ]
+        self._capture.begin(copies, functools.partial(self._landed, step, payload_bytes))
+        self.captured_bytes = layout.captured_bytes
+
+    def await_commit(self) -> Window | None:
+        """Waits until the live state may change and the next slot will find room.
+
+        Returns:
+            The newest window of which all copies of this rank's slots are acknowledged.
+        """
+        self.stall = self._capture.await_copies()
+        started_s = time.perf_counter()
+        if not may_vote(self._ring, self._copies.acknowledgements):
+            self._capture.await_landed()
+        while not may_vote(self._ring, self._copies.acknowledgements):
+            self._copies.await_change()
+        self.stall += timedelta(seconds=time.perf_counter() - started_s)
+        return self._copies.acknowledgements.newest_complete()
+
+    def drop_before(self, window: Window) -> None:
+        """Frees the buffers of the slots before a window."""
+        self._ring = self._ring.dropped_before(retain(window, 0).oldest_slot_step)
+        self._copies.drop_before(window)
+
+    def _landed(self, step: int, payload_bytes: int) -> None:
+        """Makes the checksums of a slot and sends it off; on the capture's thread."""
+        window, slot = self._schedule.window_of(step), self._schedule.slot_of(step)
+        layout = self._layouts[slot]
+        payload = self._file.buffer(step)[:payload_bytes]
+        places = [(part.name, part.offset, part.size_bytes) for part in layout.parts]
+        places.append((EXTRAS, layout.size_bytes, payload_bytes - layout.size_bytes))
+        record = SlotRecord(
+            era=self._era,
+            window=window,
+            slot=slot,
+            step=step,
+            payload_bytes=payload_bytes,
+            parts=tuple(
+                SlotPart.of(name, offset, payload[offset : offset + size])
+                for name, offset, size in places
+            ),
+        )
+        self._file.publish(record)
+        self._copies.land(record)
+
+
+def _source(piece: Piece) -> torch.Tensor:
+    """Returns what is copied: small buffers change before the copy is awaited."""
+    live = piece.live.detach()
+    return live.clone() if piece.timing is Timing.AT_ONCE else live

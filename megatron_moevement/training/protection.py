@@ -1,0 +1,125 @@
+"""Protection: makes the strategy of a job from its arguments."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import torch.distributed as dist
+
+from megatron_moevement.policy.ranks import Layout
+from megatron_moevement.policy.segments import Ends
+from megatron_moevement.runtime.events import Events
+from megatron_moevement.strategies.opening import open_sparse_checkpointing
+from megatron_moevement.strategies.strategy import Off, Strategy
+from megatron_moevement.strategies.trained import Trained
+from megatron_moevement.training.arguments import Arguments
+from megatron_moevement.training.job import Job
+
+_RUN_FLAGS = ("micro_batch_size", "global_batch_size", "train_iters", "seed", "deterministic_mode")
+_DATA_FLAGS = (
+    "source",
+    "vocab_size",
+    "seq_length",
+    "make_vocab_size_divisible_by",
+    "reset_position_ids",
+    "eod_mask_loss",
+)
+
+
+@contextlib.contextmanager
+def open_strategy(job: Job, events: Events) -> Iterator[Strategy]:
+    """Yields what protects a job; every rank calls it, once a durable checkpoint is loaded.
+
+    What it keeps in memory is removed when the block ends well, and stays when it does not.
+
+    Raises:
+        UserError: there is not enough memory, or what lies there is another job's.
+    """
+    settings = job.arguments.fault_tolerance
+    if not settings.is_on:
+        yield Off()
+        return
+    strategy = open_sparse_checkpointing(
+        settings,
+        trained(job),
+        events,
+        domain=settings.moevement_failure_domain or job.launch.failure_domain,
+        train_iters=int(job.arguments.run.train_iters or 0),
+        say=_say,
+    )
+    try:
+        yield strategy
+    except BaseException:
+        strategy.close(finished=False)
+        raise
+    strategy.close(finished=True)
+
+
+def trained(job: Job) -> Trained:
+    """Returns what a strategy protects of a job."""
+    arguments = job.arguments
+    layout = _layout(job)
+    untied = arguments.architecture.untie_embeddings_and_output_weights
+    return Trained(
+        chunks=job.chunks,
+        optimizer=job.optimizer,
+        scheduler=job.scheduler,
+        ledger=job.ledger,
+        rank=layout.rank_at(job.launch.rank),
+        process=job.launch.rank,
+        layout=layout,
+        ends=Ends.INDEPENDENT if untied or layout.pp == 1 else Ends.TIED,
+        fingerprint=fingerprint(arguments, job.launch.world_size),
+        device=job.device,
+        copy_stream=job.backend.copy_stream,
+    )
+
+
+def _layout(job: Job) -> Layout:
+    """Returns the sizes of the job.
+
+    Where experts are not split as the rest is, expert parallelism does not divide data
+    parallelism; all ranks that share data are then one dimension.
+    """
+    place = job.position
+    chunks = job.arguments.parallelism.virtual_stages(
+        int(job.arguments.architecture.num_layers or 0)
+    )
+    replicas, rest = divmod(place.dp_size, place.ep_size)
+    if rest:
+        replicas = place.dp_size
+    return Layout(
+        pp=place.pp_size,
+        dp=replicas,
+        tp=place.tp_size,
+        ep=1 if rest else place.ep_size,
+        chunks=chunks or 1,
+    )
+
+
+def fingerprint(arguments: Arguments, world_size: int) -> str:
+    """Returns a digest of every flag that decides a bit, or what the bytes of a snapshot mean."""
+    run, data = dataclasses.asdict(arguments.run), vars(arguments.data)
+    deciding: dict[str, Any] = {
+        "world_size": world_size,
+        "architecture": dataclasses.asdict(arguments.architecture),
+        "moe": dataclasses.asdict(arguments.moe),
+        "parallelism": dataclasses.asdict(arguments.parallelism),
+        "precision": dataclasses.asdict(arguments.precision),
+        "optimization": dataclasses.asdict(arguments.optimization),
+        "run": {name: run[name] for name in _RUN_FLAGS},
+        "data": {name: data[name] for name in _DATA_FLAGS},
+        "window": arguments.fault_tolerance.moevement_window,
+    }
+    return hashlib.sha256(json.dumps(deciding, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def _say(line: str) -> None:
+    if dist.get_rank() == 0:
+        sys.stderr.write(f"pretrain_moe.py: {line}\n")
