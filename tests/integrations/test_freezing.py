@@ -23,15 +23,21 @@ BIAS = (
 )
 DROPOUT = ("--attention-dropout=0.1", "--hidden-dropout=0.1")
 SHARED = ("--moe-shared-expert-intermediate-size=32", "--moe-shared-expert-gate")
-MOE = ("--num-experts=4", "--sequence-parallel")
+RECOMPUTE = (
+    "--recompute-granularity=full",
+    "--recompute-method=uniform",
+    "--recompute-num-layers=1",
+)
+MODULES = ("--recompute-modules", "core_attn", "moe", "shared_experts")
 JOBS = {
     "fp32": (1, TINY, [*DROPOUT]),
     "bf16": (1, TINY, ["--bf16", *SHARED, "--qk-layernorm", "--add-qkv-bias"]),
     "fp16": (1, TINY, ["--fp16", "--initial-loss-scale=1024", *BIAS]),
     "grouped": (1, TINY, [GROUPED, "--untie-embeddings-and-output-weights"]),
     "grouped-bf16": (1, TINY, [GROUPED, "--bf16"]),
-    "recompute": (1, TINY, ["--recompute-granularity=full", "--recompute-method=uniform", *DROPOUT]),
-    "biases": (1, PLAIN, ["--num-experts=4"]),
+    "recompute": (1, TINY, [*RECOMPUTE, *DROPOUT]),
+    "recompute-selective": (1, TINY, ["--recompute-granularity=selective", *MODULES, *BIAS]),
+    "biases": (1, PLAIN, []),
     "ep2": (2, TINY, [EP2, GROUPED, "--bf16", *BIAS]),
     "ep2-sharded-fp16": (2, TINY, [EP2, SHARDED, "--fp16", "--initial-loss-scale=1024"]),
     "pp2-tied": (2, TINY, [PP2, "--bf16", *DROPOUT]),
