@@ -8,8 +8,8 @@ import torch
 import torch.distributed as dist
 
 from megatron_moevement.runtime.commit_barrier import StopRequest
+from megatron_moevement.runtime.progress import START
 from megatron_moevement.testing.tiny_job import PLAIN, TINY, tiny_job
-from megatron_moevement.training.step import START
 
 pytestmark = pytest.mark.distributed
 
