@@ -34,20 +34,33 @@ class GroupedLinear(torch.autograd.Function):
     def backward(ctx: Any, grad_y: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """Computes the gradients of x and of the weights that want one."""
         x, ends, *weights = ctx.saved_tensors
+        wanted = ctx.needs_input_grad[2:]
         grad_y = grad_y.contiguous()
-        grad_x = grad_weights = None
+        grad_x = None
         if ctx.needs_input_grad[0]:
             grad_x = grouped_mm(grad_y, torch.stack(weights), offs=ends)
-        if any(ctx.needs_input_grad[2:]):
-            grad_weights = grouped_mm(grad_y.t(), x, offs=ends)
-        return (
-            grad_x,
-            None,
-            *(
-                grad_weights[index] if grad_weights is not None and wanted else None
-                for index, wanted in enumerate(ctx.needs_input_grad[2:])
-            ),
-        )
+        return grad_x, None, *_weight_gradients(x, grad_y, ends, wanted)
+
+
+def _weight_gradients(
+    x: torch.Tensor, grad_y: torch.Tensor, ends: torch.Tensor, wanted: Sequence[bool]
+) -> list[torch.Tensor | None]:
+    """Computes the gradients of some experts' weights with the bits that all together have.
+
+    On the host a grouped product is one product per expert, so those of frozen experts are left
+    out. On CUDA it is one kernel, and whether a kernel for fewer experts adds up in the same order
+    is its own affair: with a mixture all are computed and those of frozen experts discarded.
+    """
+    if not any(wanted):
+        return [None] * len(wanted)
+    if all(wanted) or x.is_cuda:
+        together = grouped_mm(grad_y.t(), x, offs=ends)
+        return [together[index] if one else None for index, one in enumerate(wanted)]
+    last = ends.tolist()
+    return [
+        torch.mm(grad_y[first:end].t(), x[first:end]) if one else None
+        for first, end, one in zip([0, *last], last, wanted, strict=False)
+    ]
 
 
 def _grouped_linear(
