@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from megatron_moevement.testing.fork_server import ForkServer
 from megatron_moevement.testing.leaks_fixture import (  # noqa: F401  (a plugin of two names)
@@ -17,6 +18,13 @@ from megatron_moevement.testing.leaks_fixture import (  # noqa: F401  (a plugin 
 # And a test's ranks are its parallelism. Set before a test module imports torch or numpy.
 for _pool in ("OMP", "MKL", "OPENBLAS"):
     os.environ.setdefault(f"{_pool}_NUM_THREADS", "1")
+
+# Drawing facts of a whole job takes a while, and on a busy machine any single example may: neither
+# says anything about the code. Continuous integration draws the same examples in every run.
+_PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("local", _PATIENT)
+settings.register_profile("ci", _PATIENT, derandomize=True, print_blob=True)
+settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -9,7 +9,7 @@ from functools import cached_property
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
-from megatron_moevement.policy.facts import Facts, Holding, LogExtent
+from megatron_moevement.policy.facts import Condition, Facts, Holding, LogExtent
 from megatron_moevement.policy.plan import Origin, Plan
 from megatron_moevement.policy.ranks import Layout, LogicalRank
 from megatron_moevement.policy.recovery import plan_recovery
@@ -170,24 +170,31 @@ def _reached_in(case: Case, plan: Plan, interrupt: Interrupt, stage: int) -> Rea
     """Returns what is left of a stage's state when the execution of a plan was cut."""
     if stage not in plan.start_of:
         return (plan.target, None)
+    assert plan.window is not None
     ranks = frozenset(case.job.layout.stage_ranks(stage))
     waiting = interrupt.waiting & ranks
-    former, start = case.reached[stage], plan.start(stage)
+    start, step = plan.start(stage), interrupt.reached[stage]
     origin = next(replay.origin for replay in plan.replays if replay.stage == stage)
     if origin is Origin.KEPT:
+        former = case.reached[stage]
         assert former is not None
         window = former[1]
-    elif waiting == ranks:
-        return former
     elif waiting:
-        return None
+        first: Reached = (start, plan.window if start < plan.window.last else None)
+        states = {first} if ranks - waiting else set[Reached]()
+        states |= {_held_before(case.facts, rank) for rank in waiting}
+        return states.pop() if len(states) == 1 else None
     else:
         window = plan.window
-    assert plan.window is not None
-    step = interrupt.reached[stage]
     laggards = waiting or (step > start and interrupt.behind & ranks)
     last = plan.window.last + bool(laggards)
     return (step, window if step < last else None)
+
+
+def _held_before(facts: Facts, rank: LogicalRank) -> Reached:
+    """Returns the state of a rank that was to go back: its finished gradients are gone by then."""
+    live = facts.by_rank[rank].live
+    return (live.step, None) if live.condition is Condition.DENSE else None
 
 
 def _with_losses(draw: DrawFn, case: Case) -> Case:

@@ -3,7 +3,7 @@
 import itertools
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from megatron_moevement.policy.components import split
@@ -87,7 +87,6 @@ def stages(draw, max_experts=4):
 
 
 @given(arbitrary(), st.integers(1, 3))
-@settings(deadline=None)
 def test_no_packing_beats_brute_force_and_none_its_lower_bound(inventory, window):
     best = best_by_brute_force(inventory, window)
     assert largest_lower_bound(inventory, window) <= best
@@ -95,14 +94,12 @@ def test_no_packing_beats_brute_force_and_none_its_lower_bound(inventory, window
 
 
 @given(stages(), st.integers(1, 3))
-@settings(deadline=None)
 def test_with_equal_shares_the_worst_slot_is_less_than_twice_the_optimum(inventory, window):
     best = best_by_brute_force(inventory, window)
     assert schedule_of(inventory, window).worst_slot_bytes <= 2 * best
 
 
 @given(stages(max_experts=40), st.integers(1, 6), st.sampled_from(Levelled))
-@settings(deadline=None)
 def test_with_equal_shares_the_bound_is_exceeded_by_one_operator_at_most(
     inventory, window, levelled
 ):

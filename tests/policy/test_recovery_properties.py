@@ -8,7 +8,7 @@ import dataclasses
 import itertools
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megatron_moevement.policy.boundary import Direction, is_ring
@@ -38,7 +38,7 @@ GETTING_WORSE = [
 CASES = first_faults() | second_faults()
 
 pytestmark = pytest.mark.timeout(300)
-often = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+often = settings(max_examples=60)
 
 
 def holders(facts, owner, window, slot):
@@ -345,20 +345,56 @@ def test_what_has_a_holder_and_a_spare_is_never_rolled_back(job, data):
     assert plan.replayed_steps <= max_replayed_steps(job.window, job.lag)
 
 
+def with_ledger(facts, first, last):
+    """Returns the processes that have every ledger entry of [first, last]."""
+    return {
+        each.process
+        for each in facts.processes
+        if set(range(first, last + 1)) <= set(each.ledger)
+    }
+
+
+def whole_windows(facts):
+    """Returns the persisted windows that a launch can replay all stages from, to the target."""
+    newest = max(learnt_windows(facts), default=None)
+    held = {held.window for each in facts.processes for held in each.holdings}
+    return {
+        window
+        for window in held
+        if newest is not None
+        and window <= newest
+        and has_all(facts, window, dict.fromkeys(facts.layout.ranks, 0))
+        and with_ledger(facts, window.start + 1, target_of(facts))
+    }
+
+
 @often
 @given(CASES)
-def test_without_a_spare_the_job_ends_with_what_it_takes_to_replay_if_there_is_all_of_it(case):
-    plan = plan_recovery(case.facts)
+def test_without_a_spare_the_job_ends_with_all_that_is_left_written(case):
+    facts = case.facts
+    plan = plan_recovery(facts)
     assert (plan.ending is not Ending.NONE) == (plan.verdict is Verdict.ABORT)
-    if case.facts.vacant:
+    held = any(each.holdings for each in facts.processes)
+    assert plan.is_flush == bool(facts.vacant and held)
+    if facts.vacant:
         assert plan.verdict is Verdict.ABORT
-    if plan.is_flush:
-        assert case.facts.vacant
-        assert {each.rank for each in plan.slots} == set(case.facts.layout.ranks)
-        for each in plan.slots:
-            assert each.first_slot == 0
-            for slot, process in enumerate(each.processes):
-                assert process in holders(case.facts, each.rank, plan.window, slot)
+        assert plan.window == max(whole_windows(facts), default=None)
+
+
+@often
+@given(CASES)
+def test_what_the_next_launch_is_told_to_replay_from_is_whole(case):
+    plan = plan_recovery(case.facts)
+    if not plan.is_flush or plan.window is None:
+        assert not plan.slots or plan.verdict in REPLAYS
+        return
+    assert [each.rank for each in plan.slots] == sorted(case.facts.layout.ranks)
+    for each in plan.slots:
+        assert (each.first_slot, len(each.processes)) == (0, plan.window.size)
+        for slot, process in enumerate(each.processes):
+            assert process in holders(case.facts, each.rank, plan.window, slot)
+    assert plan.ledger_source in with_ledger(case.facts, plan.window.start + 1, plan.target)
+    assert plan.persisted == max(learnt_windows(case.facts))
 
 
 @often
@@ -366,14 +402,14 @@ def test_without_a_spare_the_job_ends_with_what_it_takes_to_replay_if_there_is_a
 def test_the_ledger_comes_from_one_who_has_all_of_it(case):
     plan = plan_recovery(case.facts)
     first = min((replay.start for replay in plan.replays), default=plan.target)
-    if plan.is_flush:
-        first = plan.window.start
-    if plan.ledger_source is not None:
-        source = next(e for e in case.facts.processes if e.process == plan.ledger_source)
-        assert set(range(first + 1, plan.target + 1)) <= set(source.ledger)
-    else:
+    if plan.ledger_source is None:
         assert plan.verdict not in REPLAYS
         assert not plan.roll_forward
+        assert not plan.is_flush or plan.window is None
+        return
+    if plan.is_flush:
+        first = plan.window.start
+    assert plan.ledger_source in with_ledger(case.facts, first + 1, plan.target)
 
 
 @often

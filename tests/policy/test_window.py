@@ -1,7 +1,7 @@
 """Windows: the smallest W that hides every slot, one for the whole job."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from megatron_moevement.policy.model_shape import Capture, ModelShape, inventory_of
@@ -46,7 +46,6 @@ def shapes(draw):
 
 
 @given(shapes(), st.integers(1, 8), st.sampled_from(Levelled))
-@settings(deadline=None)
 def test_a_smaller_window_would_break_the_budget(inventory, divisor, levelled):
     whole = plan(inventory, window=1, levelled=levelled).size.worst_slot_bytes
     chosen = plan(inventory, budget_bytes=whole // divisor, levelled=levelled)
@@ -59,7 +58,6 @@ def test_a_smaller_window_would_break_the_budget(inventory, divisor, levelled):
 
 
 @given(shapes(), st.integers(1, 4))
-@settings(deadline=None)
 def test_every_plan_is_a_valid_schedule_and_the_same_every_time(inventory, window):
     one = plan(inventory, window=window, epoch=2, first_step=7)
     other = plan(
