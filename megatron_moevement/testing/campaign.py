@@ -9,10 +9,10 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 
 from megatron_moevement.testing.mutations import mutation_named
-from megatron_moevement.testing.world.invariants import ViolationError
 from megatron_moevement.testing.world.policies import Policies
 from megatron_moevement.testing.world.scenario import Scenario, scenario_of
 from megatron_moevement.testing.world.shrink import shrink
+from megatron_moevement.testing.world.violations import ViolationError
 from megatron_moevement.testing.world.world import Outcome, World
 
 CHUNK = 50

@@ -16,29 +16,13 @@ from megatron_moevement.policy.plan import Ending, Origin, Plan, Verdict
 from megatron_moevement.policy.ring import ring_capacity
 from megatron_moevement.policy.schedule import Window
 from megatron_moevement.testing.world.live import SlotContent
+from megatron_moevement.testing.world.log_invariants import LogInvariants
 from megatron_moevement.testing.world.policies import slot_contents
 from megatron_moevement.testing.world.process import Process
+from megatron_moevement.testing.world.violations import ViolationError, require
 
 if TYPE_CHECKING:
     from megatron_moevement.testing.world.world import World
-
-
-class ViolationError(AssertionError):
-    """An invariant does not hold.
-
-    Attributes:
-        invariant: its name.
-    """
-
-    def __init__(self, invariant: str, what: str) -> None:
-        super().__init__(f"{invariant}: {what}")
-        self.invariant = invariant
-
-
-def require(holds: bool, invariant: str, *what: object) -> None:
-    """Raises `ViolationError` unless something holds; what is wrong is put together only then."""
-    if not holds:
-        raise ViolationError(invariant, " ".join(map(str, what)))
 
 
 class Invariants:
@@ -54,8 +38,8 @@ class Invariants:
         self._persisted: dict[int, Window] = {}
         self._newest_window: dict[int, Window] = {}
         self._slot_of: dict[tuple[int, Window, OperatorId], int] = {}
+        self.logs = LogInvariants(world)
         self.damaged_slots: set[tuple[int, SlotKey]] = set()
-        self.damaged_logs: set[int] = set()
         self.lags: list[int] = []
 
     def persisted(self, era: int) -> Window | None:
@@ -76,7 +60,7 @@ class Invariants:
         for number in self._moved:
             process = self._world.processes[number]
             if process.alive and process.lifecycle.phase is Phase.TRAINING:
-                self._logs_reach_back(process)
+                self.logs.reach_back(process, self.persisted(process.store.era))
         self._moved.clear()
 
     def committed(self, process: Process) -> None:
@@ -89,6 +73,8 @@ class Invariants:
         require(store.committed >= former, "4 committed", process, "went back from", former)
         self._committed[key] = store.committed
         self._equals_reference(process)
+        if process.lifecycle.phase is Phase.TRAINING:
+            self.logs.landed(process)
 
     def _equals_reference(self, process: Process) -> None:
         live, rank = process.live, process.rank
@@ -113,34 +99,6 @@ class Invariants:
         if live.step > 0 and live.step in process.store.losses:
             same = process.store.losses[live.step] == self._world.reference.entry(live.step).loss
             require(same, "6 same bits", process, "has another loss of step", live.step)
-
-    def _logs_reach_back(self, process: Process) -> None:
-        rank, live, shape = process.rank, process.live, self._world.shape
-        assert rank is not None
-        assert live is not None
-        if process.number in self.damaged_logs:
-            return
-        persisted = self._persisted.get(process.store.era)
-        first = process.schedule.first_step if persisted is None else persisted.start
-        logs = process.store.logs
-        for step in range(first + 1, live.step + 1):
-            tensors = logs.get(step, {})
-            wanted = sum(shape.sends(rank.pp, direction) for direction in shape.directions[rank.pp])
-            require(
-                len(tensors) == wanted,
-                "3 logs",
-                process,
-                "has",
-                len(tensors),
-                "of",
-                wanted,
-                "tensors of step",
-                step,
-                "in its log, needed for",
-                persisted,
-            )
-        budget = ring_capacity(self._world.scenario.window, self._world.scenario.lag) + 1
-        require(len(logs) <= budget, "3 memory", process, "has the logs of", len(logs), "steps")
 
     def captured(self, process: Process, key: SlotKey, content: SlotContent) -> None:
         """Checks a snapshot that is being taken."""
@@ -192,6 +150,18 @@ class Invariants:
         capacity = ring_capacity(self._world.scenario.window, self._world.scenario.lag)
         require(count <= capacity, "3 memory", process, "has", count, "slots of", key.owner)
 
+    def placed(self, owner: Process, members: Iterable[int]) -> None:
+        """Checks who is to keep the copies of a rank: no failure takes two of r + 1."""
+        processes = self._world.processes
+        domains = [processes[number].domain for number in (owner.number, *owner.holders)]
+        there = {processes[number].domain for number in members}
+        wanted = min(self._world.scenario.replicas + 1, len(there))
+        require(
+            len(domains) == len(set(domains)) == wanted,
+            "2 domains",
+            f"{owner} has its slots at {domains}, wanted are {wanted} failure domains",
+        )
+
     def acknowledged(self, owner: Process, key: SlotKey, holder: int) -> None:
         """Checks that an acknowledgement speaks of a copy that is there."""
         there = self._has(holder, key) or owner.ring.oldest > key.step
@@ -209,11 +179,15 @@ class Invariants:
                 continue
             for slot in range(window.size):
                 key = SlotKey(owner.rank, window, slot)
-                copies = sum(self._has(number, key) for number in self._ever_held.get(key, ()))
+                copies = [
+                    self._world.processes[number].domain
+                    for number in self._ever_held.get(key, ())
+                    if self._has(number, key)
+                ]
                 require(
-                    copies > len(owner.holders),
+                    len(set(copies)) > len(owner.holders),
                     "2 persisted",
-                    f"{process} takes {window} for persisted with {copies} copies of {key}",
+                    f"{process} takes {window} for persisted with {key} at {sorted(copies)}",
                 )
         self._persisted[era] = window
         assert process.live is not None

@@ -54,6 +54,7 @@ class Restarts:
             process.store.committed = 0
         for process in world.live:
             if process.rank is not None:
+                world.invariants.placed(process, world.processes)
                 world.commits.capture(process)
                 process.program = train(world, process)
                 world.clock.after(world.random.random(), world.resume, process)

@@ -18,7 +18,7 @@ from megatron_moevement.testing.world.commits import Commits
 from megatron_moevement.testing.world.durable import Durable
 from megatron_moevement.testing.world.fault_injection import FaultInjection
 from megatron_moevement.testing.world.history import History
-from megatron_moevement.testing.world.invariants import Invariants, ViolationError
+from megatron_moevement.testing.world.invariants import Invariants
 from megatron_moevement.testing.world.network import Network
 from megatron_moevement.testing.world.policies import Policies
 from megatron_moevement.testing.world.process import Join, Pass, Process, Receive, Sleep, Until
@@ -28,6 +28,7 @@ from megatron_moevement.testing.world.restarts import Restarts
 from megatron_moevement.testing.world.scenario import Scenario
 from megatron_moevement.testing.world.shape import shape_of
 from megatron_moevement.testing.world.story import Story
+from megatron_moevement.testing.world.violations import ViolationError
 
 MAX_TICKS = 200_000
 
