@@ -223,6 +223,7 @@ class Invariants:
         if plan.verdict in {Verdict.RESUME, Verdict.LOCALIZED, Verdict.GLOBAL}:
             newest = max(known)
             require(plan.target == newest, "4 target", plan.target, "instead of", newest)
+            _has_sources(plan, facts)
             self._keeps_progress(plan, facts)
         elif not (plan.verdict is Verdict.ABORT and plan.ending is Ending.FLUSH):
             self._nothing_left(facts, plan)
@@ -344,3 +345,24 @@ class Invariants:
             )
         left = [name for name in self._world.network.unfinished if name[0] < generation]
         require(not left, "9 leftovers", "collectives", left, "of an older generation")
+
+
+def _has_sources(plan: Plan, facts: Facts) -> None:
+    """5: what a plan reads from a log or loads from a store was published to be there."""
+    for log in plan.logs:
+        wanted = range(log.first, log.last + 1)
+        for process in facts.stage(log.sender):
+            there = [each.steps for each in process.logs if each.direction is log.direction]
+            covers = any(steps.issuperset(wanted) for steps in there)
+            what = f"p{process.process} is to serve steps {log.first} to {log.last} from its log"
+            require(covers, "5 sources", what)
+    held = {
+        (process.process, holding.owner, holding.window): holding.slots
+        for process in facts.processes
+        for holding in process.holdings
+    }
+    for each in plan.slots:
+        assert plan.window is not None
+        for slot, number in enumerate(each.processes, start=each.first_slot):
+            has = held.get((number, each.rank, plan.window), 0) >> slot & 1
+            require(has == 1, "5 sources", f"p{number} is to send slot {slot} of", each.rank)

@@ -42,6 +42,7 @@ class Restarts:
         """Starts the job at S_0."""
         world = self._world
         self._create(world.scenario.spares)
+        world.report(f"{len(world.processes)} processes are launched: {world.scenario.summary}")
         hosts = [process.host for process in world.live]
         placement = world.policies.place_replicas(hosts, world.scenario.replicas)
         for process in world.live:
