@@ -13,8 +13,8 @@ class Regression:
     """A world and what failed in it.
 
     Attributes:
-        mutation: the wrong decision under which it fails; None where the real ones were wrong and
-            have been put right since.
+        mutation: the wrong decision under which it fails; None where a real one, or the check of
+            it, was wrong and has been put right since.
         violates: the invariant that did not hold, or the error that a decision raised.
         scenario: the world. With the real decisions everything in it holds.
     """

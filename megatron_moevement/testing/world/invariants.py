@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from megatron_moevement.policy.facts import Facts
+from megatron_moevement.policy.facts import Condition, Facts, ProcessFacts
 from megatron_moevement.policy.lifecycle import Phase
 from megatron_moevement.policy.operators import OperatorId, OperatorKind
 from megatron_moevement.policy.persistence import SlotKey
@@ -233,14 +233,15 @@ class Invariants:
         for replay in plan.replays:
             if replay.origin is Origin.KEPT:
                 continue
-            members = self._world.stage(replay.stage)
+            members = facts.stage(replay.stage)
             lives = [process.live for process in members]
-            whole = len(lives) == self._world.shape.layout.ranks_per_stage
-            if not whole or any(live is None or live.torn for live in lives):
+            if any(live.condition in {Condition.TORN, Condition.ABSENT} for live in lives):
                 continue
-            if any(live and live.window not in {None, plan.window} for live in lives):
+            if any(live.window not in {None, plan.window} for live in lives):
                 continue
-            kept = max(live.step for live in lives if live)
+            kept = max(live.step for live in lives)
+            if any(kept not in {live.step, live.finished} for live in lives):
+                continue
             if kept <= replay.start or self._coupled_lost(replay.stage):
                 continue
             if self._slot_in_flight_lost(replay.stage, facts, kept):
@@ -269,9 +270,9 @@ class Invariants:
                 return True
         return len(ranks) > len(self._world.shape.layout.stage_ranks(stage))
 
-    def _log_reaches(self, process: Process, plan: Plan, kept: int) -> bool:
+    def _log_reaches(self, process: ProcessFacts, plan: Plan, kept: int) -> bool:
         assert process.rank is not None
-        for log in process.store.log_extents(self._world.shape, process.rank.pp):
+        for log in process.logs:
             receiver = self._world.receiver(process.rank.pp, log.direction)
             first = plan.start(receiver) + 1
             if not log.steps.issuperset(range(first, kept + 1)):

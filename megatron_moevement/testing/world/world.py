@@ -173,10 +173,6 @@ class World:
         assert process.rank is not None
         return self.occupant(dataclasses.replace(process.rank, pp=stage))
 
-    def stage(self, stage: int) -> list[Process]:
-        """Returns the processes of a stage."""
-        return [p for p in self.live if p.rank is not None and p.rank.pp == stage]
-
     def receiver(self, stage: int, direction: Direction) -> int:
         """Returns to which stage a stage sends in a direction."""
         return dict(receivers_from(self.shape.layout, stage))[direction]
