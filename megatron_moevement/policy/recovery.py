@@ -21,7 +21,12 @@ from megatron_moevement.policy.plan import (
     StageReplay,
     Verdict,
 )
-from megatron_moevement.policy.rollforward import Progress, find_progress, newest_committed
+from megatron_moevement.policy.rollforward import (
+    Progress,
+    find_progress,
+    newest_committed,
+    open_window,
+)
 from megatron_moevement.policy.schedule import Window
 from megatron_moevement.policy.segments import coupled_stages, scope_kind, segments_of, senders_to
 from megatron_moevement.policy.slot_choice import choose_sources
@@ -120,19 +125,29 @@ def _survey(facts: Facts, target: int) -> Survey:
     progress: dict[int, Progress | None] = {}
     for stage in range(facts.layout.pp):
         coupled = coupled_stages(facts.layout, facts.ends, stage)
-        together = _progress_of(facts, coupled, target)
-        progress[stage] = together or _progress_of(facts, (stage,), target)
+        together = _progress_of(facts, stage, coupled, target)
+        progress[stage] = together or _progress_of(facts, stage, (stage,), target)
     steps = {stage: each.step for stage, each in progress.items() if each is not None}
     gaps = stages_with_gaps(facts, _persisted(facts), steps)
     progress.update(dict.fromkeys(gaps))
     return Survey(target, tuple(progress.values()), gaps)
 
 
-def _progress_of(facts: Facts, stages: tuple[int, ...], target: int) -> Progress | None:
-    members = [process for stage in stages for process in facts.stage(stage)]
-    if len(members) < len(stages) * facts.layout.ranks_per_stage:
+def _progress_of(
+    facts: Facts, stage: int, together: tuple[int, ...], target: int
+) -> Progress | None:
+    """Returns how far a stage got, judged with those that step together with it.
+
+    At a window's last slot one of them may have loaded it while another still waits for it.
+    """
+    members = [process for other in together for process in facts.stage(other)]
+    if len(members) < len(together) * facts.layout.ranks_per_stage:
         return None
-    return find_progress(members, target)
+    progress = find_progress(members, target)
+    if progress is None:
+        return None
+    window = open_window(facts.stage(stage), progress.step)
+    return dataclasses.replace(progress, window=window)
 
 
 def _candidates(facts: Facts) -> tuple[Window, ...]:
@@ -206,13 +221,12 @@ def _grow_scope(
         start = starts[stage]
         assert start is not None
         joining = []
+        at = {other: survey.target if step is None else step for other, step in starts.items()}
         for other in coupled_stages(facts.layout, facts.ends, stage):
-            if starts[other] != start:
+            if at[other] != start:
                 joining += [stage, other]
         for direction, sender in senders_to(facts.layout, stage):
-            ahead = starts[sender]
-            last = survey.target if ahead is None else ahead
-            if not cover.covers(sender, direction, start + 1, last):
+            if not cover.covers(sender, direction, start + 1, at[sender]):
                 joining.append(sender)
         for other in joining:
             if starts[other] != window.start:

@@ -86,6 +86,11 @@ def _can_follow(facts: ProcessFacts, step: int) -> bool:
     return facts.live.step == step - 1 and facts.live.finished == step
 
 
+def open_window(members: Sequence[ProcessFacts], step: int) -> Window | None:
+    """Returns the window that some of these ranks, of equal progress, still convert at S_step."""
+    return next(iter(_open_windows(members, step) - {None}), None)
+
+
 def _open_windows(members: Sequence[ProcessFacts], step: int) -> set[Window | None]:
     """Returns the windows that members at S_step still convert, None for those that are dense.
 

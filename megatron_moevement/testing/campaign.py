@@ -9,10 +9,10 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 
 from megatron_moevement.testing.mutations import mutation_named
-from megatron_moevement.testing.world.invariants import ViolationError
 from megatron_moevement.testing.world.policies import Policies
 from megatron_moevement.testing.world.scenario import Scenario, scenario_of
 from megatron_moevement.testing.world.shrink import shrink
+from megatron_moevement.testing.world.violations import ViolationError
 from megatron_moevement.testing.world.world import Outcome, World
 
 CHUNK = 50
@@ -96,9 +96,14 @@ def play(scenario: Scenario, policies: Policies | None = None) -> Outcome | Fail
     try:
         return world.run()
     except ViolationError as error:
-        return Failure(scenario, error.invariant, str(error), str(world.story))
+        return _failure(world, error.invariant, str(error))
     except Exception as error:  # noqa: BLE001  (whatever a decision raises is a finding)
-        return Failure(scenario, type(error).__name__, str(error), str(world.story))
+        return _failure(world, type(error).__name__, str(error))
+
+
+def _failure(world: World, what: str, detail: str) -> Failure:
+    world.report(f"VIOLATED {what}: {detail.removeprefix(f'{what}: ')}")
+    return Failure(world.scenario, what, detail, str(world.story))
 
 
 def play_seeds(seeds: Sequence[int], mutation: str | None) -> Tally:
@@ -130,11 +135,15 @@ def play_all(first: int, seeds: int, mutation: str | None = None) -> Iterator[Ta
 
 
 def shrink_failure(failure: Failure, policies: Policies | None = None) -> Failure:
-    """Returns the failure of a smaller world that breaks the same thing."""
+    """Returns the failure of a smaller world that breaks the same thing.
+
+    With wrong policies it is a world in which everything holds under the real ones.
+    """
 
     def fails(scenario: Scenario) -> bool:
         result = play(scenario, policies)
-        return isinstance(result, Failure) and result.what == failure.what
+        alike = isinstance(result, Failure) and result.what == failure.what
+        return alike and (policies is None or isinstance(play(scenario), Outcome))
 
     smallest = play(shrink(failure.scenario, fails), policies)
     assert isinstance(smallest, Failure)

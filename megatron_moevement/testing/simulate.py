@@ -22,6 +22,7 @@ from megatron_moevement.testing.campaign import (
     shrink_failure,
 )
 from megatron_moevement.testing.mutations import MUTATIONS, mutation_named
+from megatron_moevement.testing.regression import Regression
 from megatron_moevement.testing.world.scenario import scenario_of
 
 
@@ -49,7 +50,8 @@ def _tell(seed: int, mutation: str | None) -> None:
     assert isinstance(failure, Failure)
     print(f"seed {seed}: {failure.detail}\n{failure.story}\n")
     smallest = shrink_failure(failure, policies)
-    print(f"shrunk: {smallest.detail}\n{smallest.story}\n{smallest.scenario.to_json()}")
+    kept = Regression(mutation, smallest.what, smallest.scenario)
+    print(f"shrunk: {smallest.detail}\n{smallest.story}\n{kept.to_json()}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

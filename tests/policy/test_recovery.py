@@ -214,6 +214,15 @@ def test_a_half_converted_window_is_converted_further():
     assert [(each.rank.pp, each.first_slot) for each in plan.slots] == [(1, 1)]
 
 
+def test_of_tied_ends_only_the_one_that_waits_for_the_last_slot_loads_it():
+    first = without_processes(TIED.facts(), {0})
+    lagging = frozenset(TIED.layout.stage_ranks(5))
+    cut = interrupted(first, plan_recovery(first), Interrupt({0: 11, 5: 11}, lagging))
+    plan = plan_recovery(cut)
+    assert plan.start_of == {0: 11, 5: 11}
+    assert [(each.rank.pp, each.first_slot) for each in plan.slots] == [(5, 2)]
+
+
 def test_a_neighbour_of_a_replay_that_is_lost_reads_what_the_replay_logged_again():
     first = without_processes(PIPELINE.facts(), {1})
     cut = interrupted(first, plan_recovery(first), Interrupt({1: 12}))

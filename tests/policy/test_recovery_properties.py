@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megatron_moevement.policy.boundary import Direction, is_ring
+from megatron_moevement.policy.boundary import is_ring
 from megatron_moevement.policy.facts import Condition
-from megatron_moevement.policy.plan import Ending, Origin, Verdict
+from megatron_moevement.policy.plan import Origin, Verdict
 from megatron_moevement.policy.ranks import Layout
 from megatron_moevement.policy.recovery import plan_recovery
 from megatron_moevement.policy.retention import max_replayed_steps
@@ -24,6 +24,16 @@ from megatron_moevement.testing.facts_strategies import (
     jobs,
     second_faults,
     with_another_copy,
+)
+from megatron_moevement.testing.facts_truth import (
+    has_all,
+    holders,
+    learnt_windows,
+    logged,
+    neighbours,
+    persisted_windows,
+    target_of,
+    with_ledger,
 )
 from megatron_moevement.testing.job_facts import Job, without_processes
 
@@ -39,41 +49,6 @@ CASES = first_faults() | second_faults()
 
 pytestmark = pytest.mark.timeout(300)
 often = settings(max_examples=60)
-
-
-def holders(facts, owner, window, slot):
-    return {
-        each.process
-        for each in facts.processes
-        for held in each.holdings
-        if (held.owner, held.window) == (owner, window) and held.slots >> slot & 1
-    }
-
-
-def logged(facts, stage, direction):
-    """Returns the steps that every rank of a stage has in its log."""
-    steps = [
-        {step for log in each.logs if log.direction is direction for step in log.steps}
-        for each in facts.stage(stage)
-    ]
-    return set.intersection(*steps)
-
-
-def neighbours(layout, stage):
-    """Yields from whom a stage receives; interleaved chunks close the pipeline to a ring."""
-    closed = layout.chunks > 1 and layout.pp > 1
-    if stage > 0 or closed:
-        yield Direction.FORWARD, (stage - 1) % layout.pp
-    if stage < layout.pp - 1 or closed:
-        yield Direction.BACKWARD, (stage + 1) % layout.pp
-
-
-def learnt_windows(facts):
-    return [each.persisted for each in facts.processes if each.persisted is not None]
-
-
-def target_of(facts):
-    return max(each.committed for each in facts.processes if each.committed is not None)
 
 
 def best_starts(case, window):
@@ -117,14 +92,6 @@ def first_slots(case, window, starts):
         if state is None or state[0] != starts[stage] or state[1] is not None
         for rank in case.facts.layout.stage_ranks(stage)
     }
-
-
-def has_all(facts, window, needed):
-    return all(
-        holders(facts, rank, window, slot)
-        for rank, first in needed.items()
-        for slot in range(first, window.size)
-    )
 
 
 @often
@@ -184,12 +151,9 @@ def test_the_window_is_the_newest_that_was_persisted_and_is_whole(case):
     assert (plan.verdict is Verdict.RESUME) == (stands and not facts.vacant)
     if facts.vacant or stands:
         return
-    newest = max(learnt_windows(facts), default=None)
-    held = {held.window for each in facts.processes for held in each.holdings}
-    persisted = [window for window in held if newest is not None and window <= newest]
     whole = [
         window
-        for window in persisted
+        for window in persisted_windows(facts)
         if has_all(facts, window, first_slots(case, window, best_starts(case, window)))
     ]
     if whole:
@@ -343,56 +307,6 @@ def test_what_has_a_holder_and_a_spare_is_never_rolled_back(job, data):
     assert plan.verdict in {Verdict.RESUME, *REPLAYS}
     assert plan.target == job.step
     assert plan.replayed_steps <= max_replayed_steps(job.window, job.lag)
-
-
-def with_ledger(facts, first, last):
-    """Returns the processes that have every ledger entry of [first, last]."""
-    return {
-        each.process for each in facts.processes if set(range(first, last + 1)) <= set(each.ledger)
-    }
-
-
-def whole_windows(facts):
-    """Returns the persisted windows that a launch can replay all stages from, to the target."""
-    newest = max(learnt_windows(facts), default=None)
-    held = {held.window for each in facts.processes for held in each.holdings}
-    return {
-        window
-        for window in held
-        if newest is not None
-        and window <= newest
-        and has_all(facts, window, dict.fromkeys(facts.layout.ranks, 0))
-        and with_ledger(facts, window.start + 1, target_of(facts))
-    }
-
-
-@often
-@given(CASES)
-def test_without_a_spare_the_job_ends_with_all_that_is_left_written(case):
-    facts = case.facts
-    plan = plan_recovery(facts)
-    assert (plan.ending is not Ending.NONE) == (plan.verdict is Verdict.ABORT)
-    held = any(each.holdings for each in facts.processes)
-    assert plan.is_flush == bool(facts.vacant and held)
-    if facts.vacant:
-        assert plan.verdict is Verdict.ABORT
-        assert plan.window == max(whole_windows(facts), default=None)
-
-
-@often
-@given(CASES)
-def test_what_the_next_launch_is_told_to_replay_from_is_whole(case):
-    plan = plan_recovery(case.facts)
-    if not plan.is_flush or plan.window is None:
-        assert not plan.slots or plan.verdict in REPLAYS
-        return
-    assert [each.rank for each in plan.slots] == sorted(case.facts.layout.ranks)
-    for each in plan.slots:
-        assert (each.first_slot, len(each.processes)) == (0, plan.window.size)
-        for slot, process in enumerate(each.processes):
-            assert process in holders(case.facts, each.rank, plan.window, slot)
-    assert plan.ledger_source in with_ledger(case.facts, plan.window.start + 1, plan.target)
-    assert plan.persisted == max(learnt_windows(case.facts))
 
 
 @often

@@ -87,7 +87,7 @@ class FaultInjection:
         tensors = [tensor for step in victim.store.logs.values() for tensor in step.values()]
         if tensors:
             tensors[fault.tick % len(tensors)].intact = False
-            self._world.invariants.damaged_logs.add(victim.number)
+            self._world.invariants.logs.damaged.add(victim.number)
 
     def _control_store(self, _: Process, __: Fault) -> None:
         self._world.restarts.relaunch_from_memory()

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from megatron_moevement.policy.facts import Facts
+from megatron_moevement.policy.facts import Condition, Facts, ProcessFacts
 from megatron_moevement.policy.lifecycle import Phase
 from megatron_moevement.policy.operators import OperatorId, OperatorKind
 from megatron_moevement.policy.persistence import SlotKey
@@ -16,29 +16,13 @@ from megatron_moevement.policy.plan import Ending, Origin, Plan, Verdict
 from megatron_moevement.policy.ring import ring_capacity
 from megatron_moevement.policy.schedule import Window
 from megatron_moevement.testing.world.live import SlotContent
+from megatron_moevement.testing.world.log_invariants import LogInvariants
 from megatron_moevement.testing.world.policies import slot_contents
 from megatron_moevement.testing.world.process import Process
+from megatron_moevement.testing.world.violations import ViolationError, require
 
 if TYPE_CHECKING:
     from megatron_moevement.testing.world.world import World
-
-
-class ViolationError(AssertionError):
-    """An invariant does not hold.
-
-    Attributes:
-        invariant: its name.
-    """
-
-    def __init__(self, invariant: str, what: str) -> None:
-        super().__init__(f"{invariant}: {what}")
-        self.invariant = invariant
-
-
-def require(holds: bool, invariant: str, *what: object) -> None:
-    """Raises `ViolationError` unless something holds; what is wrong is put together only then."""
-    if not holds:
-        raise ViolationError(invariant, " ".join(map(str, what)))
 
 
 class Invariants:
@@ -54,8 +38,8 @@ class Invariants:
         self._persisted: dict[int, Window] = {}
         self._newest_window: dict[int, Window] = {}
         self._slot_of: dict[tuple[int, Window, OperatorId], int] = {}
+        self.logs = LogInvariants(world)
         self.damaged_slots: set[tuple[int, SlotKey]] = set()
-        self.damaged_logs: set[int] = set()
         self.lags: list[int] = []
 
     def persisted(self, era: int) -> Window | None:
@@ -76,7 +60,7 @@ class Invariants:
         for number in self._moved:
             process = self._world.processes[number]
             if process.alive and process.lifecycle.phase is Phase.TRAINING:
-                self._logs_reach_back(process)
+                self.logs.reach_back(process, self.persisted(process.store.era))
         self._moved.clear()
 
     def committed(self, process: Process) -> None:
@@ -89,6 +73,8 @@ class Invariants:
         require(store.committed >= former, "4 committed", process, "went back from", former)
         self._committed[key] = store.committed
         self._equals_reference(process)
+        if process.lifecycle.phase is Phase.TRAINING:
+            self.logs.landed(process)
 
     def _equals_reference(self, process: Process) -> None:
         live, rank = process.live, process.rank
@@ -113,34 +99,6 @@ class Invariants:
         if live.step > 0 and live.step in process.store.losses:
             same = process.store.losses[live.step] == self._world.reference.entry(live.step).loss
             require(same, "6 same bits", process, "has another loss of step", live.step)
-
-    def _logs_reach_back(self, process: Process) -> None:
-        rank, live, shape = process.rank, process.live, self._world.shape
-        assert rank is not None
-        assert live is not None
-        if process.number in self.damaged_logs:
-            return
-        persisted = self._persisted.get(process.store.era)
-        first = process.schedule.first_step if persisted is None else persisted.start
-        logs = process.store.logs
-        for step in range(first + 1, live.step + 1):
-            tensors = logs.get(step, {})
-            wanted = sum(shape.sends(rank.pp, direction) for direction in shape.directions[rank.pp])
-            require(
-                len(tensors) == wanted,
-                "3 logs",
-                process,
-                "has",
-                len(tensors),
-                "of",
-                wanted,
-                "tensors of step",
-                step,
-                "in its log, needed for",
-                persisted,
-            )
-        budget = ring_capacity(self._world.scenario.window, self._world.scenario.lag) + 1
-        require(len(logs) <= budget, "3 memory", process, "has the logs of", len(logs), "steps")
 
     def captured(self, process: Process, key: SlotKey, content: SlotContent) -> None:
         """Checks a snapshot that is being taken."""
@@ -192,6 +150,18 @@ class Invariants:
         capacity = ring_capacity(self._world.scenario.window, self._world.scenario.lag)
         require(count <= capacity, "3 memory", process, "has", count, "slots of", key.owner)
 
+    def placed(self, owner: Process, members: Iterable[int]) -> None:
+        """Checks who is to keep the copies of a rank: no failure takes two of r + 1."""
+        processes = self._world.processes
+        domains = [processes[number].domain for number in (owner.number, *owner.holders)]
+        there = {processes[number].domain for number in members}
+        wanted = min(self._world.scenario.replicas + 1, len(there))
+        require(
+            len(domains) == len(set(domains)) == wanted,
+            "2 domains",
+            f"{owner} has its slots at {domains}, wanted are {wanted} failure domains",
+        )
+
     def acknowledged(self, owner: Process, key: SlotKey, holder: int) -> None:
         """Checks that an acknowledgement speaks of a copy that is there."""
         there = self._has(holder, key) or owner.ring.oldest > key.step
@@ -209,11 +179,15 @@ class Invariants:
                 continue
             for slot in range(window.size):
                 key = SlotKey(owner.rank, window, slot)
-                copies = sum(self._has(number, key) for number in self._ever_held.get(key, ()))
+                copies = [
+                    self._world.processes[number].domain
+                    for number in self._ever_held.get(key, ())
+                    if self._has(number, key)
+                ]
                 require(
-                    copies > len(owner.holders),
+                    len(set(copies)) > len(owner.holders),
                     "2 persisted",
-                    f"{process} takes {window} for persisted with {copies} copies of {key}",
+                    f"{process} takes {window} for persisted with {key} at {sorted(copies)}",
                 )
         self._persisted[era] = window
         assert process.live is not None
@@ -249,6 +223,7 @@ class Invariants:
         if plan.verdict in {Verdict.RESUME, Verdict.LOCALIZED, Verdict.GLOBAL}:
             newest = max(known)
             require(plan.target == newest, "4 target", plan.target, "instead of", newest)
+            _has_sources(plan, facts)
             self._keeps_progress(plan, facts)
         elif not (plan.verdict is Verdict.ABORT and plan.ending is Ending.FLUSH):
             self._nothing_left(facts, plan)
@@ -258,14 +233,15 @@ class Invariants:
         for replay in plan.replays:
             if replay.origin is Origin.KEPT:
                 continue
-            members = self._world.stage(replay.stage)
+            members = facts.stage(replay.stage)
             lives = [process.live for process in members]
-            whole = len(lives) == self._world.shape.layout.ranks_per_stage
-            if not whole or any(live is None or live.torn for live in lives):
+            if any(live.condition in {Condition.TORN, Condition.ABSENT} for live in lives):
                 continue
-            if any(live and live.window not in {None, plan.window} for live in lives):
+            if any(live.window not in {None, plan.window} for live in lives):
                 continue
-            kept = max(live.step for live in lives if live)
+            kept = max(live.step for live in lives)
+            if any(kept not in {live.step, live.finished} for live in lives):
+                continue
             if kept <= replay.start or self._coupled_lost(replay.stage):
                 continue
             if self._slot_in_flight_lost(replay.stage, facts, kept):
@@ -294,9 +270,9 @@ class Invariants:
                 return True
         return len(ranks) > len(self._world.shape.layout.stage_ranks(stage))
 
-    def _log_reaches(self, process: Process, plan: Plan, kept: int) -> bool:
+    def _log_reaches(self, process: ProcessFacts, plan: Plan, kept: int) -> bool:
         assert process.rank is not None
-        for log in process.store.log_extents(self._world.shape, process.rank.pp):
+        for log in process.logs:
             receiver = self._world.receiver(process.rank.pp, log.direction)
             first = plan.start(receiver) + 1
             if not log.steps.issuperset(range(first, kept + 1)):
@@ -370,3 +346,24 @@ class Invariants:
             )
         left = [name for name in self._world.network.unfinished if name[0] < generation]
         require(not left, "9 leftovers", "collectives", left, "of an older generation")
+
+
+def _has_sources(plan: Plan, facts: Facts) -> None:
+    """5: what a plan reads from a log or loads from a store was published to be there."""
+    for log in plan.logs:
+        wanted = range(log.first, log.last + 1)
+        for process in facts.stage(log.sender):
+            there = [each.steps for each in process.logs if each.direction is log.direction]
+            covers = any(steps.issuperset(wanted) for steps in there)
+            what = f"p{process.process} is to serve steps {log.first} to {log.last} from its log"
+            require(covers, "5 sources", what)
+    held = {
+        (process.process, holding.owner, holding.window): holding.slots
+        for process in facts.processes
+        for holding in process.holdings
+    }
+    for each in plan.slots:
+        assert plan.window is not None
+        for slot, number in enumerate(each.processes, start=each.first_slot):
+            has = held.get((number, each.rank, plan.window), 0) >> slot & 1
+            require(has == 1, "5 sources", f"p{number} is to send slot {slot} of", each.rank)

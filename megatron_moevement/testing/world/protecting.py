@@ -54,6 +54,7 @@ def protect(world: World, process: Process, members: tuple[int, ...]) -> Generat
     protection: Protection = yield Join(("protect",), members, process.number, own, combine)
     if process.rank is not None:
         process.holders = protection.placement.holders[process.rank]
+        world.invariants.placed(process, members)
         process.acknowledgements = _acknowledgements(process, own, protection)
     urgent = []
     for copy in protection.copies.copies:

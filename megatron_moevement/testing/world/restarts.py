@@ -42,6 +42,7 @@ class Restarts:
         """Starts the job at S_0."""
         world = self._world
         self._create(world.scenario.spares)
+        world.report(f"{len(world.processes)} processes are launched: {world.scenario.summary}")
         hosts = [process.host for process in world.live]
         placement = world.policies.place_replicas(hosts, world.scenario.replicas)
         for process in world.live:
@@ -54,6 +55,7 @@ class Restarts:
             process.store.committed = 0
         for process in world.live:
             if process.rank is not None:
+                world.invariants.placed(process, world.processes)
                 world.commits.capture(process)
                 process.program = train(world, process)
                 world.clock.after(world.random.random(), world.resume, process)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import random
+from collections.abc import Mapping
 from enum import Enum
 from typing import Any
 
@@ -65,27 +65,37 @@ class Scenario:
     overflows: tuple[tuple[int, bool, bool], ...] = ()
     faults: tuple[Fault, ...] = ()
 
-    def to_json(self) -> str:
-        """Returns the scenario as JSON that `from_json` reads."""
+    @property
+    def summary(self) -> str:
+        """The sizes of the job, in one line."""
+        layout = self.layout
+        chunks = f", {layout.chunks} chunks" if layout.chunks > 1 else ""
+        return (
+            f"PP{layout.pp} x DP{layout.dp} x EP{layout.ep}{chunks}, {self.spares} spares, "
+            f"W={self.window}, r={self.replicas}, {self.links.value} links"
+        )
+
+    def to_document(self) -> dict[str, Any]:
+        """Returns the scenario as a JSON object that `of_document` reads."""
         document = dataclasses.asdict(self)
         document |= {"ends": self.ends.value, "links": self.links.value}
         for fault, written in zip(self.faults, document["faults"], strict=True):
             written["kind"] = fault.kind.value
-        return json.dumps(document, indent=1)
+        return document
 
     @classmethod
-    def from_json(cls, text: str) -> Scenario:
-        """Returns the scenario that `to_json` wrote."""
-        document: dict[str, Any] = json.loads(text)
-        document["layout"] = Layout(**document["layout"])
-        document["ends"] = Ends(document["ends"])
-        document["links"] = Links(document["links"])
-        document["overflows"] = tuple(map(tuple, document["overflows"]))
-        document["faults"] = tuple(
+    def of_document(cls, document: Mapping[str, Any]) -> Scenario:
+        """Returns the scenario that `to_document` wrote."""
+        fields = dict(document)
+        fields["layout"] = Layout(**document["layout"])
+        fields["ends"] = Ends(document["ends"])
+        fields["links"] = Links(document["links"])
+        fields["overflows"] = tuple(map(tuple, document["overflows"]))
+        fields["faults"] = tuple(
             Fault(FaultKind(fault["kind"]), fault["tick"], fault["victim"])
             for fault in document["faults"]
         )
-        return cls(**document)
+        return cls(**fields)
 
 
 _LAYOUTS = (

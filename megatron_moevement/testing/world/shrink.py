@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from megatron_moevement.policy.ranks import Layout
 from megatron_moevement.policy.segments import Ends
-from megatron_moevement.testing.world.scenario import Links, Scenario
+from megatron_moevement.testing.world.scenario import Links, Scenario, ticks_per_step
 
 
 def shrink(scenario: Scenario, fails: Callable[[Scenario], bool]) -> Scenario:
@@ -29,15 +29,36 @@ def _simplifications(scenario: Scenario) -> Iterator[Scenario]:
     faults = scenario.faults
     for place in range(len(faults)):
         yield dataclasses.replace(scenario, faults=faults[:place] + faults[place + 1 :])
+    for smaller in _smaller_jobs(scenario):
+        yield smaller
+        ratio = ticks_per_step(smaller) / ticks_per_step(scenario)
+        if ratio < 1:
+            yield _with_ticks(smaller, [int(fault.tick * ratio) for fault in faults])
+    for place, fault in enumerate(faults):
+        for tick in (fault.tick // 2, fault.tick * 7 // 8):
+            ticks = [tick if i == place else other.tick for i, other in enumerate(faults)]
+            if 0 <= tick < fault.tick and ticks == sorted(ticks):
+                yield _with_ticks(scenario, ticks)
+
+
+def _with_ticks(scenario: Scenario, ticks: Sequence[int]) -> Scenario:
+    faults = zip(scenario.faults, ticks, strict=True)
+    moved = (dataclasses.replace(fault, tick=tick) for fault, tick in faults)
+    return dataclasses.replace(scenario, faults=tuple(moved))
+
+
+def _smaller_jobs(scenario: Scenario) -> Iterator[Scenario]:
+    """Yields the scenario with one thing about the job smaller or simpler."""
     layout = scenario.layout
+    stages = max(layout.pp - 1, 1)
     for change in (
         {"layout": Layout(layout.pp, 1, 1, 1, layout.ep, layout.chunks)},
         {"layout": Layout(layout.pp, layout.dp, 1, 1, 1, layout.chunks)},
-        {"layout": Layout(max(layout.pp - 1, 1), layout.dp, 1, 1, layout.ep, layout.chunks)},
+        {"layout": Layout(stages, layout.dp, 1, 1, layout.ep, layout.chunks if stages > 1 else 1)},
         {"layout": Layout(layout.pp, layout.dp, 1, 1, layout.ep, 1)},
         {"micro_batches": 1},
         {"window": max(scenario.window - 1, 1)},
-        {"steps": scenario.steps - 1},
+        {"steps": max(scenario.steps - 1, 1)},
         {"spares": max(scenario.spares - 1, 0)},
         {"replicas": max(scenario.replicas - 1, 0)},
         {"processes_per_domain": 1},
@@ -48,5 +69,5 @@ def _simplifications(scenario: Scenario) -> Iterator[Scenario]:
         {"overflows": ()},
     ):
         smaller = dataclasses.replace(scenario, **change)
-        if smaller != scenario and smaller.steps > 0:
+        if smaller != scenario:
             yield smaller

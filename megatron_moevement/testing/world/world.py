@@ -18,7 +18,7 @@ from megatron_moevement.testing.world.commits import Commits
 from megatron_moevement.testing.world.durable import Durable
 from megatron_moevement.testing.world.fault_injection import FaultInjection
 from megatron_moevement.testing.world.history import History
-from megatron_moevement.testing.world.invariants import Invariants, ViolationError
+from megatron_moevement.testing.world.invariants import Invariants
 from megatron_moevement.testing.world.network import Network
 from megatron_moevement.testing.world.policies import Policies
 from megatron_moevement.testing.world.process import Join, Pass, Process, Receive, Sleep, Until
@@ -28,8 +28,10 @@ from megatron_moevement.testing.world.restarts import Restarts
 from megatron_moevement.testing.world.scenario import Scenario
 from megatron_moevement.testing.world.shape import shape_of
 from megatron_moevement.testing.world.story import Story
+from megatron_moevement.testing.world.violations import ViolationError
 
-MAX_TICKS = 200_000
+MAX_TICKS = 40_000
+"""A world of several faults ends after some thousand commands, or goes round in circles."""
 
 
 @dataclasses.dataclass
@@ -170,10 +172,6 @@ class World:
         """Returns who occupies the rank of a stage with the same other coordinates."""
         assert process.rank is not None
         return self.occupant(dataclasses.replace(process.rank, pp=stage))
-
-    def stage(self, stage: int) -> list[Process]:
-        """Returns the processes of a stage."""
-        return [p for p in self.live if p.rank is not None and p.rank.pp == stage]
 
     def receiver(self, stage: int, direction: Direction) -> int:
         """Returns to which stage a stage sends in a direction."""

@@ -1,0 +1,70 @@
+"""What facts say, read in the plainest way: for tests, which must not ask the policy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from megatron_moevement.policy.boundary import Direction
+from megatron_moevement.policy.facts import Facts
+from megatron_moevement.policy.ranks import Layout, LogicalRank
+from megatron_moevement.policy.schedule import Window
+
+
+def holders(facts: Facts, owner: LogicalRank, window: Window, slot: int) -> set[int]:
+    """Returns the processes that have a slot."""
+    return {
+        each.process
+        for each in facts.processes
+        for held in each.holdings
+        if (held.owner, held.window) == (owner, window) and held.slots >> slot & 1
+    }
+
+
+def has_all(facts: Facts, window: Window, needed: Mapping[LogicalRank, int]) -> bool:
+    """Returns whether somebody has every slot that ranks need, from their first one on."""
+    return all(
+        holders(facts, rank, window, slot)
+        for rank, first in needed.items()
+        for slot in range(first, window.size)
+    )
+
+
+def with_ledger(facts: Facts, first: int, last: int) -> set[int]:
+    """Returns the processes that have every ledger entry of [first, last]."""
+    wanted = set(range(first, last + 1))
+    return {each.process for each in facts.processes if wanted <= set(each.ledger)}
+
+
+def logged(facts: Facts, stage: int, direction: Direction) -> set[int]:
+    """Returns the steps that every rank of a stage has in its log."""
+    steps = [
+        {step for log in each.logs if log.direction is direction for step in log.steps}
+        for each in facts.stage(stage)
+    ]
+    return set.intersection(*steps)
+
+
+def neighbours(layout: Layout, stage: int) -> Iterator[tuple[Direction, int]]:
+    """Yields from whom a stage receives; interleaved chunks close the pipeline to a ring."""
+    closed = layout.chunks > 1 and layout.pp > 1
+    if stage > 0 or closed:
+        yield Direction.FORWARD, (stage - 1) % layout.pp
+    if stage < layout.pp - 1 or closed:
+        yield Direction.BACKWARD, (stage + 1) % layout.pp
+
+
+def learnt_windows(facts: Facts) -> list[Window]:
+    """Returns what each process learnt to be persisted."""
+    return [each.persisted for each in facts.processes if each.persisted is not None]
+
+
+def persisted_windows(facts: Facts) -> list[Window]:
+    """Returns the windows of which somebody has a slot and that are persisted for the job."""
+    newest = max(learnt_windows(facts), default=None)
+    held = {held.window for each in facts.processes for held in each.holdings}
+    return [window for window in held if newest is not None and window <= newest]
+
+
+def target_of(facts: Facts) -> int:
+    """Returns the newest step that any process knows to be committed."""
+    return max(each.committed for each in facts.processes if each.committed is not None)

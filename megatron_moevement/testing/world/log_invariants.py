@@ -1,0 +1,76 @@
+"""Invariants of upstream logs: whole when their step is committed, kept as long as needed."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from megatron_moevement.policy.ring import ring_capacity
+from megatron_moevement.policy.schedule import Window
+from megatron_moevement.testing.world.process import Process
+from megatron_moevement.testing.world.violations import require
+
+if TYPE_CHECKING:
+    from megatron_moevement.testing.world.world import World
+
+
+class LogInvariants:
+    """Watches the logs of a world.
+
+    Attributes:
+        damaged: processes whose logs a fault has damaged.
+    """
+
+    def __init__(self, world: World) -> None:
+        """Watches a world from its start."""
+        self._world = world
+        self.damaged: set[int] = set()
+
+    def landed(self, committing: Process) -> None:
+        """Checks, when one rank commits a step in training, every rank's log of that step."""
+        assert committing.live is not None
+        step = committing.live.step
+        for process in self._world.live:
+            if process.rank is not None and process.number not in self.damaged:
+                wanted = self._sends(process)
+                there = self._logged(process, step, self._world.clock.now)
+                what = f"{committing} commits step {step} while {process} has logged {there}"
+                require(there == wanted, "3 logs", what, "of", wanted, "tensors")
+
+    def reach_back(self, process: Process, persisted: Window | None) -> None:
+        """Checks that a rank in training has the logs that a replay from a window needs."""
+        assert process.live is not None
+        if process.number in self.damaged:
+            return
+        first = process.schedule.first_step if persisted is None else persisted.start
+        wanted = self._sends(process)
+        for step in range(first + 1, process.live.step + 1):
+            there = self._logged(process, step, math.inf)
+            require(
+                there == wanted,
+                "3 logs",
+                process,
+                "has",
+                there,
+                "of",
+                wanted,
+                "tensors of step",
+                step,
+                "in its log, needed for",
+                persisted,
+            )
+        logs = len(process.store.logs)
+        budget = ring_capacity(self._world.scenario.window, self._world.scenario.lag) + 1
+        require(logs <= budget, "3 memory", process, "has the logs of", logs, "steps")
+
+    def _sends(self, process: Process) -> int:
+        """Returns how many tensors a rank sends in a step."""
+        shape = self._world.shape
+        assert process.rank is not None
+        stage = process.rank.pp
+        return sum(shape.sends(stage, direction) for direction in shape.directions[stage])
+
+    def _logged(self, process: Process, step: int, now: float) -> int:
+        """Returns how many tensors of a step had landed in a log by some time."""
+        tensors = process.store.logs.get(step, {})
+        return sum(logged.landed_at <= now for logged in tensors.values())

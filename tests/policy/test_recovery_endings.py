@@ -1,0 +1,57 @@
+"""How a job without spares ends: what is left is written, and said to be worth what it is."""
+
+from hypothesis import given, settings
+
+from megatron_moevement.policy.plan import Ending, Verdict
+from megatron_moevement.policy.recovery import plan_recovery
+from megatron_moevement.testing.facts_strategies import first_faults, second_faults
+from megatron_moevement.testing.facts_truth import (
+    has_all,
+    holders,
+    learnt_windows,
+    persisted_windows,
+    target_of,
+    with_ledger,
+)
+
+CASES = first_faults() | second_faults()
+often = settings(max_examples=100)
+
+
+def whole_windows(facts):
+    """Returns the persisted windows that a launch can replay all stages from, to the target."""
+    return {
+        window
+        for window in persisted_windows(facts)
+        if has_all(facts, window, dict.fromkeys(facts.layout.ranks, 0))
+        and with_ledger(facts, window.start + 1, target_of(facts))
+    }
+
+
+@often
+@given(CASES)
+def test_without_a_spare_the_job_ends_with_all_that_is_left_written(case):
+    facts = case.facts
+    plan = plan_recovery(facts)
+    assert (plan.ending is not Ending.NONE) == (plan.verdict is Verdict.ABORT)
+    held = any(each.holdings for each in facts.processes)
+    assert plan.is_flush == bool(facts.vacant and held)
+    if facts.vacant:
+        assert plan.verdict is Verdict.ABORT
+        assert plan.window == max(whole_windows(facts), default=None)
+
+
+@often
+@given(CASES)
+def test_what_the_next_launch_is_told_to_replay_from_is_whole(case):
+    plan = plan_recovery(case.facts)
+    if not plan.is_flush or plan.window is None:
+        assert not plan.slots or plan.replays
+        return
+    assert [each.rank for each in plan.slots] == sorted(case.facts.layout.ranks)
+    for each in plan.slots:
+        assert (each.first_slot, len(each.processes)) == (0, plan.window.size)
+        for slot, process in enumerate(each.processes):
+            assert process in holders(case.facts, each.rank, plan.window, slot)
+    assert plan.ledger_source in with_ledger(case.facts, plan.window.start + 1, plan.target)
+    assert plan.persisted == max(learnt_windows(case.facts))

@@ -1,0 +1,143 @@
+"""Faults in a simulated job: how much is replayed, and what many faults in a row cost."""
+
+import dataclasses
+import itertools
+import math
+import random
+import statistics
+from collections import Counter
+
+import pytest
+
+from megatron_moevement.policy import commit
+from megatron_moevement.policy.plan import Verdict
+from megatron_moevement.policy.ranks import Layout
+from megatron_moevement.policy.retention import max_log_steps, max_replayed_steps
+from megatron_moevement.policy.ring import ring_capacity
+from megatron_moevement.testing.campaign import Failure, play
+from megatron_moevement.testing.mutations import mutation_named
+from megatron_moevement.testing.world.faults import Fault, FaultKind
+from megatron_moevement.testing.world.policies import Policies
+from megatron_moevement.testing.world.scenario import Scenario
+from megatron_moevement.testing.world.world import World
+
+LAG = 1
+"""L with the default links: steps from a window's last capture to where it is persisted."""
+
+CRASHES = 40
+"""One in each of so many worlds."""
+
+
+@dataclasses.dataclass
+class Watched:
+    """What was seen in a world that ran to its end.
+
+    Attributes:
+        outcome: how it went.
+        commits: for each step the tick at which the first rank committed it.
+        slots: the most slots of one rank that a process had at once.
+        logs: the most steps that a process had in its log at once.
+    """
+
+    outcome: object = None
+    commits: dict = dataclasses.field(default_factory=dict)
+    slots: int = 0
+    logs: int = 0
+
+
+def watch(scenario):
+    """Runs a world and looks at it whenever a rank may commit."""
+    seen = Watched()
+
+    def may_commit(step, agreed_step, abort):
+        seen.commits.setdefault(step, world.outcome.ticks)
+        for process in world.live:
+            owners = Counter(key.owner for key in process.store.slots)
+            seen.slots = max(seen.slots, *owners.values(), 0)
+            seen.logs = max(seen.logs, len(process.store.logs))
+        return commit.may_commit(step, agreed_step, abort)
+
+    world = World(scenario, Policies(may_commit=may_commit))
+    seen.outcome = world.run()
+    assert seen.outcome.aborted is None
+    return seen
+
+
+def crash(tick):
+    """The process whose command it is dies."""
+    return Fault(FaultKind.CRASH, tick)
+
+
+def plans_after_one_crash(scenario):
+    """Yields the plan after a crash, for crashes at times uniformly random over three windows."""
+    draw = random.Random(scenario.window)
+    commits = watch(scenario).commits
+    times = range(commits[3 * scenario.window], commits[6 * scenario.window])
+    for _ in range(CRASHES):
+        faults = (crash(draw.choice(times)),)
+        outcome = World(dataclasses.replace(scenario, faults=faults)).run()
+        assert outcome.aborted is None
+        assert set(outcome.lags) == {LAG}
+        (plan,) = outcome.plans
+        yield plan
+
+
+@pytest.mark.parametrize("layout", [Layout(pp=3), Layout(pp=2, dp=2)], ids=["pp3", "pp2-dp2"])
+@pytest.mark.parametrize("window", [1, 2, 3, 5])
+def test_one_fault_costs_what_the_window_and_the_lag_say(window, layout):
+    scenario = Scenario(1, layout, window=window, spares=2, steps=7 * window + 2)
+    plans = list(plans_after_one_crash(scenario))
+    assert {plan.verdict for plan in plans} == {Verdict.LOCALIZED}
+
+    # The steps replayed depend on nothing but the place of the last committed step in its window.
+    least = window - 1 + LAG
+    for plan in plans:
+        assert plan.replayed_steps == least + (plan.target - least) % window
+        assert plan.replayed_steps <= 2 * window - 2 + LAG == max_replayed_steps(window, LAG)
+
+    # All places are equally likely, so this is the mean; a sample's is three errors off at most.
+    on_average = statistics.mean(least + place for place in range(window))
+    assert on_average == 1.5 * (window - 1) + LAG
+    found = statistics.mean(plan.replayed_steps for plan in plans)
+    error = math.sqrt((window**2 - 1) / 12 / CRASHES)
+    assert abs(found - on_average) <= 3 * error
+
+
+def ten_faults(scenario):
+    """Adds ten crashes, each 1 to W - 1 steps after the one before, at ever other commands."""
+    window = scenario.window
+    step = 2 * window + 1
+    for place in range(10):
+        commits = watch(scenario).commits
+        half = (commits[step + 1] - commits[step]) // 2
+        tick = commits[step] + 5 * place % half
+        scenario = dataclasses.replace(scenario, faults=(*scenario.faults, crash(tick)))
+        step = watch(scenario).outcome.plans[-1].target + 1 + place % (window - 1)
+    return scenario
+
+
+@pytest.mark.parametrize(
+    ("window", "layout"),
+    [(2, Layout(pp=3)), (3, Layout(pp=2, dp=2)), (4, Layout(pp=4)), (5, Layout(pp=3, ep=2))],
+)
+def test_ten_faults_within_a_window_of_each_other_pin_nothing(window, layout):
+    first = Scenario(1, layout, window=window, spares=11, steps=10 * window)
+    scenario = ten_faults(first)
+    seen = watch(scenario)
+    plans = seen.outcome.plans
+    assert len(plans) == len(scenario.faults) == 10
+    for before, after in itertools.pairwise(plans):
+        assert 0 < after.target - before.target < window
+    assert {plan.verdict for plan in plans} <= {Verdict.LOCALIZED, Verdict.GLOBAL}
+    for plan in plans:
+        assert plan.replayed_steps <= max_replayed_steps(window, LAG)
+    assert seen.slots <= ring_capacity(window, scenario.lag)
+    assert seen.logs <= max_log_steps(window, LAG)
+    assert max(seen.commits) == scenario.steps
+
+
+def test_faults_close_together_show_a_window_edge_that_moves():
+    scenario = ten_faults(Scenario(1, Layout(pp=3), window=4, spares=11, steps=40))
+    failure = play(scenario, mutation_named("window-edge-moved").policies)
+    assert isinstance(failure, Failure)
+    assert failure.what == "8 window edges"

@@ -1,0 +1,34 @@
+"""Seeded worlds: the real decisions keep every invariant, whatever fails."""
+
+import pytest
+
+from megatron_moevement.policy.plan import Verdict
+from megatron_moevement.policy.segments import ScopeKind
+from megatron_moevement.testing.campaign import Tally, play_seeds
+
+SEEDS = 300
+AT_A_TIME = 50
+
+
+@pytest.fixture(scope="module")
+def tallies():
+    """What came of each chunk of seeds that a test has run."""
+    return {}
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, AT_A_TIME))
+def test_nothing_is_violated(first, tallies):
+    tallies[first] = play_seeds(range(first, first + AT_A_TIME), None)
+    assert tallies[first].seeds == AT_A_TIME
+    assert tallies[first].failures == []
+
+
+def test_these_seeds_reach_every_verdict_and_every_kind_of_scope(tallies):
+    total = Tally()
+    for first in range(0, SEEDS, AT_A_TIME):
+        total.merge(tallies.get(first) or play_seeds(range(first, first + AT_A_TIME), None))
+    assert total.seeds == SEEDS
+    assert set(total.verdicts) == {verdict.value for verdict in Verdict}
+    assert set(total.scopes) == {kind.value for kind in ScopeKind} - {ScopeKind.NONE.value}
+    assert min(total.scopes.values()) >= 5
+    assert len(total.replayed_steps) >= 9
