@@ -96,6 +96,7 @@ class PeerThread:
 
     def _run(self) -> None:
         current: Delivery | None = None
+        reason = "its thread ended"
         try:
             deadline = Deadline(self._deadline)
             with PeerConnection(
@@ -103,9 +104,10 @@ class PeerThread:
             ) as peer:
                 while (current := self._waiting.get()) is not None:
                     self._transfer(peer, current)
-            self._finish("closed", None)
         except FAILURES as error:
-            self._finish(str(error) or type(error).__name__, current)
+            reason = str(error) or type(error).__name__
+        finally:
+            self._finish(reason, current)
 
     def _opened(self, channel: Channel) -> None:
         with self._lock:

@@ -17,12 +17,16 @@ from datetime import timedelta
 from enum import IntEnum
 from typing import Any, Self
 
+from megatron_moevement.runtime.slots.mapped_file import checksum_of
+
 PROTOCOL_VERSION = 1
 MAX_DOCUMENT_BYTES = 16 * 2**20
 """Of a peer that has proved that it belongs to the job: room for a slot of 100,000 parts."""
 
 _MAGIC = b"MOEV"
 _HEADER = struct.Struct("<4sBBIQQ")
+_CHECKSUM = struct.Struct("<Q")
+"""After the header: of header and document. A payload has the checksums of its parts."""
 _SCRATCH_BYTES = 2**16
 
 
@@ -105,8 +109,9 @@ class Channel:
         text = json.dumps(document).encode()
         payload_bytes = 0 if payload is None else payload.nbytes
         header = _HEADER.pack(_MAGIC, PROTOCOL_VERSION, kind, len(text), payload_bytes, generation)
+        checksum = _CHECKSUM.pack(checksum_of(header + text))
         self._socket.settimeout(deadline.remaining_s())
-        self._socket.sendall(header + text)
+        self._socket.sendall(header + checksum + text)
         if payload is not None:
             self._socket.settimeout(deadline.remaining_s())
             self._socket.sendall(payload)
@@ -123,8 +128,9 @@ class Channel:
             ProtocolError: it is no message, or too long.
             OSError: the peer is gone, or does not send in time.
         """
-        header = bytearray(_HEADER.size)
-        self.receive_into(memoryview(header), deadline)
+        start = bytearray(_HEADER.size + _CHECKSUM.size)
+        self.receive_into(memoryview(start), deadline)
+        header, checksum = start[: _HEADER.size], start[_HEADER.size :]
         magic, version, number, length, payload_bytes, generation = _HEADER.unpack(header)
         if magic != _MAGIC:
             raise ProtocolError(f"no message of ours: {bytes(header[:8])!r}")
@@ -136,6 +142,8 @@ class Channel:
             raise ProtocolError(f"no kind of message: {number}")
         text = bytearray(length)
         self.receive_into(memoryview(text), deadline)
+        if _CHECKSUM.pack(checksum_of(header + text)) != checksum:
+            raise ProtocolError("a message that was damaged on its way")
         return Message(Kind(number), generation, _parsed(text), payload_bytes)
 
     def receive_into(self, target: memoryview, deadline: Deadline) -> None:

@@ -23,6 +23,7 @@ TOKEN = b"a secret of this job"
 DEADLINE = timedelta(seconds=20)
 IDENTITY = StoreIdentity("run-1", "0123abcd")
 SHAPE = RingShape(capacity=6, buffer_bytes=5000, max_parts=3)
+LARGE_SHAPE = RingShape(capacity=2, buffer_bytes=8 * 2**20, max_parts=3)
 W = 3
 
 

@@ -8,7 +8,6 @@ from datetime import timedelta
 import pytest
 
 from megatron_moevement.errors import UserError
-from megatron_moevement.policy.persistence import SlotKey
 from megatron_moevement.policy.ranks import LogicalRank
 from megatron_moevement.policy.schedule import Window
 from megatron_moevement.runtime.replication.sender import (
@@ -17,11 +16,9 @@ from megatron_moevement.runtime.replication.sender import (
     SilentPeerError,
 )
 from megatron_moevement.runtime.replication.server import ReplicaServer
-from megatron_moevement.runtime.slots.identity import StoreIdentity
-from megatron_moevement.runtime.slots.mapped_file import page_aligned
-from megatron_moevement.runtime.slots.store import RingShape, StoreDirectory
+from megatron_moevement.runtime.slots.store import RingShape
 
-from .conftest import DEADLINE, SHAPE, W, capture, key_of, rank_of
+from .conftest import DEADLINE, SHAPE, W, capture, key_of
 
 
 def await_acknowledgements(sender):

@@ -258,6 +258,7 @@ while True:
 """
 
 
+@pytest.mark.distributed
 def test_what_a_killed_writer_leaves_is_old_or_new(journal):
     draw = random.Random(5)
     root = Path(__file__).parents[3]

@@ -246,6 +246,7 @@ while True:
 """
 
 
+@pytest.mark.distributed
 def test_what_a_killed_writer_leaves_is_whole(ring):
     draw = random.Random(5)
     root = Path(__file__).parents[3]

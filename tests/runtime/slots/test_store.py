@@ -100,6 +100,7 @@ def test_two_jobs_never_write_the_same_store(shared_memory):
     assert left_behind(shared_memory, "run-2") == ()
 
 
+@pytest.mark.distributed
 def test_a_fork_does_not_keep_the_lock_of_its_parent(shared_memory):
     store = opened(shared_memory)
     context = multiprocessing.get_context("fork")
@@ -129,6 +130,7 @@ time.sleep(60)
 """
 
 
+@pytest.mark.distributed
 def test_the_lock_of_a_killed_process_is_free(shared_memory):
     command = [sys.executable, "-c", OWNER_PROCESS, str(shared_memory)]
     root = Path(__file__).parents[3]

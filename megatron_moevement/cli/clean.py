@@ -1,0 +1,56 @@
+"""`moevement clean`: removes what runs left in host memory."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from rich.console import Console
+from rich.filesize import decimal
+
+from megatron_moevement.errors import ExitCode, UserError
+from megatron_moevement.runtime.slots.cleaning import clean
+from megatron_moevement.runtime.slots.store import default_store_dir
+
+_DESCRIPTION = """
+Removes the stores that runs left on this machine after a crash; a relaunch can't go on from them
+any more. Stores that a live process uses stay.
+"""
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Adds `moevement clean`."""
+    parser = subparsers.add_parser(
+        "clean",
+        help="remove what runs left in host memory",
+        description=_DESCRIPTION,
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--store-dir",
+        type=Path,
+        default=default_store_dir(),
+        metavar="DIR",
+        help="the --moevement-store-dir of the run (default: %(default)s)",
+    )
+    parser.add_argument("--run-id", metavar="ID", help="of this run only")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Removes, and says what.
+
+    Raises:
+        UserError: a store is in use.
+    """
+    found = clean(args.store_dir, args.run_id)
+    console = Console(highlight=False)
+    for folder, freed_bytes in found.removed.items():
+        console.print(f"removed {folder}: {decimal(freed_bytes)}", soft_wrap=True, markup=False)
+    if found.in_use:
+        more = len(found.in_use) - 1
+        raise UserError(found.in_use[0] + (f" (and {more} more stores)" if more else ""))
+    if not found.removed:
+        which = "" if args.run_id is None else f" of run {args.run_id}"
+        console.print(f"nothing{which} in {args.store_dir}", soft_wrap=True, markup=False)
+    return ExitCode.DONE

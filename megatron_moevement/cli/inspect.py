@@ -1,0 +1,220 @@
+"""`moevement inspect`: shows the windows, slots, holders and checksums in host memory."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.filesize import decimal
+from rich.table import Table
+
+from megatron_moevement.errors import ExitCode
+from megatron_moevement.policy.persistence import SlotKey
+from megatron_moevement.policy.schedule import Window
+from megatron_moevement.runtime.slots.store import RingRole, default_store_dir
+from megatron_moevement.runtime.slots.survey import (
+    SurveyedJournal,
+    SurveyedProcess,
+    SurveyedRing,
+    SurveyedRun,
+    SurveyedSlot,
+    survey,
+)
+
+_DESCRIPTION = """
+Shows what the runs on this machine keep in host memory, those that are training included: for each
+process its place in the run, and for each slot who holds it and whether its checksums are right.
+"""
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Adds `moevement inspect`."""
+    parser = subparsers.add_parser(
+        "inspect",
+        help="show what runs keep in host memory",
+        description=_DESCRIPTION,
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--store-dir",
+        type=Path,
+        default=default_store_dir(),
+        metavar="DIR",
+        help="the --moevement-store-dir of the run (default: %(default)s)",
+    )
+    parser.add_argument("--json", action="store_true", help="everything, for programs")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Looks, compares and prints."""
+    runs = survey(args.store_dir)
+    if args.json:
+        document = {"store_dir": str(args.store_dir), "runs": [_run_document(run) for run in runs]}
+        print(json.dumps(document, indent=1))
+        return ExitCode.DONE
+    console = Console(highlight=False)
+    if not runs:
+        console.print(f"nothing in {args.store_dir}", soft_wrap=True, markup=False)
+    for each in runs:
+        console.print(_title(each), soft_wrap=True, markup=False)
+        console.print(_process_table(each))
+        console.print(_slot_table(each))
+        for trouble in _troubles(each):
+            console.print(trouble, soft_wrap=True, markup=False)
+    return ExitCode.DONE
+
+
+def _title(run: SurveyedRun) -> str:
+    total_bytes = sum(process.size_bytes for process in run.processes)
+    identity = run.identity
+    told = "" if identity is None else f", layout {identity.fingerprint}"
+    return f"run {run.run_id}: {len(run.processes)} processes, {decimal(total_bytes)}{told}"
+
+
+def _process_table(run: SurveyedRun) -> Table:
+    """Returns one row for each process."""
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    table.add_column("process", justify="right", no_wrap=True)
+    table.add_column("used by", no_wrap=True)
+    for title in ("rank", "committed", "persisted", "ledger"):
+        table.add_column(title, overflow="fold")
+    table.add_column("bytes", justify="right", no_wrap=True)
+    for process in run.processes:
+        state = process.journal and process.journal.state
+        entries = process.journal.entries if process.journal else range(0)
+        rank, committed, persisted = "-", "-", "-"
+        if state:
+            rank = str(state.rank) if state.rank else "spare"
+            committed = str(state.committed)
+            persisted = _window(state.persisted) if state.persisted else "-"
+        table.add_row(
+            str(process.process),
+            _user(process),
+            rank,
+            committed,
+            persisted,
+            f"{entries[0]} to {entries[-1]}" if entries else "-",
+            decimal(process.size_bytes),
+        )
+    return table
+
+
+def _user(process: SurveyedProcess) -> str:
+    if process.locked_by is None:
+        return "nobody"
+    return f"pid {process.locked_by.get('pid', '?')}"
+
+
+def _window(window: Window) -> str:
+    return f"{window.start} to {window.last}, epoch {window.epoch}"
+
+
+def _slot_table(run: SurveyedRun) -> Table:
+    """Returns one row for each slot that anybody holds."""
+    holders: dict[SlotKey, list[tuple[SurveyedProcess, SurveyedRing, SurveyedSlot]]] = {}
+    for process in run.processes:
+        for ring in process.rings:
+            for slot in ring.slots:
+                key = SlotKey(ring.owner, slot.record.window, slot.record.slot)
+                holders.setdefault(key, []).append((process, ring, slot))
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for title in ("slot of", "window"):
+        table.add_column(title, overflow="fold")
+    for title in ("slot", "step", "bytes"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for title in ("held by", "checksums"):
+        table.add_column(title, overflow="fold")
+    for key, copies in sorted(holders.items(), key=lambda item: item[0]):
+        damaged = [
+            f"p{process.process}: {', '.join(slot.damaged)} damaged"
+            for process, _, slot in copies
+            if slot.damaged
+        ]
+        table.add_row(
+            str(key.owner),
+            _window(key.window),
+            str(key.slot),
+            str(key.step),
+            decimal(copies[0][2].record.payload_bytes),
+            ", ".join(_holder(process, ring) for process, ring, _ in copies),
+            "; ".join(damaged) or "ok",
+        )
+    return table
+
+
+def _holder(process: SurveyedProcess, ring: SurveyedRing) -> str:
+    return f"p{process.process}" + (" (own)" if ring.role is RingRole.OWN else "")
+
+
+def _troubles(run: SurveyedRun) -> list[str]:
+    files = [file for process in run.processes for file in (process.journal, *process.rings)]
+    return [file.trouble for file in files if file is not None and file.trouble]
+
+
+def _run_document(run: SurveyedRun) -> dict[str, Any]:
+    identity = run.identity
+    return {
+        "run_id": run.run_id,
+        "fingerprint": identity and identity.fingerprint,
+        "format_version": identity and identity.format_version,
+        "processes": [
+            {
+                "process": process.process,
+                "folder": str(process.folder),
+                "locked_by": process.locked_by,
+                "bytes": process.size_bytes,
+                "journal": process.journal and _journal_document(process.journal),
+                "rings": [_ring_document(ring) for ring in process.rings],
+            }
+            for process in run.processes
+        ],
+    }
+
+
+def _journal_document(journal: SurveyedJournal) -> dict[str, Any]:
+    entries = journal.entries
+    return {
+        "state": journal.state and journal.state.document(),
+        "ledger": [entries[0], entries[-1]] if entries else None,
+        "losses": journal.losses,
+        "trouble": journal.trouble,
+    }
+
+
+def _ring_document(ring: SurveyedRing) -> dict[str, Any]:
+    return {
+        "path": str(ring.path),
+        "role": ring.role.value,
+        "owner": str(ring.owner),
+        "bytes": ring.size_bytes,
+        "capacity": ring.capacity,
+        "buffer_bytes": ring.buffer_bytes,
+        "trouble": ring.trouble,
+        "slots": [_slot_document(slot) for slot in ring.slots],
+    }
+
+
+def _slot_document(slot: SurveyedSlot) -> dict[str, Any]:
+    record, window = slot.record, slot.record.window
+    return {
+        "era": record.era,
+        "window": {"start": window.start, "size": window.size, "epoch": window.epoch},
+        "slot": record.slot,
+        "step": record.step,
+        "bytes": record.payload_bytes,
+        "file_offset": slot.payload_offset,
+        "damaged": list(slot.damaged),
+        "parts": [
+            {
+                "name": part.name,
+                "file_offset": slot.payload_offset + part.offset,
+                "bytes": part.size_bytes,
+                "checksum": f"{part.checksum:016x}",
+            }
+            for part in record.parts
+        ],
+    }

@@ -1,0 +1,202 @@
+"""`moevement inspect` and `moevement clean` on real stores in shared memory."""
+
+import json
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from megatron_moevement.cli import main
+from megatron_moevement.policy.ranks import LogicalRank
+from megatron_moevement.policy.schedule import Window
+from megatron_moevement.runtime.slots.identity import StoreIdentity
+from megatron_moevement.runtime.slots.journal import JournalState
+from megatron_moevement.runtime.slots.slot_record import EXTRAS, SlotPart, SlotRecord
+from megatron_moevement.runtime.slots.store import (
+    JournalShape,
+    RingRole,
+    RingShape,
+    StoreDirectory,
+    default_store_dir,
+)
+
+RING = RingShape(capacity=4, buffer_bytes=200, max_parts=3)
+JOURNAL = JournalShape(retained_steps=5, entry_bytes=50, last_step=10)
+FIRST, SECOND = LogicalRank(), LogicalRank(dp=1)
+WINDOW = Window(2, 2)
+
+
+@pytest.fixture
+def store_dir(monkeypatch):
+    """Returns a store directory with a run of two processes that were killed."""
+    monkeypatch.setenv("COLUMNS", "200")
+    folder = Path(tempfile.mkdtemp(prefix="moevement-test-", dir="/dev/shm"))
+    for process, own, other in ((0, FIRST, SECOND), (1, SECOND, FIRST)):
+        with opened(folder, process) as store:
+            journal = store.journal(JOURNAL)
+            for step in range(1, 4):
+                state = JournalState(0, 0, step, WINDOW if step == 3 else None, own)
+                journal.commit(state, step, b"{}", 0.5)
+            for role, owner in ((RingRole.OWN, own), (RingRole.HELD, other)):
+                ring = store.ring(role, owner, RING)
+                for step in (2, 3) if role is RingRole.OWN else (2,):
+                    write(ring, step)
+    yield folder
+    shutil.rmtree(folder)
+
+
+def opened(folder, process, run_id="run-1"):
+    return StoreDirectory(folder, StoreIdentity(run_id, "0123abcd"), process)
+
+
+def write(ring, step):
+    buffer = ring.buffer(step)
+    buffer[:50] = (f"{ring.owner} {step};" * 10).encode()[:50]
+    parts = (SlotPart.of("head", 0, buffer[:30]), SlotPart.of(EXTRAS, 32, buffer[32:50]))
+    ring.publish(SlotRecord(0, WINDOW, step - 2, step, 50, parts))
+
+
+def said(capsys, *arguments):
+    """Returns the lines that a command prints, their spaces made one."""
+    assert main([*map(str, arguments)]) == 0
+    captured = capsys.readouterr()
+    assert not captured.err
+    return [" ".join(line.split()) for line in captured.out.splitlines()]
+
+
+def flip(path, at):
+    with path.open("r+b") as file:
+        byte = os.pread(file.fileno(), 1, at)
+        os.pwrite(file.fileno(), bytes([byte[0] ^ 4]), at)
+
+
+def test_inspect_shows_processes_slots_and_holders(store_dir, capsys):
+    lines = said(capsys, "inspect", "--store-dir", store_dir)
+    assert lines[0].startswith("run run-1: 2 processes, ")
+    assert lines[0].endswith(", layout 0123abcd")
+    assert lines[2].startswith("0 nobody pp0.dp0.tp0.cp0.ep0 3 2 to 3, epoch 0 1 to 3 ")
+    assert lines[3].startswith("1 nobody pp0.dp1.tp0.cp0.ep0 3 2 to 3, epoch 0 1 to 3 ")
+    assert lines[5:] == [
+        "pp0.dp0.tp0.cp0.ep0 2 to 3, epoch 0 0 2 50 bytes p0 (own), p1 ok",
+        "pp0.dp0.tp0.cp0.ep0 2 to 3, epoch 0 1 3 50 bytes p0 (own) ok",
+        "pp0.dp1.tp0.cp0.ep0 2 to 3, epoch 0 0 2 50 bytes p0, p1 (own) ok",
+        "pp0.dp1.tp0.cp0.ep0 2 to 3, epoch 0 1 3 50 bytes p1 (own) ok",
+    ]
+
+
+def test_inspect_tells_programs_everything(store_dir, capsys):
+    document = json.loads("".join(said(capsys, "inspect", "--json", "--store-dir", store_dir)))
+    (run,) = document["runs"]
+    assert (run["run_id"], run["fingerprint"], run["format_version"]) == ("run-1", "0123abcd", 1)
+    first = run["processes"][0]
+    assert first["locked_by"] is None
+    assert first["bytes"] > 4 * 4 * 200
+    assert first["journal"]["ledger"] == [1, 3]
+    assert first["journal"]["losses"] == 3
+    assert first["journal"]["state"] == {
+        "era": 0,
+        "epoch": 0,
+        "committed": 3,
+        "persisted": {"start": 2, "size": 2, "epoch": 0},
+        "rank": str(FIRST),
+    }
+    held, own = first["rings"]
+    assert (held["role"], held["owner"]) == ("held", str(SECOND))
+    assert (own["role"], own["owner"], own["capacity"]) == ("own", str(FIRST), 4)
+    assert [slot["step"] for slot in own["slots"]] == [2, 3]
+    for slot in own["slots"]:
+        data = Path(own["path"]).read_bytes()[slot["file_offset"] :]
+        assert data.startswith(f"{FIRST} {slot['step']};".encode())
+        assert slot["parts"][1]["file_offset"] == slot["file_offset"] + 32
+        assert slot["damaged"] == []
+
+
+@pytest.mark.parametrize(("part", "name"), [(0, "head"), (1, EXTRAS)])
+def test_inspect_names_the_part_whose_byte_was_flipped(store_dir, capsys, part, name):
+    arguments = ("inspect", "--store-dir", store_dir)
+    document = json.loads("".join(said(capsys, *arguments, "--json")))
+    ring = document["runs"][0]["processes"][1]["rings"][0]
+    place = ring["slots"][0]["parts"][part]
+    flip(Path(ring["path"]), place["file_offset"] + place["bytes"] - 1)
+    document = json.loads("".join(said(capsys, *arguments, "--json")))
+    assert document["runs"][0]["processes"][1]["rings"][0]["slots"][0]["damaged"] == [name]
+    lines = said(capsys, *arguments)
+    assert lines[5].endswith(f"p0 (own), p1 p1: {name} damaged")
+    assert all(line.endswith(" ok") for line in lines[6:])
+
+
+def test_inspect_tells_of_files_that_it_cannot_read(store_dir, capsys):
+    folder = store_dir / "run-1" / "process-0"
+    for name in ("journal", f"own-{FIRST}.ring"):
+        flip(folder / name, 40)
+    (store_dir / "run-1" / "process-1" / "journal").unlink()
+    lines = said(capsys, "inspect", "--store-dir", store_dir)
+    assert lines[2].startswith("0 nobody - - - - ")
+    assert lines[3].startswith("1 nobody - - - - ")
+    assert lines[-2:] == [
+        f"{folder}/journal has a damaged header",
+        f"{folder}/own-{FIRST}.ring has a damaged header",
+    ]
+
+
+def test_inspect_looks_at_a_store_in_use_and_changes_nothing(store_dir, capsys):
+    files = [path for path in store_dir.rglob("*") if path.is_file() and path.name != "lock"]
+    with opened(store_dir, 0) as store:
+        store.open_ring(RingRole.OWN, FIRST).invalidate(3)
+        before = {path: path.read_bytes() for path in files}
+        lines = said(capsys, "inspect", "--store-dir", store_dir)
+        assert lines[2].startswith(f"0 pid {os.getpid()} ")
+        assert {path: path.read_bytes() for path in files} == before
+    assert len(lines) == 8
+
+
+@pytest.mark.parametrize("command", ["inspect", "clean"])
+def test_where_nothing_is_there_is_nothing_to_do(tmp_path, capsys, command):
+    (tmp_path / "something else").mkdir()
+    for folder in (tmp_path, tmp_path / "missing"):
+        assert said(capsys, command, "--store-dir", folder) == [f"nothing in {folder}"]
+    assert [path.name for path in tmp_path.iterdir()] == ["something else"]
+
+
+@pytest.mark.parametrize("command", ["inspect", "clean"])
+def test_a_store_directory_that_is_a_file_is_refused(tmp_path, capsys, command):
+    (tmp_path / "file").write_text("")
+    assert main([command, "--store-dir", str(tmp_path / "file")]) == 2
+    assert "can't read" in capsys.readouterr().err
+
+
+def test_clean_removes_what_was_left_and_says_so(store_dir, capsys):
+    folder = store_dir / "run-1"
+    lines = said(capsys, "clean", "--store-dir", store_dir)
+    assert [line.split(":")[0] for line in lines] == [
+        f"removed {folder}/process-0",
+        f"removed {folder}/process-1",
+    ]
+    assert all("kB" in line for line in lines)
+    assert list(store_dir.iterdir()) == []
+
+
+def test_clean_removes_the_run_that_it_is_told_only(store_dir, capsys):
+    opened(store_dir, 0, "run-2").close()
+    assert said(capsys, "clean", "--store-dir", store_dir, "--run-id", "run-3") == [
+        f"nothing of run run-3 in {store_dir}"
+    ]
+    said(capsys, "clean", "--store-dir", store_dir, "--run-id", "run-2")
+    assert [path.name for path in store_dir.iterdir()] == ["run-1"]
+
+
+def test_clean_refuses_what_is_in_use(store_dir, capsys):
+    with opened(store_dir, 1):
+        assert main(["clean", "--store-dir", str(store_dir)]) == 2
+        captured = capsys.readouterr()
+        assert captured.out.split(":")[0] == f"removed {store_dir}/run-1/process-0"
+        assert f"process-1 is in use by process {os.getpid()} of " in captured.err
+    assert [path.name for path in (store_dir / "run-1").iterdir()] == ["process-1"]
+    with opened(store_dir, 1) as store:
+        assert store.open_ring(RingRole.OWN, SECOND) is not None
+
+
+def test_each_user_has_a_store_directory_in_shared_memory():
+    assert default_store_dir() == Path(f"/dev/shm/moevement-{os.geteuid()}")

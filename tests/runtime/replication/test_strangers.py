@@ -1,0 +1,279 @@
+"""Who does not belong to the job gets nothing written, nothing allocated and nothing answered."""
+
+import contextlib
+import errno
+import json
+import logging
+import pickle
+import socket
+import struct
+import time
+import tracemalloc
+from datetime import timedelta
+
+import pytest
+import xxhash
+
+from megatron_moevement.policy.ranks import LogicalRank
+from megatron_moevement.runtime.replication import server as server_module
+from megatron_moevement.runtime.replication.handshake import Session, call
+from megatron_moevement.runtime.replication.sender import FetchError, SilentPeerError
+from megatron_moevement.runtime.replication.server import ReplicaServer
+from megatron_moevement.runtime.replication.slot_messages import slot_document
+from megatron_moevement.runtime.replication.wire import Channel, Deadline, Kind
+from megatron_moevement.runtime.slots.slot_record import SlotRecord
+
+from .conftest import DEADLINE, SHAPE, TOKEN, capture
+
+HEADER = struct.Struct("<4sBBIQQ")
+
+
+def header(kind=Kind.HELLO, length=0, payload=0, generation=5, *, magic=b"MOEV", version=1):
+    return HEADER.pack(magic, version, kind, length, payload, generation) + bytes(8)
+
+
+def message(kind, document, **changes):
+    text = document if isinstance(document, bytes) else json.dumps(document).encode()
+    start = header(kind, len(text), **changes)[: HEADER.size]
+    return start + struct.pack("<Q", xxhash.xxh3_64_intdigest(start + text)) + text
+
+
+HELLO = {"process": 1, "challenge": "00" * 32}
+STRANGE = {
+    "nothing": b"",
+    "http": b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n" + b"x" * 100,
+    "a pickle": pickle.dumps({"process": 1}) * 10,
+    "half a header": header()[:10],
+    "another version": message(Kind.HELLO, HELLO, version=2),
+    "a huge document": header(length=2**32 - 1),
+    "a document that is too long before the proof": header(length=1025) + b" " * 1025,
+    "no kind": header(kind=99),
+    "a damaged document": message(Kind.HELLO, HELLO)[:-1] + b" ",
+    "no JSON": message(Kind.HELLO, b"{"),
+    "no UTF-8": message(Kind.HELLO, b'{"\xff": 1}'),
+    "a deep document": message(Kind.HELLO, b"[" * 1000),
+    "a list": message(Kind.HELLO, b"[]"),
+    "no process": message(Kind.HELLO, {"challenge": "00" * 32}),
+    "a process that is no number": message(Kind.HELLO, HELLO | {"process": True}),
+    "a process that is too large": message(Kind.HELLO, HELLO | {"process": 2**70}),
+    "no challenge": message(Kind.HELLO, {"process": 1}),
+    "a short challenge": message(Kind.HELLO, HELLO | {"challenge": "00"}),
+    "a challenge that is no text": message(Kind.HELLO, HELLO | {"challenge": 3}),
+    "a payload before the proof": message(Kind.HELLO, HELLO, payload=2**62),
+    "a slot before the proof": message(Kind.SLOT, {}, payload=100) + bytes(100),
+    "a wrong proof": message(Kind.HELLO, HELLO) + message(Kind.PROOF, {"proof": "0" * 64}),
+    "a proof that is no text": message(Kind.HELLO, HELLO) + message(Kind.PROOF, {"proof": 1}),
+    "a proof of strange text": message(Kind.HELLO, HELLO)
+    + message(Kind.PROOF, {"proof": "\ud800"}),
+    "no proof": message(Kind.HELLO, HELLO) + message(Kind.FETCH, {}),
+}
+
+
+@contextlib.contextmanager
+def hang_ups_allowed():
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ECONNRESET, errno.EPIPE, errno.ENOTCONN):
+            raise
+
+
+def said_to(address, data):
+    """Returns what a server answers to bytes, until it hangs up."""
+    with socket.create_connection(address, timeout=10) as connection:
+        answer = b""
+        with hang_ups_allowed():
+            connection.sendall(data)
+            connection.shutdown(socket.SHUT_WR)
+            while piece := connection.recv(65536):
+                answer += piece
+        return answer
+
+
+def await_log(caplog, words):
+    limit = time.monotonic() + 10
+    while words not in caplog.text and time.monotonic() < limit:
+        time.sleep(0.01)
+    assert words in caplog.text
+
+
+@pytest.mark.parametrize("data", STRANGE.values(), ids=STRANGE)
+def test_a_stranger_is_hung_up_on_and_the_server_goes_on(job, caplog, data):
+    caplog.set_level(logging.INFO)
+    owner, holder = job(2)
+    answer = said_to(holder.server.address, data)
+    assert answer == b"" or HEADER.unpack_from(answer)[2] == Kind.CHALLENGE
+    assert b"record" not in answer
+    await_log(caplog, "replication: connection of 127.0.0.1:")
+    record = capture(owner.ring, 3)
+    with owner.sender(holder) as sender:
+        assert (
+            sender.send(owner.owner, record, owner.ring.payload(record), (1,))[1].result() is None
+        )
+    assert len(holder.arrived) == 1
+    assert holder.held[0].records() == (record,)
+
+
+def test_announced_lengths_allocate_nothing(job):
+    (process,) = job(1)
+    tracemalloc.start()
+    try:
+        for data in (header(length=2**32 - 1), header(payload=2**64 - 1), header(length=1025)):
+            said_to(process.server.address, data)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < 2**20
+
+
+def test_who_has_another_token_is_refused_on_both_sides(job):
+    owner, holder = job(2)
+    record = capture(owner.ring, 3)
+    with owner.sender(holder, token=b"the secret of another") as sender:
+        outcome = sender.send(owner.owner, record, owner.ring.payload(record), (1,))[1]
+        assert isinstance(outcome.exception(), SilentPeerError)
+        assert sender.silent == {1: "the peer does not know the job's token"}
+        into = memoryview(bytearray(SHAPE.buffer_bytes))
+        with pytest.raises(FetchError, match="does not know the job's token"):
+            sender.fetch(1, owner.owner, record.window, record.slot, into)
+    assert holder.held[0].records() == ()
+
+
+def test_a_caller_that_skips_its_own_check_is_found_out_by_the_server(job, caplog):
+    (process,) = job(1)
+    with socket.create_connection(process.server.address, timeout=10) as connection:
+        connection.sendall(message(Kind.HELLO, HELLO))
+        connection.recv(65536)
+        connection.sendall(message(Kind.PROOF, {"proof": "ab" * 32}))
+        assert connection.recv(65536) == b""
+    await_log(caplog, "the peer does not know the job's token")
+
+
+def test_what_was_overheard_opens_no_second_connection(job):
+    owner, holder = job(2)
+    heard = bytearray()
+
+    class Overheard(Channel):
+        def send(self, kind, generation, document, payload, deadline):
+            heard.extend(message(kind, document, generation=generation))
+            super().send(kind, generation, document, payload, deadline)
+
+    with Overheard(socket.create_connection(holder.server.address)) as channel:
+        call(channel, owner.me, 1, Deadline(DEADLINE))
+    answer = said_to(holder.server.address, bytes(heard))
+    kinds = []
+    while answer:
+        _, _, kind, length, _, _ = HEADER.unpack_from(answer)
+        kinds.append(kind)
+        answer = answer[HEADER.size + 8 + length :]
+    assert kinds == [Kind.CHALLENGE]
+
+
+@pytest.mark.parametrize("generation", [4, 6])
+def test_another_generation_is_refused_with_the_reason(job, generation):
+    owner, holder = job(2)
+    record = capture(owner.ring, 3)
+    with owner.sender(holder, generation=generation) as sender:
+        outcome = sender.send(owner.owner, record, owner.ring.payload(record), (1,))[1]
+        assert isinstance(outcome.exception(), SilentPeerError)
+        assert sender.silent == {1: f"a caller of generation {generation} in generation 5"}
+    assert holder.held[0].records() == ()
+
+
+def test_a_peer_that_lives_on_in_the_next_generation_is_reached_there(job):
+    owner, holder = job(2)
+    record = capture(owner.ring, 3)
+    me = Session(TOKEN, 1, 6)
+    with (
+        ReplicaServer("127.0.0.1", me, holder.slots, deadline=DEADLINE) as server,
+        owner.sender(holder, generation=6) as sender,
+    ):
+        payload = owner.ring.payload(record)
+        assert sender.send(owner.owner, record, payload, (1,))[1].exception() is not None
+        sender.set_address(1, server.address)
+        assert sender.send(owner.owner, record, payload, (1,))[1].result() is None
+
+
+def test_a_process_that_answers_for_another_is_refused(job):
+    owner, holder, _ = job(3)
+    record = capture(owner.ring, 3)
+    with owner.sender() as sender:
+        sender.set_address(2, holder.server.address)
+        sender.send(owner.owner, record, owner.ring.payload(record), (2,))[2].exception()
+        assert sender.silent == {2: "process 1 answers for process 2"}
+    assert holder.held[0].records() == ()
+
+
+PEER_ERRORS = {
+    "another generation": lambda good: message(Kind.SLOT, good, payload=3000, generation=4),
+    "no request": lambda good: message(Kind.WELCOME, good),
+    "no owner": lambda good: message(Kind.SLOT, good | {"owner": "me"}, payload=3000),
+    "no record": lambda good: message(Kind.SLOT, good | {"record": {}}, payload=3000),
+    "less than it says": lambda good: message(Kind.SLOT, good, payload=2999),
+    "more than it says": lambda good: message(Kind.SLOT, good, payload=3001),
+    "a fetch with a payload": lambda good: message(Kind.FETCH, good, payload=3000),
+    "a fetch of nothing": lambda good: message(Kind.FETCH, {"owner": good["owner"]}),
+    "a fetch of text": lambda good: message(
+        Kind.FETCH, {"owner": good["owner"], "window": ["0", "3", "0"], "slot": "0"}
+    ),
+}
+
+
+@pytest.mark.parametrize("data", PEER_ERRORS.values(), ids=PEER_ERRORS)
+def test_a_peer_that_breaks_the_protocol_is_hung_up_on(job, caplog, data):
+    owner, holder = job(2)
+    good = slot_document(owner.owner, capture(owner.ring, 3))
+    with Channel(socket.create_connection(holder.server.address, timeout=10)) as channel:
+        call(channel, owner.me, 1, Deadline(DEADLINE))
+        channel._socket.sendall(data(good))
+        assert channel._socket.recv(100) == b""
+    await_log(caplog, "connection of process 0 at 127.0.0.1:")
+    assert holder.held[0].records() == ()
+
+
+def test_a_slot_of_more_parts_than_the_ring_takes_is_refused(job):
+    owner, holder = job(2)
+    record = capture(owner.ring, 3)
+    parts = tuple(
+        part.of(f"{part.name}{'x' * 60}{number}", 0, owner.ring.payload(record)[:1])
+        for number in range(5)
+        for part in record.parts
+    )
+    large = SlotRecord(0, record.window, record.slot, 3, record.payload_bytes, parts)
+    with owner.sender(holder) as sender:
+        sender.send(owner.owner, large, owner.ring.payload(record), (1,))[1].exception()
+        assert "has no room for slots of" in sender.silent[1]
+
+
+def test_who_says_nothing_does_not_stay(job, monkeypatch, caplog):
+    monkeypatch.setattr(server_module, "_HANDSHAKE_TIME", timedelta(milliseconds=100))
+    caplog.set_level(logging.INFO)
+    (process,) = job(1)
+    with socket.create_connection(process.server.address, timeout=10) as connection:
+        assert connection.recv(1) == b""
+
+
+def test_too_many_connections_are_turned_away(job, caplog):
+    (process,) = job(1)
+    with ReplicaServer(
+        "127.0.0.1", process.me, process.slots, deadline=DEADLINE, max_connections=2
+    ) as server:
+        silent = [socket.create_connection(server.address, timeout=10) for _ in range(3)]
+        assert silent[2].recv(1) == b""
+        await_log(caplog, "too many connections")
+        for connection in silent:
+            connection.close()
+
+
+def test_a_token_that_can_be_guessed_is_refused():
+    with pytest.raises(ValueError, match="less than 16 bytes"):
+        Session(b"short", 0, 0)
+    assert TOKEN.decode() not in repr(Session(TOKEN, 0, 0))
+
+
+def test_an_owner_that_nobody_knows_is_not_found(job):
+    (process,) = job(1)
+    record = capture(process.ring, 3)
+    into = memoryview(bytearray(SHAPE.buffer_bytes))
+    with process.sender(process) as sender, pytest.raises(FetchError, match="does not hold"):
+        sender.fetch(0, LogicalRank(cp=7), record.window, record.slot, into)
