@@ -23,11 +23,11 @@ from megatron_direct import ITERS, LR, MICRO_BATCH, MICRO_BATCHES, SEQ, Direct  
 from megatron_moevement.integrations.megatron.process_groups import leave_job  # noqa: E402
 from megatron_moevement.runtime.progress import START  # noqa: E402
 from megatron_moevement.settings.launch import Launch  # noqa: E402
+from megatron_moevement.strategies.strategy import Off  # noqa: E402
 from megatron_moevement.training.arguments import parse  # noqa: E402
 from megatron_moevement.training.data.batches import MicroBatches  # noqa: E402
 from megatron_moevement.training.job import build_job  # noqa: E402
 from megatron_moevement.training.loop import TrainingLoop, open_reporter  # noqa: E402
-from megatron_moevement.strategies.strategy import Off  # noqa: E402
 from megatron_moevement.training.steps import build_datasets, open_steps  # noqa: E402
 from megatron_moevement.training.stop_request import StopSources  # noqa: E402
 
