@@ -27,6 +27,8 @@ CREATING_SUFFIX = ".creating"
 """Ends the name of a file that is not whole yet; one that a kill left behind is nobody's."""
 
 _MAGIC_BYTES = 8
+_MOUNTS = Path("/proc/self/mounts")
+_MEMORY = Path("/proc/meminfo")
 _LENGTH = struct.Struct("<I")
 _CHECKSUM = struct.Struct("<Q")
 
@@ -87,6 +89,9 @@ class MappedFile:
         """
         document = {**header, "identity": identity.document(), "total_bytes": total_bytes}
         page = _header_page(magic, document)
+        left_bytes = free_bytes(path.parent)
+        if total_bytes > left_bytes:
+            raise out_of_space(path, total_bytes, left_bytes)
         temporary = path.with_name(path.name + CREATING_SUFFIX)
         try:
             with contextlib.suppress(FileNotFoundError):
@@ -204,9 +209,28 @@ def _read_header(page: bytes, magic: bytes, path: Path) -> dict[str, Any]:
 
 
 def free_bytes(folder: Path) -> int:
-    """Returns how many bytes a file system has left for this user."""
+    """Returns how many bytes a file system has left for this user.
+
+    One in memory may promise more than the machine has: reserving that would make the kernel kill
+    processes.
+    """
     status = os.statvfs(folder)
-    return status.f_bavail * status.f_frsize
+    left = status.f_bavail * status.f_frsize
+    return min(left, _available_memory_bytes()) if _is_in_memory(folder) else left
+
+
+def _is_in_memory(folder: Path) -> bool:
+    device = folder.stat().st_dev
+    return any(
+        Path(mount).is_mount() and Path(mount).stat().st_dev == device
+        for _, mount, kind, *_ in map(str.split, _MOUNTS.read_text().splitlines())
+        if kind in {"tmpfs", "ramfs"}
+    )
+
+
+def _available_memory_bytes() -> int:
+    lines = dict(line.split(":", 1) for line in _MEMORY.read_text().splitlines())
+    return int(lines["MemAvailable"].removesuffix("kB")) * 1024
 
 
 def _refusal(error: OSError, path: Path, total_bytes: int) -> UserError:
