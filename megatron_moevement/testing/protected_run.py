@@ -1,0 +1,108 @@
+"""Runs that sparse snapshots protect: what is trained, and what a recovery must have done."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from megatron_moevement.runtime.events import EventName, EventRecord, read_events
+from megatron_moevement.testing.combinations import Combination
+from megatron_moevement.testing.fork_server import ForkServer
+from megatron_moevement.testing.interruption import Program, Run
+from megatron_moevement.testing.random_text import data_flags
+
+PROGRAM = Path(__file__).parents[2] / "pretrain_moe.py"
+_ALWAYS = ("--num-workers=1", "--moevement-no-progress-bar")
+_STEPS_TO_DIE_IN = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """What is trained, and in how many sparse snapshots it is protected."""
+
+    combination: Combination
+    window: int
+
+    @classmethod
+    def of(cls, text: str, window: int) -> Case:
+        """Reads the levels of a combination by name; the others are those that come first."""
+        return cls(Combination.of(text), window)
+
+    @property
+    def protected_from(self) -> int:
+        """A step whose commit means that a window is persisted: the ring has no more room."""
+        return 2 * self.window + 1
+
+    @property
+    def train_iters(self) -> int:
+        """Steps of a run: enough to die twice after a window was persisted."""
+        return self.protected_from + _STEPS_TO_DIE_IN
+
+    @property
+    def name(self) -> str:
+        """A name for a test."""
+        return f"w{self.window}-{self.combination.name}"
+
+    def program(self, server: ForkServer, data: Path, *flags: str) -> Program:
+        """Returns the training program of the case; nothing protects it.
+
+        Args:
+            server: forks its ranks.
+            data: prefix of prepared text.
+            flags: more of them; they win.
+        """
+        return Program(
+            server,
+            PROGRAM,
+            self.combination.world_size,
+            self.train_iters,
+            (*self.combination.flags, *_ALWAYS, *data_flags(data), *flags),
+        )
+
+    def protected_program(self, server: ForkServer, data: Path, *flags: str) -> Program:
+        """Returns the training program of the case, protected by sparse snapshots."""
+        protection = ("--moevement-strategy=moevement", f"--moevement-window={self.window}")
+        return self.program(server, data, *protection, *flags)
+
+
+def plans_of(run: Run) -> list[dict[str, Any]]:
+    """Returns the plans of a run's recoveries, as rank 0 recorded them."""
+    return [dict(event.fields) for event in _events_of(run, EventName.PLAN, 0)]
+
+
+def check_replays(run: Run, case: Case, launches: int) -> None:
+    """Checks that launches went on from memory, by replays of at least W - 1 steps.
+
+    Every rank replayed every step from the window to the target, with frozen operators until the
+    window was converted, and each step proved to be what the ledger says.
+
+    Args:
+        run: is over.
+        case: what it trained.
+        launches: that found something in memory, and nothing else.
+
+    Raises:
+        AssertionError: it did not.
+    """
+    plans = plans_of(run)
+    assert [plan["verdict"] for plan in plans] == ["GLOBAL"] * launches
+    for rank in range(case.combination.world_size):
+        replays = iter(_events_of(run, EventName.REPLAY, rank))
+        for plan in plans:
+            start, target = plan["window"], plan["target"]
+            assert target - start >= case.window - 1
+            for step in range(start + 1, target + 1):
+                replay = next(replays)
+                assert replay.iteration == step
+                assert replay.fields["replay_verified"]
+                assert (replay.fields["frozen"] > 0) == (step < start + case.window)
+        assert next(replays, None) is None
+
+
+def _events_of(run: Run, name: EventName, rank: int) -> list[EventRecord]:
+    return [
+        event
+        for event in read_events(run.events)
+        if (event.event, event.logical_rank) == (name, rank)
+    ]

@@ -1,0 +1,29 @@
+"""What the tests of strategies share: a text to train on, and runs that nobody interrupts."""
+
+import functools
+import shutil
+
+import pytest
+
+from megatron_moevement.testing.interruption import Run
+from megatron_moevement.testing.random_text import prepare_random_text
+
+
+@pytest.fixture(scope="session")
+def text(tmp_path_factory):
+    """Returns the prefix of random text: no two samples of it are the same."""
+    return prepare_random_text(tmp_path_factory.mktemp("text"))
+
+
+@pytest.fixture(scope="session")
+def uninterrupted(megatron_fork_server, text, tmp_path_factory):
+    """Returns the digest of a case that nothing protects and nobody interrupts."""
+
+    @functools.cache
+    def digest(case):
+        folder = tmp_path_factory.mktemp("uninterrupted")
+        result = Run(case.program(megatron_fork_server, text), folder).finish()
+        shutil.rmtree(folder)
+        return result
+
+    return digest
