@@ -235,6 +235,24 @@ def test_with_all_operators_active_again_a_step_is_an_ordinary_one(megatron_fork
         assert same
 
 
+def freeze_on_one_rank(flags):
+    """Repeats a step where each rank is told of its own operators only, and one has no frozen."""
+    with frozen_step(TINY, flags) as step:
+        expected = step.run(frozenset(step.operators()))
+        frozen = {one for one in step.freezing.operators if (one.expert or 0) > 2}
+        active = step.freezing.operators - frozen
+        found = [compare(step, expected, active)[0] for _ in range(3)]
+        return [len(frozen), found]
+
+
+@pytest.mark.parametrize("name", ["ep2", "ep2-overlapped"])
+def test_a_rank_may_have_nothing_to_freeze_where_another_has(megatron_fork_server, name):
+    flags = [EP2, "--bf16", *(OVERLAPPED if name == "ep2-overlapped" else ())]
+    flags += ["--ddp-bucket-size=5000"] if name == "ep2-overlapped" else []
+    job = megatron_fork_server.run(freeze_on_one_rank, world_size=2, args=[flags])
+    assert job.check().values == ([0, [{}] * 3], [2, [{}] * 3])
+
+
 def overflow(flags):
     """Replays a step that overflowed; returns the scales before and after, and what differs."""
     with frozen_step(TINY, flags) as step:

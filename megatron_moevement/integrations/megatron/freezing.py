@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from megatron.core.distributed import DistributedDataParallel
 from megatron.core.utils import unwrap_model
 
@@ -37,7 +38,9 @@ class Freezing:
         self._parameters: dict[OperatorId, list[torch.nn.Parameter]] = {}
         self._together: list[list[torch.nn.Parameter]] = []
         self._embeddings: list[torch.nn.Module] = []
-        for chunk in unwrap_model(self._chunks):
+        chunks = unwrap_model(self._chunks)
+        self._model: Any = chunks[0]
+        for chunk in chunks:
             for _, tensor, operator in operator_of_parameters(chunk):
                 own = self._parameters.setdefault(operator, [])
                 if isinstance(tensor, torch.nn.Parameter):
@@ -46,6 +49,7 @@ class Freezing:
             if chunk.pre_process:
                 self._embeddings.append(chunk.embedding)
         self._frozen: frozenset[OperatorId] = frozenset()
+        self._replays = False
         self._replaying = contextlib.ExitStack()
         self._graph = contextlib.ExitStack()
 
@@ -62,13 +66,13 @@ class Freezing:
     def set_active(self, active: frozenset[OperatorId]) -> None:
         """Trains these operators from the next step on and no others; with all, training as usual.
 
-        Between two steps only. It makes collectives within the stage when the distributed
-        optimizer's gathers are overlapped. Tied operators must be given together.
+        Between two steps only, and on all ranks of the stage: it makes collectives within it. Tied
+        operators must be given together.
 
         Args:
             active: operators to train; those that lie on other ranks are passed over.
         """
-        before, frozen = self._frozen, self.operators - active
+        frozen = self.operators - active
         self._frozen = frozen
         self._graph.close()
         for operator, parameters in self._parameters.items():
@@ -82,11 +86,20 @@ class Freezing:
         self._optimizer.freeze(left_alone)
         if frozen:
             self._graph.enter_context(self._graph_from_embedding())
-        if frozen and not before:
+        # A rank without anything frozen must reduce and gather in the order of those that have.
+        anywhere = self._is_any_rank_frozen()
+        if anywhere and not self._replays:
             self._replaying.enter_context(_no_overlap(self._chunks))
             self._replaying.enter_context(self._own_finalization())
-        if before and not frozen:
+        if self._replays and not anywhere:
             self._replaying.close()
+        self._replays = anywhere
+
+    def _is_any_rank_frozen(self) -> bool:
+        """Returns whether a rank of the stage has frozen operators; a collective within it."""
+        frozen = torch.tensor(len(self._frozen), device=next(self._chunks[0].parameters()).device)
+        dist.all_reduce(frozen, op=dist.ReduceOp.MAX, group=self._model.pg_collection.tp_dp_cp)
+        return bool(frozen.item())
 
     @contextlib.contextmanager
     def _own_finalization(self) -> Iterator[None]:
