@@ -102,18 +102,19 @@ def sent_over(owner, holder, record, deadline=DEADLINE, **trouble):
 def test_a_transfer_that_is_cut_anywhere_leaves_no_slot_or_a_whole_one(job):
     owner, holder = job(2)
     draw = random.Random(3)
-    older = capture(owner.ring, 2)
+    older, replaced = capture(owner.ring, 2), capture(owner.ring, 3)
     with owner.sender(holder) as sender:
-        sender.send(owner.owner, older, owner.ring.payload(older), (1,))[1].result()
-    record = capture(owner.ring, 3)
+        for each in (older, replaced):
+            sender.send(owner.owner, each, owner.ring.payload(each), (1,))[1].result()
+    record = capture(owner.ring, 3 + SHAPE.capacity)
     for cut_at in sorted(draw.randrange(4000) for _ in range(25)):
         failure, reason = sent_over(owner, holder, record, cut_at=cut_at)
         assert isinstance(failure, SilentPeerError) == (reason is not None)
-        held = holder.held[0].record(3)
-        assert held in (None, record)
-        assert held is None or holder.held[0].damaged_parts(record) == ()
-        assert failure is not None or held == record
-        assert holder.held[0].record(2) == older
+        *_, newest = records = holder.held[0].records()
+        assert records[0] == older
+        assert newest in (older, replaced, record)
+        assert [holder.held[0].damaged_parts(each) for each in records] == [()] * len(records)
+        assert failure is not None or newest == record
 
 
 def test_a_byte_that_changes_on_the_way_is_never_held(job):

@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import random
+import resource
 import signal
 import stat
 import subprocess
@@ -62,6 +63,13 @@ def test_a_slot_without_a_descriptor_is_not_held(ring):
     assert reopened(ring).records() == ()
 
 
+def test_a_descriptor_counts_in_its_own_place_only(ring):
+    fill(ring, 3, byte=3)
+    fill(ring, 4, byte=3)
+    ring._descriptor(1)[:] = bytes(ring._descriptor(0))
+    assert [record.step for record in ring.records()] == [3]
+
+
 def test_a_buffer_is_memory_that_tensors_and_arrays_share(ring):
     tensor = torch.frombuffer(ring.buffer(1), dtype=torch.float32)
     tensor[:] = torch.arange(50.0)
@@ -99,6 +107,25 @@ def test_a_file_system_that_is_too_full_refuses_the_ring_with_the_numbers(shared
             buffer_bytes=too_much,
             max_parts=1,
         )
+    assert list(shared_memory.iterdir()) == []
+
+
+def test_a_file_system_that_fills_up_meanwhile_refuses_the_ring_too(shared_memory):
+    """The limit on file sizes makes the reservation fail, as a full file system would."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8 * PAGE_BYTES, limits[1]))
+    try:
+        with pytest.raises(UserError, match=r"needs \d+ bytes and its file system has \d+ left"):
+            RingFile.create(
+                shared_memory / "own.ring",
+                IDENTITY,
+                OWNER,
+                capacity=10,
+                buffer_bytes=PAGE_BYTES,
+                max_parts=1,
+            )
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert list(shared_memory.iterdir()) == []
 
 
