@@ -72,6 +72,17 @@ class Backend(abc.ABC):
         """Returns a stream of its own for copies to the host; one thread uses it."""
 
     @abc.abstractmethod
+    def pin(self, memory: torch.Tensor) -> None:
+        """Makes host memory a target of asynchronous copies, until the process ends.
+
+        Args:
+            memory: bytes that begin on a page.
+
+        Raises:
+            UserError: the system does not let so much memory be locked.
+        """
+
+    @abc.abstractmethod
     def peak_memory_bytes(self) -> int:
         """Returns the most memory this process has held: device memory, on the CPU resident."""
 

@@ -195,6 +195,9 @@ class CpuBackend(Backend):
         """Returns a stream that copies at once, on the thread that asks for it."""
         return HostCopyStream()
 
+    def pin(self, memory: torch.Tensor) -> None:
+        """Does nothing: copies within memory need no locked pages."""
+
     def peak_memory_bytes(self) -> int:
         """Returns the peak resident memory of the process."""
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -56,6 +56,15 @@ class CudaBackend(Backend):
         """Returns a side stream of the current GPU."""
         return CudaCopyStream()
 
+    def pin(self, memory: torch.Tensor) -> None:
+        """Registers host memory with CUDA."""
+        result = torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)
+        if int(result) != 0:
+            raise UserError(
+                f"CUDA can't lock {memory.nbytes} bytes of host memory ({result}); raise the limit "
+                "of locked memory (ulimit -l), or lower --moevement-window"
+            )
+
     def peak_memory_bytes(self) -> int:
         """Returns the peak of the caching allocator on the current GPU."""
         return int(torch.cuda.max_memory_allocated())

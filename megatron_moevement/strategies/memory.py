@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import secrets
+from collections.abc import Callable
 from datetime import timedelta
 
 import torch
@@ -43,6 +44,8 @@ class JobMemory:
         store: StoreDirectory,
         interface: str,
         device: torch.device,
+        *,
+        pin: Callable[[torch.Tensor], None],
     ) -> None:
         """Takes over the store; closes it at the end.
 
@@ -52,16 +55,19 @@ class JobMemory:
             store: its files, locked.
             interface: where copies are received.
             device: where collectives keep their tensors.
+            pin: makes host memory a target of asynchronous copies.
         """
         self.plan = plan
         self.host = host
         self.store = store
         self._interface = interface
         self._device = device
+        self._pin = pin
         self._own_ring: RingFile | None = None
         self._journal: Journal | None = None
         self._server: ReplicaServer | None = None
         self._copies: Copies | None = None
+        self._release = store.close
 
     @property
     def own_ring(self) -> RingFile:
@@ -115,6 +121,8 @@ class JobMemory:
         rings = self.plan.rings
         self._journal = self.store.journal(self.plan.journal)
         self._own_ring = self.store.ring(RingRole.OWN, self.host.rank, rings[self.host.rank])
+        for step in range(self._own_ring.capacity):
+            self._pin(torch.frombuffer(self._own_ring.buffer(step), dtype=torch.uint8))
         slots = StoredSlots(self._own_ring)
         for owner in self.plan.kept_for(self.host.process):
             slots.keep(self.store.ring(RingRole.HELD, owner, rings[owner]))
@@ -129,13 +137,14 @@ class JobMemory:
         """Returns the schedule of a job whose windows begin at a step."""
         return dataclasses.replace(self.plan.schedule, first_step=step, epoch=epoch)
 
-    def close(self, *, finished: bool) -> None:
-        """Ends the connections; removes the files when the job has ended well."""
+    def finish(self) -> None:
+        """Lets `close` remove the files: nobody will go on from them."""
+        self._release = self.store.remove
+
+    def close(self) -> None:
+        """Ends the connections and lets go of the files."""
         if self._copies is not None:
             self._copies.close()
         if self._server is not None:
             self._server.close()
-        if finished:
-            self.store.remove()
-        else:
-            self.store.close()
+        self._release()

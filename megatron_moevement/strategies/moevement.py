@@ -162,10 +162,14 @@ class SparseCheckpointing:
             host_bytes=self._memory.host_bytes,
         )
 
-    def close(self, *, finished: bool) -> None:
-        """Ends all threads; removes the store when the job has ended well."""
+    def finish(self) -> None:
+        """Lets `close` remove the store."""
+        self._memory.finish()
+
+    def close(self) -> None:
+        """Ends all threads and connections; the store stays unless the job has finished."""
         self._capture.close()
-        self._memory.close(finished=finished)
+        self._memory.close()
 
     def _captures(self, oldest: int, next_step: int) -> WindowCapture:
         memory, rank = self._memory, self._trained.rank

@@ -69,7 +69,14 @@ def open_sparse_checkpointing(
         store = together(open_store, trained.device)
     except AgreementError as error:
         raise UserError(error.reason) from error
-    memory = JobMemory(plan, host, store, settings.moevement_replication_interface, trained.device)
+    memory = JobMemory(
+        plan,
+        host,
+        store,
+        settings.moevement_replication_interface,
+        trained.device,
+        pin=trained.pin,
+    )
     return SparseCheckpointing(trained, live, memory, events, say)
 
 

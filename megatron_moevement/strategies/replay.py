@@ -23,6 +23,7 @@ from megatron_moevement.policy.operators import OperatorId
 from megatron_moevement.policy.schedule import Window, WindowSchedule
 from megatron_moevement.runtime.ledger import LedgerEntry
 from megatron_moevement.runtime.progress import Progress
+from megatron_moevement.runtime.replication.connection import DamagedSlotError
 from megatron_moevement.runtime.slots.ring_file import RingFile
 from megatron_moevement.runtime.slots.slot_record import EXTRAS
 from megatron_moevement.strategies.scalars import SlotScalars, same_scalars
@@ -54,7 +55,18 @@ class Slots:
         return SlotScalars.decode(bytes(payload[part.offset : part.offset + part.size_bytes]))
 
     def put_back(self, slot: int, live: LiveOperators) -> frozenset[OperatorId]:
-        """Fills the live tensors from a slot; returns the operators that are FULL in it."""
+        """Fills the live tensors from a slot; returns the operators that are FULL in it.
+
+        Raises:
+            DamagedSlotError: it does not read as it was captured.
+        """
+        record = self.ring.record(self.window.step_of(slot))
+        damaged = ("all of it",) if record is None else self.ring.damaged_parts(record)
+        if damaged:
+            raise DamagedSlotError(
+                f"slot {slot} of the window of step {self.window.start} is damaged in "
+                f"{self.ring.path}: {', '.join(damaged[:3])}; launch again to take another copy"
+            )
         buffer = torch.frombuffer(self.ring.buffer(self.window.step_of(slot)), dtype=torch.uint8)
         full = set()
         for part in self.layouts[slot].parts:

@@ -73,8 +73,11 @@ class Strategy(Protocol):
     def costs(self) -> IterationCosts:
         """Returns what the last step cost."""
 
-    def close(self, *, finished: bool) -> None:
-        """Ends all threads; removes what is left in memory when the job has ended well."""
+    def finish(self) -> None:
+        """Lets `close` remove what is kept in memory: nobody will go on from it."""
+
+    def close(self) -> None:
+        """Ends all threads; what is kept in memory stays for the next launch."""
 
 
 class Off:
@@ -108,5 +111,8 @@ class Off:
         """Costs nothing."""
         return NO_COSTS
 
-    def close(self, *, finished: bool) -> None:
+    def finish(self) -> None:
+        """Does nothing."""
+
+    def close(self) -> None:
         """Does nothing."""

@@ -37,6 +37,7 @@ class Trained:
         fingerprint: digest of every flag that decides bits.
         device: where collectives keep their tensors.
         copy_stream: makes what copies to the host run on.
+        pin: makes host memory a target of such copies.
     """
 
     chunks: Sequence[torch.nn.Module]
@@ -50,6 +51,7 @@ class Trained:
     fingerprint: str
     device: torch.device
     copy_stream: Callable[[], CopyStream]
+    pin: Callable[[torch.Tensor], None]
 
     def scalars(self, progress: Progress) -> SlotScalars:
         """Returns what belongs to the present state besides tensors."""

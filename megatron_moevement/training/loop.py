@@ -105,6 +105,11 @@ class TrainingLoop:
         self._save(self._step.progress.committed)
         if self._step.progress.committed == self._train_iters:
             self._evaluate_at_end()
+        if (
+            self._job.arguments.checkpointing.save is None
+            or self._saved == self._step.progress.committed
+        ):
+            self._strategy.finish()
         return self._step.progress
 
     def iterate(self) -> bool:

@@ -36,7 +36,7 @@ _DATA_FLAGS = (
 def open_strategy(job: Job, events: Events) -> Iterator[Strategy]:
     """Yields what protects a job; every rank calls it, once a durable checkpoint is loaded.
 
-    What it keeps in memory is removed when the block ends well, and stays when it does not.
+    What it keeps in memory stays for the next launch, unless the job finished or Ctrl-C ended it.
 
     Raises:
         UserError: there is not enough memory, or what lies there is another job's.
@@ -55,10 +55,11 @@ def open_strategy(job: Job, events: Events) -> Iterator[Strategy]:
     )
     try:
         yield strategy
-    except BaseException:
-        strategy.close(finished=False)
+    except KeyboardInterrupt:
+        strategy.finish()
         raise
-    strategy.close(finished=True)
+    finally:
+        strategy.close()
 
 
 def trained(job: Job) -> Trained:
@@ -78,6 +79,7 @@ def trained(job: Job) -> Trained:
         fingerprint=fingerprint(arguments, job.launch.world_size),
         device=job.device,
         copy_stream=job.backend.copy_stream,
+        pin=job.backend.pin,
     )
 
 
