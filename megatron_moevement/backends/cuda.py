@@ -58,7 +58,8 @@ class CudaBackend(Backend):
 
     def pin(self, memory: torch.Tensor) -> None:
         """Registers host memory with CUDA."""
-        result = torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)
+        cuda = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        result = cuda.cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)
         if int(result) != 0:
             raise UserError(
                 f"CUDA can't lock {memory.nbytes} bytes of host memory ({result}); raise the limit "
