@@ -39,7 +39,8 @@ class Observed:
     """Reduced, before clipping."""
     state: dict[OperatorId, Values]
     """After the commit and the gather."""
-    random: dict[str, Any]
+    random: tuple[Any, ...]
+    """All streams after the step."""
     scalers: tuple[Any, ...]
     flops: int
     """Of all matrix products."""
@@ -60,7 +61,7 @@ class FrozenStep:
         self._record_sent()
         self._record_tokens()
         job.optimizer.complete_parameters()
-        self._start = self._state()
+        self._start = self.state()
         self._random = random_state()
         self._scalers = job.optimizer.scalers()
 
@@ -115,8 +116,8 @@ class FrozenStep:
             statistics=statistics,
             sent=dict(self._sent),
             gradients=gradients,
-            state=self._state(),
-            random=random_state(),
+            state=self.state(),
+            random=_random_streams(),
             scalers=self.job.optimizer.scalers(),
             flops=counter.get_total_flops(),
             tokens=dict(self._tokens),
@@ -151,7 +152,8 @@ class FrozenStep:
                 ],
             )
 
-    def _state(self) -> dict[OperatorId, Values]:
+    def state(self) -> dict[OperatorId, Values]:
+        """Returns a copy of compute weights, buffers and optimizer state."""
         return {
             state.operator: {name: tensor.detach().clone() for name, tensor in tensors(state)}
             for state in operator_states(self.job.chunks, self.job.optimizer)
@@ -191,6 +193,18 @@ class FrozenStep:
         return hook
 
 
+def _random_streams() -> tuple[Any, ...]:
+    """Returns the random streams in what can be compared."""
+    state = random_state()
+    tensors = {"host": state["host"], **state["tracker"]}
+    name, words, *rest = state["numpy"]
+    return (
+        state["python"],
+        (name, words.tolist(), *rest),
+        {stream: tensor.tolist() for stream, tensor in tensors.items()},
+    )
+
+
 def _main_grad(parameter: Any) -> torch.Tensor:
     gradient: torch.Tensor = parameter.main_grad  # upstream's own attribute
     return gradient
@@ -209,6 +223,47 @@ def tensors(state: OperatorState) -> Iterator[tuple[str, torch.Tensor]]:
         for name, value in part.items():
             if isinstance(value, torch.Tensor):
                 yield name, value
+
+
+def compare_frozen(
+    step: FrozenStep, expected: Observed, active: frozenset[OperatorId]
+) -> tuple[dict[str, list[str]], Observed]:
+    """Repeats the step with only some operators active, the others with nothing but COMPUTE.
+
+    Returns:
+        What differs from the step with all active, by what it is, and under `frozen` what of a
+        frozen operator changed. And the step.
+    """
+    own = step.freezing.operators
+    trained, frozen = sorted(own & active), own - active
+    step.restore(poisoned=frozen)
+    before = step.state()
+    seen = step.run(active, expected.statistics)
+    found = {
+        "loss": [] if seen.loss == expected.loss else ["loss"],
+        "sent": differences(seen.sent, expected.sent),
+        "random": [] if seen.random == expected.random else ["random"],
+        "scalers": [] if seen.scalers == expected.scalers else ["scalers"],
+        "gradient": [
+            name
+            for one in trained
+            for name in differences(seen.gradients[one], expected.gradients[one])
+        ],
+        "state": [
+            name for one in trained for name in differences(seen.state[one], expected.state[one])
+        ],
+        "frozen": [
+            name
+            for one in sorted(frozen)
+            for name in differences(_without_bias(seen.state[one]), _without_bias(before[one]))
+        ],
+    }
+    return {what: names for what, names in found.items() if names}, seen
+
+
+def _without_bias(values: Values) -> Values:
+    """Leaves out what follows from the forward pass, whatever is trained."""
+    return {name: one for name, one in values.items() if not name.endswith("expert_bias")}
 
 
 def differences(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> list[str]:

@@ -73,41 +73,9 @@ def frozen_step(base, flags):
 
 
 def compare(step, expected, active):
-    """Repeats the step with the rest frozen; returns what differs, by what it is."""
-    from megatron_moevement.testing.frozen_step import differences  # noqa: PLC0415
+    from megatron_moevement.testing.frozen_step import compare_frozen  # noqa: PLC0415
 
-    own = step.freezing.operators
-    frozen = own - active
-    step.restore(poisoned=frozen)
-    before = step._state()
-    seen = step.run(active, expected.statistics)
-    found = {
-        "loss": [] if seen.loss == expected.loss else ["loss"],
-        "sent": differences(seen.sent, expected.sent),
-        "random": [] if repr(seen.random) == repr(expected.random) else ["random"],
-        "scalers": [] if seen.scalers == expected.scalers else ["scalers"],
-        "gradient": [
-            name
-            for one in sorted(own & active)
-            for name in differences(seen.gradients[one], expected.gradients[one])
-        ],
-        "state": [
-            name
-            for one in sorted(own & active)
-            for name in differences(seen.state[one], expected.state[one])
-        ],
-        "frozen": [
-            name
-            for one in sorted(frozen)
-            for name in differences(without_bias(seen.state[one]), without_bias(before[one]))
-        ],
-    }
-    return {what: names for what, names in found.items() if names}, seen
-
-
-def without_bias(values):
-    """Leaves out what follows from the forward pass, whatever is trained."""
-    return {name: one for name, one in values.items() if not name.endswith("expert_bias")}
+    return compare_frozen(step, expected, active)
 
 
 def freeze_at_random(base, flags, seeds):
