@@ -71,11 +71,11 @@ def plan_recovery(facts: Facts) -> Plan:
     """
     facts = _of_newest_era(facts)
     target = newest_committed(facts.processes)
+    if facts.vacant:
+        return _without_spare(facts, target)
     if target is None:
         return _without_memory(facts, "no process knows of a committed step")
     survey = _survey(facts, target)
-    if facts.vacant:
-        return _without_spare(facts, survey)
     if not survey.behind:
         return _resume(facts, survey)
     windows = _candidates(facts)
@@ -309,18 +309,22 @@ def _resume(facts: Facts, survey: Survey) -> Plan:
     )
 
 
-def _without_spare(facts: Facts, survey: Survey) -> Plan:
+def _without_spare(facts: Facts, target: int | None) -> Plan:
     """Ends the job, with everything that is left written for the next launch.
 
     Others may have ended and written before; whether it is enough is for that launch to find out.
+
+    Args:
+        facts: what all live processes published.
+        target: T; None when only spares are left that know of no committed step.
     """
     missing = ", ".join(map(str, facts.vacant[:3])) + (" ..." if len(facts.vacant) > 3 else "")
     plan = _abort(facts, f"no spare for {missing}, and there is nothing to write")
     if not any(process.holdings for process in facts.processes):
         return plan
-    for window in _candidates(facts):
+    for window in _candidates(facts) if target is not None else ():
         slots = _slots(facts, window, dict.fromkeys(range(facts.layout.pp), window.start))
-        source = _ledger_source(facts, window.start + 1, survey.target)
+        source = _ledger_source(facts, window.start + 1, plan.target)
         if slots is not None and source is not None:
             return dataclasses.replace(
                 plan,
@@ -337,8 +341,6 @@ def _without_spare(facts: Facts, survey: Survey) -> Plan:
 
 def _without_memory(facts: Facts, why: str) -> Plan:
     """Falls back to durable storage, or gives up."""
-    if facts.vacant:
-        return _abort(facts, f"{why}, and no spare for {facts.vacant[0]}")
     if facts.durable is None:
         return _abort(facts, f"{why}, and there is no durable checkpoint")
     return Plan(

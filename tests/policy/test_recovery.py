@@ -198,6 +198,41 @@ def test_abort_without_a_spare_writes_what_the_next_launch_replays_from():
     assert {each.rank for each in plan.slots} == set(PIPELINE.layout.ranks)
 
 
+def with_what_travels_with_slots(facts):
+    """Lets spares publish what the ranks sent them together with their slots."""
+    told = {
+        each.process: dataclasses.replace(
+            each, committed=13, persisted=PERSISTED, ledger=range(10, 14)
+        )
+        for each in facts.processes
+        if each.rank is None
+    }
+    return changed(facts, told)
+
+
+def test_spares_alone_go_on_with_what_came_with_the_slots():
+    job = Job(Layout(pp=2), step=13, spares=3)
+    plan = plan_recovery(without_processes(with_what_travels_with_slots(job.facts()), {0, 1}))
+    assert (plan.verdict, plan.target, plan.window) == (Verdict.GLOBAL, 13, PERSISTED)
+    assert plan.start_of == {0: 9, 1: 9}
+
+
+def test_spares_alone_that_know_of_no_commit_fall_back():
+    job = Job(Layout(pp=2), step=13, spares=3, durable=10)
+    plan = plan_recovery(without_processes(job.facts(), {0, 1}))
+    assert (plan.verdict, plan.target) == (Verdict.ROLLBACK, 10)
+    assert "no process knows of a committed step" in plan.reason
+
+
+def test_too_few_spares_alone_write_what_they_hold():
+    job = Job(Layout(pp=2), step=13, spares=1, durable=10)
+    plan = plan_recovery(without_processes(job.facts(), {0, 1}))
+    assert (plan.verdict, plan.ending, plan.window) == (Verdict.ABORT, Ending.FLUSH, None)
+    facts = with_what_travels_with_slots(job.facts())
+    plan = plan_recovery(without_processes(facts, {0, 1}))
+    assert (plan.ending, plan.window, plan.target) == (Ending.FLUSH, PERSISTED, 13)
+
+
 def test_a_second_fault_leaves_a_disjoint_recovery_what_it_has_reached():
     first = without_processes(PIPELINE.facts(), {1})
     cut = interrupted(first, plan_recovery(first), Interrupt({1: 12}))
