@@ -64,7 +64,7 @@ class SparseCheckpointing:
         self._persisted: Window | None = None
         self._windows: WindowCapture | None = None
         self._replay: Replay | None = None
-        self._era = 0
+        self._era = self._epoch = 0
         self._started_s = 0.0
         self._replicated_bytes = 0
 
@@ -77,7 +77,7 @@ class SparseCheckpointing:
             self._memory.open_anew()
             return None
         self._emit_plan(plan)
-        self._era = plan.era
+        self._era, self._epoch = plan.era, plan.epoch
         if plan.verdict is not Verdict.GLOBAL:
             self._memory.open_anew()
             return None
@@ -98,7 +98,7 @@ class SparseCheckpointing:
         # A durable checkpoint that was loaded meanwhile brought tensors of its own.
         self._live = LiveOperators(self._trained.chunks, self._trained.optimizer)
         first = progress.committed
-        self._schedule = self._memory.schedule_from(first, self._era)
+        self._schedule = self._memory.schedule_from(first, self._epoch)
         self._memory.journal.restore_losses(self._trained.ledger.losses())
         self._memory.journal.write_state(self._state(first))
         self._windows = self._captures(first, first)
