@@ -123,8 +123,9 @@ class SparseCheckpointing:
         before, self._persisted = self._persisted, newest_persisted(self._persisted, agreed)
         known = step if self._replay is None else max(step, self._replay.target)
         self._memory.journal.commit(self._state(known), step, encode_entry(entry), entry.loss)
+        if agreed is not None:
+            self._windows.drop_before(agreed)
         if self._persisted is not None and self._persisted != before:
-            self._windows.drop_before(self._persisted)
             self._events.emit(
                 EventName.WINDOW_PERSISTED,
                 step,

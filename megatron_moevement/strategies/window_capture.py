@@ -103,9 +103,11 @@ class WindowCapture:
         return self._copies.acknowledgements.newest_complete()
 
     def drop_before(self, window: Window) -> None:
-        """Frees the buffers of the slots before a window."""
-        self._ring = self._ring.dropped_before(retain(window, 0).oldest_slot_step)
-        self._copies.drop_before(window)
+        """Frees the buffers of the slots before a window that is persisted."""
+        oldest = retain(window, 0).oldest_slot_step
+        if oldest > self._ring.oldest:
+            self._ring = self._ring.dropped_before(oldest)
+            self._copies.drop_before(window)
 
     def _landed(self, step: int, payload_bytes: int) -> None:
         """Makes the checksums of a slot and sends it off; on the capture's thread."""
