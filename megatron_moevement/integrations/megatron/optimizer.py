@@ -59,6 +59,10 @@ class CommittedGradScaler(DynamicGradScaler):  # type: ignore[misc]  # upstream 
             super().update(self._noted)
             self._noted = None
 
+    def discard(self) -> None:
+        """Forgets what was noted: the step is not committed."""
+        self._noted = None
+
 
 @dataclasses.dataclass(frozen=True)
 class GradientStatistics:

@@ -1,0 +1,196 @@
+"""Group references: survivors of a restart keep their objects and get new process groups.
+
+Model, optimizer and schedules hold process groups in plain attributes and items. Building them anew
+would take their memory twice and the time of a start. So where each group is kept is found once,
+by walking from the live objects, and after a restart the groups of the same names are set there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import types
+from collections.abc import Iterable, Iterator
+from enum import Enum
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+
+_WORLD = "WORLD"
+_ATOMS = (str, bytes, int, float, bool, type(None), torch.dtype, torch.device, type)
+
+
+class UnnamedGroupError(RuntimeError):
+    """A group that nobody could replace: it has no name, or is kept where nothing can be set."""
+
+
+class _Place(Enum):
+    ATTRIBUTE = "attribute"
+    ITEM = "item"
+    FIXED = "fixed"
+    """Of a tuple, a set or a bound method: nothing can be set there."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Kept:
+    """Where something is kept: in which object, under which key, and how to get there."""
+
+    owner: Any
+    key: Any
+    value: Any
+    place: _Place
+    path: str
+
+
+@dataclasses.dataclass(frozen=True)
+class _Reference:
+    """A place that holds a group, and the name of the group."""
+
+    kept: _Kept
+    name: str
+
+
+class GroupReferences:
+    """Every place from which the live objects of a rank reach a process group."""
+
+    def __init__(self, roots: Iterable[Any]) -> None:
+        """Finds them; takes some tenths of a second, so once, at start.
+
+        Args:
+            roots: model chunks, optimizer, config, and whatever else outlives a restart.
+
+        Raises:
+            UnnamedGroupError: a group could not be replaced after a restart.
+        """
+        names = {id(group): name for name, group in named_groups().items()}
+        self._references = [self._named(kept, names) for kept in _groups_in(list(roots))]
+
+    def __len__(self) -> int:
+        return len(self._references)
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The names of the groups that are referred to."""
+        return frozenset(reference.name for reference in self._references)
+
+    def rebind(self) -> None:
+        """Sets the present groups wherever the former ones of their names were."""
+        groups = named_groups()
+        for reference in self._references:
+            kept, group = reference.kept, groups[reference.name]
+            if kept.place is _Place.ITEM:
+                kept.owner[kept.key] = group
+            elif hasattr(kept.owner, "__dict__"):
+                kept.owner.__dict__[kept.key] = group  # past the checks of modules
+            else:
+                setattr(kept.owner, kept.key, group)
+
+    def release(self) -> None:
+        """Sets None in all these places, so that nothing keeps the former groups alive."""
+        for reference in self._references:
+            kept = reference.kept
+            if kept.place is _Place.ITEM:
+                kept.owner[kept.key] = None
+            elif hasattr(kept.owner, "__dict__"):
+                kept.owner.__dict__[kept.key] = None
+            else:
+                setattr(kept.owner, kept.key, None)
+
+    @staticmethod
+    def _named(kept: _Kept, names: dict[int, str]) -> _Reference:
+        name = names.get(id(kept.value))
+        if name is None or kept.place is _Place.FIXED:
+            why = "has no name" if name is None else "lies where nothing can be set"
+            raise UnnamedGroupError(
+                f"the process group at {kept.path} {why}: a restart could not replace it"
+            )
+        return _Reference(kept, name)
+
+
+def named_groups() -> dict[str, dist.ProcessGroup]:
+    """Returns the job's present groups by the names under which Megatron knows them.
+
+    Groups of one member list may have several names; each process takes the same for each place,
+    since the first name of a group wins.
+    """
+    world = dist.group.WORLD
+    assert world is not None
+    found: dict[str, dist.ProcessGroup] = {_WORLD: world}
+    for name, value in sorted(vars(parallel_state).items()):
+        if isinstance(value, dist.ProcessGroup):
+            found[name] = value
+        elif isinstance(value, list):
+            groups = [one for one in value if isinstance(one, dist.ProcessGroup)]
+            found |= {f"{name}[{place}]": group for place, group in enumerate(groups)}
+    return found
+
+
+def _groups_in(roots: list[Any]) -> Iterator[_Kept]:
+    """Yields every place of a group that can be reached from the roots."""
+    seen: set[int] = set()
+    pending = [(root, f"root{number}") for number, root in enumerate(roots)]
+    while pending:
+        value, path = pending.pop()
+        if id(value) in seen or isinstance(value, (*_ATOMS, types.ModuleType)):
+            continue
+        seen.add(id(value))
+        for kept in _parts_of(value, path):
+            if isinstance(kept.value, dist.ProcessGroup):
+                yield kept
+            else:
+                pending.append((kept.value, kept.path))
+
+
+@functools.singledispatch
+def _parts_of(value: Any, path: str) -> Iterator[_Kept]:
+    """Yields what an object keeps: by default, its attributes."""
+    for key, part in getattr(value, "__dict__", {}).items():
+        yield _Kept(value, key, part, _Place.ATTRIBUTE, f"{path}.{key}")
+
+
+@_parts_of.register
+def _(value: dict, path: str) -> Iterator[_Kept]:  # type: ignore[type-arg]
+    for key, part in value.items():
+        yield _Kept(value, key, part, _Place.ITEM, f"{path}[{key!r}]")
+
+
+@_parts_of.register
+def _(value: list, path: str) -> Iterator[_Kept]:  # type: ignore[type-arg]
+    for place, part in enumerate(value):
+        yield _Kept(value, place, part, _Place.ITEM, f"{path}[{place}]")
+
+
+@_parts_of.register(tuple)
+@_parts_of.register(set)
+@_parts_of.register(frozenset)
+def _(value: Iterable[Any], path: str) -> Iterator[_Kept]:
+    for part in value:
+        yield _Kept(value, None, part, _Place.FIXED, f"{path}(...)")
+
+
+@_parts_of.register(functools.partial)
+@_parts_of.register(types.MethodType)
+def _(value: Any, path: str) -> Iterator[_Kept]:
+    for key in ("func", "args", "keywords", "__self__"):
+        if hasattr(value, key):
+            yield _Kept(value, key, getattr(value, key), _Place.FIXED, f"{path}.{key}")
+
+
+@_parts_of.register
+def _(value: types.FunctionType, path: str) -> Iterator[_Kept]:
+    cells: tuple[types.CellType, ...] = value.__closure__ or ()
+    for name, cell in zip(value.__code__.co_freevars, cells, strict=True):
+        with contextlib.suppress(ValueError):  # a cell that is empty yet
+            part = cell.cell_contents
+            yield _Kept(cell, "cell_contents", part, _Place.ATTRIBUTE, f"{path}<{name}>")
+
+
+@_parts_of.register
+def _(value: torch.Tensor, path: str) -> Iterator[_Kept]:
+    for key, part in value.__dict__.items():
+        yield _Kept(value, key, part, _Place.ATTRIBUTE, f"{path}.{key}")
+    if value._backward_hooks:  # noqa: SLF001  (no public way to them)
+        yield _Kept(value, "hooks", value._backward_hooks, _Place.FIXED, f"{path}.hooks")  # noqa: SLF001

@@ -1,0 +1,135 @@
+"""Transients: what an interrupted step leaves behind that the next one must not find.
+
+A survivor keeps weights, masters, moments, step counters, loss scalers and schedules. Everything in
+between is put back here to what it is between two steps: gradients, what the buckets know of their
+communication, what routers and experts count or keep within a step, what was noted for the commit,
+the functions that a schedule takes away while it runs, and the flags that upstream's code sets
+without a `finally`. Random streams are the step's own business: the ledger has them.
+
+Source: the attributes and their values between two steps are those of Megatron-Core 0.16.1
+(megatron/core/distributed, megatron/core/transformer/moe, megatron/core/pipeline_parallel).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from megatron.core.distributed import DistributedDataParallel
+from megatron.core.optimizer.optimizer import MegatronOptimizer
+from megatron.core.tensor_parallel import random as tensor_parallel_random
+from megatron.core.transformer.moe.moe_utils import clear_aux_losses_tracker
+from megatron.core.transformer.moe.router import TopKRouter
+from megatron.core.transformer.moe.shared_experts import SharedExpertMLP
+from megatron.core.utils import unwrap_model
+
+from megatron_moevement.integrations.megatron.expert_bias import PendingExpertBias
+from megatron_moevement.integrations.megatron.optimizer import CommittedGradScaler, SplitOptimizer
+
+_BUCKET_GROUPS = ("bucket_groups", "expert_parallel_bucket_groups")
+_BETWEEN_STEPS: dict[str, Any] = {
+    "grad_reduce_handle": None,
+    "param_gather_handle": None,
+    "param_gather_dispatched": False,
+    "is_last_microbatch": True,
+}
+"""Of a bucket group; a stale handle or flag skips a collective that the others make."""
+
+_ROUTER_COUNTERS = ("local_tokens_per_expert", "global_tokens_per_expert", "ga_steps")
+_SHARED_EXPERT_CACHES = (
+    "cached_fc1_input",
+    "cached_fc2_input",
+    "cached_fc2_output",
+    "cached_output",
+    "gate_score",
+)
+_SYNC_FUNCTIONS = ("no_sync_func", "grad_sync_func", "param_sync_func")
+
+
+class Transients:
+    """The transients of one rank; made between two steps, and used by the training thread."""
+
+    def __init__(
+        self,
+        chunks: Sequence[DistributedDataParallel],
+        optimizer: SplitOptimizer,
+        expert_bias: PendingExpertBias,
+    ) -> None:
+        """Remembers what a schedule takes away while it runs.
+
+        Args:
+            chunks: this rank's model chunks.
+            optimizer: its optimizer.
+            expert_bias: what routers noted for the commit.
+        """
+        self._chunks = list(chunks)
+        self._optimizer = optimizer
+        self._expert_bias = expert_bias
+        self._config: Any = self._chunks[0].config
+        self._functions = {name: getattr(self._config, name) for name in _SYNC_FUNCTIONS}
+
+    @torch.no_grad()
+    def reset(self) -> None:
+        """Makes everything look as between two steps; without collectives.
+
+        The interrupted step's exception and its traceback must be gone: they hold its graph. Every
+        bucket learns the order of its gradients anew, as in a first step, so all ranks of a stage
+        must call this.
+        """
+        tensor_parallel_random.IS_CHECKPOINTING = False
+        for name, function in self._functions.items():
+            setattr(self._config, name, function)
+        self._expert_bias.discard()
+        clear_aux_losses_tracker()
+        self._reset_modules()
+        self._reset_buckets()
+        self._reset_gradients()
+        self._reset_optimizers()
+
+    def _reset_modules(self) -> None:
+        for chunk in unwrap_model(self._chunks):
+            for module in chunk.modules():
+                if isinstance(module, TopKRouter):
+                    for name in _ROUTER_COUNTERS:
+                        counter = getattr(module, name, None)
+                        if counter is not None:
+                            counter.zero_()
+                if isinstance(module, SharedExpertMLP):
+                    for name in _SHARED_EXPERT_CACHES:
+                        if hasattr(module, name):
+                            setattr(module, name, None)
+
+    def _reset_buckets(self) -> None:
+        for group in self._bucket_groups():
+            for name, value in _BETWEEN_STEPS.items():
+                setattr(group, name, value)
+            group.per_param_grad_ready_counts = {}
+            group.golden_per_param_grad_ready_counts = {}
+            group.is_first_batch = True
+
+    def _reset_gradients(self) -> None:
+        for chunk in self._chunks:
+            chunk.force_all_reduce = False
+            for parameter in chunk.parameters():
+                parameter.grad = None
+            chunk.zero_grad_buffer()
+        self._optimizer.megatron.zero_grad()
+
+    def _reset_optimizers(self) -> None:
+        for part in self._optimizer.parts:
+            for master in [] if part.is_stub_optimizer else _masters(part):
+                master.grad = None
+            scaler = getattr(part, "grad_scaler", None)
+            if isinstance(scaler, CommittedGradScaler):
+                scaler.discard()
+
+    def _bucket_groups(self) -> Iterator[Any]:
+        for chunk in self._chunks:
+            for name in _BUCKET_GROUPS:
+                yield from getattr(chunk, name)
+
+
+def _masters(part: MegatronOptimizer) -> Iterator[torch.Tensor]:
+    for group in part.optimizer.param_groups:
+        yield from group["params"]

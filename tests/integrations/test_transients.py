@@ -1,0 +1,219 @@
+"""Whatever an interrupted step leaves behind, the next one finds nothing of it."""
+
+import functools
+import gc
+
+import pytest
+
+from megatron_moevement.runtime.commit_barrier import StopRequest
+from megatron_moevement.runtime.progress import START
+from megatron_moevement.testing.tiny_job import tiny_job
+
+pytestmark = pytest.mark.distributed
+
+FLAGS = (
+    "--fp16",
+    "--initial-loss-scale=65536",
+    "--loss-scale-window=2",
+    "--overlap-grad-reduce",
+    "--moe-router-load-balancing-type=global_aux_loss",
+    "--moe-aux-loss-coeff=1e-2",
+    "--moe-router-score-function=sigmoid",
+    "--moe-router-enable-expert-bias",
+    "--moe-shared-expert-intermediate-size=32",
+    "--attention-dropout=0.1",
+    "--hidden-dropout=0.1",
+)
+SHARDED = (*FLAGS, "--use-distributed-optimizer", "--overlap-param-gather")
+
+
+class OnPurposeError(Exception):
+    """What the interrupts of these tests raise."""
+
+
+def fail(*_, **__):
+    raise OnPurposeError
+
+
+def modules(job, kind):
+    return [each for chunk in job.chunks for each in chunk.modules() if type(each).__name__ == kind]
+
+
+def bucket_groups(job):
+    return [
+        group
+        for chunk in job.chunks
+        for group in chunk.bucket_groups + chunk.expert_parallel_bucket_groups
+    ]
+
+
+def dirty_gradients(job):
+    for chunk in job.chunks:
+        for buffer in chunk.buffers + chunk.expert_parallel_buffers:
+            buffer.grad_data.fill_(7)
+        for parameter in chunk.parameters():
+            parameter.grad = parameter.detach().clone()
+            parameter.grad_added_to_main_grad = True
+
+
+def dirty_masters(job):
+    for part in job.optimizer.parts:
+        for group in part.optimizer.param_groups:
+            for master in group["params"]:
+                master.grad = master.detach().clone()
+
+
+def dirty_router_counters(job):
+    for router in modules(job, "TopKRouter"):
+        router.local_tokens_per_expert.fill_(5)
+        router.global_tokens_per_expert.fill_(5)
+        router.ga_steps.fill_(3)
+
+
+def dirty_expert_bias(job):
+    biases = [router.expert_bias for router in modules(job, "TopKRouter")]
+    job.expert_bias.note(biases, [bias + 1 for bias in biases])
+
+
+def dirty_bucket_counts(job):
+    for group in bucket_groups(job):
+        group.per_param_grad_ready_counts = {next(iter(group.params)): 1}
+        group.is_last_microbatch = False
+
+
+def dirty_handles(job):
+    class Stale:
+        def wait(self):
+            raise AssertionError("a handle of a former generation was waited for")
+
+    for group in bucket_groups(job):
+        group.grad_reduce_handle = Stale()
+
+
+def dirty_gather_flags(job):
+    for group in bucket_groups(job):
+        group.param_gather_dispatched = True
+
+
+def dirty_schedule_functions(job):
+    job.chunks[0].config.no_sync_func = fail
+
+
+def dirty_scalers(job):
+    for part in job.optimizer.parts:
+        part.grad_scaler.update(True)
+
+
+def dirty_metrics(job):
+    from megatron.core.transformer.moe.moe_utils import (  # noqa: PLC0415
+        get_moe_layer_wise_logging_tracker,
+    )
+
+    for entry in get_moe_layer_wise_logging_tracker().values():
+        entry["values"].fill_(9)
+
+
+def dirty_shared_experts(job):
+    for shared in modules(job, "SharedExpertMLP"):
+        shared.cached_output = 1
+
+
+DIRT = {
+    name.removeprefix("dirty_"): function
+    for name, function in list(globals().items())
+    if name.startswith("dirty_")
+}
+
+
+def train(flags, dirt, reset):
+    """Trains two steps, is dirtied, trains one more; returns digest, ledger, auxiliary losses."""
+    from megatron_moevement.integrations.megatron.random_state import (  # noqa: PLC0415
+        random_state,
+        restore_random_state,
+    )
+    from megatron_moevement.integrations.megatron.transients import Transients  # noqa: PLC0415
+    from megatron_moevement.training.steps import build_datasets, open_steps  # noqa: PLC0415
+
+    with tiny_job(*flags) as job, open_steps(job, build_datasets(job), START) as step:
+        step.run(StopRequest.NONE)
+        transients = Transients(job.chunks, job.optimizer, job.expert_bias)
+        step.run(StopRequest.NONE)
+        job.metrics.collect(1)
+        before = random_state()
+        if dirt is not None:
+            DIRT[dirt](job)
+        if reset:
+            transients.reset()
+        restore_random_state(before)
+        try:
+            step.run(StopRequest.NONE)
+        except Exception as error:  # noqa: BLE001  (without the reset anything may happen)
+            return repr(error)
+        return [job.digests(), job.optimizer.scalers(), job.metrics.collect(1)]
+
+
+@pytest.fixture(scope="module")
+def result_of(megatron_fork_server):
+    """Returns what a function returned on one rank; the same call is made once."""
+
+    @functools.cache
+    def run(function, flags, *rest):
+        arguments = [list(flags), *rest]
+        return megatron_fork_server.run(function, world_size=1, args=arguments).check().values[0]
+
+    return run
+
+
+@pytest.mark.parametrize("dirt", DIRT)
+def test_a_reset_leaves_nothing_of_the_dirt(result_of, dirt):
+    flags = SHARDED if dirt == "gather_flags" else FLAGS
+    assert result_of(train, flags, dirt, True) == result_of(train, flags, None, True)
+
+
+@pytest.mark.parametrize("dirt", ["handles", "schedule_functions", "router_counters", "metrics"])
+def test_without_the_reset_the_next_step_shows_the_dirt(result_of, dirt):
+    """The rest is overwritten by a step that begins, or shows when that one is interrupted."""
+    assert result_of(train, FLAGS, dirt, False) != result_of(train, FLAGS, None, True)
+
+
+def interrupt(flags, owner, name):
+    """Interrupts the third step at a point, puts things back, trains it again."""
+    from megatron_moevement.integrations.megatron.random_state import (  # noqa: PLC0415
+        random_state,
+        restore_random_state,
+    )
+    from megatron_moevement.integrations.megatron.transients import Transients  # noqa: PLC0415
+    from megatron_moevement.training.steps import build_datasets, open_steps  # noqa: PLC0415
+
+    with tiny_job(*flags) as job, open_steps(job, build_datasets(job), START) as step:
+        step.run(StopRequest.NONE)
+        transients = Transients(job.chunks, job.optimizer, job.expert_bias)
+        step.run(StopRequest.NONE)
+        if owner is not None:
+            before, batches = random_state(), step._micro_batches()
+            step._micro_batches, fetch = lambda: batches, step._micro_batches
+            place = {"chunk": job.chunks[0].module, "barrier": job.barrier, "job": job.optimizer}
+            original = getattr(place[owner], name)
+            setattr(place[owner], name, fail)
+            try:
+                step.run(StopRequest.NONE)
+            except OnPurposeError as error:
+                del error
+            gc.collect()
+            setattr(place[owner], name, original)
+            transients.reset()
+            restore_random_state(before)
+            step.run(StopRequest.NONE)
+            step._micro_batches = fetch
+        else:
+            step.run(StopRequest.NONE)
+        step.run(StopRequest.NONE)
+        return [job.digests(), job.optimizer.scalers(), job.ledger.losses()]
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"), [("chunk", "forward"), ("barrier", "wait"), ("job", "prepare")]
+)
+@pytest.mark.parametrize("flags", [FLAGS, SHARDED], ids=["replicated", "sharded"])
+def test_an_interrupted_step_is_trained_again_with_the_same_bits(result_of, flags, owner, name):
+    assert result_of(interrupt, flags, owner, name) == result_of(interrupt, flags, None, "")
