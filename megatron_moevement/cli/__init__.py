@@ -10,7 +10,16 @@ from typing import Protocol, cast
 
 from megatron_moevement.errors import ExitCode, UserError
 
-COMMANDS: tuple[str, ...] = ("clean", "data", "explain", "inspect", "losses", "presets", "schedule")
+COMMANDS: tuple[str, ...] = (
+    "clean",
+    "convert",
+    "data",
+    "explain",
+    "inspect",
+    "losses",
+    "presets",
+    "schedule",
+)
 """Modules of this package that each add one sub-command."""
 
 

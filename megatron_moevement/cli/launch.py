@@ -36,6 +36,8 @@ STORE_ADDRESS = "127.0.0.1"
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 PR_SET_PDEATHSIG = 1
 SIGNAL_EXIT_BASE = 128
+PROGRAM = Path(__file__).resolve().parents[2] / "pretrain_moe.py"
+GRACE = timedelta(seconds=30)
 
 
 class OnDeath(Enum):
@@ -286,12 +288,11 @@ def _parse(argv: Sequence[str]) -> Job:
     parser.add_argument("-n", "--ranks", type=int, required=True, help="active ranks")
     parser.add_argument("-s", "--spares", type=int, default=0, help="ranks that stand by")
     parser.add_argument("--log-dir", type=Path, help="write rank_R.log files there, not to here")
-    default = Path(__file__).resolve().parents[2] / "pretrain_moe.py"
-    parser.add_argument("--program", type=Path, default=default, help="default: pretrain_moe.py")
+    parser.add_argument("--program", type=Path, default=PROGRAM, help="default: pretrain_moe.py")
     parser.add_argument(
         "--grace-s",
         type=float,
-        default=30.0,
+        default=GRACE.total_seconds(),
         help="seconds between SIGTERM and SIGKILL when a rank has failed (default: 30)",
     )
     args = parser.parse_args(own)

@@ -39,6 +39,9 @@ class FaultTolerance:
     moevement_no_frozen_skip: bool = flag(
         False, "compute weight gradients of frozen operators in a replay, and drop them"
     )
+    moevement_recover_only: bool = flag(
+        False, "save what a killed job left in memory as a checkpoint in --save, train nothing"
+    )
     moevement_store_dir: str | None = flag(
         None, "folder in memory for snapshots (default: /dev/shm/moevement)", metavar="DIR"
     )
@@ -58,12 +61,23 @@ class FaultTolerance:
         return self.moevement_strategy is not StrategyName.OFF
 
 
-def check_fault_tolerance(settings: FaultTolerance) -> None:
+def check_fault_tolerance(settings: FaultTolerance, save: str | None) -> None:
     """Checks what can be checked without the other ranks.
 
+    Args:
+        settings: the flags.
+        save: folder for durable checkpoints.
+
     Raises:
-        UserError: a name can't be that of a folder.
+        UserError: a name can't be that of a folder, or a flag lacks another one.
     """
+    if settings.moevement_recover_only and not settings.is_on:
+        raise UserError(
+            "--moevement-recover-only recovers what a strategy left in memory: give "
+            "--moevement-strategy moevement, and the other flags of the job"
+        )
+    if settings.moevement_recover_only and save is None:
+        raise UserError("--moevement-recover-only saves a checkpoint: give --save DIR")
     name = settings.moevement_run_id
     if name is not None and (not name or "/" in name or name.startswith(".")):
         raise UserError(

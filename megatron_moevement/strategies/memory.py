@@ -147,4 +147,6 @@ class JobMemory:
             self._copies.close()
         if self._server is not None:
             self._server.close()
+        if self.store.is_empty:
+            self.finish()
         self._release()

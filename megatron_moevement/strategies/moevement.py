@@ -74,12 +74,10 @@ class SparseCheckpointing:
         recovery = MemoryRecovery(self._trained, self._memory, self._live)
         plan = recovery.make_plan(durable)
         if plan is None:
-            self._memory.open_anew()
             return None
         self._emit_plan(plan)
         self._era, self._epoch = plan.era, plan.epoch
         if plan.verdict is not Verdict.GLOBAL:
-            self._memory.open_anew()
             return None
         self._replay = recovery.carry_out(plan, self._freezing)
         window = self._replay.window
@@ -92,9 +90,8 @@ class SparseCheckpointing:
         return recovered
 
     def begin(self, progress: Progress) -> None:
-        """Captures the state that the job starts from, unless a replay is to come."""
-        if self._windows is not None:
-            return
+        """Forgets what lies in memory, and captures the state that the job starts from."""
+        self._memory.open_anew()
         # A durable checkpoint that was loaded meanwhile brought tensors of its own.
         self._live = LiveOperators(self._trained.chunks, self._trained.optimizer)
         first = progress.committed

@@ -43,7 +43,10 @@ class Strategy(Protocol):
         """
 
     def begin(self, progress: Progress) -> None:
-        """Protects the job from here on; model, optimizer and random streams are in place."""
+        """Protects the job from here on; model, optimizer and random streams are in place.
+
+        Called when nothing was brought back: what lies in memory is forgotten here, not before.
+        """
 
     def injected_statistics(self, step: int) -> GradientStatistics | None:
         """Returns what a replay knows of the gradients of a step; None when they speak themselves.

@@ -40,19 +40,23 @@ def train(job: Job, stop: StopSources) -> Progress:
         How far it came. What it reached is saved if the job saves at all.
 
     Raises:
-        UserError: the data or the checkpoint don't fit the arguments.
+        UserError: the data or the checkpoint don't fit the arguments, or a state is to be recovered
+            and saved and that can't be done.
         DivergenceError: the gradients are not finite; nothing of that step was applied.
     """
-    job.checkpoints.check_writable()
+    recover_only = job.arguments.fault_tolerance.moevement_recover_only
+    if not recover_only:  # which writes nothing where there is nothing to recover
+        job.checkpoints.check_writable()
     with _reporter_everywhere(job) as reporter:
         reporter.events.emit(EventName.PROCESS_START, 0)
         with open_strategy(job, reporter.events) as strategy:
             start, target = _start(job, strategy)
             datasets = build_datasets(job)
             with open_steps(job, datasets, start, strategy) as step:
-                return TrainingLoop(
+                loop = TrainingLoop(
                     job, reporter, datasets, step, stop, strategy=strategy, target=target
-                ).run()
+                )
+                return loop.convert() if recover_only else loop.run()
 
 
 class TrainingLoop:
@@ -100,6 +104,25 @@ class TrainingLoop:
             if self.iterate():
                 break
         return self._end()
+
+    def convert(self) -> Progress:
+        """Replays up to the newest step that was committed and saves its state; trains nothing.
+
+        What is due besides after that step is left to who resumes from the checkpoint.
+
+        Raises:
+            UserError: it could not be saved.
+        """
+        assert self._target is not None
+        while self._step.progress.committed < self._target:
+            self._one_step()
+        self._save(self._target)
+        if self._saved != self._target:
+            raise UserError(
+                f"the state of step {self._target} is not saved in "
+                f"{self._job.arguments.checkpointing.save}; it is still in memory"
+            )
+        return self._step.progress
 
     def _end(self) -> Progress:
         self._save(self._step.progress.committed)
@@ -236,12 +259,26 @@ def open_reporter(job: Job) -> Reporter:
 
 def _start(job: Job, strategy: Strategy) -> tuple[Progress, int | None]:
     """Returns where training starts, and the step that a state recovered from memory goes up to."""
-    recovered = strategy.recover(job.checkpoints.newest() or 0)
+    durable = job.checkpoints.newest() or 0
+    recovered = strategy.recover(durable)
+    if job.arguments.fault_tolerance.moevement_recover_only:
+        if recovered is None:
+            raise _nothing_recovered(durable)
+        job.checkpoints.check_writable()
     if recovered is not None:
         return recovered.progress, recovered.target
     start = _resume(job)
     strategy.begin(start)
     return start, None
+
+
+def _nothing_recovered(durable: int) -> UserError:
+    newer = f"newer than the checkpoint of step {durable} in --load" if durable else "persisted"
+    return UserError(
+        f"--moevement-recover-only: the processes of such a job left no window in memory that is "
+        f"whole and {newer}; give the flags of the job, --moevement-store-dir and "
+        "--moevement-run-id included, and start as many ranks on the same machines"
+    )
 
 
 def _resume(job: Job) -> Progress:

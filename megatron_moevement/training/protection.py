@@ -56,7 +56,8 @@ def open_strategy(job: Job, events: Events) -> Iterator[Strategy]:
     try:
         yield strategy
     except KeyboardInterrupt:
-        strategy.finish()
+        if not settings.moevement_recover_only:
+            strategy.finish()
         raise
     finally:
         strategy.close()

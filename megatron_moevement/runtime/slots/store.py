@@ -204,6 +204,11 @@ class StoreDirectory:
         )
         return found
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing but the lock is there."""
+        return all(path.name == LOCK_NAME for path in self.folder.iterdir())
+
     def rings(self) -> tuple[StoredRing, ...]:
         """Returns the rings that are there."""
         return stored_rings(self.folder)

@@ -1,0 +1,40 @@
+"""`moevement convert`: makes a checkpoint of what a killed job left in host memory."""
+
+from __future__ import annotations
+
+import argparse
+
+from megatron_moevement.cli.launch import GRACE, PROGRAM, Job, launch
+
+_DESCRIPTION = """
+Turns the newest persisted window that the killed ranks of a job left in this machine's memory into
+a durable checkpoint, which loads into any parallel sizes and needs no strategy. A window becomes a
+dense state by replay, so the training program is started with the flags of the job: it recovers,
+replays up to the newest committed step, saves that to --save, and ends. The memory stays as it is.
+Where the ranks of a job run on several machines, start them as for training, with
+--moevement-recover-only.
+"""
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Adds `moevement convert`."""
+    parser = subparsers.add_parser(
+        "convert",
+        help="make a checkpoint of what a killed job left in host memory",
+        description=_DESCRIPTION,
+        usage="moevement convert -n N -- FLAGS...",
+        allow_abbrev=False,
+    )
+    parser.add_argument("-n", "--ranks", type=int, required=True, help="ranks of the job")
+    parser.add_argument(
+        "flags", nargs="*", metavar="FLAGS", help="those of the job; --save says where to"
+    )
+    parser.set_defaults(run=run, parser=parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Starts the ranks and returns their exit code."""
+    if args.ranks < 1:
+        args.parser.error("-n must be at least 1")
+    flags = (*args.flags, "--moevement-recover-only")
+    return launch(Job(args.ranks, 0, PROGRAM, flags, GRACE, log_directory=None))
