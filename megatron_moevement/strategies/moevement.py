@@ -11,7 +11,7 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-from megatron_moevement.integrations.megatron.freezing import Freezing
+from megatron_moevement.integrations.megatron.freezing import Freezing, FrozenWork
 from megatron_moevement.integrations.megatron.optimizer import GradientStatistics
 from megatron_moevement.integrations.megatron.slot_layout import slot_layouts
 from megatron_moevement.integrations.megatron.snapshots import LiveOperators
@@ -43,6 +43,8 @@ class SparseCheckpointing:
         memory: JobMemory,
         events: Events,
         say: Callable[[str], None],
+        *,
+        frozen_work: FrozenWork = FrozenWork.SKIPPED,
     ) -> None:
         """Takes over the memory; closes it at the end.
 
@@ -52,13 +54,14 @@ class SparseCheckpointing:
             memory: this process's store, and its peers.
             events: told of windows, plans and replays.
             say: tells the user a line.
+            frozen_work: what a replay does for operators that it does not train.
         """
         self._trained = trained
         self._live = live
         self._memory = memory
         self._events = events
         self._say = say
-        self._freezing = Freezing(trained.chunks, trained.optimizer)
+        self._freezing = Freezing(trained.chunks, trained.optimizer, frozen_work)
         self._capture = Capture(trained.copy_stream())
         self._schedule = memory.plan.schedule
         self._persisted: Window | None = None
@@ -137,6 +140,7 @@ class SparseCheckpointing:
                 step,
                 active=replayed.active,
                 frozen=replayed.frozen,
+                weight_gradients=self._freezing.work.value,
                 replay_verified=replayed.verified,
             )
         self._windows.captured_bytes = 0

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from megatron_moevement.errors import UserError
+from megatron_moevement.integrations.megatron.freezing import FrozenWork
 from megatron_moevement.integrations.megatron.snapshots import LiveOperators
 from megatron_moevement.policy.placement import Host
 from megatron_moevement.runtime.agreement import AgreementError, together
@@ -77,7 +78,8 @@ def open_sparse_checkpointing(
         trained.device,
         pin=trained.pin,
     )
-    return SparseCheckpointing(trained, live, memory, events, say)
+    work = FrozenWork.DROPPED if settings.moevement_no_frozen_skip else FrozenWork.SKIPPED
+    return SparseCheckpointing(trained, live, memory, events, say, frozen_work=work)
 
 
 def _extras_bytes(trained: Trained) -> int:

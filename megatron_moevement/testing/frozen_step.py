@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from megatron_moevement.integrations.megatron.freezing import Freezing
+from megatron_moevement.integrations.megatron.freezing import Freezing, FrozenWork
 from megatron_moevement.integrations.megatron.inventory import OperatorState, operator_states
 from megatron_moevement.integrations.megatron.optimizer import GradientStatistics
 from megatron_moevement.integrations.megatron.random_state import (
@@ -51,10 +51,12 @@ class Observed:
 class FrozenStep:
     """Repeats one step of a job from one state, with this and that frozen."""
 
-    def __init__(self, job: Job, batches: Sequence[MicroBatch]) -> None:
+    def __init__(
+        self, job: Job, batches: Sequence[MicroBatch], work: FrozenWork = FrozenWork.SKIPPED
+    ) -> None:
         """Takes the present state of the job as the state before the step."""
         self.job = job
-        self.freezing = Freezing(job.chunks, job.optimizer)
+        self.freezing = Freezing(job.chunks, job.optimizer, work)
         self._batches = list(batches)
         self._sent: Values = {}
         self._tokens: dict[OperatorId, int] = {}

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from enum import Enum
 from typing import Any
 
 import torch
@@ -26,14 +27,35 @@ _NUMBERED = re.compile(r"(weight|bias)\d+")
 """How TransformerEngine's grouped linear names the parameters of its experts."""
 
 
+class FrozenWork(Enum):
+    """What becomes of the weight gradients of frozen operators."""
+
+    SKIPPED = "skipped"
+    """They are not computed."""
+
+    DROPPED = "dropped"
+    """They are computed and reduced as in training, and dropped: to measure what skipping saves."""
+
+
 class Freezing:
     """Which operators of this rank are trained; all ranks of a stage change it at the same step."""
 
     def __init__(
-        self, chunks: Sequence[DistributedDataParallel], optimizer: SplitOptimizer
+        self,
+        chunks: Sequence[DistributedDataParallel],
+        optimizer: SplitOptimizer,
+        work: FrozenWork = FrozenWork.SKIPPED,
     ) -> None:
+        """Finds the parameters of the operators; all are trained.
+
+        Args:
+            chunks: this rank's model chunks.
+            optimizer: steps them.
+            work: what becomes of weight gradients of frozen operators, the same on all ranks.
+        """
         self._chunks = list(chunks)
         self._optimizer = optimizer
+        self.work = work
         self._config: Any = self._chunks[0].config
         self._parameters: dict[OperatorId, list[torch.nn.Parameter]] = {}
         self._together: list[list[torch.nn.Parameter]] = []
@@ -74,6 +96,14 @@ class Freezing:
         """
         frozen = self.operators - active
         self._frozen = frozen
+        left_alone = [one for operator in sorted(frozen) for one in self._parameters[operator]]
+        self._optimizer.freeze(left_alone)
+        if self.work is FrozenWork.SKIPPED:
+            self._skip_gradients()
+
+    def _skip_gradients(self) -> None:
+        """Lets backward and reductions leave out what is frozen now."""
+        frozen = self._frozen
         self._graph.close()
         for operator, parameters in self._parameters.items():
             for parameter in parameters:
@@ -82,8 +112,6 @@ class Freezing:
             trained = any(parameter.requires_grad for parameter in group)
             for parameter in group:
                 parameter.requires_grad_(trained)
-        left_alone = [one for operator in sorted(frozen) for one in self._parameters[operator]]
-        self._optimizer.freeze(left_alone)
         if frozen:
             self._graph.enter_context(self._graph_from_embedding())
         # A rank without anything frozen must reduce and gather in the order of those that have.

@@ -1,0 +1,63 @@
+"""Weight gradients of frozen operators that are computed and dropped: the same bits, no saving."""
+
+import pytest
+
+from megatron_moevement.runtime.commit_barrier import StopRequest
+from megatron_moevement.runtime.progress import START
+from megatron_moevement.testing.tiny_job import tiny_job
+
+pytestmark = pytest.mark.distributed
+
+OVERLAP = "--overlap-grad-reduce --ddp-bucket-size=5000"
+SHARDED = f"--use-distributed-optimizer {OVERLAP} --overlap-param-gather"
+JOBS = {
+    "fp32-dropout": (1, "--attention-dropout=0.1 --hidden-dropout=0.1"),
+    "fp16-grouped": (1, "--fp16 --initial-loss-scale=1024 --moe-grouped-gemm"),
+    "dp3": (3, OVERLAP),
+    "dp3-sharded-bf16": (3, f"{SHARDED} --bf16"),
+    "pp2-tied": (2, "--pipeline-model-parallel-size=2 --bf16"),
+}
+
+
+def drop_at_random(flags):
+    """Repeats a step with operators frozen; returns what differs, and products left out."""
+    from megatron_moevement.integrations.megatron.freezing import FrozenWork  # noqa: PLC0415
+    from megatron_moevement.testing.frozen_step import (  # noqa: PLC0415
+        FrozenStep,
+        differences,
+        random_active,
+    )
+    from megatron_moevement.training.steps import build_datasets, open_steps  # noqa: PLC0415
+
+    found = []
+    with tiny_job(*flags) as job, open_steps(job, build_datasets(job), START) as train_step:
+        train_step.run(StopRequest.NONE)
+        step = FrozenStep(job, train_step._micro_batches(), FrozenWork.DROPPED)
+        operators = step.operators()
+        expected = step.run(frozenset(operators))
+        for active in (*(random_active(operators, seed) for seed in (1, 2)), frozenset()):
+            frozen = step.freezing.operators - active
+            step.restore(poisoned=frozen)
+            before = step.state()
+            seen = step.run(active, expected.statistics)
+            found += [
+                name
+                for one in step.freezing.operators
+                for name in (
+                    *differences(seen.gradients[one], expected.gradients[one]),
+                    *differences(
+                        seen.state[one], (before if one in frozen else expected.state)[one]
+                    ),
+                )
+            ]
+            found += differences(seen.sent, expected.sent)
+            found += [] if seen.loss == expected.loss else ["loss"]
+            found += [] if seen.flops == expected.flops else ["flops"]
+    return found
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_nothing_is_left_out_and_nothing_frozen_changes(megatron_fork_server, name):
+    ranks, flags = JOBS[name]
+    job = megatron_fork_server.run(drop_at_random, world_size=ranks, args=[flags.split()]).check()
+    assert job.values == ([],) * ranks
