@@ -111,8 +111,7 @@ class FrozenStep:
         self.job.optimizer.commit(statistics)
         self.job.expert_bias.commit()
         self.job.optimizer.gather()
-        if not self.freezing.frozen:
-            self.job.optimizer.complete_parameters()
+        self.job.optimizer.complete_parameters()  # if gathers overlap in this step
         return Observed(
             loss=loss,
             statistics=statistics,

@@ -20,10 +20,11 @@ JOBS = {
 
 
 def drop_at_random(flags):
-    """Repeats a step with operators frozen; returns what differs, and products left out."""
+    """Repeats a step with operators frozen; returns what differs, gradients and products too."""
     from megatron_moevement.integrations.megatron.freezing import FrozenWork  # noqa: PLC0415
     from megatron_moevement.testing.frozen_step import (  # noqa: PLC0415
         FrozenStep,
+        compare_frozen,
         differences,
         random_active,
     )
@@ -36,22 +37,10 @@ def drop_at_random(flags):
         operators = step.operators()
         expected = step.run(frozenset(operators))
         for active in (*(random_active(operators, seed) for seed in (1, 2)), frozenset()):
-            frozen = step.freezing.operators - active
-            step.restore(poisoned=frozen)
-            before = step.state()
-            seen = step.run(active, expected.statistics)
-            found += [
-                name
-                for one in step.freezing.operators
-                for name in (
-                    *differences(seen.gradients[one], expected.gradients[one]),
-                    *differences(
-                        seen.state[one], (before if one in frozen else expected.state)[one]
-                    ),
-                )
-            ]
-            found += differences(seen.sent, expected.sent)
-            found += [] if seen.loss == expected.loss else ["loss"]
+            different, seen = compare_frozen(step, expected, active)
+            found += different
+            for one in step.freezing.frozen:
+                found += differences(seen.gradients[one], expected.gradients[one])
             found += [] if seen.flops == expected.flops else ["flops"]
     return found
 
