@@ -17,6 +17,7 @@ COMMANDS: tuple[str, ...] = (
     "explain",
     "inspect",
     "losses",
+    "operators",
     "presets",
     "schedule",
 )

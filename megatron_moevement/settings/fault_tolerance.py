@@ -42,6 +42,9 @@ class FaultTolerance:
     moevement_recover_only: bool = flag(
         False, "save what a killed job left in memory as a checkpoint in --save, train nothing"
     )
+    moevement_operators: str | None = flag(
+        None, "write what is captured in which slot as JSON, train nothing", metavar="FILE"
+    )
     moevement_store_dir: str | None = flag(
         None, "folder in memory for snapshots (default: /dev/shm/moevement)", metavar="DIR"
     )

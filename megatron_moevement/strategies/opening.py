@@ -15,7 +15,7 @@ from megatron_moevement.runtime.progress import START
 from megatron_moevement.runtime.slots.identity import StoreIdentity
 from megatron_moevement.runtime.slots.store import StoreDirectory, default_store_dir
 from megatron_moevement.settings.fault_tolerance import FaultTolerance
-from megatron_moevement.strategies.job_plan import agree_on_plan
+from megatron_moevement.strategies.job_plan import JobPlan, agree_on_plan
 from megatron_moevement.strategies.memory import JobMemory
 from megatron_moevement.strategies.moevement import SparseCheckpointing
 from megatron_moevement.strategies.trained import Trained
@@ -47,16 +47,7 @@ def open_sparse_checkpointing(
             there is not enough memory.
     """
     live = LiveOperators(trained.chunks, trained.optimizer)
-    host = Host(trained.process, domain, trained.rank)
-    plan = agree_on_plan(
-        settings,
-        live,
-        host,
-        ends=trained.ends,
-        extras_bytes=_extras_bytes(trained),
-        train_iters=train_iters,
-        device=trained.device,
-    )
+    plan = plan_job(settings, trained, live, domain=domain, train_iters=train_iters)
     if plan.placement.warning is not None:
         say(plan.placement.warning)
     root = Path(settings.moevement_store_dir or default_store_dir())
@@ -72,7 +63,7 @@ def open_sparse_checkpointing(
         raise UserError(error.reason) from error
     memory = JobMemory(
         plan,
-        host,
+        _host(trained, domain),
         store,
         settings.moevement_replication_interface,
         trained.device,
@@ -80,6 +71,41 @@ def open_sparse_checkpointing(
     )
     work = FrozenWork.DROPPED if settings.moevement_no_frozen_skip else FrozenWork.SKIPPED
     return SparseCheckpointing(trained, live, memory, events, say, frozen_work=work)
+
+
+def plan_job(
+    settings: FaultTolerance,
+    trained: Trained,
+    live: LiveOperators,
+    *,
+    domain: str,
+    train_iters: int,
+) -> JobPlan:
+    """Returns what the job captures and who keeps copies; every rank calls it, in step.
+
+    Args:
+        settings: the flags.
+        trained: the live objects.
+        live: this rank's operators.
+        domain: what this process may be lost together with.
+        train_iters: the last step.
+
+    Raises:
+        UserError: there are too few failure domains, or a process would take too much memory.
+    """
+    return agree_on_plan(
+        settings,
+        live,
+        _host(trained, domain),
+        ends=trained.ends,
+        extras_bytes=_extras_bytes(trained),
+        train_iters=train_iters,
+        device=trained.device,
+    )
+
+
+def _host(trained: Trained, domain: str) -> Host:
+    return Host(trained.process, domain, trained.rank)
 
 
 def _extras_bytes(trained: Trained) -> int:

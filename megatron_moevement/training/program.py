@@ -52,6 +52,7 @@ def _run(arguments: Arguments, launch: Launch, backend: Backend, stop: StopSourc
     from megatron_moevement.integrations.megatron.process_groups import leave_job  # noqa: PLC0415
     from megatron_moevement.training.job import build_job  # noqa: PLC0415
     from megatron_moevement.training.loop import train  # noqa: PLC0415
+    from megatron_moevement.training.operator_table import write_operators  # noqa: PLC0415
     from megatron_moevement.training.state_digest import (  # noqa: PLC0415
         check_state_digest_path,
         write_state_digest,
@@ -61,11 +62,15 @@ def _run(arguments: Arguments, launch: Launch, backend: Backend, stop: StopSourc
     patience = timedelta(0)  # after a failure: closed connections tell the peers
     try:
         job = build_job(arguments, launch, backend)
-        if file is not None:
-            check_state_digest_path(job, Path(file))
-        progress = train(job, stop)
-        if file is not None:
-            write_state_digest(job, progress, Path(file))
+        operators = arguments.fault_tolerance.moevement_operators
+        if operators is not None:
+            write_operators(job, Path(operators))
+        else:
+            if file is not None:
+                check_state_digest_path(job, Path(file))
+            progress = train(job, stop)
+            if file is not None:
+                write_state_digest(job, progress, Path(file))
         patience = _PATIENCE_DONE
     except UserError:
         patience = _PATIENCE_REFUSED

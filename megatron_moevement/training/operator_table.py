@@ -1,0 +1,49 @@
+"""`--moevement-operators`: what a job with these flags captures in which slot, as JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import torch.distributed as dist
+
+from megatron_moevement.errors import UserError
+from megatron_moevement.integrations.megatron.snapshots import LiveOperators
+from megatron_moevement.policy.schedule_document import dump_schedule
+from megatron_moevement.runtime.agreement import AgreementError, together
+from megatron_moevement.strategies.opening import plan_job
+from megatron_moevement.training.checkpoints import write_atomically
+from megatron_moevement.training.job import Job
+from megatron_moevement.training.protection import trained
+
+
+def write_operators(job: Job, path: Path) -> None:
+    """Writes the schedule that the job captures by; every rank calls it, rank 0 writes.
+
+    Whether the captured fits into host memory is not asked here.
+
+    Raises:
+        UserError: the file can't be written.
+    """
+    arguments = job.arguments
+    settings = dataclasses.replace(
+        arguments.fault_tolerance,
+        moevement_host_memory_limit_gb=None,
+        moevement_strict_replicas=False,
+    )
+    plan = plan_job(
+        settings,
+        trained(job),
+        LiveOperators(job.chunks, job.optimizer),
+        domain=job.launch.failure_domain,
+        train_iters=int(arguments.run.train_iters or 0),
+    )
+
+    def write() -> None:
+        if dist.get_rank() == 0:
+            write_atomically(path, dump_schedule(plan.schedule))
+
+    try:
+        together(write, job.device)
+    except AgreementError as error:
+        raise UserError(f"--moevement-operators {path}: {error.reason}") from error
