@@ -147,6 +147,8 @@ def forget(what):
             chunk.register_parameter("stray", stray)
         elif what == "buffer":
             chunk.register_buffer("stray", torch.zeros(2))
+        elif what == "not stepped":
+            chunk.decoder.layers[0].register_parameter("stray", stray)
         else:
             group = job.optimizer.parts[0].optimizer.param_groups[0]
             group["params"].append(stray)
@@ -160,6 +162,7 @@ def forget(what):
     [
         ("parameter", "stray belongs to no operator"),
         ("buffer", "stray belongs to no operator"),
+        ("not stepped", "no optimizer steps decoder.layers.0.stray"),
         ("stepped by the optimizer", "parameters of the optimizer's"),
     ],
 )

@@ -13,7 +13,7 @@ from megatron.core.transformer.moe.moe_layer import MoELayer
 from megatron.core.transformer.transformer_layer import TransformerLayer
 from megatron.core.utils import unwrap_model
 
-from megatron_moevement.integrations.megatron.masters import master_of
+from megatron_moevement.integrations.megatron.masters import is_sharded, master_of
 from megatron_moevement.integrations.megatron.optimizer import SplitOptimizer
 from megatron_moevement.policy.operators import OperatorId, OperatorKind
 
@@ -105,10 +105,16 @@ class _OptimizerStates:
             for parameter in group["params"]
         }
 
-    def of(self, parameter: torch.Tensor) -> dict[str, torch.Tensor | float]:
-        """Returns master weight, moments and step of a parameter; empty without a shard of it."""
+    def of(self, name: str, parameter: torch.Tensor) -> dict[str, torch.Tensor | float]:
+        """Returns master weight, moments and step of a parameter; empty without a shard of it.
+
+        Raises:
+            AssertionError: no optimizer steps the parameter.
+        """
         master = master_of(self._parts, parameter)
         if master is None or id(master) not in self._groups:
+            if not is_sharded(self._parts, parameter):
+                raise AssertionError(f"no optimizer steps {name}")
             return {}
         part, group = self._groups[id(master)]
         state: dict[str, Any] = {"master": master, **part.optimizer.state[master]}
@@ -125,7 +131,8 @@ def operator_states(
     Every parameter of the optimizer must belong to exactly one operator.
 
     Raises:
-        AssertionError: the optimizer holds a parameter that no operator has.
+        AssertionError: the optimizer holds a parameter that no operator has, or the model one that
+            no optimizer has.
     """
     states = _OptimizerStates(optimizer)
     compute: dict[OperatorId, dict[str, torch.Tensor]] = {}
@@ -135,7 +142,7 @@ def operator_states(
         for name, tensor, operator in operator_of_parameters(chunk):
             full_name = f"chunk{index}.{name}"
             compute.setdefault(operator, {})[full_name] = tensor
-            state = states.of(tensor) if isinstance(tensor, torch.nn.Parameter) else {}
+            state = states.of(name, tensor) if isinstance(tensor, torch.nn.Parameter) else {}
             found += bool(state)
             trained.setdefault(operator, {}).update(
                 (f"{full_name}.{key}", value) for key, value in state.items()

@@ -37,6 +37,19 @@ def master_of(parts: Sequence[MegatronOptimizer], parameter: torch.Tensor) -> to
     return getattr(parameter, "main_param", parameter)
 
 
+def is_sharded(parts: Sequence[MegatronOptimizer], parameter: torch.Tensor) -> bool:
+    """Returns whether the replicas share the optimizer's state of a parameter of the model.
+
+    A rank may then have none of it.
+    """
+    return any(
+        isinstance(part, DistributedOptimizer)
+        and not part.is_stub_optimizer
+        and any(parameter in buffer.param_index_map for buffer in part.buffers)
+        for part in parts
+    )
+
+
 def prepare_alone(part: MegatronOptimizer, *, overflowed: bool) -> bool:
     """Does what `prepare_grads` does, without its collective.
 

@@ -27,6 +27,8 @@ from megatron_moevement.policy.operators import Operator, OperatorId
 
 _STEP = ".step"
 _MASTER = ".master"
+_TENSORS = frozenset({"master", "exp_avg", "exp_avg_sq"})
+"""What Adam keeps of a parameter, besides its step counter."""
 
 
 class Content(Enum):
@@ -78,11 +80,17 @@ class LiveOperators:
         Args:
             chunks: this rank's model chunks.
             optimizer: with complete state.
+
+        Raises:
+            AssertionError: a tensor belongs to no operator, or nobody knows what the optimizer
+                keeps it for: whether it is changed in place, and what else goes with it.
         """
         self._chunks = chunks
         self._optimizer = optimizer
         _make_expert_bias_fp32(chunks)
         states = operator_states(chunks, optimizer)
+        for state in states:
+            _check_optimizer_state(state)
         self._full = {state.operator: _full_pieces(state) for state in states}
         self._compute = {state.operator: _compute_pieces(state) for state in states}
         self._steps = {state.operator: _step_counters(state) for state in states}
@@ -147,6 +155,21 @@ def _make_expert_bias_fp32(chunks: Sequence[torch.nn.Module]) -> None:
         for module in chunk.modules():
             if isinstance(module, TopKRouter) and module.enable_expert_bias:
                 module._maintain_float32_expert_bias()  # noqa: SLF001  (upstream's own)
+
+
+def _check_optimizer_state(state: OperatorState) -> None:
+    kept: dict[str, set[str]] = {}
+    for name, value in state.optimizer.items():
+        parameter, _, key = name.rpartition(".")
+        kept.setdefault(parameter, set()).add(key)
+        if key in _TENSORS and not isinstance(value, torch.Tensor):
+            raise AssertionError(f"{name} is {type(value).__name__}, no tensor")
+    for parameter, keys in kept.items():
+        if keys != _TENSORS | {"step"}:
+            raise AssertionError(
+                f"the optimizer keeps {', '.join(sorted(keys))} of {parameter}: snapshots are made "
+                f"of {', '.join(sorted(_TENSORS))} and step"
+            )
 
 
 def _buffers(state: OperatorState) -> list[Piece]:
