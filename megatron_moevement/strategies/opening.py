@@ -76,6 +76,7 @@ def open_sparse_checkpointing(
         settings.moevement_replication_interface,
         trained.device,
         pin=trained.pin,
+        faults=trained.faults,
     )
     return SparseCheckpointing(trained, live, memory, events, say)
 
