@@ -5,15 +5,13 @@ place is struck in ordinary training; those of a recovery are struck while it re
 """
 
 import shutil
-import signal
 
 import pytest
 
 from megatron_moevement.runtime.slots.store import process_folders
 from megatron_moevement.settings.faults import Place
-from megatron_moevement.testing.fork_server import JobFailedError
 from megatron_moevement.testing.interruption import Run, digest_differences
-from megatron_moevement.testing.protected_run import Case, check_replays, plans_of
+from megatron_moevement.testing.protected_run import Case, check_replays, die, plans_of
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(300)]
 
@@ -40,20 +38,6 @@ def run(megatron_fork_server, text, tmp_path):
     return Run(CASE.protected_program(megatron_fork_server, text), tmp_path)
 
 
-def die(run, place, steps, ranks=range(CASE.combination.world_size)):
-    """Runs a job that dies at the first of these steps that comes to the place.
-
-    The ranks that are struck die by themselves, unless they see another one dead before.
-    """
-    struck = ",".join(str(rank) for rank in ranks)
-    faults = [f"{step}:{place.value}@{struck}" for step in steps]
-    with run.start("--moevement-faults", *faults) as job:
-        result = job.wait()
-    dead = {rank for rank, code in enumerate(result.exit_codes) if code == -signal.SIGKILL}
-    if not dead or not dead <= set(ranks) or 0 in result.exit_codes or result.timed_out:
-        raise JobFailedError(f"{place}: {result.describe()}")
-
-
 def forget(run, process):
     """Takes a process's memory away."""
     (folder,) = run.store.iterdir()
@@ -68,7 +52,7 @@ def test_every_place_is_struck():
 def test_death_at_any_instruction_of_a_step_changes_no_bit(run, uninterrupted, chain):
     for step, place in enumerate(CHAINS[chain], start=FIRST):
         # A step that overflows has nothing to optimize; the next one does.
-        die(run, place, range(step, step + 3 if place is Place.OPTIMIZERS else step + 1))
+        die(run, CASE, place, range(step, step + 3 if place is Place.OPTIMIZERS else step + 1))
     assert digest_differences(run.finish(), uninterrupted(CASE)) == []
     check_replays(run, CASE, launches=len(CHAINS[chain]))
 
@@ -76,18 +60,18 @@ def test_death_at_any_instruction_of_a_step_changes_no_bit(run, uninterrupted, c
 def test_the_death_of_one_process_changes_no_bit(run, uninterrupted):
     chain = ((Place.COMMIT, 0), (Place.GATHER, 1), (Place.SEND, 0))
     for step, (place, rank) in enumerate(chain, start=FIRST):
-        die(run, place, [step], [rank])
+        die(run, CASE, place, [step], [rank])
     assert digest_differences(run.finish(), uninterrupted(CASE)) == []
     check_replays(run, CASE, launches=len(chain))
 
 
 def test_death_in_a_recovery_changes_no_bit_and_loses_no_step(run, uninterrupted):
     chain = (*RECOVERY, Place.COMMIT, Place.LEDGER, Place.GATHER)
-    die(run, Place.COMMITTED, [FIRST])
+    die(run, CASE, Place.COMMITTED, [FIRST])
     forget(run, 1)
     replayed = range(FIRST + 1)
     for place in chain:
-        die(run, place, replayed)
+        die(run, CASE, place, replayed)
     assert digest_differences(run.finish(), uninterrupted(CASE)) == []
     check_replays(run, CASE, launches=len(chain) + 1, cut=len(chain))
     assert {plan["target"] for plan in plans_of(run)} == {FIRST}
