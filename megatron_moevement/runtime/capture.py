@@ -13,7 +13,7 @@ import dataclasses
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from types import TracebackType
 
@@ -41,7 +41,7 @@ class CaptureError(RuntimeError):
 
 @dataclasses.dataclass(frozen=True)
 class _Snapshot:
-    copies: Sequence[HostCopy]
+    copies: Iterable[HostCopy]
     landed: Callable[[], None]
 
 
@@ -62,11 +62,11 @@ class Capture:
         self._thread = threading.Thread(target=self._run, name="capture")
         self._thread.start()
 
-    def begin(self, copies: Sequence[HostCopy], landed: Callable[[], None]) -> None:
+    def begin(self, copies: Iterable[HostCopy], landed: Callable[[], None]) -> None:
         """Begins a snapshot and returns at once.
 
         Args:
-            copies: what is copied.
+            copies: what is copied; the capture's thread goes through it.
             landed: called on the capture's thread when all of it lies in host memory.
 
         Raises:

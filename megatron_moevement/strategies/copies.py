@@ -8,9 +8,11 @@ from operator import methodcaller
 
 from megatron_moevement.policy.persistence import Acknowledgements
 from megatron_moevement.policy.schedule import Window
+from megatron_moevement.runtime.fault_points import NO_FAULTS, FaultPoints
 from megatron_moevement.runtime.replication.sender import SlotSender
 from megatron_moevement.runtime.slots.ring_file import RingFile
 from megatron_moevement.runtime.slots.slot_record import SlotRecord
+from megatron_moevement.settings.faults import Place
 
 _PATIENCE = timedelta(seconds=1)
 """Between two looks at who is silent."""
@@ -22,17 +24,25 @@ class Copies:
     The capture's thread sends them off; the training thread does the rest.
     """
 
-    def __init__(self, sender: SlotSender, ring: RingFile, holders: Sequence[int]) -> None:
+    def __init__(
+        self,
+        sender: SlotSender,
+        ring: RingFile,
+        holders: Sequence[int],
+        faults: FaultPoints = NO_FAULTS,
+    ) -> None:
         """Takes over the sender; closes it at the end.
 
         Args:
             sender: the connections.
             ring: this rank's slots.
             holders: the processes that are to keep copies.
+            faults: where this process kills itself.
         """
         self._sender = sender
         self._ring = ring
         self._holders = tuple(holders)
+        self._faults = faults
         self.sent_bytes = 0
 
     @property
@@ -81,6 +91,7 @@ class Copies:
         record = self._sender.fetch(
             process, self._ring.owner, window, slot, self._ring.buffer(step)
         )
+        self._faults.strike(step, Place.FETCH)
         self._ring.publish(record)
 
     def close(self) -> None:

@@ -13,6 +13,7 @@ from megatron_moevement.errors import UserError
 from megatron_moevement.policy.placement import Host
 from megatron_moevement.policy.schedule import WindowSchedule
 from megatron_moevement.runtime.agreement import AgreementError, all_gather_json, together
+from megatron_moevement.runtime.fault_points import FaultPoints
 from megatron_moevement.runtime.replication.handshake import Session
 from megatron_moevement.runtime.replication.sender import SlotSender
 from megatron_moevement.runtime.replication.server import ReplicaServer
@@ -20,6 +21,7 @@ from megatron_moevement.runtime.replication.stored_slots import StoredSlots
 from megatron_moevement.runtime.slots.journal import Journal
 from megatron_moevement.runtime.slots.ring_file import RingFile
 from megatron_moevement.runtime.slots.store import RingRole, StoreDirectory
+from megatron_moevement.settings.faults import Place
 from megatron_moevement.strategies.copies import Copies
 from megatron_moevement.strategies.job_plan import JobPlan
 
@@ -46,6 +48,7 @@ class JobMemory:
         device: torch.device,
         *,
         pin: Callable[[torch.Tensor], None],
+        faults: FaultPoints,
     ) -> None:
         """Takes over the store; closes it at the end.
 
@@ -56,6 +59,7 @@ class JobMemory:
             interface: where copies are received.
             device: where collectives keep their tensors.
             pin: makes host memory a target of asynchronous copies.
+            faults: where this process kills itself.
         """
         self.plan = plan
         self.host = host
@@ -63,6 +67,7 @@ class JobMemory:
         self._interface = interface
         self._device = device
         self._pin = pin
+        self._faults = faults
         self._own_ring: RingFile | None = None
         self._journal: Journal | None = None
         self._server: ReplicaServer | None = None
@@ -109,9 +114,15 @@ class JobMemory:
         peers = {process: (host, port) for process, host, port in addresses}
         assert self.host.rank is not None
         self._copies = Copies(
-            SlotSender(me, peers, deadline=_DEADLINE),
+            SlotSender(
+                me,
+                peers,
+                deadline=_DEADLINE,
+                halfway=lambda record: self._faults.strike(record.step, Place.SEND),
+            ),
             self.own_ring,
             self.plan.placement.holders[self.host.rank],
+            self._faults,
         )
 
     def _serve(self, me: Session) -> ReplicaServer:

@@ -24,6 +24,7 @@ from megatron_moevement.runtime.events import EventName, Events
 from megatron_moevement.runtime.ledger import LedgerEntry
 from megatron_moevement.runtime.progress import IterationCosts, Progress
 from megatron_moevement.runtime.slots.journal import JournalState
+from megatron_moevement.settings.faults import Place
 from megatron_moevement.strategies.memory import JobMemory
 from megatron_moevement.strategies.recovery import MemoryRecovery
 from megatron_moevement.strategies.replay import Replay
@@ -122,7 +123,9 @@ class SparseCheckpointing:
         agreed = None if persisted_start < 0 else self._schedule.window_of(persisted_start)
         before, self._persisted = self._persisted, newest_persisted(self._persisted, agreed)
         known = step if self._replay is None else max(step, self._replay.target)
+        self._trained.faults.strike(step, Place.LEDGER)
         self._memory.journal.commit(self._state(known), step, encode_entry(entry), entry.loss)
+        self._trained.faults.strike(step, Place.COMMITTED)
         if agreed is not None:
             self._windows.drop_before(agreed)
         if self._persisted is not None and self._persisted != before:
@@ -150,6 +153,7 @@ class SparseCheckpointing:
     def after_step(self) -> None:
         """Brings in the next slot of a replay."""
         if self._replay is not None:
+            self._trained.faults.strike(self._replay.reached + 1, Place.REPLAY)
             self._replay.enter(self._replay.reached + 1)
             self._end_replay_if_over()
 
@@ -184,6 +188,7 @@ class SparseCheckpointing:
             slot_layouts(self._schedule, rank, self._live),
             era=self._era,
             ring=SlotRing(ring_file.capacity, oldest=oldest, next_step=next_step),
+            faults=self._trained.faults,
         )
 
     def _state(self, committed: int) -> JournalState:

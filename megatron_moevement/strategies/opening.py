@@ -68,6 +68,7 @@ def open_sparse_checkpointing(
         settings.moevement_replication_interface,
         trained.device,
         pin=trained.pin,
+        faults=trained.faults,
     )
     work = FrozenWork.DROPPED if settings.moevement_no_frozen_skip else FrozenWork.SKIPPED
     return SparseCheckpointing(trained, live, memory, events, say, frozen_work=work)

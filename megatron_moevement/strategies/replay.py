@@ -26,6 +26,7 @@ from megatron_moevement.runtime.progress import Progress
 from megatron_moevement.runtime.replication.connection import DamagedSlotError
 from megatron_moevement.runtime.slots.ring_file import RingFile
 from megatron_moevement.runtime.slots.slot_record import EXTRAS
+from megatron_moevement.settings.faults import Place
 from megatron_moevement.strategies.scalars import SlotScalars, same_scalars
 from megatron_moevement.strategies.trained import Trained
 
@@ -163,6 +164,8 @@ class Replay:
         self._active |= full
         self._live.complete()
         self._freezing.set_active(self._active)
+        if slot == self.window.size - 1:
+            self._trained.faults.strike(step, Place.DENSE)
 
     def statistics(self, step: int) -> GradientStatistics | None:
         """Returns what the ledger says of a step's gradients; None once all operators are active.

@@ -16,6 +16,7 @@ from megatron_moevement.integrations.megatron.random_state import (
 from megatron_moevement.integrations.megatron.scheduler import Scheduler
 from megatron_moevement.policy.ranks import Layout, LogicalRank
 from megatron_moevement.policy.segments import Ends
+from megatron_moevement.runtime.fault_points import FaultPoints
 from megatron_moevement.runtime.ledger import Ledger
 from megatron_moevement.runtime.progress import Progress
 from megatron_moevement.strategies.scalars import SlotScalars
@@ -38,6 +39,7 @@ class Trained:
         device: where collectives keep their tensors.
         copy_stream: makes what copies to the host run on.
         pin: makes host memory a target of such copies.
+        faults: where this process kills itself.
     """
 
     chunks: Sequence[torch.nn.Module]
@@ -52,6 +54,7 @@ class Trained:
     device: torch.device
     copy_stream: Callable[[], CopyStream]
     pin: Callable[[torch.Tensor], None]
+    faults: FaultPoints
 
     def scalars(self, progress: Progress) -> SlotScalars:
         """Returns what belongs to the present state besides tensors."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 
 import torch
@@ -15,8 +16,10 @@ from megatron_moevement.policy.retention import retain
 from megatron_moevement.policy.ring import SlotRing
 from megatron_moevement.policy.schedule import Window, WindowSchedule
 from megatron_moevement.runtime.capture import Capture, CaptureError, HostCopy
+from megatron_moevement.runtime.fault_points import NO_FAULTS, FaultPoints
 from megatron_moevement.runtime.slots.ring_file import RingFile
 from megatron_moevement.runtime.slots.slot_record import EXTRAS, SlotPart, SlotRecord
+from megatron_moevement.settings.faults import Place
 from megatron_moevement.strategies.copies import Copies
 from megatron_moevement.strategies.scalars import SlotScalars
 
@@ -34,6 +37,7 @@ class WindowCapture:
         *,
         era: int,
         ring: SlotRing,
+        faults: FaultPoints = NO_FAULTS,
     ) -> None:
         """Goes on where a former launch ended, or begins.
 
@@ -45,6 +49,7 @@ class WindowCapture:
             layouts: for each slot what this rank captures.
             era: rollbacks that lie behind the job.
             ring: what the ring file holds that is needed.
+            faults: where this process kills itself.
         """
         self._capture = capture
         self._file = ring_file
@@ -53,6 +58,7 @@ class WindowCapture:
         self._layouts = layouts
         self._era = era
         self._ring = ring
+        self._faults = faults
         self.captured_bytes = 0
         self.stall = timedelta()
 
@@ -84,7 +90,11 @@ class WindowCapture:
             for part in layout.parts
             for piece, view in zip(part.pieces, part.views(buffer), strict=True)
         ]
-        self._capture.begin(copies, functools.partial(self._landed, step, payload_bytes))
+        self._faults.strike(step, Place.CAPTURE)
+        self._capture.begin(
+            self._passing_halfway(step, copies),
+            functools.partial(self._landed, step, payload_bytes),
+        )
         self.captured_bytes = layout.captured_bytes
 
     def await_commit(self) -> Window | None:
@@ -127,8 +137,17 @@ class WindowCapture:
                 for name, offset, size in places
             ),
         )
+        self._faults.strike(step, Place.PUBLISH)
         self._file.publish(record)
+        self._faults.strike(step, Place.AFTER_PUBLISH)
         self._copies.land(record)
+
+    def _passing_halfway(self, step: int, copies: Sequence[HostCopy]) -> Iterator[HostCopy]:
+        """Yields copies, and passes the fault point in the middle of them."""
+        for number, copy in enumerate(copies):
+            if number == len(copies) // 2:
+                self._faults.strike(step, Place.COPY)
+            yield copy
 
 
 def _source(piece: Piece) -> torch.Tensor:

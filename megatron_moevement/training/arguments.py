@@ -114,7 +114,7 @@ def _check(arguments: Arguments, world_size: int) -> None:
     check_run(arguments.run, arguments.parallelism.data_parallel_size(world_size))
     check_optimization(arguments.optimization, int(arguments.run.train_iters or 0))
     check_checkpointing(arguments.checkpointing)
-    check_fault_tolerance(arguments.fault_tolerance, arguments.checkpointing.save)
+    check_fault_tolerance(arguments.fault_tolerance, arguments.checkpointing.save, world_size)
     check_positions(arguments.data, arguments.architecture.position_embedding_type)
     _check_sequence(arguments)
     _check_interleaving(arguments, world_size)

@@ -31,6 +31,7 @@ from megatron_moevement.integrations.megatron.schedule import PipelineSchedule
 from megatron_moevement.integrations.megatron.scheduler import Scheduler, build_scheduler
 from megatron_moevement.integrations.megatron.transformer_config import Config, transformer_config
 from megatron_moevement.runtime.commit_barrier import CommitBarrier
+from megatron_moevement.runtime.fault_points import FaultPoints
 from megatron_moevement.runtime.ledger import Ledger
 from megatron_moevement.settings.launch import Launch
 from megatron_moevement.settings.run import num_microbatches
@@ -96,6 +97,7 @@ class Job:
     timers: PhaseTimers
     durable: DurableState
     checkpoints: CheckpointStore
+    faults: FaultPoints
 
     @property
     def vocab_size(self) -> int:
@@ -184,6 +186,7 @@ def _build_part(  # noqa: PLR0917  (what a process is, piece by piece)
         timers=timers,
         durable=durable,
         checkpoints=CheckpointStore(arguments.checkpointing, durable, model, device),
+        faults=FaultPoints(arguments.fault_tolerance.moevement_faults, launch.rank),
     )
 
 

@@ -81,6 +81,7 @@ def trained(job: Job) -> Trained:
         device=job.device,
         copy_stream=job.backend.copy_stream,
         pin=job.backend.pin,
+        faults=job.faults,
     )
 
 

@@ -26,8 +26,10 @@ from megatron_moevement.runtime.commit_barrier import (
     StopRequest,
     Vote,
 )
+from megatron_moevement.runtime.fault_points import NO_FAULTS, FaultPoints, Strike
 from megatron_moevement.runtime.ledger import Ledger, LedgerEntry
 from megatron_moevement.runtime.progress import Progress
+from megatron_moevement.settings.faults import Place
 from megatron_moevement.strategies.strategy import Strategy
 
 
@@ -59,6 +61,7 @@ class TrainStep:
         global_batch_size: int,
         progress: Progress,
         strategy: Strategy,
+        faults: FaultPoints = NO_FAULTS,
     ) -> None:
         """Binds the live objects.
 
@@ -73,6 +76,7 @@ class TrainStep:
             global_batch_size: samples per step.
             progress: where to start.
             strategy: protects the job.
+            faults: where this process kills itself.
         """
         self._schedule = schedule
         self._optimizer = optimizer
@@ -84,6 +88,7 @@ class TrainStep:
         self._global_batch_size = global_batch_size
         self.progress = progress
         self._strategy = strategy
+        self._faults = faults
 
     def run(self, stop: StopRequest) -> StepOutcome:
         """Trains the next step.
@@ -95,14 +100,18 @@ class TrainStep:
             DivergenceError: on all ranks, with the state unchanged.
         """
         step = self.progress.committed + 1
+        strike = self._faults.of_step(step)
         random_before = random_state()
-        loss = self._schedule.forward_backward(self._micro_batches())
+        loss = self._schedule.forward_backward(self._micro_batches(), strike)
+        strike(Place.PREPARE)
         statistics = self._optimizer.prepare(self._strategy.injected_statistics(step))
         if not is_finite(statistics):
             self._expert_bias.discard()
             raise DivergenceError(
                 f"step {step}: the gradient norm is {statistics.norm}; the step was not applied"
             )
+        window_start = self._strategy.await_commit(step)
+        strike(Place.BARRIER)
         agreement = self._barrier.wait(
             Vote(
                 step=step,
@@ -111,10 +120,12 @@ class TrainStep:
                 found_inf=statistics.found_inf,
                 grad_norm=statistics.norm,
                 stop=stop,
-                window_start=self._strategy.await_commit(step),
+                window_start=window_start,
             )
         )
-        entry = self._commit(step, statistics, agreement, random_before)
+        strike(Place.AFTER_BARRIER)
+        entry = self._commit(step, statistics, agreement, random_before, strike)
+        strike(Place.GATHER)
         self._optimizer.gather()
         self._strategy.after_step()
         return StepOutcome(entry=entry, stop=agreement.stop)
@@ -125,12 +136,15 @@ class TrainStep:
         statistics: GradientStatistics,
         agreement: Agreement,
         random_before: object,
+        strike: Strike,
     ) -> LedgerEntry:
         """Changes S_(k-1) into S_k, without collectives."""
         before = self.progress
         loss_scale = self._optimizer.loss_scale()
         groups = self._scheduler.parameter_groups()
-        applied = self._optimizer.commit(statistics)
+        strike(Place.COMMIT)
+        applied = self._optimizer.commit(statistics, strike)
+        strike(Place.AFTER_OPTIMIZERS)
         self._expert_bias.commit()
         if applied:
             self._scheduler.advance(self._global_batch_size)

@@ -64,4 +64,5 @@ def open_steps(
             global_batch_size=job.batches.global_batch_size,
             progress=start,
             strategy=strategy or Off(),
+            faults=job.faults,
         )

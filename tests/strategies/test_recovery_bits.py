@@ -1,7 +1,9 @@
 """A job all of whose processes are killed goes on from their memory, with the same bits.
 
-One test body over combinations of layout, precision, optimizer, experts, window and the rest. A few
-run by default; a set in which every two settings meet is marked slow and runs by one command:
+One test body over combinations of layout, precision, optimizer, experts, window, copies and the
+rest. Every second death comes from outside, at a random moment, the others at a place of a step
+that is drawn. A few run by default; a set in which every two settings meet is marked slow and runs
+by one command:
 
     ./scripts/recovery_campaign.sh
 """
@@ -10,13 +12,29 @@ from random import Random
 
 import pytest
 
-from megatron_moevement.testing.combinations import cover
+from megatron_moevement.settings.faults import Place
+from megatron_moevement.testing.combinations import FACTORS, Combination
 from megatron_moevement.testing.interruption import Run, digest_differences
-from megatron_moevement.testing.protected_run import Case, check_replays
+from megatron_moevement.testing.pairwise import cover_pairs
+from megatron_moevement.testing.protected_run import (
+    Case,
+    check_replays,
+    die,
+    kill_at_random,
+    next_death,
+)
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(400)]
 
-WINDOWS = (1, 2, 3, 5)
+PROTECTION = {"window": ["1", "2", "3", "5"], "replicas": ["2", "1", "0"]}
+NOT_ALWAYS_PASSED = (
+    Place.OPTIMIZERS,  # not in a step that overflows
+    Place.SEND,  # not without copies
+    Place.FETCH,
+    Place.REPLAY,
+    Place.DENSE,
+)
+PLACES = [place for place in Place if place not in NOT_ALWAYS_PASSED]
 EXAMPLES = (
     Case.of("edp3 fp16 distributed bias", 3),
     Case.of("vpp2 fp16 replicated grouped", 2),
@@ -26,7 +44,13 @@ EXAMPLES = (
     Case.of("edp3 bf16 replicated-overlap allgather", 1),
 )
 COVER = tuple(
-    Case(combination, WINDOWS[number % len(WINDOWS)]) for number, combination in enumerate(cover())
+    Case(
+        Combination(tuple(row[name] for name in FACTORS)),
+        window=int(row["window"]),
+        replicas=int(row["replicas"]),
+        deaths=3,
+    )
+    for row in cover_pairs(FACTORS | PROTECTION)
 )
 CASES = [
     *(pytest.param(case, id=case.name) for case in EXAMPLES),
@@ -43,9 +67,30 @@ def test_a_job_whose_processes_are_all_killed_ends_with_the_bits_of_one_that_is_
 ):
     random = Random(case.name)
     run = Run(case.protected_program(megatron_fork_server, text), tmp_path)
-    step = case.protected_from + random.randint(0, 1)
-    run.kill(step, random)
-    run.kill(step + 2 + random.randint(0, 1), random)
+    for death in range(case.deaths):
+        step = next_death(run, case) + random.randint(0, 1)
+        if death % 2:
+            die(run, case, random.choice(PLACES), [step])
+        else:
+            kill_at_random(run, case, step, random)
     assert digest_differences(run.finish(), uninterrupted(case)) == []
-    check_replays(run, case, launches=2)
+    check_replays(run, case, launches=case.deaths)
     assert list(run.store.rglob("*")) == []
+
+
+def test_every_two_settings_meet_in_the_cover():
+    seen = {
+        (one, other)
+        for case in COVER
+        for levels in ([*case.combination.levels, f"W{case.window}", f"r{case.replicas}"],)
+        for one in levels
+        for other in levels
+    }
+    factors = [
+        *FACTORS.values(),
+        [f"W{window}" for window in PROTECTION["window"]],
+        [f"r{replicas}" for replicas in PROTECTION["replicas"]],
+    ]
+    for number, factor in enumerate(factors):
+        for other in factors[number + 1 :]:
+            assert {(one, two) for one in factor for two in other} <= seen

@@ -38,11 +38,11 @@ def terminate_in(job, iteration):
     """Lets this process receive SIGTERM in the middle of an iteration."""
     forward_backward, calls = job.schedule.forward_backward, []
 
-    def interrupted(micro_batches):
+    def interrupted(micro_batches, *args):
         calls.append(1)
         if len(calls) == iteration:
             os.kill(os.getpid(), signal.SIGTERM)
-        return forward_backward(micro_batches)
+        return forward_backward(micro_batches, *args)
 
     job.schedule.forward_backward = interrupted
 

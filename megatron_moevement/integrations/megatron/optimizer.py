@@ -30,6 +30,8 @@ from megatron_moevement.integrations.megatron.masters import (
     prepare_alone,
 )
 from megatron_moevement.integrations.megatron.transformer_config import torch_dtype
+from megatron_moevement.runtime.fault_points import Strike, pass_by
+from megatron_moevement.settings.faults import Place
 from megatron_moevement.settings.optimization import Optimization
 from megatron_moevement.settings.parallelism import Parallelism
 from megatron_moevement.settings.precision import Precision
@@ -175,8 +177,12 @@ class SplitOptimizer:
             return 1.0
         return min(1.0, limit / (statistics.norm + 1e-6))
 
-    def commit(self, statistics: GradientStatistics) -> bool:
+    def commit(self, statistics: GradientStatistics, strike: Strike = pass_by) -> bool:
         """Clips and applies the gradients and moves the loss scalers; without collectives.
+
+        Args:
+            statistics: of the gradients.
+            strike: passes the fault points of the step.
 
         Returns:
             Whether the step was applied; an overflow skips it.
@@ -185,6 +191,7 @@ class SplitOptimizer:
             for part in self.parts:
                 self._clip(part, statistics)
                 self._apply(part)
+                strike(Place.OPTIMIZERS)
         for part in self.parts:
             scaler = getattr(part, "grad_scaler", None)
             if isinstance(scaler, CommittedGradScaler):

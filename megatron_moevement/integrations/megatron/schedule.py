@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -17,6 +17,8 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 
 from megatron_moevement.integrations.megatron.expert_bias import PendingExpertBias
 from megatron_moevement.integrations.megatron.optimizer import SplitOptimizer
+from megatron_moevement.runtime.fault_points import Strike, pass_by
+from megatron_moevement.settings.faults import Place
 
 MicroBatch = Mapping[str, torch.Tensor | None]
 """tokens, labels, loss_mask and position_ids, each `[micro_batch_size, seq_length]`."""
@@ -42,9 +44,11 @@ def masked_loss(
 
 
 def _forward_step(
-    batches: Iterator[MicroBatch], chunk: torch.nn.Module
+    halfway: Callable[[], None],
+    batches: Iterator[tuple[bool, MicroBatch]],
+    chunk: torch.nn.Module,
 ) -> tuple[torch.Tensor, partial[Any] | None]:
-    batch = next(batches)
+    is_halfway, batch = next(batches)
     output = chunk(
         batch["tokens"],
         batch["position_ids"],
@@ -52,6 +56,8 @@ def _forward_step(
         labels=batch["labels"],
         loss_mask=batch["loss_mask"],
     )
+    if is_halfway:
+        halfway()
     loss_mask = batch["loss_mask"]
     return output, None if loss_mask is None else partial(masked_loss, loss_mask)
 
@@ -100,14 +106,23 @@ class PipelineSchedule:
         }
         self._communicator = P2PCommunicator(groups.pp, config)
         config.grad_scale_func = optimizer.megatron.scale_loss
-        config.finalize_model_grads_func = finalize_model_grads
+        config.finalize_model_grads_func = self._finalize
+        self._strike: Strike = pass_by
         expert_bias.attach(config)
         if chunks[0].ddp_config.overlap_grad_reduce:
             no_sync = [chunk.no_sync for chunk in chunks]
             config.no_sync_func = no_sync if len(no_sync) > 1 else no_sync[0]
 
-    def forward_backward(self, micro_batches: Iterable[MicroBatch]) -> BatchLoss | None:
-        """Computes gradients and reduces them; returns the loss on the last stage."""
+    def forward_backward(
+        self, micro_batches: Iterable[MicroBatch], strike: Strike = pass_by
+    ) -> BatchLoss | None:
+        """Computes gradients and reduces them; returns the loss on the last stage.
+
+        Args:
+            micro_batches: of the step.
+            strike: passes the fault points of the step.
+        """
+        self._strike = strike
         for chunk in self._chunks:
             chunk.zero_grad_buffer()
         self._optimizer.megatron.zero_grad()
@@ -125,10 +140,14 @@ class PipelineSchedule:
 
     def _run(self, micro_batches: Iterable[MicroBatch], *, forward_only: bool) -> BatchLoss | None:
         batches = list(micro_batches)
-        iterators = [iter(batches) for _ in self._chunks]
+        middle = len(batches) // 2
+        marked = [
+            (number == middle and not forward_only, batch) for number, batch in enumerate(batches)
+        ]
+        iterators = [iter(marked) for _ in self._chunks]
         interleaved = len(self._chunks) > 1
         reports = get_forward_backward_func()(
-            forward_step_func=_forward_step,
+            forward_step_func=partial(_forward_step, partial(self._strike, Place.FORWARD_BACKWARD)),
             data_iterator=iterators if interleaved else iterators[0],
             model=self._chunks if interleaved else self._chunks[0],
             forward_only=forward_only,
@@ -137,6 +156,11 @@ class PipelineSchedule:
             **self._shape,
         )
         return self._loss(reports)
+
+    def _finalize(self, *args: Any, **kwargs: Any) -> None:
+        self._strike(Place.FINALIZE)
+        finalize_model_grads(*args, **kwargs)
+        self._strike(Place.AFTER_FINALIZE)
 
     def _loss(self, reports: Sequence[Mapping[str, torch.Tensor]]) -> BatchLoss | None:
         """Returns the mean loss per token over all micro-batches and replicas, on the last stage.

@@ -71,9 +71,21 @@ class PeerConnection:
             raise
 
     def store(
-        self, owner: LogicalRank, record: SlotRecord, payload: memoryview, deadline: Deadline
+        self,
+        owner: LogicalRank,
+        record: SlotRecord,
+        payload: memoryview,
+        deadline: Deadline,
+        halfway: Callable[[SlotRecord], None] = lambda record: None,
     ) -> None:
         """Sends a copy of a slot and waits until the peer has it.
+
+        Args:
+            owner: whose slot.
+            record: what it consists of.
+            payload: its bytes.
+            deadline: for sending and for the answer.
+            halfway: called when half of it was sent.
 
         Raises:
             DamagedSlotError: it arrived damaged.
@@ -82,7 +94,14 @@ class PeerConnection:
             OSError: the connection broke, or no answer came in time.
         """
         document = slot_document(owner, record)
-        self._channel.send(Kind.SLOT, self._me.generation, document, payload, deadline)
+        self._channel.send(
+            Kind.SLOT,
+            self._me.generation,
+            document,
+            payload,
+            deadline,
+            halfway=lambda: halfway(record),
+        )
         self._answer(Kind.STORED, deadline)
 
     def fetch(self, key: SlotKey, into: memoryview, deadline: Deadline) -> SlotRecord:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import queue
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future
 from datetime import timedelta
 
@@ -48,6 +49,8 @@ class PeerThread:
         address: Address,
         deadline: timedelta,
         account: CopyAccount,
+        *,
+        halfway: Callable[[SlotRecord], None] = lambda record: None,
     ) -> None:
         """Starts the thread, which connects at once.
 
@@ -57,12 +60,14 @@ class PeerThread:
             address: of its server.
             deadline: for connecting, and for each transfer with its acknowledgement.
             account: where the outcome is noted.
+            halfway: called when half of a slot was sent.
         """
         self._me = me
         self._process = process
         self._address = address
         self._deadline = deadline
         self._account = account
+        self._halfway = halfway
         self._lock = threading.Lock()
         self._waiting: queue.SimpleQueue[Delivery | None] = queue.SimpleQueue()
         self._channel: Channel | None = None
@@ -120,7 +125,8 @@ class PeerThread:
         owner, record = delivery.owner, delivery.record
         key = key_of(owner, record)
         try:
-            peer.store(owner, record, delivery.payload, Deadline(self._deadline))
+            deadline = Deadline(self._deadline)
+            peer.store(owner, record, delivery.payload, deadline, self._halfway)
         except DamagedSlotError as error:
             # Whose memory is it? What is intact here was damaged on the way, or there.
             if not record.damaged_parts(delivery.payload):

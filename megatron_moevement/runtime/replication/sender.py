@@ -45,16 +45,25 @@ class SlotSender:
     are acknowledged, refused or given up: the ring of the policy sees to it.
     """
 
-    def __init__(self, me: Session, peers: Mapping[int, Address], *, deadline: timedelta) -> None:
+    def __init__(
+        self,
+        me: Session,
+        peers: Mapping[int, Address],
+        *,
+        deadline: timedelta,
+        halfway: Callable[[SlotRecord], None] = lambda record: None,
+    ) -> None:
         """Connects to nobody yet.
 
         Args:
             me: who this process is.
             peers: for each process its server's address.
             deadline: from the start of a transfer to its acknowledgement.
+            halfway: called when half of a slot was sent, by the thread that sends it.
         """
         self._me = me
         self._deadline = deadline
+        self._halfway = halfway
         self._addresses = dict(peers)
         self._peers: dict[int, PeerThread] = {}
         self._account = CopyAccount()
@@ -115,7 +124,12 @@ class SlotSender:
             delivery = Delivery(owner, record, payload[: record.payload_bytes], outcome)
             if process not in self._peers:
                 self._peers[process] = PeerThread(
-                    self._me, process, self._addresses[process], self._deadline, self._account
+                    self._me,
+                    process,
+                    self._addresses[process],
+                    self._deadline,
+                    self._account,
+                    halfway=self._halfway,
                 )
             self._peers[process].deliver(delivery)
         return outcomes

@@ -12,7 +12,7 @@ import json
 import socket
 import struct
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from enum import IntEnum
 from typing import Any, Self
@@ -100,8 +100,18 @@ class Channel:
         document: Mapping[str, Any],
         payload: memoryview | None,
         deadline: Deadline,
+        *,
+        halfway: Callable[[], None] = lambda: None,
     ) -> None:
         """Sends a message; the payload goes out of the memory where it is.
+
+        Args:
+            kind: what it is about.
+            generation: of the sender.
+            document: its JSON.
+            payload: raw bytes that follow, if any.
+            deadline: for all of it.
+            halfway: called in the middle of the payload.
 
         Raises:
             OSError: the peer is gone, or does not read in time.
@@ -113,8 +123,12 @@ class Channel:
         self._socket.settimeout(deadline.remaining_s())
         self._socket.sendall(header + checksum + text)
         if payload is not None:
+            middle = payload_bytes // 2
             self._socket.settimeout(deadline.remaining_s())
-            self._socket.sendall(payload)
+            self._socket.sendall(payload[:middle])
+            halfway()
+            self._socket.settimeout(deadline.remaining_s())
+            self._socket.sendall(payload[middle:])
 
     def await_message(self) -> None:
         """Waits until a message begins, or the peer hangs up."""

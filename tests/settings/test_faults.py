@@ -1,0 +1,67 @@
+"""Faults on purpose: what the flag takes, and what it refuses."""
+
+import pytest
+
+from megatron_moevement.errors import UserError
+from megatron_moevement.policy.commit import COMMIT_SECTION, TRAINING_STEP
+from megatron_moevement.settings.faults import Fault, Place
+from megatron_moevement.testing.tiny_job import tiny_arguments
+
+
+def test_a_fault_names_a_step_a_place_and_ranks():
+    flags = ("--moevement-faults", "7:barrier", "12:commit@0,2")
+    assert tiny_arguments(*flags, world_size=3).fault_tolerance.moevement_faults == (
+        Fault(7, Place.BARRIER),
+        Fault(12, Place.COMMIT, frozenset({0, 2})),
+    )
+    assert tiny_arguments().fault_tolerance.moevement_faults == ()
+
+
+def test_a_fault_strikes_all_ranks_or_those_that_it_names():
+    assert [Fault.parse("3:send").strikes(process) for process in range(3)] == [True, True, True]
+    assert [Fault.parse("3:send@1").strikes(process) for process in range(3)] == [
+        False,
+        True,
+        False,
+    ]
+
+
+@pytest.mark.parametrize("place", Place)
+def test_every_place_can_be_named(place):
+    assert Fault.parse(f"1:{place.value}") == Fault(1, place)
+
+
+def test_places_have_the_names_of_the_commands_of_a_step():
+    commands = {one.name.lower().replace("_", "-") for one in (*TRAINING_STEP, *COMMIT_SECTION)}
+    assert {place.value for place in Place} & commands == {
+        "forward-backward",
+        "finalize",
+        "prepare",
+        "barrier",
+        "commit",
+        "optimizers",
+        "ledger",
+        "committed",
+    }
+
+
+@pytest.mark.parametrize(
+    ("spec", "reason"),
+    [
+        ("barrier", "is not STEP:PLACE"),
+        ("7", "is not STEP:PLACE"),
+        ("7:", "is not STEP:PLACE"),
+        ("-1:barrier", "expected at least one argument"),
+        ("x:barrier", "is not STEP:PLACE"),
+        ("7:barrier@", "is not STEP:PLACE"),
+        ("7:barrier@a", "is not STEP:PLACE"),
+        ("7:barrier@0,", "is not STEP:PLACE"),
+        ("7:nowhere", "names no place of a step: nowhere; there are forward-backward, finalize"),
+        ("7:barrier@0,2", "there is no rank 2, the job has 2; name ranks from 0 to 1"),
+    ],
+)
+def test_what_is_no_fault_is_refused_in_one_line(spec, reason):
+    with pytest.raises(UserError, match="--moevement-faults") as refused:
+        tiny_arguments("--moevement-faults", spec, world_size=2)
+    assert reason in str(refused.value)
+    assert "\n" not in str(refused.value)

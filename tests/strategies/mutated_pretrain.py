@@ -1,0 +1,13 @@
+"""The training program with mutations, named by its first arguments: `--mutation=NAME`."""
+
+import sys
+
+from megatron_moevement.testing.recovery_mutations import MUTATIONS
+from megatron_moevement.training.program import main
+
+if __name__ == "__main__":
+    prefix = "--mutation="
+    for argument in sys.argv:
+        if argument.startswith(prefix):
+            MUTATIONS[argument.removeprefix(prefix)]()
+    sys.exit(main([argument for argument in sys.argv[1:] if not argument.startswith(prefix)]))

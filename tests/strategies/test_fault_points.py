@@ -1,0 +1,77 @@
+"""Processes that die at a named instruction go on from their memory, with the same bits.
+
+A run is launched again and again, and dies at another place each time until it may finish. Every
+place is struck in ordinary training; those of a recovery are struck while it recovers.
+"""
+
+import shutil
+
+import pytest
+
+from megatron_moevement.runtime.slots.store import process_folders
+from megatron_moevement.settings.faults import Place
+from megatron_moevement.testing.interruption import Run, digest_differences
+from megatron_moevement.testing.protected_run import Case, check_replays, die, plans_of
+
+pytestmark = [pytest.mark.distributed, pytest.mark.timeout(300)]
+
+CASE = Case.of("vpp2 fp16 replicated grouped", 2)
+FIRST = CASE.protected_from + 1
+RECOVERY = (Place.FETCH, Place.REPLAY, Place.DENSE)
+CHAINS = {
+    "gradients": (Place.FORWARD_BACKWARD, Place.FINALIZE, Place.AFTER_FINALIZE, Place.PREPARE),
+    "commit": (
+        Place.BARRIER,
+        Place.AFTER_BARRIER,
+        Place.COMMIT,
+        Place.AFTER_OPTIMIZERS,
+        Place.OPTIMIZERS,
+    ),
+    "ledger": (Place.LEDGER, Place.COMMITTED, Place.GATHER),
+    "slot": (Place.CAPTURE, Place.COPY, Place.PUBLISH, Place.AFTER_PUBLISH, Place.SEND),
+}
+"""Where a run dies, one launch after the other."""
+
+
+@pytest.fixture
+def run(megatron_fork_server, text, tmp_path):
+    return Run(CASE.protected_program(megatron_fork_server, text), tmp_path)
+
+
+def forget(run, process):
+    """Takes a process's memory away."""
+    (folder,) = run.store.iterdir()
+    shutil.rmtree(process_folders(folder)[process])
+
+
+def test_every_place_is_struck():
+    assert sorted([*RECOVERY, *sum(CHAINS.values(), ())], key=list(Place).index) == list(Place)
+
+
+@pytest.mark.parametrize("chain", CHAINS)
+def test_death_at_any_instruction_of_a_step_changes_no_bit(run, uninterrupted, chain):
+    for step, place in enumerate(CHAINS[chain], start=FIRST):
+        # A step that overflows has nothing to optimize; the next one does.
+        die(run, CASE, place, range(step, step + 3 if place is Place.OPTIMIZERS else step + 1))
+    assert digest_differences(run.finish(), uninterrupted(CASE)) == []
+    check_replays(run, CASE, launches=len(CHAINS[chain]))
+
+
+def test_the_death_of_one_process_changes_no_bit(run, uninterrupted):
+    chain = ((Place.COMMIT, 0), (Place.GATHER, 1), (Place.SEND, 0))
+    for step, (place, rank) in enumerate(chain, start=FIRST):
+        die(run, CASE, place, [step], [rank])
+    assert digest_differences(run.finish(), uninterrupted(CASE)) == []
+    check_replays(run, CASE, launches=len(chain))
+
+
+def test_death_in_a_recovery_changes_no_bit_and_loses_no_step(run, uninterrupted):
+    chain = (*RECOVERY, Place.COMMIT, Place.LEDGER, Place.GATHER)
+    die(run, CASE, Place.COMMITTED, [FIRST])
+    forget(run, 1)
+    replayed = range(FIRST + 1)
+    for place in chain:
+        die(run, CASE, place, replayed)
+    assert digest_differences(run.finish(), uninterrupted(CASE)) == []
+    check_replays(run, CASE, launches=len(chain) + 1, cut=len(chain))
+    assert {plan["target"] for plan in plans_of(run)} == {FIRST}

@@ -1,0 +1,136 @@
+"""A recovery that does one thing wrongly does not end with the same bits.
+
+Without these, equal bits might come from a replay that has nothing to do. Some run by default, all:
+
+    ./scripts/recovery_mutations.sh
+"""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from megatron_moevement.settings.faults import Place
+from megatron_moevement.testing.fork_server import JobFailedError
+from megatron_moevement.testing.interruption import Run, digest_differences
+from megatron_moevement.testing.protected_run import Case, plans_of
+
+pytestmark = [pytest.mark.distributed, pytest.mark.timeout(300)]
+
+PROGRAM = Path(__file__).with_name("mutated_pretrain.py")
+RANDOM = "choose-experts-at-random"
+SMALL = Case.of("vpp2 fp16 replicated grouped", 2)
+BIAS = Case.of("edp3 fp16 distributed bias", 3)
+EXPERT_PARALLEL = Case.of("pp2-ep2 fp16 no-dropout", 2)
+OVERLAPPED = Case.of("edp3 bf16 distributed-overlap", 3)
+REPLICAS = Case.of("edp3 bf16 replicated", 3)
+
+
+def quick(mutation, case, *others):
+    return pytest.param(mutation, case, others, id=mutation)
+
+
+def slow(mutation, case, *others):
+    return pytest.param(mutation, case, others, id=mutation, marks=pytest.mark.slow)
+
+
+SEEN = [
+    quick("skip-first-step", SMALL),
+    quick("shift-ledger", SMALL),
+    slow("forget-expert-bias", BIAS),
+    slow("forget-second-scaler", EXPERT_PARALLEL),
+    slow("capture-gathered-parameters", OVERLAPPED),
+    slow("differ-between-replicas", REPLICAS),
+    slow("forget-expert-stream", SMALL, RANDOM),
+]
+HARMLESS = [
+    quick("do-nothing", SMALL),
+    slow(RANDOM, SMALL),
+    # The next slot overwrites what was stepped: it has all that is not trained yet.
+    slow("step-frozen-operators", SMALL),
+]
+
+
+def mutated(program, mutations):
+    flags = [f"--mutation={one}" for one in mutations]
+    return dataclasses.replace(program, path=PROGRAM, flags=(*flags, *program.flags))
+
+
+@pytest.fixture
+def died(megatron_fork_server, text, tmp_path):
+    """Returns a run under mutations that has died behind a persisted window."""
+
+    def of(mutations, case):
+        program = mutated(case.protected_program(megatron_fork_server, text), mutations)
+        run = Run(program, tmp_path / "killed")
+        fault = f"{case.protected_from + 2}:{Place.BARRIER.value}"
+        with run.start("--moevement-faults", fault) as job:
+            job.wait()
+        return run
+
+    return of
+
+
+@pytest.fixture
+def differences(megatron_fork_server, text, uninterrupted, tmp_path, died):
+    """Returns where a run that dies and goes on under mutations differs from one that does not."""
+
+    def of(mutation, case, others):
+        if RANDOM in (mutation, *others):
+            program = mutated(case.program(megatron_fork_server, text), [RANDOM])
+            expected = Run(program, tmp_path / "uninterrupted").finish()
+        else:
+            expected = uninterrupted(case)
+        run = died([mutation, *others], case)
+        found = digest_differences(run.finish(), expected)
+        (plan,) = plans_of(run)
+        assert plan["verdict"] == "GLOBAL"
+        assert plan["target"] - plan["window"] >= case.window - 1
+        return found
+
+    return of
+
+
+@pytest.mark.parametrize(("mutation", "case", "others"), SEEN)
+def test_a_mutation_changes_bits(differences, mutation, case, others):
+    assert differences(mutation, case, others) != []
+
+
+@pytest.mark.parametrize(("mutation", "case", "others"), HARMLESS)
+def test_what_mutates_nothing_that_counts_changes_no_bit(differences, mutation, case, others):
+    assert differences(mutation, case, others) == []
+
+
+def test_without_step_counters_the_dense_state_is_noticed_to_be_wrong(died):
+    run = died(["drop-adam-step"], SMALL)
+    with pytest.raises(JobFailedError, match="parameters count different steps"):
+        run.finish()
+
+
+def moved_while_frozen(mutation):
+    """Returns which tensors of frozen operators a step moves, under a mutation."""
+    from megatron_moevement.runtime.commit_barrier import StopRequest  # noqa: PLC0415
+    from megatron_moevement.runtime.progress import START  # noqa: PLC0415
+    from megatron_moevement.testing.frozen_step import FrozenStep, differences  # noqa: PLC0415
+    from megatron_moevement.testing.recovery_mutations import MUTATIONS  # noqa: PLC0415
+    from megatron_moevement.testing.tiny_job import tiny_job  # noqa: PLC0415
+    from megatron_moevement.training.steps import build_datasets, open_steps  # noqa: PLC0415
+
+    MUTATIONS[mutation]()
+    with tiny_job("--bf16") as job, open_steps(job, build_datasets(job), START) as step:
+        step.run(StopRequest.NONE)
+        frozen = FrozenStep(job, step._micro_batches())
+        statistics = frozen.run(frozenset(frozen.operators())).statistics
+        frozen.restore()
+        before = frozen.state()
+        after = frozen.run(frozenset(), statistics).state
+        return [name for one in before for name in differences(before[one], after[one])]
+
+
+@pytest.mark.parametrize(
+    ("mutation", "moves"), [("do-nothing", False), ("step-frozen-operators", True)]
+)
+def test_a_step_with_gradients_of_zeros_moves_what_is_frozen(megatron_fork_server, mutation, moves):
+    job = megatron_fork_server.run(moved_while_frozen, world_size=1, args=[mutation])
+    (moved,) = job.check().values
+    assert bool(moved) == moves
