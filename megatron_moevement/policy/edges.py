@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from megatron_moevement.policy.plan import Plan, Verdict
+from megatron_moevement.policy.plan import Plan, WindowEdges
 from megatron_moevement.policy.schedule import WindowSchedule
 
 
@@ -12,9 +12,9 @@ def schedule_after(plan: Plan, schedule: WindowSchedule) -> WindowSchedule:
     """Returns the schedule that is in force once a plan is carried out.
 
     A replay captures the slots of the window in flight again under that window's own schedule: a
-    moved edge would pin the old window for ever where faults come closer than W steps. Only after
-    a rollback, when no slot is left, a first window begins anew.
+    moved edge would pin the old window for ever where faults come closer than W steps. Only where
+    nothing is left to replay from, a first window begins anew.
     """
-    if plan.verdict is not Verdict.ROLLBACK:
+    if plan.edges is WindowEdges.KEPT:
         return schedule
     return dataclasses.replace(schedule, epoch=plan.epoch, first_step=plan.target)

@@ -42,6 +42,16 @@ class Ending(Enum):
     FAILURE = "failure"
 
 
+class WindowEdges(Enum):
+    """Where windows begin once a plan is carried out."""
+
+    KEPT = "kept"
+    """Where they would have begun without the fault."""
+
+    ANEW = "anew"
+    """At the target. All slots, logs and ledger entries are dropped before training goes on."""
+
+
 class Origin(Enum):
     """What a replaying stage starts from."""
 
@@ -133,6 +143,7 @@ class Plan:
         ending: how the job ends, if it does.
         era: how many rollbacks lie behind the job once the plan is carried out.
         epoch: of the window schedule that is then in force.
+        edges: whether windows go on, or begin anew because nothing is left to replay from.
     """
 
     generation: int
@@ -151,6 +162,7 @@ class Plan:
     ending: Ending = Ending.NONE
     era: int = 0
     epoch: int = 0
+    edges: WindowEdges = WindowEdges.KEPT
 
     @property
     def replayed_steps(self) -> int:

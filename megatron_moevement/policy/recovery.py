@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from megatron_moevement.policy.facts import Condition, Facts, LiveState, ProcessFacts
+from megatron_moevement.policy.eras import of_newest_era
+from megatron_moevement.policy.facts import Facts
 from megatron_moevement.policy.log_cover import LogCover
 from megatron_moevement.policy.plan import (
     Ending,
@@ -20,6 +21,7 @@ from megatron_moevement.policy.plan import (
     SlotSources,
     StageReplay,
     Verdict,
+    WindowEdges,
 )
 from megatron_moevement.policy.rollforward import (
     Progress,
@@ -69,13 +71,14 @@ def plan_recovery(facts: Facts) -> Plan:
     Raises:
         InconsistentFactsError: a survivor is behind and can't roll forward.
     """
-    facts = _of_newest_era(facts)
+    facts = of_newest_era(facts)
     target = newest_committed(facts.processes)
     if facts.vacant:
         return _without_spare(facts, target)
     if target is None:
         return _without_memory(facts, "no process knows of a committed step")
-    survey = _survey(facts, target)
+    found = _survey(facts, target)
+    survey = _without_gaps(facts, found)
     if not survey.behind:
         return _resume(facts, survey)
     windows = _candidates(facts)
@@ -84,32 +87,11 @@ def plan_recovery(facts: Facts) -> Plan:
         if plan is not None:
             return plan
     what = "no persisted window is whole" if windows else "no window was persisted yet"
+    if not found.behind:
+        return _resume_with_new_windows(
+            facts, found, f"{_stages(survey.behind)} lost a slot, {what}"
+        )
     return _without_memory(facts, f"{_stages(survey.behind)} can't go on and {what}")
-
-
-def _of_newest_era(facts: Facts) -> Facts:
-    """Returns the facts by process, without what a process has from before a rollback.
-
-    A fault in the middle of a rollback leaves some ranks on either side of it. They agreed on it
-    because nothing else was left, so those that did not get there have nothing to offer.
-    """
-    newest = max((process.era for process in facts.processes), default=0)
-    processes = tuple(
-        process if process.era == newest else _without_memory_of(process)
-        for process in sorted(facts.processes, key=lambda process: process.process)
-    )
-    return dataclasses.replace(facts, processes=processes)
-
-
-def _without_memory_of(process: ProcessFacts) -> ProcessFacts:
-    return ProcessFacts(
-        process.process,
-        process.domain,
-        process.rank,
-        None,
-        LiveState(Condition.ABSENT),
-        epoch=process.epoch,
-    )
 
 
 def _era(facts: Facts) -> int:
@@ -127,10 +109,15 @@ def _survey(facts: Facts, target: int) -> Survey:
         coupled = coupled_stages(facts.layout, facts.ends, stage)
         together = _progress_of(facts, stage, coupled, target)
         progress[stage] = together or _progress_of(facts, stage, (stage,), target)
-    steps = {stage: each.step for stage, each in progress.items() if each is not None}
+    return Survey(target, tuple(progress.values()))
+
+
+def _without_gaps(facts: Facts, survey: Survey) -> Survey:
+    """Returns the survey without the states that can't complete the window in flight."""
+    steps = {stage: each.step for stage, each in enumerate(survey.progress) if each is not None}
     gaps = stages_with_gaps(facts, _persisted(facts), steps)
-    progress.update(dict.fromkeys(gaps))
-    return Survey(target, tuple(progress.values()), gaps)
+    progress = (None if stage in gaps else each for stage, each in enumerate(survey.progress))
+    return Survey(survey.target, tuple(progress), gaps)
 
 
 def _progress_of(
@@ -309,6 +296,20 @@ def _resume(facts: Facts, survey: Survey) -> Plan:
     )
 
 
+def _resume_with_new_windows(facts: Facts, survey: Survey, why: str) -> Plan:
+    """Goes on without anything to replay from: the states stand, and the job is lost without them.
+
+    What the stores hold never becomes a whole window. It is dropped, and a first window begins.
+    """
+    return dataclasses.replace(
+        _resume(facts, survey),
+        reason=f"all ranks hold step {survey.target}; {why}: windows begin anew",
+        persisted=None,
+        edges=WindowEdges.ANEW,
+        epoch=_epoch(facts) + 1,
+    )
+
+
 def _without_spare(facts: Facts, target: int | None) -> Plan:
     """Ends the job, with everything that is left written for the next launch.
 
@@ -348,6 +349,7 @@ def _without_memory(facts: Facts, why: str) -> Plan:
         verdict=Verdict.ROLLBACK,
         reason=f"{why}: back to the durable checkpoint of step {facts.durable}",
         target=facts.durable,
+        edges=WindowEdges.ANEW,
         era=_era(facts) + 1,
         epoch=_epoch(facts) + 1,
     )

@@ -10,7 +10,14 @@ import pytest
 
 from megatron_moevement.policy.boundary import Direction
 from megatron_moevement.policy.facts import Condition, Holding, InconsistentFactsError, LiveState
-from megatron_moevement.policy.plan import Ending, LogSource, Origin, RollForward, Verdict
+from megatron_moevement.policy.plan import (
+    Ending,
+    LogSource,
+    Origin,
+    RollForward,
+    Verdict,
+    WindowEdges,
+)
 from megatron_moevement.policy.ranks import Layout, LogicalRank
 from megatron_moevement.policy.recovery import plan_recovery
 from megatron_moevement.policy.schedule import Window
@@ -184,6 +191,35 @@ def test_rollback_when_every_holder_of_a_slot_is_lost():
     plan = plan_recovery(facts)
     assert (plan.verdict, plan.target) == (Verdict.ROLLBACK, 10)
     assert "no persisted window is whole" in plan.reason
+
+
+def with_a_slot_in_flight_damaged(job):
+    """Lets all copies of S_4 of one rank be damaged; nobody is lost."""
+    facts = job.facts()
+    for process in range(len(facts.processes)):
+        facts = without_slots(facts, process, LogicalRank(1), 0b010)
+    return facts
+
+
+def test_windows_begin_anew_when_a_slot_is_lost_and_all_states_stand():
+    job = Job(Layout(pp=2), step=5, durable=2)  # the windows start at 0 and 3
+    plan = plan_recovery(with_a_slot_in_flight_damaged(job))
+    assert (plan.verdict, plan.target) == (Verdict.RESUME, 5)
+    assert (plan.edges, plan.epoch, plan.persisted) == (WindowEdges.ANEW, 1, None)
+    assert "stage 1 lost a slot, no persisted window is whole: windows begin anew" in plan.reason
+
+
+def test_windows_do_not_begin_anew_when_a_state_is_lost_too():
+    job = Job(Layout(pp=2), step=5, durable=2)
+    plan = plan_recovery(without_processes(with_a_slot_in_flight_damaged(job), {0}))
+    assert (plan.verdict, plan.target) == (Verdict.ROLLBACK, 2)
+
+
+def test_who_follows_the_others_does_so_before_windows_begin_anew():
+    job = Job(Layout(pp=2), step=5, behind=frozenset({LogicalRank(0)}))
+    plan = plan_recovery(with_a_slot_in_flight_damaged(job))
+    assert (plan.verdict, plan.edges) == (Verdict.RESUME, WindowEdges.ANEW)
+    assert plan.roll_forward == (RollForward(LogicalRank(0), 5),)
 
 
 def test_abort_when_there_is_nothing_to_roll_back_to():

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from megatron_moevement.policy.boundary import is_ring
 from megatron_moevement.policy.facts import Condition
-from megatron_moevement.policy.plan import Origin, Verdict
+from megatron_moevement.policy.plan import Origin, Verdict, WindowEdges
 from megatron_moevement.policy.ranks import Layout
 from megatron_moevement.policy.recovery import plan_recovery
 from megatron_moevement.policy.retention import max_replayed_steps
@@ -39,11 +39,12 @@ from megatron_moevement.testing.job_facts import Job, without_processes
 
 REPLAYS = {Verdict.LOCALIZED, Verdict.GLOBAL}
 GETTING_WORSE = [
-    Verdict.RESUME,
-    Verdict.LOCALIZED,
-    Verdict.GLOBAL,
-    Verdict.ROLLBACK,
-    Verdict.ABORT,
+    (Verdict.RESUME, WindowEdges.KEPT),
+    (Verdict.LOCALIZED, WindowEdges.KEPT),
+    (Verdict.GLOBAL, WindowEdges.KEPT),
+    (Verdict.RESUME, WindowEdges.ANEW),
+    (Verdict.ROLLBACK, WindowEdges.ANEW),
+    (Verdict.ABORT, WindowEdges.KEPT),
 ]
 CASES = first_faults() | second_faults()
 
@@ -92,6 +93,11 @@ def first_slots(case, window, starts):
         if state is None or state[0] != starts[stage] or state[1] is not None
         for rank in case.facts.layout.stage_ranks(stage)
     }
+
+
+def stands(case, states):
+    """Returns whether every stage holds the target whole."""
+    return all(state == (target_of(case.facts), None) for state in states.values())
 
 
 @often
@@ -147,9 +153,9 @@ def test_as_many_stages_as_possible_keep_as_much_as_possible(case):
 def test_the_window_is_the_newest_that_was_persisted_and_is_whole(case):
     facts = case.facts
     plan = plan_recovery(facts)
-    stands = all(state == (target_of(facts), None) for state in case.left.values())
-    assert (plan.verdict is Verdict.RESUME) == (stands and not facts.vacant)
-    if facts.vacant or stands:
+    if facts.vacant or stands(case, case.left):
+        assert plan.verdict is (Verdict.ABORT if facts.vacant else Verdict.RESUME)
+        assert plan.edges is WindowEdges.KEPT
         return
     whole = [
         window
@@ -159,6 +165,9 @@ def test_the_window_is_the_newest_that_was_persisted_and_is_whole(case):
     if whole:
         assert plan.verdict in REPLAYS
         assert plan.window == max(whole)
+    elif stands(case, case.reached):
+        assert (plan.verdict, plan.edges) == (Verdict.RESUME, WindowEdges.ANEW)
+        assert (plan.persisted, plan.epoch) == (None, 1)
     else:
         lost = Verdict.ABORT if facts.durable is None else Verdict.ROLLBACK
         assert plan.verdict is lost
@@ -329,7 +338,8 @@ def test_the_ledger_comes_from_one_who_has_all_of_it(case):
 def test_another_copy_never_makes_a_plan_worse(case, data):
     plan = plan_recovery(case.facts)
     better = plan_recovery(data.draw(with_another_copy(case)))
-    assert GETTING_WORSE.index(better.verdict) <= GETTING_WORSE.index(plan.verdict)
+    former, now = ((each.verdict, each.edges) for each in (plan, better))
+    assert GETTING_WORSE.index(now) <= GETTING_WORSE.index(former)
     assert better.is_flush or not plan.is_flush or better.verdict is not Verdict.ABORT
     if plan.verdict in REPLAYS:
         for stage in range(case.facts.layout.pp):

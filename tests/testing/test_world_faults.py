@@ -10,8 +10,9 @@ from collections import Counter
 import pytest
 
 from megatron_moevement.policy import commit
-from megatron_moevement.policy.plan import Verdict
+from megatron_moevement.policy.plan import Verdict, WindowEdges
 from megatron_moevement.policy.ranks import Layout
+from megatron_moevement.policy.recovery import plan_recovery
 from megatron_moevement.policy.retention import max_log_steps, max_replayed_steps
 from megatron_moevement.policy.ring import ring_capacity
 from megatron_moevement.testing.campaign import Failure, play
@@ -141,3 +142,41 @@ def test_faults_close_together_show_a_window_edge_that_moves():
     failure = play(scenario, mutation_named("window-edge-moved").policies)
     assert isinstance(failure, Failure)
     assert failure.what == "8 window edges"
+
+
+def damaged_slots_and_false_alarms(scenario):
+    """Yields the scenario with a slot that is damaged, noticed, and a second alarm soon after."""
+    commits = watch(scenario).commits
+    for tick in range(commits[1], commits[scenario.window], 7):
+        for later in (40, 75):
+            faults = (
+                Fault(FaultKind.CORRUPT_SLOT, tick),
+                Fault(FaultKind.FALSE_ALARM, tick + 1),
+                Fault(FaultKind.FALSE_ALARM, tick + later),
+            )
+            yield dataclasses.replace(scenario, faults=faults)
+
+
+def test_a_damaged_slot_costs_no_step_while_every_state_stands():
+    scenario = Scenario(1, Layout(pp=2, dp=2), window=3, replicas=0, steps=15, initial_state=False)
+    edges = Counter()
+    for each in damaged_slots_and_false_alarms(scenario):
+        seen = watch(each)
+        verdicts = {plan.verdict for plan in seen.outcome.plans}
+        assert verdicts <= {Verdict.RESUME, Verdict.LOCALIZED, Verdict.GLOBAL}
+        assert max(seen.commits) == scenario.steps
+        edges.update(plan.edges for plan in seen.outcome.plans)
+    assert edges[WindowEdges.ANEW] >= 10
+
+
+def test_states_that_stand_are_missed_when_they_are_given_up():
+    def gives_up(facts):
+        plan = plan_recovery(facts)
+        if plan.edges is WindowEdges.KEPT:
+            return plan
+        return dataclasses.replace(plan, verdict=Verdict.ROLLBACK, target=0, era=1)
+
+    scenario = Scenario(1, Layout(pp=2, dp=2), window=3, replicas=0, steps=15)
+    worlds = damaged_slots_and_false_alarms(scenario)
+    results = [play(each, Policies(plan_recovery=gives_up)) for each in worlds]
+    assert "7 progress" in {each.what for each in results if isinstance(each, Failure)}

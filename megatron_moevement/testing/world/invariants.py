@@ -12,7 +12,7 @@ from megatron_moevement.policy.facts import Condition, Facts, ProcessFacts
 from megatron_moevement.policy.lifecycle import Phase
 from megatron_moevement.policy.operators import OperatorId, OperatorKind
 from megatron_moevement.policy.persistence import SlotKey
-from megatron_moevement.policy.plan import Ending, Origin, Plan, Verdict
+from megatron_moevement.policy.plan import Ending, Origin, Plan, Verdict, WindowEdges
 from megatron_moevement.policy.ring import ring_capacity
 from megatron_moevement.policy.schedule import Window
 from megatron_moevement.testing.world.live import SlotContent
@@ -33,6 +33,7 @@ class Invariants:
         self._world = world
         self._moved: set[int] = set()
         self._judged: set[int] = set()
+        self._anew: set[int] = set()
         self._committed: dict[tuple[int, int], int] = {}
         self._ever_held: dict[SlotKey, set[int]] = {}
         self._persisted: dict[int, Window] = {}
@@ -215,18 +216,28 @@ class Invariants:
         if plan.generation in self._judged:
             return
         self._judged.add(plan.generation)
+        era = max(each.era for each in facts.processes)
         known = [
             each.committed
             for each in facts.processes
-            if each.committed is not None and each.era == plan.era
+            if each.committed is not None and each.era == era
         ]
         if plan.verdict in {Verdict.RESUME, Verdict.LOCALIZED, Verdict.GLOBAL}:
             newest = max(known)
             require(plan.target == newest, "4 target", plan.target, "instead of", newest)
             _has_sources(plan, facts)
             self._keeps_progress(plan, facts)
+            if plan.edges is WindowEdges.ANEW:
+                self._nothing_left(facts, plan)
         elif not (plan.verdict is Verdict.ABORT and plan.ending is Ending.FLUSH):
             self._nothing_left(facts, plan)
+            stand = not facts.vacant and all(
+                process.era == era
+                and process.live.condition is Condition.DENSE
+                and max(known) in {process.live.step, process.live.finished}
+                for process in facts.by_rank.values()
+            )
+            require(not stand, "7 progress", plan.verdict.value, "although every rank holds", known)
 
     def _keeps_progress(self, plan: Plan, facts: Facts) -> None:
         """7: a stage that lost nothing goes on from where it is, if its log reaches back."""
@@ -306,6 +317,13 @@ class Invariants:
 
     def _newest_era(self) -> int:
         return max(process.store.era for process in self._world.live)
+
+    def begins_anew(self, plan: Plan) -> None:
+        """Forgets the windows of an era when its first process does."""
+        if plan.generation not in self._anew:
+            self._anew.add(plan.generation)
+            self._persisted.pop(plan.era, None)
+            self._newest_window.pop(plan.era, None)
 
     def resumed(self, process: Process, plan: Plan) -> None:
         """Checks the state that training goes on from."""

@@ -25,20 +25,23 @@ class Inventory:
         holders: who keeps copies of its slots so far.
         slots: the intact slots that it has.
         needed: those of its own that are still needed, whoever has them.
+        in_flight: those of them that a window to come needs.
     """
 
     rank: LogicalRank | None
     holders: tuple[int, ...]
     slots: frozenset[SlotKey]
     needed: frozenset[int]
+    in_flight: frozenset[int]
 
 
 @dataclasses.dataclass(frozen=True)
 class Protection:
-    """What everybody agrees on: who holds copies, and which have to be made."""
+    """What everybody agrees on: who holds copies, which have to be made, and what is nowhere."""
 
     placement: Placement
     copies: ReplicationPlan
+    lost: tuple[tuple[LogicalRank, int], ...]
 
 
 def protect(world: World, process: Process, members: tuple[int, ...]) -> Generator[Wait, Any, None]:
@@ -46,12 +49,20 @@ def protect(world: World, process: Process, members: tuple[int, ...]) -> Generat
     if process.capturing is not None:
         yield Until(lambda: process.capturing is None, "the capture")
     intact = frozenset(key for key, stored in process.store.slots.items() if stored.intact)
-    own = Inventory(process.rank, process.holders, intact, frozenset(process.ring.steps))
+    persisted = process.store.persisted
+    first = process.ring.oldest if persisted is None else persisted.last + 1
+    needed = frozenset(process.ring.steps)
+    in_flight = frozenset(step for step in needed if step >= first)
+    own = Inventory(process.rank, process.holders, intact, needed, in_flight)
 
     def combine(published: dict[int, Inventory]) -> Protection:
         return _plan(world, published)
 
     protection: Protection = yield Join(("protect",), members, process.number, own, combine)
+    if protection.lost:
+        world.report(f"{process} hears that a slot of step {protection.lost[0][1]} is nowhere")
+        world.restarts.restart_soon()
+        yield Until(lambda: False, "the restart")
     if process.rank is not None:
         process.holders = protection.placement.holders[process.rank]
         world.invariants.placed(process, members)
@@ -96,7 +107,14 @@ def _plan(world: World, published: dict[int, Inventory]) -> Protection:
     copies = world.policies.plan_replication(
         {key: frozenset(numbers) for key, numbers in held.items()}, placement, hosts
     )
-    return Protection(placement, copies)
+    there = {(key.owner, key.step) for key in held}
+    lost = (
+        (inventory.rank, step)
+        for inventory in published.values()
+        for step in sorted(inventory.in_flight)
+        if inventory.rank is not None and (inventory.rank, step) not in there
+    )
+    return Protection(placement, copies, tuple(lost))
 
 
 def _acknowledgements(process: Process, own: Inventory, protection: Protection) -> Acknowledgements:

@@ -9,7 +9,7 @@ from megatron_moevement.policy.commit import EarlyState, Fate
 from megatron_moevement.policy.facts import Facts, ProcessFacts
 from megatron_moevement.policy.lifecycle import Event, event_of
 from megatron_moevement.policy.persistence import SlotKey
-from megatron_moevement.policy.plan import Origin, Plan, Verdict
+from megatron_moevement.policy.plan import Origin, Plan, Verdict, WindowEdges
 from megatron_moevement.policy.ring import SlotRing, ring_capacity
 from megatron_moevement.testing.world.live import Live
 from megatron_moevement.testing.world.process import (
@@ -56,9 +56,9 @@ def recover(world: World, process: Process, members: tuple[int, ...]) -> Program
     elif event is Event.REPLAYS:
         yield from _fetch(world, process, plan)
         yield from _replay(world, process, plan)
-    if event is not Event.LOADS:
-        process.schedule = world.policies.schedule_after(plan, process.schedule)
     yield Join(("replayed",), members, process.number, None, len)
+    if event is not Event.LOADS:
+        _go_on(world, process, plan)
     if event is Event.SERVES:
         process.lifecycle = world.policies.advance(process.lifecycle, Event.SERVED)
     yield from protect(world, process, members)
@@ -196,6 +196,23 @@ def _load(world: World, process: Process, plan: Plan) -> Commands:
         store.committed = plan.target
     process.ring = SlotRing(process.ring.capacity, plan.target, plan.target)
     process.lifecycle = world.policies.advance(process.lifecycle, Event.LOADED)
+
+
+def _go_on(world: World, process: Process, plan: Plan) -> None:
+    """Adopts the schedule that is then in force, once every rank holds the target.
+
+    Where windows begin anew, the live state is kept and all else is dropped.
+    """
+    process.schedule = world.policies.schedule_after(plan, process.schedule)
+    if plan.edges is WindowEdges.KEPT:
+        return
+    world.invariants.begins_anew(plan)
+    process.store.slots.clear()
+    process.store.logs.clear()
+    process.store.ledger.clear()
+    process.store.persisted = None
+    process.capturing = None
+    process.ring = SlotRing(process.ring.capacity, plan.target, plan.target)
 
 
 def _fetch(world: World, process: Process, plan: Plan) -> Commands:
