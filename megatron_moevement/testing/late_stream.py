@@ -1,0 +1,42 @@
+"""A copy stream as bad as its promise allows: copies run late, in any order, up to the join."""
+
+from __future__ import annotations
+
+import time
+from random import Random
+
+import torch
+
+
+class LateStream:
+    """Holds copies back until somebody waits for them, then runs them in a random order."""
+
+    def __init__(self, seed: int, longest_wait_s: float = 0.005) -> None:
+        """Makes a stream; the same seed gives the same order.
+
+        Args:
+            seed: of the order.
+            longest_wait_s: before each copy.
+        """
+        self._random = Random(seed)  # noqa: S311  (no secret)
+        self._longest_wait_s = longest_wait_s
+        self._waiting: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.orders: list[tuple[int, ...]] = []
+
+    def fork(self) -> None:
+        """Does nothing: nothing is enqueued on the host."""
+
+    def copy(self, source: torch.Tensor, target: torch.Tensor) -> None:
+        """Takes a copy down for later."""
+        self._waiting.append((source, target))
+
+    def join(self) -> None:
+        """Runs all copies."""
+        order = list(range(len(self._waiting)))
+        self._random.shuffle(order)
+        self.orders.append(tuple(order))
+        for number in order:
+            time.sleep(self._random.uniform(0, self._longest_wait_s))
+            source, target = self._waiting[number]
+            target.copy_(source)
+        self._waiting.clear()

@@ -1,0 +1,158 @@
+"""Copies to the host: whole before the sources change, failures told, never a hang."""
+
+import threading
+from datetime import timedelta
+
+import pytest
+import torch
+
+from megatron_moevement.backends.cpu import HostCopyStream
+from megatron_moevement.runtime.capture import Capture, CaptureError, HostCopy
+from megatron_moevement.testing.late_stream import LateStream
+
+pytestmark = pytest.mark.timeout(30)
+TENSORS = 6
+STEPS = 12
+
+
+def no_wait(capture):
+    """Goes on at once: what the training thread must not do."""
+    del capture
+    return timedelta()
+
+
+def train(stream, await_copies):
+    """Changes live tensors once per step; returns the steps whose snapshot is not the state."""
+    live = [torch.zeros(50) for _ in range(TENSORS)]
+    hosts = [[torch.full((50,), -1.0) for _ in live] for _ in range(STEPS)]
+    with Capture(stream) as capture:
+        for step in range(STEPS):
+            for tensor in live:
+                tensor.fill_(step)
+            pairs = zip(live, hosts[step], strict=True)
+            capture.begin([HostCopy(*pair) for pair in pairs], lambda: None)
+            await_copies(capture)
+    return [
+        step
+        for step, host in enumerate(hosts)
+        if not all(torch.equal(tensor, torch.full((50,), float(step))) for tensor in host)
+    ]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_late_copies_in_any_order_are_through_before_the_sources_change(seed):
+    stream = LateStream(seed)
+    assert train(stream, Capture.await_copies) == []
+    assert len(set(stream.orders)) > 1
+
+
+def test_without_the_wait_snapshots_would_be_torn():
+    assert train(LateStream(0), no_wait) != []
+
+
+def test_the_wait_for_copies_is_told_and_does_not_include_what_follows_them():
+    landing = threading.Event()
+    with Capture(LateStream(0)) as capture:
+        capture.begin([HostCopy(torch.ones(2), torch.zeros(2))], landing.wait)
+        assert capture.await_copies() >= timedelta(0)
+        landing.set()
+        capture.await_landed()
+
+
+def test_a_snapshot_lands_when_its_last_copy_is_through_and_one_after_the_other():
+    hosts = [torch.zeros(3) for _ in range(4)]
+    landed = []
+    with Capture(LateStream(3)) as capture:
+        for number, host in enumerate(hosts):
+            copies = [
+                HostCopy(torch.full((1,), 1.0 + number), host[place : place + 1])
+                for place in range(3)
+            ]
+            capture.begin(
+                copies, lambda number=number, host=host: landed.append((number, host.tolist()))
+            )
+        capture.await_landed()
+        assert landed == [(number, [1.0 + number] * 3) for number in range(4)]
+
+
+def test_a_copy_into_another_type_is_the_cast():
+    source = torch.tensor([1.0, 1.0 + 2**-9, float("inf"), -0.0])
+    target = torch.zeros(4, dtype=torch.bfloat16)
+    with Capture(HostCopyStream()) as capture:
+        capture.begin([HostCopy(source, target)], lambda: None)
+        capture.await_copies()
+    assert target.view(torch.int16).tolist() == source.bfloat16().view(torch.int16).tolist()
+
+
+class BrokenStream(LateStream):
+    def join(self):
+        raise OSError("the device is gone")
+
+
+def fail():
+    raise OSError("the file system is gone")
+
+
+@pytest.mark.parametrize(
+    ("stream", "landed", "reason"),
+    [(BrokenStream(0), lambda: None, "the device"), (LateStream(0), fail, "the file system")],
+)
+def test_a_failure_reaches_the_training_thread_and_every_later_call(stream, landed, reason):
+    copy = HostCopy(torch.ones(2), torch.zeros(2))
+    with Capture(stream) as capture:
+        capture.begin([copy], landed)
+        with pytest.raises(CaptureError, match=reason):
+            capture.await_landed()
+        for later in (
+            capture.check,
+            capture.await_copies,
+            lambda: capture.begin([copy], lambda: None),
+        ):
+            with pytest.raises(CaptureError, match=reason):
+                later()
+
+
+def test_a_failure_wakes_who_waits_already():
+    broken = threading.Event()
+
+    def fail_when_told():
+        broken.wait()
+        fail()
+
+    with Capture(LateStream(0)) as capture:
+        capture.begin([HostCopy(torch.ones(2), torch.zeros(2))], fail_when_told)
+        threading.Timer(0.05, broken.set).start()
+        with pytest.raises(CaptureError, match="the file system"):
+            capture.await_landed()
+
+
+def test_closing_lets_what_was_begun_land():
+    landed = []
+    capture = Capture(LateStream(0))
+    for number in range(5):
+        copy = HostCopy(torch.ones(2), torch.zeros(2))
+        capture.begin([copy], lambda number=number: landed.append(number))
+    capture.close()
+    assert landed == list(range(5))
+
+
+def test_closing_after_a_failure_returns_and_lands_nothing_more():
+    landed = []
+    capture = Capture(LateStream(0))
+    started, go_on = threading.Event(), threading.Event()
+
+    def fail_later():
+        started.set()
+        go_on.wait()
+        fail()
+
+    copy = HostCopy(torch.ones(2), torch.zeros(2))
+    capture.begin([copy], fail_later)
+    started.wait()
+    for _ in range(3):
+        capture.begin([copy], lambda: landed.append(1))
+    go_on.set()
+    capture.close()
+    assert landed == []
+    with pytest.raises(CaptureError):
+        capture.check()
