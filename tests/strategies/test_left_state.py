@@ -1,0 +1,121 @@
+"""What a former launch left in a process's memory, as the facts of a recovery."""
+
+import dataclasses
+
+import pytest
+
+from megatron_moevement.errors import UserError
+from megatron_moevement.policy.facts import Condition, Holding
+from megatron_moevement.policy.placement import Host
+from megatron_moevement.policy.ranks import LogicalRank
+from megatron_moevement.policy.schedule import Window
+from megatron_moevement.runtime.slots.identity import StoreIdentity
+from megatron_moevement.runtime.slots.journal_state import JournalState
+from megatron_moevement.runtime.slots.slot_record import SlotPart, SlotRecord
+from megatron_moevement.runtime.slots.store import (
+    JournalShape,
+    RingRole,
+    RingShape,
+    StoreDirectory,
+)
+from megatron_moevement.strategies.left_state import read_left_state
+
+RANK, OTHER = LogicalRank(dp=0), LogicalRank(dp=1)
+HOST = Host(4, "node", RANK)
+IDENTITY = StoreIdentity("run", "0123")
+PERSISTED = Window(2, 2, 1)
+STATE = JournalState(era=1, epoch=1, committed=5, persisted=PERSISTED, rank=RANK)
+RING = RingShape(capacity=5, buffer_bytes=100, max_parts=2)
+JOURNAL = JournalShape(retained_steps=6, entry_bytes=100, last_step=20)
+
+
+@pytest.fixture
+def store(tmp_path):
+    with StoreDirectory(tmp_path, IDENTITY, 4) as opened:
+        yield opened
+
+
+def hold(ring, step, era=1, epoch=1):
+    payload = ring.buffer(step)[:40]
+    payload[:] = bytes([step]) * 40
+    part = SlotPart.of("head:full", 0, payload)
+    window = Window(step - step % 2, 2, epoch)
+    ring.publish(SlotRecord(era, window, step % 2, step, 40, (part,)))
+
+
+def leave(store):
+    """Leaves what a launch leaves that died at step 5: its slots, copies, the journal."""
+    journal = store.journal(JOURNAL)
+    for step in range(1, 6):
+        state = dataclasses.replace(STATE, committed=step)
+        journal.commit(state, step, b"entry", 0.5 * step)
+    own, held = (
+        store.ring(role, rank, RING)
+        for role, rank in ((RingRole.OWN, RANK), (RingRole.HELD, OTHER))
+    )
+    for step in range(2, 6):
+        hold(own, step)
+    hold(held, 3)
+    return own, held
+
+
+def test_a_process_without_a_store_knows_nothing(store):
+    facts = read_left_state(store, HOST)
+    assert (facts.process, facts.domain, facts.rank) == (4, "node", RANK)
+    assert (facts.committed, facts.persisted, facts.holdings) == (None, None, ())
+    assert facts.live.condition is Condition.ABSENT
+
+
+def test_what_was_left_is_told(store):
+    leave(store)
+    facts = read_left_state(store, HOST)
+    assert (facts.committed, facts.persisted) == (5, PERSISTED)
+    assert (facts.era, facts.epoch, facts.ledger) == (1, 1, range(1, 6))
+    assert facts.holdings == (
+        Holding(RANK, PERSISTED, 0b11),
+        Holding(RANK, Window(4, 2, 1), 0b11),
+        Holding(OTHER, PERSISTED, 0b10),
+    )
+    assert facts.live.condition is Condition.ABSENT
+
+
+def test_a_damaged_slot_does_not_count(store):
+    own, held = leave(store)
+    own.buffer(2)[7] ^= 1
+    held.buffer(3)[0] ^= 128
+    assert read_left_state(store, HOST).holdings == (
+        Holding(RANK, PERSISTED, 0b10),
+        Holding(RANK, Window(4, 2, 1), 0b11),
+    )
+
+
+def test_a_torn_slot_does_not_count(store):
+    own, _ = leave(store)
+    own.invalidate(5)
+    assert Holding(RANK, Window(4, 2, 1), 0b01) in read_left_state(store, HOST).holdings
+
+
+def test_slots_from_before_a_rollback_do_not_count(store):
+    own, _ = leave(store)
+    hold(own, 4, era=0)
+    assert Holding(RANK, Window(4, 2, 1), 0b10) in read_left_state(store, HOST).holdings
+
+
+def test_slots_without_a_journal_do_not_count(store):
+    leave(store)
+    (journal,) = [path for path in store.folder.iterdir() if "journal" in path.name]
+    store.close()
+    journal.unlink()
+    with StoreDirectory(store.root, IDENTITY, 4) as reopened:
+        facts = read_left_state(reopened, HOST)
+    assert (facts.committed, facts.holdings) == (None, ())
+
+
+def test_the_store_of_another_job_is_refused(store):
+    leave(store)
+    store.close()
+    with (
+        StoreDirectory(store.root, StoreIdentity("run", "4567"), 4) as other,
+        pytest.raises(UserError, match="another"),
+    ):
+        read_left_state(other, HOST)

@@ -1,0 +1,121 @@
+"""What is captured and reserved is what was announced, byte for byte."""
+
+import pytest
+
+from megatron_moevement.policy.operators import Inventory, Operator, OperatorId, OperatorKind
+from megatron_moevement.policy.ranks import LogicalRank
+from megatron_moevement.policy.schedule import WindowSchedule
+from megatron_moevement.runtime.events import EventName, read_events
+from megatron_moevement.runtime.slots.store import LOCK_NAME, process_folders
+from megatron_moevement.settings.faults import Place
+from megatron_moevement.testing.interruption import Run
+from megatron_moevement.testing.protected_run import Case, die
+
+pytestmark = [pytest.mark.distributed, pytest.mark.timeout(200)]
+
+FILE_SYSTEMS_OWN_BYTES = 16384
+SMALL = Case.of("vpp2 fp16 replicated grouped", 2)
+CASES = [
+    SMALL,
+    pytest.param(Case.of("edp3 bf16 distributed-overlap bias", 3), marks=pytest.mark.slow),
+    pytest.param(Case.of("pp2-ep2 fp32 distributed", 5), marks=pytest.mark.slow),
+]
+
+
+def announce(flags):
+    """Returns what the plan of a job says of this rank: operators, slots and bytes."""
+    from megatron_moevement.integrations.megatron.snapshots import LiveOperators  # noqa: PLC0415
+    from megatron_moevement.policy.placement import Host  # noqa: PLC0415
+    from megatron_moevement.strategies.job_plan import agree_on_plan  # noqa: PLC0415
+    from megatron_moevement.strategies.opening import _extras_bytes  # noqa: PLC0415
+    from megatron_moevement.testing.tiny_job import tiny_job  # noqa: PLC0415
+    from megatron_moevement.training.protection import trained  # noqa: PLC0415
+
+    with tiny_job(*flags, base=()) as job:
+        one = trained(job)
+        live = LiveOperators(one.chunks, one.optimizer)
+        plan = agree_on_plan(
+            job.arguments.fault_tolerance,
+            live,
+            Host(one.process, job.launch.failure_domain, one.rank),
+            ends=one.ends,
+            extras_bytes=_extras_bytes(one),
+            train_iters=int(job.arguments.run.train_iters),
+            device=one.device,
+        )
+        slots = {str(operator): slot for operator, slot in plan.schedule.slots.items()}
+        return {
+            "operators": [
+                [slots[str(one.id)], one.full_bytes, one.compute_bytes] for one in live.operators
+            ],
+            "by_slot": plan.schedule.bytes_by_slot[one.rank],
+            "host_bytes": plan.accounts()[one.process].total_bytes,
+        }
+
+
+@pytest.fixture
+def announced(megatron_fork_server):
+    def of(program):
+        flags = [*program.flags, f"--train-iters={program.train_iters}"]
+        size = program.world_size
+        return megatron_fork_server.run(announce, world_size=size, args=[flags]).check().values
+
+    return of
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_step_captures_its_slot_and_the_files_are_as_large_as_announced(
+    megatron_fork_server, text, announced, tmp_path, case
+):
+    program = case.protected_program(megatron_fork_server, text)
+    plans = announced(program)
+    for plan in plans:
+        for slot, size in enumerate(plan["by_slot"]):
+            full = sum(full for at, full, _ in plan["operators"] if at == slot)
+            assert size == full + sum(least for at, _, least in plan["operators"] if at > slot) > 0
+    run = Run(program, tmp_path)
+    die(run, case, Place.BARRIER, [case.protected_from + case.window + 1])
+    steps = [event for event in read_events(run.events) if event.event is EventName.ITERATION]
+    assert len(steps) >= (case.protected_from + case.window) * program.world_size
+    for event in steps:
+        plan = plans[event.logical_rank]
+        assert event.fields["captured_bytes"] == plan["by_slot"][event.iteration % case.window]
+        assert event.fields["host_bytes"] == plan["host_bytes"]
+    (run_folder,) = run.store.iterdir()
+    for process, folder in process_folders(run_folder).items():
+        files = [path.stat() for path in folder.iterdir() if path.name != LOCK_NAME]
+        assert sum(file.st_size for file in files) == plans[process]["host_bytes"]
+        # Reserved, not only promised; a file system counts in blocks, and some for itself.
+        used = sum(file.st_blocks * 512 for file in files)
+        assert abs(used - plans[process]["host_bytes"]) <= FILE_SYSTEMS_OWN_BYTES * len(files)
+
+
+def test_a_job_that_would_take_too_much_memory_is_refused_with_the_numbers(
+    megatron_fork_server, text, announced, tmp_path
+):
+    program = SMALL.protected_program(megatron_fork_server, text)
+    needed = max(plan["host_bytes"] for plan in announced(program))
+    run = Run(program, tmp_path)
+    with run.start(f"--moevement-host-memory-limit-gb={(needed - 1) / 1e9!r}") as job:
+        result = job.wait()
+    assert result.exit_codes == (2, 2)
+    (line,) = [one for one in result.ranks[0].stderr.splitlines() if "host memory" in one]
+    assert f"needs {needed} bytes of host memory and may take {needed - 1}" in line
+    assert "lower --moevement-replicas or --moevement-window, or raise the budget" in line
+    assert not list(run.store.rglob("*.ring"))
+    die(run, SMALL, Place.BARRIER, [2])
+    with run.start(f"--moevement-host-memory-limit-gb={(needed + 1) / 1e9!r}") as job:
+        job.wait().check()
+
+
+@pytest.mark.parametrize("window", [1, 2, 3, 4, 6, 12])
+def test_equal_operators_give_the_bytes_of_the_formula(window):
+    count, weights = 12, 1000
+    experts = [OperatorId(OperatorKind.EXPERT, 0, number) for number in range(count)]
+    rank = LogicalRank()
+    operators = tuple(Operator(one, 12 * weights, 2 * weights) for one in experts)
+    slots = {one: number * window // count for number, one in enumerate(experts)}
+    schedule = WindowSchedule(Inventory({rank: operators}), window, slots)
+    for slot, size in enumerate(schedule.bytes_by_slot[rank]):
+        per_weight = 12 / window + 2 * (window - slot - 1) / window
+        assert size == pytest.approx(per_weight * weights * count, rel=1e-12)
