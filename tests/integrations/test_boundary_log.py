@@ -208,6 +208,34 @@ def test_adjacent_stages_replay_as_one_segment(megatron_fork_server, name, segme
         assert rank == [inside, passes * inside, [], [True] * len(REPLAYED) * inside]
 
 
+def replay_frozen(flags, config):
+    """Replays a step of each stage with nothing to train, as before a window's first slot."""
+    from megatron_moevement.integrations.megatron.freezing import Freezing  # noqa: PLC0415
+
+    with boundary_run(flags, config) as (job, run):
+        with run.logging():
+            run.train(SAVED_AT)
+            saved = run.state()
+            run.train(1)
+        peers = run.peers()
+        freezing = Freezing(job.chunks, job.optimizer)
+        for replayed in range(job.position.pp_size):
+            if replayed == job.position.pp:
+                run.restore(saved)
+                freezing.set_active(frozenset())
+                checks = run.replay(peers, REPLAYED[:1])
+                found = [[check.verified, check.equal > 0] for check in checks]
+                freezing.set_active(freezing.operators)
+            dist.barrier()
+        return found
+
+
+@pytest.mark.parametrize("name", ["pp3", "vpp2-overlapped"])
+def test_a_frozen_stage_sends_what_it_sent(megatron_fork_server, name):
+    for found in run_job(megatron_fork_server, replay_frozen, name):
+        assert found == [[True, True]]
+
+
 def log_long(flags, config, window, lag):
     """Trains for several windows, dropping steps as they are persisted."""
     from megatron_moevement.policy.retention import max_log_steps, retain  # noqa: PLC0415
