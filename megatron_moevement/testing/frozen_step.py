@@ -118,7 +118,7 @@ class FrozenStep:
             sent=dict(self._sent),
             gradients=gradients,
             state=self.state(),
-            random=_random_streams(),
+            random=random_streams(random_state()),
             scalers=self.job.optimizer.scalers(),
             flops=counter.get_total_flops(),
             tokens=dict(self._tokens),
@@ -194,9 +194,8 @@ class FrozenStep:
         return hook
 
 
-def _random_streams() -> tuple[Any, ...]:
-    """Returns the random streams in what can be compared."""
-    state = random_state()
+def random_streams(state: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Returns the streams of a random state in what can be compared."""
     tensors = {"host": state["host"], **state["tracker"]}
     name, words, *rest = state["numpy"]
     return (

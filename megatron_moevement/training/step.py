@@ -102,7 +102,7 @@ class TrainStep:
         step = self.progress.committed + 1
         strike = self._faults.of_step(step)
         random_before = random_state()
-        loss = self._schedule.forward_backward(self._micro_batches(), strike)
+        loss = self._schedule.forward_backward(self._micro_batches(), strike, step)
         strike(Place.PREPARE)
         statistics = self._optimizer.prepare(self._strategy.injected_statistics(step))
         if not is_finite(statistics):

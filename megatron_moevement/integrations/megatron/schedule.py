@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -11,12 +12,16 @@ import torch
 import torch.distributed as dist
 from megatron.core.distributed import DistributedDataParallel, finalize_model_grads
 from megatron.core.pipeline_parallel import get_forward_backward_func
-from megatron.core.pipeline_parallel.p2p_communication import P2PCommunicator
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.utils import unwrap_model
 
 from megatron_moevement.integrations.megatron.expert_bias import PendingExpertBias
 from megatron_moevement.integrations.megatron.optimizer import SplitOptimizer
+from megatron_moevement.integrations.megatron.stage_communicator import (
+    ForwardPass,
+    StageCommunicator,
+)
 from megatron_moevement.runtime.fault_points import Strike, pass_by
 from megatron_moevement.settings.faults import Place
 
@@ -41,25 +46,6 @@ def masked_loss(
     tokens = mask.sum().to(torch.int)
     report = torch.stack([total.detach(), tokens.float()])
     return total, tokens, {"lm loss": report}
-
-
-def _forward_step(
-    halfway: Callable[[], None],
-    batches: Iterator[tuple[bool, MicroBatch]],
-    chunk: torch.nn.Module,
-) -> tuple[torch.Tensor, partial[Any] | None]:
-    is_halfway, batch = next(batches)
-    output = chunk(
-        batch["tokens"],
-        batch["position_ids"],
-        None,  # attention is causal
-        labels=batch["labels"],
-        loss_mask=batch["loss_mask"],
-    )
-    if is_halfway:
-        halfway()
-    loss_mask = batch["loss_mask"]
-    return output, None if loss_mask is None else partial(masked_loss, loss_mask)
 
 
 class BatchSizes(Protocol):
@@ -94,6 +80,7 @@ class PipelineSchedule:
         expert_bias: PendingExpertBias,
         seq_length: int,
         batches: BatchSizes,
+        communicator: StageCommunicator | None = None,
     ) -> None:
         self._config = config
         self._chunks = list(chunks)
@@ -104,7 +91,7 @@ class PipelineSchedule:
             "micro_batch_size": batches.micro_batch_size,
             "num_microbatches": batches.num_microbatches,
         }
-        self._communicator = P2PCommunicator(groups.pp, config)
+        self._communicator = communicator or StageCommunicator(groups.pp, config)
         config.grad_scale_func = optimizer.megatron.scale_loss
         config.finalize_model_grads_func = self._finalize
         self._strike: Strike = pass_by
@@ -113,20 +100,34 @@ class PipelineSchedule:
             no_sync = [chunk.no_sync for chunk in chunks]
             config.no_sync_func = no_sync if len(no_sync) > 1 else no_sync[0]
 
+    @contextlib.contextmanager
+    def communicating_by(self, communicator: StageCommunicator) -> Iterator[None]:
+        """Sends over stage boundaries by another communicator, until the block ends."""
+        before, self._communicator = self._communicator, communicator
+        try:
+            yield
+        finally:
+            self._communicator = before
+
     def forward_backward(
-        self, micro_batches: Iterable[MicroBatch], strike: Strike = pass_by
+        self,
+        micro_batches: Iterable[MicroBatch],
+        strike: Strike = pass_by,
+        step: int | None = None,
     ) -> BatchLoss | None:
         """Computes gradients and reduces them; returns the loss on the last stage.
 
         Args:
             micro_batches: of the step.
             strike: passes the fault points of the step.
+            step: k of the step; a communicator that logs wants to know it.
         """
         self._strike = strike
         for chunk in self._chunks:
             chunk.zero_grad_buffer()
         self._optimizer.megatron.zero_grad()
-        return self._run(micro_batches, forward_only=False)
+        with self._communicator.training_pass(step, self._shape["num_microbatches"]):
+            return self._run(micro_batches, forward_only=False)
 
     def forward(self, micro_batches: Iterable[MicroBatch]) -> BatchLoss | None:
         """Computes the loss alone, without dropout; returns it on the last stage."""
@@ -142,12 +143,13 @@ class PipelineSchedule:
         batches = list(micro_batches)
         middle = len(batches) // 2
         marked = [
-            (number == middle and not forward_only, batch) for number, batch in enumerate(batches)
+            (number, number == middle and not forward_only, batch)
+            for number, batch in enumerate(batches)
         ]
         iterators = [iter(marked) for _ in self._chunks]
         interleaved = len(self._chunks) > 1
         reports = get_forward_backward_func()(
-            forward_step_func=partial(_forward_step, partial(self._strike, Place.FORWARD_BACKWARD)),
+            forward_step_func=self._forward_step,
             data_iterator=iterators if interleaved else iterators[0],
             model=self._chunks if interleaved else self._chunks[0],
             forward_only=forward_only,
@@ -161,6 +163,30 @@ class PipelineSchedule:
         self._strike(Place.FINALIZE)
         finalize_model_grads(*args, **kwargs)
         self._strike(Place.AFTER_FINALIZE)
+
+    def _forward_step(
+        self, batches: Iterator[tuple[int, bool, MicroBatch]], chunk: DistributedDataParallel
+    ) -> tuple[torch.Tensor, partial[Any] | None]:
+        number, is_halfway, batch = next(batches)
+        output = chunk(
+            batch["tokens"],
+            batch["position_ids"],
+            None,  # attention is causal
+            labels=batch["labels"],
+            loss_mask=batch["loss_mask"],
+        )
+        self._communicator.computed(
+            ForwardPass(
+                chunk=self._chunks.index(chunk),
+                micro_batch=number,
+                received=unwrap_model(chunk).decoder.input_tensor,
+                output=output,
+            )
+        )
+        if is_halfway:
+            self._strike(Place.FORWARD_BACKWARD)
+        loss_mask = batch["loss_mask"]
+        return output, None if loss_mask is None else partial(masked_loss, loss_mask)
 
     def _loss(self, reports: Sequence[Mapping[str, torch.Tensor]]) -> BatchLoss | None:
         """Returns the mean loss per token over all micro-batches and replicas, on the last stage.

@@ -1,0 +1,166 @@
+"""Replaying a stage without its neighbours: what they sent comes from their logs.
+
+The ordinary schedule runs. What the stage sends goes to its own log again, so that a later fault of
+a neighbour is served, and is compared with the hashes that the receivers kept.
+
+Source: section 3.3 of the paper.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+from enum import Enum
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core.model_parallel_config import ModelParallelConfig
+
+from megatron_moevement.integrations.megatron.boundary_log import (
+    BoundaryOrderError,
+    LoggedCommunicator,
+)
+from megatron_moevement.policy.boundary import BoundaryTag, Direction
+from megatron_moevement.runtime.log_writer import LogWriter
+
+LogSource = Callable[[BoundaryTag], torch.Tensor]
+"""Returns a logged tensor, in host memory; raises if there is none."""
+ReceivedHash = Callable[[BoundaryTag], int | None]
+"""Returns the hash that the receiver kept of a tensor, None if it kept none."""
+
+
+class Neighbour(Enum):
+    """The stages on both sides."""
+
+    PREVIOUS = "previous"
+    NEXT = "next"
+
+
+@dataclasses.dataclass(frozen=True)
+class Verification:
+    """How what a replay sent again compares with what was received the first time.
+
+    Attributes:
+        equal: tensors that are the same, bit for bit.
+        unequal: names of those that are not.
+        unknown: names of those that can't be compared: the receiver kept no hash, or the log had
+            no room.
+    """
+
+    equal: int
+    unequal: tuple[BoundaryTag, ...]
+    unknown: tuple[BoundaryTag, ...]
+
+    @property
+    def verified(self) -> bool:
+        """Whether everything that was sent again is known to be the same."""
+        return not self.unequal and not self.unknown
+
+
+class _Done:
+    """The request of a message that needs no waiting."""
+
+    def wait(self) -> None:
+        """Returns at once."""
+
+
+class ReplayCommunicator(LoggedCommunicator):
+    """Receives from logs, sends to its own log alone.
+
+    Neighbours that replay along are talked to as usual; what goes to them is logged, too.
+    """
+
+    def __init__(
+        self,
+        pp_group: dist.ProcessGroup,
+        config: ModelParallelConfig,
+        writer: LogWriter,
+        source: LogSource,
+        *,
+        device: torch.device,
+        live: Iterable[Neighbour] = (),
+    ) -> None:
+        """Names the logs.
+
+        Args:
+            pp_group: the pipeline's process group; nothing is sent in it but to live neighbours.
+            config: Megatron's.
+            writer: writes the log of this rank.
+            source: serves what the neighbours logged for this rank.
+            device: where this rank computes.
+            live: neighbours that replay along.
+        """
+        super().__init__(pp_group, config, writer)
+        self._source = source
+        self._device = device
+        self._live = frozenset(live)
+
+    def verify(self, step: int, received_hash: ReceivedHash) -> Verification:
+        """Compares what a replayed step sent with what its receivers kept hashes of.
+
+        Args:
+            step: k.
+            received_hash: asks the receivers.
+        """
+        self.writer.await_landed()
+        sent = self.writer.log.sent(step)
+        equal, unequal, unknown = 0, [], []
+        crossings = self._crossings()
+        for tag in (tag for way in Direction for tag in crossings.sent(step, self._stage, way)):
+            expected = received_hash(tag)
+            if expected is None or tag not in sent:
+                unknown.append(tag)
+            elif expected != sent[tag].hash:
+                unequal.append(tag)
+            else:
+                equal += 1
+        return Verification(equal, tuple(unequal), tuple(unknown))
+
+    def _exchange(  # noqa: PLR0917  (upstream's arguments)
+        self,
+        tensor_send_next: torch.Tensor | None,
+        tensor_send_prev: torch.Tensor | None,
+        recv_prev: bool,
+        recv_next: bool,
+        tensor_shape: Sequence[int] | None,
+        wait_on_reqs: bool,
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None, Any]:
+        """Talks to live neighbours and takes from logs what the others would send."""
+        if self._pass is None:
+            raise RuntimeError("only training is replayed: evaluation needs all stages")
+        with_next, with_previous = Neighbour.NEXT in self._live, Neighbour.PREVIOUS in self._live
+        previous = following = requests = None
+        if self._live:
+            previous, following, requests = super()._exchange(
+                tensor_send_next if with_next else None,
+                tensor_send_prev if with_previous else None,
+                recv_prev and with_previous,
+                recv_next and with_next,
+                tensor_shape,
+                wait_on_reqs,
+            )
+        if recv_prev and not with_previous:
+            previous = self._from_log(self._pass.awaited(Direction.FORWARD))
+        if recv_next and not with_next:
+            following = self._from_log(self._pass.awaited(Direction.BACKWARD))
+        if not wait_on_reqs:
+            wanted = {
+                "send_next": tensor_send_next is not None,
+                "recv_prev": recv_prev,
+                "send_prev": tensor_send_prev is not None,
+                "recv_next": recv_next,
+            }
+            requests = {name: _Done() for name in wanted if wanted[name]} | (requests or {})
+        return previous, following, requests
+
+    def _from_log(self, tag: BoundaryTag) -> torch.Tensor:
+        """Returns a logged tensor as if it had come in."""
+        logged = self._source(tag)
+        if logged.dtype is not self.config.pipeline_dtype:
+            raise BoundaryOrderError(
+                f"{tag} was logged as {logged.dtype}, this stage receives "
+                f"{self.config.pipeline_dtype}: the log is of another job"
+            )
+        # The log's own memory must not be written to, nor be shared with another micro-batch.
+        return logged.to(self._device, copy=True).requires_grad_()
