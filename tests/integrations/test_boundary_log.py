@@ -8,6 +8,7 @@ import pytest
 import torch.distributed as dist
 
 from megatron_moevement.runtime.progress import START
+from megatron_moevement.testing.default_run import slow_but
 from megatron_moevement.testing.tiny_job import tiny_job
 
 pytestmark = pytest.mark.distributed
@@ -161,7 +162,7 @@ def run_job(server, function, name, *args):
     return server.run(function, world_size=ranks, args=args, timeout_s=TIMEOUT_S).check().values
 
 
-@pytest.mark.parametrize("name", JOBS)
+@pytest.mark.parametrize("name", slow_but(("pp2-ep2", "pp2-fp16", "vpp2-overlapped"), JOBS))
 def test_logging_changes_no_bit_and_a_stage_replays_alone(megatron_fork_server, name):
     plain = run_job(megatron_fork_server, train_plainly, name)
     logged = run_job(megatron_fork_server, replay_each_stage, name)
@@ -198,7 +199,7 @@ def replay_segment(flags, config, first, last):
 
 
 @pytest.mark.parametrize("segment", [(0, 1), (1, 2)])
-@pytest.mark.parametrize("name", ["pp3", "vpp2-batched", "shapes"])
+@pytest.mark.parametrize("name", slow_but(("pp3",), ["pp3", "vpp2-batched", "shapes"]))
 def test_adjacent_stages_replay_as_one_segment(megatron_fork_server, name, segment):
     _, chunks, micro_batches = SIZES[name]
     passes = chunks * micro_batches * len(REPLAYED)
