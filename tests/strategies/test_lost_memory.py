@@ -27,7 +27,9 @@ def folders(run):
     return process_folders(run_folder)
 
 
-@pytest.mark.parametrize("lost", [(0, 1), (2, 3), (1, 2)])
+@pytest.mark.parametrize(
+    "lost", [(0, 1), *(pytest.param(two, marks=pytest.mark.slow) for two in ((2, 3), (1, 2)))]
+)
 def test_the_memory_of_as_many_ranks_as_there_are_copies_may_be_lost(
     megatron_fork_server, text, uninterrupted, tmp_path, lost
 ):
