@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 from rich.console import Console
 from rich.filesize import decimal
 
+from megatron_moevement.cli.store_dir import add_store_dir
 from megatron_moevement.errors import ExitCode, UserError
 from megatron_moevement.runtime.slots.cleaning import clean
-from megatron_moevement.runtime.slots.store import default_store_dir
 
 _DESCRIPTION = """
 Removes the stores that runs left on this machine after a crash; a relaunch can't go on from them
@@ -26,13 +25,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         description=_DESCRIPTION,
         allow_abbrev=False,
     )
-    parser.add_argument(
-        "--store-dir",
-        type=Path,
-        default=default_store_dir(),
-        metavar="DIR",
-        help="the --moevement-store-dir of the run (default: %(default)s)",
-    )
+    add_store_dir(parser)
     parser.add_argument("--run-id", metavar="ID", help="of this run only")
     parser.set_defaults(run=run)
 

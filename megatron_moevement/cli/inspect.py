@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import argparse
 import json
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Table
 
+from megatron_moevement.cli.store_dir import add_store_dir
 from megatron_moevement.errors import ExitCode
 from megatron_moevement.policy.persistence import SlotKey
 from megatron_moevement.policy.schedule import Window
-from megatron_moevement.runtime.slots.store import RingRole, default_store_dir
+from megatron_moevement.runtime.slots.store import RingRole
 from megatron_moevement.runtime.slots.survey import (
     SurveyedJournal,
     SurveyedProcess,
@@ -38,13 +38,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         description=_DESCRIPTION,
         allow_abbrev=False,
     )
-    parser.add_argument(
-        "--store-dir",
-        type=Path,
-        default=default_store_dir(),
-        metavar="DIR",
-        help="the --moevement-store-dir of the run (default: %(default)s)",
-    )
+    add_store_dir(parser)
     parser.add_argument("--json", action="store_true", help="everything, for programs")
     parser.set_defaults(run=run)
 

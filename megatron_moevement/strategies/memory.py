@@ -62,6 +62,8 @@ class JobMemory:
             faults: where this process kills itself.
         """
         self.plan = plan
+        self.host_bytes = plan.accounts()[host.process].total_bytes
+        """Host memory in use; all of it is allocated at the start."""
         self.host = host
         self.store = store
         self._interface = interface
@@ -91,11 +93,6 @@ class JobMemory:
         """The copies of this rank's slots."""
         assert self._copies is not None
         return self._copies
-
-    @property
-    def host_bytes(self) -> int:
-        """Host memory in use; all of it is allocated at the start."""
-        return self.plan.accounts()[self.host.process].total_bytes
 
     def open(self) -> None:
         """Opens the files that are there, makes those that are missing, connects to the peers.

@@ -18,12 +18,10 @@ from megatron_moevement.runtime.agreement import all_gather_json
 from megatron_moevement.runtime.ledger import loss_from_hex, loss_to_hex
 from megatron_moevement.runtime.slots.journal import JournalState
 from megatron_moevement.strategies.left_state import gather_facts, read_left_state
-from megatron_moevement.strategies.memory import JobMemory
+from megatron_moevement.strategies.memory import GENERATION, JobMemory
 from megatron_moevement.strategies.replay import Replay, Slots
 from megatron_moevement.strategies.scalars import decode_entry
 from megatron_moevement.strategies.trained import Trained
-
-_FIRST_GENERATION = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +59,7 @@ class MemoryRecovery:
         """
         trained = self._trained
         own = Facts(
-            generation=_FIRST_GENERATION,
+            generation=GENERATION,
             layout=trained.layout,
             ends=trained.ends,
             durable=durable,
