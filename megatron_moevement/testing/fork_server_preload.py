@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import pkgutil
 
-
 _PROGRAM = ("job", "loop", "operator_table", "program", "state_digest")
 
 

@@ -11,7 +11,6 @@ import pytest
 from megatron_moevement.integrations.megatron.fork.series import load_series
 from megatron_moevement.integrations.megatron.fork.tree import apply_series
 
-
 PRELOAD = (
     "from megatron_moevement.testing import fork_server_preload as preload;"
     "preload.import_megatron()"
