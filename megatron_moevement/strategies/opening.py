@@ -11,11 +11,13 @@ from megatron_moevement.integrations.megatron.snapshots import LiveOperators
 from megatron_moevement.policy.placement import Host
 from megatron_moevement.runtime.agreement import AgreementError, together
 from megatron_moevement.runtime.events import Events
+from megatron_moevement.runtime.generation import Generation
 from megatron_moevement.runtime.progress import START
 from megatron_moevement.runtime.slots.identity import StoreIdentity
 from megatron_moevement.runtime.slots.store import StoreDirectory, default_store_dir
 from megatron_moevement.settings.fault_tolerance import FaultTolerance
 from megatron_moevement.strategies.job_plan import JobPlan, agree_on_plan
+from megatron_moevement.strategies.kept_store import KeptStore
 from megatron_moevement.strategies.memory import JobMemory
 from megatron_moevement.strategies.moevement import SparseCheckpointing
 from megatron_moevement.strategies.trained import Trained
@@ -28,6 +30,8 @@ def open_sparse_checkpointing(
     trained: Trained,
     events: Events,
     *,
+    kept: KeptStore,
+    generation: Generation,
     domain: str,
     train_iters: int,
     say: Callable[[str], None],
@@ -38,6 +42,8 @@ def open_sparse_checkpointing(
         settings: the flags.
         trained: the live objects.
         events: told of windows, plans and replays.
+        kept: the store of this process, which outlives the generation.
+        generation: owns threads and connections.
         domain: what this process may be lost together with.
         train_iters: the last step.
         say: tells the user a line, on one rank.
@@ -55,7 +61,7 @@ def open_sparse_checkpointing(
     identity = StoreIdentity(run_id, trained.fingerprint)
 
     def open_store() -> StoreDirectory:
-        return StoreDirectory(root, identity, trained.process)
+        return kept.open(root, identity, trained.process)
 
     try:
         store = together(open_store, trained.device)
@@ -64,9 +70,11 @@ def open_sparse_checkpointing(
     memory = JobMemory(
         plan,
         _host(trained, domain),
+        kept,
         store,
         settings.moevement_replication_interface,
         trained.device,
+        generation=generation,
         pin=trained.pin,
         faults=trained.faults,
     )

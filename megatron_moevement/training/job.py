@@ -116,15 +116,37 @@ def build_job(arguments: Arguments, launch: Launch, backend: Backend) -> Job:
     Raises:
         UserError: the arguments don't fit the machine.
     """
-    parallelism, run = arguments.parallelism, arguments.run
-    device = backend.device(launch.local_rank)
-    if run.deterministic_mode:
+    return build_part(arguments, launch, backend, join(arguments, launch, backend))
+
+
+def join(
+    arguments: Arguments, launch: Launch, backend: Backend, generation: int | None = None
+) -> Groups:
+    """Joins the job and returns its groups; every rank calls it, in step.
+
+    Args:
+        arguments: of the job.
+        launch: the place of this process.
+        backend: its device.
+        generation: in-process restarts so far, where there can be any.
+
+    Raises:
+        UserError: the arguments don't fit the machine.
+    """
+    parallelism = arguments.parallelism
+    backend.device(launch.local_rank)
+    if arguments.run.deterministic_mode:
         backend.use_deterministic_kernels()
     timeout = timedelta(minutes=parallelism.distributed_timeout_minutes)
-    join_job(launch, backend.process_group_backend, timeout)
-    groups = build_groups(parallelism, int(arguments.architecture.num_layers or 0))
+    join_job(launch, backend.process_group_backend, timeout, generation)
+    return build_groups(parallelism, int(arguments.architecture.num_layers or 0))
+
+
+def build_part(arguments: Arguments, launch: Launch, backend: Backend, groups: Groups) -> Job:
+    """Builds this rank's part of the job that it has joined; it asks no other rank."""
     place = position()
-    seed_everything(run.seed, place.pp)
+    seed_everything(arguments.run.seed, place.pp)
+    device = backend.device(launch.local_rank)
     return _build_part(arguments, launch, backend, device, place, groups)
 
 
