@@ -53,7 +53,16 @@ def open_sparse_checkpointing(
             there is not enough memory.
     """
     live = LiveOperators(trained.chunks, trained.optimizer)
-    plan = plan_job(settings, trained, live, domain=domain, train_iters=train_iters)
+    if kept.extras_bytes is None:
+        kept.extras_bytes = extras_bytes_of(trained)
+    plan = plan_job(
+        settings,
+        trained,
+        live,
+        extras_bytes=kept.extras_bytes,
+        domain=domain,
+        train_iters=train_iters,
+    )
     if plan.placement.warning is not None:
         say(plan.placement.warning)
     root = Path(settings.moevement_store_dir or default_store_dir())
@@ -87,6 +96,7 @@ def plan_job(
     trained: Trained,
     live: LiveOperators,
     *,
+    extras_bytes: int,
     domain: str,
     train_iters: int,
 ) -> JobPlan:
@@ -96,6 +106,7 @@ def plan_job(
         settings: the flags.
         trained: the live objects.
         live: this rank's operators.
+        extras_bytes: room for the scalars of a slot.
         domain: what this process may be lost together with.
         train_iters: the last step.
 
@@ -107,7 +118,7 @@ def plan_job(
         live,
         _host(trained, domain),
         ends=trained.ends,
-        extras_bytes=_extras_bytes(trained),
+        extras_bytes=extras_bytes,
         train_iters=train_iters,
         device=trained.device,
     )
@@ -117,6 +128,9 @@ def _host(trained: Trained, domain: str) -> Host:
     return Host(trained.process, domain, trained.rank)
 
 
-def _extras_bytes(trained: Trained) -> int:
-    """Returns room for a slot's scalars: numbers in them grow longer as training goes on."""
+def extras_bytes_of(trained: Trained) -> int:
+    """Returns room for a slot's scalars: numbers in them grow longer as training goes on.
+
+    Nothing must have been trained yet: every rank that is built anew finds the same.
+    """
     return 2 * len(trained.scalars(START).encode())

@@ -14,8 +14,9 @@ from megatron_moevement.errors import UserError
 from megatron_moevement.integrations.megatron.digest import operator_digests
 from megatron_moevement.integrations.megatron.durable import DurableState
 from megatron_moevement.integrations.megatron.expert_bias import PendingExpertBias
+from megatron_moevement.integrations.megatron.group_keys import GatheredKeys, gathered_keys
 from megatron_moevement.integrations.megatron.inventory import operator_states
-from megatron_moevement.integrations.megatron.model import Chunks, build_model
+from megatron_moevement.integrations.megatron.model import Building, Chunks, build_model
 from megatron_moevement.integrations.megatron.moe_metrics import MoEMetrics
 from megatron_moevement.integrations.megatron.optimizer import SplitOptimizer, build_optimizer
 from megatron_moevement.integrations.megatron.phase_timers import PhaseTimers
@@ -88,6 +89,7 @@ class Job:
     batches: BatchLayout
     chunks: Chunks
     optimizer: SplitOptimizer
+    keys: GatheredKeys
     scheduler: Scheduler
     expert_bias: PendingExpertBias
     schedule: PipelineSchedule
@@ -142,12 +144,27 @@ def join(
     return build_groups(parallelism, int(arguments.architecture.num_layers or 0))
 
 
-def build_part(arguments: Arguments, launch: Launch, backend: Backend, groups: Groups) -> Job:
-    """Builds this rank's part of the job that it has joined; it asks no other rank."""
+def build_part(
+    arguments: Arguments,
+    launch: Launch,
+    backend: Backend,
+    groups: Groups,
+    known: GatheredKeys | None = None,
+) -> Job:
+    """Builds this rank's part of the job that it has joined.
+
+    Args:
+        arguments: of the job.
+        launch: the place of this process.
+        backend: its device.
+        groups: of the job.
+        known: `Job.keys` of a rank that was built before; then this one is built alone. None: all
+            ranks build theirs now, in step.
+    """
     place = position()
     seed_everything(arguments.run.seed, place.pp)
     device = backend.device(launch.local_rank)
-    return _build_part(arguments, launch, backend, device, place, groups)
+    return _build_part(arguments, launch, backend, device, place, groups, known)
 
 
 def _build_part(  # noqa: PLR0917  (what a process is, piece by piece)
@@ -157,6 +174,7 @@ def _build_part(  # noqa: PLR0917  (what a process is, piece by piece)
     device: torch.device,
     place: Position,
     groups: Groups,
+    known: GatheredKeys | None,
 ) -> Job:
     """Builds model, optimizer and what drives them, in the order that the random streams fix."""
     logging = arguments.logging
@@ -171,10 +189,12 @@ def _build_part(  # noqa: PLR0917  (what a process is, piece by piece)
         vocab_size=_vocab_size(arguments),
         seq_length=arguments.data.seq_length,
         device=device,
+        building=Building.TOGETHER if known is None else Building.ALONE,
     )
-    optimizer = build_optimizer(
-        arguments.optimization, arguments.parallelism, arguments.precision, chunks
-    )
+    with gathered_keys(known) as keys:
+        optimizer = build_optimizer(
+            arguments.optimization, arguments.parallelism, arguments.precision, chunks
+        )
     batches = BatchLayout(
         micro_batch_size=int(arguments.run.micro_batch_size or 0),
         num_microbatches=num_microbatches(arguments.run, place.dp_size),
@@ -197,6 +217,7 @@ def _build_part(  # noqa: PLR0917  (what a process is, piece by piece)
         batches=batches,
         chunks=chunks,
         optimizer=optimizer,
+        keys=keys,
         scheduler=scheduler,
         expert_bias=expert_bias,
         schedule=PipelineSchedule(

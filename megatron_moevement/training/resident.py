@@ -10,9 +10,11 @@ import dataclasses
 import time
 
 from megatron_moevement.backends.backend import Backend
+from megatron_moevement.integrations.megatron.group_keys import gather_as_upstream
 from megatron_moevement.integrations.megatron.group_references import GroupReferences
 from megatron_moevement.integrations.megatron.process_groups import abandon_groups
 from megatron_moevement.integrations.megatron.transients import Transients
+from megatron_moevement.runtime.agreement import all_gather_json
 from megatron_moevement.runtime.events import EventName, Events
 from megatron_moevement.runtime.generation import Generation, Interruption
 from megatron_moevement.settings.launch import Launch
@@ -74,9 +76,16 @@ class Resident:
         groups = join(self._arguments, launch, self._backend, number)
         self._joined_s = time.time()
         part = self._part
-        if part is None or part.job.launch != launch:
-            self._part = None
-            job = build_part(self._arguments, launch, self._backend, groups)
+        if part is not None and part.job.launch != launch:
+            self._part = part = None
+        known = None
+        if generation.number:
+            # Who was built before does not build again, so a newcomer must not wait for it.
+            own = None if part is None else part.job.keys
+            device = self._backend.device(launch.local_rank)
+            known = next((one for one in all_gather_json(own, device) if one is not None), None)
+        if part is None:
+            job = build_part(self._arguments, launch, self._backend, groups, known)
             self._keep(job)
         else:
             part.references.rebind()
@@ -122,6 +131,7 @@ class Resident:
         if self._part is not None:
             self._part.references.release()
         abandon_groups()
+        gather_as_upstream()
 
     def close(self) -> None:
         """Lets go of the store at the end of the program: removes it if nobody will go on."""

@@ -30,6 +30,7 @@ from megatron_moevement.integrations.nvrx.teardown import (
     ShutDownConnections,
 )
 from megatron_moevement.runtime.generation import Generation, Interruption
+from megatron_moevement.runtime.interruptible_wait import make_waits_interruptible
 from megatron_moevement.settings.launch import Address, Launch
 from megatron_moevement.settings.restart import InProcessRestart
 
@@ -116,6 +117,8 @@ def run_restartable(
         )
     active_ranks = launch.world_size
     mend_initial_ranks()
+    if collectives == "gloo":
+        make_waits_interruptible()
     times = {name: settings.interval(name) for name in _TIMES}
     abort = (
         AbortCollectives(store[1], interruption)
