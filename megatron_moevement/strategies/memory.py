@@ -21,7 +21,7 @@ from megatron_moevement.runtime.replication.server import ReplicaServer
 from megatron_moevement.runtime.replication.stored_slots import StoredSlots
 from megatron_moevement.runtime.slots.journal import Journal
 from megatron_moevement.runtime.slots.ring_file import RingFile
-from megatron_moevement.runtime.slots.store import RingRole, StoreDirectory
+from megatron_moevement.runtime.slots.store import RingRole, StoreDirectory, StoredRing
 from megatron_moevement.settings.faults import Place
 from megatron_moevement.strategies.copies import Copies
 from megatron_moevement.strategies.job_plan import JobPlan
@@ -78,6 +78,7 @@ class JobMemory:
         self._own_ring: RingFile | None = None
         self._journal: Journal | None = None
         self._server: ReplicaServer | None = None
+        self._slots: StoredSlots | None = None
         self._copies: Copies | None = None
 
     @property
@@ -137,9 +138,13 @@ class JobMemory:
         self._journal = self.store.journal(self.plan.journal)
         self._own_ring = self.store.ring(RingRole.OWN, self.host.rank, rings[self.host.rank])
         self._kept.pin(self._own_ring, self._pin)
-        slots = StoredSlots(self._own_ring)
+        slots = self._slots = StoredSlots(self._own_ring)
         for owner in self.plan.kept_for(self.host.process):
             slots.keep(self.store.ring(RingRole.HELD, owner, rings[owner]))
+        for stored in self._rings_of_former_plans():
+            ring = self.store.open_ring(stored.role, stored.owner)
+            if ring is not None:
+                slots.keep(ring)
         return self.generation.own(
             lambda: ReplicaServer(self._interface, me, slots, deadline=_DEADLINE)
         )
@@ -159,13 +164,23 @@ class JobMemory:
 
         All slots have their copies.
         """
-        kept_for = self.plan.kept_for(self.host.process)
-        for stored in self.store.rings():
-            if (stored.role, stored.owner) != (RingRole.OWN, self.host.rank) and (
-                stored.role is RingRole.OWN or stored.owner not in kept_for
-            ):
-                self.store.drop_ring(stored.role, stored.owner)
+        assert self._slots is not None
+        for stored in self._rings_of_former_plans():
+            self._slots.drop(stored.owner)
+            self.store.drop_ring(stored.role, stored.owner)
         self._kept.remove_left_behind()
+
+    def _rings_of_former_plans(self) -> tuple[StoredRing, ...]:
+        """Returns the rings with slots that others may lack, and that are not in the plan.
+
+        Who keeps copies for whom is planned anew when a process takes another one's place.
+        """
+        kept_for = self.plan.kept_for(self.host.process)
+        return tuple(
+            stored
+            for stored in self.store.rings()
+            if stored.owner not in kept_for and stored.owner != self.host.rank
+        )
 
     def finish(self) -> None:
         """Says that nobody will go on from the files."""
