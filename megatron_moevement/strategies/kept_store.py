@@ -8,6 +8,8 @@ from pathlib import Path
 
 import torch
 
+from megatron_moevement.policy.ranks import LogicalRank
+from megatron_moevement.runtime.slots.adoption import adopt_store
 from megatron_moevement.runtime.slots.identity import StoreIdentity
 from megatron_moevement.runtime.slots.ring_file import RingFile
 from megatron_moevement.runtime.slots.store import StoreDirectory, left_behind
@@ -31,19 +33,24 @@ class KeptStore:
         journal = None if self._store is None else self._store.open_journal()
         return journal is not None and journal.state is not None
 
-    def open(self, root: Path, identity: StoreIdentity, process: int) -> StoreDirectory:
+    def open(
+        self, root: Path, identity: StoreIdentity, process: int, rank: LogicalRank | None
+    ) -> StoreDirectory:
         """Returns the store, which is opened the first time.
 
         Args:
             root: the store directory.
             identity: of the run.
             process: number of this process.
+            rank: at the start of a job the rank of this process, whose newest store it adopts.
 
         Raises:
             UserError: it is in use, another user's, or can't be made.
         """
         if self._store is None:
             self._store = StoreDirectory(root, identity, process)
+            if rank is not None:
+                adopt_store(self._store, rank)
         return self._store
 
     def pin(self, ring: RingFile, pin: Callable[[torch.Tensor], None]) -> None:

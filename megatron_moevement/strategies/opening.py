@@ -70,7 +70,8 @@ def open_sparse_checkpointing(
     identity = StoreIdentity(run_id, trained.fingerprint)
 
     def open_store() -> StoreDirectory:
-        return kept.open(root, identity, trained.process)
+        rank = trained.rank if generation.number == 0 else None
+        return kept.open(root, identity, trained.process, rank)
 
     try:
         store = together(open_store, trained.device)

@@ -90,7 +90,12 @@ class _Supervisor:
         pids = [self._pids[rank] for rank in range(self._job.world_size)]
         send(
             self._connection,
-            {"event": Event.STARTED.value, "pids": pids, "store_address": list(address)},
+            {
+                "event": Event.STARTED.value,
+                "pids": pids,
+                "store_address": list(address),
+                "control_port": control_port,
+            },
         )
         while self._pidfds:
             self._step()

@@ -7,7 +7,7 @@ import sys
 import warnings
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from megatron_moevement.backends.backend import Backend, choose, load
 from megatron_moevement.errors import ExitCode, UserError
@@ -36,7 +36,10 @@ def main(argv: Sequence[str]) -> int:
         duration = arguments.run.exit_duration_in_mins
         stop = StopSources(None if duration is None else timedelta(minutes=duration))
         with stop.listening():
-            return _run(arguments, launch, backend, stop)
+            code = _run(arguments, launch, backend, stop)
+        if arguments.restart.inprocess_restart:
+            _leave_at_once(code)
+        return code
     except UserError as error:
         # The ranks of a machine find the same; one line is enough. A process that does not know
         # its rank speaks for itself.
@@ -63,6 +66,13 @@ def _run(arguments: Arguments, launch: Launch, backend: Backend, stop: StopSourc
     finally:
         resident.close()
     return ExitCode.DONE
+
+
+def _leave_at_once(code: int) -> NoReturn:
+    """Ends the process without destructors: one of a former generation's group may be stuck."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(code)
 
 
 def _run_restartable(

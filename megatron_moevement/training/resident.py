@@ -7,6 +7,7 @@ store with the snapshots. A generation lends them its groups.
 from __future__ import annotations
 
 import dataclasses
+import os
 import time
 
 from megatron_moevement.backends.backend import Backend
@@ -107,6 +108,8 @@ class Resident:
                 teardown_s=self._entered_s - noticed_s,
                 rendezvous_s=self._joined_s - self._entered_s,
                 builds=self.builds,
+                threads=len(os.listdir("/proc/self/task")),
+                descriptors=len(os.listdir("/proc/self/fd")),
             )
         self._is_known = True
 

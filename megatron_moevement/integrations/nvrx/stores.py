@@ -9,7 +9,12 @@ from collections.abc import Iterable
 from datetime import timedelta
 
 import torch.distributed as dist
-from nvidia_resiliency_ext.inprocess.store import StoreMixin
+from nvidia_resiliency_ext.inprocess.attribution import Interruption, InterruptionRecord
+from nvidia_resiliency_ext.inprocess.store import PrefixStore, StoreMixin
+
+from megatron_moevement.settings.launch import Address
+
+_PATIENCE = timedelta(seconds=10)
 
 
 class ControlStore(dist.TCPStore, StoreMixin):  # type: ignore[misc, name-defined]
@@ -46,3 +51,14 @@ def mend_initial_ranks() -> None:
 
     get_initial_ranks.is_mended = True  # type: ignore[attr-defined]
     StoreMixin.get_initial_ranks = get_initial_ranks
+
+
+def request_restart(control: Address, generation: int) -> None:
+    """Has all processes of a job begin another generation, wherever they are; anybody may call it.
+
+    Args:
+        control: address of the control store.
+        generation: the present one; nothing happens when it is over already.
+    """
+    store = PrefixStore(generation, ControlStore(*control, _PATIENCE))
+    store.record_interrupted([InterruptionRecord(0, Interruption.EXCEPTION)])
