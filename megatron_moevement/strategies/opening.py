@@ -65,18 +65,7 @@ def open_sparse_checkpointing(
     )
     if plan.placement.warning is not None:
         say(plan.placement.warning)
-    root = Path(settings.moevement_store_dir or default_store_dir())
-    run_id = settings.moevement_run_id or trained.fingerprint[:_RUN_ID_DIGITS]
-    identity = StoreIdentity(run_id, trained.fingerprint)
-
-    def open_store() -> StoreDirectory:
-        rank = trained.rank if generation.number == 0 else None
-        return kept.open(root, identity, trained.process, rank)
-
-    try:
-        store = together(open_store, trained.device)
-    except AgreementError as error:
-        raise UserError(error.reason) from error
+    store = _open_store(settings, trained, kept, generation)
     memory = JobMemory(
         plan,
         _host(trained, domain),
@@ -90,6 +79,24 @@ def open_sparse_checkpointing(
     )
     work = FrozenWork.DROPPED if settings.moevement_no_frozen_skip else FrozenWork.SKIPPED
     return SparseCheckpointing(trained, live, memory, events, say, frozen_work=work)
+
+
+def _open_store(
+    settings: FaultTolerance, trained: Trained, kept: KeptStore, generation: Generation
+) -> StoreDirectory:
+    """Opens the stores of all ranks or none."""
+    root = Path(settings.moevement_store_dir or default_store_dir())
+    run_id = settings.moevement_run_id or trained.fingerprint[:_RUN_ID_DIGITS]
+    identity = StoreIdentity(run_id, trained.fingerprint)
+
+    def open_store() -> StoreDirectory:
+        rank = trained.rank if generation.number == 0 else None
+        return kept.open(root, identity, trained.process, rank)
+
+    try:
+        return together(open_store, trained.device)
+    except AgreementError as error:
+        raise UserError(error.reason) from error
 
 
 def plan_job(

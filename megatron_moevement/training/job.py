@@ -195,11 +195,7 @@ def _build_part(  # noqa: PLR0917  (what a process is, piece by piece)
         optimizer = build_optimizer(
             arguments.optimization, arguments.parallelism, arguments.precision, chunks
         )
-    batches = BatchLayout(
-        micro_batch_size=int(arguments.run.micro_batch_size or 0),
-        num_microbatches=num_microbatches(arguments.run, place.dp_size),
-        dp_size=place.dp_size,
-    )
+    batches = _batches(arguments, place.dp_size)
     scheduler = build_scheduler(
         arguments.optimization, arguments.run, optimizer, batches.global_batch_size
     )
@@ -230,6 +226,14 @@ def _build_part(  # noqa: PLR0917  (what a process is, piece by piece)
         durable=durable,
         checkpoints=CheckpointStore(arguments.checkpointing, durable, model, device),
         faults=FaultPoints(arguments.fault_tolerance.moevement_faults, launch.rank),
+    )
+
+
+def _batches(arguments: Arguments, dp_size: int) -> BatchLayout:
+    return BatchLayout(
+        micro_batch_size=int(arguments.run.micro_batch_size or 0),
+        num_microbatches=num_microbatches(arguments.run, dp_size),
+        dp_size=dp_size,
     )
 
 

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 def main(argv: Sequence[str]) -> int:
     """Runs one process of a job and returns its exit code."""
     launch = None
+    # Which package brings NVIDIA's management library is torch's concern.
+    warnings.filterwarnings("ignore", message="The pynvml package", category=FutureWarning)
     try:
         launch = Launch.from_environment()
         arguments = parse(argv, launch.processes, launch.world_size)

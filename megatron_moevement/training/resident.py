@@ -91,6 +91,7 @@ class Resident:
         else:
             part.references.rebind()
             part.transients.reset()
+            part.job.timers.forget()
             job = part.job
         job.faults.enter(generation.number)
         return job

@@ -36,19 +36,6 @@ from megatron_moevement.settings.restart import InProcessRestart
 
 T = TypeVar("T")
 
-_TIMES = (
-    "monitor_thread_interval",
-    "monitor_process_interval",
-    "progress_watchdog_interval",
-    "heartbeat_interval",
-    "soft_timeout",
-    "hard_timeout",
-    "heartbeat_timeout",
-    "barrier_timeout",
-    "completion_timeout",
-    "last_call_wait",
-    "termination_grace_time",
-)
 _HEALTH_CHECK_TIME = timedelta(seconds=10)
 _LOOKS_OF_THE_MONITOR = 3
 """A process that is gone before its monitor has looked is taken for a lost one."""
@@ -108,39 +95,14 @@ def run_restartable(
         RestartsEndedError: too few processes are left, or restarts are of no use.
         DiscardedError: other processes take over what this one did.
     """
-    control, store = launch.control_store, launch.store
-    if control is None or store is None:
-        raise UserError(
-            "--inprocess-restart needs stores that are hosted outside of the ranks: start with "
-            "scripts/run_local.sh or `moevement stores`, which set MASTER_ADDR, MASTER_PORT and "
-            "MOEVEMENT_CONTROL_PORT"
-        )
-    active_ranks = launch.world_size
-    mend_initial_ranks()
-    if collectives == "gloo":
-        make_waits_interruptible()
-    times = {name: settings.interval(name) for name in _TIMES}
-    abort = (
-        AbortCollectives(store[1], interruption)
-        if collectives == "nccl"
-        else ShutDownConnections(control[1], interruption)
-    )
-    wrapper = Wrapper(
-        store_factory=ControlStore,
-        store_kwargs=_connection(control, times["barrier_timeout"]),
-        initialize=BoundedRetries(active_ranks, settings.inprocess_max_iterations, what.committed),
-        abort=abort,
-        finalize=EndGeneration(what.end, empty_cuda_cache=settings.inprocess_empty_cuda_cache),
-        health_check=CudaHealthCheck(_HEALTH_CHECK_TIME) if collectives == "nccl" else None,
-        rank_assignment=KeptPlaces(active_ranks, settings.inprocess_granularity, domain),
-        **times,
-    )
+    times = _times(settings)
+    wrapper = _wrapper(what, settings, launch, collectives, interruption, domain, times)
     # The wrapper collects garbage at every restart: what is there by now is none.
     gc.collect()
     gc.freeze()
     warnings.filterwarnings("ignore", message="logging not initialized")
     try:
-        result: T | None = wrapper(_training_function(what, launch, active_ranks))()
+        result: T | None = wrapper(_training_function(what, launch))()
     except RestartAbort as error:
         raise RestartsEndedError(str(error)) from None
     except RankDiscarded as error:
@@ -151,17 +113,72 @@ def run_restartable(
     return result
 
 
+def _wrapper(  # noqa: PLR0917  (what `run_restartable` was given)
+    what: Restartable[T],
+    settings: InProcessRestart,
+    launch: Launch,
+    collectives: str,
+    interruption: Interruption,
+    domain: str,
+    times: dict[str, timedelta],
+) -> Any:
+    """Puts NVRx's wrapper together."""
+    control, store = launch.control_store, launch.store
+    if control is None or store is None:
+        raise UserError(
+            "--inprocess-restart needs stores that are hosted outside of the ranks: start with "
+            "scripts/run_local.sh, or host them and set MASTER_ADDR, MASTER_PORT and "
+            "MOEVEMENT_CONTROL_PORT"
+        )
+    mend_initial_ranks()
+    is_cuda = collectives == "nccl"
+    if not is_cuda:
+        make_waits_interruptible()
+    abort = (
+        AbortCollectives(store[1], interruption)
+        if is_cuda
+        else ShutDownConnections(control[1], interruption)
+    )
+    active = launch.world_size
+    return Wrapper(
+        store_factory=ControlStore,
+        store_kwargs=_connection(control, times["barrier_timeout"]),
+        initialize=BoundedRetries(active, settings.inprocess_max_iterations, what.committed),
+        abort=abort,
+        finalize=EndGeneration(what.end, empty_cuda_cache=settings.inprocess_empty_cuda_cache),
+        health_check=CudaHealthCheck(_HEALTH_CHECK_TIME) if is_cuda else None,
+        rank_assignment=KeptPlaces(active, settings.inprocess_granularity, domain),
+        **times,
+    )
+
+
+def _times(settings: InProcessRestart) -> dict[str, timedelta]:
+    """Returns the times by the names of the wrapper's parameters."""
+    seconds = {
+        "monitor_thread_interval": settings.inprocess_monitor_thread_interval,
+        "monitor_process_interval": settings.inprocess_monitor_process_interval,
+        "progress_watchdog_interval": settings.inprocess_progress_watchdog_interval,
+        "heartbeat_interval": settings.inprocess_heartbeat_interval,
+        "soft_timeout": settings.inprocess_soft_timeout,
+        "hard_timeout": settings.inprocess_hard_timeout,
+        "heartbeat_timeout": settings.inprocess_heartbeat_timeout,
+        "barrier_timeout": settings.inprocess_barrier_timeout,
+        "completion_timeout": settings.inprocess_completion_timeout,
+        "last_call_wait": settings.inprocess_last_call_wait,
+        "termination_grace_time": settings.inprocess_termination_grace_time,
+    }
+    return {name: timedelta(seconds=value) for name, value in seconds.items()}
+
+
 def _connection(address: Address, timeout: timedelta) -> dict[str, Any]:
     return {"host": address[0], "port": address[1], "timeout": timeout}
 
 
-def _training_function(
-    what: Restartable[T], launch: Launch, active_ranks: int
-) -> Callable[[], T | None]:
+def _training_function(what: Restartable[T], launch: Launch) -> Callable[[], T | None]:
     """Returns what the wrapper calls, which finds its parameter by the type."""
 
     def train(call: Any = None) -> T:
-        place = launch.occupying(call.state.active_rank, active_ranks)
+        place = launch.occupying(call.state.active_rank, launch.world_size)
         generation = Generation(
             call.iteration, call.atomic, call.ping, call.progress_watchdog.reset
         )
