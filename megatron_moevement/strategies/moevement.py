@@ -63,7 +63,7 @@ class SparseCheckpointing:
         self._events = events
         self._say = say
         self._freezing = Freezing(trained.chunks, trained.optimizer, frozen_work)
-        self._capture = Capture(trained.copy_stream())
+        self._capture = memory.generation.own(lambda: Capture(trained.copy_stream()))
         self._schedule = memory.plan.schedule
         self._persisted: Window | None = None
         self._windows: WindowCapture | None = None

@@ -11,11 +11,13 @@ from megatron_moevement.integrations.megatron.snapshots import LiveOperators
 from megatron_moevement.policy.placement import Host
 from megatron_moevement.runtime.agreement import AgreementError, together
 from megatron_moevement.runtime.events import Events
+from megatron_moevement.runtime.generation import Generation
 from megatron_moevement.runtime.progress import START
 from megatron_moevement.runtime.slots.identity import StoreIdentity
 from megatron_moevement.runtime.slots.store import StoreDirectory, default_store_dir
 from megatron_moevement.settings.fault_tolerance import FaultTolerance
 from megatron_moevement.strategies.job_plan import JobPlan, agree_on_plan
+from megatron_moevement.strategies.kept_store import KeptStore
 from megatron_moevement.strategies.memory import JobMemory
 from megatron_moevement.strategies.moevement import SparseCheckpointing
 from megatron_moevement.strategies.trained import Trained
@@ -28,6 +30,8 @@ def open_sparse_checkpointing(
     trained: Trained,
     events: Events,
     *,
+    kept: KeptStore,
+    generation: Generation,
     domain: str,
     train_iters: int,
     say: Callable[[str], None],
@@ -38,6 +42,8 @@ def open_sparse_checkpointing(
         settings: the flags.
         trained: the live objects.
         events: told of windows, plans and replays.
+        kept: the store of this process, which outlives the generation.
+        generation: owns threads and connections.
         domain: what this process may be lost together with.
         train_iters: the last step.
         say: tells the user a line, on one rank.
@@ -47,26 +53,27 @@ def open_sparse_checkpointing(
             there is not enough memory.
     """
     live = LiveOperators(trained.chunks, trained.optimizer)
-    plan = plan_job(settings, trained, live, domain=domain, train_iters=train_iters)
+    if kept.extras_bytes is None:
+        kept.extras_bytes = extras_bytes_of(trained)
+    plan = plan_job(
+        settings,
+        trained,
+        live,
+        extras_bytes=kept.extras_bytes,
+        domain=domain,
+        train_iters=train_iters,
+    )
     if plan.placement.warning is not None:
         say(plan.placement.warning)
-    root = Path(settings.moevement_store_dir or default_store_dir())
-    run_id = settings.moevement_run_id or trained.fingerprint[:_RUN_ID_DIGITS]
-    identity = StoreIdentity(run_id, trained.fingerprint)
-
-    def open_store() -> StoreDirectory:
-        return StoreDirectory(root, identity, trained.process)
-
-    try:
-        store = together(open_store, trained.device)
-    except AgreementError as error:
-        raise UserError(error.reason) from error
+    store = _open_store(settings, trained, kept, generation)
     memory = JobMemory(
         plan,
         _host(trained, domain),
+        kept,
         store,
         settings.moevement_replication_interface,
         trained.device,
+        generation=generation,
         pin=trained.pin,
         faults=trained.faults,
     )
@@ -74,11 +81,30 @@ def open_sparse_checkpointing(
     return SparseCheckpointing(trained, live, memory, events, say, frozen_work=work)
 
 
+def _open_store(
+    settings: FaultTolerance, trained: Trained, kept: KeptStore, generation: Generation
+) -> StoreDirectory:
+    """Opens the stores of all ranks or none."""
+    root = Path(settings.moevement_store_dir or default_store_dir())
+    run_id = settings.moevement_run_id or trained.fingerprint[:_RUN_ID_DIGITS]
+    identity = StoreIdentity(run_id, trained.fingerprint)
+
+    def open_store() -> StoreDirectory:
+        rank = trained.rank if generation.number == 0 else None
+        return kept.open(root, identity, trained.process, rank)
+
+    try:
+        return together(open_store, trained.device)
+    except AgreementError as error:
+        raise UserError(error.reason) from error
+
+
 def plan_job(
     settings: FaultTolerance,
     trained: Trained,
     live: LiveOperators,
     *,
+    extras_bytes: int,
     domain: str,
     train_iters: int,
 ) -> JobPlan:
@@ -88,6 +114,7 @@ def plan_job(
         settings: the flags.
         trained: the live objects.
         live: this rank's operators.
+        extras_bytes: room for the scalars of a slot.
         domain: what this process may be lost together with.
         train_iters: the last step.
 
@@ -99,7 +126,7 @@ def plan_job(
         live,
         _host(trained, domain),
         ends=trained.ends,
-        extras_bytes=_extras_bytes(trained),
+        extras_bytes=extras_bytes,
         train_iters=train_iters,
         device=trained.device,
     )
@@ -109,6 +136,9 @@ def _host(trained: Trained, domain: str) -> Host:
     return Host(trained.process, domain, trained.rank)
 
 
-def _extras_bytes(trained: Trained) -> int:
-    """Returns room for a slot's scalars: numbers in them grow longer as training goes on."""
+def extras_bytes_of(trained: Trained) -> int:
+    """Returns room for a slot's scalars: numbers in them grow longer as training goes on.
+
+    Nothing must have been trained yet: every rank that is built anew finds the same.
+    """
     return 2 * len(trained.scalars(START).encode())

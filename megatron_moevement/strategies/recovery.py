@@ -18,7 +18,7 @@ from megatron_moevement.runtime.agreement import all_gather_json
 from megatron_moevement.runtime.ledger import loss_from_hex, loss_to_hex
 from megatron_moevement.runtime.slots.journal import JournalState
 from megatron_moevement.strategies.left_state import gather_facts, read_left_state
-from megatron_moevement.strategies.memory import GENERATION, JobMemory
+from megatron_moevement.strategies.memory import JobMemory
 from megatron_moevement.strategies.replay import Replay, Slots
 from megatron_moevement.strategies.scalars import decode_entry
 from megatron_moevement.strategies.trained import Trained
@@ -59,7 +59,7 @@ class MemoryRecovery:
         """
         trained = self._trained
         own = Facts(
-            generation=GENERATION,
+            generation=self._memory.generation.number,
             layout=trained.layout,
             ends=trained.ends,
             durable=durable,
@@ -94,6 +94,7 @@ class MemoryRecovery:
                 memory.copies.fetch(process, window, slot)
         self._protect(window)
         dist.barrier()  # nobody overwrites a slot that another one still fetches
+        memory.forget_others()
         schedule = memory.schedule_from(window.start, window.epoch)
         slots = Slots(
             memory.own_ring, window, schedule, slot_layouts(schedule, trained.rank, self._live)

@@ -15,6 +15,8 @@ import torch.distributed as dist
 from megatron_moevement.policy.ranks import Layout
 from megatron_moevement.policy.segments import Ends
 from megatron_moevement.runtime.events import Events
+from megatron_moevement.runtime.generation import Generation
+from megatron_moevement.strategies.kept_store import KeptStore
 from megatron_moevement.strategies.opening import open_sparse_checkpointing
 from megatron_moevement.strategies.strategy import Off, Strategy
 from megatron_moevement.strategies.trained import Trained
@@ -33,10 +35,18 @@ _DATA_FLAGS = (
 
 
 @contextlib.contextmanager
-def open_strategy(job: Job, events: Events) -> Iterator[Strategy]:
+def open_strategy(
+    job: Job, events: Events, kept: KeptStore, generation: Generation
+) -> Iterator[Strategy]:
     """Yields what protects a job; every rank calls it, once a durable checkpoint is loaded.
 
     What it keeps in memory stays for the next launch, unless the job finished or Ctrl-C ended it.
+
+    Args:
+        job: what is protected.
+        events: told of windows, plans and replays.
+        kept: the store of this process.
+        generation: owns threads and connections.
 
     Raises:
         UserError: there is not enough memory, or what lies there is another job's.
@@ -49,6 +59,8 @@ def open_strategy(job: Job, events: Events) -> Iterator[Strategy]:
         settings,
         trained(job),
         events,
+        kept=kept,
+        generation=generation,
         domain=settings.moevement_failure_domain or job.launch.failure_domain,
         train_iters=int(job.arguments.run.train_iters or 0),
         say=_say,
@@ -74,7 +86,7 @@ def trained(job: Job) -> Trained:
         scheduler=job.scheduler,
         ledger=job.ledger,
         rank=layout.rank_at(job.launch.rank),
-        process=job.launch.rank,
+        process=job.launch.process,
         layout=layout,
         ends=Ends.INDEPENDENT if untied or layout.pp == 1 else Ends.TIED,
         fingerprint=fingerprint(arguments, job.launch.world_size),

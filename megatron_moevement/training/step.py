@@ -8,8 +8,10 @@ were complete.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 
 from megatron_moevement.integrations.megatron.expert_bias import PendingExpertBias
 from megatron_moevement.integrations.megatron.optimizer import (
@@ -61,6 +63,7 @@ class TrainStep:
         global_batch_size: int,
         progress: Progress,
         strategy: Strategy,
+        uninterrupted: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
         faults: FaultPoints = NO_FAULTS,
     ) -> None:
         """Binds the live objects.
@@ -76,6 +79,7 @@ class TrainStep:
             global_batch_size: samples per step.
             progress: where to start.
             strategy: protects the job.
+            uninterrupted: encloses the commit: a restart waits for its end.
             faults: where this process kills itself.
         """
         self._schedule = schedule
@@ -88,6 +92,7 @@ class TrainStep:
         self._global_batch_size = global_batch_size
         self.progress = progress
         self._strategy = strategy
+        self._uninterrupted = uninterrupted
         self._faults = faults
 
     def run(self, stop: StopRequest) -> StepOutcome:
@@ -124,7 +129,9 @@ class TrainStep:
             )
         )
         strike(Place.AFTER_BARRIER)
-        entry = self._commit(step, statistics, agreement, random_before, strike)
+        # Entered after the barrier's result was read: had an abort come before, it would be raised.
+        with self._uninterrupted():
+            entry = self._commit(step, statistics, agreement, random_before, strike)
         strike(Place.GATHER)
         self._optimizer.gather()
         self._strategy.after_step()
