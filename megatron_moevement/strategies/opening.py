@@ -23,6 +23,17 @@ from megatron_moevement.strategies.trained import Trained
 _RUN_ID_DIGITS = 16
 
 
+def store_place(settings: FaultTolerance, fingerprint: str) -> tuple[Path, str]:
+    """Returns the store directory, and the name under which a run has its folder in it.
+
+    Args:
+        settings: the flags.
+        fingerprint: digest of every flag that decides bits.
+    """
+    root = Path(settings.moevement_store_dir or default_store_dir())
+    return root, settings.moevement_run_id or fingerprint[:_RUN_ID_DIGITS]
+
+
 def open_sparse_checkpointing(
     settings: FaultTolerance,
     trained: Trained,
@@ -50,8 +61,7 @@ def open_sparse_checkpointing(
     plan = plan_job(settings, trained, live, domain=domain, train_iters=train_iters)
     if plan.placement.warning is not None:
         say(plan.placement.warning)
-    root = Path(settings.moevement_store_dir or default_store_dir())
-    run_id = settings.moevement_run_id or trained.fingerprint[:_RUN_ID_DIGITS]
+    root, run_id = store_place(settings, trained.fingerprint)
     identity = StoreIdentity(run_id, trained.fingerprint)
 
     def open_store() -> StoreDirectory:

@@ -76,7 +76,10 @@ class WindowCapture:
         """
         assert step == self._ring.next_step, f"S_{step} after {self._ring.steps}"
         self._ring = self._ring.captured()
-        layout = self._layouts[self._schedule.slot_of(step)]
+        slot = self._schedule.slot_of(step)
+        if slot == 0:
+            self._faults.strike(step, Place.WINDOW_EDGE)
+        layout = self._layouts[slot]
         self._file.invalidate(step)
         memory = self._file.buffer(step)
         extras = scalars.encode()

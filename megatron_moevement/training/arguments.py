@@ -14,6 +14,7 @@ from megatron_moevement.settings.architecture import (
     check_architecture,
 )
 from megatron_moevement.settings.checkpointing import Checkpointing, check_checkpointing
+from megatron_moevement.settings.fault_injection import FaultInjection, check_fault_injection
 from megatron_moevement.settings.fault_tolerance import FaultTolerance, check_fault_tolerance
 from megatron_moevement.settings.flags import add_flags, read_flags
 from megatron_moevement.settings.optimization import Optimization, check_optimization
@@ -38,6 +39,7 @@ _GROUPS: tuple[tuple[str, type[Any]], ...] = (
     ("optimization", Optimization),
     ("checkpointing", Checkpointing),
     ("fault tolerance", FaultTolerance),
+    ("faults on purpose", FaultInjection),
 )
 
 
@@ -53,6 +55,7 @@ class Arguments:
     optimization: Optimization
     checkpointing: Checkpointing
     fault_tolerance: FaultTolerance
+    fault_injection: FaultInjection
     data: DataConfig
     logging: LoggingConfig
 
@@ -99,6 +102,7 @@ def parse(argv: Sequence[str], world_size: int) -> Arguments:
         optimization=read_flags(Optimization, values),
         checkpointing=read_flags(Checkpointing, values),
         fault_tolerance=read_flags(FaultTolerance, values),
+        fault_injection=read_flags(FaultInjection, values),
         data=DataConfig.from_args(values),
         logging=LoggingConfig.from_args(values),
     )
@@ -114,7 +118,10 @@ def _check(arguments: Arguments, world_size: int) -> None:
     check_run(arguments.run, arguments.parallelism.data_parallel_size(world_size))
     check_optimization(arguments.optimization, int(arguments.run.train_iters or 0))
     check_checkpointing(arguments.checkpointing)
-    check_fault_tolerance(arguments.fault_tolerance, arguments.checkpointing.save, world_size)
+    check_fault_tolerance(arguments.fault_tolerance, arguments.checkpointing.save)
+    check_fault_injection(
+        arguments.fault_injection, world_size, int(arguments.run.train_iters or 0)
+    )
     check_positions(arguments.data, arguments.architecture.position_embedding_type)
     _check_sequence(arguments)
     _check_interleaving(arguments, world_size)

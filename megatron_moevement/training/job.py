@@ -165,6 +165,7 @@ def _build_part(  # noqa: PLR0917  (what a process is, piece by piece)
     layout = layout_name(arguments, launch.world_size)
     durable = DurableState(chunks, optimizer, scheduler, layout=layout, device=device)
     model = model_description(arguments)
+    faults = FaultPoints(arguments.fault_injection.moevement_faults, launch.rank)
     return Job(
         arguments=arguments,
         backend=backend,
@@ -185,8 +186,8 @@ def _build_part(  # noqa: PLR0917  (what a process is, piece by piece)
         metrics=MoEMetrics(arguments.architecture, arguments.moe, groups, device),
         timers=timers,
         durable=durable,
-        checkpoints=CheckpointStore(arguments.checkpointing, durable, model, device),
-        faults=FaultPoints(arguments.fault_tolerance.moevement_faults, launch.rank),
+        checkpoints=CheckpointStore(arguments.checkpointing, durable, model, device, faults),
+        faults=faults,
     )
 
 

@@ -20,6 +20,7 @@ from megatron_moevement.runtime.progress import START, Progress
 from megatron_moevement.strategies.strategy import Strategy
 from megatron_moevement.training.data.splits import Datasets
 from megatron_moevement.training.evaluation import evaluate
+from megatron_moevement.training.fault_injection import injected_faults, tell_what_lies_behind
 from megatron_moevement.training.job import Job
 from megatron_moevement.training.protection import open_strategy
 from megatron_moevement.training.reporting.flops import flops_per_iteration
@@ -49,8 +50,9 @@ def train(job: Job, stop: StopSources) -> Progress:
         job.checkpoints.check_writable()
     with _reporter_everywhere(job) as reporter:
         reporter.events.emit(EventName.PROCESS_START, 0)
-        with open_strategy(job, reporter.events) as strategy:
+        with injected_faults(job, reporter.events), open_strategy(job, reporter.events) as strategy:
             start, target = _start(job, strategy)
+            tell_what_lies_behind(job, start.committed)
             datasets = build_datasets(job)
             with open_steps(job, datasets, start, strategy) as step:
                 loop = TrainingLoop(

@@ -39,7 +39,7 @@ def main(argv: Sequence[str]) -> int:
         # its rank speaks for itself.
         if launch is None or launch.local_rank == 0:
             print(f"pretrain_moe.py: {error}", file=sys.stderr)  # noqa: T201
-        return ExitCode.BAD_ARGUMENTS
+        return error.exit_code
     return ExitCode.DONE
 
 
@@ -50,6 +50,7 @@ def _run(arguments: Arguments, launch: Launch, backend: Backend, stop: StopSourc
     warnings.filterwarnings("ignore", category=FutureWarning, module=upstream)
     # From here on Megatron is imported, with the backend in place.
     from megatron_moevement.integrations.megatron.process_groups import leave_job  # noqa: PLC0415
+    from megatron_moevement.training.fault_injection import check_struck  # noqa: PLC0415
     from megatron_moevement.training.job import build_job  # noqa: PLC0415
     from megatron_moevement.training.loop import train  # noqa: PLC0415
     from megatron_moevement.training.operator_table import write_operators  # noqa: PLC0415
@@ -71,6 +72,7 @@ def _run(arguments: Arguments, launch: Launch, backend: Backend, stop: StopSourc
             progress = train(job, stop)
             if file is not None:
                 write_state_digest(job, progress, Path(file))
+            check_struck(job, progress)
         patience = _PATIENCE_DONE
     except UserError:
         patience = _PATIENCE_REFUSED
