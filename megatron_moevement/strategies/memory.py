@@ -59,7 +59,7 @@ class JobMemory:
             interface: where copies are received.
             device: where collectives keep their tensors.
             pin: makes host memory a target of asynchronous copies.
-            faults: where this process kills itself.
+            faults: where this process fails on purpose.
         """
         self.plan = plan
         self.host_bytes = plan.accounts()[host.process].total_bytes

@@ -39,7 +39,7 @@ class Trained:
         device: where collectives keep their tensors.
         copy_stream: makes what copies to the host run on.
         pin: makes host memory a target of such copies.
-        faults: where this process kills itself.
+        faults: where this process fails on purpose.
     """
 
     chunks: Sequence[torch.nn.Module]

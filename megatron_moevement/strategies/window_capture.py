@@ -49,7 +49,7 @@ class WindowCapture:
             layouts: for each slot what this rank captures.
             era: rollbacks that lie behind the job.
             ring: what the ring file holds that is needed.
-            faults: where this process kills itself.
+            faults: where this process fails on purpose.
         """
         self._capture = capture
         self._file = ring_file

@@ -76,7 +76,7 @@ class TrainStep:
             global_batch_size: samples per step.
             progress: where to start.
             strategy: protects the job.
-            faults: where this process kills itself.
+            faults: where this process fails on purpose.
         """
         self._schedule = schedule
         self._optimizer = optimizer

@@ -28,6 +28,7 @@ SAMPLES = """\
 2021-12-10, 13:10:45, 70
 2021-12-10, 13:09:45, 60
 2021-12-10, 13:10:58, 64
+2021-12-10, 13:09:15, 60
 """
 
 
@@ -44,7 +45,7 @@ def test_rows_without_a_header_count_the_nodes_themselves():
 
 
 def test_samples_are_compared_in_the_order_of_the_file_and_then_sorted_by_their_stamps():
-    assert read_trace(SAMPLES) == (failure(0, 10, 80), failure(60, 10, 70))
+    assert read_trace(SAMPLES) == (failure(0, 10, 80), failure(30, 4, 64), failure(60, 10, 70))
 
 
 def test_losses_of_one_time_are_one_failure():
@@ -62,8 +63,8 @@ def test_losses_of_one_time_are_one_failure():
         ("0,add,n1\n5,lose,n1\n", "line 2: '5,lose,n1' is neither init, add nor remove"),
         ("0,remove,n1\n", "line 1: '0,remove,n1' takes a node where there is none"),
         (NORMALISED.replace("node18,11", "node18,10"), "line 3: .*, but 11 nodes are alive"),
-        (SAMPLES + "2021-12-10 13:11:58 64\n", "line 6: .* is no sample such as '2021-12-10, 13"),
-        (SAMPLES + "2021-02-30, 13:11:58, 64\n", "line 6: .* is at no time"),
+        (SAMPLES + "2021-12-10 13:11:58 64\n", "line 7: .* is no sample such as '2021-12-10, 13"),
+        (SAMPLES + "2021-02-30, 13:11:58, 64\n", "line 7: .* is at no time"),
     ],
 )
 def test_what_is_no_trace_is_refused_with_the_line(text, reason):
