@@ -57,10 +57,10 @@ class Trained:
     faults: FaultPoints
 
     def scalars(self, progress: Progress) -> SlotScalars:
-        """Returns what belongs to the present state besides tensors."""
+        """Returns what belongs to the present state besides tensors; not in mid-replay."""
         return SlotScalars(
             progress=progress,
-            adam_step=self.optimizer.adam_step(),
+            adam_step=self.optimizer.first_adam_step(),
             scalers=self.optimizer.scalers(),
             scheduler=self.scheduler.state_dict(),
             random_state=random_state(),
