@@ -80,17 +80,20 @@ class FaultRecord:
         """Keeps that a fault strikes; it is kept when this returns, whatever happens then."""
         self._append({"struck": fault})
 
-    def remove(self) -> None:
-        """Removes the record of this rank, and the folders with the last of the run's files."""
-        self._path.unlink(missing_ok=True)
-        _remove_empty(self.folder)
-
     def close(self) -> None:
         """Lets go of the file."""
         os.close(self._descriptor)
 
     def _append(self, document: dict[str, Any]) -> None:
         os.write(self._descriptor, json.dumps(document).encode() + b"\n")
+
+
+def forget_rank(root: Path, run_id: str, rank: int) -> None:
+    """Removes the record of a rank if there is one, and the folders with the last of the run's."""
+    folder = root / run_id / _FOLDER_NAME
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        (folder / f"rank-{rank}").unlink()
+        _remove_empty(folder)
 
 
 def remove_record(run_folder: Path) -> Path | None:

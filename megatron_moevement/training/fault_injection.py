@@ -17,7 +17,7 @@ from megatron_moevement.policy.fault_schedule import TimedFault
 from megatron_moevement.runtime.agreement import AgreementError, all_gather_json, together
 from megatron_moevement.runtime.events import EventName, Events
 from megatron_moevement.runtime.fault_points import never_struck
-from megatron_moevement.runtime.fault_record import FaultRecord
+from megatron_moevement.runtime.fault_record import FaultRecord, forget_rank
 from megatron_moevement.runtime.fault_timer import FaultTimer
 from megatron_moevement.runtime.progress import Progress
 from megatron_moevement.settings.faults import Fault
@@ -45,10 +45,26 @@ def injected_faults(job: Job, events: Events) -> Iterator[None]:
     Raises:
         UserError: on all ranks: the record can't be kept, or they were told of different faults.
     """
+    try:
+        if job.arguments.fault_injection.is_on:
+            with _armed(job, events):
+                yield
+        else:
+            yield
+    except KeyboardInterrupt:
+        _forget(job)
+        raise
+    _forget(job)  # a former launch may have been told of faults
+
+
+def _forget(job: Job) -> None:
+    if not job.arguments.fault_tolerance.moevement_recover_only:
+        forget_rank(*store_place(job), job.launch.rank)
+
+
+@contextlib.contextmanager
+def _armed(job: Job, events: Events) -> Iterator[None]:
     settings = job.arguments.fault_injection
-    if not settings.is_on:
-        yield
-        return
     rank = job.launch.rank
     root, run_id = store_place(job)
     try:
@@ -72,13 +88,8 @@ def injected_faults(job: Job, events: Events) -> Iterator[None]:
     own = (one for one in settings.timed_faults(job.launch.world_size) if one.rank == rank)
     with contextlib.closing(record):
         began_s = _begin(job, record)
-        try:
-            with FaultTimer(own, began_s, timed) if settings.draws else contextlib.nullcontext():
-                yield
-        except KeyboardInterrupt:
-            record.remove()
-            raise
-        record.remove()
+        with FaultTimer(own, began_s, timed) if settings.draws else contextlib.nullcontext():
+            yield
 
 
 def _begin(job: Job, record: FaultRecord) -> float:

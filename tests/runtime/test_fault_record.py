@@ -6,7 +6,7 @@ import os
 import pytest
 
 from megatron_moevement.errors import UserError
-from megatron_moevement.runtime.fault_record import FaultRecord, KnownFaults
+from megatron_moevement.runtime.fault_record import FaultRecord, KnownFaults, forget_rank
 from megatron_moevement.runtime.slots.cleaning import clean
 
 NOTHING = KnownFaults(None, frozenset())
@@ -37,10 +37,12 @@ def test_a_line_that_was_cut_is_none(tmp_path):
 
 def test_it_goes_with_the_last_rank(tmp_path):
     with record(tmp_path, 0) as first, record(tmp_path, 1) as second:
-        first.remove()
+        forget_rank(tmp_path, "run", 0)
         assert second.folder.is_dir()
-        second.remove()
+        assert not (first.folder / "rank-0").exists()
+        forget_rank(tmp_path, "run", 1)
     assert list(tmp_path.iterdir()) == []
+    forget_rank(tmp_path, "run", 1)
 
 
 def test_it_is_this_users_alone(tmp_path):

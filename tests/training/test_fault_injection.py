@@ -56,6 +56,14 @@ def test_a_relaunch_passes_the_place_and_is_not_struck_again(run):
     assert list(job.store.iterdir()) == []
 
 
+def test_a_relaunch_that_is_told_of_no_faults_leaves_nothing_of_them(run):
+    job = run(1)
+    assert ended(job, "--moevement-faults", "5:backward")[0] == KILLED
+    assert list(job.store.iterdir()) != []
+    job.finish()
+    assert list(job.store.iterdir()) == []
+
+
 def test_a_fault_that_never_struck_fails_the_job_in_one_line_when_all_is_done(run):
     job = run(2, "--moevement-faults", "5:gather/1", "exception:3:fetch@1")
     codes, output = ended(job)
