@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import ClassVar
 
 
 class ExitCode(IntEnum):
@@ -18,8 +19,10 @@ class UserError(Exception):
     """Something the user can mend.
 
     Programs print the message as one line on standard error, without a traceback, and exit with
-    `ExitCode.BAD_ARGUMENTS`. The message says what is wrong, where, and what to do about it.
+    `exit_code`. The message says what is wrong, where, and what to do about it.
     """
+
+    exit_code: ClassVar[ExitCode] = ExitCode.BAD_ARGUMENTS
 
     def __init__(self, message: str) -> None:
         super().__init__(" ".join(message.split()))

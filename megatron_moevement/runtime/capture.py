@@ -10,9 +10,6 @@ Source: section 3.2 of the paper; on CUDA the copies run on a side stream.
 from __future__ import annotations
 
 import dataclasses
-import queue
-import threading
-import time
 from collections.abc import Callable, Iterable
 from datetime import timedelta
 from types import TracebackType
@@ -20,6 +17,7 @@ from types import TracebackType
 import torch
 
 from megatron_moevement.backends.backend import CopyStream
+from megatron_moevement.runtime.background import Background
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,12 +53,8 @@ class Capture:
             stream: where the copies run.
         """
         self._stream = stream
-        self._snapshots: queue.SimpleQueue[_Snapshot | None] = queue.SimpleQueue()
-        self._changed = threading.Condition()
-        self._begun = self._copied = self._landed = 0
-        self._failure: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="capture")
-        self._thread.start()
+        self._copied = 0
+        self._background = Background("capture", self._take, _failed)
 
     def begin(self, copies: Iterable[HostCopy], landed: Callable[[], None]) -> None:
         """Begins a snapshot and returns at once.
@@ -74,8 +68,7 @@ class Capture:
         """
         self.check()
         self._stream.fork()
-        self._begun += 1
-        self._snapshots.put(_Snapshot(copies, landed))
+        self._background.begin(_Snapshot(copies, landed))
 
     def await_copies(self) -> timedelta:
         """Waits until the sources may change; returns how long it had to.
@@ -83,7 +76,7 @@ class Capture:
         Raises:
             CaptureError: a snapshot failed.
         """
-        return self._await(lambda: self._copied == self._begun)
+        return self._background.await_that(lambda: self._copied == self._background.begun)
 
     def await_landed(self) -> timedelta:
         """Waits until nothing is under way any more; returns how long it had to.
@@ -91,12 +84,11 @@ class Capture:
         Raises:
             CaptureError: a snapshot failed.
         """
-        return self._await(lambda: self._landed == self._begun)
+        return self._background.await_done()
 
     def close(self) -> None:
         """Ends the thread, once what was begun has landed."""
-        self._snapshots.put(None)
-        self._thread.join()
+        self._background.close()
 
     def __enter__(self) -> Capture:
         return self
@@ -109,34 +101,18 @@ class Capture:
     ) -> None:
         self.close()
 
-    def _await(self, holds: Callable[[], bool]) -> timedelta:
-        started_s = time.perf_counter()
-        with self._changed:
-            self._changed.wait_for(lambda: holds() or self._failure is not None)
-        self.check()
-        return timedelta(seconds=time.perf_counter() - started_s)
-
     def check(self) -> None:
         """Raises CaptureError if a snapshot failed."""
-        if self._failure is not None:
-            raise CaptureError(f"a snapshot failed: {self._failure}") from self._failure
+        self._background.check()
 
-    def _run(self) -> None:
-        while (snapshot := self._snapshots.get()) is not None:
-            if self._failure is not None:
-                continue
-            try:
-                for copy in snapshot.copies:
-                    self._stream.copy(copy.source, copy.target)
-                self._stream.join()
-                with self._changed:
-                    self._copied += 1
-                    self._changed.notify_all()
-                snapshot.landed()
-                with self._changed:
-                    self._landed += 1
-                    self._changed.notify_all()
-            except Exception as error:  # noqa: BLE001  (raised again in the training thread)
-                with self._changed:
-                    self._failure = error
-                    self._changed.notify_all()
+    def _take(self, snapshot: _Snapshot) -> None:
+        for copy in snapshot.copies:
+            self._stream.copy(copy.source, copy.target)
+        self._stream.join()
+        with self._background.changing():
+            self._copied += 1
+        snapshot.landed()
+
+
+def _failed(error: Exception) -> CaptureError:
+    return CaptureError(f"a snapshot failed: {error}")

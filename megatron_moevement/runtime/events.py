@@ -29,6 +29,7 @@ class EventName(Enum):
     ITERATION = "iteration"
     EVALUATION = "evaluation"
     WINDOW_PERSISTED = "window_persisted"
+    FAULT_INJECTED = "fault_injected"
     FAULT_DETECTED = "fault_detected"
     PLAN = "plan"
     REPLAY = "replay"

@@ -1,20 +1,22 @@
-"""Fault points: a process passes them on its way through a step, and dies at one when it is told.
+"""Fault points: a process passes them on its way through a step, and fails at one when it is told.
 
-What is to be shown of a recovery depends on the instruction at which the processes end, so they end
-by SIGKILL: nothing is flushed, no handler runs.
+What is to be shown of a recovery depends on the instruction at which a process fails.
 """
 
 from __future__ import annotations
 
-import os
-import signal
+import contextlib
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
+from megatron_moevement.runtime.fault_effects import inflict
 from megatron_moevement.settings.faults import Fault, Place
 
 Strike = Callable[[Place], None]
 """Passes a fault point of a step that the caller knows."""
+
+Witness = Callable[[Fault], None]
+"""Is told that a fault strikes now; what it wants to keep it must write at once."""
 
 
 def pass_by(place: Place) -> None:
@@ -23,34 +25,115 @@ def pass_by(place: Place) -> None:
 
 
 class FaultPoints:
-    """The faults of one process; any thread passes fault points."""
+    """The scripted faults of one process; any thread passes fault points.
 
-    def __init__(self, faults: Iterable[Fault] = (), rank: int = 0) -> None:
-        """Arms the faults that strike a process; without any, nothing ever happens.
+    A fault belongs to one generation, strikes a rank once, and is known afterwards: in this process
+    here, to the next launch by what witnesses wrote. A process that takes a rank over lives in
+    a later generation, so it is not struck again.
+    """
+
+    def __init__(self, faults: Iterable[Fault] = (), rank: int = 0, generation: int = 0) -> None:
+        """Arms the faults of a rank; without any, nothing ever happens."""
+        self._scripted = tuple(faults)
+        self._witnesses: list[Witness] = []
+        self._armed: dict[tuple[int, Place], Fault] = {}
+        self._spared: set[Fault] = set()
+        self._first = self._generation = 0
+        self.step = 0
+        """The step that was begun last."""
+        self.enter(rank, generation)
+
+    def enter(self, rank: int, generation: int) -> None:
+        """Arms the faults of a generation for the rank that this process occupies in it."""
+        self._generation = generation
+        own = [
+            fault
+            for fault in self._scripted
+            if fault.strikes(rank) and fault.generation == generation
+        ]
+        self._armed = {(fault.step, fault.place): fault for fault in own}
+        self._spared.update(own)
+
+    def know(self, struck: Iterable[str]) -> None:
+        """Disarms faults that struck before, in a former launch."""
+        known = frozenset(struck)
+        self._armed = {where: one for where, one in self._armed.items() if str(one) not in known}
+        self._spared = {fault for fault in self._spared if str(fault) not in known}
+
+    def begin_at(self, step: int) -> None:
+        """Is told from which state this process goes on: what lies behind need not strike."""
+        self._first = step + 1 if step else 0
+
+    @contextlib.contextmanager
+    def witnessed_by(self, witness: Witness) -> Iterator[None]:
+        """Encloses a time in which one is told of a fault just before it strikes.
 
         Args:
-            faults: of the whole job.
-            rank: the place that the process occupies.
+            witness: called on the thread that the fault strikes.
         """
-        self._faults = [one for one in faults if one.strikes(rank)]
-        self.enter(generation=0)
-
-    def enter(self, generation: int) -> None:
-        """Arms the faults of a generation and no others."""
-        self._armed = frozenset(
-            (one.step, one.place) for one in self._faults if one.generation == generation
-        )
+        self._witnesses.append(witness)
+        try:
+            yield
+        finally:
+            self._witnesses.remove(witness)
 
     def strike(self, step: int, place: Place) -> None:
-        """Kills the process if a fault is armed for this place of this step."""
-        if (step, place) in self._armed:
-            sys.stderr.write(f"--moevement-faults: killed at {step}:{place.value}\n")
-            sys.stderr.flush()
-            os.kill(os.getpid(), signal.SIGKILL)
+        """Fails if a fault is armed for this place of this step.
+
+        Raises:
+            InjectedFaultError: that is the fault.
+            SystemExit: that is the fault.
+        """
+        fault = self._armed.pop((step, place), None)
+        if fault is None:
+            return
+        self._spared.discard(fault)
+        for witness in self._witnesses:
+            witness(fault)
+        sys.stderr.write(f"--moevement-faults: {fault}\n")
+        sys.stderr.flush()
+        inflict(fault.kind)
 
     def of_step(self, step: int) -> Strike:
-        """Returns what passes the fault points of a step."""
+        """Begins a step; returns what passes its fault points."""
+        self.step = step
         return lambda place: self.strike(step, place)
+
+    def spared(self, committed: int) -> frozenset[str]:
+        """Returns the faults that should have struck this process by now and have not.
+
+        A fault is due when its step lies between where this process began and where it has come to,
+        and its generation has been this process's own or never came.
+
+        Args:
+            committed: the newest step.
+        """
+        never = {fault for fault in self._scripted if fault.generation > self._generation}
+        return frozenset(
+            str(fault) for fault in self._spared | never if self._first <= fault.step <= committed
+        )
 
 
 NO_FAULTS = FaultPoints()
+
+
+def never_struck(
+    faults: Iterable[Fault], spared: Iterable[tuple[int, Iterable[str]]], world_size: int
+) -> list[str]:
+    """Returns the faults that struck nobody.
+
+    The ranks of a fault are lost together: when one is gone, the others may be interrupted before
+    they come to the place. So it struck if any of them was. A process that is gone can't say that
+    it was spared.
+
+    Args:
+        faults: all that were scripted.
+        spared: for each process its rank, and what should have struck it and has not.
+        world_size: ranks of the job.
+    """
+    says = {(rank, name) for rank, names in spared for name in names}
+    return [
+        str(fault)
+        for fault in faults
+        if all((rank, str(fault)) in says for rank in range(world_size) if fault.strikes(rank))
+    ]

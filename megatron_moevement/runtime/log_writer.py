@@ -7,9 +7,6 @@ and a thread of its own waits for it and hashes it.
 from __future__ import annotations
 
 import dataclasses
-import queue
-import threading
-import time
 from datetime import timedelta
 from types import TracebackType
 from typing import Protocol
@@ -18,6 +15,7 @@ import torch
 
 from megatron_moevement.backends.backend import BackendName, CopyStream
 from megatron_moevement.policy.boundary import BoundaryTag
+from megatron_moevement.runtime.background import Background
 from megatron_moevement.runtime.upstream_log import UpstreamLog, tensor_hash
 
 
@@ -117,12 +115,8 @@ class BackgroundWriter:
         """
         self._log = log
         self._stream = stream
-        self._copies: queue.SimpleQueue[_Copy | None] = queue.SimpleQueue()
-        self._changed = threading.Condition()
-        self._begun = self._done = 0
-        self._failure: Exception | None = None
-        self._thread = threading.Thread(target=self._run, name="upstream-log")
-        self._thread.start()
+        self._scratch = torch.empty(0, dtype=torch.uint8)
+        self._background = Background("upstream-log", self._finish, _failed)
 
     @property
     def log(self) -> UpstreamLog:
@@ -145,16 +139,11 @@ class BackgroundWriter:
         Raises:
             LogWriteError: something could not be copied.
         """
-        started_s = time.perf_counter()
-        with self._changed:
-            self._changed.wait_for(lambda: self._done == self._begun or self._failure is not None)
-        self._check()
-        return timedelta(seconds=time.perf_counter() - started_s)
+        return self._background.await_done()
 
     def close(self) -> None:
         """Ends the thread, once what was begun is done."""
-        self._copies.put(None)
-        self._thread.join()
+        self._background.close()
 
     def __enter__(self) -> BackgroundWriter:
         return self
@@ -168,47 +157,28 @@ class BackgroundWriter:
         self.close()
 
     def _begin(self, copy: _Copy) -> None:
-        self._check()
+        self._background.check()
         self._stream.fork()
-        self._begun += 1
-        self._copies.put(copy)
+        self._background.begin(copy)
 
-    def _check(self) -> None:
-        if self._failure is not None:
-            raise LogWriteError(
-                f"the upstream log could not be written: {self._failure}"
-            ) from self._failure
-
-    def _run(self) -> None:
-        scratch = torch.empty(0, dtype=torch.uint8)
-        while (copy := self._copies.get()) is not None:
-            if self._failure is not None:
-                continue
-            try:
-                scratch = self._finish(copy, scratch)
-                with self._changed:
-                    self._done += 1
-                    self._changed.notify_all()
-            except Exception as error:  # noqa: BLE001  (raised again in the training thread)
-                with self._changed:
-                    self._failure = error
-                    self._changed.notify_all()
-
-    def _finish(self, copy: _Copy, scratch: torch.Tensor) -> torch.Tensor:
+    def _finish(self, copy: _Copy) -> None:
         source = copy.source
         if copy.place is not None:
             self._stream.copy(source, copy.place)
             self._stream.join()
             self._log.land(copy.tag, copy.place)
-            return scratch
+            return
         size_bytes = source.numel() * source.element_size()
-        if scratch.numel() < size_bytes:
-            scratch = torch.empty(size_bytes, dtype=torch.uint8)
-        target = scratch[:size_bytes].view(source.dtype).view(source.shape)
+        if self._scratch.numel() < size_bytes:
+            self._scratch = torch.empty(size_bytes, dtype=torch.uint8)
+        target = self._scratch[:size_bytes].view(source.dtype).view(source.shape)
         self._stream.copy(source, target)
         self._stream.join()
         self._log.note_received(copy.tag, tensor_hash(target))
-        return scratch
+
+
+def _failed(error: Exception) -> LogWriteError:
+    return LogWriteError(f"the upstream log could not be written: {error}")
 
 
 def open_writer(

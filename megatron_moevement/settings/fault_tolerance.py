@@ -6,7 +6,6 @@ import dataclasses
 from enum import Enum
 
 from megatron_moevement.errors import UserError
-from megatron_moevement.settings.faults import Fault
 from megatron_moevement.settings.flags import AT_LEAST_1, NOT_NEGATIVE, POSITIVE, flag
 
 
@@ -58,13 +57,6 @@ class FaultTolerance:
     moevement_replication_interface: str = flag(
         "127.0.0.1", "address that snapshots are received at", metavar="ADDRESS"
     )
-    moevement_faults: tuple[Fault, ...] = flag(
-        (),
-        "for tests: processes kill themselves at a place of a step, as in 7:barrier, 7:commit@0",
-        nargs="+",
-        parse=Fault.parse,
-        metavar="STEP:PLACE[@RANKS][#GENERATION]",
-    )
 
     @property
     def is_on(self) -> bool:
@@ -72,17 +64,15 @@ class FaultTolerance:
         return self.moevement_strategy is not StrategyName.OFF
 
 
-def check_fault_tolerance(settings: FaultTolerance, save: str | None, world_size: int) -> None:
+def check_fault_tolerance(settings: FaultTolerance, save: str | None) -> None:
     """Checks what can be checked without the other ranks.
 
     Args:
         settings: the flags.
         save: folder for durable checkpoints.
-        world_size: ranks of the job.
 
     Raises:
-        UserError: a name can't be that of a folder, a flag lacks another one, or a fault strikes a
-            rank that there is not.
+        UserError: a name can't be that of a folder, or a flag lacks another one.
     """
     if settings.moevement_recover_only and not settings.is_on:
         raise UserError(
@@ -91,12 +81,6 @@ def check_fault_tolerance(settings: FaultTolerance, save: str | None, world_size
         )
     if settings.moevement_recover_only and save is None:
         raise UserError("--moevement-recover-only saves a checkpoint: give --save DIR")
-    struck = frozenset(rank for fault in settings.moevement_faults for rank in fault.ranks or ())
-    if struck and max(struck) >= world_size:
-        raise UserError(
-            f"--moevement-faults: there is no rank {max(struck)}, the job has {world_size}; name "
-            f"ranks from 0 to {world_size - 1}"
-        )
     name = settings.moevement_run_id
     if name is not None and (not name or "/" in name or name.startswith(".")):
         raise UserError(

@@ -1,8 +1,8 @@
-"""Faults on purpose: at which instruction of which step a process kills itself.
+"""Scripted faults: what happens to which ranks at which instruction of which step.
 
 `7:barrier` kills every process in front of the commit barrier of step 7, `7:commit@0,2` ranks 0 and
-2 when they have entered the commit section. A fault strikes in the first generation of a job,
-`7:fetch@2#1` in the one after the first in-process restart.
+2 when they have entered the commit section. `stop:9:replay@1/2` stops rank 1 in step 9, once the
+job was restarted twice in place.
 """
 
 from __future__ import annotations
@@ -12,10 +12,13 @@ import re
 from enum import Enum
 
 from megatron_moevement.policy.commit import Command
+from megatron_moevement.policy.fault_schedule import FaultKind
 
 _SPEC = re.compile(
-    r"(?P<step>\d+):(?P<place>[a-z-]+)(@(?P<ranks>\d+(,\d+)*))?(#(?P<generation>\d+))?"
+    r"((?P<kind>[a-z]+):)?(?P<step>\d+):(?P<place>[a-z-]+)"
+    r"(@(?P<ranks>\d+(,\d+)*))?(/(?P<generation>\d+))?"
 )
+_FORM = "[KIND:]STEP:PLACE[@RANKS][/GENERATION]"
 
 
 def _command(command: Command) -> str:
@@ -23,14 +26,20 @@ def _command(command: Command) -> str:
 
 
 class Place(Enum):
-    """A place in a step where a process can be killed; commands have their names in the policy.
+    """A place in a step where a fault can strike; commands have their names in the policy.
 
     The step is k where S_(k-1) becomes S_k, ordinary or replayed. A slot belongs to the step whose
     state it captures.
     """
 
+    FORWARD = "forward"
+    """Before the forward pass of a micro-batch in the middle."""
     FORWARD_BACKWARD = _command(Command.FORWARD_BACKWARD)
     """Between forward and backward of a micro-batch in the middle."""
+    BOUNDARY_SEND = "boundary-send"
+    """After that forward pass, before the next tensor is sent over a stage boundary."""
+    BACKWARD = "backward"
+    """At the beginning of the backward pass of that micro-batch."""
     FINALIZE = _command(Command.FINALIZE)
     """Before the gradients are reduced over the stage."""
     AFTER_FINALIZE = "after-finalize"
@@ -50,6 +59,8 @@ class Place(Enum):
     """Once the journal holds the step."""
     GATHER = "gather"
     """After the commit, before the parameters are gathered."""
+    WINDOW_EDGE = "window-edge"
+    """Behind the commit of a step that begins a window, before its first slot is begun."""
     CAPTURE = "capture"
     """When the buffer of the slot is invalid, before the first copy."""
     COPY = "copy"
@@ -66,34 +77,42 @@ class Place(Enum):
     """In a recovery: after a replayed step, before its slot is put back."""
     DENSE = "dense"
     """In a recovery: when the last slot of the window is put back."""
+    SAVE = "save"
+    """When the files of a durable checkpoint are written, before it has its name."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Fault:
-    """Where processes kill themselves.
+    """What happens to processes, and where.
 
     Attributes:
         step: k.
         place: in the step.
-        ranks: places of the processes in the job; None: all of them.
-        generation: in-process restarts before it.
+        ranks: the logical ranks that are lost together; None: all of them.
+        kind: what happens to them.
+        generation: restarts of the job in place that lie behind it.
     """
 
     step: int
     place: Place
     ranks: frozenset[int] | None = None
+    kind: FaultKind = FaultKind.KILL
     generation: int = 0
 
     @classmethod
     def parse(cls, spec: str) -> Fault:
-        """Reads `STEP:PLACE[@RANK,RANK...][#GENERATION]`.
+        """Reads `[KIND:]STEP:PLACE[@RANK,RANK...][/GENERATION]`; KIND is `kill` if not given.
 
         Raises:
             ValueError: it is none.
         """
         found = _SPEC.fullmatch(spec)
         if found is None:
-            raise ValueError(f"{spec!r} is not STEP:PLACE[@RANK,RANK...][#GENERATION]")
+            raise ValueError(f"{spec!r} is not {_FORM}, as in 7:barrier or stop:7:commit@0,2/1")
+        kinds = {kind.value: kind for kind in FaultKind}
+        kind = found["kind"] or FaultKind.KILL.value
+        if kind not in kinds:
+            raise ValueError(f"{spec!r} names no fault: {kind}; there are {', '.join(kinds)}")
         places = {place.value: place for place in Place}
         if found["place"] not in places:
             raise ValueError(
@@ -105,9 +124,15 @@ class Fault:
             int(found["step"]),
             places[found["place"]],
             None if ranks is None else frozenset(int(rank) for rank in ranks.split(",")),
+            kinds[kind],
             int(found["generation"] or 0),
         )
 
+    def __str__(self) -> str:
+        ranks = "" if self.ranks is None else "@" + ",".join(map(str, sorted(self.ranks)))
+        where = f"{self.step}:{self.place.value}{ranks}"
+        return f"{self.kind.value}:{where}" + (f"/{self.generation}" if self.generation else "")
+
     def strikes(self, rank: int) -> bool:
-        """Returns whether it kills the process in a place of the job."""
+        """Returns whether it strikes a logical rank."""
         return self.ranks is None or rank in self.ranks

@@ -37,7 +37,7 @@ class Copies:
             sender: the connections.
             ring: this rank's slots.
             holders: the processes that are to keep copies.
-            faults: where this process kills itself.
+            faults: where this process fails on purpose.
         """
         self._sender = sender
         self._ring = ring

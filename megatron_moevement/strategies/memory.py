@@ -62,7 +62,7 @@ class JobMemory:
             device: where collectives keep their tensors.
             generation: owns the connections.
             pin: makes host memory a target of asynchronous copies.
-            faults: where this process kills itself.
+            faults: where this process fails on purpose.
         """
         self.plan = plan
         self.host_bytes = plan.accounts()[host.process].total_bytes

@@ -202,6 +202,7 @@ class SparseCheckpointing:
 
     def _end_replay_if_over(self) -> None:
         if self._replay is not None and self._replay.is_over:
+            self._trained.optimizer.adam_step()  # all operators count the same steps again
             duration = timedelta(seconds=time.perf_counter() - self._started_s)
             self._events.emit(
                 EventName.RECOVERED,

@@ -25,6 +25,17 @@ from megatron_moevement.strategies.trained import Trained
 _RUN_ID_DIGITS = 16
 
 
+def store_place(settings: FaultTolerance, fingerprint: str) -> tuple[Path, str]:
+    """Returns the store directory, and the name under which a run has its folder in it.
+
+    Args:
+        settings: the flags.
+        fingerprint: digest of every flag that decides bits.
+    """
+    root = Path(settings.moevement_store_dir or default_store_dir())
+    return root, settings.moevement_run_id or fingerprint[:_RUN_ID_DIGITS]
+
+
 def open_sparse_checkpointing(
     settings: FaultTolerance,
     trained: Trained,
@@ -85,8 +96,7 @@ def _open_store(
     settings: FaultTolerance, trained: Trained, kept: KeptStore, generation: Generation
 ) -> StoreDirectory:
     """Opens the stores of all ranks or none."""
-    root = Path(settings.moevement_store_dir or default_store_dir())
-    run_id = settings.moevement_run_id or trained.fingerprint[:_RUN_ID_DIGITS]
+    root, run_id = store_place(settings, trained.fingerprint)
     identity = StoreIdentity(run_id, trained.fingerprint)
 
     def open_store() -> StoreDirectory:

@@ -39,7 +39,7 @@ class Trained:
         device: where collectives keep their tensors.
         copy_stream: makes what copies to the host run on.
         pin: makes host memory a target of such copies.
-        faults: where this process kills itself.
+        faults: where this process fails on purpose.
     """
 
     chunks: Sequence[torch.nn.Module]
@@ -57,10 +57,10 @@ class Trained:
     faults: FaultPoints
 
     def scalars(self, progress: Progress) -> SlotScalars:
-        """Returns what belongs to the present state besides tensors."""
+        """Returns what belongs to the present state besides tensors; not in mid-replay."""
         return SlotScalars(
             progress=progress,
-            adam_step=self.optimizer.adam_step(),
+            adam_step=self.optimizer.first_adam_step(),
             scalers=self.optimizer.scalers(),
             scheduler=self.scheduler.state_dict(),
             random_state=random_state(),

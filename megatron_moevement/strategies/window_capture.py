@@ -49,7 +49,7 @@ class WindowCapture:
             layouts: for each slot what this rank captures.
             era: rollbacks that lie behind the job.
             ring: what the ring file holds that is needed.
-            faults: where this process kills itself.
+            faults: where this process fails on purpose.
         """
         self._capture = capture
         self._file = ring_file
@@ -76,7 +76,10 @@ class WindowCapture:
         """
         assert step == self._ring.next_step, f"S_{step} after {self._ring.steps}"
         self._ring = self._ring.captured()
-        layout = self._layouts[self._schedule.slot_of(step)]
+        slot = self._schedule.slot_of(step)
+        if slot == 0:
+            self._faults.strike(step, Place.WINDOW_EDGE)
+        layout = self._layouts[slot]
         self._file.invalidate(step)
         memory = self._file.buffer(step)
         extras = scalars.encode()

@@ -14,6 +14,7 @@ from megatron_moevement.settings.architecture import (
     check_architecture,
 )
 from megatron_moevement.settings.checkpointing import Checkpointing, check_checkpointing
+from megatron_moevement.settings.fault_injection import FaultInjection, check_fault_injection
 from megatron_moevement.settings.fault_tolerance import FaultTolerance, check_fault_tolerance
 from megatron_moevement.settings.flags import add_flags, read_flags
 from megatron_moevement.settings.optimization import Optimization, check_optimization
@@ -40,6 +41,7 @@ _GROUPS: tuple[tuple[str, type[Any]], ...] = (
     ("checkpointing", Checkpointing),
     ("fault tolerance", FaultTolerance),
     ("in-process restart", InProcessRestart),
+    ("faults on purpose", FaultInjection),
 )
 
 
@@ -56,6 +58,7 @@ class Arguments:
     checkpointing: Checkpointing
     fault_tolerance: FaultTolerance
     restart: InProcessRestart
+    fault_injection: FaultInjection
     data: DataConfig
     logging: LoggingConfig
     world_size: int
@@ -110,6 +113,7 @@ def parse(argv: Sequence[str], processes: int, launched: int | None = None) -> A
         checkpointing=read_flags(Checkpointing, values),
         fault_tolerance=read_flags(FaultTolerance, values),
         restart=restart,
+        fault_injection=read_flags(FaultInjection, values),
         data=DataConfig.from_args(values),
         logging=LoggingConfig.from_args(values),
         world_size=restart.active_ranks(processes, processes if launched is None else launched),
@@ -128,7 +132,10 @@ def _check(arguments: Arguments) -> None:
     check_run(arguments.run, arguments.parallelism.data_parallel_size(world_size))
     check_optimization(arguments.optimization, int(arguments.run.train_iters or 0))
     check_checkpointing(arguments.checkpointing)
-    check_fault_tolerance(arguments.fault_tolerance, arguments.checkpointing.save, world_size)
+    check_fault_tolerance(arguments.fault_tolerance, arguments.checkpointing.save)
+    check_fault_injection(
+        arguments.fault_injection, world_size, int(arguments.run.train_iters or 0)
+    )
     check_positions(arguments.data, arguments.architecture.position_embedding_type)
     _check_sequence(arguments)
     _check_interleaving(arguments)

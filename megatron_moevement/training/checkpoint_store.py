@@ -14,7 +14,9 @@ import torch.distributed as dist
 from megatron_moevement.errors import UserError
 from megatron_moevement.integrations.megatron.durable import DurableState
 from megatron_moevement.runtime.agreement import AgreementError, all_gather_json, together
+from megatron_moevement.runtime.fault_points import NO_FAULTS, FaultPoints
 from megatron_moevement.settings.checkpointing import Checkpointing
+from megatron_moevement.settings.faults import Place
 from megatron_moevement.training.checkpoints import (
     CheckpointFolder,
     FileRecord,
@@ -36,6 +38,7 @@ class CheckpointStore:
         state: DurableState,
         model: Mapping[str, Any],
         device: torch.device,
+        faults: FaultPoints = NO_FAULTS,
     ) -> None:
         """Names what is saved.
 
@@ -44,11 +47,13 @@ class CheckpointStore:
             state: the live state.
             model: describes the model; a checkpoint of another model is refused.
             device: where collectives keep their tensors.
+            faults: where this process fails on purpose.
         """
         self._settings = settings
         self._state = state
         self._model = dict(model)
         self._device = device
+        self._faults = faults
 
     def check_writable(self) -> None:
         """Checks at start that `--save` can be written.
@@ -96,6 +101,7 @@ class CheckpointStore:
         self._check_space(writing)
         self._state.save(writing, {**common, "iteration": iteration, "model": self._model})
         records = self._record_files(writing)
+        self._faults.strike(iteration, Place.SAVE)
         self._on_first_rank(lambda: folder.commit(iteration, records))
 
     def _check_space(self, folder: Path) -> None:

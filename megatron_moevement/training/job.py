@@ -118,7 +118,8 @@ def build_job(arguments: Arguments, launch: Launch, backend: Backend) -> Job:
     Raises:
         UserError: the arguments don't fit the machine.
     """
-    return build_part(arguments, launch, backend, join(arguments, launch, backend))
+    faults = FaultPoints(arguments.fault_injection.moevement_faults, launch.rank)
+    return build_part(arguments, launch, backend, join(arguments, launch, backend), faults)
 
 
 def join(
@@ -149,6 +150,7 @@ def build_part(
     launch: Launch,
     backend: Backend,
     groups: Groups,
+    faults: FaultPoints,
     known: GatheredKeys | None = None,
 ) -> Job:
     """Builds this rank's part of the job that it has joined.
@@ -158,13 +160,14 @@ def build_part(
         launch: the place of this process.
         backend: its device.
         groups: of the job.
+        faults: of this process.
         known: `Job.keys` of a rank that was built before; then this one is built alone. None: all
             ranks build theirs now, in step.
     """
     place = position()
     seed_everything(arguments.run.seed, place.pp)
     device = backend.device(launch.local_rank)
-    return _build_part(arguments, launch, backend, device, place, groups, known)
+    return _build_part(arguments, launch, backend, device, place, groups, faults, known)
 
 
 def _build_part(  # noqa: PLR0917  (what a process is, piece by piece)
@@ -174,6 +177,7 @@ def _build_part(  # noqa: PLR0917  (what a process is, piece by piece)
     device: torch.device,
     place: Position,
     groups: Groups,
+    faults: FaultPoints,
     known: GatheredKeys | None,
 ) -> Job:
     """Builds model, optimizer and what drives them, in the order that the random streams fix."""
@@ -224,8 +228,8 @@ def _build_part(  # noqa: PLR0917  (what a process is, piece by piece)
         metrics=MoEMetrics(arguments.architecture, arguments.moe, groups, device),
         timers=timers,
         durable=durable,
-        checkpoints=CheckpointStore(arguments.checkpointing, durable, model, device),
-        faults=FaultPoints(arguments.fault_tolerance.moevement_faults, launch.rank),
+        checkpoints=CheckpointStore(arguments.checkpointing, durable, model, device, faults),
+        faults=faults,
     )
 
 

@@ -20,6 +20,7 @@ from megatron_moevement.runtime.progress import START, Progress
 from megatron_moevement.strategies.strategy import Recovered, Strategy
 from megatron_moevement.training.data.splits import Datasets
 from megatron_moevement.training.evaluation import evaluate
+from megatron_moevement.training.fault_injection import injected_faults, tell_what_lies_behind
 from megatron_moevement.training.job import Job
 from megatron_moevement.training.protection import open_strategy
 from megatron_moevement.training.reporting.flops import flops_per_iteration
@@ -55,7 +56,7 @@ def train(
         job.checkpoints.check_writable()
     with _reporter_everywhere(job, generation) as reporter:
         resident.announce(reporter.events)
-        with contextlib.ExitStack() as opened:
+        with injected_faults(job, reporter.events), contextlib.ExitStack() as opened:
             strategy, recovered = _protect(job, opened, reporter, resident, generation)
             if recovered is None and generation.number:
                 # Survivors have trained, and nothing is there to bring their state back from.
@@ -63,6 +64,7 @@ def train(
                 job = resident.rebuild(job)
                 strategy, recovered = _protect(job, opened, reporter, resident, generation)
             start, target = _start(job, strategy, recovered)
+            tell_what_lies_behind(job, start.committed)
             datasets = build_datasets(job)
             step = opened.enter_context(open_steps(job, datasets, start, strategy, generation))
             loop = TrainingLoop(

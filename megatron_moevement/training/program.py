@@ -47,7 +47,7 @@ def main(argv: Sequence[str]) -> int:
         # its rank speaks for itself.
         if launch is None or launch.local_rank == 0:
             print(f"pretrain_moe.py: {error}", file=sys.stderr)  # noqa: T201
-        return ExitCode.BAD_ARGUMENTS
+        return error.exit_code
 
 
 def _run(arguments: Arguments, launch: Launch, backend: Backend, stop: StopSources) -> int:

@@ -8,6 +8,7 @@ import hashlib
 import json
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
@@ -16,6 +17,7 @@ from megatron_moevement.policy.ranks import Layout
 from megatron_moevement.policy.segments import Ends
 from megatron_moevement.runtime.events import Events
 from megatron_moevement.runtime.generation import Generation
+from megatron_moevement.strategies import opening
 from megatron_moevement.strategies.kept_store import KeptStore
 from megatron_moevement.strategies.opening import open_sparse_checkpointing
 from megatron_moevement.strategies.strategy import Off, Strategy
@@ -117,6 +119,12 @@ def _layout(job: Job) -> Layout:
         ep=1 if rest else place.ep_size,
         chunks=chunks or 1,
     )
+
+
+def store_place(job: Job) -> tuple[Path, str]:
+    """Returns the store directory, and the name of the job's folder in it."""
+    digest = fingerprint(job.arguments, job.launch.world_size)
+    return opening.store_place(job.arguments.fault_tolerance, digest)
 
 
 def fingerprint(arguments: Arguments, world_size: int) -> str:

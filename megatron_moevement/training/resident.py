@@ -17,6 +17,7 @@ from megatron_moevement.integrations.megatron.process_groups import abandon_grou
 from megatron_moevement.integrations.megatron.transients import Transients
 from megatron_moevement.runtime.agreement import all_gather_json
 from megatron_moevement.runtime.events import EventName, Events
+from megatron_moevement.runtime.fault_points import FaultPoints
 from megatron_moevement.runtime.generation import Generation, Interruption
 from megatron_moevement.settings.launch import Launch
 from megatron_moevement.strategies.kept_store import KeptStore
@@ -45,6 +46,7 @@ class Resident:
         """
         self._arguments = arguments
         self._backend = backend
+        self._faults = FaultPoints(arguments.fault_injection.moevement_faults)
         self._part: _Part | None = None
         self._generation: Generation | None = None
         self._is_known = False
@@ -86,14 +88,14 @@ class Resident:
             device = self._backend.device(launch.local_rank)
             known = next((one for one in all_gather_json(own, device) if one is not None), None)
         if part is None:
-            job = build_part(self._arguments, launch, self._backend, groups, known)
+            job = build_part(self._arguments, launch, self._backend, groups, self._faults, known)
             self._keep(job)
         else:
             part.references.rebind()
             part.transients.reset()
             part.job.timers.forget()
             job = part.job
-        job.faults.enter(generation.number)
+        self._faults.enter(launch.rank, generation.number)
         return job
 
     def announce(self, events: Events) -> None:
@@ -123,7 +125,7 @@ class Resident:
         launch, groups = job.launch, job.groups
         self._part = None
         del job
-        job = build_part(self._arguments, launch, self._backend, groups)
+        job = build_part(self._arguments, launch, self._backend, groups, self._faults)
         self._keep(job)
         return job
 

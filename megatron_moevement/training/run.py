@@ -10,6 +10,7 @@ from megatron_moevement.integrations.megatron.process_groups import leave_job
 from megatron_moevement.runtime.generation import Generation
 from megatron_moevement.settings.launch import Launch
 from megatron_moevement.training.arguments import Arguments
+from megatron_moevement.training.fault_injection import check_struck
 from megatron_moevement.training.loop import train
 from megatron_moevement.training.operator_table import write_operators
 from megatron_moevement.training.resident import Resident
@@ -86,3 +87,4 @@ class GenerationRun:
         job, progress = train(job, self._stop, self.resident, generation)
         if file is not None:
             write_state_digest(job, progress, Path(file))
+        check_struck(job, progress)

@@ -80,7 +80,7 @@ class TrainStep:
             progress: where to start.
             strategy: protects the job.
             uninterrupted: encloses the commit: a restart waits for its end.
-            faults: where this process kills itself.
+            faults: where this process fails on purpose.
         """
         self._schedule = schedule
         self._optimizer = optimizer

@@ -9,36 +9,31 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-
-from megatron_moevement.backends import cpu
-
-cpu.install()  # before anything here imports Megatron-Core
-
-from megatron.core.datasets import helpers  # noqa: E402
-from megatron.core.datasets.blended_megatron_dataset_builder import (  # noqa: E402
+from megatron.core.datasets import helpers
+from megatron.core.datasets.blended_megatron_dataset_builder import (
     BlendedMegatronDatasetBuilder,
 )
-from megatron.core.datasets.gpt_dataset import (  # noqa: E402
+from megatron.core.datasets.gpt_dataset import (
     GPTDataset,
     GPTDatasetConfig,
     MockGPTDataset,
 )
-from megatron.core.datasets.indexed_dataset import _IndexReader  # noqa: E402
+from megatron.core.datasets.indexed_dataset import _IndexReader
 
-from megatron_moevement.errors import UserError  # noqa: E402
-from megatron_moevement.integrations.megatron.datasets import (  # noqa: E402
+from megatron_moevement.errors import UserError
+from megatron_moevement.integrations.megatron.datasets import (
     DatasetRequest,
     IndexRole,
     SampleCounts,
     build_datasets,
 )
-from megatron_moevement.integrations.megatron.indexed import (  # noqa: E402
+from megatron_moevement.integrations.megatron.indexed import (
     DocumentWriter,
     open_indexed,
     read_facts,
     token_chunks,
 )
-from megatron_moevement.training.data.tokenizers import NullTokenizer  # noqa: E402
+from megatron_moevement.training.data.tokenizers import NullTokenizer
 
 VOCAB_SIZE = 1000
 TOKENIZER = NullTokenizer(VOCAB_SIZE)

@@ -52,6 +52,7 @@ def compute_gradients(job, step):
 
 def observe(job):
     """Returns everything that a commit may change."""
+    assert job.optimizer.first_adam_step() == job.optimizer.adam_step()
     return [job.digests(), job.optimizer.scalers(), job.optimizer.adam_step()]
 
 

@@ -4,21 +4,31 @@ import pytest
 
 from megatron_moevement.errors import UserError
 from megatron_moevement.policy.commit import COMMIT_SECTION, TRAINING_STEP
+from megatron_moevement.policy.fault_schedule import FaultKind
 from megatron_moevement.settings.faults import Fault, Place
 from megatron_moevement.testing.tiny_job import tiny_arguments
 
 
 def test_a_fault_names_a_step_a_place_and_ranks():
-    flags = ("--moevement-faults", "7:barrier", "12:commit@0,2")
-    assert tiny_arguments(*flags, world_size=3).fault_tolerance.moevement_faults == (
+    flags = ("--moevement-faults", "7:barrier", "8:commit@0,2", "stop:3:send@1/2")
+    assert tiny_arguments(*flags, world_size=3).fault_injection.moevement_faults == (
         Fault(7, Place.BARRIER),
-        Fault(12, Place.COMMIT, frozenset({0, 2})),
+        Fault(8, Place.COMMIT, frozenset({0, 2})),
+        Fault(3, Place.SEND, frozenset({1}), FaultKind.STOP, generation=2),
     )
-    assert tiny_arguments().fault_tolerance.moevement_faults == ()
+    assert tiny_arguments().fault_injection.moevement_faults == ()
+
+
+@pytest.mark.parametrize("kind", FaultKind)
+@pytest.mark.parametrize("generation", [0, 3])
+@pytest.mark.parametrize("ranks", [None, frozenset({0, 2})])
+def test_a_fault_reads_what_it_prints(kind, generation, ranks):
+    fault = Fault(7, Place.BARRIER, ranks, kind, generation)
+    assert Fault.parse(str(fault)) == fault
 
 
 def test_a_fault_belongs_to_one_generation():
-    assert Fault.parse("3:fetch@1#2") == Fault(3, Place.FETCH, frozenset({1}), 2)
+    assert Fault.parse("3:fetch@1/2") == Fault(3, Place.FETCH, frozenset({1}), generation=2)
     assert Fault.parse("3:fetch").generation == 0
 
 
@@ -53,15 +63,20 @@ def test_places_have_the_names_of_the_commands_of_a_step():
 @pytest.mark.parametrize(
     ("spec", "reason"),
     [
-        ("barrier", "is not STEP:PLACE"),
-        ("7", "is not STEP:PLACE"),
-        ("7:", "is not STEP:PLACE"),
+        ("barrier", "is not [KIND:]STEP:PLACE"),
+        ("7", "is not [KIND:]STEP:PLACE"),
+        ("7:", "is not [KIND:]STEP:PLACE"),
         ("-1:barrier", "expected at least one argument"),
-        ("x:barrier", "is not STEP:PLACE"),
-        ("7:barrier@", "is not STEP:PLACE"),
-        ("7:barrier@a", "is not STEP:PLACE"),
-        ("7:barrier@0,", "is not STEP:PLACE"),
-        ("7:nowhere", "names no place of a step: nowhere; there are forward-backward, finalize"),
+        ("x:barrier", "is not [KIND:]STEP:PLACE"),
+        ("7:barrier@", "is not [KIND:]STEP:PLACE"),
+        ("7:barrier@a", "is not [KIND:]STEP:PLACE"),
+        ("7:barrier@0,", "is not [KIND:]STEP:PLACE"),
+        ("7:barrier/", "is not [KIND:]STEP:PLACE"),
+        ("7:barrier/x", "is not [KIND:]STEP:PLACE"),
+        ("stop:barrier", "is not [KIND:]STEP:PLACE"),
+        ("hang:7:barrier", "names no fault: hang; there are kill, stop, exception, exit, segfault"),
+        ("9:barrier", "kill:9:barrier can never strike, the last step is 8"),
+        ("7:nowhere", "names no place of a step: nowhere; there are forward, forward-backward"),
         ("7:barrier@0,2", "there is no rank 2, the job has 2; name ranks from 0 to 1"),
     ],
 )
@@ -70,3 +85,17 @@ def test_what_is_no_fault_is_refused_in_one_line(spec, reason):
         tiny_arguments("--moevement-faults", spec, world_size=2)
     assert reason in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+def test_two_faults_at_one_place_of_one_rank_are_refused():
+    apart = ("7:barrier@0", "stop:7:barrier@1", "exit:7:barrier@0/1", "7:commit@0")
+    assert (
+        len(
+            tiny_arguments(
+                "--moevement-faults", *apart, world_size=2
+            ).fault_injection.moevement_faults
+        )
+        == 4
+    )
+    with pytest.raises(UserError, match="rank 1 is struck 2 times at 7:barrier"):
+        tiny_arguments("--moevement-faults", "7:barrier", "stop:7:barrier@1", world_size=2)

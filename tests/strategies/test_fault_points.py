@@ -19,7 +19,8 @@ CASE = Case.of("vpp2 fp16 replicated grouped", 2)
 FIRST = CASE.protected_from + 1
 RECOVERY = (Place.FETCH, Place.REPLAY, Place.DENSE)
 CHAINS = {
-    "gradients": (Place.FORWARD_BACKWARD, Place.FINALIZE, Place.AFTER_FINALIZE, Place.PREPARE),
+    "passes": (Place.FORWARD, Place.FORWARD_BACKWARD, Place.BOUNDARY_SEND, Place.BACKWARD),
+    "gradients": (Place.FINALIZE, Place.AFTER_FINALIZE, Place.PREPARE),
     "commit": (
         Place.BARRIER,
         Place.AFTER_BARRIER,
@@ -27,10 +28,29 @@ CHAINS = {
         Place.AFTER_OPTIMIZERS,
         Place.OPTIMIZERS,
     ),
-    "ledger": (Place.LEDGER, Place.COMMITTED, Place.GATHER),
-    "slot": (Place.CAPTURE, Place.COPY, Place.PUBLISH, Place.AFTER_PUBLISH, Place.SEND),
+    "ledger": (Place.LEDGER, Place.COMMITTED, Place.GATHER, Place.SAVE),
+    "slot": (
+        Place.WINDOW_EDGE,
+        Place.CAPTURE,
+        Place.COPY,
+        Place.PUBLISH,
+        Place.AFTER_PUBLISH,
+        Place.SEND,
+    ),
 }
 """Where a run dies, one launch after the other."""
+
+
+def steps_of(place, step):
+    """Returns the steps, from one on, in the first of which a place must be passed."""
+    match place:
+        case Place.OPTIMIZERS:  # a step that overflows has nothing to optimize; the next one does
+            return range(step, step + 3)
+        case Place.WINDOW_EDGE:
+            return range(step, step + CASE.window)
+        case Place.SAVE:
+            return [CASE.train_iters]
+    return [step]
 
 
 @pytest.fixture
@@ -51,8 +71,7 @@ def test_every_place_is_struck():
 @pytest.mark.parametrize("chain", CHAINS)
 def test_death_at_any_instruction_of_a_step_changes_no_bit(run, uninterrupted, chain):
     for step, place in enumerate(CHAINS[chain], start=FIRST):
-        # A step that overflows has nothing to optimize; the next one does.
-        die(run, CASE, place, range(step, step + 3 if place is Place.OPTIMIZERS else step + 1))
+        die(run, CASE, place, steps_of(place, step))
     assert digest_differences(run.finish(), uninterrupted(CASE)) == []
     check_replays(run, CASE, launches=len(CHAINS[chain]))
 

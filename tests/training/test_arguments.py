@@ -11,6 +11,7 @@ import megatron_moevement
 from megatron_moevement.errors import UserError
 from megatron_moevement.settings.architecture import Architecture, MixtureOfExperts
 from megatron_moevement.settings.checkpointing import Checkpointing
+from megatron_moevement.settings.fault_injection import FaultInjection
 from megatron_moevement.settings.fault_tolerance import FaultTolerance
 from megatron_moevement.settings.flags import flag_name
 from megatron_moevement.settings.optimization import Optimization
@@ -37,6 +38,7 @@ GROUPS = (
     Checkpointing,
     FaultTolerance,
     InProcessRestart,
+    FaultInjection,
     DataFlags,
     LoggingConfig,
 )

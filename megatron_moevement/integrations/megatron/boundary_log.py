@@ -256,7 +256,7 @@ class LoggedCommunicator(StageCommunicator):
         wait_on_reqs: bool,
     ) -> tuple[torch.Tensor | None, torch.Tensor | None, Any]:
         """Sends and receives."""
-        exchanged: tuple[torch.Tensor | None, torch.Tensor | None, Any] = super()._communicate(
+        return super()._communicate(
             tensor_send_next=tensor_send_next,
             tensor_send_prev=tensor_send_prev,
             recv_prev=recv_prev,
@@ -264,7 +264,6 @@ class LoggedCommunicator(StageCommunicator):
             tensor_shape=tensor_shape,
             wait_on_reqs=wait_on_reqs,
         )
-        return exchanged
 
     def _send(self, tag: BoundaryTag, tensor: torch.Tensor) -> None:
         self.writer.sent(tag, tensor)

@@ -123,6 +123,7 @@ class PipelineSchedule:
             step: k of the step; a communicator that logs wants to know it.
         """
         self._strike = strike
+        self._communicator.before_next_send(None)
         for chunk in self._chunks:
             chunk.zero_grad_buffer()
         self._optimizer.megatron.zero_grad()
@@ -168,6 +169,8 @@ class PipelineSchedule:
         self, batches: Iterator[tuple[int, bool, MicroBatch]], chunk: DistributedDataParallel
     ) -> tuple[torch.Tensor, partial[Any] | None]:
         number, is_halfway, batch = next(batches)
+        if is_halfway:
+            self._strike(Place.FORWARD)
         output = chunk(
             batch["tokens"],
             batch["position_ids"],
@@ -184,9 +187,18 @@ class PipelineSchedule:
             )
         )
         if is_halfway:
-            self._strike(Place.FORWARD_BACKWARD)
+            self._pass_after_forward(output)
         loss_mask = batch["loss_mask"]
         return output, None if loss_mask is None else partial(masked_loss, loss_mask)
+
+    def _pass_after_forward(self, output: torch.Tensor) -> None:
+        strike = self._strike
+        strike(Place.FORWARD_BACKWARD)
+        self._communicator.before_next_send(lambda: strike(Place.BOUNDARY_SEND))
+        if output.requires_grad:  # not on a stage that is frozen as a whole
+            output.register_hook(  # type: ignore[no-untyped-call]
+                lambda _: strike(Place.BACKWARD)
+            )
 
     def _loss(self, reports: Sequence[Mapping[str, torch.Tensor]]) -> BatchLoss | None:
         """Returns the mean loss per token over all micro-batches and replicas, on the last stage.

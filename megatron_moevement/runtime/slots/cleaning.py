@@ -6,6 +6,7 @@ import dataclasses
 from pathlib import Path
 
 from megatron_moevement.errors import UserError
+from megatron_moevement.runtime.fault_record import remove_record
 from megatron_moevement.runtime.slots.store import LOCK_NAME, process_folders, remove_folder
 from megatron_moevement.runtime.slots.store_lock import StoreLock, StoreLockedError
 from megatron_moevement.runtime.slots.survey import folder_bytes, run_folders
@@ -47,4 +48,13 @@ def clean(store_dir: Path, run_id: str | None) -> Cleaning:
                 continue  # its process has just removed it
             except OSError as error:
                 raise UserError(f"can't remove {folder}: {error.strerror or error}") from error
+    for run in _runs_with_records(store_dir):
+        if run_id in {None, run.name} and not process_folders(run):
+            record = remove_record(run)
+            if record is not None:
+                removed.setdefault(record, 0)
     return Cleaning(removed, tuple(in_use))
+
+
+def _runs_with_records(store_dir: Path) -> list[Path]:
+    return sorted(record.parent for record in store_dir.glob("*/faults") if record.is_dir())

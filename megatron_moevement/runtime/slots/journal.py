@@ -30,10 +30,10 @@ from megatron_moevement.runtime.slots.mapped_file import (
     checksum_of,
     page_aligned,
 )
+from megatron_moevement.runtime.slots.store_file import StoreFile
 
 __all__ = ["Journal", "JournalState", "journal_bytes"]
 
-_MAGIC = b"MOEVJRNL"
 _SUPERBLOCKS = (PAGE_BYTES, PAGE_BYTES + SUPERBLOCK_BYTES)
 _ENTRIES_OFFSET = PAGE_BYTES + page_aligned(2 * SUPERBLOCK_BYTES)
 _CHECKSUM_BYTES = 8
@@ -64,15 +64,17 @@ def _losses_offset(retained_steps: int, entry_bytes: int) -> int:
     return _ENTRIES_OFFSET + page_aligned(2 * retained_steps * _place_bytes(entry_bytes))
 
 
-class Journal:
+class Journal(StoreFile):
     """State, ledger entries of the newest steps, and loss history of one process.
 
     One thread at a time uses it.
     """
 
+    MAGIC = b"MOEVJRNL"
+
     def __init__(self, file: MappedFile) -> None:
         """Use `create` or `open`."""
-        self._file = file
+        super().__init__(file)
         self.retained_steps = int(file.header["retained_steps"])
         self.entry_bytes = int(file.header["entry_bytes"])
         self.last_step = int(file.header["last_step"])
@@ -117,50 +119,9 @@ class Journal:
         nothing = dict.fromkeys(_SUPERBLOCKS, encode_superblock(0, None))
         return cls(
             MappedFile.create(
-                path, _MAGIC, identity, header, total_bytes=total_bytes, contents=nothing
+                path, cls.MAGIC, identity, header, total_bytes=total_bytes, contents=nothing
             )
         )
-
-    @classmethod
-    def open(
-        cls, path: Path, identity: StoreIdentity | None, access: Access = Access.WRITE
-    ) -> Journal:
-        """Opens a journal that somebody left; what a kill cut is put in order.
-
-        Args:
-            path: the file's name.
-            identity: whose it has to be; None takes anybody's, to look at it.
-            access: whether it is written.
-
-        Raises:
-            FileNotFoundError: there is no such file.
-            DamagedFileError: it does not read as it was written.
-            UserError: it is another job's, or the system refuses it.
-        """
-        file = MappedFile.open(path, _MAGIC, identity, access)
-        try:
-            journal = cls(file)
-        except DamagedFileError:
-            file.close()
-            raise
-        if access is Access.WRITE:
-            journal._finish_or_undo()
-        return journal
-
-    @property
-    def path(self) -> Path:
-        """The file's name."""
-        return self._file.path
-
-    @property
-    def identity(self) -> StoreIdentity:
-        """Whose run it is part of."""
-        return self._file.identity
-
-    @property
-    def total_bytes(self) -> int:
-        """Size of the file."""
-        return self._file.total_bytes
 
     @property
     def state(self) -> JournalState | None:
@@ -260,10 +221,6 @@ class Journal:
         for step, loss in losses.items():
             self._write_loss(step, loss)
 
-    def close(self) -> None:
-        """Lets go of the file."""
-        self._file.close()
-
     def _newest_superblock(self) -> tuple[int, JournalState | None]:
         found = []
         for offset in _SUPERBLOCKS:
@@ -328,8 +285,10 @@ class Journal:
         found = self._entries.get(step % self.retained_steps)
         return found is not None and found.step == step and self._read(found.place) is not None
 
-    def _finish_or_undo(self) -> None:
+    def _take_over(self, access: Access) -> None:
         """Ends what a kill cut: entries of no commit go, and the superblock's copies agree."""
+        if access is not Access.WRITE:
+            return
         for entry in list(self._stored_entries()):
             if self._entries.get(entry.step % self.retained_steps) != entry:
                 self._erase(entry.place)

@@ -28,10 +28,10 @@ from megatron_moevement.runtime.slots.slot_record import (
     encode_record,
     max_record_bytes,
 )
+from megatron_moevement.runtime.slots.store_file import StoreFile
 
 __all__ = ["RingFile", "SlotPart", "SlotRecord", "ring_file_bytes"]
 
-_MAGIC = b"MOEVRING"
 _GUARD = struct.Struct("<QI")
 """Opens a descriptor: checksum of all after it, and length of the encoded record; 0: no slot."""
 _CHECKSUM_BYTES = 8
@@ -50,16 +50,18 @@ def ring_file_bytes(capacity: int, buffer_bytes: int, max_parts: int) -> int:
     return _buffers_offset(capacity, max_parts) + capacity * page_aligned(buffer_bytes)
 
 
-class RingFile:
+class RingFile(StoreFile):
     """The slots of one logical rank in preallocated, equally large buffers of one file.
 
     One thread at a time writes a buffer; others may read any of them meanwhile and find out by the
     checksums what they read.
     """
 
+    MAGIC = b"MOEVRING"
+
     def __init__(self, file: MappedFile) -> None:
         """Use `create` or `open`."""
-        self._file = file
+        super().__init__(file)
         header = file.header
         self.owner = LogicalRank.parse(header["owner"])
         self.capacity = int(header["capacity"])
@@ -103,45 +105,7 @@ class RingFile:
             "max_parts": max_parts,
         }
         total_bytes = ring_file_bytes(capacity, buffer_bytes, max_parts)
-        return cls(MappedFile.create(path, _MAGIC, identity, header, total_bytes=total_bytes))
-
-    @classmethod
-    def open(
-        cls, path: Path, identity: StoreIdentity | None, access: Access = Access.WRITE
-    ) -> RingFile:
-        """Opens a ring that somebody left.
-
-        Args:
-            path: the file's name.
-            identity: whose it has to be; None takes anybody's, to look at it.
-            access: whether it is written.
-
-        Raises:
-            FileNotFoundError: there is no such file.
-            DamagedFileError: its header does not read as it was written.
-            UserError: it is another job's, or the system refuses it.
-        """
-        ring = cls(MappedFile.open(path, _MAGIC, identity, access))
-        made_with = ring_file_bytes(ring.capacity, ring.buffer_bytes, ring.max_parts)
-        if made_with != ring.total_bytes:
-            ring.close()
-            raise DamagedFileError(f"{path} was made on a machine with pages of another size")
-        return ring
-
-    @property
-    def path(self) -> Path:
-        """The file's name."""
-        return self._file.path
-
-    @property
-    def identity(self) -> StoreIdentity:
-        """Whose run it is part of."""
-        return self._file.identity
-
-    @property
-    def total_bytes(self) -> int:
-        """Size of the file."""
-        return self._file.total_bytes
+        return cls(MappedFile.create(path, cls.MAGIC, identity, header, total_bytes=total_bytes))
 
     def payload_offset(self, step: int) -> int:
         """Returns where in the file the payload of S_step begins."""
@@ -201,9 +165,11 @@ class RingFile:
         """Returns the parts of a slot whose bytes are not those that were captured."""
         return record.damaged_parts(self.payload(record))
 
-    def close(self) -> None:
-        """Lets go of the file; the memory is mapped until the last tensor over it is gone."""
-        self._file.close()
+    def _take_over(self, access: Access) -> None:
+        del access  # a slot that was cut is not held: there is nothing to put in order
+        made_with = ring_file_bytes(self.capacity, self.buffer_bytes, self.max_parts)
+        if made_with != self.total_bytes:
+            raise DamagedFileError(f"{self.path} was made on a machine with pages of another size")
 
     def _place(self, step: int) -> int:
         if step < 0:

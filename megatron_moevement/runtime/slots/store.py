@@ -140,12 +140,7 @@ class StoreDirectory:
     def _enter(self) -> StoreLock:
         try:
             while True:
-                self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-                _check_root(self.root)
-                for folder in (self.folder.parent, self.folder):
-                    if folder.is_symlink() or folder.stat().st_uid != os.geteuid():
-                        raise _foreign_folder(folder)
-                    folder.chmod(0o700)
+                make_folders(self.root, self.folder.parent, self.folder)
                 # The folder may be removed by the process that has just held it.
                 with contextlib.suppress(FileNotFoundError):
                     return StoreLock(self.folder / LOCK_NAME)
@@ -308,6 +303,21 @@ class StoreDirectory:
                 f"{dataclasses.asdict(wanted)}; launch with the flags of the former launch, or "
                 f"remove its state with `moevement clean --run-id {self.identity.run_id}`"
             )
+
+
+def make_folders(root: Path, *folders: Path) -> None:
+    """Makes folders below a store directory for this user alone, the outermost first.
+
+    Raises:
+        OSError: the system refuses.
+        UserError: one of them is another user's.
+    """
+    folders[-1].mkdir(mode=0o700, parents=True, exist_ok=True)
+    _check_root(root)
+    for folder in folders:
+        if folder.is_symlink() or folder.stat().st_uid != os.geteuid():
+            raise _foreign_folder(folder)
+        folder.chmod(0o700)
 
 
 def _check_root(root: Path) -> None:

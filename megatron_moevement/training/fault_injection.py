@@ -1,0 +1,150 @@
+"""Faults on purpose, in a job: armed before training, accounted for after it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import sys
+import time
+from collections.abc import Iterator
+from typing import ClassVar
+
+import torch.distributed as dist
+
+from megatron_moevement.errors import ExitCode, UserError
+from megatron_moevement.policy.fault_schedule import TimedFault
+from megatron_moevement.runtime.agreement import AgreementError, all_gather_json, together
+from megatron_moevement.runtime.events import EventName, Events
+from megatron_moevement.runtime.fault_points import never_struck
+from megatron_moevement.runtime.fault_record import FaultRecord, forget_rank
+from megatron_moevement.runtime.fault_timer import FaultTimer
+from megatron_moevement.runtime.progress import Progress
+from megatron_moevement.settings.faults import Fault
+from megatron_moevement.training.job import Job
+from megatron_moevement.training.protection import store_place
+
+
+class NeverStruckError(UserError):
+    """The job is done and a scripted fault never struck: what was to be shown was not."""
+
+    exit_code: ClassVar[ExitCode] = ExitCode.FAILURE
+
+
+@contextlib.contextmanager
+def injected_faults(job: Job, events: Events) -> Iterator[None]:
+    """Lets faults strike this process until the block ends; every rank calls it, in step.
+
+    A relaunch goes on with the clock of the first launch, and with what struck already. That is
+    forgotten when the block ends by itself or by Ctrl-C, as snapshots are.
+
+    Args:
+        job: what is trained.
+        events: told of each fault just before it strikes.
+
+    Raises:
+        UserError: on all ranks: the record can't be kept, or they were told of different faults.
+    """
+    try:
+        if job.arguments.fault_injection.is_on:
+            with _armed(job, events):
+                yield
+        else:
+            yield
+    except KeyboardInterrupt:
+        _forget(job)
+        raise
+    _forget(job)  # a former launch may have been told of faults
+
+
+def _forget(job: Job) -> None:
+    if not job.arguments.fault_tolerance.moevement_recover_only:
+        forget_rank(*store_place(job), job.launch.rank)
+
+
+@contextlib.contextmanager
+def _armed(job: Job, events: Events) -> Iterator[None]:
+    settings = job.arguments.fault_injection
+    rank = job.launch.rank
+    root, run_id = store_place(job)
+    try:
+        record = together(lambda: FaultRecord(root, run_id, rank), job.device)
+    except AgreementError as error:
+        raise UserError(error.reason) from error
+
+    def scripted(fault: Fault) -> None:
+        record.note(str(fault))
+        events.emit(
+            EventName.FAULT_INJECTED, fault.step, kind=fault.kind, place=fault.place, at_s=None
+        )
+
+    def timed(fault: TimedFault) -> None:
+        at_s = fault.at.total_seconds()
+        events.emit(
+            EventName.FAULT_INJECTED, job.faults.step, kind=fault.kind, place=None, at_s=at_s
+        )
+
+    own = (one for one in settings.timed_faults(job.launch.world_size) if one.rank == rank)
+    with contextlib.closing(record), job.faults.witnessed_by(scripted):
+        began_s = _begin(job, record)
+        with FaultTimer(own, began_s, timed) if settings.draws else contextlib.nullcontext():
+            yield
+
+
+def _begin(job: Job, record: FaultRecord) -> float:
+    """Returns when the job began, and disarms what struck before; the same on all ranks."""
+    known = record.read()
+    settings = dataclasses.asdict(job.arguments.fault_injection)
+    told = hashlib.sha256(repr(settings).encode()).hexdigest()
+    mine = {
+        "told": told,
+        "now_s": time.time(),
+        "began_s": known.began_s,
+        "struck": sorted(known.struck),
+    }
+    everybody = all_gather_json(mine, job.device)
+    if any(one["told"] != told for one in everybody):
+        raise UserError("the flags of faults on purpose differ between ranks; give all the same")
+    job.faults.know({fault for one in everybody for fault in one["struck"]})
+    known_s = [one["began_s"] for one in everybody if one["began_s"] is not None]
+    began_s = float(min(known_s, default=everybody[0]["now_s"]))
+    if known.began_s is None:
+        record.begin(began_s)
+    return began_s
+
+
+def tell_what_lies_behind(job: Job, start: int) -> None:
+    """Tells the fault points where this launch begins, and the user which faults can't strike.
+
+    Args:
+        job: what is trained.
+        start: the step whose state it begins with.
+    """
+    job.faults.begin_at(start)
+    behind = [
+        str(fault) for fault in job.arguments.fault_injection.moevement_faults if fault.step < start
+    ]
+    if behind and dist.get_rank() == 0:
+        sys.stderr.write(
+            f"pretrain_moe.py: --moevement-faults: {', '.join(behind)}: this launch begins with "
+            f"the state of step {start}\n"
+        )
+
+
+def check_struck(job: Job, progress: Progress) -> None:
+    """Checks that every scripted fault struck whose step the job has come to; every rank calls it.
+
+    Raises:
+        NeverStruckError: on all ranks, if one did not.
+    """
+    scripted = job.arguments.fault_injection.moevement_faults
+    if not scripted or job.arguments.fault_tolerance.moevement_recover_only:
+        return
+    spared = sorted(job.faults.spared(progress.committed))
+    everybody = all_gather_json([job.launch.rank, spared], job.device)
+    never = never_struck(scripted, everybody, job.launch.world_size)
+    if never:
+        raise NeverStruckError(
+            f"--moevement-faults: {', '.join(never)} never struck: no struck rank came to that "
+            "place, in that step and generation"
+        )

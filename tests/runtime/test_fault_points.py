@@ -1,0 +1,104 @@
+"""Scripted faults strike once, in their generation, and are accounted for."""
+
+import pytest
+
+from megatron_moevement.runtime.fault_effects import InjectedFaultError
+from megatron_moevement.runtime.fault_points import FaultPoints, never_struck
+from megatron_moevement.settings.faults import Fault, Place
+
+
+def faults(*specs):
+    return [Fault.parse(f"exception:{spec}") for spec in specs]
+
+
+def strikes(points, step, place):
+    """Returns whether a fault strikes."""
+    try:
+        points.strike(step, place)
+    except InjectedFaultError:
+        return True
+    return False
+
+
+def test_a_fault_strikes_at_its_step_and_place_alone():
+    points = FaultPoints(faults("7:barrier"))
+    assert not strikes(points, 6, Place.BARRIER)
+    assert not strikes(points, 7, Place.COMMIT)
+    assert strikes(points, 7, Place.BARRIER)
+
+
+def test_a_fault_strikes_once_though_the_step_is_done_again():
+    points = FaultPoints(faults("7:barrier"))
+    assert [strikes(points, 7, Place.BARRIER) for _ in range(3)] == [True, False, False]
+
+
+def test_a_replay_in_the_next_generation_is_not_struck_again():
+    points = FaultPoints(faults("7:barrier@0", "7:barrier@0/2"))
+    struck = []
+    for generation in range(4):
+        points.enter(0, generation)
+        struck.append(strikes(points, 7, Place.BARRIER))
+    assert struck == [True, False, True, False]
+
+
+def test_who_takes_a_rank_over_is_struck_by_the_faults_of_its_generation_alone():
+    spare = FaultPoints(faults("7:barrier@2", "8:barrier@2/1", "9:barrier@3/1"), rank=5)
+    spare.enter(2, 1)
+    assert not strikes(spare, 7, Place.BARRIER)
+    assert strikes(spare, 8, Place.BARRIER)
+    assert not strikes(spare, 9, Place.BARRIER)
+
+
+def test_what_struck_in_a_former_launch_does_not_strike_again():
+    points = FaultPoints(faults("7:barrier", "8:barrier"))
+    points.know(["exception:7:barrier"])
+    assert not strikes(points, 7, Place.BARRIER)
+    assert strikes(points, 8, Place.BARRIER)
+
+
+def test_witnesses_are_told_before_it_strikes():
+    points, told = FaultPoints(faults("7:barrier")), []
+    with points.witnessed_by(told.append), pytest.raises(InjectedFaultError):
+        points.of_step(7)(Place.BARRIER)
+    assert told == faults("7:barrier")
+    assert points.step == 7
+
+
+def test_a_fault_that_should_have_struck_is_spared():
+    points = FaultPoints(faults("4:gather", "7:barrier", "9:barrier"))
+    assert points.spared(8) == {"exception:4:gather", "exception:7:barrier"}
+    assert strikes(points, 7, Place.BARRIER)
+    assert points.spared(8) == {"exception:4:gather"}
+
+
+def test_what_lies_behind_the_start_or_struck_before_is_not_spared():
+    points = FaultPoints(faults("4:gather", "5:gather", "7:barrier"))
+    points.begin_at(4)
+    points.know(["exception:7:barrier"])
+    assert points.spared(8) == {"exception:5:gather"}
+
+
+def test_a_fault_of_a_generation_that_never_came_is_spared():
+    points = FaultPoints(faults("4:gather/2"))
+    points.enter(0, 1)
+    assert points.spared(8) == {"exception:4:gather/2"}
+    points.enter(0, 2)
+    assert strikes(points, 4, Place.GATHER)
+    assert points.spared(8) == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("spared_by", "never"),
+    [([], False), ([0], False), ([2], False), ([0, 2], True), ([0, 1, 2], True)],
+)
+def test_a_fault_never_struck_if_all_ranks_that_it_names_were_spared(spared_by, never):
+    (fault,) = faults("7:commit@0,2")
+    spared = [(rank, [str(fault)] if rank in spared_by else []) for rank in range(3)]
+    assert never_struck([fault], spared, 3) == ([str(fault)] if never else [])
+
+
+def test_who_took_a_rank_over_can_not_say_that_the_dead_one_was_spared():
+    (fault,) = faults("7:commit@1")
+    spare = FaultPoints([fault], rank=4)
+    spare.enter(1, 1)
+    assert never_struck([fault], [(0, []), (1, spare.spared(9))], 2) == []
