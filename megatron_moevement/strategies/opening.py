@@ -14,8 +14,10 @@ from megatron_moevement.runtime.events import Events
 from megatron_moevement.runtime.progress import START
 from megatron_moevement.runtime.slots.identity import StoreIdentity
 from megatron_moevement.runtime.slots.store import StoreDirectory, default_store_dir
+from megatron_moevement.runtime.upstream_log import UpstreamLog
 from megatron_moevement.settings.fault_tolerance import FaultTolerance
 from megatron_moevement.strategies.job_plan import JobPlan, agree_on_plan
+from megatron_moevement.strategies.kept import Kept
 from megatron_moevement.strategies.memory import JobMemory
 from megatron_moevement.strategies.moevement import SparseCheckpointing
 from megatron_moevement.strategies.trained import Trained
@@ -31,6 +33,7 @@ def open_sparse_checkpointing(
     domain: str,
     train_iters: int,
     say: Callable[[str], None],
+    kept: Kept,
 ) -> SparseCheckpointing:
     """Returns what protects a job; every rank calls it, in step. Close it.
 
@@ -41,6 +44,7 @@ def open_sparse_checkpointing(
         domain: what this process may be lost together with.
         train_iters: the last step.
         say: tells the user a line, on one rank.
+        kept: what this process takes over a restart; gets the upstream log.
 
     Raises:
         UserError: on all ranks, when one can't take part: its store is another job's or in use, or
@@ -61,6 +65,11 @@ def open_sparse_checkpointing(
         store = together(open_store, trained.device)
     except AgreementError as error:
         raise UserError(error.reason) from error
+    shape = plan.log_of(_host(trained, domain))
+    if kept.log is None and shape is not None:
+        kept.log = UpstreamLog(
+            max_steps=shape.max_steps, step_bytes=shape.step_bytes, pin=trained.pin
+        )
     memory = JobMemory(
         plan,
         _host(trained, domain),
@@ -69,9 +78,10 @@ def open_sparse_checkpointing(
         trained.device,
         pin=trained.pin,
         faults=trained.faults,
+        log=kept.log,
     )
     work = FrozenWork.DROPPED if settings.moevement_no_frozen_skip else FrozenWork.SKIPPED
-    return SparseCheckpointing(trained, live, memory, events, say, frozen_work=work)
+    return SparseCheckpointing(trained, live, memory, events, say, kept=kept, frozen_work=work)
 
 
 def plan_job(
@@ -102,6 +112,7 @@ def plan_job(
         extras_bytes=_extras_bytes(trained),
         train_iters=train_iters,
         device=trained.device,
+        log_bytes=trained.log_bytes,
     )
 
 

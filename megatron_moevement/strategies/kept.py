@@ -1,0 +1,71 @@
+"""Kept: what a process takes over a restart besides its model, its store and its ledger.
+
+One object for the life of a process. The strategy of each generation fills it, and that of the next
+one reads what its facts, its roll-forward and its logs need. Each field is published by one
+assignment: an interrupt may come before any bytecode.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from megatron_moevement.policy.facts import Condition, LiveState
+from megatron_moevement.runtime.upstream_log import UpstreamLog
+from megatron_moevement.strategies.scalars import SlotScalars
+
+
+@dataclasses.dataclass(frozen=True)
+class Live:
+    """What the live objects of a process are worth.
+
+    Attributes:
+        state: as its facts tell it.
+        scalars: what belongs to that state besides tensors; None where the state is lost.
+    """
+
+    state: LiveState
+    scalars: SlotScalars | None = None
+
+    @classmethod
+    def dense(cls, scalars: SlotScalars, finished: int | None = None) -> Live:
+        """Returns a state that is complete.
+
+        Args:
+            scalars: of the state.
+            finished: the step whose gradients are ready to be applied.
+        """
+        step = scalars.progress.committed
+        return cls(LiveState(Condition.DENSE, step, finished=finished), scalars)
+
+
+TORN = Live(LiveState(Condition.TORN))
+"""A commit is under way."""
+
+GIVEN_UP = Live(LiveState(Condition.ABSENT))
+"""A replay has begun to overwrite the state."""
+
+INITIAL = Live(LiveState(Condition.ABSENT))
+"""A new process: it holds the weights that the seed gives."""
+
+
+@dataclasses.dataclass
+class Kept:
+    """What a process keeps; made empty at its start.
+
+    Attributes:
+        live: what its live objects are worth.
+        log: what it sent over its stage's boundaries; None before the first plan of the job.
+        downtime_s: how long the parts of the present restart took that lie before the strategy's:
+            `detect`, `teardown` and `rendezvous`. Whoever restarts may fill it in; the event
+            `recovered` tells it.
+    """
+
+    live: Live = INITIAL
+    log: UpstreamLog | None = None
+    downtime_s: dict[str, float] = dataclasses.field(default_factory=dict)
+
+    @property
+    def is_pristine(self) -> bool:
+        """Whether the weights are still those that the seed gives."""
+        state = self.live.state
+        return self.live is INITIAL or (state.condition is Condition.DENSE and state.step == 0)
