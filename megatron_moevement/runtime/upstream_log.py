@@ -45,8 +45,13 @@ class LogOrderError(RuntimeError):
 def tensor_hash(tensor: torch.Tensor) -> int:
     """Returns the hash of a tensor in host memory: bytes, type and shape."""
     seed = xxhash.xxh3_64_intdigest(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
-    data = tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().data
-    return xxhash.xxh3_64_intdigest(data, seed=seed)
+    return xxhash.xxh3_64_intdigest(tensor_bytes(tensor), seed=seed)
+
+
+def tensor_bytes(tensor: torch.Tensor) -> memoryview:
+    """Returns the bytes of a tensor in host memory, in place where it is contiguous."""
+    data: memoryview = tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().data
+    return data
 
 
 def padded_bytes(tensor_bytes: int) -> int:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from megatron_moevement.errors import UserError
 from megatron_moevement.integrations.megatron.freezing import FrozenWork
@@ -23,6 +25,8 @@ from megatron_moevement.strategies.moevement import SparseCheckpointing
 from megatron_moevement.strategies.trained import Trained
 
 _RUN_ID_DIGITS = 16
+_NUMBER_BYTES = 24
+"""A float of 17 digits with sign and exponent."""
 
 
 def open_sparse_checkpointing(
@@ -121,5 +125,14 @@ def _host(trained: Trained, domain: str) -> Host:
 
 
 def _extras_bytes(trained: Trained) -> int:
-    """Returns room for a slot's scalars: numbers in them grow longer as training goes on."""
-    return 2 * len(trained.scalars(START).encode())
+    """Returns room for a slot's scalars: the same at the start and after any step."""
+    return _room(json.loads(trained.scalars(START).encode()))
+
+
+def _room(value: Any) -> int:
+    """Returns the bytes that a JSON value takes at most, whatever its numbers are."""
+    if isinstance(value, dict):
+        return 2 + sum(len(name) + 4 + _room(part) for name, part in value.items())
+    if isinstance(value, list):
+        return 2 + sum(1 + _room(part) for part in value)
+    return len(value) + 2 if isinstance(value, str) else _NUMBER_BYTES

@@ -32,7 +32,7 @@ from megatron_moevement.runtime.replication.wire import (
     ProtocolError,
 )
 from megatron_moevement.runtime.slots.slot_record import SlotRecord
-from megatron_moevement.runtime.upstream_log import tensor_hash
+from megatron_moevement.runtime.upstream_log import tensor_bytes, tensor_hash
 
 Address = tuple[str, int]
 
@@ -169,8 +169,7 @@ class PeerConnection:
                 f"{header.size_bytes}, at most {max_bytes} are expected"
             )
         tensor = torch.empty(header.shape, dtype=header.dtype)
-        into = memoryview(tensor.view(-1).view(torch.uint8).numpy())
-        self._channel.receive_into(into, deadline)
+        self._channel.receive_into(tensor_bytes(tensor), deadline)
         if tensor_hash(tensor) != header.hash:
             raise DamagedTensorError(f"{tag} from process {self._process} arrived damaged")
         return tensor

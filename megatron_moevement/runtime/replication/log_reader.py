@@ -145,7 +145,9 @@ class LogReader:
         Raises:
             LogReadError: the peer does not give it intact and in time.
         """
-        tensor = _result(self._ahead.pop(tag, None) or self._peer(process).ask(tag))
+        if tag not in self._ahead:
+            self.prefetch(process, (tag,))
+        tensor = _result(self._ahead.pop(tag))
         assert isinstance(tensor, torch.Tensor)
         return tensor
 

@@ -14,8 +14,6 @@ from collections import defaultdict
 from datetime import timedelta
 from typing import Protocol, Self
 
-import torch
-
 from megatron_moevement.errors import UserError
 from megatron_moevement.policy.commit import is_current
 from megatron_moevement.policy.persistence import SlotKey
@@ -43,6 +41,7 @@ from megatron_moevement.runtime.replication.wire import (
 )
 from megatron_moevement.runtime.slots.ring_file import RingFile
 from megatron_moevement.runtime.slots.slot_record import SlotRecord
+from megatron_moevement.runtime.upstream_log import tensor_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -243,8 +242,8 @@ class ReplicaServer:
             self._refuse(channel, str(error), deadline)
             return
         header = TensorHeader(tensor.dtype, tuple(tensor.shape), logged_hash)
-        payload = memoryview(tensor.view(-1).view(torch.uint8).numpy())
-        channel.send(Kind.LOGGED, self._me.generation, header.document(), payload, deadline)
+        document, payload = header.document(), tensor_bytes(tensor)
+        channel.send(Kind.LOGGED, self._me.generation, document, payload, deadline)
 
     def _give_hashes(self, channel: Channel, message: Message, deadline: Deadline) -> None:
         """Sends the hashes of what this process received in a step."""
