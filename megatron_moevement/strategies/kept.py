@@ -8,6 +8,8 @@ assignment: an interrupt may come before any bytecode.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
+from typing import Any
 
 from megatron_moevement.policy.facts import Condition, LiveState
 from megatron_moevement.runtime.upstream_log import UpstreamLog
@@ -21,21 +23,22 @@ class Live:
     Attributes:
         state: as its facts tell it.
         scalars: what belongs to that state besides tensors; None where the state is lost.
+        random_after: the random streams behind the passes of the step whose gradients are finished.
     """
 
     state: LiveState
     scalars: SlotScalars | None = None
+    random_after: Mapping[str, Any] | None = None
 
     @classmethod
-    def dense(cls, scalars: SlotScalars, finished: int | None = None) -> Live:
-        """Returns a state that is complete.
+    def dense(cls, scalars: SlotScalars) -> Live:
+        """Returns a state that is complete, between two steps or before the end of a barrier."""
+        return cls(LiveState(Condition.DENSE, scalars.progress.committed), scalars)
 
-        Args:
-            scalars: of the state.
-            finished: the step whose gradients are ready to be applied.
-        """
-        step = scalars.progress.committed
-        return cls(LiveState(Condition.DENSE, step, finished=finished), scalars)
+    def with_finished(self, step: int, random_after: Mapping[str, Any]) -> Live:
+        """Returns the same state with the gradients of a step ready to be applied."""
+        state = dataclasses.replace(self.state, finished=step)
+        return dataclasses.replace(self, state=state, random_after=random_after)
 
 
 TORN = Live(LiveState(Condition.TORN))

@@ -1,7 +1,7 @@
 """Sparse checkpointing: a sparse snapshot every iteration, in the memory of r + 1 processes.
 
-One object protects one generation. After a restart a new one is opened, in the same process with the
-same `Kept` and store, and its `recover` finds out what everybody holds (docs/recovery.md).
+One object protects one generation. After a restart a new one is opened, in the same process with
+the same `Kept` and store, and its `recover` finds out what everybody holds (docs/recovery.md).
 
 Source: sections 3.2 and 3.3 of the paper. What is decided is in `policy/`; this carries it out.
 """
@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from megatron_moevement.integrations.megatron.freezing import Freezing, FrozenWork
 from megatron_moevement.integrations.megatron.optimizer import GradientStatistics
+from megatron_moevement.integrations.megatron.random_state import random_state
 from megatron_moevement.integrations.megatron.slot_layout import slot_layouts
 from megatron_moevement.integrations.megatron.snapshots import LiveOperators
 from megatron_moevement.policy.commit import newest_persisted
@@ -153,8 +154,7 @@ class SparseCheckpointing:
         window = self._windows.await_commit()
         self._windows.stall += self._boundaries.await_landed()
         if self._replay is None:
-            assert self._kept.live.scalars is not None
-            self._kept.live = Live.dense(self._kept.live.scalars, finished=step)
+            self._kept.live = self._kept.live.with_finished(step, random_state())
         return NO_WINDOW if window is None else window.start
 
     def agree_alone(self, vote: Vote) -> Agreement | None:

@@ -1,4 +1,4 @@
-"""This rank's own slots in a recovery: what the ring lacks is fetched, what holders lack is sent."""
+"""Own slots in a recovery: what this rank's ring lacks is fetched, what holders lack is sent."""
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ from megatron_moevement.integrations.megatron.optimizer import (
     GradientStatistics,
     UnlikeLedgerError,
 )
+from megatron_moevement.integrations.megatron.random_state import restore_random_state
 from megatron_moevement.integrations.megatron.snapshots import LiveOperators
 from megatron_moevement.integrations.megatron.step_commit import DecidedStep
 from megatron_moevement.runtime.ledger import LedgerEntry
@@ -41,7 +42,8 @@ class Survivor:
         Raises:
             UnlikeLedgerError: it did not come to the same.
         """
-        before = self.scalars
+        before, random_after = self.scalars, self._kept.live.random_after
+        assert random_after is not None
         self._kept.live = TORN
         statistics = GradientStatistics(found_inf=entry.found_inf, norm=entry.grad_norm)
         decided = DecidedStep(statistics, entry.loss, entry.num_tokens, before.random_state)
@@ -50,6 +52,7 @@ class Survivor:
             raise UnlikeLedgerError(
                 f"step {entry.step}, applied after a fault, differs from what the ledger says"
             )
+        restore_random_state(dict(random_after))
         self._kept.live = Live.dense(self._trained.scalars(progress))
 
     def reset(self) -> None:

@@ -24,6 +24,7 @@ from megatron_moevement.runtime.ledger import loss_to_hex
 from megatron_moevement.runtime.slots.store import process_folder
 from megatron_moevement.settings.faults import Fault, Place
 from megatron_moevement.strategies.kept import Kept
+from megatron_moevement.testing.localized_mutations import LOCALIZED_MUTATIONS
 from megatron_moevement.testing.tiny_job import tiny_job
 from megatron_moevement.training import job as building
 from megatron_moevement.training.job import Job
@@ -119,7 +120,7 @@ class RestartRun:
         )
         arguments = self.job.arguments
         groups = build_groups(arguments.parallelism, int(arguments.architecture.num_layers or 0))
-        # Building makes collectives of the whole job, so all ranks build; survivors forget it again.
+        # Building makes collectives of the whole job, so all build; survivors forget it again.
         seed_everything(_OTHER_SEED, self.job.position.pp)
         former = self.job
         built = building._build_part(  # noqa: SLF001  (what `build_job` does once it has joined)
@@ -148,16 +149,20 @@ class RestartRun:
         self.passes += 1
 
 
-def train_through(flags: Sequence[str], restarts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def train_through(
+    flags: Sequence[str], restarts: Sequence[Mapping[str, Any]], mutation: str = "do-nothing"
+) -> dict[str, Any]:
     """Trains a job through restarts to its end, on one rank.
 
     Args:
         flags: all flags of the job.
         restarts: one after the other, as JSON.
+        mutation: what the rank does wrongly.
 
     Returns:
         The digest of each operator, the losses, and the forward passes of the last generation.
     """
+    LOCALIZED_MUTATIONS[mutation]()
     with tiny_job(*flags, base=()) as job:
         run = RestartRun(job)
         for document in restarts:

@@ -1,87 +1,123 @@
-"""A stage that is lost replays from its neighbours' logs; the others stand by and keep their bits."""
-
-import dataclasses
+"""A lost stage replays from its neighbours' logs; the others stand by, and no bit differs."""
 
 import pytest
 
-from megatron_moevement.testing.combinations import ALWAYS, Combination
-from megatron_moevement.testing.fork_server import OnRankFailure
-from megatron_moevement.testing.random_text import data_flags
+from megatron_moevement.testing.default_run import slow_but
+from megatron_moevement.testing.fork_server import JobFailedError
+from megatron_moevement.testing.localized_run import (
+    TARGET,
+    LocalizedJob,
+    LocalizedRun,
+    Loss,
+    differences,
+)
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(300)]
 
 UNTIED = "--untie-embeddings-and-output-weights"
-W = 3
-TRAIN_ITERS = 11
-TARGET = 9
-"""Behind a persisted window: the ring has no room for a tenth slot otherwise."""
+TRAIN_ITERS = TARGET + 4
+PP3 = ("--pipeline-model-parallel-size=3", "--num-layers=3", "--expert-model-parallel-size=1")
+PP4 = ("--pipeline-model-parallel-size=4", "--num-layers=4", "--expert-model-parallel-size=1")
+PP2 = "--expert-model-parallel-size=1"
+JOBS = {
+    "pp2": LocalizedJob.of("pp2-ep2 bf16 replicated bias", 2, 2, 6, UNTIED, PP2),
+    "pp2-ep2": LocalizedJob.of("pp2-ep2 bf16 distributed-overlap bias", 4, 2, 3, UNTIED),
+    "pp3": LocalizedJob.of("pp2-ep2 bf16 replicated-overlap bias", 3, 3, 6, UNTIED, *PP3),
+    "pp3-dp2": LocalizedJob.of("pp2-ep2 fp16 distributed grouped", 6, 3, 3, UNTIED, *PP3),
+    "pp4-tied": LocalizedJob.of("pp2-ep2 fp32 replicated", 4, 4, 6, *PP4),
+    "vpp2": LocalizedJob.of("vpp2 fp16 distributed recomputed seq-aux", 2, 2, 12, UNTIED),
+}
+NEXT = f"{TARGET + 1}:prepare"
+"""With the gradients of the step after the target, before anybody may apply them."""
+LATER = f"{TARGET + 2}:gather"
+CASES = {
+    "first of two": ("pp2-ep2", Loss((1,), (0,))),
+    "last of two, survivors behind": ("pp2-ep2", Loss((2,), (1,), behind=(0, 3), rolled=1)),
+    "in the next step": ("pp2-ep2", Loss((0,), (0,), everybody=NEXT)),
+    "first of three": ("pp3", Loss((0,), (0,))),
+    "middle, survivors behind": ("pp3-dp2", Loss((3,), (1,), behind=(0, 1, 2, 5), rolled=3)),
+    "last of three": ("pp3", Loss((2,), (2,), behind=(1,), rolled=1)),
+    "two adjacent, survivors behind the lost": (
+        "pp3",
+        Loss((1, 2), (1, 2), behind=(0,), target=TARGET - 1),
+    ),
+    "torn commit": ("pp3", Loss((), (1,), torn=(1,), behind=(2,), rolled=1)),
+    "interleaved": ("vpp2", Loss((0,), (0,))),
+    "tied ends": ("pp4-tied", Loss((3,), (0, 3), behind=(1,), rolled=1)),
+    "one after the other": (
+        "pp3",
+        Loss((0,), (0,)),
+        Loss((1,), (1,), everybody=LATER, target=TARGET + 2),
+    ),
+    "nobody": ("pp2", Loss(behind=(0,), rolled=1, verdict="RESUME")),
+}
+QUICK = ("last of two, survivors behind", "torn commit", "one after the other", "nobody")
 
 
-@dataclasses.dataclass(frozen=True)
-class Job:
-    """What is trained, and how many stages, chunks of each and micro-batches that makes."""
+@pytest.fixture(scope="module")
+def plain(megatron_fork_server, text, tmp_path_factory):
+    """Returns what each rank of a job ends with that nothing interrupts."""
+    found = {}
 
-    world_size: int
-    stages: int
-    chunks: int
-    micro_batches: int
-    flags: tuple[str, ...]
+    def of(name):
+        if name not in found:
+            folder = tmp_path_factory.mktemp("plain")
+            run = LocalizedRun(megatron_fork_server, JOBS[name], text, TRAIN_ITERS, folder)
+            found[name] = run.train()
+        return found[name]
 
-
-def job_of(levels, stages, chunks, micro_batches, *flags):
-    combination = Combination.of(levels)
-    flags = (*ALWAYS, *combination.flags, *flags)
-    return Job(combination.world_size, stages, chunks, micro_batches, flags)
+    return of
 
 
-PP2 = dataclasses.replace(
-    job_of("pp2-ep2 bf16 replicated", 2, 1, 6, UNTIED, "--expert-model-parallel-size=1"),
-    world_size=2,
-)
-JOBS = {"pp2": PP2}
+@pytest.fixture
+def run_of(megatron_fork_server, text, tmp_path):
+    """Returns a function that makes a run of a job."""
+    return lambda name: LocalizedRun(megatron_fork_server, JOBS[name], text, TRAIN_ITERS, tmp_path)
 
 
-def interruptions(world_size, **others):
-    """Returns where each rank leaves its training: with step T committed, unless others say."""
-    places = dict.fromkeys(map(str, range(world_size)), f"{TARGET}:gather")
-    return places | {name.removeprefix("rank"): place for name, place in others.items()}
+@pytest.mark.parametrize("name", slow_but(QUICK, CASES))
+def test_only_the_lost_stage_replays_and_no_bit_differs(run_of, plain, name):
+    job, *losses = CASES[name]
+    run = run_of(job)
+    found = run.train(losses)
+    assert differences(found, plain(job)) == []
+    run.check(losses, found)
 
 
-def run(server, job, text, folder, restarts=()):
-    from megatron_moevement.testing.restart_run import train_through  # noqa: PLC0415
-
-    protection = (
-        "--moevement-strategy=moevement",
-        f"--moevement-window={W}",
-        "--moevement-replicas=1",
-        f"--moevement-store-dir={folder}/store",
-        f"--moevement-event-dir={folder}/events",
-        "--moevement-run-id=test",
-    )
-    flags = [
-        *job.flags,
-        *data_flags(text),
-        f"--train-iters={TRAIN_ITERS}",
-        f"--data-cache-path={folder}/index",
-        "--moevement-no-progress-bar",
-        *(protection if restarts else ()),
-    ]
-    result = server.run(
-        train_through, world_size=job.world_size, args=[flags, list(restarts)], timeout_s=60, on_rank_failure=OnRankFailure.STOP_JOB
-    )
-    return result.check().values
+@pytest.mark.slow
+def test_without_a_log_all_stages_replay(run_of, plain):
+    run, loss = run_of("pp2"), Loss((1,), (0, 1), verdict="GLOBAL")
+    found = run.train([loss], "--moevement-no-upstream-log")
+    assert differences(found, plain("pp2")) == []
+    run.check([loss], found)
 
 
-def test_smallest(megatron_fork_server, text, tmp_path):
-    plain = run(megatron_fork_server, PP2, text, tmp_path / "plain")
-    restart = {"places": interruptions(2), "lost": [0]}
-    found = run(megatron_fork_server, PP2, text, tmp_path / "lost", [restart])
-    from megatron_moevement.runtime.events import read_events
+@pytest.mark.slow
+def test_what_was_lost_before_a_window_was_persisted_is_not_made_up(run_of):
+    run = run_of("pp2")
+    with pytest.raises(JobFailedError, match="InitialStateLostError"):
+        run.train([Loss((0,), everybody="2:gather", target=0)])
 
-    for e in read_events(tmp_path / "lost" / "events"):
-        if e.event.value in ("plan", "replay", "recovered"):
-            print(e.logical_rank, e.iteration, e.event.value, e.fields)
-    for a, b in zip(plain, found):
-        print(a["passes"], b["passes"])
-        assert a["digests"] == b["digests"]
-        assert a["losses"] == b["losses"]
+
+MUTATED = {
+    "serve-step-before": ("pp2", Loss((0,), (0,)), "unverified"),
+    "serve-other-micro-batch": ("pp2", Loss((1,), (1,)), "unverified"),
+    "skip-roll-forward": ("pp3", Loss((2,), (2,), behind=(1,), rolled=1), "verified"),
+    "keep-noted-expert-bias": ("pp2", Loss((0,), (0,), everybody=NEXT), "verified"),
+    "keep-transients": (
+        "pp2",
+        Loss((0,), (0,), everybody=f"{TARGET + 1}:finalize"),
+        "verified",
+    ),
+    "keep-random-streams": ("pp2", Loss((0,), (0,), everybody=NEXT), "verified"),
+}
+"""What a rank does wrongly, when, and whether the replay itself proves to be right."""
+
+
+@pytest.mark.parametrize("mutation", slow_but(("serve-step-before",), MUTATED))
+def test_a_mutation_is_seen(run_of, plain, mutation):
+    job, loss, replay = MUTATED[mutation]
+    run = run_of(job)
+    found = run.train([loss], mutation=mutation)
+    assert differences(found, plain(job)) != []
+    assert run.is_verified() == (replay == "verified")
