@@ -120,8 +120,8 @@ class MemoryRecovery:
         pristine = all_gather_json(self._kept.is_pristine, self._trained.device)
         if durable == 0 and not all(pristine):
             raise InitialStateLostError(
-                f"process {pristine.index(False)} has trained, no window was persisted and there "
-                "is no durable checkpoint: the job has to be built anew"
+                f"process {pristine.index(False)} has trained, no window in memory is whole and "
+                "there is no durable checkpoint: the job has to be built anew"
             )
         self._survivor.reset()
         if durable == 0 and self._kept.live.scalars is not None:

@@ -14,7 +14,6 @@ import torch
 
 from megatron_moevement.integrations.megatron.expert_bias import PendingExpertBias
 from megatron_moevement.integrations.megatron.snapshots import LiveOperators
-from megatron_moevement.integrations.megatron.transients import Transients
 from megatron_moevement.policy.boundary import BoundaryTag
 from megatron_moevement.runtime.ledger import LedgerEntry
 from megatron_moevement.runtime.upstream_log import UpstreamLog
@@ -78,11 +77,6 @@ def keep_noted_expert_bias() -> None:
     _replace(PendingExpertBias, "discard", PendingExpertBias.commit)
 
 
-def keep_transients() -> None:
-    """Resets nothing of what an interrupted step left."""
-    _replace(Transients, "reset", lambda self: None)
-
-
 def keep_random_streams() -> None:
     """Lets bystanders go on with the random numbers of the interrupted step."""
 
@@ -101,7 +95,6 @@ LOCALIZED_MUTATIONS: dict[str, Callable[[], None]] = {
         serve_other_micro_batch,
         skip_roll_forward,
         keep_noted_expert_bias,
-        keep_transients,
         keep_random_streams,
     )
 }
