@@ -24,8 +24,6 @@ class KeptStore:
         self._store: StoreDirectory | None = None
         self._pinned: weakref.WeakSet[RingFile] = weakref.WeakSet()
         self._is_wanted = True
-        self.extras_bytes: int | None = None
-        """Room for the scalars of a slot, as it was found before anything was trained."""
 
     @property
     def has_state(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 
 import torch
@@ -15,6 +15,7 @@ from megatron_moevement.policy.schedule import WindowSchedule
 from megatron_moevement.runtime.agreement import AgreementError, all_gather_json, together
 from megatron_moevement.runtime.fault_points import FaultPoints
 from megatron_moevement.runtime.generation import Generation
+from megatron_moevement.runtime.replication.connection import Address
 from megatron_moevement.runtime.replication.handshake import Session
 from megatron_moevement.runtime.replication.sender import SlotSender
 from megatron_moevement.runtime.replication.server import ReplicaServer
@@ -22,13 +23,14 @@ from megatron_moevement.runtime.replication.stored_slots import StoredSlots
 from megatron_moevement.runtime.slots.journal import Journal
 from megatron_moevement.runtime.slots.ring_file import RingFile
 from megatron_moevement.runtime.slots.store import RingRole, StoreDirectory, StoredRing
+from megatron_moevement.runtime.upstream_log import UpstreamLog
 from megatron_moevement.settings.faults import Place
 from megatron_moevement.strategies.copies import Copies
 from megatron_moevement.strategies.job_plan import JobPlan
 from megatron_moevement.strategies.kept_store import KeptStore
 
-_DEADLINE = timedelta(seconds=60)
-"""For one slot to reach a peer and be acknowledged."""
+DEADLINE = timedelta(seconds=60)
+"""For one slot, or one logged tensor, to reach a peer and be acknowledged."""
 _TOKEN_BYTES = 32
 
 
@@ -50,6 +52,7 @@ class JobMemory:
         generation: Generation,
         pin: Callable[[torch.Tensor], None],
         faults: FaultPoints,
+        log: UpstreamLog | None = None,
     ) -> None:
         """Takes part in one generation; the store outlives it.
 
@@ -63,6 +66,7 @@ class JobMemory:
             generation: owns the connections.
             pin: makes host memory a target of asynchronous copies.
             faults: where this process fails on purpose.
+            log: what this process serves of what it sent over its stage's boundaries.
         """
         self.plan = plan
         self.host_bytes = plan.accounts()[host.process].total_bytes
@@ -75,6 +79,11 @@ class JobMemory:
         self._device = device
         self._pin = pin
         self._faults = faults
+        self.log = log
+        self.session: Session | None = None
+        """Who this process is to its peers, once it is open."""
+        self.peers: Mapping[int, Address] = {}
+        """For each process its server's address."""
         self._own_ring: RingFile | None = None
         self._journal: Journal | None = None
         self._server: ReplicaServer | None = None
@@ -107,19 +116,19 @@ class JobMemory:
                 interface is none of the machine's.
         """
         (token, *_) = all_gather_json(secrets.token_hex(_TOKEN_BYTES), self._device)
-        me = Session(bytes.fromhex(token), self.host.process, self.generation.number)
+        self.session = me = Session(bytes.fromhex(token), self.host.process, self.generation.number)
         try:
             self._server = together(lambda: self._serve(me), self._device)
         except AgreementError as error:
             raise UserError(error.reason) from error
         addresses = all_gather_json([self.host.process, *self._server.address], self._device)
-        peers = {process: (host, port) for process, host, port in addresses}
+        self.peers = {process: (host, port) for process, host, port in addresses}
         assert self.host.rank is not None
         sender = self.generation.own(
             lambda: SlotSender(
                 me,
-                peers,
-                deadline=_DEADLINE,
+                self.peers,
+                deadline=DEADLINE,
                 halfway=lambda record: self._faults.strike(record.step, Place.SEND),
             )
         )
@@ -133,7 +142,8 @@ class JobMemory:
     def _serve(self, me: Session) -> ReplicaServer:
         """Opens the files, and a server that keeps copies in them and gives slots back."""
         assert self.host.rank is not None
-        self.store.check_space(self.host_bytes)
+        account = self.plan.accounts()[self.host.process]
+        self.store.check_space(account.total_bytes - account.logs_bytes)  # which lie in no file
         rings = self.plan.rings
         self._journal = self.store.journal(self.plan.journal)
         self._own_ring = self.store.ring(RingRole.OWN, self.host.rank, rings[self.host.rank])
@@ -146,7 +156,7 @@ class JobMemory:
             if ring is not None:
                 slots.keep(ring)
         return self.generation.own(
-            lambda: ReplicaServer(self._interface, me, slots, deadline=_DEADLINE)
+            lambda: ReplicaServer(self._interface, me, slots, deadline=DEADLINE, log=self.log)
         )
 
     def open_anew(self) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from megatron_moevement.errors import UserError
 from megatron_moevement.integrations.megatron.freezing import FrozenWork
@@ -15,14 +17,18 @@ from megatron_moevement.runtime.generation import Generation
 from megatron_moevement.runtime.progress import START
 from megatron_moevement.runtime.slots.identity import StoreIdentity
 from megatron_moevement.runtime.slots.store import StoreDirectory, default_store_dir
+from megatron_moevement.runtime.upstream_log import UpstreamLog
 from megatron_moevement.settings.fault_tolerance import FaultTolerance
 from megatron_moevement.strategies.job_plan import JobPlan, agree_on_plan
+from megatron_moevement.strategies.kept import Kept
 from megatron_moevement.strategies.kept_store import KeptStore
 from megatron_moevement.strategies.memory import JobMemory
 from megatron_moevement.strategies.moevement import SparseCheckpointing
 from megatron_moevement.strategies.trained import Trained
 
 _RUN_ID_DIGITS = 16
+_NUMBER_BYTES = 24
+"""A float of 17 digits with sign and exponent."""
 
 
 def store_place(settings: FaultTolerance, fingerprint: str) -> tuple[Path, str]:
@@ -41,11 +47,12 @@ def open_sparse_checkpointing(
     trained: Trained,
     events: Events,
     *,
-    kept: KeptStore,
+    kept: Kept,
     generation: Generation,
     domain: str,
     train_iters: int,
     say: Callable[[str], None],
+    kept: Kept,
 ) -> SparseCheckpointing:
     """Returns what protects a job; every rank calls it, in step. Close it.
 
@@ -53,30 +60,27 @@ def open_sparse_checkpointing(
         settings: the flags.
         trained: the live objects.
         events: told of windows, plans and replays.
-        kept: the store of this process, which outlives the generation.
+        kept: what this process takes over a restart.
         generation: owns threads and connections.
         domain: what this process may be lost together with.
         train_iters: the last step.
         say: tells the user a line, on one rank.
+        kept: what this process takes over a restart; gets the upstream log.
 
     Raises:
         UserError: on all ranks, when one can't take part: its store is another job's or in use, or
             there is not enough memory.
     """
     live = LiveOperators(trained.chunks, trained.optimizer)
-    if kept.extras_bytes is None:
-        kept.extras_bytes = extras_bytes_of(trained)
-    plan = plan_job(
-        settings,
-        trained,
-        live,
-        extras_bytes=kept.extras_bytes,
-        domain=domain,
-        train_iters=train_iters,
-    )
+    plan = plan_job(settings, trained, live, domain=domain, train_iters=train_iters)
     if plan.placement.warning is not None:
         say(plan.placement.warning)
-    store = _open_store(settings, trained, kept, generation)
+    store = _open_store(settings, trained, kept.store, generation)
+    shape = plan.log_of(_host(trained, domain))
+    if kept.log is None and shape is not None:
+        kept.log = UpstreamLog(
+            max_steps=shape.max_steps, step_bytes=shape.step_bytes, pin=trained.pin
+        )
     memory = JobMemory(
         plan,
         _host(trained, domain),
@@ -87,9 +91,10 @@ def open_sparse_checkpointing(
         generation=generation,
         pin=trained.pin,
         faults=trained.faults,
+        log=kept.log,
     )
     work = FrozenWork.DROPPED if settings.moevement_no_frozen_skip else FrozenWork.SKIPPED
-    return SparseCheckpointing(trained, live, memory, events, say, frozen_work=work)
+    return SparseCheckpointing(trained, live, memory, events, say, kept=kept, frozen_work=work)
 
 
 def _open_store(
@@ -114,7 +119,6 @@ def plan_job(
     trained: Trained,
     live: LiveOperators,
     *,
-    extras_bytes: int,
     domain: str,
     train_iters: int,
 ) -> JobPlan:
@@ -124,7 +128,6 @@ def plan_job(
         settings: the flags.
         trained: the live objects.
         live: this rank's operators.
-        extras_bytes: room for the scalars of a slot.
         domain: what this process may be lost together with.
         train_iters: the last step.
 
@@ -136,9 +139,10 @@ def plan_job(
         live,
         _host(trained, domain),
         ends=trained.ends,
-        extras_bytes=extras_bytes,
+        extras_bytes=_extras_bytes(trained),
         train_iters=train_iters,
         device=trained.device,
+        log_bytes=trained.log_bytes,
     )
 
 
@@ -146,9 +150,15 @@ def _host(trained: Trained, domain: str) -> Host:
     return Host(trained.process, domain, trained.rank)
 
 
-def extras_bytes_of(trained: Trained) -> int:
-    """Returns room for a slot's scalars: numbers in them grow longer as training goes on.
+def _extras_bytes(trained: Trained) -> int:
+    """Returns room for a slot's scalars: the same at the start and after any step."""
+    return _room(json.loads(trained.scalars(START).encode()))
 
-    Nothing must have been trained yet: every rank that is built anew finds the same.
-    """
-    return 2 * len(trained.scalars(START).encode())
+
+def _room(value: Any) -> int:
+    """Returns the bytes that a JSON value takes at most, whatever its numbers are."""
+    if isinstance(value, dict):
+        return 2 + sum(len(name) + 4 + _room(part) for name, part in value.items())
+    if isinstance(value, list):
+        return 2 + sum(1 + _room(part) for part in value)
+    return len(value) + 2 if isinstance(value, str) else _NUMBER_BYTES

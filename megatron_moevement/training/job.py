@@ -30,7 +30,9 @@ from megatron_moevement.integrations.megatron.process_groups import (
 from megatron_moevement.integrations.megatron.random_state import seed_everything
 from megatron_moevement.integrations.megatron.schedule import PipelineSchedule
 from megatron_moevement.integrations.megatron.scheduler import Scheduler, build_scheduler
+from megatron_moevement.integrations.megatron.step_commit import StepCommit
 from megatron_moevement.integrations.megatron.transformer_config import Config, transformer_config
+from megatron_moevement.integrations.megatron.transients import Transients
 from megatron_moevement.runtime.commit_barrier import CommitBarrier
 from megatron_moevement.runtime.fault_points import FaultPoints
 from megatron_moevement.runtime.ledger import Ledger
@@ -95,6 +97,8 @@ class Job:
     schedule: PipelineSchedule
     barrier: CommitBarrier
     ledger: Ledger
+    commit: StepCommit
+    transients: Transients
     metrics: MoEMetrics
     timers: PhaseTimers
     durable: DurableState
@@ -204,6 +208,10 @@ def _build_part(  # noqa: PLR0917  (what a process is, piece by piece)
         arguments.optimization, arguments.run, optimizer, batches.global_batch_size
     )
     expert_bias = PendingExpertBias()
+    schedule = PipelineSchedule(
+        config, chunks, optimizer, groups, expert_bias, arguments.data.seq_length, batches
+    )
+    ledger = Ledger(_RETAINED_LEDGER_STEPS)
     layout = layout_name(arguments, launch.world_size)
     durable = DurableState(chunks, optimizer, scheduler, layout=layout, device=device)
     model = model_description(arguments)
@@ -220,11 +228,11 @@ def _build_part(  # noqa: PLR0917  (what a process is, piece by piece)
         keys=keys,
         scheduler=scheduler,
         expert_bias=expert_bias,
-        schedule=PipelineSchedule(
-            config, chunks, optimizer, groups, expert_bias, arguments.data.seq_length, batches
-        ),
+        schedule=schedule,
         barrier=CommitBarrier(device),
-        ledger=Ledger(_RETAINED_LEDGER_STEPS),
+        ledger=ledger,
+        commit=StepCommit(optimizer, scheduler, expert_bias, ledger, batches.global_batch_size),
+        transients=Transients(chunks, optimizer, expert_bias),
         metrics=MoEMetrics(arguments.architecture, arguments.moe, groups, device),
         timers=timers,
         durable=durable,

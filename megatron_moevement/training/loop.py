@@ -17,6 +17,7 @@ from megatron_moevement.runtime.commit_barrier import StopRequest
 from megatron_moevement.runtime.generation import Generation
 from megatron_moevement.runtime.ledger import loss_from_hex, loss_to_hex
 from megatron_moevement.runtime.progress import START, Progress
+from megatron_moevement.strategies.recovery import InitialStateLostError
 from megatron_moevement.strategies.strategy import Recovered, Strategy
 from megatron_moevement.training.data.splits import Datasets
 from megatron_moevement.training.evaluation import evaluate
@@ -35,6 +36,8 @@ def train(
     job: Job, stop: StopSources, resident: Resident, generation: Generation
 ) -> tuple[Job, Progress]:
     """Trains a job to its end, or until it is asked to stop; every rank calls it.
+
+    After a restart every rank calls it again, survivors with the same `job` and `resident`.
 
     Args:
         job: what to train.
@@ -122,7 +125,7 @@ class TrainingLoop:
 
     def run(self) -> Progress:
         """Trains until the last iteration or a reason to stop, and saves what it reached."""
-        if self._step.progress.committed == self._target and self._after(self._target):
+        if self._target is not None and self._after(self._target, self._catch_up(self._target)):
             return self._end()
         while self._step.progress.committed < self._train_iters:
             if self.iterate():
@@ -138,8 +141,7 @@ class TrainingLoop:
             UserError: it could not be saved.
         """
         assert self._target is not None
-        while self._step.progress.committed < self._target:
-            self._one_step()
+        self._catch_up(self._target)
         self._save(self._target)
         if self._saved != self._target:
             raise UserError(
@@ -147,6 +149,19 @@ class TrainingLoop:
                 f"{self._job.arguments.checkpointing.save}; it is still in memory"
             )
         return self._step.progress
+
+    def _catch_up(self, target: int) -> StopRequest:
+        """Replays what is to be replayed here, and waits for the ranks that replay more.
+
+        What is due after a replayed step was done the first time.
+        """
+        stop = StopRequest.NONE
+        while self._step.progress.committed < target:
+            stop = self._one_step().stop
+        self._strategy.rejoin()
+        self._job.metrics.forget()  # ranks that stood by have nothing to average
+        self._unreported = 0
+        return stop
 
     def _end(self) -> Progress:
         self._generation.rest()
@@ -163,10 +178,7 @@ class TrainingLoop:
     def iterate(self) -> bool:
         """Trains one step and does what is due after it; returns whether the job ends here."""
         outcome = self._one_step()
-        iteration = outcome.entry.step
-        if self._target is not None and iteration < self._target:
-            return False  # replayed: what was due after it was done the first time
-        return self._after(iteration, outcome.stop)
+        return self._after(outcome.entry.step, outcome.stop)
 
     def _after(self, iteration: int, stop: StopRequest = StopRequest.NONE) -> bool:
         """Does what is due after a step; doing it again changes nothing."""
@@ -296,8 +308,11 @@ def _protect(
     generation: Generation,
 ) -> tuple[Strategy, Recovered | None]:
     """Opens what protects the job, and brings back what earlier generations left in memory."""
-    strategy = opened.enter_context(open_strategy(job, reporter.events, resident.store, generation))
-    return strategy, strategy.recover(job.checkpoints.newest() or 0)
+    strategy = opened.enter_context(open_strategy(job, reporter.events, resident.kept, generation))
+    try:
+        return strategy, strategy.recover(job.checkpoints.newest() or 0)
+    except InitialStateLostError:
+        return strategy, None
 
 
 def _start(

@@ -100,7 +100,7 @@ def _run_restartable(
             domain=arguments.fault_tolerance.moevement_failure_domain or launch.failure_domain,
         )
     except (DiscardedError, RestartsEndedError) as error:
-        keeps = resident.store.has_state and isinstance(error, RestartsEndedError)
+        keeps = resident.kept.store.has_state and isinstance(error, RestartsEndedError)
         what_next = "; its state is in memory: launch it again to go on" if keeps else ""
         sys.stderr.write(f"pretrain_moe.py: the job stops here: {error}{what_next}\n")
         return ExitCode.STATE_FLUSHED if keeps else ExitCode.FAILURE

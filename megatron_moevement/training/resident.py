@@ -14,13 +14,12 @@ from megatron_moevement.backends.backend import Backend
 from megatron_moevement.integrations.megatron.group_keys import gather_as_upstream
 from megatron_moevement.integrations.megatron.group_references import GroupReferences
 from megatron_moevement.integrations.megatron.process_groups import abandon_groups
-from megatron_moevement.integrations.megatron.transients import Transients
 from megatron_moevement.runtime.agreement import all_gather_json
 from megatron_moevement.runtime.events import EventName, Events
 from megatron_moevement.runtime.fault_points import FaultPoints
 from megatron_moevement.runtime.generation import Generation, Interruption
 from megatron_moevement.settings.launch import Launch
-from megatron_moevement.strategies.kept_store import KeptStore
+from megatron_moevement.strategies.kept import Kept
 from megatron_moevement.training.arguments import Arguments
 from megatron_moevement.training.job import Job, build_part, join
 
@@ -31,7 +30,6 @@ class _Part:
 
     job: Job
     references: GroupReferences
-    transients: Transients
 
 
 class Resident:
@@ -52,7 +50,7 @@ class Resident:
         self._is_known = False
         self._entered_s = self._joined_s = 0.0
         self.interruption = Interruption()
-        self.store = KeptStore()
+        self.kept = Kept()
         self.builds = 0
         """How often model and optimizer were built; survivors of a restart don't build again."""
 
@@ -73,7 +71,7 @@ class Resident:
         """
         self._generation = generation
         self._entered_s = time.time()
-        self.store.keep()
+        self.kept.store.keep()
         is_restartable = self._arguments.restart.inprocess_restart
         number = generation.number if is_restartable else None
         groups = join(self._arguments, launch, self._backend, number)
@@ -88,11 +86,11 @@ class Resident:
             device = self._backend.device(launch.local_rank)
             known = next((one for one in all_gather_json(own, device) if one is not None), None)
         if part is None:
+            self.kept = Kept(self.kept.store)
             job = build_part(self._arguments, launch, self._backend, groups, self._faults, known)
             self._keep(job)
         else:
             part.references.rebind()
-            part.transients.reset()
             part.job.timers.forget()
             job = part.job
         self._faults.enter(launch.rank, generation.number)
@@ -104,12 +102,17 @@ class Resident:
         if not self._is_known or noticed_s is None:
             events.emit(EventName.PROCESS_START, 0)
         else:
+            downtime_s = {
+                "teardown": self._entered_s - noticed_s,
+                "rendezvous": self._joined_s - self._entered_s,
+            }
+            self.kept.downtime_s = downtime_s
             events.emit(
                 EventName.FAULT_DETECTED,
                 self.committed,
                 noticed_s=noticed_s,
-                teardown_s=self._entered_s - noticed_s,
-                rendezvous_s=self._joined_s - self._entered_s,
+                teardown_s=downtime_s["teardown"],
+                rendezvous_s=downtime_s["rendezvous"],
                 builds=self.builds,
                 threads=len(os.listdir("/proc/self/task")),
                 descriptors=len(os.listdir("/proc/self/fd")),
@@ -124,6 +127,7 @@ class Resident:
         """
         launch, groups = job.launch, job.groups
         self._part = None
+        self.kept = Kept(self.kept.store)
         del job
         job = build_part(self._arguments, launch, self._backend, groups, self._faults)
         self._keep(job)
@@ -141,13 +145,11 @@ class Resident:
 
     def close(self) -> None:
         """Lets go of the store at the end of the program: removes it if nobody will go on."""
-        self.store.close()
+        self.kept.store.close()
 
     def _keep(self, job: Job) -> None:
         self.builds += 1
         if not self._arguments.restart.inprocess_restart:
             return  # the walk takes some tenths of a second
         roots = [job.chunks, job.optimizer, job.schedule, job.metrics, job.groups, job.durable]
-        self._part = _Part(
-            job, GroupReferences(roots), Transients(job.chunks, job.optimizer, job.expert_bias)
-        )
+        self._part = _Part(job, GroupReferences(roots))

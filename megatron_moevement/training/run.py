@@ -9,6 +9,7 @@ from megatron_moevement.errors import UserError
 from megatron_moevement.integrations.megatron.process_groups import leave_job
 from megatron_moevement.runtime.generation import Generation
 from megatron_moevement.settings.launch import Launch
+from megatron_moevement.strategies.recovery import RecoveryAbortedError
 from megatron_moevement.training.arguments import Arguments
 from megatron_moevement.training.fault_injection import check_struck
 from megatron_moevement.training.loop import train
@@ -59,18 +60,18 @@ class GenerationRun:
 
     def in_generation(
         self, generation: Generation, launch: Launch
-    ) -> UserError | DivergenceError | None:
+    ) -> UserError | DivergenceError | RecoveryAbortedError | None:
         """Trains in one of several generations; every rank calls it.
 
         An exception leads to another generation, which cleans up; so what another one would end
         with as well is returned.
         """
-        failure: UserError | DivergenceError | None = None
+        failure: UserError | DivergenceError | RecoveryAbortedError | None = None
         patience = _PATIENCE_DONE
         try:
             with generation:
                 self._train(generation, launch)
-        except (UserError, DivergenceError) as error:
+        except (UserError, DivergenceError, RecoveryAbortedError) as error:
             failure, patience = error.with_traceback(None), _PATIENCE_REFUSED
         leave_job(patience)
         return failure

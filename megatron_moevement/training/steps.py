@@ -71,12 +71,10 @@ def open_steps(
         yield TrainStep(
             schedule=job.schedule,
             optimizer=job.optimizer,
-            scheduler=job.scheduler,
             expert_bias=job.expert_bias,
             barrier=job.barrier,
-            ledger=job.ledger,
+            commit=job.commit,
             micro_batches=source.next_step,
-            global_batch_size=job.batches.global_batch_size,
             progress=start,
             strategy=strategy or Off(),
             uninterrupted=own.uninterrupted,
