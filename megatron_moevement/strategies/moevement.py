@@ -209,6 +209,11 @@ class SparseCheckpointing:
                 replayed_steps=self._replay.reached - self._replay.window.start,
                 duration_s=duration.total_seconds(),
             )
+            if dist.get_rank() == 0 and self._memory.generation.number:
+                self._say(
+                    f"generation {self._memory.generation.number}: resumed at step "
+                    f"{self._replay.reached}, {duration.total_seconds():.1f} s"
+                )
             self._replay = None
 
     def _emit_plan(self, plan: Plan) -> None:
