@@ -85,7 +85,7 @@ class SparseCheckpointing:
 
     def recover(self, durable: int) -> Recovered | None:
         """Brings the job back to the newest step that any process of it committed."""
-        returning = Returning(self._trained, self._memory, self._events, self._kept)
+        returning = Returning(self._trained, self._memory, self._events, self._kept, self._say)
         recovery = MemoryRecovery(self._trained, self._memory, self._live, self._kept)
         plan = recovery.make_plan(durable)
         if plan is not None:

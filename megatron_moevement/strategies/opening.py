@@ -52,7 +52,6 @@ def open_sparse_checkpointing(
     domain: str,
     train_iters: int,
     say: Callable[[str], None],
-    kept: Kept,
 ) -> SparseCheckpointing:
     """Returns what protects a job; every rank calls it, in step. Close it.
 
@@ -65,7 +64,6 @@ def open_sparse_checkpointing(
         domain: what this process may be lost together with.
         train_iters: the last step.
         say: tells the user a line, on one rank.
-        kept: what this process takes over a restart; gets the upstream log.
 
     Raises:
         UserError: on all ranks, when one can't take part: its store is another job's or in use, or
@@ -84,7 +82,7 @@ def open_sparse_checkpointing(
     memory = JobMemory(
         plan,
         _host(trained, domain),
-        kept,
+        kept.store,
         store,
         settings.moevement_replication_interface,
         trained.device,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from megatron_moevement.integrations.megatron.freezing import Freezing
 from megatron_moevement.policy.schedule import Window
@@ -26,12 +26,20 @@ from megatron_moevement.strategies.trained import Trained
 class Returning:
     """One recovery of this rank; its training thread calls it."""
 
-    def __init__(self, trained: Trained, memory: JobMemory, events: Events, kept: Kept) -> None:
+    def __init__(
+        self,
+        trained: Trained,
+        memory: JobMemory,
+        events: Events,
+        kept: Kept,
+        say: Callable[[str], None],
+    ) -> None:
         """Starts the clock."""
         self._trained = trained
         self._memory = memory
         self._events = events
         self._kept = kept
+        self._say = say
         self._durations_s = dict(kept.downtime_s)
         self._since_s = time.perf_counter()
         self._passes = dataclasses.replace(trained.schedule.passes)
@@ -131,6 +139,11 @@ class Returning:
             backward_passes=passes.backward,
             duration_s=sum(self._durations_s.values()),
             breakdown_s=self._durations_s,
+        )
+        self._say(
+            f"at step {self._target} again after {sum(self._durations_s.values()):.1f} s ("
+            + ", ".join(f"{part} {lasted:.2f}" for part, lasted in self._durations_s.items())
+            + ")"
         )
 
     def _lap(self, part: str) -> None:

@@ -121,6 +121,7 @@ class LocalizedRun:
             f"--train-iters={self.train_iters}",
             f"--data-cache-path={self.folder}/index",
             "--moevement-no-progress-bar",
+            "--inprocess-restart",
             *(protection if losses else ()),
             *flags,
         ]

@@ -10,28 +10,27 @@ from __future__ import annotations
 import dataclasses
 import gc
 import shutil
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
-from megatron_moevement.integrations.megatron.group_references import GroupReferences
-from megatron_moevement.integrations.megatron.process_groups import build_groups, leave_job
-from megatron_moevement.integrations.megatron.random_state import seed_everything
+from megatron_moevement.backends.backend import Backend, choose, load
+from megatron_moevement.integrations.megatron.process_groups import leave_job
 from megatron_moevement.runtime.fault_points import FaultPoints
+from megatron_moevement.runtime.generation import Generation
 from megatron_moevement.runtime.ledger import loss_to_hex
 from megatron_moevement.runtime.slots.store import process_folder
 from megatron_moevement.settings.faults import Fault, Place
-from megatron_moevement.strategies.kept import Kept
+from megatron_moevement.settings.launch import Launch
 from megatron_moevement.testing.localized_mutations import LOCALIZED_MUTATIONS
-from megatron_moevement.testing.tiny_job import tiny_job
-from megatron_moevement.training import job as building
+from megatron_moevement.training.arguments import Arguments, parse
 from megatron_moevement.training.job import Job
 from megatron_moevement.training.loop import train
+from megatron_moevement.training.resident import Resident
 from megatron_moevement.training.stop_request import StopSources
-
-_OTHER_SEED = 4711
 
 
 class InterruptedOnPurposeError(Exception):
@@ -42,15 +41,26 @@ class Interruptions(FaultPoints):
     """Fault points at which a rank leaves its training instead of dying."""
 
     def __init__(self, specs: Sequence[str]) -> None:
-        """Arms places, each as `STEP:PLACE`."""
+        """Arms one place in each generation.
+
+        Args:
+            specs: `STEP:PLACE` for the first generations, one after the other.
+        """
         super().__init__()
-        faults = [Fault.parse(spec) for spec in specs]
-        self._places = {(fault.step, fault.place) for fault in faults}
+        self._places = [Fault.parse(spec) for spec in specs]
+        self._place: Fault | None = None
+
+    def enter(self, rank: int, generation: int) -> None:
+        """Arms the place of a generation."""
+        del rank
+        places = getattr(self, "_places", [])
+        self._place = places[generation] if generation < len(places) else None
 
     def strike(self, step: int, place: Place) -> None:
-        """Raises InterruptedOnPurposeError at an armed place."""
-        if (step, place) in self._places:
-            raise InterruptedOnPurposeError(f"{step}:{place.value}")
+        """Raises InterruptedOnPurposeError at the armed place."""
+        armed = self._place
+        if armed is not None and (step, place) == (armed.step, armed.place):
+            raise InterruptedOnPurposeError(str(armed))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,75 +85,68 @@ class Restart:
 class RestartRun:
     """One rank of the job."""
 
-    def __init__(self, job: Job) -> None:
-        """Finds the process groups in the live objects.
+    def __init__(self, arguments: Arguments, backend: Backend, places: Sequence[str]) -> None:
+        """Begins with nothing built.
 
         Args:
-            job: the live objects; its flags name the store's folder and the run.
+            arguments: of the job; they name the store's folder and the run.
+            backend: of this process.
+            places: where the rank leaves each generation.
         """
-        self.job = job
-        self.kept = Kept()
+        self._arguments = arguments
+        self._backend = backend
+        self._launch = Launch.from_environment()
+        self._faults = Interruptions(places)
+        self._number = 0
+        self._watched: set[int] = set()
+        self.resident = Resident(arguments, backend, self._faults)
+        self.job: Job | None = None
         self.passes = 0
-        self._generation = 0
-        self._references = self._watched(job)
 
-    def train(self, place: str | None) -> int | None:
+    def train(self) -> int | None:
         """Trains to the end, or to a place; returns how far it came, None when interrupted."""
-        self.passes = 0
-        job = dataclasses.replace(self.job, faults=Interruptions([place] if place else []))
         try:
-            return train(job, StopSources(None), self.kept).committed
+            with Generation(self._number) as generation:
+                job = self.resident.enter(generation, self._launch)
+                self._watch(job)
+                self.passes = 0
+                self.job, progress = train(job, StopSources(None), self.resident, generation)
+                return progress.committed
         except InterruptedOnPurposeError:
             return None
 
     def restart(self, *, lost: bool) -> None:
-        """Gives all process groups new ones; every rank calls it, once it was interrupted.
+        """Leaves the generation; every rank calls it, once it was interrupted.
 
         Args:
             lost: whether this rank loses all that it has.
         """
         gc.collect()
-        store, world_size = dist.distributed_c10d._get_default_store(), dist.get_world_size()  # noqa: SLF001
-        self._generation += 1
-        name = f"restart{self._generation}"
-        if store.add(f"{name}/arrived", 1) == world_size:
-            store.set(f"{name}/everybody", "")
-        store.wait([f"{name}/everybody"])
-        if self._references is not None:
-            self._references.release()
-        leave_job()
-        dist.init_process_group(
-            "gloo",
-            store=dist.PrefixStore(name, store),  # type: ignore[attr-defined]
-            rank=self.job.launch.rank,
-            world_size=world_size,
-        )
-        arguments = self.job.arguments
-        groups = build_groups(arguments.parallelism, int(arguments.architecture.num_layers or 0))
-        # Building makes collectives of the whole job, so all build; survivors forget it again.
-        seed_everything(_OTHER_SEED, self.job.position.pp)
-        former = self.job
-        built = building._build_part(  # noqa: SLF001  (what `build_job` does once it has joined)
-            arguments, former.launch, former.backend, former.device, former.position, groups
-        )
-        if not lost:
-            self._references.rebind()
-            return
-        faults = arguments.fault_tolerance
+        store = dist.distributed_c10d._get_default_store()  # noqa: SLF001
+        if store.add("left/arrived", 1) == dist.get_world_size():
+            store.set("left/everybody", "")
+        store.wait(["left/everybody"])
+        self._number += 1
+        self.resident.interruption.noticed_s = time.time()
+        self.resident.leave()
+        if lost:
+            self._lose_everything()
+
+    def _lose_everything(self) -> None:
+        self.resident.close()
+        faults = self._arguments.fault_tolerance
         root, run_id = faults.moevement_store_dir, faults.moevement_run_id
         assert root is not None
         assert run_id is not None
-        shutil.rmtree(process_folder(Path(root), run_id, former.launch.rank))
-        self.job, self.kept = built, Kept()
-        self._references = self._watched(built)
+        shutil.rmtree(process_folder(Path(root), run_id, self._launch.rank))
+        self.job = None
+        self.resident = Resident(self._arguments, self._backend, self._faults)
 
-    def _watched(self, job: Job) -> GroupReferences:
-        references = GroupReferences(
-            [job.chunks, job.optimizer, job.schedule, job.metrics, job.groups, job.durable]
-        )
+    def _watch(self, job: Job) -> None:
         for chunk in job.chunks:
-            chunk.register_forward_pre_hook(self._count)
-        return references
+            if id(chunk) not in self._watched:
+                self._watched.add(id(chunk))
+                chunk.register_forward_pre_hook(self._count)
 
     def _count(self, *_: object) -> None:
         self.passes += 1
@@ -163,18 +166,25 @@ def train_through(
         The digest of each operator, the losses, and the forward passes of the last generation.
     """
     LOCALIZED_MUTATIONS[mutation]()
-    with tiny_job(*flags, base=()) as job:
-        run = RestartRun(job)
-        for document in restarts:
-            restart = Restart.of_document(document)
-            place = restart.places[job.launch.rank]
-            reached = run.train(place)
+    planned = [Restart.of_document(document) for document in restarts]
+    rank = Launch.from_environment().rank
+    arguments = parse(flags, Launch.from_environment().world_size)
+    backend = load(choose(arguments.run.moevement_backend))
+    run = RestartRun(arguments, backend, [restart.places[rank] for restart in planned])
+    try:
+        for restart in planned:
+            reached = run.train()
+            place = restart.places[rank]
             assert reached is None, f"step {reached} was reached, {place} was not passed"
-            run.restart(lost=job.launch.rank in restart.lost)
-        committed = run.train(None)
+            run.restart(lost=rank in restart.lost)
+        committed = run.train()
+        assert run.job is not None
         return {
             "committed": committed,
             "digests": run.job.digests(),
             "losses": {str(k): loss_to_hex(v) for k, v in run.job.ledger.losses().items()},
             "passes": run.passes,
         }
+    finally:
+        run.resident.close()
+        leave_job()

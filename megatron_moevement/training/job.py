@@ -123,7 +123,7 @@ def build_job(arguments: Arguments, launch: Launch, backend: Backend) -> Job:
         UserError: the arguments don't fit the machine.
     """
     faults = FaultPoints(arguments.fault_injection.moevement_faults, launch.rank)
-    return build_part(arguments, launch, backend, join(arguments, launch, backend), faults)
+    return build_part(arguments, launch, backend, join(arguments, launch, backend), faults=faults)
 
 
 def join(
@@ -154,6 +154,7 @@ def build_part(
     launch: Launch,
     backend: Backend,
     groups: Groups,
+    *,
     faults: FaultPoints,
     known: GatheredKeys | None = None,
 ) -> Job:
@@ -171,7 +172,9 @@ def build_part(
     place = position()
     seed_everything(arguments.run.seed, place.pp)
     device = backend.device(launch.local_rank)
-    return _build_part(arguments, launch, backend, device, place, groups, faults, known)
+    return _build_part(
+        arguments, launch, backend, device, place, groups, faults=faults, known=known
+    )
 
 
 def _build_part(  # noqa: PLR0917  (what a process is, piece by piece)
@@ -181,6 +184,7 @@ def _build_part(  # noqa: PLR0917  (what a process is, piece by piece)
     device: torch.device,
     place: Position,
     groups: Groups,
+    *,
     faults: FaultPoints,
     known: GatheredKeys | None,
 ) -> Job:

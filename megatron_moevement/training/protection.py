@@ -68,7 +68,6 @@ def open_strategy(
         domain=settings.moevement_failure_domain or job.launch.failure_domain,
         train_iters=int(job.arguments.run.train_iters or 0),
         say=_say,
-        kept=kept,
     )
     try:
         yield strategy

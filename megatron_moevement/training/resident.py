@@ -35,16 +35,19 @@ class _Part:
 class Resident:
     """The living part of one process of a job; its training thread uses it."""
 
-    def __init__(self, arguments: Arguments, backend: Backend) -> None:
+    def __init__(
+        self, arguments: Arguments, backend: Backend, faults: FaultPoints | None = None
+    ) -> None:
         """Begins with nothing built.
 
         Args:
             arguments: of the job.
             backend: of this process.
+            faults: where it fails on purpose; those of the arguments if not given.
         """
         self._arguments = arguments
         self._backend = backend
-        self._faults = FaultPoints(arguments.fault_injection.moevement_faults)
+        self._faults = faults or FaultPoints(arguments.fault_injection.moevement_faults)
         self._part: _Part | None = None
         self._generation: Generation | None = None
         self._is_known = False
@@ -87,7 +90,9 @@ class Resident:
             known = next((one for one in all_gather_json(own, device) if one is not None), None)
         if part is None:
             self.kept = Kept(self.kept.store)
-            job = build_part(self._arguments, launch, self._backend, groups, self._faults, known)
+            job = build_part(
+                self._arguments, launch, self._backend, groups, faults=self._faults, known=known
+            )
             self._keep(job)
         else:
             part.references.rebind()
@@ -129,7 +134,7 @@ class Resident:
         self._part = None
         self.kept = Kept(self.kept.store)
         del job
-        job = build_part(self._arguments, launch, self._backend, groups, self._faults)
+        job = build_part(self._arguments, launch, self._backend, groups, faults=self._faults)
         self._keep(job)
         return job
 
