@@ -25,9 +25,21 @@ def pass_by(place: Place) -> None:
 class FaultPoints:
     """The faults of one process; any thread passes fault points."""
 
-    def __init__(self, faults: Iterable[Fault] = (), process: int = 0) -> None:
-        """Arms the faults that strike a process; without any, nothing ever happens."""
-        self._armed = frozenset((one.step, one.place) for one in faults if one.strikes(process))
+    def __init__(self, faults: Iterable[Fault] = (), rank: int = 0) -> None:
+        """Arms the faults that strike a process; without any, nothing ever happens.
+
+        Args:
+            faults: of the whole job.
+            rank: the place that the process occupies.
+        """
+        self._faults = [one for one in faults if one.strikes(rank)]
+        self.enter(generation=0)
+
+    def enter(self, generation: int) -> None:
+        """Arms the faults of a generation and no others."""
+        self._armed = frozenset(
+            (one.step, one.place) for one in self._faults if one.generation == generation
+        )
 
     def strike(self, step: int, place: Place) -> None:
         """Kills the process if a fault is armed for this place of this step."""

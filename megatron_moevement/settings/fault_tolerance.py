@@ -66,7 +66,7 @@ class FaultTolerance:
         "for tests: processes kill themselves at a place of a step, as in 7:barrier, 7:commit@0",
         nargs="+",
         parse=Fault.parse,
-        metavar="STEP:PLACE[@RANKS]",
+        metavar="STEP:PLACE[@RANKS][#GENERATION]",
     )
 
     @property

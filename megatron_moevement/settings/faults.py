@@ -1,7 +1,8 @@
 """Faults on purpose: at which instruction of which step a process kills itself.
 
 `7:barrier` kills every process in front of the commit barrier of step 7, `7:commit@0,2` ranks 0 and
-2 when they have entered the commit section.
+2 when they have entered the commit section. A fault strikes in the first generation of a job,
+`7:fetch@2#1` in the one after the first in-process restart.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from enum import Enum
 
 from megatron_moevement.policy.commit import Command
 
-_SPEC = re.compile(r"(?P<step>\d+):(?P<place>[a-z-]+)(@(?P<ranks>\d+(,\d+)*))?")
+_SPEC = re.compile(
+    r"(?P<step>\d+):(?P<place>[a-z-]+)(@(?P<ranks>\d+(,\d+)*))?(#(?P<generation>\d+))?"
+)
 
 
 def _command(command: Command) -> str:
@@ -72,23 +75,25 @@ class Fault:
     Attributes:
         step: k.
         place: in the step.
-        ranks: numbers of the processes; None: all of them.
+        ranks: places of the processes in the job; None: all of them.
+        generation: in-process restarts before it.
     """
 
     step: int
     place: Place
     ranks: frozenset[int] | None = None
+    generation: int = 0
 
     @classmethod
     def parse(cls, spec: str) -> Fault:
-        """Reads `STEP:PLACE[@RANK,RANK...]`.
+        """Reads `STEP:PLACE[@RANK,RANK...][#GENERATION]`.
 
         Raises:
             ValueError: it is none.
         """
         found = _SPEC.fullmatch(spec)
         if found is None:
-            raise ValueError(f"{spec!r} is not STEP:PLACE or STEP:PLACE@RANK,RANK...")
+            raise ValueError(f"{spec!r} is not STEP:PLACE[@RANK,RANK...][#GENERATION]")
         places = {place.value: place for place in Place}
         if found["place"] not in places:
             raise ValueError(
@@ -100,8 +105,9 @@ class Fault:
             int(found["step"]),
             places[found["place"]],
             None if ranks is None else frozenset(int(rank) for rank in ranks.split(",")),
+            int(found["generation"] or 0),
         )
 
-    def strikes(self, process: int) -> bool:
-        """Returns whether it kills a process."""
-        return self.ranks is None or process in self.ranks
+    def strikes(self, rank: int) -> bool:
+        """Returns whether it kills the process in a place of the job."""
+        return self.ranks is None or rank in self.ranks

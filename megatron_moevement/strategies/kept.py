@@ -13,6 +13,7 @@ from typing import Any
 
 from megatron_moevement.policy.facts import Condition, LiveState
 from megatron_moevement.runtime.upstream_log import UpstreamLog
+from megatron_moevement.strategies.kept_store import KeptStore
 from megatron_moevement.strategies.scalars import SlotScalars
 
 
@@ -56,6 +57,7 @@ class Kept:
     """What a process keeps; made empty at its start.
 
     Attributes:
+        store: its files; they belong to the process, whatever becomes of its live objects.
         live: what its live objects are worth.
         log: what it sent over its stage's boundaries; None before the first plan of the job.
         downtime_s: how long the parts of the present restart took that lie before the strategy's:
@@ -63,9 +65,14 @@ class Kept:
             `recovered` tells it.
     """
 
+    store: KeptStore = dataclasses.field(default_factory=KeptStore)
     live: Live = INITIAL
     log: UpstreamLog | None = None
     downtime_s: dict[str, float] = dataclasses.field(default_factory=dict)
+
+    def renew(self) -> None:
+        """Learns that the live objects are built anew."""
+        self.live, self.log = INITIAL, None
 
     @property
     def is_pristine(self) -> bool:

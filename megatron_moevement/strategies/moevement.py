@@ -73,7 +73,7 @@ class SparseCheckpointing:
         self._say = say
         self._kept = kept
         self._freezing = Freezing(trained.chunks, trained.optimizer, frozen_work)
-        self._capture = Capture(trained.copy_stream())
+        self._capture = memory.generation.own(lambda: Capture(trained.copy_stream()))
         self._boundaries = Boundaries(trained, memory)
         self._schedule = memory.plan.schedule
         self._persisted: Window | None = None
@@ -230,7 +230,6 @@ class SparseCheckpointing:
         """Ends all threads and connections; the store stays unless the job has finished."""
         self._boundaries.close()
         self._capture.close()
-        self._freezing.release()
         self._memory.close()
 
     @property

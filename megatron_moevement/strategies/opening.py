@@ -13,6 +13,7 @@ from megatron_moevement.integrations.megatron.snapshots import LiveOperators
 from megatron_moevement.policy.placement import Host
 from megatron_moevement.runtime.agreement import AgreementError, together
 from megatron_moevement.runtime.events import Events
+from megatron_moevement.runtime.generation import Generation
 from megatron_moevement.runtime.progress import START
 from megatron_moevement.runtime.slots.identity import StoreIdentity
 from megatron_moevement.runtime.slots.store import StoreDirectory, default_store_dir
@@ -20,6 +21,7 @@ from megatron_moevement.runtime.upstream_log import UpstreamLog
 from megatron_moevement.settings.fault_tolerance import FaultTolerance
 from megatron_moevement.strategies.job_plan import JobPlan, agree_on_plan
 from megatron_moevement.strategies.kept import Kept
+from megatron_moevement.strategies.kept_store import KeptStore
 from megatron_moevement.strategies.memory import JobMemory
 from megatron_moevement.strategies.moevement import SparseCheckpointing
 from megatron_moevement.strategies.trained import Trained
@@ -34,10 +36,11 @@ def open_sparse_checkpointing(
     trained: Trained,
     events: Events,
     *,
+    kept: Kept,
+    generation: Generation,
     domain: str,
     train_iters: int,
     say: Callable[[str], None],
-    kept: Kept,
 ) -> SparseCheckpointing:
     """Returns what protects a job; every rank calls it, in step. Close it.
 
@@ -45,30 +48,30 @@ def open_sparse_checkpointing(
         settings: the flags.
         trained: the live objects.
         events: told of windows, plans and replays.
+        kept: what this process takes over a restart; gets the upstream log.
+        generation: owns threads and connections.
         domain: what this process may be lost together with.
         train_iters: the last step.
         say: tells the user a line, on one rank.
-        kept: what this process takes over a restart; gets the upstream log.
 
     Raises:
         UserError: on all ranks, when one can't take part: its store is another job's or in use, or
             there is not enough memory.
     """
     live = LiveOperators(trained.chunks, trained.optimizer)
-    plan = plan_job(settings, trained, live, domain=domain, train_iters=train_iters)
+    if kept.store.extras_bytes is None:
+        kept.store.extras_bytes = extras_bytes_of(trained)
+    plan = plan_job(
+        settings,
+        trained,
+        live,
+        extras_bytes=kept.store.extras_bytes,
+        domain=domain,
+        train_iters=train_iters,
+    )
     if plan.placement.warning is not None:
         say(plan.placement.warning)
-    root = Path(settings.moevement_store_dir or default_store_dir())
-    run_id = settings.moevement_run_id or trained.fingerprint[:_RUN_ID_DIGITS]
-    identity = StoreIdentity(run_id, trained.fingerprint)
-
-    def open_store() -> StoreDirectory:
-        return StoreDirectory(root, identity, trained.process)
-
-    try:
-        store = together(open_store, trained.device)
-    except AgreementError as error:
-        raise UserError(error.reason) from error
+    store = _open_store(settings, trained, kept.store, generation)
     shape = plan.log_of(_host(trained, domain))
     if kept.log is None and shape is not None:
         kept.log = UpstreamLog(
@@ -77,9 +80,11 @@ def open_sparse_checkpointing(
     memory = JobMemory(
         plan,
         _host(trained, domain),
+        kept.store,
         store,
         settings.moevement_replication_interface,
         trained.device,
+        generation=generation,
         pin=trained.pin,
         faults=trained.faults,
         log=kept.log,
@@ -88,11 +93,30 @@ def open_sparse_checkpointing(
     return SparseCheckpointing(trained, live, memory, events, say, kept=kept, frozen_work=work)
 
 
+def _open_store(
+    settings: FaultTolerance, trained: Trained, kept: KeptStore, generation: Generation
+) -> StoreDirectory:
+    """Opens the stores of all ranks or none."""
+    root = Path(settings.moevement_store_dir or default_store_dir())
+    run_id = settings.moevement_run_id or trained.fingerprint[:_RUN_ID_DIGITS]
+    identity = StoreIdentity(run_id, trained.fingerprint)
+
+    def open_store() -> StoreDirectory:
+        rank = trained.rank if generation.number == 0 else None
+        return kept.open(root, identity, trained.process, rank)
+
+    try:
+        return together(open_store, trained.device)
+    except AgreementError as error:
+        raise UserError(error.reason) from error
+
+
 def plan_job(
     settings: FaultTolerance,
     trained: Trained,
     live: LiveOperators,
     *,
+    extras_bytes: int,
     domain: str,
     train_iters: int,
 ) -> JobPlan:
@@ -102,6 +126,7 @@ def plan_job(
         settings: the flags.
         trained: the live objects.
         live: this rank's operators.
+        extras_bytes: room for the scalars of a slot.
         domain: what this process may be lost together with.
         train_iters: the last step.
 
@@ -113,7 +138,7 @@ def plan_job(
         live,
         _host(trained, domain),
         ends=trained.ends,
-        extras_bytes=_extras_bytes(trained),
+        extras_bytes=extras_bytes,
         train_iters=train_iters,
         device=trained.device,
         log_bytes=trained.log_bytes,
@@ -124,7 +149,7 @@ def _host(trained: Trained, domain: str) -> Host:
     return Host(trained.process, domain, trained.rank)
 
 
-def _extras_bytes(trained: Trained) -> int:
+def extras_bytes_of(trained: Trained) -> int:
     """Returns room for a slot's scalars: the same at the start and after any step."""
     return _room(json.loads(trained.scalars(START).encode()))
 

@@ -20,7 +20,7 @@ from megatron_moevement.runtime.slots.journal import JournalState
 from megatron_moevement.strategies.boundaries import ReplayedBoundaries
 from megatron_moevement.strategies.kept import GIVEN_UP, Kept
 from megatron_moevement.strategies.left_state import gather_facts, read_left_state
-from megatron_moevement.strategies.memory import GENERATION, JobMemory
+from megatron_moevement.strategies.memory import JobMemory
 from megatron_moevement.strategies.own_slots import OwnSlots
 from megatron_moevement.strategies.replay import Injection, Replay, Slots
 from megatron_moevement.strategies.scalars import decode_entry
@@ -92,7 +92,7 @@ class MemoryRecovery:
             logs=() if log is None else log.extents(),
         )
         own = Facts(
-            generation=GENERATION,
+            generation=self._memory.generation.number,
             layout=trained.layout,
             ends=trained.ends,
             durable=durable,

@@ -118,6 +118,7 @@ class Returning:
         self._lap("reprotect")
         assert self._meeting is not None
         self._meeting.wait()
+        self._memory.forget_others()
         self._lap("wait")
         self._kept.downtime_s = {}
         passes = self._trained.schedule.passes.since(self._passes)

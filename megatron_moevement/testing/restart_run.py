@@ -11,27 +11,27 @@ import dataclasses
 import gc
 import shutil
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
-
-from megatron_moevement.integrations.megatron.group_references import GroupReferences
-from megatron_moevement.integrations.megatron.process_groups import build_groups, leave_job
-from megatron_moevement.integrations.megatron.random_state import seed_everything
+from megatron_moevement.backends.backend import choose, load
+from megatron_moevement.integrations.megatron.process_groups import leave_job
 from megatron_moevement.runtime.fault_points import FaultPoints
+from megatron_moevement.runtime.generation import Generation
 from megatron_moevement.runtime.ledger import loss_to_hex
+from megatron_moevement.runtime.meeting import Meeting
 from megatron_moevement.runtime.slots.store import process_folder
 from megatron_moevement.settings.faults import Fault, Place
-from megatron_moevement.strategies.kept import Kept
+from megatron_moevement.settings.launch import Launch
 from megatron_moevement.testing.localized_mutations import LOCALIZED_MUTATIONS
-from megatron_moevement.testing.tiny_job import tiny_job
-from megatron_moevement.training import job as building
-from megatron_moevement.training.job import Job
+from megatron_moevement.testing.tiny_job import tiny_arguments
 from megatron_moevement.training.loop import train
+from megatron_moevement.training.resident import Resident
 from megatron_moevement.training.stop_request import StopSources
 
 _OTHER_SEED = 4711
+_PATIENCE = timedelta(seconds=60)
 
 
 class InterruptedOnPurposeError(Exception):
@@ -72,78 +72,90 @@ class Restart:
         return cls(places, frozenset(document["lost"]))
 
 
-class RestartRun:
-    """One rank of the job."""
+@dataclasses.dataclass(frozen=True)
+class Ended:
+    """What a rank ends with: its step, the digest of each operator, and all losses."""
 
-    def __init__(self, job: Job) -> None:
-        """Finds the process groups in the live objects.
+    committed: int
+    digests: Mapping[str, str]
+    losses: Mapping[int, float]
+
+
+class RestartRun:
+    """One process of the job, which occupies the same rank in all generations."""
+
+    def __init__(self, flags: Sequence[str]) -> None:
+        """Builds nothing yet.
 
         Args:
-            job: the live objects; its flags name the store's folder and the run.
+            flags: all flags of the job; they name the store's folder and the run.
         """
-        self.job = job
-        self.kept = Kept()
+        self._launch = Launch.from_environment()
+        self._arguments = tiny_arguments(*flags, world_size=self._launch.world_size, base=())
+        self._backend = load(choose(self._arguments.run.moevement_backend))
+        self._resident = Resident(self._arguments, self._backend)
+        self._number = 0
         self.passes = 0
-        self._generation = 0
-        self._references = self._watched(job)
 
-    def train(self, place: str | None) -> int | None:
-        """Trains to the end, or to a place; returns how far it came, None when interrupted."""
+    @property
+    def rank(self) -> int:
+        """The rank that this process occupies."""
+        return self._launch.rank
+
+    def train(self, place: str | None) -> Ended | None:
+        """Trains a generation to the end, or to a place.
+
+        Returns:
+            What the rank ends with; None when it was interrupted.
+        """
         self.passes = 0
-        job = dataclasses.replace(self.job, faults=Interruptions([place] if place else []))
+        self._number += 1
+        generation = Generation(self._number - 1)
         try:
-            return train(job, StopSources(None), self.kept).committed
+            with generation:
+                joined = self._resident.enter(generation, self._launch)
+                faults = Interruptions([place] if place else [])
+                hooks = [each.register_forward_pre_hook(self._count) for each in joined.chunks]
+                job, progress = train(
+                    # What was built with another seed trains on the job's own data.
+                    dataclasses.replace(joined, faults=faults, arguments=self._arguments),
+                    StopSources(None),
+                    self._resident,
+                    generation,
+                )
+                return Ended(progress.committed, job.digests(), job.ledger.losses())
         except InterruptedOnPurposeError:
+            for hook in hooks:
+                hook.remove()
             return None
 
     def restart(self, *, lost: bool) -> None:
-        """Gives all process groups new ones; every rank calls it, once it was interrupted.
+        """Leaves the groups of a generation; every rank calls it, once it was interrupted.
 
         Args:
-            lost: whether this rank loses all that it has.
+            lost: whether this process loses all that it has.
         """
         gc.collect()
-        store, world_size = dist.distributed_c10d._get_default_store(), dist.get_world_size()  # noqa: SLF001
-        self._generation += 1
-        name = f"restart{self._generation}"
-        if store.add(f"{name}/arrived", 1) == world_size:
-            store.set(f"{name}/everybody", "")
-        store.wait([f"{name}/everybody"])
-        if self._references is not None:
-            self._references.release()
-        leave_job()
-        dist.init_process_group(
-            "gloo",
-            store=dist.PrefixStore(name, store),  # type: ignore[attr-defined]
-            rank=self.job.launch.rank,
-            world_size=world_size,
-        )
-        arguments = self.job.arguments
-        groups = build_groups(arguments.parallelism, int(arguments.architecture.num_layers or 0))
-        # Building makes collectives of the whole job, so all build; survivors forget it again.
-        seed_everything(_OTHER_SEED, self.job.position.pp)
-        former = self.job
-        built = building._build_part(  # noqa: SLF001  (what `build_job` does once it has joined)
-            arguments, former.launch, former.backend, former.device, former.position, groups
-        )
+        everybody = Meeting(f"restart{self._number}", _PATIENCE)
+        everybody.wait()
+        self._resident.leave()
         if not lost:
-            self._references.rebind()
             return
-        faults = arguments.fault_tolerance
+        faults = self._arguments.fault_tolerance
         root, run_id = faults.moevement_store_dir, faults.moevement_run_id
         assert root is not None
         assert run_id is not None
-        shutil.rmtree(process_folder(Path(root), run_id, former.launch.rank))
-        self.job, self.kept = built, Kept()
-        self._references = self._watched(built)
+        self._resident.close()
+        shutil.rmtree(process_folder(Path(root), run_id, self._launch.process))
+        seed = dataclasses.replace(self._arguments.run, seed=_OTHER_SEED)
+        # With another seed nothing can come from the weights that a process builds.
+        built_with = dataclasses.replace(self._arguments, run=seed)
+        self._resident = Resident(built_with, self._backend)
 
-    def _watched(self, job: Job) -> GroupReferences:
-        references = GroupReferences(
-            [job.chunks, job.optimizer, job.schedule, job.metrics, job.groups, job.durable]
-        )
-        for chunk in job.chunks:
-            chunk.register_forward_pre_hook(self._count)
-        return references
+    def close(self) -> None:
+        """Leaves the job."""
+        leave_job(_PATIENCE)
+        self._resident.close()
 
     def _count(self, *_: object) -> None:
         self.passes += 1
@@ -163,18 +175,18 @@ def train_through(
         The digest of each operator, the losses, and the forward passes of the last generation.
     """
     LOCALIZED_MUTATIONS[mutation]()
-    with tiny_job(*flags, base=()) as job:
-        run = RestartRun(job)
-        for document in restarts:
-            restart = Restart.of_document(document)
-            place = restart.places[job.launch.rank]
-            reached = run.train(place)
-            assert reached is None, f"step {reached} was reached, {place} was not passed"
-            run.restart(lost=job.launch.rank in restart.lost)
-        committed = run.train(None)
-        return {
-            "committed": committed,
-            "digests": run.job.digests(),
-            "losses": {str(k): loss_to_hex(v) for k, v in run.job.ledger.losses().items()},
-            "passes": run.passes,
-        }
+    run = RestartRun(flags)
+    for document in restarts:
+        restart = Restart.of_document(document)
+        place = restart.places[run.rank]
+        assert run.train(place) is None, f"{place} was not passed"
+        run.restart(lost=run.rank in restart.lost)
+    ended = run.train(None)
+    run.close()
+    assert ended is not None
+    return {
+        "committed": ended.committed,
+        "digests": ended.digests,
+        "losses": {str(step): loss_to_hex(loss) for step, loss in ended.losses.items()},
+        "passes": run.passes,
+    }

@@ -14,8 +14,9 @@ from megatron_moevement.errors import UserError
 from megatron_moevement.integrations.megatron.digest import operator_digests
 from megatron_moevement.integrations.megatron.durable import DurableState
 from megatron_moevement.integrations.megatron.expert_bias import PendingExpertBias
+from megatron_moevement.integrations.megatron.group_keys import GatheredKeys, gathered_keys
 from megatron_moevement.integrations.megatron.inventory import operator_states
-from megatron_moevement.integrations.megatron.model import Chunks, build_model
+from megatron_moevement.integrations.megatron.model import Building, Chunks, build_model
 from megatron_moevement.integrations.megatron.moe_metrics import MoEMetrics
 from megatron_moevement.integrations.megatron.optimizer import SplitOptimizer, build_optimizer
 from megatron_moevement.integrations.megatron.phase_timers import PhaseTimers
@@ -90,6 +91,7 @@ class Job:
     batches: BatchLayout
     chunks: Chunks
     optimizer: SplitOptimizer
+    keys: GatheredKeys
     scheduler: Scheduler
     expert_bias: PendingExpertBias
     schedule: PipelineSchedule
@@ -120,16 +122,53 @@ def build_job(arguments: Arguments, launch: Launch, backend: Backend) -> Job:
     Raises:
         UserError: the arguments don't fit the machine.
     """
-    parallelism, run = arguments.parallelism, arguments.run
-    device = backend.device(launch.local_rank)
-    if run.deterministic_mode:
+    return build_part(arguments, launch, backend, join(arguments, launch, backend))
+
+
+def join(
+    arguments: Arguments, launch: Launch, backend: Backend, generation: int | None = None
+) -> Groups:
+    """Joins the job and returns its groups; every rank calls it, in step.
+
+    Args:
+        arguments: of the job.
+        launch: the place of this process.
+        backend: its device.
+        generation: in-process restarts so far, where there can be any.
+
+    Raises:
+        UserError: the arguments don't fit the machine.
+    """
+    parallelism = arguments.parallelism
+    backend.device(launch.local_rank)
+    if arguments.run.deterministic_mode:
         backend.use_deterministic_kernels()
     timeout = timedelta(minutes=parallelism.distributed_timeout_minutes)
-    join_job(launch, backend.process_group_backend, timeout)
-    groups = build_groups(parallelism, int(arguments.architecture.num_layers or 0))
+    join_job(launch, backend.process_group_backend, timeout, generation)
+    return build_groups(parallelism, int(arguments.architecture.num_layers or 0))
+
+
+def build_part(
+    arguments: Arguments,
+    launch: Launch,
+    backend: Backend,
+    groups: Groups,
+    known: GatheredKeys | None = None,
+) -> Job:
+    """Builds this rank's part of the job that it has joined.
+
+    Args:
+        arguments: of the job.
+        launch: the place of this process.
+        backend: its device.
+        groups: of the job.
+        known: `Job.keys` of a rank that was built before; then this one is built alone. None: all
+            ranks build theirs now, in step.
+    """
     place = position()
-    seed_everything(run.seed, place.pp)
-    return _build_part(arguments, launch, backend, device, place, groups)
+    seed_everything(arguments.run.seed, place.pp)
+    device = backend.device(launch.local_rank)
+    return _build_part(arguments, launch, backend, device, place, groups, known)
 
 
 def _build_part(  # noqa: PLR0917  (what a process is, piece by piece)
@@ -139,6 +178,7 @@ def _build_part(  # noqa: PLR0917  (what a process is, piece by piece)
     device: torch.device,
     place: Position,
     groups: Groups,
+    known: GatheredKeys | None,
 ) -> Job:
     """Builds model, optimizer and what drives them, in the order that the random streams fix."""
     logging = arguments.logging
@@ -153,15 +193,13 @@ def _build_part(  # noqa: PLR0917  (what a process is, piece by piece)
         vocab_size=_vocab_size(arguments),
         seq_length=arguments.data.seq_length,
         device=device,
+        building=Building.TOGETHER if known is None else Building.ALONE,
     )
-    optimizer = build_optimizer(
-        arguments.optimization, arguments.parallelism, arguments.precision, chunks
-    )
-    batches = BatchLayout(
-        micro_batch_size=int(arguments.run.micro_batch_size or 0),
-        num_microbatches=num_microbatches(arguments.run, place.dp_size),
-        dp_size=place.dp_size,
-    )
+    with gathered_keys(known) as keys:
+        optimizer = build_optimizer(
+            arguments.optimization, arguments.parallelism, arguments.precision, chunks
+        )
+    batches = _batches(arguments, place.dp_size)
     scheduler = build_scheduler(
         arguments.optimization, arguments.run, optimizer, batches.global_batch_size
     )
@@ -183,6 +221,7 @@ def _build_part(  # noqa: PLR0917  (what a process is, piece by piece)
         batches=batches,
         chunks=chunks,
         optimizer=optimizer,
+        keys=keys,
         scheduler=scheduler,
         expert_bias=expert_bias,
         schedule=schedule,
@@ -195,6 +234,14 @@ def _build_part(  # noqa: PLR0917  (what a process is, piece by piece)
         durable=durable,
         checkpoints=CheckpointStore(arguments.checkpointing, durable, model, device),
         faults=FaultPoints(arguments.fault_tolerance.moevement_faults, launch.rank),
+    )
+
+
+def _batches(arguments: Arguments, dp_size: int) -> BatchLayout:
+    return BatchLayout(
+        micro_batch_size=int(arguments.run.micro_batch_size or 0),
+        num_microbatches=num_microbatches(arguments.run, dp_size),
+        dp_size=dp_size,
     )
 
 

@@ -11,7 +11,7 @@ from megatron_moevement.errors import UserError
 from megatron_moevement.integrations.megatron.snapshots import LiveOperators
 from megatron_moevement.policy.schedule_document import dump_schedule
 from megatron_moevement.runtime.agreement import AgreementError, together
-from megatron_moevement.strategies.opening import plan_job
+from megatron_moevement.strategies.opening import extras_bytes_of, plan_job
 from megatron_moevement.training.checkpoints import write_atomically
 from megatron_moevement.training.job import Job
 from megatron_moevement.training.protection import trained
@@ -31,10 +31,12 @@ def write_operators(job: Job, path: Path) -> None:
         moevement_host_memory_limit_gb=None,
         moevement_strict_replicas=False,
     )
+    own = trained(job)
     plan = plan_job(
         settings,
-        trained(job),
+        own,
         LiveOperators(job.chunks, job.optimizer),
+        extras_bytes=extras_bytes_of(own),
         domain=job.launch.failure_domain,
         train_iters=int(arguments.run.train_iters or 0),
     )

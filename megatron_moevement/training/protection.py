@@ -17,6 +17,7 @@ from megatron_moevement.integrations.megatron.boundary_log import log_bytes
 from megatron_moevement.policy.ranks import Layout
 from megatron_moevement.policy.segments import Ends
 from megatron_moevement.runtime.events import Events
+from megatron_moevement.runtime.generation import Generation
 from megatron_moevement.strategies.kept import Kept
 from megatron_moevement.strategies.opening import open_sparse_checkpointing
 from megatron_moevement.strategies.strategy import Off, Strategy
@@ -36,15 +37,18 @@ _DATA_FLAGS = (
 
 
 @contextlib.contextmanager
-def open_strategy(job: Job, events: Events, kept: Kept) -> Iterator[Strategy]:
+def open_strategy(
+    job: Job, events: Events, kept: Kept, generation: Generation
+) -> Iterator[Strategy]:
     """Yields what protects a job for a generation; every rank calls it, in step.
 
     What it keeps in memory stays for the next launch, unless the job finished or Ctrl-C ended it.
 
     Args:
-        job: what is trained.
+        job: what is protected.
         events: told of windows, plans and replays.
         kept: what this process takes over a restart.
+        generation: owns threads and connections.
 
     Raises:
         UserError: there is not enough memory, or what lies there is another job's.
@@ -57,10 +61,11 @@ def open_strategy(job: Job, events: Events, kept: Kept) -> Iterator[Strategy]:
         settings,
         trained(job),
         events,
+        kept=kept,
+        generation=generation,
         domain=settings.moevement_failure_domain or job.launch.failure_domain,
         train_iters=int(job.arguments.run.train_iters or 0),
         say=_say,
-        kept=kept,
     )
     try:
         yield strategy
@@ -83,7 +88,7 @@ def trained(job: Job) -> Trained:
         scheduler=job.scheduler,
         ledger=job.ledger,
         rank=layout.rank_at(job.launch.rank),
-        process=job.launch.rank,
+        process=job.launch.process,
         layout=layout,
         ends=Ends.INDEPENDENT if untied or layout.pp == 1 else Ends.TIED,
         fingerprint=fingerprint(arguments, job.launch.world_size),

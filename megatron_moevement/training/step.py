@@ -8,8 +8,10 @@ were complete.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 from megatron_moevement.integrations.megatron.expert_bias import PendingExpertBias
@@ -60,6 +62,7 @@ class TrainStep:
         micro_batches: Callable[[], Iterable[MicroBatch]],
         progress: Progress,
         strategy: Strategy,
+        uninterrupted: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
         faults: FaultPoints = NO_FAULTS,
     ) -> None:
         """Binds the live objects.
@@ -73,6 +76,7 @@ class TrainStep:
             micro_batches: returns this rank's micro-batches of the next step.
             progress: where to start.
             strategy: protects the job.
+            uninterrupted: encloses the commit: a restart waits for its end.
             faults: where this process kills itself.
         """
         self._schedule = schedule
@@ -83,6 +87,7 @@ class TrainStep:
         self._micro_batches = micro_batches
         self.progress = progress
         self._strategy = strategy
+        self._uninterrupted = uninterrupted
         self._faults = faults
 
     def run(self, stop: StopRequest) -> StepOutcome:
@@ -118,7 +123,9 @@ class TrainStep:
         )
         agreement = self._strategy.agree_alone(vote) or self._barrier.wait(vote)
         strike(Place.AFTER_BARRIER)
-        entry = self._commit(statistics, agreement, random_before, strike)
+        # Entered after the barrier's result was read: had an abort come before, it would be raised.
+        with self._uninterrupted():
+            entry = self._commit(statistics, agreement, random_before, strike)
         strike(Place.GATHER)
         self._optimizer.gather()
         self._strategy.after_step()

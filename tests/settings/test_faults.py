@@ -17,6 +17,11 @@ def test_a_fault_names_a_step_a_place_and_ranks():
     assert tiny_arguments().fault_tolerance.moevement_faults == ()
 
 
+def test_a_fault_belongs_to_one_generation():
+    assert Fault.parse("3:fetch@1#2") == Fault(3, Place.FETCH, frozenset({1}), 2)
+    assert Fault.parse("3:fetch").generation == 0
+
+
 def test_a_fault_strikes_all_ranks_or_those_that_it_names():
     assert [Fault.parse("3:send").strikes(process) for process in range(3)] == [True, True, True]
     assert [Fault.parse("3:send@1").strikes(process) for process in range(3)] == [

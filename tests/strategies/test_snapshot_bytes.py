@@ -27,7 +27,7 @@ def announce(flags):
     from megatron_moevement.integrations.megatron.snapshots import LiveOperators  # noqa: PLC0415
     from megatron_moevement.policy.placement import Host  # noqa: PLC0415
     from megatron_moevement.strategies.job_plan import agree_on_plan  # noqa: PLC0415
-    from megatron_moevement.strategies.opening import _extras_bytes  # noqa: PLC0415
+    from megatron_moevement.strategies.opening import extras_bytes_of  # noqa: PLC0415
     from megatron_moevement.testing.tiny_job import tiny_job  # noqa: PLC0415
     from megatron_moevement.training.protection import trained  # noqa: PLC0415
 
@@ -39,7 +39,7 @@ def announce(flags):
             live,
             Host(one.process, job.launch.failure_domain, one.rank),
             ends=one.ends,
-            extras_bytes=_extras_bytes(one),
+            extras_bytes=extras_bytes_of(one),
             train_iters=int(job.arguments.run.train_iters),
             device=one.device,
         )

@@ -101,17 +101,6 @@ class Freezing:
         if self.work is FrozenWork.SKIPPED:
             self._skip_gradients()
 
-    def release(self) -> None:
-        """Trains everything as usual, without collectives: after a replay that was cut short."""
-        self._graph.close()
-        self._replaying.close()
-        self._replays = False
-        self._frozen = frozenset()
-        self._optimizer.freeze(())
-        for parameters in self._parameters.values():
-            for parameter in parameters:
-                parameter.requires_grad_(True)
-
     def _skip_gradients(self) -> None:
         """Lets backward and reductions leave out what is frozen now."""
         frozen = self._frozen
@@ -259,6 +248,15 @@ def _no_overlap(chunks: Sequence[DistributedDataParallel]) -> Iterator[None]:
                     group.golden_per_param_grad_ready_counts = {}
                     group.per_param_grad_ready_counts = {}
                     group.param_gather_dispatched = False  # the next forward pass gathers
+
+
+def forget_wanted_gradients(chunks: Sequence[DistributedDataParallel]) -> None:
+    """Removes the hooks that an interrupted replay left at embeddings."""
+    for chunk in unwrap_model(list(chunks)):
+        for module in chunk.modules():
+            hooks = module._forward_hooks  # noqa: SLF001  (the handles are lost)
+            for key in [key for key, hook in hooks.items() if hook is _want_gradient]:
+                del hooks[key]
 
 
 def _want_gradient(module: torch.nn.Module, args: Any, output: torch.Tensor) -> torch.Tensor:
