@@ -122,12 +122,15 @@ def rank_environment(
 ) -> dict[str, str]:
     """Returns the environment of one rank."""
     size = str(job.world_size)
+    # A process that may be restarted asks its store again and again; each would be a warning.
+    quiet = {"TORCH_CPP_LOG_LEVEL": "error"} if "--inprocess-restart" in job.flags else {}
     defaults = {
         "MOEVEMENT_FAILURE_DOMAIN": str(rank),
         "OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // job.active_ranks)),
     }
     return {
         **defaults,
+        **quiet,
         **inherited,
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),

@@ -70,7 +70,8 @@ def _wait(self: dist.Work, timeout: timedelta | None = None) -> bool:
     """Waits for an operation of torch.distributed; stands in for `Work.wait`."""
     if timeout is not None:
         return _wait_blocking(self, timeout)
-    if int(self._get_op_type()) in _POINT_TO_POINT:
+    kind: Any = self
+    if int(kind._get_op_type()) in _POINT_TO_POINT:  # noqa: SLF001  (no public way to it)
         return (_idle.pop() if _idle else _Waiter()).wait(self)
     while True:
         try:

@@ -66,8 +66,10 @@ class KeptStore:
         self._is_wanted = False
 
     def keep(self) -> None:
-        """Lets `close` leave the files: another generation goes on from them."""
+        """Begins a generation, which goes on from the files; `close` leaves them for the next."""
         self._is_wanted = True
+        if self._store is not None:
+            self._store.read_again()
 
     def remove_left_behind(self) -> None:
         """Removes what processes of this run that died on this machine left.

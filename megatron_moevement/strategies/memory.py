@@ -147,7 +147,8 @@ class JobMemory:
         rings = self.plan.rings
         self._journal = self.store.journal(self.plan.journal)
         self._own_ring = self.store.ring(RingRole.OWN, self.host.rank, rings[self.host.rank])
-        self._kept.pin(self._own_ring, self._pin)
+        with self.generation.uninterrupted():  # memory can be pinned only once
+            self._kept.pin(self._own_ring, self._pin)
         slots = self._slots = StoredSlots(self._own_ring)
         for owner in self.plan.kept_for(self.host.process):
             slots.keep(self.store.ring(RingRole.HELD, owner, rings[owner]))

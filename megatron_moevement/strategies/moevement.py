@@ -206,7 +206,12 @@ class SparseCheckpointing:
     def rejoin(self) -> None:
         """Waits for all ranks, and until this rank's slots have their copies again."""
         if self._returning is not None:
-            self._returning.rejoin()
+            duration_s = self._returning.rejoin()
+            if dist.get_rank() == 0 and self._memory.generation.number:
+                self._say(
+                    f"generation {self._memory.generation.number}: resumed at step "
+                    f"{self._returning.target}, {duration_s:.1f} s"
+                )
             self._returning = None
             self._boundaries.train()
 

@@ -36,7 +36,7 @@ class Returning:
         self._since_s = time.perf_counter()
         self._passes = dataclasses.replace(trained.schedule.passes)
         self._shared: Window | None = None
-        self._target = 0
+        self.target = 0
         self._entry: LedgerEntry | None = None
         self._progress: Progress | None = None
         self._verified = True
@@ -62,7 +62,7 @@ class Returning:
         """Learns what this rank replays, and up to which step."""
         assert self._memory.session is not None
         self.replay = replay
-        self._target = target
+        self.target = target
         name = hashlib.sha256(self._memory.session.token).hexdigest()
         self._meeting = Meeting(f"moevement/rejoin/{name}", self._trained.patience)
 
@@ -106,8 +106,12 @@ class Returning:
             boundaries_unknown=0 if sent is None else len(sent.unknown),
         )
 
-    def rejoin(self) -> None:
-        """Waits for all ranks and for the copies of the window that is replayed from."""
+    def rejoin(self) -> float:
+        """Waits for all ranks and for the copies of the window that is replayed from.
+
+        Returns:
+            The seconds that the recovery took, the parts of the restart before it included.
+        """
         replay = self.replay
         if replay is not None:
             assert replay.is_over
@@ -124,7 +128,7 @@ class Returning:
         passes = self._trained.schedule.passes.since(self._passes)
         self._events.emit(
             EventName.RECOVERED,
-            self._target,
+            self.target,
             replayed_steps=0 if replay is None else replay.reached - replay.window.start,
             replay_verified=None if replay is None else self._verified,
             forward_passes=passes.forward,
@@ -132,6 +136,7 @@ class Returning:
             duration_s=sum(self._durations_s.values()),
             breakdown_s=self._durations_s,
         )
+        return sum(self._durations_s.values())
 
     def _lap(self, part: str) -> None:
         now_s = time.perf_counter()

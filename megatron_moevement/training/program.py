@@ -104,6 +104,10 @@ def _run_restartable(
         what_next = "; its state is in memory: launch it again to go on" if keeps else ""
         sys.stderr.write(f"pretrain_moe.py: the job stops here: {error}{what_next}\n")
         return ExitCode.STATE_FLUSHED if keeps else ExitCode.FAILURE
+    if isinstance(failure, UserError):
+        if run.place is not None and run.place.rank == 0:  # all ranks find the same
+            sys.stderr.write(f"pretrain_moe.py: {failure}\n")
+        return ExitCode.BAD_ARGUMENTS
     if failure is not None:
         raise failure
     return ExitCode.DONE

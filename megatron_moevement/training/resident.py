@@ -132,6 +132,8 @@ class Resident:
         del job
         job = build_part(self._arguments, launch, self._backend, groups)
         self._keep(job)
+        if self._generation is not None:
+            job.faults.enter(self._generation.number)
         return job
 
     def leave(self) -> None:

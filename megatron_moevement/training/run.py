@@ -36,6 +36,8 @@ class GenerationRun:
         """
         self._arguments = arguments
         self.resident = resident
+        self.place: Launch | None = None
+        """That the process occupied last; None before it has any."""
         self._stop = stop
 
     def alone(self, launch: Launch) -> None:
@@ -64,6 +66,7 @@ class GenerationRun:
         An exception leads to another generation, which cleans up; so what another one would end
         with as well is returned.
         """
+        self.place = launch
         failure: UserError | DivergenceError | None = None
         patience = _PATIENCE_DONE
         try:

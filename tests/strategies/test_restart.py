@@ -6,6 +6,7 @@ from random import Random
 
 import pytest
 
+from megatron_moevement.integrations.nvrx.stores import request_restart
 from megatron_moevement.runtime.events import EventName
 from megatron_moevement.testing.interruption import Run, digest_differences
 from megatron_moevement.testing.protected_run import Case, plans_of
@@ -94,8 +95,6 @@ def test_without_a_spare_the_survivors_stop_and_a_relaunch_loses_nothing(
 
 def interrupted(server, text, folder, case, times, seed):
     """Interrupts a job at moments that are drawn; returns the run and its digest."""
-    from megatron_moevement.integrations.nvrx.stores import request_restart  # noqa: PLC0415
-
     random = Random(seed)
     run = Run(restartable_program(case, server, text, 0), folder)
     with run.start() as job:

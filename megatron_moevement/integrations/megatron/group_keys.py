@@ -37,7 +37,7 @@ def gathered_keys(known: GatheredKeys | None) -> Iterator[GatheredKeys]:
             answers[:] = [_hashable(keys) for keys in known[len(found)]]
         found.append([_listed(keys) for keys in answers])
 
-    dist.all_gather_object = gather
+    dist.all_gather_object = gather  # type: ignore[assignment]
     try:
         yield found
     finally:

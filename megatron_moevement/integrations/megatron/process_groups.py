@@ -66,9 +66,11 @@ def join_job(
     if generation is not None and launch.store is not None:
         host, port = launch.store
         connection = dist.TCPStore(host, port, None, False, timeout)  # type: ignore[attr-defined]
-        store = dist.PrefixStore(f"generation{generation}", connection)  # type: ignore[attr-defined]
+        own_keys = dist.PrefixStore(  # type: ignore[attr-defined]
+            f"generation{generation}", connection
+        )
         dist.init_process_group(
-            backend, store=store, rank=launch.rank, world_size=launch.world_size, timeout=timeout
+            backend, store=own_keys, rank=launch.rank, world_size=launch.world_size, timeout=timeout
         )
         return
     if launch.world_size == 1 and "MASTER_ADDR" not in os.environ:
@@ -129,8 +131,8 @@ def abandon_groups() -> None:
 
     Nothing may wait: their peers may be lost. The last references go to a thread that may.
     """
-    distributed = dist.distributed_c10d
-    world: Any = distributed._world  # noqa: SLF001  (no public list of groups)
+    distributed: Any = dist.distributed_c10d
+    world = distributed._world  # noqa: SLF001  (no public list of groups)
     remains = [list(world.pg_map)]
     parallel_state.destroy_model_parallel()
     if dist.is_initialized():

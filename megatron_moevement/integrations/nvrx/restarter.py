@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import logging
 import time
 import warnings
 from collections.abc import Callable
@@ -35,6 +36,8 @@ from megatron_moevement.settings.launch import Address, Launch
 from megatron_moevement.settings.restart import InProcessRestart
 
 T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
 
 _HEALTH_CHECK_TIME = timedelta(seconds=10)
 _LOOKS_OF_THE_MONITOR = 3
@@ -101,6 +104,7 @@ def run_restartable(
     gc.collect()
     gc.freeze()
     warnings.filterwarnings("ignore", message="logging not initialized")
+    logging.getLogger("nvidia_resiliency_ext").setLevel(logging.CRITICAL + 1)  # we say it ourselves
     try:
         result: T | None = wrapper(_training_function(what, launch))()
     except RestartAbort as error:
@@ -174,6 +178,14 @@ def _connection(address: Address, timeout: timedelta) -> dict[str, Any]:
     return {"host": address[0], "port": address[1], "timeout": timeout}
 
 
+def _tell(generation: int, process: int, error: Exception) -> None:
+    """Says why a generation ends; what only tells of a lost peer needs no traceback."""
+    text = " ".join(str(error).split())
+    line = f"generation {generation} of process {process} ends: {type(error).__name__}: {text}"
+    is_consequence = isinstance(error, (OSError, dist.DistError)) or type(error) is RuntimeError
+    logger.warning("%s", line, exc_info=None if is_consequence else error)
+
+
 def _training_function(what: Restartable[T], launch: Launch) -> Callable[[], T | None]:
     """Returns what the wrapper calls, which finds its parameter by the type."""
 
@@ -185,6 +197,7 @@ def _training_function(what: Restartable[T], launch: Launch) -> Callable[[], T |
         try:
             return what.run(generation, place)
         except Exception as error:
+            _tell(generation.number, launch.process, error)
             # NVRx copies the exception, which fails with constructors of our own.
             raise _GenerationFailedError(f"{type(error).__name__}: {error}") from error
 

@@ -87,6 +87,6 @@ class EndGeneration(Finalize):  # type: ignore[misc]
     def __call__(self, state: FrozenState) -> FrozenState:
         """Cleans up."""
         self._end()
-        if self._empty_cuda_cache and torch.cuda.is_initialized():
+        if self._empty_cuda_cache and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             torch.cuda.empty_cache()
         return state
