@@ -62,7 +62,10 @@ class Boundaries:
         self._fetched = 0
         self._mode = contextlib.ExitStack()
         if memory.log is not None:
-            self._writer = open_writer(memory.log, trained.backend, trained.copy_stream())
+            log = memory.log
+            self._writer = memory.generation.own(
+                lambda: open_writer(log, trained.backend, trained.copy_stream())
+            )
 
     def train(self) -> None:
         """Logs what is sent in training from now on."""
@@ -83,14 +86,14 @@ class Boundaries:
         if self._writer is None:
             assert first > replayed.target, "nothing can be replayed alone without a log"
             return
-        assert self._memory.session is not None
+        session, peers = self._memory.session, self._memory.peers
+        assert session is not None
         self._replaying, self._fetched = replayed, first - 1
         self._reader = self._mode.enter_context(
-            LogReader(
-                self._memory.session,
-                self._memory.peers,
-                deadline=DEADLINE,
-                max_bytes=self._trained.log_bytes,
+            self._memory.generation.own(
+                lambda: LogReader(
+                    session, peers, deadline=DEADLINE, max_bytes=self._trained.log_bytes
+                )
             )
         )
         layout = self._trained.layout

@@ -185,17 +185,23 @@ def agree_on_plan(
         journal=JournalShape(
             max_replayed_steps(schedule.window, LAG) + 2, ENTRY_BYTES, train_iters
         ),
-        logs={
-            # A full ring waits behind the passes of a step: as if copies took one step longer.
-            member.host.rank: LogShape(max_log_steps(schedule.window, LAG + 1), member.log_bytes)
-            for member in members
-            if member.host.rank is not None and member.log_bytes
-        },
+        logs=_log_shapes(schedule.window, members),
     )
     limit_gb = settings.moevement_host_memory_limit_gb
     if limit_gb is not None:
         check_budget(plan.accounts(), int(limit_gb * 1e9))
     return plan
+
+
+def _log_shapes(window: int, members: Sequence[Member]) -> Mapping[LogicalRank, LogShape]:
+    """Returns the sizes of the logs of the ranks that send anything over a boundary."""
+    # A full ring waits behind the passes of a step: as if copies took one step longer.
+    max_steps = max_log_steps(window, LAG + 1)
+    return {
+        member.host.rank: LogShape(max_steps, member.log_bytes)
+        for member in members
+        if member.host.rank is not None and member.log_bytes
+    }
 
 
 def _check_alike(schedule: WindowSchedule, device: torch.device) -> None:

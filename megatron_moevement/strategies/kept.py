@@ -57,7 +57,7 @@ class Kept:
     """What a process keeps; made empty at its start.
 
     Attributes:
-        store: its snapshots, and those that it keeps for others.
+        store: its files; they belong to the process, whatever becomes of its live objects.
         live: what its live objects are worth.
         log: what it sent over its stage's boundaries; None before the first plan of the job.
         downtime_s: how long the parts of the present restart took that lie before the strategy's:
@@ -69,6 +69,10 @@ class Kept:
     live: Live = INITIAL
     log: UpstreamLog | None = None
     downtime_s: dict[str, float] = dataclasses.field(default_factory=dict)
+
+    def renew(self) -> None:
+        """Learns that the live objects are built anew."""
+        self.live, self.log = INITIAL, None
 
     @property
     def is_pristine(self) -> bool:

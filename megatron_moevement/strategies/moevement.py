@@ -85,7 +85,7 @@ class SparseCheckpointing:
 
     def recover(self, durable: int) -> Recovered | None:
         """Brings the job back to the newest step that any process of it committed."""
-        returning = Returning(self._trained, self._memory, self._events, self._kept, self._say)
+        returning = Returning(self._trained, self._memory, self._events, self._kept)
         recovery = MemoryRecovery(self._trained, self._memory, self._live, self._kept)
         plan = recovery.make_plan(durable)
         if plan is not None:
@@ -206,7 +206,12 @@ class SparseCheckpointing:
     def rejoin(self) -> None:
         """Waits for all ranks, and until this rank's slots have their copies again."""
         if self._returning is not None:
-            self._returning.rejoin()
+            duration_s = self._returning.rejoin()
+            if dist.get_rank() == 0 and self._memory.generation.number:
+                self._say(
+                    f"generation {self._memory.generation.number}: resumed at step "
+                    f"{self._returning.target}, {duration_s:.1f} s"
+                )
             self._returning = None
             self._boundaries.train()
 
@@ -230,7 +235,6 @@ class SparseCheckpointing:
         """Ends all threads and connections; the store stays unless the job has finished."""
         self._boundaries.close()
         self._capture.close()
-        self._freezing.release()
         self._memory.close()
 
     @property

@@ -59,7 +59,7 @@ def open_sparse_checkpointing(
         settings: the flags.
         trained: the live objects.
         events: told of windows, plans and replays.
-        kept: what this process takes over a restart.
+        kept: what this process takes over a restart; gets the upstream log.
         generation: owns threads and connections.
         domain: what this process may be lost together with.
         train_iters: the last step.

@@ -124,7 +124,9 @@ class MemoryRecovery:
                 "there is no durable checkpoint: the job has to be built anew"
             )
         self._survivor.reset()
-        if durable == 0 and self._kept.live.scalars is not None:
+        if durable:
+            self._kept.live = GIVEN_UP  # until the checkpoint is loaded and `begin` says so
+        elif self._kept.live.scalars is not None:
             self._trained.restore(self._kept.live.scalars)
         if self._memory.log is not None:
             self._memory.log.clear()

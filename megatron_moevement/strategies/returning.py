@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from megatron_moevement.integrations.megatron.freezing import Freezing
 from megatron_moevement.policy.schedule import Window
@@ -26,25 +26,17 @@ from megatron_moevement.strategies.trained import Trained
 class Returning:
     """One recovery of this rank; its training thread calls it."""
 
-    def __init__(
-        self,
-        trained: Trained,
-        memory: JobMemory,
-        events: Events,
-        kept: Kept,
-        say: Callable[[str], None],
-    ) -> None:
+    def __init__(self, trained: Trained, memory: JobMemory, events: Events, kept: Kept) -> None:
         """Starts the clock."""
         self._trained = trained
         self._memory = memory
         self._events = events
         self._kept = kept
-        self._say = say
         self._durations_s = dict(kept.downtime_s)
         self._since_s = time.perf_counter()
         self._passes = dataclasses.replace(trained.schedule.passes)
         self._shared: Window | None = None
-        self._target = 0
+        self.target = 0
         self._entry: LedgerEntry | None = None
         self._progress: Progress | None = None
         self._verified = True
@@ -70,7 +62,7 @@ class Returning:
         """Learns what this rank replays, and up to which step."""
         assert self._memory.session is not None
         self.replay = replay
-        self._target = target
+        self.target = target
         name = hashlib.sha256(self._memory.session.token).hexdigest()
         self._meeting = Meeting(f"moevement/rejoin/{name}", self._trained.patience)
 
@@ -114,8 +106,12 @@ class Returning:
             boundaries_unknown=0 if sent is None else len(sent.unknown),
         )
 
-    def rejoin(self) -> None:
-        """Waits for all ranks and for the copies of the window that is replayed from."""
+    def rejoin(self) -> float:
+        """Waits for all ranks and for the copies of the window that is replayed from.
+
+        Returns:
+            The seconds that the recovery took, the parts of the restart before it included.
+        """
         replay = self.replay
         if replay is not None:
             assert replay.is_over
@@ -132,7 +128,7 @@ class Returning:
         passes = self._trained.schedule.passes.since(self._passes)
         self._events.emit(
             EventName.RECOVERED,
-            self._target,
+            self.target,
             replayed_steps=0 if replay is None else replay.reached - replay.window.start,
             replay_verified=None if replay is None else self._verified,
             forward_passes=passes.forward,
@@ -140,11 +136,7 @@ class Returning:
             duration_s=sum(self._durations_s.values()),
             breakdown_s=self._durations_s,
         )
-        self._say(
-            f"at step {self._target} again after {sum(self._durations_s.values()):.1f} s ("
-            + ", ".join(f"{part} {lasted:.2f}" for part, lasted in self._durations_s.items())
-            + ")"
-        )
+        return sum(self._durations_s.values())
 
     def _lap(self, part: str) -> None:
         now_s = time.perf_counter()

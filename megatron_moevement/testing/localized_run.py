@@ -114,6 +114,7 @@ class LocalizedRun:
             f"--moevement-store-dir={self.folder}/store",
             f"--moevement-event-dir={self.folder}/events",
             "--moevement-run-id=test",
+            "--inprocess-restart",
         )
         argv = [
             *self.job.flags,

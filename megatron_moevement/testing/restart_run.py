@@ -10,27 +10,28 @@ from __future__ import annotations
 import dataclasses
 import gc
 import shutil
-import time
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
-
-from megatron_moevement.backends.backend import Backend, choose, load
+from megatron_moevement.backends.backend import choose, load
 from megatron_moevement.integrations.megatron.process_groups import leave_job
 from megatron_moevement.runtime.fault_points import FaultPoints
 from megatron_moevement.runtime.generation import Generation
 from megatron_moevement.runtime.ledger import loss_to_hex
+from megatron_moevement.runtime.meeting import Meeting
 from megatron_moevement.runtime.slots.store import process_folder
 from megatron_moevement.settings.faults import Fault, Place
 from megatron_moevement.settings.launch import Launch
 from megatron_moevement.testing.localized_mutations import LOCALIZED_MUTATIONS
-from megatron_moevement.training.arguments import Arguments, parse
-from megatron_moevement.training.job import Job
+from megatron_moevement.testing.tiny_job import tiny_arguments
 from megatron_moevement.training.loop import train
 from megatron_moevement.training.resident import Resident
 from megatron_moevement.training.stop_request import StopSources
+
+_OTHER_SEED = 4711
+_PATIENCE = timedelta(seconds=60)
 
 
 class InterruptedOnPurposeError(Exception):
@@ -41,26 +42,15 @@ class Interruptions(FaultPoints):
     """Fault points at which a rank leaves its training instead of dying."""
 
     def __init__(self, specs: Sequence[str]) -> None:
-        """Arms one place in each generation.
-
-        Args:
-            specs: `STEP:PLACE` for the first generations, one after the other.
-        """
+        """Arms places, each as `STEP:PLACE`."""
         super().__init__()
-        self._places = [Fault.parse(spec) for spec in specs]
-        self._place: Fault | None = None
-
-    def enter(self, rank: int, generation: int) -> None:
-        """Arms the place of a generation."""
-        del rank
-        places = getattr(self, "_places", [])
-        self._place = places[generation] if generation < len(places) else None
+        faults = [Fault.parse(spec) for spec in specs]
+        self._places = {(fault.step, fault.place) for fault in faults}
 
     def strike(self, step: int, place: Place) -> None:
-        """Raises InterruptedOnPurposeError at the armed place."""
-        armed = self._place
-        if armed is not None and (step, place) == (armed.step, armed.place):
-            raise InterruptedOnPurposeError(str(armed))
+        """Raises InterruptedOnPurposeError at an armed place."""
+        if (step, place) in self._places:
+            raise InterruptedOnPurposeError(f"{step}:{place.value}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,71 +72,90 @@ class Restart:
         return cls(places, frozenset(document["lost"]))
 
 
-class RestartRun:
-    """One rank of the job."""
+@dataclasses.dataclass(frozen=True)
+class Ended:
+    """What a rank ends with: its step, the digest of each operator, and all losses."""
 
-    def __init__(self, arguments: Arguments, backend: Backend, places: Sequence[str]) -> None:
-        """Begins with nothing built.
+    committed: int
+    digests: Mapping[str, str]
+    losses: Mapping[int, float]
+
+
+class RestartRun:
+    """One process of the job, which occupies the same rank in all generations."""
+
+    def __init__(self, flags: Sequence[str]) -> None:
+        """Builds nothing yet.
 
         Args:
-            arguments: of the job; they name the store's folder and the run.
-            backend: of this process.
-            places: where the rank leaves each generation.
+            flags: all flags of the job; they name the store's folder and the run.
         """
-        self._arguments = arguments
-        self._backend = backend
         self._launch = Launch.from_environment()
-        self._faults = Interruptions(places)
+        self._arguments = tiny_arguments(*flags, world_size=self._launch.world_size, base=())
+        self._backend = load(choose(self._arguments.run.moevement_backend))
+        self._resident = Resident(self._arguments, self._backend)
         self._number = 0
-        self._watched: set[int] = set()
-        self.resident = Resident(arguments, backend, self._faults)
-        self.job: Job | None = None
         self.passes = 0
 
-    def train(self) -> int | None:
-        """Trains to the end, or to a place; returns how far it came, None when interrupted."""
+    @property
+    def rank(self) -> int:
+        """The rank that this process occupies."""
+        return self._launch.rank
+
+    def train(self, place: str | None) -> Ended | None:
+        """Trains a generation to the end, or to a place.
+
+        Returns:
+            What the rank ends with; None when it was interrupted.
+        """
+        self.passes = 0
+        self._number += 1
+        generation = Generation(self._number - 1)
         try:
-            with Generation(self._number) as generation:
-                job = self.resident.enter(generation, self._launch)
-                self._watch(job)
-                self.passes = 0
-                self.job, progress = train(job, StopSources(None), self.resident, generation)
-                return progress.committed
+            with generation:
+                joined = self._resident.enter(generation, self._launch)
+                faults = Interruptions([place] if place else [])
+                hooks = [each.register_forward_pre_hook(self._count) for each in joined.chunks]
+                job, progress = train(
+                    # What was built with another seed trains on the job's own data.
+                    dataclasses.replace(joined, faults=faults, arguments=self._arguments),
+                    StopSources(None),
+                    self._resident,
+                    generation,
+                )
+                return Ended(progress.committed, job.digests(), job.ledger.losses())
         except InterruptedOnPurposeError:
+            for hook in hooks:
+                hook.remove()
             return None
 
     def restart(self, *, lost: bool) -> None:
-        """Leaves the generation; every rank calls it, once it was interrupted.
+        """Leaves the groups of a generation; every rank calls it, once it was interrupted.
 
         Args:
-            lost: whether this rank loses all that it has.
+            lost: whether this process loses all that it has.
         """
         gc.collect()
-        store = dist.distributed_c10d._get_default_store()  # noqa: SLF001
-        if store.add("left/arrived", 1) == dist.get_world_size():
-            store.set("left/everybody", "")
-        store.wait(["left/everybody"])
-        self._number += 1
-        self.resident.interruption.noticed_s = time.time()
-        self.resident.leave()
-        if lost:
-            self._lose_everything()
-
-    def _lose_everything(self) -> None:
-        self.resident.close()
+        everybody = Meeting(f"restart{self._number}", _PATIENCE)
+        everybody.wait()
+        self._resident.leave()
+        if not lost:
+            return
         faults = self._arguments.fault_tolerance
         root, run_id = faults.moevement_store_dir, faults.moevement_run_id
         assert root is not None
         assert run_id is not None
-        shutil.rmtree(process_folder(Path(root), run_id, self._launch.rank))
-        self.job = None
-        self.resident = Resident(self._arguments, self._backend, self._faults)
+        self._resident.close()
+        shutil.rmtree(process_folder(Path(root), run_id, self._launch.process))
+        seed = dataclasses.replace(self._arguments.run, seed=_OTHER_SEED)
+        # With another seed nothing can come from the weights that a process builds.
+        built_with = dataclasses.replace(self._arguments, run=seed)
+        self._resident = Resident(built_with, self._backend)
 
-    def _watch(self, job: Job) -> None:
-        for chunk in job.chunks:
-            if id(chunk) not in self._watched:
-                self._watched.add(id(chunk))
-                chunk.register_forward_pre_hook(self._count)
+    def close(self) -> None:
+        """Leaves the job."""
+        leave_job(_PATIENCE)
+        self._resident.close()
 
     def _count(self, *_: object) -> None:
         self.passes += 1
@@ -166,25 +175,18 @@ def train_through(
         The digest of each operator, the losses, and the forward passes of the last generation.
     """
     LOCALIZED_MUTATIONS[mutation]()
-    planned = [Restart.of_document(document) for document in restarts]
-    rank = Launch.from_environment().rank
-    arguments = parse(flags, Launch.from_environment().world_size)
-    backend = load(choose(arguments.run.moevement_backend))
-    run = RestartRun(arguments, backend, [restart.places[rank] for restart in planned])
-    try:
-        for restart in planned:
-            reached = run.train()
-            place = restart.places[rank]
-            assert reached is None, f"step {reached} was reached, {place} was not passed"
-            run.restart(lost=rank in restart.lost)
-        committed = run.train()
-        assert run.job is not None
-        return {
-            "committed": committed,
-            "digests": run.job.digests(),
-            "losses": {str(k): loss_to_hex(v) for k, v in run.job.ledger.losses().items()},
-            "passes": run.passes,
-        }
-    finally:
-        run.resident.close()
-        leave_job()
+    run = RestartRun(flags)
+    for document in restarts:
+        restart = Restart.of_document(document)
+        place = restart.places[run.rank]
+        assert run.train(place) is None, f"{place} was not passed"
+        run.restart(lost=run.rank in restart.lost)
+    ended = run.train(None)
+    run.close()
+    assert ended is not None
+    return {
+        "committed": ended.committed,
+        "digests": ended.digests,
+        "losses": {str(step): loss_to_hex(loss) for step, loss in ended.losses.items()},
+        "passes": run.passes,
+    }

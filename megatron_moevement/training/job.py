@@ -192,17 +192,8 @@ def _build_part(  # noqa: PLR0917  (what a process is, piece by piece)
     logging = arguments.logging
     config = _model_config(arguments, backend)
     timers = PhaseTimers(config, logging.timing_log_level, logging.timing_log_option)
-    chunks = build_model(
-        config,
-        arguments.architecture,
-        arguments.parallelism,
-        arguments.precision,
-        groups,
-        vocab_size=_vocab_size(arguments),
-        seq_length=arguments.data.seq_length,
-        device=device,
-        building=Building.TOGETHER if known is None else Building.ALONE,
-    )
+    building = Building.TOGETHER if known is None else Building.ALONE
+    chunks = _build_chunks(arguments, config, groups, device, building)
     with gathered_keys(known) as keys:
         optimizer = build_optimizer(
             arguments.optimization, arguments.parallelism, arguments.precision, chunks
@@ -242,6 +233,22 @@ def _build_part(  # noqa: PLR0917  (what a process is, piece by piece)
         durable=durable,
         checkpoints=CheckpointStore(arguments.checkpointing, durable, model, device, faults),
         faults=faults,
+    )
+
+
+def _build_chunks(
+    arguments: Arguments, config: Config, groups: Groups, device: torch.device, building: Building
+) -> Chunks:
+    return build_model(
+        config,
+        arguments.architecture,
+        arguments.parallelism,
+        arguments.precision,
+        groups,
+        vocab_size=_vocab_size(arguments),
+        seq_length=arguments.data.seq_length,
+        device=device,
+        building=building,
     )
 
 

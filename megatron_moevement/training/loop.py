@@ -37,7 +37,7 @@ def train(
 ) -> tuple[Job, Progress]:
     """Trains a job to its end, or until it is asked to stop; every rank calls it.
 
-    After a restart every rank calls it again, survivors with the same `job` and `resident`.
+    After a restart every rank calls it again, survivors with the same objects.
 
     Args:
         job: what to train.
@@ -158,6 +158,7 @@ class TrainingLoop:
         stop = StopRequest.NONE
         while self._step.progress.committed < target:
             stop = self._one_step().stop
+        self._generation.rest()
         self._strategy.rejoin()
         self._job.metrics.forget()  # ranks that stood by have nothing to average
         self._unreported = 0
@@ -311,7 +312,7 @@ def _protect(
     strategy = opened.enter_context(open_strategy(job, reporter.events, resident.kept, generation))
     try:
         return strategy, strategy.recover(job.checkpoints.newest() or 0)
-    except InitialStateLostError:
+    except InitialStateLostError:  # on all ranks
         return strategy, None
 
 

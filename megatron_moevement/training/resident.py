@@ -26,7 +26,7 @@ from megatron_moevement.training.job import Job, build_part, join
 
 @dataclasses.dataclass(frozen=True)
 class _Part:
-    """The live objects of a rank, and what a restart does to them."""
+    """The live objects of a rank, and where they keep process groups."""
 
     job: Job
     references: GroupReferences
@@ -35,19 +35,16 @@ class _Part:
 class Resident:
     """The living part of one process of a job; its training thread uses it."""
 
-    def __init__(
-        self, arguments: Arguments, backend: Backend, faults: FaultPoints | None = None
-    ) -> None:
+    def __init__(self, arguments: Arguments, backend: Backend) -> None:
         """Begins with nothing built.
 
         Args:
             arguments: of the job.
             backend: of this process.
-            faults: where it fails on purpose; those of the arguments if not given.
         """
         self._arguments = arguments
         self._backend = backend
-        self._faults = faults or FaultPoints(arguments.fault_injection.moevement_faults)
+        self._faults = FaultPoints(arguments.fault_injection.moevement_faults)
         self._part: _Part | None = None
         self._generation: Generation | None = None
         self._is_known = False
@@ -56,6 +53,11 @@ class Resident:
         self.kept = Kept()
         self.builds = 0
         """How often model and optimizer were built; survivors of a restart don't build again."""
+
+    @property
+    def store(self) -> KeptStore:
+        """The store of this process."""
+        return self.kept.store
 
     @property
     def committed(self) -> int:
@@ -70,7 +72,8 @@ class Resident:
             launch: the place of this process in it.
 
         Returns:
-            The job with the generation's groups; of a survivor, the same objects as before.
+            The job with the generation's groups; of a survivor, the same objects as before, with
+            what the interrupted step left: finished gradients may be wanted.
         """
         self._generation = generation
         self._entered_s = time.time()
@@ -107,17 +110,15 @@ class Resident:
         if not self._is_known or noticed_s is None:
             events.emit(EventName.PROCESS_START, 0)
         else:
-            downtime_s = {
-                "teardown": self._entered_s - noticed_s,
-                "rendezvous": self._joined_s - self._entered_s,
-            }
-            self.kept.downtime_s = downtime_s
+            teardown_s = self._entered_s - noticed_s
+            rendezvous_s = self._joined_s - self._entered_s
+            self.kept.downtime_s = {"teardown": teardown_s, "rendezvous": rendezvous_s}
             events.emit(
                 EventName.FAULT_DETECTED,
                 self.committed,
                 noticed_s=noticed_s,
-                teardown_s=downtime_s["teardown"],
-                rendezvous_s=downtime_s["rendezvous"],
+                teardown_s=teardown_s,
+                rendezvous_s=rendezvous_s,
                 builds=self.builds,
                 threads=len(os.listdir("/proc/self/task")),
                 descriptors=len(os.listdir("/proc/self/fd")),
@@ -154,6 +155,7 @@ class Resident:
 
     def _keep(self, job: Job) -> None:
         self.builds += 1
+        self.kept.renew()
         if not self._arguments.restart.inprocess_restart:
             return  # the walk takes some tenths of a second
         roots = [job.chunks, job.optimizer, job.schedule, job.metrics, job.groups, job.durable]

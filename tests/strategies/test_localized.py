@@ -1,14 +1,25 @@
 """A lost stage replays from its neighbours' logs; the others stand by, and no bit differs."""
 
+from random import Random
+
 import pytest
 
+from megatron_moevement.runtime.events import EventName
 from megatron_moevement.testing.default_run import slow_but
+from megatron_moevement.testing.interruption import Run, digest_differences
 from megatron_moevement.testing.localized_run import (
     TARGET,
     LocalizedJob,
     LocalizedRun,
     Loss,
     differences,
+)
+from megatron_moevement.testing.protected_run import Case
+from megatron_moevement.testing.restarted_run import (
+    await_step,
+    events_of,
+    kill_rank,
+    restartable_program,
 )
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(300)]
@@ -94,10 +105,39 @@ def test_without_a_log_all_stages_replay(run_of, plain):
 
 @pytest.mark.slow
 def test_what_was_lost_before_a_window_was_persisted_is_trained_again(run_of, plain):
-    run = run_of("pp2")
-    found = run.train([Loss((0,), everybody="2:gather", target=0)])
+    found = run_of("pp2").train([Loss((), torn=(0,), everybody="2:gather")])
     assert differences(found, plain("pp2")) == []
-    assert {rank["passes"] for rank in found} == {TRAIN_ITERS * JOBS["pp2"].passes}
+
+
+REAL = Case.of("pp2-ep2 bf16 distributed grouped", 3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [(2, 0), (1, 3)])
+def test_a_spare_replays_the_stage_of_a_killed_process(megatron_fork_server, text, tmp_path, ranks):
+    plain_program = REAL.program(megatron_fork_server, text, UNTIED)
+    expected = Run(plain_program, tmp_path / "plain").finish()
+    program = restartable_program(REAL, megatron_fork_server, text, len(ranks), UNTIED)
+    run = Run(program, tmp_path / "killed")
+    random = Random(str(ranks))
+    with run.start() as job:
+        for number, rank in enumerate(ranks):
+            await_step(run, job, REAL.protected_from + 3 * number)
+            kill_rank(run, job, rank, random)
+        result = job.wait()
+    assert sorted(result.exit_codes) == [-9, -9, 0, 0, 0, 0], result.describe()
+    assert digest_differences(run._digest(), expected) == []
+    for generation, rank in enumerate(ranks, start=1):
+        stage = rank // 2
+        plans = events_of(run, EventName.PLAN, generation)
+        assert {plan.fields["verdict"] for plan in plans} == {"LOCALIZED"}
+        assert {tuple(plan.fields["scope"]) for plan in plans} == {(stage,)}
+        for event in events_of(run, EventName.RECOVERED, generation):
+            if event.logical_rank // 2 == stage:
+                assert event.fields["replayed_steps"] >= REAL.window - 1
+                assert event.fields["replay_verified"] is True
+            else:
+                assert event.fields["forward_passes"] == event.fields["backward_passes"] == 0
 
 
 MUTATED = {

@@ -101,17 +101,6 @@ class Freezing:
         if self.work is FrozenWork.SKIPPED:
             self._skip_gradients()
 
-    def release(self) -> None:
-        """Trains everything as usual, without collectives: after a replay that was cut short."""
-        self._graph.close()
-        self._replaying.close()
-        self._replays = False
-        self._frozen = frozenset()
-        self._optimizer.freeze(())
-        for parameters in self._parameters.values():
-            for parameter in parameters:
-                parameter.requires_grad_(True)
-
     def _skip_gradients(self) -> None:
         """Lets backward and reductions leave out what is frozen now."""
         frozen = self._frozen
