@@ -10,6 +10,7 @@ from functools import cached_property
 from operator import attrgetter
 
 from megatron_moevement.policy.ranks import LogicalRank
+from megatron_moevement.policy.sharing import Shards, SharedItems, share
 
 
 class OperatorKind(IntEnum):
@@ -36,7 +37,7 @@ _NUMBERS = 1 << 30
 """How many layers there may be, and how many experts in each."""
 
 
-@dataclasses.dataclass(frozen=True, order=True)
+@dataclasses.dataclass(frozen=True, order=True, slots=True)
 class OperatorId:
     """The name of an operator: the same on every rank that holds a replica or a shard of it.
 
@@ -104,7 +105,7 @@ class OperatorId:
         return cls(OperatorKind.EXPERT, layer, int(match["expert"]))
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Operator:
     """What one logical rank captures of one operator.
 
@@ -172,8 +173,9 @@ class Inventory:
     @cached_property
     def sorted_operators(self) -> tuple[OperatorId, ...]:
         """All operators of the job, ascending."""
-        distinct = {operator.id: None for rank in self.ranks for operator in self.by_rank[rank]}
-        return tuple(sorted(distinct, key=attrgetter("number")))
+        ids = [operator.id for operators in self.by_rank.values() for operator in operators]
+        distinct = dict(zip(map(attrgetter("number"), ids), ids, strict=True))
+        return tuple(map(distinct.__getitem__, sorted(distinct)))
 
     @cached_property
     def holders(self) -> Mapping[OperatorId, tuple[LogicalRank, ...]]:
@@ -183,3 +185,35 @@ class Inventory:
             for operator in self.by_rank[rank]:
                 holders.setdefault(operator.id, []).append(rank)
         return {operator: tuple(ranks) for operator, ranks in holders.items()}
+
+    @cached_property
+    def numbers(self) -> tuple[int, ...]:
+        """The numbers of `sorted_operators`: integers, which are looked up faster."""
+        return tuple(map(attrgetter("number"), self.sorted_operators))
+
+    @cached_property
+    def tied_positions(self) -> tuple[tuple[int, ...], ...]:
+        """The tied operators by their positions in `sorted_operators`."""
+        if not self.tied:
+            return ()
+        position = {operator: place for place, operator in enumerate(self.sorted_operators)}
+        return tuple(tuple(sorted(position[operator] for operator in tied)) for tied in self.tied)
+
+    @cached_property
+    def shared(self) -> tuple[SharedItems, ...]:
+        """The operators by the ranks that hold them, in the order of `sorted_operators`.
+
+        Ranks whose operators are one and the same tuple, as replicas without sharding may be, count
+        as one: they weigh the same in every slot.
+        """
+        distinct = {id(self.by_rank[rank]): self.by_rank[rank] for rank in self.ranks}
+        position = dict(zip(self.numbers, range(len(self.numbers)), strict=True))
+        shards = [
+            Shards(
+                list(map(position.__getitem__, map(attrgetter("id.number"), part))),
+                list(map(attrgetter("full_bytes"), part)),
+                list(map(attrgetter("compute_bytes"), part)),
+            )
+            for part in distinct.values()
+        ]
+        return share(shards, len(position), self.tied_positions)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from enum import Enum
+from itertools import repeat
 from operator import attrgetter
 
 from megatron_moevement.policy.operators import OperatorId, OperatorKind
@@ -84,8 +85,9 @@ def order_operators(
     elif ordering is Ordering.CAPACITY:
         popularity = _relative_to_capacity(experts, popularity or {}, capacities or {})
     if popularity:
+        scores = list(map(popularity.get, experts, repeat(0.0)))
         # stable: equals keep their order
-        experts.sort(key=lambda expert: popularity.get(expert, 0.0))
+        experts = [experts[place] for place in sorted(range(len(experts)), key=scores.__getitem__)]
     return (*experts, *operators[len(experts) :])
 
 

@@ -28,7 +28,8 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from enum import Enum
 
-from megatron_moevement.policy.components import Column, Component, Group
+from megatron_moevement.policy.components import Component, Group
+from megatron_moevement.policy.sharing import Column
 
 ORDER_TOLERANCE = 0.05
 """How much smaller, relatively, the worst slot must get for the packing to break the order."""

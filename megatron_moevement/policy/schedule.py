@@ -8,7 +8,6 @@ import sys
 from array import array
 from collections.abc import Iterable, Mapping
 from functools import cached_property
-from operator import attrgetter
 
 from megatron_moevement.policy.operators import Inventory, OperatorId
 from megatron_moevement.policy.ranks import LogicalRank
@@ -98,9 +97,8 @@ class WindowSchedule:
             )
         if self.window < 1:
             raise InvalidScheduleError(f"a window needs at least one slot, not {self.window}")
-        planned = frozenset(self.slots)
-        if planned != self.inventory.operators:
-            odd = sorted(planned ^ self.inventory.operators)
+        if self.slots.keys() != self.inventory.operators:
+            odd = sorted(self.slots.keys() ^ self.inventory.operators)
             raise InvalidScheduleError(
                 f"{odd[0]} ({len(odd)} in all) is in only one of schedule and inventory"
             )
@@ -176,7 +174,7 @@ class WindowSchedule:
         """SHA-256, as hex, over what all ranks must agree on before they adopt the schedule."""
         operators = self.inventory.sorted_operators
         numbers = array("Q", (self.epoch, self.first_step, self.window, len(operators)))
-        numbers.extend(map(attrgetter("number"), operators))
+        numbers.extend(self.inventory.numbers)
         numbers.extend(map(self.slots.__getitem__, operators))
         if sys.byteorder == "big":
             numbers.byteswap()

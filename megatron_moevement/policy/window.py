@@ -100,7 +100,8 @@ def plan_window(
         max(packing.lower_bound_bytes for packing in chosen),
         budget_bytes,
     )
-    by_operator = {operator: slot_of_item[item] for operator, item in components.numbers.items()}
+    operator_slots = map(slot_of_item.__getitem__, components.items)
+    by_operator = dict(zip(inventory.sorted_operators, operator_slots, strict=True))
     return WindowPlan(size, WindowSchedule(inventory, window, by_operator, epoch, first_step))
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import importlib
 import pkgutil
 
+_PROGRAM = ("job", "loop", "operator_table", "program", "state_digest")
+
 
 def import_megatron() -> None:
-    """Installs the CPU backend and imports Megatron through every module of the integration.
+    """Installs the CPU backend and imports Megatron and the training program.
 
     Only imports: a hook that computes would start threads that a fork loses.
     """
@@ -18,3 +20,7 @@ def import_megatron() -> None:
     for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
         if not module.ispkg:
             importlib.import_module(module.name)
+    for name in _PROGRAM:
+        importlib.import_module(f"megatron_moevement.training.{name}")
+    # torch imports it when the first optimizer is made: most of a second, in every rank.
+    importlib.import_module("torch._dynamo")

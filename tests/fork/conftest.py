@@ -1,5 +1,6 @@
 """The release's wheel and the series, as the tests of the fork use them."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -22,11 +23,18 @@ def release(series) -> Path:
     return fetch_release(series.upstream, ROOT / "build" / "fork" / "release")
 
 
+@pytest.fixture(scope="session")
+def pristine(release, tmp_path_factory) -> Path:
+    """The pristine release, unpacked; tests copy it."""
+    folder = tmp_path_factory.mktemp("pristine") / "tree"
+    unpack(release, folder)
+    return folder
+
+
 @pytest.fixture
-def tree(release, tmp_path) -> Path:
-    """The pristine release, unpacked."""
-    unpack(release, tmp_path / "tree")
-    return tmp_path / "tree"
+def tree(pristine, tmp_path) -> Path:
+    """The pristine release, unpacked; a test may change it."""
+    return shutil.copytree(pristine, tmp_path / "tree")
 
 
 @pytest.fixture

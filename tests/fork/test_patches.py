@@ -1,6 +1,7 @@
 """Each patch is needed: its test fails on the tree without it and passes on the tree with it."""
 
 import os
+import shutil
 import subprocess
 import sys
 from xml.etree import ElementTree
@@ -10,12 +11,31 @@ import pytest
 from megatron_moevement.integrations.megatron.fork.series import load_series
 from megatron_moevement.integrations.megatron.fork.tree import apply_series
 
+PRELOAD = (
+    "from megatron_moevement.testing import fork_server_preload as preload;"
+    "preload.import_megatron()"
+)
+
+
+@pytest.fixture(scope="module")
+def compiled(pristine, tmp_path_factory):
+    """The pristine release with the bytecode of what tests import: compiling takes seconds."""
+    folder = shutil.copytree(pristine, tmp_path_factory.mktemp("compiled") / "tree")
+    environment = os.environ | {"PYTHONPATH": str(folder)}
+    subprocess.run([sys.executable, "-W", "ignore", "-c", PRELOAD], env=environment, check=True)
+    return folder
+
+
+@pytest.fixture
+def tree(compiled, tmp_path):
+    return shutil.copytree(compiled, tmp_path / "tree")
+
 
 def outcomes(root, tree, tests, report):
     """Runs tests against the Megatron-Core in `tree`; returns whether each passed, by name."""
     command = [sys.executable, "-m", "pytest", "--quiet", "--override-ini", "addopts="]
     command += ["-p", "no:cacheprovider", "--import-mode=importlib", f"--junit-xml={report}"]
-    environment = os.environ | {"PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
+    environment = os.environ | {"PYTHONPATH": str(tree)}
     result = subprocess.run(
         [*command, *tests], cwd=root, env=environment, capture_output=True, text=True, check=False
     )

@@ -38,7 +38,10 @@ def schedule_of(inventory, window, levelled=Levelled.FULL_AND_COMPUTE, budget_by
         packing = pack(part, window, levelled, budget_bytes)
         for group, slots in zip(part.groups, packing.slots, strict=True):
             slot_of.update(zip(group.items, slots, strict=True))
-    slots = {operator: slot_of[item] for operator, item in components.numbers.items()}
+    slots = {
+        operator: slot_of[item]
+        for operator, item in zip(inventory.sorted_operators, components.items, strict=True)
+    }
     return WindowSchedule(inventory, window, slots)
 
 

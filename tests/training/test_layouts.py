@@ -25,6 +25,7 @@ FLAGS = (
     "--lr=1e-2",  # small differences grow
     "--make-vocab-size-divisible-by=64",
     "--train-iters=60",
+    "--global-batch-size=8",
 )
 RELATIVE = 1e-5
 STEPS = 50

@@ -39,8 +39,8 @@ CONTROL = Combination.of("tp2 fp32 seq-aux recomputed evaluation")
 OVERLAPPED = Combination.of("pp2-dp2-ep2 bf16 distributed-overlap grouped global-aux linear")
 EXAMPLES = {
     Combination.of("vpp2 fp16 replicated grouped"): tuple(Stop),
-    Combination.of("pp2-ep2 bf16 distributed grouped"): (Stop.NEVER, Stop.SIGKILL, Stop.SIGTERM),
-    Combination.of("edp3 fp16 distributed bias"): (Stop.NEVER, Stop.SIGKILL),
+    Combination.of("pp2-ep2 bf16 distributed grouped"): (Stop.NEVER, Stop.SIGKILL),
+    Combination.of("edp3 fp16 distributed bias"): (Stop.SIGTERM,),
     CONTROL: (Stop.NEVER, Stop.EXIT_INTERVAL),
     Combination.of("tp4 bf16 distributed grouped bias no-z-loss"): (Stop.SIGKILL,),
     Combination.of("ep2-edp3 bf16 replicated-overlap allgather"): (Stop.SIGKILL,),
