@@ -164,7 +164,6 @@ def _build_part(  # noqa: PLR0917  (what a process is, piece by piece)
     expert_bias = PendingExpertBias()
     layout = layout_name(arguments, launch.world_size)
     durable = DurableState(chunks, optimizer, scheduler, layout=layout, device=device)
-    model = model_description(arguments)
     faults = FaultPoints(arguments.fault_injection.moevement_faults, launch.rank)
     return Job(
         arguments=arguments,
@@ -186,9 +185,16 @@ def _build_part(  # noqa: PLR0917  (what a process is, piece by piece)
         metrics=MoEMetrics(arguments.architecture, arguments.moe, groups, device),
         timers=timers,
         durable=durable,
-        checkpoints=CheckpointStore(arguments.checkpointing, durable, model, device, faults),
+        checkpoints=_checkpoint_store(arguments, durable, device, faults),
         faults=faults,
     )
+
+
+def _checkpoint_store(
+    arguments: Arguments, durable: DurableState, device: torch.device, faults: FaultPoints
+) -> CheckpointStore:
+    model = model_description(arguments)
+    return CheckpointStore(arguments.checkpointing, durable, model, device, faults)
 
 
 def _model_config(arguments: Arguments, backend: Backend) -> Config:
