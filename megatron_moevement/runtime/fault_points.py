@@ -5,9 +5,8 @@ What is to be shown of a recovery depends on the instruction at which a process 
 
 from __future__ import annotations
 
-import contextlib
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 
 from megatron_moevement.runtime.fault_effects import inflict
 from megatron_moevement.settings.faults import Fault, Place
@@ -24,6 +23,10 @@ def pass_by(place: Place) -> None:
     del place
 
 
+def _nobody(fault: Fault) -> None:
+    del fault
+
+
 class FaultPoints:
     """The scripted faults of one process; any thread passes fault points.
 
@@ -32,27 +35,31 @@ class FaultPoints:
     a later generation, so it is not struck again.
     """
 
-    def __init__(self, faults: Iterable[Fault] = (), rank: int = 0, generation: int = 0) -> None:
-        """Arms the faults of a rank; without any, nothing ever happens."""
+    def __init__(self, faults: Iterable[Fault] = (), rank: int = 0) -> None:
+        """Arms the faults of the first generation; without any, nothing ever happens.
+
+        Args:
+            faults: of the whole job.
+            rank: the logical rank that the process occupies.
+        """
         self._scripted = tuple(faults)
-        self._witnesses: list[Witness] = []
+        self._rank = rank
+        self._witness: Witness = _nobody
         self._armed: dict[tuple[int, Place], Fault] = {}
         self._spared: set[Fault] = set()
-        self._first = self._generation = 0
+        self._first: int | None = None
         self.step = 0
         """The step that was begun last."""
-        self.enter(rank, generation)
+        self.enter(0)
 
-    def enter(self, rank: int, generation: int) -> None:
-        """Arms the faults of a generation for the rank that this process occupies in it."""
+    def enter(self, generation: int) -> None:
+        """Arms the faults of a generation and no others."""
         self._generation = generation
-        own = [
-            fault
+        self._armed = {
+            (fault.step, fault.place): fault
             for fault in self._scripted
-            if fault.strikes(rank) and fault.generation == generation
-        ]
-        self._armed = {(fault.step, fault.place): fault for fault in own}
-        self._spared.update(own)
+            if fault.strikes(self._rank) and fault.generation == generation
+        }
 
     def know(self, struck: Iterable[str]) -> None:
         """Disarms faults that struck before, in a former launch."""
@@ -61,21 +68,18 @@ class FaultPoints:
         self._spared = {fault for fault in self._spared if str(fault) not in known}
 
     def begin_at(self, step: int) -> None:
-        """Is told from which state this process goes on: what lies behind need not strike."""
-        self._first = step + 1 if step else 0
+        """Is told from which state training goes on in this generation.
 
-    @contextlib.contextmanager
-    def witnessed_by(self, witness: Witness) -> Iterator[None]:
-        """Encloses a time in which one is told of a fault just before it strikes.
-
-        Args:
-            witness: called on the thread that the fault strikes.
+        From here on this process answers for the generation's faults. What lies behind the
+        earliest state need not strike.
         """
-        self._witnesses.append(witness)
-        try:
-            yield
-        finally:
-            self._witnesses.remove(witness)
+        first = step + 1 if step else 0
+        self._first = first if self._first is None else min(self._first, first)
+        self._spared.update(self._armed.values())
+
+    def tell(self, witness: Witness) -> None:
+        """Names who is told of a fault just before it strikes, on the thread that it strikes."""
+        self._witness = witness
 
     def strike(self, step: int, place: Place) -> None:
         """Fails if a fault is armed for this place of this step.
@@ -88,8 +92,7 @@ class FaultPoints:
         if fault is None:
             return
         self._spared.discard(fault)
-        for witness in self._witnesses:
-            witness(fault)
+        self._witness(fault)
         sys.stderr.write(f"--moevement-faults: {fault}\n")
         sys.stderr.flush()
         inflict(fault.kind)
@@ -103,14 +106,16 @@ class FaultPoints:
         """Returns the faults that should have struck this process by now and have not.
 
         A fault is due when its step lies between where this process began and where it has come to,
-        and its generation has been this process's own or never came.
+        and this process trained in its generation, or that never came.
 
         Args:
             committed: the newest step.
         """
         never = {fault for fault in self._scripted if fault.generation > self._generation}
         return frozenset(
-            str(fault) for fault in self._spared | never if self._first <= fault.step <= committed
+            str(fault)
+            for fault in self._spared | never
+            if (self._first or 0) <= fault.step <= committed
         )
 
 

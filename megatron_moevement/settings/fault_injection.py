@@ -33,7 +33,7 @@ class FaultInjection:
         "what happens at a place of a step, as in 7:barrier, stop:7:commit@0",
         nargs="+",
         parse=Fault.parse,
-        metavar="[KIND:]STEP:PLACE[@RANKS][/GENERATION]",
+        metavar="[KIND:]STEP:PLACE[@RANKS][#GENERATION]",
     )
     moevement_mtbf: float | None = flag(
         None, "mean seconds between two faults of the job", within=_SECONDS, metavar="SECONDS"

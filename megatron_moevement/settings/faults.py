@@ -1,7 +1,7 @@
 """Scripted faults: what happens to which ranks at which instruction of which step.
 
 `7:barrier` kills every process in front of the commit barrier of step 7, `7:commit@0,2` ranks 0 and
-2 when they have entered the commit section. `stop:9:replay@1/2` stops rank 1 in step 9, once the
+2 when they have entered the commit section. `stop:9:replay@1#2` stops rank 1 in step 9, once the
 job was restarted twice in place.
 """
 
@@ -16,9 +16,9 @@ from megatron_moevement.policy.fault_schedule import FaultKind
 
 _SPEC = re.compile(
     r"((?P<kind>[a-z]+):)?(?P<step>\d+):(?P<place>[a-z-]+)"
-    r"(@(?P<ranks>\d+(,\d+)*))?(/(?P<generation>\d+))?"
+    r"(@(?P<ranks>\d+(,\d+)*))?(#(?P<generation>\d+))?"
 )
-_FORM = "[KIND:]STEP:PLACE[@RANKS][/GENERATION]"
+_FORM = "[KIND:]STEP:PLACE[@RANKS][#GENERATION]"
 
 
 def _command(command: Command) -> str:
@@ -89,26 +89,26 @@ class Fault:
         step: k.
         place: in the step.
         ranks: the logical ranks that are lost together; None: all of them.
-        kind: what happens to them.
         generation: restarts of the job in place that lie behind it.
+        kind: what happens to them.
     """
 
     step: int
     place: Place
     ranks: frozenset[int] | None = None
-    kind: FaultKind = FaultKind.KILL
     generation: int = 0
+    kind: FaultKind = FaultKind.KILL
 
     @classmethod
     def parse(cls, spec: str) -> Fault:
-        """Reads `[KIND:]STEP:PLACE[@RANK,RANK...][/GENERATION]`; KIND is `kill` if not given.
+        """Reads `[KIND:]STEP:PLACE[@RANK,RANK...][#GENERATION]`; KIND is `kill` if not given.
 
         Raises:
             ValueError: it is none.
         """
         found = _SPEC.fullmatch(spec)
         if found is None:
-            raise ValueError(f"{spec!r} is not {_FORM}, as in 7:barrier or stop:7:commit@0,2/1")
+            raise ValueError(f"{spec!r} is not {_FORM}, as in 7:barrier or stop:7:commit@0,2#1")
         kinds = {kind.value: kind for kind in FaultKind}
         kind = found["kind"] or FaultKind.KILL.value
         if kind not in kinds:
@@ -124,14 +124,14 @@ class Fault:
             int(found["step"]),
             places[found["place"]],
             None if ranks is None else frozenset(int(rank) for rank in ranks.split(",")),
-            kinds[kind],
             int(found["generation"] or 0),
+            kinds[kind],
         )
 
     def __str__(self) -> str:
         ranks = "" if self.ranks is None else "@" + ",".join(map(str, sorted(self.ranks)))
         where = f"{self.step}:{self.place.value}{ranks}"
-        return f"{self.kind.value}:{where}" + (f"/{self.generation}" if self.generation else "")
+        return f"{self.kind.value}:{where}" + (f"#{self.generation}" if self.generation else "")
 
     def strikes(self, rank: int) -> bool:
         """Returns whether it strikes a logical rank."""

@@ -84,8 +84,9 @@ def _armed(job: Job, events: Events) -> Iterator[None]:
             EventName.FAULT_INJECTED, job.faults.step, kind=fault.kind, place=None, at_s=at_s
         )
 
+    job.faults.tell(scripted)
     own = (one for one in settings.timed_faults(job.launch.world_size) if one.rank == rank)
-    with contextlib.closing(record), job.faults.witnessed_by(scripted):
+    with contextlib.closing(record):
         began_s = _begin(job, record)
         with FaultTimer(own, began_s, timed) if settings.draws else contextlib.nullcontext():
             yield

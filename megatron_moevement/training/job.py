@@ -209,7 +209,6 @@ def _build_part(  # noqa: PLR0917  (what a process is, piece by piece)
     ledger = Ledger(_RETAINED_LEDGER_STEPS)
     layout = layout_name(arguments, launch.world_size)
     durable = DurableState(chunks, optimizer, scheduler, layout=layout, device=device)
-    model = model_description(arguments)
     return Job(
         arguments=arguments,
         backend=backend,
@@ -231,7 +230,7 @@ def _build_part(  # noqa: PLR0917  (what a process is, piece by piece)
         metrics=MoEMetrics(arguments.architecture, arguments.moe, groups, device),
         timers=timers,
         durable=durable,
-        checkpoints=CheckpointStore(arguments.checkpointing, durable, model, device, faults),
+        checkpoints=_checkpoint_store(arguments, durable, device, faults),
         faults=faults,
     )
 
@@ -258,6 +257,13 @@ def _batches(arguments: Arguments, dp_size: int) -> BatchLayout:
         num_microbatches=num_microbatches(arguments.run, dp_size),
         dp_size=dp_size,
     )
+
+
+def _checkpoint_store(
+    arguments: Arguments, durable: DurableState, device: torch.device, faults: FaultPoints
+) -> CheckpointStore:
+    model = model_description(arguments)
+    return CheckpointStore(arguments.checkpointing, durable, model, device, faults)
 
 
 def _model_config(arguments: Arguments, backend: Backend) -> Config:

@@ -55,11 +55,6 @@ class Resident:
         """How often model and optimizer were built; survivors of a restart don't build again."""
 
     @property
-    def store(self) -> KeptStore:
-        """The store of this process."""
-        return self.kept.store
-
-    @property
     def committed(self) -> int:
         """The newest step whose loss this process knows; 0 before the first."""
         return 0 if self._part is None else max(self._part.job.ledger.losses(), default=0)

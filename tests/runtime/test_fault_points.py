@@ -33,17 +33,17 @@ def test_a_fault_strikes_once_though_the_step_is_done_again():
 
 
 def test_a_replay_in_the_next_generation_is_not_struck_again():
-    points = FaultPoints(faults("7:barrier@0", "7:barrier@0/2"))
+    points = FaultPoints(faults("7:barrier@0", "7:barrier@0#2"))
     struck = []
     for generation in range(4):
-        points.enter(0, generation)
+        points.enter(generation)
         struck.append(strikes(points, 7, Place.BARRIER))
     assert struck == [True, False, True, False]
 
 
 def test_who_takes_a_rank_over_is_struck_by_the_faults_of_its_generation_alone():
-    spare = FaultPoints(faults("7:barrier@2", "8:barrier@2/1", "9:barrier@3/1"), rank=5)
-    spare.enter(2, 1)
+    spare = FaultPoints(faults("7:barrier@2", "8:barrier@2#1", "9:barrier@3#1"), rank=2)
+    spare.enter(1)
     assert not strikes(spare, 7, Place.BARRIER)
     assert strikes(spare, 8, Place.BARRIER)
     assert not strikes(spare, 9, Place.BARRIER)
@@ -56,9 +56,10 @@ def test_what_struck_in_a_former_launch_does_not_strike_again():
     assert strikes(points, 8, Place.BARRIER)
 
 
-def test_witnesses_are_told_before_it_strikes():
+def test_a_witness_is_told_before_it_strikes():
     points, told = FaultPoints(faults("7:barrier")), []
-    with points.witnessed_by(told.append), pytest.raises(InjectedFaultError):
+    points.tell(told.append)
+    with pytest.raises(InjectedFaultError):
         points.of_step(7)(Place.BARRIER)
     assert told == faults("7:barrier")
     assert points.step == 7
@@ -66,6 +67,7 @@ def test_witnesses_are_told_before_it_strikes():
 
 def test_a_fault_that_should_have_struck_is_spared():
     points = FaultPoints(faults("4:gather", "7:barrier", "9:barrier"))
+    points.begin_at(0)
     assert points.spared(8) == {"exception:4:gather", "exception:7:barrier"}
     assert strikes(points, 7, Place.BARRIER)
     assert points.spared(8) == {"exception:4:gather"}
@@ -73,16 +75,26 @@ def test_a_fault_that_should_have_struck_is_spared():
 
 def test_what_lies_behind_the_start_or_struck_before_is_not_spared():
     points = FaultPoints(faults("4:gather", "5:gather", "7:barrier"))
-    points.begin_at(4)
     points.know(["exception:7:barrier"])
+    points.begin_at(4)
     assert points.spared(8) == {"exception:5:gather"}
 
 
+def test_what_was_due_in_an_earlier_generation_stays_due():
+    points = FaultPoints(faults("4:gather", "5:gather#1"))
+    points.begin_at(0)
+    points.enter(1)
+    points.begin_at(4)
+    assert points.spared(8) == {"exception:4:gather", "exception:5:gather#1"}
+
+
 def test_a_fault_of_a_generation_that_never_came_is_spared():
-    points = FaultPoints(faults("4:gather/2"))
-    points.enter(0, 1)
-    assert points.spared(8) == {"exception:4:gather/2"}
-    points.enter(0, 2)
+    points = FaultPoints(faults("4:gather#2"))
+    points.enter(1)
+    points.begin_at(3)
+    assert points.spared(8) == {"exception:4:gather#2"}
+    points.enter(2)
+    points.begin_at(3)
     assert strikes(points, 4, Place.GATHER)
     assert points.spared(8) == frozenset()
 
@@ -99,6 +111,7 @@ def test_a_fault_never_struck_if_all_ranks_that_it_names_were_spared(spared_by, 
 
 def test_who_took_a_rank_over_can_not_say_that_the_dead_one_was_spared():
     (fault,) = faults("7:commit@1")
-    spare = FaultPoints([fault], rank=4)
-    spare.enter(1, 1)
+    spare = FaultPoints([fault], rank=1)
+    spare.enter(1)
+    spare.begin_at(4)
     assert never_struck([fault], [(0, []), (1, spare.spared(9))], 2) == []

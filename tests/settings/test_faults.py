@@ -10,11 +10,11 @@ from megatron_moevement.testing.tiny_job import tiny_arguments
 
 
 def test_a_fault_names_a_step_a_place_and_ranks():
-    flags = ("--moevement-faults", "7:barrier", "8:commit@0,2", "stop:3:send@1/2")
+    flags = ("--moevement-faults", "7:barrier", "8:commit@0,2", "stop:3:send@1#2")
     assert tiny_arguments(*flags, world_size=3).fault_injection.moevement_faults == (
         Fault(7, Place.BARRIER),
         Fault(8, Place.COMMIT, frozenset({0, 2})),
-        Fault(3, Place.SEND, frozenset({1}), FaultKind.STOP, generation=2),
+        Fault(3, Place.SEND, frozenset({1}), generation=2, kind=FaultKind.STOP),
     )
     assert tiny_arguments().fault_injection.moevement_faults == ()
 
@@ -23,7 +23,7 @@ def test_a_fault_names_a_step_a_place_and_ranks():
 @pytest.mark.parametrize("generation", [0, 3])
 @pytest.mark.parametrize("ranks", [None, frozenset({0, 2})])
 def test_a_fault_reads_what_it_prints(kind, generation, ranks):
-    fault = Fault(7, Place.BARRIER, ranks, kind, generation)
+    fault = Fault(7, Place.BARRIER, ranks, generation, kind)
     assert Fault.parse(str(fault)) == fault
 
 
@@ -71,8 +71,8 @@ def test_places_have_the_names_of_the_commands_of_a_step():
         ("7:barrier@", "is not [KIND:]STEP:PLACE"),
         ("7:barrier@a", "is not [KIND:]STEP:PLACE"),
         ("7:barrier@0,", "is not [KIND:]STEP:PLACE"),
-        ("7:barrier/", "is not [KIND:]STEP:PLACE"),
-        ("7:barrier/x", "is not [KIND:]STEP:PLACE"),
+        ("7:barrier#", "is not [KIND:]STEP:PLACE"),
+        ("7:barrier#x", "is not [KIND:]STEP:PLACE"),
         ("stop:barrier", "is not [KIND:]STEP:PLACE"),
         ("hang:7:barrier", "names no fault: hang; there are kill, stop, exception, exit, segfault"),
         ("9:barrier", "kill:9:barrier can never strike, the last step is 8"),
@@ -88,7 +88,7 @@ def test_what_is_no_fault_is_refused_in_one_line(spec, reason):
 
 
 def test_two_faults_at_one_place_of_one_rank_are_refused():
-    apart = ("7:barrier@0", "stop:7:barrier@1", "exit:7:barrier@0/1", "7:commit@0")
+    apart = ("7:barrier@0", "stop:7:barrier@1", "exit:7:barrier@0#1", "7:commit@0")
     assert (
         len(
             tiny_arguments(

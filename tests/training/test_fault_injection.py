@@ -65,12 +65,12 @@ def test_a_relaunch_that_is_told_of_no_faults_leaves_nothing_of_them(run):
 
 
 def test_a_fault_that_never_struck_fails_the_job_in_one_line_when_all_is_done(run):
-    job = run(2, "--moevement-faults", "5:gather/1", "exception:3:fetch@1")
+    job = run(2, "--moevement-faults", "5:gather#1", "exception:3:fetch@1")
     codes, output = ended(job)
     assert codes == (ExitCode.FAILURE, ExitCode.FAILURE)
     (line,) = [line for line in output.splitlines() if "never struck" in line]
     assert line.startswith(
-        "pretrain_moe.py: --moevement-faults: kill:5:gather/1, exception:3:fetch@1 never struck"
+        "pretrain_moe.py: --moevement-faults: kill:5:gather#1, exception:3:fetch@1 never struck"
     )
     assert "Traceback" not in output
     assert list(job.checkpoints.glob("iter_0000008"))
