@@ -110,7 +110,7 @@ def run_restartable(
     except RestartAbort as error:
         raise RestartsEndedError(str(error)) from None
     except RankDiscarded as error:
-        raise DiscardedError(f"process {launch.process} is given up with its domain") from error
+        raise DiscardedError("it is given up with its failure domain") from error
     except dist.DistError as error:
         raise RestartsEndedError(f"the control store is lost: {error}") from error
     time.sleep(_LOOKS_OF_THE_MONITOR * times["monitor_process_interval"].total_seconds())
