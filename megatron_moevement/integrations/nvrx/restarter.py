@@ -131,8 +131,7 @@ def _wrapper(  # noqa: PLR0917  (what `run_restartable` was given)
     if control is None or store is None:
         raise UserError(
             "--inprocess-restart needs stores that are hosted outside of the ranks: start with "
-            "scripts/run_local.sh, or host them and set MASTER_ADDR, MASTER_PORT and "
-            "MOEVEMENT_CONTROL_PORT"
+            "scripts/run_local.sh, or run `moevement stores` and give each rank what it prints"
         )
     mend_initial_ranks()
     is_cuda = collectives == "nccl"
