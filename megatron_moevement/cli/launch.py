@@ -171,7 +171,7 @@ def launch(job: Job) -> int:
             for rank in range(job.world_size):
                 environment = rank_environment(job, rank, ports, os.environ)
                 ranks.append(_start(job, environment, outputs[rank], ready))
-            stores = [_serve_store(listener) for listener in listeners]
+            stores = [serve_store(listener) for listener in listeners]
             exits = _supervise(job, ranks, watched)
             del stores
         return job_exit_code(job, exits)
@@ -223,7 +223,7 @@ def _start(
     )
 
 
-def _serve_store(listener: socket.socket) -> object:
+def serve_store(listener: socket.socket, address: str = STORE_ADDRESS) -> object:
     """Serves torch's TCPStore on a listening socket until the returned object is dropped.
 
     The socket is IPv4: for IPv6 ones the server's only thread looks up every peer's name.
@@ -232,7 +232,7 @@ def _serve_store(listener: socket.socket) -> object:
 
     port = listener.getsockname()[1]
     return TCPStore(
-        STORE_ADDRESS,
+        address,
         port,
         is_master=True,
         wait_for_workers=False,

@@ -100,9 +100,10 @@ def _run_restartable(
             domain=arguments.fault_tolerance.moevement_failure_domain or launch.failure_domain,
         )
     except (DiscardedError, RestartsEndedError) as error:
-        keeps = resident.kept.store.has_state and isinstance(error, RestartsEndedError)
-        what_next = "; its state is in memory: launch it again to go on" if keeps else ""
-        sys.stderr.write(f"pretrain_moe.py: the job stops here: {error}{what_next}\n")
+        # A process that is given up keeps its memory too: the others may be too few to go on.
+        keeps = resident.kept.store.has_state
+        what_next = "; its state is in memory: launch the job again to go on" if keeps else ""
+        sys.stderr.write(f"pretrain_moe.py: process {launch.process} stops: {error}{what_next}\n")
         return ExitCode.STATE_FLUSHED if keeps else ExitCode.FAILURE
     if isinstance(failure, UserError):
         if run.place is not None and run.place.rank == 0:  # all ranks find the same

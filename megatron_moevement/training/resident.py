@@ -16,7 +16,7 @@ from megatron_moevement.integrations.megatron.group_references import GroupRefer
 from megatron_moevement.integrations.megatron.process_groups import abandon_groups
 from megatron_moevement.runtime.agreement import all_gather_json
 from megatron_moevement.runtime.events import EventName, Events
-from megatron_moevement.runtime.fault_points import FaultPoints
+from megatron_moevement.runtime.fault_points import NO_FAULTS, FaultPoints
 from megatron_moevement.runtime.generation import Generation, Interruption
 from megatron_moevement.settings.launch import Launch
 from megatron_moevement.strategies.kept import Kept
@@ -44,7 +44,7 @@ class Resident:
         """
         self._arguments = arguments
         self._backend = backend
-        self._faults = FaultPoints(arguments.fault_injection.moevement_faults)
+        self._faults = NO_FAULTS
         self._part: _Part | None = None
         self._generation: Generation | None = None
         self._is_known = False
@@ -88,6 +88,8 @@ class Resident:
             known = next((one for one in all_gather_json(own, device) if one is not None), None)
         if part is None:
             self.kept = Kept(self.kept.store)
+            scripted = self._arguments.fault_injection.moevement_faults
+            self._faults = FaultPoints(scripted, launch.rank)
             job = build_part(
                 self._arguments, launch, self._backend, groups, faults=self._faults, known=known
             )
@@ -96,7 +98,7 @@ class Resident:
             part.references.rebind()
             part.job.timers.forget()
             job = part.job
-        self._faults.enter(launch.rank, generation.number)
+        self._faults.enter(generation.number)
         return job
 
     def announce(self, events: Events) -> None:

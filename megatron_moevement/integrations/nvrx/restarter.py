@@ -110,7 +110,7 @@ def run_restartable(
     except RestartAbort as error:
         raise RestartsEndedError(str(error)) from None
     except RankDiscarded as error:
-        raise DiscardedError(f"process {launch.process} is given up with its domain") from error
+        raise DiscardedError("it is given up with its failure domain") from error
     except dist.DistError as error:
         raise RestartsEndedError(f"the control store is lost: {error}") from error
     time.sleep(_LOOKS_OF_THE_MONITOR * times["monitor_process_interval"].total_seconds())
@@ -131,8 +131,7 @@ def _wrapper(  # noqa: PLR0917  (what `run_restartable` was given)
     if control is None or store is None:
         raise UserError(
             "--inprocess-restart needs stores that are hosted outside of the ranks: start with "
-            "scripts/run_local.sh, or host them and set MASTER_ADDR, MASTER_PORT and "
-            "MOEVEMENT_CONTROL_PORT"
+            "scripts/run_local.sh, or run `moevement stores` and give each rank what it prints"
         )
     mend_initial_ranks()
     is_cuda = collectives == "nccl"
