@@ -9,6 +9,15 @@ rank that shares the lost stage: detect (kill to the interrupt), teardown, rende
 of the newcomer, threads, connections), plan, fetch, open (data sets, up to the first replayed
 step), replay, reprotect, wait, first step. Parts and total are of the same recoveries, but medians
 don't add up. Each job has as many spares as kills, and a killed process's memory is lost with it.
+
+    .venv/bin/python benchmarks/recovery.py --compare                     # compute is timed waits
+    .venv/bin/python benchmarks/recovery.py --compare --stage-s 0         # and real
+
+compares how a step is replayed by the lost stage alone, from its neighbours' logs, and by all
+stages, without logs: for S stages of one rank each and M micro-batches, the prediction of section
+3.4 of the paper is M t_s and (M + S - 1) t_s, with t_s the time of a stage per micro-batch. The
+middle stage is killed in the middle of the same step of both jobs.
+
 Flags of pretrain_moe.py are added to the defaults and win over them.
 """
 
@@ -16,6 +25,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import os
 import shutil
 import signal
@@ -47,11 +57,7 @@ FAST = (
 )
 TINY = (
     "--model-preset=tiny",
-    f"--pipeline-model-parallel-size={STAGES}",
-    "--expert-model-parallel-size=2",
     "--untie-embeddings-and-output-weights",
-    "--micro-batch-size=2",
-    "--global-batch-size=16",
     "--train-iters=2000",
     "--lr=1e-4",
     "--eval-iters=0",
@@ -65,6 +71,16 @@ TINY = (
     "--moevement-replicas=2",
     "--inprocess-restart",
 )
+LAYOUT = (
+    f"--pipeline-model-parallel-size={STAGES}",
+    "--expert-model-parallel-size=2",
+    "--micro-batch-size=2",
+    "--global-batch-size=16",
+)
+MICRO_BATCHES = 8
+SMALL = ("--hidden-size=32", "--ffn-hidden-size=64", "--moe-ffn-hidden-size=32", "--seq-length=16")
+COMPARED_STAGES = (2, 3, 4)
+STRUCK_STEP = 4 * WINDOW
 PARTS = (
     "detect",
     "teardown",
@@ -82,21 +98,34 @@ POLL_S = 0.2
 PATIENCE_S = 240.0
 
 
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """What is started."""
+
+    flags: tuple[str, ...]
+    ranks: int
+    spares: int
+    path: str = "pretrain_moe.py"
+
+
 class Job:
     """A running job, as its events tell of it."""
 
-    def __init__(self, folder: Path, flags: Sequence[str], spares: int) -> None:
+    def __init__(self, folder: Path, program: Program) -> None:
         self.folder = folder
+        self._ranks = program.ranks
         self._log = (folder / "log").open("wb")
-        program = [sys.executable, "-m", "megatron_moevement.cli.launch"]
-        counts = ["-n", str(RANKS), "-s", str(spares), "--"]
+        launcher = [sys.executable, "-m", "megatron_moevement.cli.launch"]
+        counts = ["-n", str(program.ranks), "-s", str(program.spares)]
         places = [
             f"--moevement-event-dir={folder}/events",
             f"--moevement-store-dir={folder}/store",
             f"--data-cache-path={folder}/index",
         ]
         self._process = subprocess.Popen(
-            [*program, *counts, *flags, *places], stdout=self._log, stderr=subprocess.STDOUT
+            [*launcher, *counts, "--program", program.path, "--", *program.flags, *places],
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
         )
 
     def events(self, name: EventName, generation: int) -> list[EventRecord]:
@@ -111,7 +140,7 @@ class Job:
         deadline = time.monotonic() + PATIENCE_S
         while True:
             steps = self.events(EventName.ITERATION, generation)
-            ranks = [sum(one.logical_rank == rank for one in steps) for rank in range(RANKS)]
+            ranks = [sum(one.logical_rank == rank for one in steps) for rank in range(self._ranks)]
             if min(ranks) >= count:
                 return steps
             if self._process.poll() is not None or time.monotonic() > deadline:
@@ -139,12 +168,13 @@ class Job:
 
 
 @contextlib.contextmanager
-def running(flags: Sequence[str], spares: int) -> Iterator[Job]:
+def running(program: Program) -> Iterator[Job]:
     with tempfile.TemporaryDirectory(prefix="moevement_recovery_", dir="/dev/shm") as name:
         folder = Path(name)
         (folder / "text").mkdir()
         text = prepare_random_text(folder / "text")
-        with contextlib.closing(Job(folder, [*flags, *data_flags(text)], spares)) as job:
+        flags = (*program.flags, *data_flags(text))
+        with contextlib.closing(Job(folder, dataclasses.replace(program, flags=flags))) as job:
             yield job
 
 
@@ -201,9 +231,52 @@ def table(found: Sequence[dict[str, float]]) -> str:
         values = [one[name] for one in found]
         title = f"**{name}**" if name in {"total", "costs"} else name
         lines.append(
-            f"| {title} | {statistics.median(values):.3f} "
-            f"| {min(values):.3f} | {max(values):.3f} |"
+            f"| {title} | {statistics.median(values):.3f} | {min(values):.3f} | {max(values):.3f} |"
         )
+    return "\n".join(lines) + "\n"
+
+
+def replayed_step(stages: int, stage_s: float, flags: Sequence[str]) -> list[float]:
+    """Loses a stage; returns how long each replayed step after the first took."""
+    lost = stages // 2
+    sizes = (
+        f"--pipeline-model-parallel-size={stages}",
+        f"--num-layers={stages if stage_s else 12}",
+        "--micro-batch-size=1",
+        f"--global-batch-size={MICRO_BATCHES}",
+        *(SMALL if stage_s else ()),
+    )
+    fault = f"--moevement-faults={STRUCK_STEP}:forward@{lost}"
+    flags = (*TINY, *sizes, *FAST, fault, *flags)
+    program = Program(flags, stages, spares=1)
+    if stage_s:
+        flags = (f"--stage-s={stage_s}", *flags)
+        program = Program(flags, stages, 1, str(Path(__file__).with_name("timed_pretrain.py")))
+    with running(program) as job:
+        job.await_steps(1, 1)
+        times = [one.time for one in job.events(EventName.REPLAY, 1) if one.logical_rank == lost]
+    return [after - before for before, after in zip(times, times[1:], strict=False)]
+
+
+def compare(stage_s: float, flags: Sequence[str]) -> str:
+    """Replays the same fault with logs and without; returns a table."""
+    lines = [
+        "| stages | replay | step (s) | predicted (s) | measured / predicted | steps |",
+        "|---|---|---|---|---|---|",
+    ]
+    for stages in COMPARED_STAGES:
+        for name, count, own in (
+            ("localized", MICRO_BATCHES, ()),
+            ("global", MICRO_BATCHES + stages - 1, ("--moevement-no-upstream-log",)),
+        ):
+            steps = replayed_step(stages, stage_s, (*flags, *own))
+            step_s = statistics.median(steps)
+            predicted = f"{count * stage_s:.2f} | {step_s / (count * stage_s):.3f}"
+            lines.append(
+                f"| {stages} | {name} | {step_s:.3f} | {predicted if stage_s else ' | '} "
+                f"| {len(steps)} |"
+            )
+            sys.stderr.write(lines[-1] + "\n")
     return "\n".join(lines) + "\n"
 
 
@@ -213,12 +286,21 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=2, help="one after the other")
     parser.add_argument("--seed", type=int, default=0, help="of who is killed when")
     parser.add_argument("--timeouts", choices=("fast", "default"), default="fast")
+    parser.add_argument("--compare", action="store_true", help="localized and global replay")
+    parser.add_argument("--stage-s", type=float, default=0.2, help="t_s; 0: real compute")
     options, flags = parser.parse_known_args()
+    if options.compare:
+        sys.stdout.write(
+            f"{MICRO_BATCHES} micro-batches, a stage takes {options.stage_s} s each\n\n"
+        )
+        sys.stdout.write(compare(options.stage_s, flags))
+        return 0
     times = FAST if options.timeouts == "fast" else ()
     random = Random(options.seed)  # noqa: S311  (reproducible, not secret)
     found = []
     for _ in range(options.jobs):
-        with running((*TINY, *times, *flags), options.kills) as job:
+        program = Program((*TINY, *LAYOUT, *times, *flags), RANKS, options.kills)
+        with running(program) as job:
             for generation in range(options.kills):
                 found.append(recovery(job, generation, random))
                 sys.stderr.write(" ".join(f"{k} {v:.3f}" for k, v in found[-1].items()) + "\n")
