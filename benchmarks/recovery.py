@@ -26,6 +26,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import itertools
 import os
 import shutil
 import signal
@@ -207,7 +208,7 @@ def durations(
     strategy = ("plan", "fetch", "replay", "reprotect", "wait")
     opened_s = recovered.time - sum(parts[name] for name in strategy)
     entered_s = fault["noticed_s"] + fault["teardown_s"] + fault["rendezvous_s"]
-    gaps = [after - before for before, after in zip(replays, replays[1:], strict=False)]
+    gaps = [after - before for before, after in itertools.pairwise(replays)]
     replay_s = min(parts["replay"], len(replays) * statistics.mean(gaps or [parts["replay"]]))
     firsts = [
         min(one.time for one in job.events(EventName.ITERATION, generation) if one.pid == pid)
@@ -255,7 +256,7 @@ def replayed_step(stages: int, stage_s: float, flags: Sequence[str]) -> list[flo
     with running(program) as job:
         job.await_steps(1, 1)
         times = [one.time for one in job.events(EventName.REPLAY, 1) if one.logical_rank == lost]
-    return [after - before for before, after in zip(times, times[1:], strict=False)]
+    return [after - before for before, after in itertools.pairwise(times)]
 
 
 def compare(stage_s: float, flags: Sequence[str]) -> str:
@@ -296,7 +297,7 @@ def main() -> int:
         sys.stdout.write(compare(options.stage_s, flags))
         return 0
     times = FAST if options.timeouts == "fast" else ()
-    random = Random(options.seed)  # noqa: S311  (reproducible, not secret)
+    random = Random(options.seed)
     found = []
     for _ in range(options.jobs):
         program = Program((*TINY, *LAYOUT, *times, *flags), RANKS, options.kills)
