@@ -46,7 +46,7 @@ RANKS, STAGES, WINDOW = 4, 2, 3
 FAST = (
     "--inprocess-monitor-thread-interval=0.05",
     "--inprocess-monitor-process-interval=0.02",
-    "--inprocess-progress-watchdog-interval=0.1",
+    "--inprocess-progress-watchdog-interval=0.05",
     "--inprocess-heartbeat-interval=0.5",
     "--inprocess-heartbeat-timeout=10",
     "--inprocess-soft-timeout=20",
@@ -222,6 +222,7 @@ def durations(
         "replay": replay_s,
         "first step": max(firsts) - recovered.time,
     }
+    iteration_s = min(iteration_s, parts["first step"])
     costs = {"total": total_s, "iteration": iteration_s}
     return parts | costs | {"costs": total_s - replay_s - iteration_s}
 
