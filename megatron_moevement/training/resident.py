@@ -154,6 +154,6 @@ class Resident:
         self.builds += 1
         self.kept.renew()
         if not self._arguments.restart.inprocess_restart:
-            return  # the walk takes some tenths of a second
+            return
         roots = [job.chunks, job.optimizer, job.schedule, job.metrics, job.groups, job.durable]
         self._part = _Part(job, GroupReferences(roots))
