@@ -81,7 +81,7 @@ LAYOUT = (
 MICRO_BATCHES = 8
 SMALL = ("--hidden-size=32", "--ffn-hidden-size=64", "--moe-ffn-hidden-size=32", "--seq-length=16")
 COMPARED_STAGES = (2, 3, 4)
-STRUCK_STEP = 4 * WINDOW
+STRUCK_STEP = 3 * WINDOW
 PARTS = (
     "detect",
     "teardown",
