@@ -18,6 +18,7 @@ from megatron_moevement.runtime.agreement import all_gather_json
 from megatron_moevement.runtime.events import EventName, Events
 from megatron_moevement.runtime.fault_points import NO_FAULTS, FaultPoints
 from megatron_moevement.runtime.generation import Generation, Interruption
+from megatron_moevement.runtime.reaper import count_stuck
 from megatron_moevement.settings.launch import Launch
 from megatron_moevement.strategies.kept import Kept
 from megatron_moevement.training.arguments import Arguments
@@ -119,6 +120,7 @@ class Resident:
                 builds=self.builds,
                 threads=len(os.listdir("/proc/self/task")),
                 descriptors=len(os.listdir("/proc/self/fd")),
+                stuck_groups=count_stuck(),
             )
         self._is_known = True
 

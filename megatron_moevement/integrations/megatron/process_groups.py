@@ -136,7 +136,7 @@ def abandon_groups() -> None:
     """
     distributed: Any = dist.distributed_c10d
     world = distributed._world  # noqa: SLF001  (no public list of groups)
-    remains = [list(world.pg_map)]
+    remains = list(world.pg_map)
     parallel_state.destroy_model_parallel()
     if dist.is_initialized():
         dist.destroy_process_group()
