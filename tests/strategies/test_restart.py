@@ -143,10 +143,10 @@ def test_interrupts_at_any_instruction_change_no_bit_and_leave_nothing_open(
 @pytest.mark.parametrize(
     "fault",
     [
-        "fetch@2/1",
+        "fetch@2#1",
         *(
             pytest.param(fault, marks=pytest.mark.slow)
-            for fault in ("replay@0/1", "dense@2/1", "commit@3/1", "barrier@1/1", "fetch@2/2")
+            for fault in ("replay@0#1", "dense@2#1", "commit@3#1", "barrier@1#1", "fetch@2#2")
         ),
     ],
 )
@@ -160,12 +160,12 @@ def test_a_death_in_the_recovery_of_another_one_changes_no_bit(
     with run.start("--moevement-faults", *faults) as job:
         await_step(run, job, CASE.protected_from)
         kill_rank(run, job, 2, Random(fault))
-        if fault.endswith("/2"):
+        if fault.endswith("#2"):
             while generation_of(run) < 1:
                 job.poll()
             kill_rank(run, job, 1, Random(fault))
         result = job.wait()
-    dead = 3 if fault.endswith("/2") else 2
+    dead = 3 if fault.endswith("#2") else 2
     assert sorted(result.exit_codes) == [-9] * dead + [0] * (7 - dead), result.describe()
     assert digest_differences(run._digest(), uninterrupted(CASE)) == []
     assert list(run.store.rglob("*")) == []
