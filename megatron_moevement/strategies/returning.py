@@ -115,6 +115,7 @@ class Returning:
         replay = self.replay
         if replay is not None:
             assert replay.is_over
+            self._trained.optimizer.adam_step()  # all operators count the same steps again
             self._kept.live = Live.dense(self._trained.scalars(self._progress or replay.start))
         self._lap("replay")
         if self._shared is not None:
