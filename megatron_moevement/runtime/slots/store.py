@@ -347,11 +347,12 @@ def _foreign_folder(folder: Path) -> UserError:
 def remove_folder(folder: Path) -> None:
     """Removes the folder of a process, its lock last, and the run's folder with the last of them.
 
-    The caller has the lock.
+    The caller has the lock. What somebody else has removed meanwhile is gone, too.
     """
-    for path in folder.iterdir():
-        if path.name != LOCK_NAME:
-            path.unlink()
-    shutil.rmtree(folder)
+    with contextlib.suppress(FileNotFoundError):
+        for path in folder.iterdir():
+            if path.name != LOCK_NAME:
+                path.unlink(missing_ok=True)
+        shutil.rmtree(folder)
     with contextlib.suppress(OSError):  # not the last process of the run
         folder.parent.rmdir()
