@@ -19,6 +19,7 @@ COMMANDS: tuple[str, ...] = (
     "losses",
     "operators",
     "presets",
+    "recoveries",
     "schedule",
     "stores",
 )
