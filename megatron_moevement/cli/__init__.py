@@ -20,6 +20,7 @@ COMMANDS: tuple[str, ...] = (
     "losses",
     "operators",
     "presets",
+    "recoveries",
     "schedule",
     "stores",
 )
