@@ -44,6 +44,7 @@ class Program:
     world_size: int
     train_iters: int
     flags: tuple[str, ...]
+    timeout_s: float = _TIMEOUT_S
 
 
 class Run:
@@ -157,7 +158,7 @@ class Run:
                 *flags,
             ],
             world_size=self._program.world_size,
-            timeout_s=_TIMEOUT_S,
+            timeout_s=self._program.timeout_s,
         )
 
     def _digest_path(self) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 import warnings
@@ -18,6 +19,9 @@ from megatron_moevement.training.stop_request import StopSources
 
 if TYPE_CHECKING:
     from megatron_moevement.training.run import GenerationRun
+
+_NEEDED_LATER = ("torch._dynamo",)
+"""What torch imports when the first optimizer is made; a spare has it before it is needed."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -59,6 +63,9 @@ def _run(arguments: Arguments, launch: Launch, backend: Backend, stop: StopSourc
     from megatron_moevement.training.resident import Resident  # noqa: PLC0415
     from megatron_moevement.training.run import GenerationRun  # noqa: PLC0415
 
+    if arguments.restart.inprocess_restart:
+        for name in _NEEDED_LATER:
+            importlib.import_module(name)
     resident = Resident(arguments, backend)
     run = GenerationRun(arguments, resident, stop)
     try:

@@ -36,13 +36,23 @@ class _Place(Enum):
 
 @dataclasses.dataclass(frozen=True)
 class _Kept:
-    """Where something is kept: in which object, under which key, and how to get there."""
+    """Where something is kept: in which object, under which key, and where that one is kept."""
 
     owner: Any
     key: Any
     value: Any
     place: _Place
-    path: str
+    parent: _Kept | None
+
+    @property
+    def path(self) -> str:
+        """How to get there. Thousands are visited and hardly one is asked for its path."""
+        # A key may be a tensor, whose text is all its numbers.
+        key = self.key if isinstance(self.key, (str, int)) else type(self.key).__name__
+        if self.parent is None:
+            return str(key)
+        before = self.parent.path
+        return f"{before}[{key!r}]" if self.place is _Place.ITEM else f"{before}.{key}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,7 +117,8 @@ class GroupReferences:
             raise UnnamedGroupError(
                 f"the process group at {kept.path} {why}: a restart could not replace it"
             )
-        return _Reference(kept, name)
+        # With the value the first generation's groups would never end.
+        return _Reference(dataclasses.replace(kept, value=None, parent=None), name)
 
 
 def named_groups() -> dict[str, dist.ProcessGroup]:
@@ -131,66 +142,69 @@ def named_groups() -> dict[str, dist.ProcessGroup]:
 def _groups_in(roots: list[Any]) -> Iterator[_Kept]:
     """Yields every place of a group that can be reached from the roots."""
     seen: set[int] = set()
-    pending = [(root, f"root{number}") for number, root in enumerate(roots)]
+    pending = [
+        _Kept(None, f"root{number}", root, _Place.FIXED, None) for number, root in enumerate(roots)
+    ]
     while pending:
-        value, path = pending.pop()
+        visited = pending.pop()
+        value = visited.value
         if id(value) in seen or isinstance(value, (*_ATOMS, types.ModuleType)):
             continue
         seen.add(id(value))
-        for kept in _parts_of(value, path):
+        for kept in _parts_of(value, visited):
             if isinstance(kept.value, dist.ProcessGroup):
                 yield kept
             else:
-                pending.append((kept.value, kept.path))
+                pending.append(kept)
 
 
 @functools.singledispatch
-def _parts_of(value: Any, path: str) -> Iterator[_Kept]:
+def _parts_of(value: Any, parent: _Kept) -> Iterator[_Kept]:
     """Yields what an object keeps: by default, its attributes."""
     for key, part in getattr(value, "__dict__", {}).items():
-        yield _Kept(value, key, part, _Place.ATTRIBUTE, f"{path}.{key}")
+        yield _Kept(value, key, part, _Place.ATTRIBUTE, parent)
 
 
 @_parts_of.register
-def _(value: dict, path: str) -> Iterator[_Kept]:  # type: ignore[type-arg]
+def _(value: dict, parent: _Kept) -> Iterator[_Kept]:  # type: ignore[type-arg]
     for key, part in value.items():
-        yield _Kept(value, key, part, _Place.ITEM, f"{path}[{key!r}]")
+        yield _Kept(value, key, part, _Place.ITEM, parent)
 
 
 @_parts_of.register
-def _(value: list, path: str) -> Iterator[_Kept]:  # type: ignore[type-arg]
+def _(value: list, parent: _Kept) -> Iterator[_Kept]:  # type: ignore[type-arg]
     for place, part in enumerate(value):
-        yield _Kept(value, place, part, _Place.ITEM, f"{path}[{place}]")
+        yield _Kept(value, place, part, _Place.ITEM, parent)
 
 
 @_parts_of.register(tuple)
 @_parts_of.register(set)
 @_parts_of.register(frozenset)
-def _(value: Iterable[Any], path: str) -> Iterator[_Kept]:
+def _(value: Iterable[Any], parent: _Kept) -> Iterator[_Kept]:
     for part in value:
-        yield _Kept(value, None, part, _Place.FIXED, f"{path}(...)")
+        yield _Kept(value, None, part, _Place.FIXED, parent)
 
 
 @_parts_of.register(functools.partial)
 @_parts_of.register(types.MethodType)
-def _(value: Any, path: str) -> Iterator[_Kept]:
+def _(value: Any, parent: _Kept) -> Iterator[_Kept]:
     for key in ("func", "args", "keywords", "__self__"):
         if hasattr(value, key):
-            yield _Kept(value, key, getattr(value, key), _Place.FIXED, f"{path}.{key}")
+            yield _Kept(value, key, getattr(value, key), _Place.FIXED, parent)
 
 
 @_parts_of.register
-def _(value: types.FunctionType, path: str) -> Iterator[_Kept]:
+def _(value: types.FunctionType, parent: _Kept) -> Iterator[_Kept]:
     cells: tuple[types.CellType, ...] = value.__closure__ or ()
-    for name, cell in zip(value.__code__.co_freevars, cells, strict=True):
+    for cell in cells:
         with contextlib.suppress(ValueError):  # a cell that is empty yet
             part = cell.cell_contents
-            yield _Kept(cell, "cell_contents", part, _Place.ATTRIBUTE, f"{path}<{name}>")
+            yield _Kept(cell, "cell_contents", part, _Place.ATTRIBUTE, parent)
 
 
 @_parts_of.register
-def _(value: torch.Tensor, path: str) -> Iterator[_Kept]:
+def _(value: torch.Tensor, parent: _Kept) -> Iterator[_Kept]:
     for key, part in value.__dict__.items():
-        yield _Kept(value, key, part, _Place.ATTRIBUTE, f"{path}.{key}")
+        yield _Kept(value, key, part, _Place.ATTRIBUTE, parent)
     if value._backward_hooks:  # noqa: SLF001  (no public way to them)
-        yield _Kept(value, "hooks", value._backward_hooks, _Place.FIXED, f"{path}.hooks")  # noqa: SLF001
+        yield _Kept(value, "hooks", value._backward_hooks, _Place.FIXED, parent)  # noqa: SLF001

@@ -1,0 +1,81 @@
+"""What the processes of a running job have open, read from outside, so that nobody is disturbed."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+from pathlib import Path
+
+_KIB = 1024
+
+
+@dataclasses.dataclass(frozen=True)
+class ProcessResources:
+    """What one process has open at a moment.
+
+    Attributes:
+        threads: of the process.
+        descriptors: of all kinds, sockets included.
+        sockets: of all families.
+        shared_files: files that are mapped to be shared with other processes.
+        own_bytes: resident memory that no file backs.
+    """
+
+    threads: int
+    descriptors: int
+    sockets: int
+    shared_files: int
+    own_bytes: int
+
+    @classmethod
+    def of(cls, pid: int) -> ProcessResources:
+        """Reads them.
+
+        Raises:
+            OSError: there is no such process.
+        """
+        folder = Path(f"/proc/{pid}")
+        targets = []
+        for descriptor in os.listdir(folder / "fd"):
+            with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+                targets.append(os.readlink(folder / "fd" / descriptor))
+        shared = set()
+        for line in (folder / "maps").read_text(encoding="utf-8").splitlines():
+            _, permissions, _, _, inode, *name = line.split(maxsplit=5)
+            if permissions.endswith("s") and name:
+                shared.add((inode, name[0]))
+        status = dict(
+            line.split(":", 1)
+            for line in (folder / "status").read_text(encoding="utf-8").splitlines()
+        )
+        return cls(
+            threads=len(os.listdir(folder / "task")),
+            descriptors=len(targets),
+            sockets=sum(target.startswith("socket:") for target in targets),
+            shared_files=len(shared),
+            own_bytes=int(status["RssAnon"].split()[0]) * _KIB,
+        )
+
+
+def thread_names(pid: int) -> list[str]:
+    """Returns the names that the kernel has of a process's threads, sorted."""
+    names = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            names.append((task / "comm").read_text(encoding="utf-8").strip())
+    return sorted(names)
+
+
+def children_of(parent: int) -> frozenset[int]:
+    """Returns the processes that a process has started, or that it has taken over as orphans."""
+    threads = Path(f"/proc/{parent}/task").iterdir()
+    return frozenset(
+        int(pid) for thread in threads for pid in (thread / "children").read_text().split()
+    )
+
+
+def parent_of(pid: int) -> int:
+    """Returns the process that waits for another one's end."""
+    text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
+    return int(text.rpartition(")")[2].split()[1])
