@@ -73,7 +73,7 @@ class CudaBackend(Backend):
             "torch": torch.__version__,
             "CUDA": str(torch.version.cuda),
             "cuDNN": str(torch.backends.cudnn.version()),  # type: ignore[no-untyped-call]
-            "NCCL": ".".join(str(number) for number in torch.cuda.nccl.version()),
+            "NCCL": ".".join(str(number) for number in torch.cuda.nccl.version()),  # type: ignore[no-untyped-call]
         }
 
     def peak_memory_bytes(self) -> int:

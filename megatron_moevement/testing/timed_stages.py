@@ -38,7 +38,7 @@ def wait_in_stages(stage_s: float) -> None:
         started_s = time.perf_counter()
         output, loss = compute(self, batches, chunk)
         if output.requires_grad:
-            output.register_hook(wait_backward)
+            output.register_hook(wait_backward)  # type: ignore[no-untyped-call]
         time.sleep(max(0.0, started_s + forward_s - time.perf_counter()))
         return output, loss
 
