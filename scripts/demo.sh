@@ -48,7 +48,7 @@ echo
 echo "2. The same job from the checkpoint of iteration $resumed_from on, protected, with a spare."
 echo "   SIGKILL strikes rank 2, in stage 1, in the backward pass of iteration $killed_in."
 "$root/scripts/run_local.sh" -n 4 -s 1 -- "${JOB_ARGS[@]}" "${MOEVEMENT_ARGS[@]}" "${FAULT_ARGS[@]}" \
-    --load "$run/checkpoints" --ckpt-step "$resumed_from" --log-interval $((iterations / 40)) \
+    --load "$run/checkpoints" --ckpt-step "$resumed_from" --log-interval $((iterations / 20)) \
     --moevement-event-dir "$run/killed/events" \
     --moevement-state-digest "$run/killed/digest.json" "$@" 2>&1 | tee "$run/killed/train.log"
 
