@@ -74,11 +74,7 @@ class CudaBackend(Backend):
             "torch": torch.__version__,
             "CUDA": str(torch.version.cuda),
             "cuDNN": str(torch.backends.cudnn.version()),  # type: ignore[no-untyped-call]
-<<<<<<< HEAD
-            "NCCL": ".".join(str(number) for number in torch.cuda.nccl.version()),  # type: ignore[no-untyped-call]
-=======
             "NCCL": ".".join(str(number) for number in nccl),
->>>>>>> demo
         }
 
     def peak_memory_bytes(self) -> int:
