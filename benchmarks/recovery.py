@@ -1,7 +1,7 @@
 """How long a recovery takes: processes of a running job are killed from outside, at random times.
 
-    .venv/bin/python benchmarks/recovery.py                 # fast timeouts, 10 kills in 2 jobs
-    .venv/bin/python benchmarks/recovery.py --timeouts default --kills 2 --jobs 1
+    .venv/bin/python benchmarks/recovery.py                 # fast timeouts, 10 kills in 5 jobs
+    .venv/bin/python benchmarks/recovery.py --timeouts default --jobs 1
 
 A recovery is timed by one clock from the SIGKILL to the first new committed step of all ranks. What
 it `costs` is that time less the replay itself and less one iteration. The parts are those of the
@@ -45,7 +45,7 @@ from megatron_moevement.testing.random_text import data_flags, prepare_random_te
 RANKS, STAGES, WINDOW = 4, 2, 3
 FAST = (
     "--inprocess-monitor-thread-interval=0.05",
-    "--inprocess-monitor-process-interval=0.02",
+    "--inprocess-monitor-process-interval=0.05",
     "--inprocess-progress-watchdog-interval=0.05",
     "--inprocess-heartbeat-interval=0.5",
     "--inprocess-heartbeat-timeout=10",
@@ -81,7 +81,7 @@ LAYOUT = (
 MICRO_BATCHES = 8
 SMALL = ("--hidden-size=32", "--ffn-hidden-size=64", "--moe-ffn-hidden-size=32", "--seq-length=16")
 COMPARED_STAGES = (2, 3, 4)
-STRUCK_STEP = 4 * WINDOW
+STRUCK_STEP = 3 * WINDOW
 PARTS = (
     "detect",
     "teardown",
@@ -284,8 +284,8 @@ def compare(stage_s: float, flags: Sequence[str]) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
-    parser.add_argument("--kills", type=int, default=5, help="of each job")
-    parser.add_argument("--jobs", type=int, default=2, help="one after the other")
+    parser.add_argument("--kills", type=int, default=2, help="of each job")
+    parser.add_argument("--jobs", type=int, default=5, help="one after the other")
     parser.add_argument("--seed", type=int, default=0, help="of who is killed when")
     parser.add_argument("--timeouts", choices=("fast", "default"), default="fast")
     parser.add_argument("--compare", action="store_true", help="localized and global replay")

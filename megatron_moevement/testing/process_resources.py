@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 
 _KIB = 1024
+_ZOMBIE = "Z"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,24 +59,19 @@ class ProcessResources:
         )
 
 
-def thread_names(pid: int) -> list[str]:
-    """Returns the names that the kernel has of a process's threads, sorted."""
-    names = []
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        with contextlib.suppress(FileNotFoundError):
-            names.append((task / "comm").read_text(encoding="utf-8").strip())
-    return sorted(names)
-
-
 def children_of(parent: int) -> frozenset[int]:
-    """Returns the processes that a process has started, or that it has taken over as orphans."""
+    """Returns the processes that a process has started or taken over as orphans, if they live."""
     threads = Path(f"/proc/{parent}/task").iterdir()
-    return frozenset(
-        int(pid) for thread in threads for pid in (thread / "children").read_text().split()
-    )
+    pids = {int(pid) for thread in threads for pid in (thread / "children").read_text().split()}
+    return frozenset(pid for pid in pids if _stat(pid)[0] != _ZOMBIE)
 
 
 def parent_of(pid: int) -> int:
     """Returns the process that waits for another one's end."""
+    return int(_stat(pid)[1])
+
+
+def _stat(pid: int) -> list[str]:
+    """Returns what the kernel says of a process, from its state on."""
     text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
-    return int(text.rpartition(")")[2].split()[1])
+    return text.rpartition(")")[2].split()

@@ -18,6 +18,7 @@ from megatron_moevement.runtime.agreement import all_gather_json
 from megatron_moevement.runtime.events import EventName, Events
 from megatron_moevement.runtime.fault_points import NO_FAULTS, FaultPoints
 from megatron_moevement.runtime.generation import Generation, Interruption
+from megatron_moevement.runtime.reaper import count_stuck
 from megatron_moevement.settings.launch import Launch
 from megatron_moevement.strategies.kept import Kept
 from megatron_moevement.training.arguments import Arguments
@@ -120,6 +121,7 @@ class Resident:
                 builds=self.builds,
                 threads=len(os.listdir("/proc/self/task")),
                 descriptors=len(os.listdir("/proc/self/fd")),
+                stuck_groups=count_stuck(),
             )
         self._is_known = True
 
@@ -155,6 +157,6 @@ class Resident:
         self.builds += 1
         self.kept.renew()
         if not self._arguments.restart.inprocess_restart:
-            return  # the walk takes some tenths of a second
+            return
         roots = [job.chunks, job.optimizer, job.schedule, job.metrics, job.groups, job.durable]
         self._part = _Part(job, GroupReferences(roots))

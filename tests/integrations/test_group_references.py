@@ -1,5 +1,7 @@
 """After new process groups were set into old objects, training goes on with the same bits."""
 
+import gc
+
 import pytest
 
 from megatron_moevement.runtime.commit_barrier import StopRequest
@@ -45,19 +47,25 @@ def train(flags, restart_after):
             GroupReferences,
         )
 
-        references = None
+        references, former = None, []
         with open_steps(job, build_datasets(job), START) as step:
             for number in range(4):
                 if number == restart_after:
                     references = GroupReferences(roots)
-                    restart(job, references)
+                    former = restart(job, references)
                 step.run(StopRequest.NONE)
+        gc.collect()
+        assert [group().group_desc for group in former if group() is not None] == []
         return job.digests(), 0 if references is None else len(references)
 
 
 def restart(job, references):
-    """Destroys every process group and builds new ones, as all ranks do after a fault."""
+    """Destroys every process group and builds new ones, as all ranks do after a fault.
+
+    Returns weak references to the former groups.
+    """
     import os  # noqa: PLC0415
+    import weakref  # noqa: PLC0415
 
     import torch.distributed as dist  # noqa: PLC0415
     from megatron.core import parallel_state  # noqa: PLC0415
@@ -66,6 +74,7 @@ def restart(job, references):
 
     store = dist.distributed_c10d._get_default_store()
     dist.barrier()
+    former = [weakref.ref(group) for group in dist.distributed_c10d._world.pg_map]
     references.release()
     parallel_state.destroy_model_parallel()
     dist.destroy_process_group()
@@ -77,6 +86,7 @@ def restart(job, references):
     )
     build_groups(job.arguments.parallelism, job.arguments.architecture.num_layers)
     references.rebind()
+    return former
 
 
 @pytest.mark.parametrize("name", JOBS)

@@ -67,7 +67,7 @@ class GroupReferences:
     """Every place from which the live objects of a rank reach a process group."""
 
     def __init__(self, roots: Iterable[Any]) -> None:
-        """Finds them; takes some tenths of a second, so once, at start.
+        """Finds them; walks over all that lives, so once, at start.
 
         Args:
             roots: model chunks, optimizer, config, and whatever else outlives a restart.

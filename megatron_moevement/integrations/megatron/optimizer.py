@@ -345,7 +345,8 @@ def build_optimizer(
         use_distributed_optimizer=parallelism.use_distributed_optimizer,
         overlap_param_gather=parallelism.overlap_param_gather,
     )
-    return SplitOptimizer(get_megatron_optimizer(config, list(chunks)), chunks)
+    megatron = get_megatron_optimizer(config, list(chunks), use_gloo_process_groups=False)
+    return SplitOptimizer(megatron, chunks)
 
 
 def is_finite(statistics: GradientStatistics) -> bool:

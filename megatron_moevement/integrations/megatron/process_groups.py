@@ -91,6 +91,9 @@ def build_groups(parallelism: Parallelism, num_layers: int) -> ProcessGroupColle
         expert_model_parallel_size=parallelism.expert_model_parallel_size,
         expert_tensor_parallel_size=parallelism.expert_tensor_parallel_size,
         distributed_timeout_minutes=int(max(1, parallelism.distributed_timeout_minutes)),
+        # Only checkpoint formats that we don't write gather over these copies of groups, and each
+        # restart would build them, and a stuck one would stay.
+        create_gloo_process_groups=False,
     )
     return ProcessGroupCollection.use_mpu_process_groups()
 
@@ -133,7 +136,7 @@ def abandon_groups() -> None:
     """
     distributed: Any = dist.distributed_c10d
     world = distributed._world  # noqa: SLF001  (no public list of groups)
-    remains = [list(world.pg_map)]
+    remains = list(world.pg_map)
     parallel_state.destroy_model_parallel()
     if dist.is_initialized():
         dist.destroy_process_group()
