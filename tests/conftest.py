@@ -49,5 +49,8 @@ def fork_server() -> Iterator[ForkServer]:
 def megatron_fork_server() -> Iterator[ForkServer]:
     """Forks ranks that have the CPU backend installed and Megatron-Core imported."""
     preload = "megatron_moevement.testing.fork_server_preload:import_megatron"
-    with ForkServer(preload=["numpy", "pytest", "torch.distributed", preload]) as server:
+    # A process that may be restarted asks its store again and again; each time would be a warning.
+    quiet = {"TORCH_CPP_LOG_LEVEL": "error"}
+    modules = ["numpy", "pytest", "torch.distributed", preload]
+    with ForkServer(preload=modules, env=quiet) as server:
         yield server

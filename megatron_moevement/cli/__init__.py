@@ -20,6 +20,7 @@ COMMANDS: tuple[str, ...] = (
     "operators",
     "presets",
     "schedule",
+    "stores",
 )
 """Modules of this package that each add one sub-command."""
 

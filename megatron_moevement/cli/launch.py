@@ -1,14 +1,14 @@
 """Starts the ranks of a job on this machine and waits for them: `scripts/run_local.sh`.
 
-The launcher hosts the control store, so that no rank's death takes it away, and otherwise leaves
-the ranks alone: each is a process of its own, in a session of its own. A rank that dies ends the
-job, unless spares or in-process restart are there to go on without it. If the launcher dies,
-the kernel kills the ranks.
+The launcher hosts two stores, so that no rank's death takes them away: that of training, and the
+control store of in-process restart. Otherwise it leaves the ranks alone: each is a process of its
+own, in a session of its own. A rank that dies ends the job, unless spares or in-process restart are
+there to go on without it. If the launcher dies, the kernel kills the ranks.
 
 What a rank finds in its environment: `RANK`, `LOCAL_RANK`, `WORLD_SIZE` and `LOCAL_WORLD_SIZE`
 (spares counted), `MOEVEMENT_ACTIVE_RANKS` (spares not counted), `MASTER_ADDR` and `MASTER_PORT`
-of the store, `MOEVEMENT_FAILURE_DOMAIN` (the rank, unless set before) and `OMP_NUM_THREADS` (an
-equal share of the cores, unless set before).
+of the store, `MOEVEMENT_CONTROL_PORT` of the other one, `MOEVEMENT_FAILURE_DOMAIN` (the rank,
+unless set before) and `OMP_NUM_THREADS` (an equal share of the cores, unless set before).
 """
 
 from __future__ import annotations
@@ -38,6 +38,14 @@ PR_SET_PDEATHSIG = 1
 SIGNAL_EXIT_BASE = 128
 PROGRAM = Path(__file__).resolve().parents[2] / "pretrain_moe.py"
 GRACE = timedelta(seconds=30)
+
+
+@dataclass(frozen=True)
+class StorePorts:
+    """Where the two stores of a job are served."""
+
+    training: int
+    control: int
 
 
 class OnDeath(Enum):
@@ -110,16 +118,19 @@ def in_order_of_cause(exits: Sequence[RankExit]) -> list[RankExit]:
 
 
 def rank_environment(
-    job: Job, rank: int, port: int, inherited: Mapping[str, str]
+    job: Job, rank: int, ports: StorePorts, inherited: Mapping[str, str]
 ) -> dict[str, str]:
     """Returns the environment of one rank."""
     size = str(job.world_size)
+    # A process that may be restarted asks its store again and again; each would be a warning.
+    quiet = {"TORCH_CPP_LOG_LEVEL": "error"} if "--inprocess-restart" in job.flags else {}
     defaults = {
         "MOEVEMENT_FAILURE_DOMAIN": str(rank),
         "OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // job.active_ranks)),
     }
     return {
         **defaults,
+        **quiet,
         **inherited,
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
@@ -127,7 +138,8 @@ def rank_environment(
         "LOCAL_WORLD_SIZE": size,
         "MOEVEMENT_ACTIVE_RANKS": str(job.active_ranks),
         "MASTER_ADDR": STORE_ADDRESS,
-        "MASTER_PORT": str(port),
+        "MASTER_PORT": str(ports.training),
+        "MOEVEMENT_CONTROL_PORT": str(ports.control),
         "TORCHELASTIC_USE_AGENT_STORE": str(True),
     }
 
@@ -150,15 +162,18 @@ def launch(job: Job) -> int:
             outputs = [stack.enter_context(output) for output in _outputs(job)]
             # The ranks connect to a socket that listens already and wait until it is served.
             # They are started first: importing torch starts threads, and forking is safe before.
-            listener = stack.enter_context(socket.create_server((STORE_ADDRESS, 0), backlog=1024))
-            port = listener.getsockname()[1]
+            listeners = [
+                stack.enter_context(socket.create_server((STORE_ADDRESS, 0), backlog=1024))
+                for _ in range(2)
+            ]
+            ports = StorePorts(*(listener.getsockname()[1] for listener in listeners))
             ready = _rank_preparation(before)
             for rank in range(job.world_size):
-                environment = rank_environment(job, rank, port, os.environ)
+                environment = rank_environment(job, rank, ports, os.environ)
                 ranks.append(_start(job, environment, outputs[rank], ready))
-            store = _serve_store(listener)
+            stores = [serve_store(listener) for listener in listeners]
             exits = _supervise(job, ranks, watched)
-            del store
+            del stores
         return job_exit_code(job, exits)
     finally:
         for process in ranks:
@@ -208,7 +223,7 @@ def _start(
     )
 
 
-def _serve_store(listener: socket.socket) -> object:
+def serve_store(listener: socket.socket, address: str = STORE_ADDRESS) -> object:
     """Serves torch's TCPStore on a listening socket until the returned object is dropped.
 
     The socket is IPv4: for IPv6 ones the server's only thread looks up every peer's name.
@@ -217,7 +232,7 @@ def _serve_store(listener: socket.socket) -> object:
 
     port = listener.getsockname()[1]
     return TCPStore(
-        STORE_ADDRESS,
+        address,
         port,
         is_master=True,
         wait_for_workers=False,

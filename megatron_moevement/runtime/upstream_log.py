@@ -45,8 +45,13 @@ class LogOrderError(RuntimeError):
 def tensor_hash(tensor: torch.Tensor) -> int:
     """Returns the hash of a tensor in host memory: bytes, type and shape."""
     seed = xxhash.xxh3_64_intdigest(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
-    data = tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().data
-    return xxhash.xxh3_64_intdigest(data, seed=seed)
+    return xxhash.xxh3_64_intdigest(tensor_bytes(tensor), seed=seed)
+
+
+def tensor_bytes(tensor: torch.Tensor) -> memoryview:
+    """Returns the bytes of a tensor in host memory, in place where it is contiguous."""
+    data: memoryview = tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().data
+    return data
 
 
 def padded_bytes(tensor_bytes: int) -> int:
@@ -125,7 +130,7 @@ class UpstreamLog:
         if max_steps < 1:
             raise ValueError(f"an upstream log of {max_steps} steps can hold none; give 1 or more")
         self._max_steps = max_steps
-        self._buffer_bytes = -(-step_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        self._buffer_bytes = buffer_bytes(step_bytes)
         self._memory = _host_memory(self.capacity_bytes)
         if pin is not None and self._memory.numel():
             pin(self._memory)
@@ -246,6 +251,17 @@ class UpstreamLog:
         """Returns the tensors of a step that are in the log."""
         return dict(self._steps[step].tensors) if step in self._steps else {}
 
+    def logged_hash(self, tag: BoundaryTag) -> int:
+        """Returns the hash that a tensor was logged with.
+
+        Raises:
+            NotLoggedError: it is not in the log.
+        """
+        tensor = self.sent(tag.step).get(tag)
+        if tensor is None:
+            raise NotLoggedError(f"{tag} is not in the upstream log")
+        return tensor.hash
+
     def received(self, step: int) -> Mapping[BoundaryTag, int]:
         """Returns the hashes of what came in during a step."""
         return dict(self._steps[step].received) if step in self._steps else {}
@@ -273,6 +289,11 @@ class UpstreamLog:
             state = "was never begun" if step is None else "is over"
             raise LogOrderError(f"step {number} {state}: nothing can be logged under it")
         return step
+
+
+def buffer_bytes(step_bytes: int) -> int:
+    """Returns the host memory that a log takes for each step that it retains."""
+    return -(-step_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
 def step_bytes(tensors: int, shape: tuple[int, ...], dtype: torch.dtype) -> int:

@@ -39,6 +39,9 @@ class FaultTolerance:
     moevement_no_frozen_skip: bool = flag(
         False, "compute weight gradients of frozen operators in a replay, and drop them"
     )
+    moevement_no_upstream_log: bool = flag(
+        False, "don't log what crosses stage boundaries: a lost stage takes all others back with it"
+    )
     moevement_recover_only: bool = flag(
         False, "save what a killed job left in memory as a checkpoint in --save, train nothing"
     )

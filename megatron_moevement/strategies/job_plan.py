@@ -15,13 +15,14 @@ from megatron_moevement.policy.operators import Inventory, Operator, OperatorId,
 from megatron_moevement.policy.ordering import Ordering, order_operators
 from megatron_moevement.policy.placement import Host, Placement, Strictness, place_replicas
 from megatron_moevement.policy.ranks import LogicalRank
-from megatron_moevement.policy.retention import max_replayed_steps
+from megatron_moevement.policy.retention import max_log_steps, max_replayed_steps
 from megatron_moevement.policy.ring import ring_capacity
 from megatron_moevement.policy.schedule import WindowSchedule
 from megatron_moevement.policy.segments import Ends
 from megatron_moevement.policy.window import plan_window
 from megatron_moevement.runtime.agreement import all_gather_json
 from megatron_moevement.runtime.slots.store import JournalShape, RingShape
+from megatron_moevement.runtime.upstream_log import buffer_bytes
 from megatron_moevement.settings.fault_tolerance import FaultTolerance
 
 LAG = 1
@@ -32,6 +33,23 @@ ENTRY_BYTES = 16 << 10
 """Room for a ledger entry in the journal."""
 
 
+class UnlikePlansError(RuntimeError):
+    """Ranks planned the same job differently: their slots would not fit together."""
+
+
+@dataclasses.dataclass(frozen=True)
+class LogShape:
+    """Sizes of an upstream log: the most steps that it retains, and the bytes of each."""
+
+    max_steps: int
+    step_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of host memory."""
+        return self.max_steps * buffer_bytes(self.step_bytes)
+
+
 @dataclasses.dataclass(frozen=True)
 class Member:
     """What one rank tells the others of itself.
@@ -40,11 +58,13 @@ class Member:
         host: its process, its failure domain and its logical rank.
         operators: what it holds, with bytes.
         extras_bytes: room that the scalars and random streams of a slot need.
+        log_bytes: what it sends over its stage's boundaries in a step; 0 without a log.
     """
 
     host: Host
     operators: tuple[Operator, ...]
     extras_bytes: int
+    log_bytes: int = 0
 
     def document(self) -> dict[str, Any]:
         """Returns the member as JSON holds it."""
@@ -54,6 +74,7 @@ class Member:
             "rank": str(self.host.rank),
             "operators": [[str(op.id), op.full_bytes, op.compute_bytes] for op in self.operators],
             "extras_bytes": self.extras_bytes,
+            "log_bytes": self.log_bytes,
         }
 
     @classmethod
@@ -66,6 +87,7 @@ class Member:
                 for name, full, compute in document["operators"]
             ),
             document["extras_bytes"],
+            document["log_bytes"],
         )
 
 
@@ -79,6 +101,7 @@ class JobPlan:
         placement: who keeps copies.
         rings: sizes of each rank's ring of slots.
         journal: sizes of every journal.
+        logs: sizes of the upstream logs of the ranks that have one.
     """
 
     schedule: WindowSchedule
@@ -86,6 +109,7 @@ class JobPlan:
     placement: Placement
     rings: Mapping[LogicalRank, RingShape]
     journal: JournalShape
+    logs: Mapping[LogicalRank, LogShape] = dataclasses.field(default_factory=dict)
 
     def kept_for(self, process: int) -> tuple[LogicalRank, ...]:
         """Returns the ranks whose slots a process keeps copies of."""
@@ -100,10 +124,15 @@ class JobPlan:
                 held_slots_bytes=sum(
                     self.rings[rank].total_bytes for rank in self.kept_for(host.process)
                 ),
+                logs_bytes=0 if (log := self.log_of(host)) is None else log.total_bytes,
                 ledger_bytes=self.journal.total_bytes,
             )
             for host in self.hosts
         }
+
+    def log_of(self, host: Host) -> LogShape | None:
+        """Returns the sizes of a process's upstream log, None when it has none."""
+        return None if host.rank is None else self.logs.get(host.rank)
 
 
 def agree_on_plan(
@@ -115,6 +144,7 @@ def agree_on_plan(
     extras_bytes: int,
     train_iters: int,
     device: torch.device,
+    log_bytes: int = 0,
 ) -> JobPlan:
     """Plans the job with all other ranks; every rank calls it.
 
@@ -126,15 +156,18 @@ def agree_on_plan(
         extras_bytes: bytes of a slot's scalars and random streams on this rank.
         train_iters: the last step.
         device: where collectives keep their tensors.
+        log_bytes: what this rank sends over its stage's boundaries in a step; 0 without a log.
 
     Raises:
         UserError: there are too few failure domains, or a process would take too much memory.
+        UnlikePlansError: on all ranks, if one planned other slots.
     """
-    own = Member(host, live.operators, extras_bytes)
+    own = Member(host, live.operators, extras_bytes, log_bytes)
     members = [Member.of_document(each) for each in all_gather_json(own.document(), device)]
     inventory = _inventory(members, ends)
     order = order_operators(inventory.sorted_operators, Ordering.INDEX)
     schedule = plan_window(inventory, order, window=settings.moevement_window).schedule
+    _check_alike(schedule, device)
     strictness = Strictness.REFUSE if settings.moevement_strict_replicas else Strictness.LOWER
     hosts = tuple(member.host for member in members)
     capacity = ring_capacity(schedule.window, LAG)
@@ -152,11 +185,34 @@ def agree_on_plan(
         journal=JournalShape(
             max_replayed_steps(schedule.window, LAG) + 2, ENTRY_BYTES, train_iters
         ),
+        logs=_log_shapes(schedule.window, members),
     )
     limit_gb = settings.moevement_host_memory_limit_gb
     if limit_gb is not None:
         check_budget(plan.accounts(), int(limit_gb * 1e9))
     return plan
+
+
+def _log_shapes(window: int, members: Sequence[Member]) -> Mapping[LogicalRank, LogShape]:
+    """Returns the sizes of the logs of the ranks that send anything over a boundary."""
+    # A full ring waits behind the passes of a step: as if copies took one step longer.
+    max_steps = max_log_steps(window, LAG + 1)
+    return {
+        member.host.rank: LogShape(max_steps, member.log_bytes)
+        for member in members
+        if member.host.rank is not None and member.log_bytes
+    }
+
+
+def _check_alike(schedule: WindowSchedule, device: torch.device) -> None:
+    """Raises UnlikePlansError unless all ranks have the same schedule."""
+    digests = all_gather_json(schedule.digest, device)
+    unlike = [rank for rank, digest in enumerate(digests) if digest != digests[0]]
+    if unlike:
+        raise UnlikePlansError(
+            f"ranks 0 and {unlike[0]} planned different windows: operators would be in other "
+            "slots on some replicas"
+        )
 
 
 def _inventory(members: Sequence[Member], ends: Ends) -> Inventory:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 
 import torch
@@ -14,22 +14,23 @@ from megatron_moevement.policy.placement import Host
 from megatron_moevement.policy.schedule import WindowSchedule
 from megatron_moevement.runtime.agreement import AgreementError, all_gather_json, together
 from megatron_moevement.runtime.fault_points import FaultPoints
+from megatron_moevement.runtime.generation import Generation
+from megatron_moevement.runtime.replication.connection import Address
 from megatron_moevement.runtime.replication.handshake import Session
 from megatron_moevement.runtime.replication.sender import SlotSender
 from megatron_moevement.runtime.replication.server import ReplicaServer
 from megatron_moevement.runtime.replication.stored_slots import StoredSlots
 from megatron_moevement.runtime.slots.journal import Journal
 from megatron_moevement.runtime.slots.ring_file import RingFile
-from megatron_moevement.runtime.slots.store import RingRole, StoreDirectory
+from megatron_moevement.runtime.slots.store import RingRole, StoreDirectory, StoredRing
+from megatron_moevement.runtime.upstream_log import UpstreamLog
 from megatron_moevement.settings.faults import Place
 from megatron_moevement.strategies.copies import Copies
 from megatron_moevement.strategies.job_plan import JobPlan
+from megatron_moevement.strategies.kept_store import KeptStore
 
-GENERATION = 1
-"""Every launch is the first generation of its processes; its token tells it from former ones."""
-
-_DEADLINE = timedelta(seconds=60)
-"""For one slot to reach a peer and be acknowledged."""
+DEADLINE = timedelta(seconds=60)
+"""For one slot, or one logged tensor, to reach a peer and be acknowledged."""
 _TOKEN_BYTES = 32
 
 
@@ -39,42 +40,55 @@ class JobMemory:
     `open` or `open_anew` must come first; all ranks call it in step.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0917  (what a process takes part with)
         self,
         plan: JobPlan,
         host: Host,
+        kept: KeptStore,
         store: StoreDirectory,
         interface: str,
         device: torch.device,
         *,
+        generation: Generation,
         pin: Callable[[torch.Tensor], None],
         faults: FaultPoints,
+        log: UpstreamLog | None = None,
     ) -> None:
-        """Takes over the store; closes it at the end.
+        """Takes part in one generation; the store outlives it.
 
         Args:
             plan: what all ranks agreed on.
             host: this process.
+            kept: keeps the store.
             store: its files, locked.
             interface: where copies are received.
             device: where collectives keep their tensors.
+            generation: owns the connections.
             pin: makes host memory a target of asynchronous copies.
             faults: where this process fails on purpose.
+            log: what this process serves of what it sent over its stage's boundaries.
         """
         self.plan = plan
         self.host_bytes = plan.accounts()[host.process].total_bytes
         """Host memory in use; all of it is allocated at the start."""
         self.host = host
         self.store = store
+        self.generation = generation
+        self._kept = kept
         self._interface = interface
         self._device = device
         self._pin = pin
         self._faults = faults
+        self.log = log
+        self.session: Session | None = None
+        """Who this process is to its peers, once it is open."""
+        self.peers: Mapping[int, Address] = {}
+        """For each process its server's address."""
         self._own_ring: RingFile | None = None
         self._journal: Journal | None = None
         self._server: ReplicaServer | None = None
+        self._slots: StoredSlots | None = None
         self._copies: Copies | None = None
-        self._release = store.close
 
     @property
     def own_ring(self) -> RingFile:
@@ -102,21 +116,24 @@ class JobMemory:
                 interface is none of the machine's.
         """
         (token, *_) = all_gather_json(secrets.token_hex(_TOKEN_BYTES), self._device)
-        me = Session(bytes.fromhex(token), self.host.process, GENERATION)
+        self.session = me = Session(bytes.fromhex(token), self.host.process, self.generation.number)
         try:
             self._server = together(lambda: self._serve(me), self._device)
         except AgreementError as error:
             raise UserError(error.reason) from error
         addresses = all_gather_json([self.host.process, *self._server.address], self._device)
-        peers = {process: (host, port) for process, host, port in addresses}
+        self.peers = {process: (host, port) for process, host, port in addresses}
         assert self.host.rank is not None
-        self._copies = Copies(
-            SlotSender(
+        sender = self.generation.own(
+            lambda: SlotSender(
                 me,
-                peers,
-                deadline=_DEADLINE,
+                self.peers,
+                deadline=DEADLINE,
                 halfway=lambda record: self._faults.strike(record.step, Place.SEND),
-            ),
+            )
+        )
+        self._copies = Copies(
+            sender,
             self.own_ring,
             self.plan.placement.holders[self.host.rank],
             self._faults,
@@ -125,36 +142,64 @@ class JobMemory:
     def _serve(self, me: Session) -> ReplicaServer:
         """Opens the files, and a server that keeps copies in them and gives slots back."""
         assert self.host.rank is not None
-        self.store.check_space(self.host_bytes)
+        account = self.plan.accounts()[self.host.process]
+        self.store.check_space(account.total_bytes - account.logs_bytes)  # which lie in no file
         rings = self.plan.rings
         self._journal = self.store.journal(self.plan.journal)
         self._own_ring = self.store.ring(RingRole.OWN, self.host.rank, rings[self.host.rank])
-        for step in range(self._own_ring.capacity):
-            self._pin(torch.frombuffer(self._own_ring.buffer(step), dtype=torch.uint8))
-        slots = StoredSlots(self._own_ring)
+        with self.generation.uninterrupted():  # memory can be pinned only once
+            self._kept.pin(self._own_ring, self._pin)
+        slots = self._slots = StoredSlots(self._own_ring)
         for owner in self.plan.kept_for(self.host.process):
             slots.keep(self.store.ring(RingRole.HELD, owner, rings[owner]))
-        return ReplicaServer(self._interface, me, slots, deadline=_DEADLINE)
+        for stored in self._rings_of_former_plans():
+            ring = self.store.open_ring(stored.role, stored.owner)
+            if ring is not None:
+                slots.keep(ring)
+        return self.generation.own(
+            lambda: ReplicaServer(self._interface, me, slots, deadline=DEADLINE, log=self.log)
+        )
 
     def open_anew(self) -> None:
         """Forgets everything that is there, and opens."""
         self.store.clear()
         self.open()
+        self._kept.remove_left_behind()
 
     def schedule_from(self, step: int, epoch: int) -> WindowSchedule:
         """Returns the schedule of a job whose windows begin at a step."""
         return dataclasses.replace(self.plan.schedule, first_step=step, epoch=epoch)
 
+    def forget_others(self) -> None:
+        """Removes the slots that this process keeps for nobody any more, and what the dead left.
+
+        All slots have their copies.
+        """
+        assert self._slots is not None
+        for stored in self._rings_of_former_plans():
+            self._slots.drop(stored.owner)
+            self.store.drop_ring(stored.role, stored.owner)
+        self._kept.remove_left_behind()
+
+    def _rings_of_former_plans(self) -> tuple[StoredRing, ...]:
+        """Returns the rings with slots that others may lack, and that are not in the plan.
+
+        Who keeps copies for whom is planned anew when a process takes another one's place.
+        """
+        kept_for = self.plan.kept_for(self.host.process)
+        return tuple(
+            stored
+            for stored in self.store.rings()
+            if stored.owner not in kept_for and stored.owner != self.host.rank
+        )
+
     def finish(self) -> None:
-        """Lets `close` remove the files: nobody will go on from them."""
-        self._release = self.store.remove
+        """Says that nobody will go on from the files."""
+        self._kept.finish()
 
     def close(self) -> None:
-        """Ends the connections and lets go of the files."""
+        """Ends the connections; the files stay."""
         if self._copies is not None:
             self._copies.close()
         if self._server is not None:
             self._server.close()
-        if self.store.is_empty:
-            self.finish()
-        self._release()

@@ -1,33 +1,40 @@
 """Sparse checkpointing: a sparse snapshot every iteration, in the memory of r + 1 processes.
 
-Source: section 3.2 of the paper. What is decided is in `policy/`; this carries it out.
+One object protects one generation. After a restart a new one is opened, in the same process with
+the same `Kept` and store, and its `recover` finds out what everybody holds (docs/recovery.md).
+
+Source: sections 3.2 and 3.3 of the paper. What is decided is in `policy/`; this carries it out.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
-from datetime import timedelta
 
 import torch.distributed as dist
 
 from megatron_moevement.integrations.megatron.freezing import Freezing, FrozenWork
 from megatron_moevement.integrations.megatron.optimizer import GradientStatistics
+from megatron_moevement.integrations.megatron.random_state import random_state
 from megatron_moevement.integrations.megatron.slot_layout import slot_layouts
 from megatron_moevement.integrations.megatron.snapshots import LiveOperators
 from megatron_moevement.policy.commit import newest_persisted
-from megatron_moevement.policy.plan import Plan, Verdict
+from megatron_moevement.policy.plan import Plan, Verdict, WindowEdges
+from megatron_moevement.policy.retention import retain
 from megatron_moevement.policy.ring import SlotRing
 from megatron_moevement.policy.schedule import Window
 from megatron_moevement.runtime.capture import Capture
+from megatron_moevement.runtime.commit_barrier import Agreement, Vote
 from megatron_moevement.runtime.events import EventName, Events
 from megatron_moevement.runtime.ledger import LedgerEntry
 from megatron_moevement.runtime.progress import IterationCosts, Progress
 from megatron_moevement.runtime.slots.journal import JournalState
 from megatron_moevement.settings.faults import Place
+from megatron_moevement.strategies.boundaries import Boundaries
+from megatron_moevement.strategies.kept import TORN, Kept, Live
 from megatron_moevement.strategies.memory import JobMemory
-from megatron_moevement.strategies.recovery import MemoryRecovery
+from megatron_moevement.strategies.recovery import MemoryRecovery, RecoveryAbortedError
 from megatron_moevement.strategies.replay import Replay
+from megatron_moevement.strategies.returning import Returning
 from megatron_moevement.strategies.scalars import encode_entry
 from megatron_moevement.strategies.strategy import NO_WINDOW, Recovered
 from megatron_moevement.strategies.trained import Trained
@@ -45,6 +52,7 @@ class SparseCheckpointing:
         events: Events,
         say: Callable[[str], None],
         *,
+        kept: Kept,
         frozen_work: FrozenWork = FrozenWork.SKIPPED,
     ) -> None:
         """Takes over the memory; closes it at the end.
@@ -55,6 +63,7 @@ class SparseCheckpointing:
             memory: this process's store, and its peers.
             events: told of windows, plans and replays.
             say: tells the user a line.
+            kept: what this process takes over a restart.
             frozen_work: what a replay does for operators that it does not train.
         """
         self._trained = trained
@@ -62,64 +71,105 @@ class SparseCheckpointing:
         self._memory = memory
         self._events = events
         self._say = say
+        self._kept = kept
         self._freezing = Freezing(trained.chunks, trained.optimizer, frozen_work)
-        self._capture = Capture(trained.copy_stream())
+        self._capture = memory.generation.own(lambda: Capture(trained.copy_stream()))
+        self._boundaries = memory.generation.own(lambda: Boundaries(trained, memory))
         self._schedule = memory.plan.schedule
         self._persisted: Window | None = None
         self._windows: WindowCapture | None = None
-        self._replay: Replay | None = None
+        self._returning: Returning | None = None
         self._era = self._epoch = 0
-        self._started_s = 0.0
+        self._step = 0
         self._replicated_bytes = 0
 
     def recover(self, durable: int) -> Recovered | None:
-        """Brings back the newest persisted window, if the processes together have one."""
-        self._started_s = time.perf_counter()
-        recovery = MemoryRecovery(self._trained, self._memory, self._live)
+        """Brings the job back to the newest step that any process of it committed."""
+        returning = Returning(self._trained, self._memory, self._events, self._kept)
+        recovery = MemoryRecovery(self._trained, self._memory, self._live, self._kept)
         plan = recovery.make_plan(durable)
-        if plan is None:
+        if plan is not None:
+            self._emit_plan(plan)
+            self._era, self._epoch = plan.era, plan.epoch
+        if plan is not None and plan.verdict is Verdict.ABORT:
+            raise RecoveryAbortedError(plan.reason)
+        if plan is None or plan.verdict is Verdict.ROLLBACK:
+            recovery.start_over(durable)
             return None
-        self._emit_plan(plan)
-        self._era, self._epoch = plan.era, plan.epoch
-        if plan.verdict is not Verdict.GLOBAL:
-            return None
-        self._replay = recovery.carry_out(plan, self._freezing)
-        window = self._replay.window
-        self._schedule = self._replay.schedule
+        returning.planned()
+        replay = recovery.carry_out(plan, self._freezing)
+        returning.fetched()
+        self._schedule = recovery.schedule(plan)
         self._persisted = plan.persisted
-        self._windows = self._captures(window.start, window.last + 1)
-        self._replay.enter(window.start)
-        recovered = Recovered(self._replay.start, plan.target)
-        self._end_replay_if_over()
-        return recovered
+        self._drop_logs()
+        slots = recovery.own_slots(plan)
+        if plan.edges is WindowEdges.ANEW:
+            self.begin(self._progress())
+            returning.share(slots, [])
+        elif replay is None:
+            self._stand_by(plan.target, slots.ring(plan.target))
+            returning.share(slots, slots.shareable())
+            returning.replays(None, plan.target)
+        else:
+            window = replay.window
+            ring = SlotRing(self._memory.own_ring.capacity, window.start, window.last + 1)
+            self._windows = self._captures(ring)
+            returning.share(slots, [window])
+            returning.replays(replay, plan.target)
+            if plan.verdict is Verdict.LOCALIZED:
+                self._boundaries.replay(recovery.boundaries(plan), window.start + 1)
+            else:
+                self._boundaries.train()
+            replay.enter(window.start)
+        self._returning = returning
+        progress = self._progress() if replay is None else replay.start
+        return Recovered(progress, plan.target)
 
     def begin(self, progress: Progress) -> None:
         """Forgets what lies in memory, and captures the state that the job starts from."""
         self._memory.open_anew()
+        if self._memory.log is not None:
+            self._memory.log.clear()
         # A durable checkpoint that was loaded meanwhile brought tensors of its own.
         self._live = LiveOperators(self._trained.chunks, self._trained.optimizer)
         first = progress.committed
         self._schedule = self._memory.schedule_from(first, self._epoch)
+        self._persisted = None
         self._memory.journal.restore_losses(self._trained.ledger.losses())
         self._memory.journal.write_state(self._state(first))
-        self._windows = self._captures(first, first)
-        self._windows.begin(first, self._trained.scalars(progress))
+        self._kept.live = Live.dense(self._trained.scalars(progress))
+        self._stand_by(first, SlotRing(self._memory.own_ring.capacity, first, first))
 
     def injected_statistics(self, step: int) -> GradientStatistics | None:
-        """Returns what the ledger says of a step while operators are frozen."""
+        """Returns what the ledger says of a step while this rank replays and needs it."""
         return None if self._replay is None else self._replay.statistics(step)
 
     def await_commit(self, step: int) -> int:
-        """Waits for the copy of the former state and for room; returns what is complete here."""
-        del step
+        """Waits for the copies of the former state and of the log, and for room.
+
+        Returns:
+            The start of the newest window that is complete here; NO_WINDOW.
+        """
         assert self._windows is not None
         window = self._windows.await_commit()
+        self._windows.stall += self._boundaries.await_landed()
+        if self._replay is None:
+            self._kept.live = self._kept.live.with_finished(step, random_state())
         return NO_WINDOW if window is None else window.start
+
+    def agree_alone(self, vote: Vote) -> Agreement | None:
+        """Agrees within the stage where the other stages stand by."""
+        return None if self._returning is None else self._returning.agree_alone(vote)
+
+    def enter_commit(self) -> None:
+        """Notes that the state is torn; in a replay it counts as given up already."""
+        if self._replay is None:
+            self._kept.live = TORN
 
     def commit(self, entry: LedgerEntry, progress: Progress, persisted_start: int) -> None:
         """Writes the journal, frees what a persisted window replaces, captures the new state."""
         assert self._windows is not None
-        step = progress.committed
+        self._step = step = progress.committed
         agreed = None if persisted_start < 0 else self._schedule.window_of(persisted_start)
         before, self._persisted = self._persisted, newest_persisted(self._persisted, agreed)
         known = step if self._replay is None else max(step, self._replay.target)
@@ -129,6 +179,7 @@ class SparseCheckpointing:
         if agreed is not None:
             self._windows.drop_before(agreed)
         if self._persisted is not None and self._persisted != before:
+            self._drop_logs()
             self._events.emit(
                 EventName.WINDOW_PERSISTED,
                 step,
@@ -136,26 +187,33 @@ class SparseCheckpointing:
                 size=self._persisted.size,
                 lag=step - self._persisted.last,
             )
-        if self._replay is not None:
-            replayed = self._replay.replayed(entry)
-            self._events.emit(
-                EventName.REPLAY,
-                step,
-                active=replayed.active,
-                frozen=replayed.frozen,
-                weight_gradients=self._freezing.work.value,
-                replay_verified=replayed.verified,
-            )
         self._windows.captured_bytes = 0
+        if self._returning is not None:
+            self._returning.committed(entry, progress)
         if step == self._windows.next_step:
-            self._windows.begin(step, self._trained.scalars(progress))
+            scalars = self._trained.scalars(progress)
+            self._windows.begin(step, scalars)
+            if self._replay is None:
+                self._kept.live = Live.dense(scalars)
 
     def after_step(self) -> None:
         """Brings in the next slot of a replay."""
-        if self._replay is not None:
+        if self._returning is not None and self._replay is not None:
+            self._returning.verify(self._freezing, self._boundaries)
             self._trained.faults.strike(self._replay.reached + 1, Place.REPLAY)
             self._replay.enter(self._replay.reached + 1)
-            self._end_replay_if_over()
+
+    def rejoin(self) -> None:
+        """Waits for all ranks, and until this rank's slots have their copies again."""
+        if self._returning is not None:
+            duration_s = self._returning.rejoin()
+            if dist.get_rank() == 0 and self._memory.generation.number:
+                self._say(
+                    f"generation {self._memory.generation.number}: resumed at step "
+                    f"{self._returning.target}, {duration_s:.1f} s"
+                )
+            self._returning = None
+            self._boundaries.train()
 
     def costs(self) -> IterationCosts:
         """Returns what the last step cost."""
@@ -165,6 +223,7 @@ class SparseCheckpointing:
             stall=self._windows.stall,
             captured_bytes=self._windows.captured_bytes,
             replicated_bytes=self._replicated_bytes - before,
+            log_bytes=self._boundaries.logged_bytes(self._step),
             host_bytes=self._memory.host_bytes,
         )
 
@@ -174,20 +233,40 @@ class SparseCheckpointing:
 
     def close(self) -> None:
         """Ends all threads and connections; the store stays unless the job has finished."""
+        self._boundaries.close()
         self._capture.close()
         self._memory.close()
 
-    def _captures(self, oldest: int, next_step: int) -> WindowCapture:
-        memory, rank = self._memory, self._trained.rank
-        ring_file = memory.own_ring
+    @property
+    def _replay(self) -> Replay | None:
+        return None if self._returning is None else self._returning.replay
+
+    def _progress(self) -> Progress:
+        assert self._kept.live.scalars is not None
+        return self._kept.live.scalars.progress
+
+    def _stand_by(self, step: int, ring: SlotRing) -> None:
+        """Captures from the state of a step on, which is the live one."""
+        assert self._kept.live.scalars is not None
+        self._windows = self._captures(ring)
+        self._boundaries.train()
+        if ring.next_step == step:
+            self._windows.begin(step, self._kept.live.scalars)
+
+    def _drop_logs(self) -> None:
+        if self._memory.log is not None and self._persisted is not None:
+            self._memory.log.drop_before(retain(self._persisted, 0).oldest_log_step)
+
+    def _captures(self, ring: SlotRing) -> WindowCapture:
+        memory = self._memory
         return WindowCapture(
             self._capture,
-            ring_file,
+            memory.own_ring,
             memory.copies,
             self._schedule,
-            slot_layouts(self._schedule, rank, self._live),
+            slot_layouts(self._schedule, self._trained.rank, self._live),
             era=self._era,
-            ring=SlotRing(ring_file.capacity, oldest=oldest, next_step=next_step),
+            ring=ring,
             faults=self._trained.faults,
         )
 
@@ -200,18 +279,6 @@ class SparseCheckpointing:
             rank=self._trained.rank,
         )
 
-    def _end_replay_if_over(self) -> None:
-        if self._replay is not None and self._replay.is_over:
-            self._trained.optimizer.adam_step()  # all operators count the same steps again
-            duration = timedelta(seconds=time.perf_counter() - self._started_s)
-            self._events.emit(
-                EventName.RECOVERED,
-                self._replay.reached,
-                replayed_steps=self._replay.reached - self._replay.window.start,
-                duration_s=duration.total_seconds(),
-            )
-            self._replay = None
-
     def _emit_plan(self, plan: Plan) -> None:
         self._events.emit(
             EventName.PLAN,
@@ -222,6 +289,7 @@ class SparseCheckpointing:
             scope=sorted(plan.start_of),
             window=None if plan.window is None else plan.window.start,
             replayed_steps=plan.replayed_steps,
+            roll_forward=[str(one.rank) for one in plan.roll_forward],
         )
         if dist.get_rank() == 0:
             self._say(f"{plan.verdict.value}: {plan.reason}")

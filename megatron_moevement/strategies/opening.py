@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from megatron_moevement.errors import UserError
 from megatron_moevement.integrations.megatron.freezing import FrozenWork
@@ -11,16 +13,22 @@ from megatron_moevement.integrations.megatron.snapshots import LiveOperators
 from megatron_moevement.policy.placement import Host
 from megatron_moevement.runtime.agreement import AgreementError, together
 from megatron_moevement.runtime.events import Events
+from megatron_moevement.runtime.generation import Generation
 from megatron_moevement.runtime.progress import START
 from megatron_moevement.runtime.slots.identity import StoreIdentity
 from megatron_moevement.runtime.slots.store import StoreDirectory, default_store_dir
+from megatron_moevement.runtime.upstream_log import UpstreamLog
 from megatron_moevement.settings.fault_tolerance import FaultTolerance
 from megatron_moevement.strategies.job_plan import JobPlan, agree_on_plan
+from megatron_moevement.strategies.kept import Kept
+from megatron_moevement.strategies.kept_store import KeptStore
 from megatron_moevement.strategies.memory import JobMemory
 from megatron_moevement.strategies.moevement import SparseCheckpointing
 from megatron_moevement.strategies.trained import Trained
 
 _RUN_ID_DIGITS = 16
+_NUMBER_BYTES = 24
+"""A float of 17 digits with sign and exponent."""
 
 
 def store_place(settings: FaultTolerance, fingerprint: str) -> tuple[Path, str]:
@@ -39,6 +47,8 @@ def open_sparse_checkpointing(
     trained: Trained,
     events: Events,
     *,
+    kept: Kept,
+    generation: Generation,
     domain: str,
     train_iters: int,
     say: Callable[[str], None],
@@ -49,6 +59,8 @@ def open_sparse_checkpointing(
         settings: the flags.
         trained: the live objects.
         events: told of windows, plans and replays.
+        kept: what this process takes over a restart; gets the upstream log.
+        generation: owns threads and connections.
         domain: what this process may be lost together with.
         train_iters: the last step.
         say: tells the user a line, on one rank.
@@ -61,27 +73,43 @@ def open_sparse_checkpointing(
     plan = plan_job(settings, trained, live, domain=domain, train_iters=train_iters)
     if plan.placement.warning is not None:
         say(plan.placement.warning)
+    store = _open_store(settings, trained, kept.store, generation)
+    shape = plan.log_of(_host(trained, domain))
+    if kept.log is None and shape is not None:
+        kept.log = UpstreamLog(
+            max_steps=shape.max_steps, step_bytes=shape.step_bytes, pin=trained.pin
+        )
+    memory = JobMemory(
+        plan,
+        _host(trained, domain),
+        kept.store,
+        store,
+        settings.moevement_replication_interface,
+        trained.device,
+        generation=generation,
+        pin=trained.pin,
+        faults=trained.faults,
+        log=kept.log,
+    )
+    work = FrozenWork.DROPPED if settings.moevement_no_frozen_skip else FrozenWork.SKIPPED
+    return SparseCheckpointing(trained, live, memory, events, say, kept=kept, frozen_work=work)
+
+
+def _open_store(
+    settings: FaultTolerance, trained: Trained, kept: KeptStore, generation: Generation
+) -> StoreDirectory:
+    """Opens the stores of all ranks or none."""
     root, run_id = store_place(settings, trained.fingerprint)
     identity = StoreIdentity(run_id, trained.fingerprint)
 
     def open_store() -> StoreDirectory:
-        return StoreDirectory(root, identity, trained.process)
+        rank = trained.rank if generation.number == 0 else None
+        return kept.open(root, identity, trained.process, rank)
 
     try:
-        store = together(open_store, trained.device)
+        return together(open_store, trained.device)
     except AgreementError as error:
         raise UserError(error.reason) from error
-    memory = JobMemory(
-        plan,
-        _host(trained, domain),
-        store,
-        settings.moevement_replication_interface,
-        trained.device,
-        pin=trained.pin,
-        faults=trained.faults,
-    )
-    work = FrozenWork.DROPPED if settings.moevement_no_frozen_skip else FrozenWork.SKIPPED
-    return SparseCheckpointing(trained, live, memory, events, say, frozen_work=work)
 
 
 def plan_job(
@@ -112,6 +140,7 @@ def plan_job(
         extras_bytes=_extras_bytes(trained),
         train_iters=train_iters,
         device=trained.device,
+        log_bytes=trained.log_bytes,
     )
 
 
@@ -120,5 +149,14 @@ def _host(trained: Trained, domain: str) -> Host:
 
 
 def _extras_bytes(trained: Trained) -> int:
-    """Returns room for a slot's scalars: numbers in them grow longer as training goes on."""
-    return 2 * len(trained.scalars(START).encode())
+    """Returns room for a slot's scalars: the same at the start and after any step."""
+    return _room(json.loads(trained.scalars(START).encode()))
+
+
+def _room(value: Any) -> int:
+    """Returns the bytes that a JSON value takes at most, whatever its numbers are."""
+    if isinstance(value, dict):
+        return 2 + sum(len(name) + 4 + _room(part) for name, part in value.items())
+    if isinstance(value, list):
+        return 2 + sum(1 + _room(part) for part in value)
+    return len(value) + 2 if isinstance(value, str) else _NUMBER_BYTES

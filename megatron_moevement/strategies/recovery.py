@@ -1,4 +1,4 @@
-"""Recovery from memory: facts, plan, the slots that this rank lacks, the ledger, second copies."""
+"""Recovery from memory: facts, plan, the ledger, who rolls forward, the slots that are lacking."""
 
 from __future__ import annotations
 
@@ -11,38 +11,66 @@ from megatron_moevement.integrations.megatron.freezing import Freezing
 from megatron_moevement.integrations.megatron.slot_layout import slot_layouts
 from megatron_moevement.integrations.megatron.snapshots import LiveOperators
 from megatron_moevement.policy.facts import Facts
-from megatron_moevement.policy.plan import Plan
+from megatron_moevement.policy.plan import Origin, Plan, Verdict
 from megatron_moevement.policy.recovery import plan_recovery
-from megatron_moevement.policy.schedule import Window
+from megatron_moevement.policy.schedule import WindowSchedule
 from megatron_moevement.runtime.agreement import all_gather_json
-from megatron_moevement.runtime.ledger import loss_from_hex, loss_to_hex
+from megatron_moevement.runtime.ledger import LedgerEntry, loss_from_hex, loss_to_hex
 from megatron_moevement.runtime.slots.journal import JournalState
+from megatron_moevement.strategies.boundaries import ReplayedBoundaries
+from megatron_moevement.strategies.kept import GIVEN_UP, Kept
 from megatron_moevement.strategies.left_state import gather_facts, read_left_state
-from megatron_moevement.strategies.memory import GENERATION, JobMemory
-from megatron_moevement.strategies.replay import Replay, Slots
+from megatron_moevement.strategies.memory import JobMemory
+from megatron_moevement.strategies.own_slots import OwnSlots
+from megatron_moevement.strategies.replay import Injection, Replay, Slots
 from megatron_moevement.strategies.scalars import decode_entry
+from megatron_moevement.strategies.survivors import Survivor
 from megatron_moevement.strategies.trained import Trained
+
+
+class InitialStateLostError(RuntimeError):
+    """Training has to begin anew, and some process no longer has the weights to begin with.
+
+    Every process raises it. Whoever restarts builds model and optimizer anew, with a new `Kept`.
+    """
+
+
+class RecoveryAbortedError(RuntimeError):
+    """The plan says that the job ends; every process raises it."""
 
 
 @dataclasses.dataclass(frozen=True)
 class _LeftLedger:
-    """What a process that has all of it says of the steps up to the target."""
+    """What a process that has all of it says of the steps up to the target.
+
+    Attributes:
+        entries: of the steps that anybody replays or applies.
+        losses: of all steps.
+    """
 
     entries: Mapping[int, bytes]
     losses: Mapping[int, float]
 
+    def entry(self, step: int) -> LedgerEntry:
+        """Returns the entry of a step."""
+        return decode_entry(self.entries[step])
+
 
 class MemoryRecovery:
-    """Recovers a job of which no process is left, from what the processes left in memory.
+    """Recovers a job from what its processes hold: those that live, and what others left.
 
     All methods are called by the training thread of every rank.
     """
 
-    def __init__(self, trained: Trained, memory: JobMemory, live: LiveOperators) -> None:
+    def __init__(
+        self, trained: Trained, memory: JobMemory, live: LiveOperators, kept: Kept
+    ) -> None:
         """Names what is recovered, and from where."""
         self._trained = trained
         self._memory = memory
         self._live = live
+        self._kept = kept
+        self._survivor = Survivor(trained, kept)
         self._facts: Facts | None = None
 
     def make_plan(self, durable: int) -> Plan | None:
@@ -57,13 +85,18 @@ class MemoryRecovery:
         Raises:
             UserError: a store is another job's.
         """
-        trained = self._trained
+        trained, log = self._trained, self._memory.log
+        process = dataclasses.replace(
+            read_left_state(self._memory.store, self._memory.host),
+            live=self._kept.live.state,
+            logs=() if log is None else log.extents(),
+        )
         own = Facts(
-            generation=GENERATION,
+            generation=self._memory.generation.number,
             layout=trained.layout,
             ends=trained.ends,
             durable=durable,
-            processes=(read_left_state(self._memory.store, self._memory.host),),
+            processes=(process,),
         )
         facts = gather_facts(own, trained.device)
         committed = [each.committed for each in facts.processes if each.committed is not None]
@@ -75,44 +108,126 @@ class MemoryRecovery:
         assert len(digests) == 1, f"ranks have different plans: {sorted(digests)}"
         return plan
 
-    def carry_out(self, plan: Plan, freezing: Freezing) -> Replay:
-        """Fetches what this rank lacks, gives second copies to who lacks them, begins the replay.
+    def start_over(self, durable: int) -> None:
+        """Gets ready to load a durable checkpoint, or to begin with the initial weights.
 
         Args:
-            plan: GLOBAL, with a window.
-            freezing: freezes operators that have not got their FULL state.
+            durable: the step of the checkpoint; 0: there is none.
+
+        Raises:
+            InitialStateLostError: there is none, and weights have changed since the start.
         """
-        assert self._facts is not None
-        assert plan.window is not None
-        trained, memory, window = self._trained, self._memory, plan.window
+        pristine = all_gather_json(self._kept.is_pristine, self._trained.device)
+        if durable == 0 and not all(pristine):
+            raise InitialStateLostError(
+                f"process {pristine.index(False)} has trained, no window in memory is whole and "
+                "there is no durable checkpoint: the job has to be built anew"
+            )
+        self._survivor.reset()
+        if durable:
+            self._kept.live = GIVEN_UP  # until the checkpoint is loaded and `begin` says so
+        elif self._kept.live.scalars is not None:
+            self._trained.restore(self._kept.live.scalars)
+        if self._memory.log is not None:
+            self._memory.log.clear()
+
+    def carry_out(self, plan: Plan, freezing: Freezing) -> Replay | None:
+        """Makes ready what a plan asks of this rank: to replay, or to stand by.
+
+        Args:
+            plan: RESUME, LOCALIZED or GLOBAL.
+            freezing: freezes operators that have not got their FULL state.
+
+        Returns:
+            The replay, which `enter` begins; None for a bystander.
+        """
+        trained, memory, stage = self._trained, self._memory, self._trained.rank.pp
+        assert all(replay.origin is Origin.WINDOW for replay in plan.replays)
         memory.open()
         ledger = self._share_ledger(plan)
+        for rolling in plan.roll_forward:
+            if rolling.rank == trained.rank:
+                self._survivor.roll_forward(ledger.entry(rolling.step))
+        self._survivor.reset()
         self._write_journal(plan, ledger)
-        sources = next(each for each in plan.slots if each.rank == trained.rank)
-        for slot, process in enumerate(sources.processes, start=sources.first_slot):
-            if process != memory.host.process:
-                memory.copies.fetch(process, window, slot)
-        self._protect(window)
+        slots = self.own_slots(plan)
+        if stage in plan.start_of:
+            assert plan.window is not None
+            self._kept.live = GIVEN_UP
+            sources = next(each for each in plan.slots if each.rank == trained.rank)
+            slots.fetch_window(plan.window, sources.processes)
+        else:
+            slots.complete(plan.target)
+            self._survivor.stand_by(self._live)
         dist.barrier()  # nobody overwrites a slot that another one still fetches
-        schedule = memory.schedule_from(window.start, window.epoch)
+        return None if stage not in plan.start_of else self._replay(plan, ledger, freezing)
+
+    def own_slots(self, plan: Plan) -> OwnSlots:
+        """Returns this rank's slots as the facts tell of them; they are shared out from here."""
+        assert self._facts is not None
+        return OwnSlots(self._memory, self._facts, self._trained.rank, plan)
+
+    def boundaries(self, plan: Plan) -> ReplayedBoundaries:
+        """Returns between whom the stages of a plan replay."""
+        assert self._facts is not None
+        rank = self._trained.rank
+        return ReplayedBoundaries(
+            scope=frozenset(plan.start_of),
+            processes={
+                stage: self._facts.by_rank[dataclasses.replace(rank, pp=stage)].process
+                for stage in range(self._trained.layout.pp)
+            },
+            target=plan.target,
+        )
+
+    def schedule(self, plan: Plan) -> WindowSchedule:
+        """Returns the schedule that windows go on under, the same on every rank."""
+        assert self._facts is not None
+        if plan.window is not None:
+            return self._memory.schedule_from(plan.window.start, plan.window.epoch)
+        starts = [
+            holding.window.start
+            for process in self._facts.processes
+            if process.era == plan.era
+            for holding in process.holdings
+        ]
+        return self._memory.schedule_from(min(starts, default=plan.target), plan.epoch)
+
+    def _replay(self, plan: Plan, ledger: _LeftLedger, freezing: Freezing) -> Replay:
+        trained, window = self._trained, plan.window
+        assert window is not None
+        schedule = self.schedule(plan)
         slots = Slots(
-            memory.own_ring, window, schedule, slot_layouts(schedule, trained.rank, self._live)
+            self._memory.own_ring,
+            window,
+            schedule,
+            slot_layouts(schedule, trained.rank, self._live),
         )
         trained.ledger.restore_losses(
             {step: loss for step, loss in ledger.losses.items() if step <= window.start}
         )
-        entries = {step: decode_entry(text) for step, text in ledger.entries.items()}
-        return Replay(trained, self._live, freezing, slots, entries=entries, target=plan.target)
+        return Replay(
+            trained,
+            self._live,
+            freezing,
+            slots,
+            entries={step: decode_entry(text) for step, text in ledger.entries.items()},
+            target=plan.target,
+            injection=Injection.ALWAYS
+            if plan.verdict is Verdict.LOCALIZED
+            else Injection.WHILE_FROZEN,
+        )
 
     def _share_ledger(self, plan: Plan) -> _LeftLedger:
-        """Returns the ledger after the window's start, and all losses, from who has all of it."""
-        assert plan.window is not None
+        """Returns the ledger of the steps that are done again, and all losses, from who has it."""
+        first = min(plan.start_of.values(), default=plan.target - 1) + 1
         document = None
         if self._memory.host.process == plan.ledger_source:
             journal = self._memory.journal
-            steps = range(plan.window.start + 1, plan.target + 1)
             document = {
-                "entries": {step: journal.entry(step).decode() for step in steps},
+                "entries": {
+                    step: journal.entry(step).decode() for step in range(first, plan.target + 1)
+                },
                 "losses": {
                     step: loss_to_hex(loss)
                     for step, loss in journal.losses().items()
@@ -127,43 +242,24 @@ class MemoryRecovery:
 
     def _write_journal(self, plan: Plan, ledger: _LeftLedger) -> None:
         """Makes this process's journal say what the job knows."""
-        assert plan.window is not None
         journal = self._memory.journal
         known = journal.state
+        start = min(ledger.entries, default=plan.target + 1) - 1
         if known is None or known.era != plan.era:
-            state = self._state(plan, plan.window.start)
+            state = self._state(plan, start)
             journal.restore_losses(ledger.losses)
             journal.write_state(state)
             known = state
-        first = max(known.committed, plan.window.start) + 1
-        for step in range(first, plan.target + 1):
+        for step in range(max(known.committed, start) + 1, plan.target + 1):
             loss = ledger.losses.get(step)
             journal.commit(self._state(plan, step), step, ledger.entries[step], loss)
         journal.write_state(self._state(plan, plan.target))
 
     def _state(self, plan: Plan, committed: int) -> JournalState:
-        assert plan.window is not None
         return JournalState(
             era=plan.era,
-            epoch=plan.window.epoch,
+            epoch=plan.epoch if plan.window is None else plan.window.epoch,
             committed=committed,
             persisted=plan.persisted,
             rank=self._trained.rank,
         )
-
-    def _protect(self, window: Window) -> None:
-        """Sends the window's slots to the holders that lack them and waits until they have them."""
-        assert self._facts is not None
-        holders = self._memory.plan.placement.holders[self._trained.rank]
-        having = {
-            facts.process: holding.slots
-            for facts in self._facts.processes
-            for holding in facts.holdings
-            if (holding.owner, holding.window) == (self._trained.rank, window)
-        }
-        for slot in range(window.size):
-            lacking = [each for each in holders if not having.get(each, 0) >> slot & 1]
-            record = self._memory.own_ring.record(window.step_of(slot))
-            assert record is not None
-            self._memory.copies.land_for(record, lacking)
-        self._memory.copies.await_complete(window)

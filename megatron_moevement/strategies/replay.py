@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from enum import Enum
 
 import torch
 
@@ -77,6 +78,16 @@ class Slots:
         return frozenset(full)
 
 
+class Injection(Enum):
+    """In which steps gradients take their statistics from the ledger."""
+
+    WHILE_FROZEN = "while frozen"
+    """No norm of all gradients can be computed while some operators have none."""
+
+    ALWAYS = "always"
+    """The other stages compute none: they stand by."""
+
+
 @dataclasses.dataclass(frozen=True)
 class ReplayedStep:
     """What one replayed step did.
@@ -106,6 +117,7 @@ class Replay:
         *,
         entries: Mapping[int, LedgerEntry],
         target: int,
+        injection: Injection = Injection.WHILE_FROZEN,
     ) -> None:
         """Names what is replayed; `enter` must follow.
 
@@ -116,6 +128,7 @@ class Replay:
             slots: the window.
             entries: the ledger's entries of the steps (start, target].
             target: T.
+            injection: when the ledger's statistics are taken.
         """
         self._trained = trained
         self._live = live
@@ -123,6 +136,7 @@ class Replay:
         self._slots = slots
         self._entries = entries
         self.target = target
+        self._injection = injection
         self._active: frozenset[OperatorId] = frozenset()
         self.reached = slots.window.start
 
@@ -168,14 +182,20 @@ class Replay:
             self._trained.faults.strike(step, Place.DENSE)
 
     def statistics(self, step: int) -> GradientStatistics | None:
-        """Returns what the ledger says of a step's gradients; None once all operators are active.
-
-        No norm of all gradients can be computed while some operators have none.
-        """
-        if step > self.window.last:
+        """Returns what the ledger says of a step's gradients; None when they speak themselves."""
+        if step > self.window.last and self._injection is Injection.WHILE_FROZEN:
             return None
         entry = self._entries[step]
         return GradientStatistics(found_inf=entry.found_inf, norm=entry.grad_norm)
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether other stages stand by."""
+        return self._injection is Injection.ALWAYS
+
+    def agreed(self, step: int) -> LedgerEntry:
+        """Returns what all ranks agreed on when a step was done for the first time."""
+        return self._entries[step]
 
     def replayed(self, entry: LedgerEntry) -> ReplayedStep:
         """Returns what a step did that was just committed again."""

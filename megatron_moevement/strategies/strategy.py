@@ -9,6 +9,7 @@ import dataclasses
 from typing import Protocol
 
 from megatron_moevement.integrations.megatron.optimizer import GradientStatistics
+from megatron_moevement.runtime.commit_barrier import Agreement, Vote
 from megatron_moevement.runtime.ledger import LedgerEntry
 from megatron_moevement.runtime.progress import NO_COSTS, IterationCosts, Progress
 
@@ -21,7 +22,7 @@ class Recovered:
     """A state that was recovered without a durable checkpoint.
 
     Attributes:
-        progress: of the state that training goes on from; steps up to the target are replayed.
+        progress: of the state that this rank goes on from; steps up to the target are replayed.
         target: T, the newest step that was committed before the fault.
     """
 
@@ -33,13 +34,17 @@ class Strategy(Protocol):
     """Protects a job."""
 
     def recover(self, durable: int) -> Recovered | None:
-        """Brings back what an earlier launch of the job left in memory.
+        """Brings back what the processes of the job hold, or an earlier launch of it left.
 
         Args:
             durable: k of the S_k that could be loaded or built instead.
 
         Returns:
             What was brought back; None when the job starts from `durable`.
+
+        Raises:
+            InitialStateLostError: the job starts from the initial weights, and they are not there.
+            RecoveryAbortedError: the job ends.
         """
 
     def begin(self, progress: Progress) -> None:
@@ -61,6 +66,16 @@ class Strategy(Protocol):
             The start of the newest window that this rank could be recovered from; NO_WINDOW.
         """
 
+    def agree_alone(self, vote: Vote) -> Agreement | None:
+        """Agrees on a replayed step within its stage; None: the whole job has to agree.
+
+        Args:
+            vote: of this rank.
+        """
+
+    def enter_commit(self) -> None:
+        """Learns that the state is about to change, and is neither old nor new until `commit`."""
+
     def commit(self, entry: LedgerEntry, progress: Progress, persisted_start: int) -> None:
         """Notes that a step is committed; called in the commit section, without collectives.
 
@@ -72,6 +87,12 @@ class Strategy(Protocol):
 
     def after_step(self) -> None:
         """Does what takes collectives, once the parameters of the step are gathered."""
+
+    def rejoin(self) -> None:
+        """Waits until every rank has reached the target of a recovery, those that stood by, too.
+
+        Every rank that `recover` brought to a target calls it, once it is there.
+        """
 
     def costs(self) -> IterationCosts:
         """Returns what the last step cost."""
@@ -104,10 +125,21 @@ class Off:
         del step
         return NO_WINDOW
 
+    def agree_alone(self, vote: Vote) -> Agreement | None:
+        """Replays nothing."""
+        del vote
+        return None
+
+    def enter_commit(self) -> None:
+        """Does nothing."""
+
     def commit(self, entry: LedgerEntry, progress: Progress, persisted_start: int) -> None:
         """Does nothing."""
 
     def after_step(self) -> None:
+        """Does nothing."""
+
+    def rejoin(self) -> None:
         """Does nothing."""
 
     def costs(self) -> IterationCosts:

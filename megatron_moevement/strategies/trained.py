@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 
 import torch
 
-from megatron_moevement.backends.backend import CopyStream
+from megatron_moevement.backends.backend import BackendName, CopyStream
 from megatron_moevement.integrations.megatron.optimizer import SplitOptimizer
+from megatron_moevement.integrations.megatron.process_groups import Groups
 from megatron_moevement.integrations.megatron.random_state import (
     random_state,
     restore_random_state,
 )
+from megatron_moevement.integrations.megatron.schedule import PipelineSchedule
 from megatron_moevement.integrations.megatron.scheduler import Scheduler
+from megatron_moevement.integrations.megatron.step_commit import StepCommit
+from megatron_moevement.integrations.megatron.transients import Transients
 from megatron_moevement.policy.ranks import Layout, LogicalRank
 from megatron_moevement.policy.segments import Ends
 from megatron_moevement.runtime.fault_points import FaultPoints
@@ -40,6 +45,13 @@ class Trained:
         copy_stream: makes what copies to the host run on.
         pin: makes host memory a target of such copies.
         faults: where this process fails on purpose.
+        schedule: runs the passes of a step.
+        groups: the process groups, those of the present generation.
+        commit: applies a step.
+        transients: what an interrupted step leaves behind.
+        backend: the device.
+        log_bytes: what this rank sends over its stage's boundaries in a step; 0 without a log.
+        patience: how long a rank may be waited for.
     """
 
     chunks: Sequence[torch.nn.Module]
@@ -55,6 +67,13 @@ class Trained:
     copy_stream: Callable[[], CopyStream]
     pin: Callable[[torch.Tensor], None]
     faults: FaultPoints
+    schedule: PipelineSchedule
+    groups: Groups
+    commit: StepCommit
+    transients: Transients
+    backend: BackendName
+    log_bytes: int
+    patience: timedelta
 
     def scalars(self, progress: Progress) -> SlotScalars:
         """Returns what belongs to the present state besides tensors; not in mid-replay."""

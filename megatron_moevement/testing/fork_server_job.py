@@ -91,6 +91,7 @@ class Job:
         self._timed_out = False
         self._ended = False
         self.store_address = ("", 0)
+        self.control_port = 0
         self.pids: tuple[int, ...] = ()
         self._read_until(lambda: bool(self.pids), START_TIMEOUT_S)
 
@@ -121,6 +122,16 @@ class Job:
             if self._ended:
                 reason = f"rank {rank} never printed {text!r}\n{self._result().describe()}"
                 raise JobFailedError(reason)
+            self._read_one(_POLL_S)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether no process of the job is left, as far as was read."""
+        return self._ended
+
+    def poll(self) -> None:
+        """Takes in what the supervisor has said meanwhile."""
+        if not self._ended:
             self._read_one(_POLL_S)
 
     def wait_for_rank(self, rank: int) -> int:
@@ -177,6 +188,7 @@ class Job:
             case Event.STARTED:
                 host, port = message["store_address"]
                 self.store_address = (host, port)
+                self.control_port = message["control_port"]
                 self.pids = tuple(message["pids"])
             case Event.RANK_ENDED:
                 self._exit_codes[message["rank"]] = message["exit_code"]

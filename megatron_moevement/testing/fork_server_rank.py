@@ -27,18 +27,21 @@ from typing import NoReturn
 from megatron_moevement.testing.fork_server_protocol import EXIT_RAISED, JobSpec, TargetKind
 
 
-def run_rank(job: JobSpec, rank: int, store_address: tuple[str, int]) -> NoReturn:
+def run_rank(
+    job: JobSpec, rank: int, store_address: tuple[str, int], control_port: int
+) -> NoReturn:
     """Runs the job's target as one rank and ends the process.
 
     Args:
         job: what to run.
         rank: the place of this process in the job.
         store_address: where the job's TCPStore listens.
+        control_port: where the store of in-process restart listens.
     """
     code = EXIT_RAISED
     try:
         _redirect_streams(job, rank)
-        _set_environment(job, rank, store_address)
+        _set_environment(job, rank, store_address, control_port)
         _seed(job.seed + rank)
         code = _run_target(job, rank)
         threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001
@@ -70,7 +73,9 @@ def _redirect_streams(job: JobSpec, rank: int) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def _set_environment(job: JobSpec, rank: int, store_address: tuple[str, int]) -> None:
+def _set_environment(
+    job: JobSpec, rank: int, store_address: tuple[str, int], control_port: int
+) -> None:
     host, port = store_address
     os.environ.update(
         RANK=str(rank),
@@ -79,6 +84,7 @@ def _set_environment(job: JobSpec, rank: int, store_address: tuple[str, int]) ->
         LOCAL_WORLD_SIZE=str(job.world_size),
         MASTER_ADDR=host,
         MASTER_PORT=str(port),
+        MOEVEMENT_CONTROL_PORT=str(control_port),
         # The store lives outside of the ranks; rank 0 must join it, not host another one.
         TORCHELASTIC_USE_AGENT_STORE="True",
         GLOO_SOCKET_IFNAME=_loopback_interface(),

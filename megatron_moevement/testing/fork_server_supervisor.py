@@ -14,6 +14,7 @@ import signal
 import socket
 import time
 import traceback
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import NoReturn
@@ -77,17 +78,24 @@ class _Supervisor:
 
     def run(self) -> None:
         """Starts the ranks and returns when the last one has ended and nothing is left."""
-        listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
-        address = listener.getsockname()
+        listeners = [socket.create_server(("127.0.0.1", 0), backlog=1024) for _ in range(2)]
+        address, (_, control_port) = (listener.getsockname() for listener in listeners)
         for rank in range(self._job.world_size):
-            self._start_rank(rank, address, listener)
-        _fork_store(address, listener, self._connection)
-        listener.close()
+            self._start_rank(rank, address, control_port, listeners)
+        for listener in listeners:
+            _fork_store(listener, self._connection)
+        for listener in listeners:
+            listener.close()
         self._selector.register(self._connection, selectors.EVENT_READ, None)
         pids = [self._pids[rank] for rank in range(self._job.world_size)]
         send(
             self._connection,
-            {"event": Event.STARTED.value, "pids": pids, "store_address": list(address)},
+            {
+                "event": Event.STARTED.value,
+                "pids": pids,
+                "store_address": list(address),
+                "control_port": control_port,
+            },
         )
         while self._pidfds:
             self._step()
@@ -95,17 +103,24 @@ class _Supervisor:
         _kill_descendants()
         send(self._connection, {"event": Event.JOB_ENDED.value})
 
-    def _start_rank(self, rank: int, address: tuple[str, int], listener: socket.socket) -> None:
+    def _start_rank(
+        self,
+        rank: int,
+        address: tuple[str, int],
+        control_port: int,
+        listeners: Sequence[socket.socket],
+    ) -> None:
         pid = os.fork()
         if pid == 0:
             os.setsid()
             die_with_parent()
-            listener.close()
+            for listener in listeners:
+                listener.close()
             self._connection.close()
             self._selector.close()
             for pidfd in self._pidfds.values():
                 os.close(pidfd)
-            run_rank(self._job, rank, address)
+            run_rank(self._job, rank, address, control_port)
         pidfd = os.pidfd_open(pid)
         self._pids[rank] = pid
         self._pidfds[rank] = pidfd
@@ -153,10 +168,8 @@ class _Supervisor:
             signal.pidfd_send_signal(pidfd, number)
 
 
-def _fork_store(
-    address: tuple[str, int], listener: socket.socket, connection: socket.socket
-) -> None:
-    """Forks the process that hosts the job's TCPStore on the socket that listens already.
+def _fork_store(listener: socket.socket, connection: socket.socket) -> None:
+    """Forks the process that hosts a TCPStore of the job on a socket that listens already.
 
     The ranks may connect before it runs: the kernel queues them.
     """
@@ -167,7 +180,7 @@ def _fork_store(
         connection.close()
         import torch.distributed as dist  # noqa: PLC0415  (preloaded by the server)
 
-        host, port = address
+        host, port = listener.getsockname()
         store = dist.TCPStore(  # type: ignore[attr-defined]
             host,
             port,

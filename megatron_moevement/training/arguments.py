@@ -20,6 +20,7 @@ from megatron_moevement.settings.flags import add_flags, read_flags
 from megatron_moevement.settings.optimization import Optimization, check_optimization
 from megatron_moevement.settings.parallelism import Parallelism, check_parallelism
 from megatron_moevement.settings.precision import Precision, check_precision
+from megatron_moevement.settings.restart import InProcessRestart, check_restart
 from megatron_moevement.settings.run import Run, check_run, num_microbatches
 from megatron_moevement.training.data.arguments import (
     DataConfig,
@@ -39,13 +40,14 @@ _GROUPS: tuple[tuple[str, type[Any]], ...] = (
     ("optimization", Optimization),
     ("checkpointing", Checkpointing),
     ("fault tolerance", FaultTolerance),
+    ("in-process restart", InProcessRestart),
     ("faults on purpose", FaultInjection),
 )
 
 
 @dataclasses.dataclass(frozen=True)
 class Arguments:
-    """Everything the command line says, by topic."""
+    """Everything the command line says, by topic, and how many ranks train."""
 
     architecture: Architecture
     moe: MixtureOfExperts
@@ -55,9 +57,11 @@ class Arguments:
     optimization: Optimization
     checkpointing: Checkpointing
     fault_tolerance: FaultTolerance
+    restart: InProcessRestart
     fault_injection: FaultInjection
     data: DataConfig
     logging: LoggingConfig
+    world_size: int
 
 
 class _Parser(argparse.ArgumentParser):
@@ -81,8 +85,13 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def parse(argv: Sequence[str], world_size: int) -> Arguments:
-    """Parses and checks the command line of a job of `world_size` ranks.
+def parse(argv: Sequence[str], processes: int, launched: int | None = None) -> Arguments:
+    """Parses and checks the command line of a job.
+
+    Args:
+        argv: the command line.
+        processes: of the job, spares counted.
+        launched: how many of them train, unless a flag says otherwise (default: all).
 
     Raises:
         UserError: a flag is unknown, missing, out of range, or contradicts another one.
@@ -93,6 +102,7 @@ def parse(argv: Sequence[str], world_size: int) -> Arguments:
         parser.set_defaults(**PRESETS[preset])
     values = parser.parse_args(argv)
     refuse(values)
+    restart = read_flags(InProcessRestart, values)
     arguments = Arguments(
         architecture=read_flags(Architecture, values),
         moe=read_flags(MixtureOfExperts, values),
@@ -102,16 +112,20 @@ def parse(argv: Sequence[str], world_size: int) -> Arguments:
         optimization=read_flags(Optimization, values),
         checkpointing=read_flags(Checkpointing, values),
         fault_tolerance=read_flags(FaultTolerance, values),
+        restart=restart,
         fault_injection=read_flags(FaultInjection, values),
         data=DataConfig.from_args(values),
         logging=LoggingConfig.from_args(values),
+        world_size=restart.active_ranks(processes, processes if launched is None else launched),
     )
-    _check(arguments, world_size)
+    _check(arguments)
     return arguments
 
 
-def _check(arguments: Arguments, world_size: int) -> None:
+def _check(arguments: Arguments) -> None:
     """Checks each topic alone, then what several of them must agree in."""
+    world_size = arguments.world_size
+    check_restart(arguments.restart)
     check_architecture(arguments.architecture, arguments.moe)
     check_parallelism(arguments.parallelism, arguments.architecture, arguments.moe, world_size)
     check_precision(arguments.precision)
@@ -124,7 +138,7 @@ def _check(arguments: Arguments, world_size: int) -> None:
     )
     check_positions(arguments.data, arguments.architecture.position_embedding_type)
     _check_sequence(arguments)
-    _check_interleaving(arguments, world_size)
+    _check_interleaving(arguments)
 
 
 def _check_sequence(arguments: Arguments) -> None:
@@ -140,12 +154,12 @@ def _check_sequence(arguments: Arguments) -> None:
         )
 
 
-def _check_interleaving(arguments: Arguments, world_size: int) -> None:
+def _check_interleaving(arguments: Arguments) -> None:
     parallelism = arguments.parallelism
     if parallelism.virtual_stages(int(arguments.architecture.num_layers or 0)) is None:
         return
     stages = parallelism.pipeline_model_parallel_size
-    count = num_microbatches(arguments.run, parallelism.data_parallel_size(world_size))
+    count = num_microbatches(arguments.run, parallelism.data_parallel_size(arguments.world_size))
     if count % stages:
         raise UserError(
             f"an interleaved schedule needs a multiple of {stages} micro-batches (the pipeline "

@@ -14,8 +14,9 @@ from megatron_moevement.errors import UserError
 from megatron_moevement.integrations.megatron.digest import operator_digests
 from megatron_moevement.integrations.megatron.durable import DurableState
 from megatron_moevement.integrations.megatron.expert_bias import PendingExpertBias
+from megatron_moevement.integrations.megatron.group_keys import GatheredKeys, gathered_keys
 from megatron_moevement.integrations.megatron.inventory import operator_states
-from megatron_moevement.integrations.megatron.model import Chunks, build_model
+from megatron_moevement.integrations.megatron.model import Building, Chunks, build_model
 from megatron_moevement.integrations.megatron.moe_metrics import MoEMetrics
 from megatron_moevement.integrations.megatron.optimizer import SplitOptimizer, build_optimizer
 from megatron_moevement.integrations.megatron.phase_timers import PhaseTimers
@@ -29,7 +30,9 @@ from megatron_moevement.integrations.megatron.process_groups import (
 from megatron_moevement.integrations.megatron.random_state import seed_everything
 from megatron_moevement.integrations.megatron.schedule import PipelineSchedule
 from megatron_moevement.integrations.megatron.scheduler import Scheduler, build_scheduler
+from megatron_moevement.integrations.megatron.step_commit import StepCommit
 from megatron_moevement.integrations.megatron.transformer_config import Config, transformer_config
+from megatron_moevement.integrations.megatron.transients import Transients
 from megatron_moevement.runtime.commit_barrier import CommitBarrier
 from megatron_moevement.runtime.fault_points import FaultPoints
 from megatron_moevement.runtime.ledger import Ledger
@@ -88,11 +91,14 @@ class Job:
     batches: BatchLayout
     chunks: Chunks
     optimizer: SplitOptimizer
+    keys: GatheredKeys
     scheduler: Scheduler
     expert_bias: PendingExpertBias
     schedule: PipelineSchedule
     barrier: CommitBarrier
     ledger: Ledger
+    commit: StepCommit
+    transients: Transients
     metrics: MoEMetrics
     timers: PhaseTimers
     durable: DurableState
@@ -116,16 +122,59 @@ def build_job(arguments: Arguments, launch: Launch, backend: Backend) -> Job:
     Raises:
         UserError: the arguments don't fit the machine.
     """
-    parallelism, run = arguments.parallelism, arguments.run
-    device = backend.device(launch.local_rank)
-    if run.deterministic_mode:
+    faults = FaultPoints(arguments.fault_injection.moevement_faults, launch.rank)
+    return build_part(arguments, launch, backend, join(arguments, launch, backend), faults=faults)
+
+
+def join(
+    arguments: Arguments, launch: Launch, backend: Backend, generation: int | None = None
+) -> Groups:
+    """Joins the job and returns its groups; every rank calls it, in step.
+
+    Args:
+        arguments: of the job.
+        launch: the place of this process.
+        backend: its device.
+        generation: in-process restarts so far, where there can be any.
+
+    Raises:
+        UserError: the arguments don't fit the machine.
+    """
+    parallelism = arguments.parallelism
+    backend.device(launch.local_rank)
+    if arguments.run.deterministic_mode:
         backend.use_deterministic_kernels()
     timeout = timedelta(minutes=parallelism.distributed_timeout_minutes)
-    join_job(launch, backend.process_group_backend, timeout)
-    groups = build_groups(parallelism, int(arguments.architecture.num_layers or 0))
+    join_job(launch, backend.process_group_backend, timeout, generation)
+    return build_groups(parallelism, int(arguments.architecture.num_layers or 0))
+
+
+def build_part(
+    arguments: Arguments,
+    launch: Launch,
+    backend: Backend,
+    groups: Groups,
+    *,
+    faults: FaultPoints,
+    known: GatheredKeys | None = None,
+) -> Job:
+    """Builds this rank's part of the job that it has joined.
+
+    Args:
+        arguments: of the job.
+        launch: the place of this process.
+        backend: its device.
+        groups: of the job.
+        faults: of this process.
+        known: `Job.keys` of a rank that was built before; then this one is built alone. None: all
+            ranks build theirs now, in step.
+    """
     place = position()
-    seed_everything(run.seed, place.pp)
-    return _build_part(arguments, launch, backend, device, place, groups)
+    seed_everything(arguments.run.seed, place.pp)
+    device = backend.device(launch.local_rank)
+    return _build_part(
+        arguments, launch, backend, device, place, groups, faults=faults, known=known
+    )
 
 
 def _build_part(  # noqa: PLR0917  (what a process is, piece by piece)
@@ -135,36 +184,31 @@ def _build_part(  # noqa: PLR0917  (what a process is, piece by piece)
     device: torch.device,
     place: Position,
     groups: Groups,
+    *,
+    faults: FaultPoints,
+    known: GatheredKeys | None,
 ) -> Job:
     """Builds model, optimizer and what drives them, in the order that the random streams fix."""
     logging = arguments.logging
     config = _model_config(arguments, backend)
     timers = PhaseTimers(config, logging.timing_log_level, logging.timing_log_option)
-    chunks = build_model(
-        config,
-        arguments.architecture,
-        arguments.parallelism,
-        arguments.precision,
-        groups,
-        vocab_size=_vocab_size(arguments),
-        seq_length=arguments.data.seq_length,
-        device=device,
-    )
-    optimizer = build_optimizer(
-        arguments.optimization, arguments.parallelism, arguments.precision, chunks
-    )
-    batches = BatchLayout(
-        micro_batch_size=int(arguments.run.micro_batch_size or 0),
-        num_microbatches=num_microbatches(arguments.run, place.dp_size),
-        dp_size=place.dp_size,
-    )
+    building = Building.TOGETHER if known is None else Building.ALONE
+    chunks = _build_chunks(arguments, config, groups, device, building)
+    with gathered_keys(known) as keys:
+        optimizer = build_optimizer(
+            arguments.optimization, arguments.parallelism, arguments.precision, chunks
+        )
+    batches = _batches(arguments, place.dp_size)
     scheduler = build_scheduler(
         arguments.optimization, arguments.run, optimizer, batches.global_batch_size
     )
     expert_bias = PendingExpertBias()
+    schedule = PipelineSchedule(
+        config, chunks, optimizer, groups, expert_bias, arguments.data.seq_length, batches
+    )
+    ledger = Ledger(_RETAINED_LEDGER_STEPS)
     layout = layout_name(arguments, launch.world_size)
     durable = DurableState(chunks, optimizer, scheduler, layout=layout, device=device)
-    faults = FaultPoints(arguments.fault_injection.moevement_faults, launch.rank)
     return Job(
         arguments=arguments,
         backend=backend,
@@ -175,18 +219,43 @@ def _build_part(  # noqa: PLR0917  (what a process is, piece by piece)
         batches=batches,
         chunks=chunks,
         optimizer=optimizer,
+        keys=keys,
         scheduler=scheduler,
         expert_bias=expert_bias,
-        schedule=PipelineSchedule(
-            config, chunks, optimizer, groups, expert_bias, arguments.data.seq_length, batches
-        ),
+        schedule=schedule,
         barrier=CommitBarrier(device),
-        ledger=Ledger(_RETAINED_LEDGER_STEPS),
+        ledger=ledger,
+        commit=StepCommit(optimizer, scheduler, expert_bias, ledger, batches.global_batch_size),
+        transients=Transients(chunks, optimizer, expert_bias),
         metrics=MoEMetrics(arguments.architecture, arguments.moe, groups, device),
         timers=timers,
         durable=durable,
         checkpoints=_checkpoint_store(arguments, durable, device, faults),
         faults=faults,
+    )
+
+
+def _build_chunks(
+    arguments: Arguments, config: Config, groups: Groups, device: torch.device, building: Building
+) -> Chunks:
+    return build_model(
+        config,
+        arguments.architecture,
+        arguments.parallelism,
+        arguments.precision,
+        groups,
+        vocab_size=_vocab_size(arguments),
+        seq_length=arguments.data.seq_length,
+        device=device,
+        building=building,
+    )
+
+
+def _batches(arguments: Arguments, dp_size: int) -> BatchLayout:
+    return BatchLayout(
+        micro_batch_size=int(arguments.run.micro_batch_size or 0),
+        num_microbatches=num_microbatches(arguments.run, dp_size),
+        dp_size=dp_size,
     )
 
 

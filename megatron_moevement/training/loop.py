@@ -14,10 +14,11 @@ import torch.distributed as dist
 from megatron_moevement.errors import UserError
 from megatron_moevement.runtime.agreement import AgreementError, together
 from megatron_moevement.runtime.commit_barrier import StopRequest
-from megatron_moevement.runtime.events import EventName
+from megatron_moevement.runtime.generation import Generation
 from megatron_moevement.runtime.ledger import loss_from_hex, loss_to_hex
 from megatron_moevement.runtime.progress import START, Progress
-from megatron_moevement.strategies.strategy import Strategy
+from megatron_moevement.strategies.recovery import InitialStateLostError
+from megatron_moevement.strategies.strategy import Recovered, Strategy
 from megatron_moevement.training.data.splits import Datasets
 from megatron_moevement.training.evaluation import evaluate
 from megatron_moevement.training.fault_injection import injected_faults, tell_what_lies_behind
@@ -25,20 +26,28 @@ from megatron_moevement.training.job import Job
 from megatron_moevement.training.protection import open_strategy
 from megatron_moevement.training.reporting.flops import flops_per_iteration
 from megatron_moevement.training.reporting.reporter import ReportedRun, Reporter
+from megatron_moevement.training.resident import Resident
 from megatron_moevement.training.step import StepOutcome, TrainStep
 from megatron_moevement.training.steps import build_datasets, open_steps
 from megatron_moevement.training.stop_request import StopSources
 
 
-def train(job: Job, stop: StopSources) -> Progress:
+def train(
+    job: Job, stop: StopSources, resident: Resident, generation: Generation
+) -> tuple[Job, Progress]:
     """Trains a job to its end, or until it is asked to stop; every rank calls it.
+
+    After a restart every rank calls it again, survivors with the same objects.
 
     Args:
         job: what to train.
         stop: what this process knows of reasons to stop.
+        resident: the living part of this process.
+        generation: owns what is opened.
 
     Returns:
-        How far it came. What it reached is saved if the job saves at all.
+        The job, which may have been built anew, and how far it came. What it reached is saved if
+        the job saves at all.
 
     Raises:
         UserError: the data or the checkpoint don't fit the arguments, or a state is to be recovered
@@ -48,17 +57,30 @@ def train(job: Job, stop: StopSources) -> Progress:
     recover_only = job.arguments.fault_tolerance.moevement_recover_only
     if not recover_only:  # which writes nothing where there is nothing to recover
         job.checkpoints.check_writable()
-    with _reporter_everywhere(job) as reporter:
-        reporter.events.emit(EventName.PROCESS_START, 0)
-        with injected_faults(job, reporter.events), open_strategy(job, reporter.events) as strategy:
-            start, target = _start(job, strategy)
+    with _reporter_everywhere(job, generation) as reporter:
+        resident.announce(reporter.events)
+        with injected_faults(job, reporter.events), contextlib.ExitStack() as opened:
+            strategy, recovered = _protect(job, opened, reporter, resident, generation)
+            if recovered is None and generation.number:
+                # Survivors have trained, and nothing is there to bring their state back from.
+                opened.close()
+                job = resident.rebuild(job)
+                strategy, recovered = _protect(job, opened, reporter, resident, generation)
+            start, target = _start(job, strategy, recovered)
             tell_what_lies_behind(job, start.committed)
             datasets = build_datasets(job)
-            with open_steps(job, datasets, start, strategy) as step:
-                loop = TrainingLoop(
-                    job, reporter, datasets, step, stop, strategy=strategy, target=target
-                )
-                return loop.convert() if recover_only else loop.run()
+            step = opened.enter_context(open_steps(job, datasets, start, strategy, generation))
+            loop = TrainingLoop(
+                job,
+                reporter,
+                datasets,
+                step,
+                stop,
+                strategy=strategy,
+                generation=generation,
+                target=target,
+            )
+            return job, loop.convert() if recover_only else loop.run()
 
 
 class TrainingLoop:
@@ -73,6 +95,7 @@ class TrainingLoop:
         stop: StopSources,
         *,
         strategy: Strategy,
+        generation: Generation | None = None,
         target: int | None = None,
     ) -> None:
         """Binds what it drives.
@@ -84,6 +107,7 @@ class TrainingLoop:
             step: trains one step.
             stop: reasons to stop.
             strategy: protects the job.
+            generation: is told of progress.
             target: the newest step that an earlier launch committed, where its state was recovered
                 from memory: what is due after that step may not have been done.
         """
@@ -93,6 +117,7 @@ class TrainingLoop:
         self._step = step
         self._stop = stop
         self._strategy = strategy
+        self._generation = generation or Generation()
         self._target = target
         self._train_iters = int(job.arguments.run.train_iters or 0)
         self._saved: int | None = step.progress.committed if target is None else None
@@ -100,7 +125,7 @@ class TrainingLoop:
 
     def run(self) -> Progress:
         """Trains until the last iteration or a reason to stop, and saves what it reached."""
-        if self._step.progress.committed == self._target and self._after(self._target):
+        if self._target is not None and self._after(self._target, self._catch_up(self._target)):
             return self._end()
         while self._step.progress.committed < self._train_iters:
             if self.iterate():
@@ -116,8 +141,7 @@ class TrainingLoop:
             UserError: it could not be saved.
         """
         assert self._target is not None
-        while self._step.progress.committed < self._target:
-            self._one_step()
+        self._catch_up(self._target)
         self._save(self._target)
         if self._saved != self._target:
             raise UserError(
@@ -126,7 +150,22 @@ class TrainingLoop:
             )
         return self._step.progress
 
+    def _catch_up(self, target: int) -> StopRequest:
+        """Replays what is to be replayed here, and waits for the ranks that replay more.
+
+        What is due after a replayed step was done the first time.
+        """
+        stop = StopRequest.NONE
+        while self._step.progress.committed < target:
+            stop = self._one_step().stop
+        self._generation.rest()
+        self._strategy.rejoin()
+        self._job.metrics.forget()  # ranks that stood by have nothing to average
+        self._unreported = 0
+        return stop
+
     def _end(self) -> Progress:
+        self._generation.rest()
         self._save(self._step.progress.committed)
         if self._step.progress.committed == self._train_iters:
             self._evaluate_at_end()
@@ -140,18 +179,17 @@ class TrainingLoop:
     def iterate(self) -> bool:
         """Trains one step and does what is due after it; returns whether the job ends here."""
         outcome = self._one_step()
-        iteration = outcome.entry.step
-        if self._target is not None and iteration < self._target:
-            return False  # replayed: what was due after it was done the first time
-        return self._after(iteration, outcome.stop)
+        return self._after(outcome.entry.step, outcome.stop)
 
     def _after(self, iteration: int, stop: StopRequest = StopRequest.NONE) -> bool:
         """Does what is due after a step; doing it again changes nothing."""
+        self._generation.rest()
         self._evaluate_if_due(iteration)
         self._save_if_due(iteration)
         return self._ends_at(iteration, stop)
 
     def _one_step(self) -> StepOutcome:
+        self._generation.ping()
         started_s = time.perf_counter()
         outcome = self._step.run(self._stop.request())
         duration = timedelta(seconds=time.perf_counter() - started_s)
@@ -225,24 +263,28 @@ class TrainingLoop:
 
 
 @contextlib.contextmanager
-def _reporter_everywhere(job: Job) -> Iterator[Reporter]:
+def _reporter_everywhere(job: Job, generation: Generation) -> Iterator[Reporter]:
     """Opens the reporter on all ranks or on none: only some of them write scalars or logs."""
-    with contextlib.ExitStack() as opened:
-        try:
-            reporter = together(lambda: opened.enter_context(open_reporter(job)), job.device)
-        except AgreementError as error:
-            raise UserError(error.reason) from error
+
+    def open_own() -> Reporter:
+        return generation.own(lambda: open_reporter(job, generation.number))
+
+    try:
+        reporter = together(open_own, job.device)
+    except AgreementError as error:
+        raise UserError(error.reason) from error
+    with reporter:
         yield reporter
 
 
-def open_reporter(job: Job) -> Reporter:
-    """Returns what reports the job on this rank; close it."""
+def open_reporter(job: Job, generation: int = 0) -> Reporter:
+    """Returns what reports the job on this rank in a generation; close it."""
     arguments = job.arguments
     reported = ReportedRun(
         rank=job.launch.rank,
         world_size=job.launch.world_size,
         logical_rank=job.launch.rank,
-        generation=0,
+        generation=generation,
         train_iters=int(arguments.run.train_iters or 0),
         global_batch_size=job.batches.global_batch_size,
         seq_length=arguments.data.seq_length,
@@ -259,13 +301,28 @@ def open_reporter(job: Job) -> Reporter:
     return Reporter(arguments.logging, reported)
 
 
-def _start(job: Job, strategy: Strategy) -> tuple[Progress, int | None]:
+def _protect(
+    job: Job,
+    opened: contextlib.ExitStack,
+    reporter: Reporter,
+    resident: Resident,
+    generation: Generation,
+) -> tuple[Strategy, Recovered | None]:
+    """Opens what protects the job, and brings back what earlier generations left in memory."""
+    strategy = opened.enter_context(open_strategy(job, reporter.events, resident.kept, generation))
+    try:
+        return strategy, strategy.recover(job.checkpoints.newest() or 0)
+    except InitialStateLostError:  # on all ranks
+        return strategy, None
+
+
+def _start(
+    job: Job, strategy: Strategy, recovered: Recovered | None
+) -> tuple[Progress, int | None]:
     """Returns where training starts, and the step that a state recovered from memory goes up to."""
-    durable = job.checkpoints.newest() or 0
-    recovered = strategy.recover(durable)
     if job.arguments.fault_tolerance.moevement_recover_only:
         if recovered is None:
-            raise _nothing_recovered(durable)
+            raise _nothing_recovered(job.checkpoints.newest() or 0)
         job.checkpoints.check_writable()
     if recovered is not None:
         return recovered.progress, recovered.target

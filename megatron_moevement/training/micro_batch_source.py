@@ -57,6 +57,11 @@ class MicroBatchSource:
             for batch in next(self._steps)
         ]
 
+    def close(self) -> None:
+        """Ends the threads; closing twice is fine."""
+        if self._steps is not None:
+            self._steps.close()
+
     def __enter__(self) -> MicroBatchSource:
         return self
 
@@ -66,5 +71,4 @@ class MicroBatchSource:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if self._steps is not None:
-            self._steps.close()
+        self.close()

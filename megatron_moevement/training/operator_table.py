@@ -31,9 +31,10 @@ def write_operators(job: Job, path: Path) -> None:
         moevement_host_memory_limit_gb=None,
         moevement_strict_replicas=False,
     )
+    own = trained(job)
     plan = plan_job(
         settings,
-        trained(job),
+        own,
         LiveOperators(job.chunks, job.optimizer),
         domain=job.launch.failure_domain,
         train_iters=int(arguments.run.train_iters or 0),

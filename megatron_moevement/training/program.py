@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
 from collections.abc import Sequence
 from datetime import timedelta
-from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
 
 from megatron_moevement.backends.backend import Backend, choose, load
 from megatron_moevement.errors import ExitCode, UserError
@@ -15,67 +16,99 @@ from megatron_moevement.settings.launch import Launch
 from megatron_moevement.training.arguments import Arguments, parse
 from megatron_moevement.training.stop_request import StopSources
 
-_PATIENCE_DONE = timedelta(seconds=60)
-"""The last rank draws its plots and closes its writers meanwhile."""
-_PATIENCE_REFUSED = timedelta(seconds=5)
-"""All ranks find the same, each in its own time; one alone must not wait for long."""
+if TYPE_CHECKING:
+    from megatron_moevement.training.run import GenerationRun
 
 
 def main(argv: Sequence[str]) -> int:
     """Runs one process of a job and returns its exit code."""
     launch = None
+    # Which package brings NVIDIA's management library is torch's concern.
+    warnings.filterwarnings("ignore", message="The pynvml package", category=FutureWarning)
     try:
         launch = Launch.from_environment()
-        arguments = parse(argv, launch.world_size)
+        arguments = parse(argv, launch.processes, launch.world_size)
+        launch = launch.occupying(launch.rank, arguments.world_size)
+        if arguments.restart.inprocess_restart:
+            # Time-outs of stores are no errors where one asks them again and again.
+            os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "error")
         backend = load(choose(arguments.run.moevement_backend))
         check_fork()
         backend.install()
         duration = arguments.run.exit_duration_in_mins
         stop = StopSources(None if duration is None else timedelta(minutes=duration))
         with stop.listening():
-            _run(arguments, launch, backend, stop)
+            code = _run(arguments, launch, backend, stop)
+        if arguments.restart.inprocess_restart:
+            _leave_at_once(code)
+        return code
     except UserError as error:
         # The ranks of a machine find the same; one line is enough. A process that does not know
         # its rank speaks for itself.
         if launch is None or launch.local_rank == 0:
             print(f"pretrain_moe.py: {error}", file=sys.stderr)  # noqa: T201
         return error.exit_code
-    return ExitCode.DONE
 
 
-def _run(arguments: Arguments, launch: Launch, backend: Backend, stop: StopSources) -> None:
+def _run(arguments: Arguments, launch: Launch, backend: Backend, stop: StopSources) -> int:
     warnings.filterwarnings("ignore", message=".*(Apex|Transformer Engine).*not installed.*")
     # What torch will rename one day is upstream's concern, not that of who trains.
     upstream = r"(megatron|torch\.distributed)\."
     warnings.filterwarnings("ignore", category=FutureWarning, module=upstream)
-    # From here on Megatron is imported, with the backend in place.
-    from megatron_moevement.integrations.megatron.process_groups import leave_job  # noqa: PLC0415
-    from megatron_moevement.training.fault_injection import check_struck  # noqa: PLC0415
-    from megatron_moevement.training.job import build_job  # noqa: PLC0415
-    from megatron_moevement.training.loop import train  # noqa: PLC0415
-    from megatron_moevement.training.operator_table import write_operators  # noqa: PLC0415
-    from megatron_moevement.training.state_digest import (  # noqa: PLC0415
-        check_state_digest_path,
-        write_state_digest,
+    # From here on Megatron is imported, with the backend in place; spares import it too.
+    from megatron_moevement.training.resident import Resident  # noqa: PLC0415
+    from megatron_moevement.training.run import GenerationRun  # noqa: PLC0415
+
+    resident = Resident(arguments, backend)
+    run = GenerationRun(arguments, resident, stop)
+    try:
+        if arguments.restart.inprocess_restart:
+            return _run_restartable(run, arguments, launch, backend)
+        run.alone(launch)
+    finally:
+        resident.close()
+    return ExitCode.DONE
+
+
+def _leave_at_once(code: int) -> NoReturn:
+    """Ends the process without destructors: one of a former generation's group may be stuck."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(code)
+
+
+def _run_restartable(
+    run: GenerationRun, arguments: Arguments, launch: Launch, backend: Backend
+) -> int:
+    """Runs until training ends, restarting after faults; returns the exit code."""
+    from megatron_moevement.integrations.nvrx.restarter import (  # noqa: PLC0415
+        DiscardedError,
+        Restartable,
+        RestartsEndedError,
+        run_restartable,
     )
 
-    file = arguments.run.moevement_state_digest
-    patience = timedelta(0)  # after a failure: closed connections tell the peers
+    resident = run.resident
+    backend.device(launch.local_rank)  # a spare has its device before it is needed
     try:
-        job = build_job(arguments, launch, backend)
-        operators = arguments.fault_tolerance.moevement_operators
-        if operators is not None:
-            write_operators(job, Path(operators))
-        else:
-            if file is not None:
-                check_state_digest_path(job, Path(file))
-            progress = train(job, stop)
-            if file is not None:
-                write_state_digest(job, progress, Path(file))
-            check_struck(job, progress)
-        patience = _PATIENCE_DONE
-    except UserError:
-        patience = _PATIENCE_REFUSED
-        raise
-    finally:
-        leave_job(patience)
+        failure = run_restartable(
+            Restartable(run.in_generation, resident.leave, lambda: resident.committed),
+            arguments.restart,
+            launch,
+            collectives=backend.process_group_backend,
+            interruption=resident.interruption,
+            domain=arguments.fault_tolerance.moevement_failure_domain or launch.failure_domain,
+        )
+    except (DiscardedError, RestartsEndedError) as error:
+        # A process that is given up keeps its memory too: the others may be too few to go on.
+        keeps = resident.kept.store.has_state
+        what_next = "; its state is in memory: launch the job again to go on" if keeps else ""
+        sys.stderr.write(f"pretrain_moe.py: process {launch.process} stops: {error}{what_next}\n")
+        return ExitCode.STATE_FLUSHED if keeps else ExitCode.FAILURE
+    if isinstance(failure, UserError):
+        if run.place is not None and run.place.rank == 0:  # all ranks find the same
+            sys.stderr.write(f"pretrain_moe.py: {failure}\n")
+        return ExitCode.BAD_ARGUMENTS
+    if failure is not None:
+        raise failure
+    return ExitCode.DONE

@@ -8,15 +8,19 @@ import hashlib
 import json
 import sys
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
+from megatron_moevement.integrations.megatron.boundary_log import log_bytes
 from megatron_moevement.policy.ranks import Layout
 from megatron_moevement.policy.segments import Ends
 from megatron_moevement.runtime.events import Events
+from megatron_moevement.runtime.generation import Generation
 from megatron_moevement.strategies import opening
+from megatron_moevement.strategies.kept import Kept
 from megatron_moevement.strategies.opening import open_sparse_checkpointing
 from megatron_moevement.strategies.strategy import Off, Strategy
 from megatron_moevement.strategies.trained import Trained
@@ -35,10 +39,18 @@ _DATA_FLAGS = (
 
 
 @contextlib.contextmanager
-def open_strategy(job: Job, events: Events) -> Iterator[Strategy]:
-    """Yields what protects a job; every rank calls it, once a durable checkpoint is loaded.
+def open_strategy(
+    job: Job, events: Events, kept: Kept, generation: Generation
+) -> Iterator[Strategy]:
+    """Yields what protects a job for a generation; every rank calls it, in step.
 
     What it keeps in memory stays for the next launch, unless the job finished or Ctrl-C ended it.
+
+    Args:
+        job: what is protected.
+        events: told of windows, plans and replays.
+        kept: what this process takes over a restart.
+        generation: owns threads and connections.
 
     Raises:
         UserError: there is not enough memory, or what lies there is another job's.
@@ -51,6 +63,8 @@ def open_strategy(job: Job, events: Events) -> Iterator[Strategy]:
         settings,
         trained(job),
         events,
+        kept=kept,
+        generation=generation,
         domain=settings.moevement_failure_domain or job.launch.failure_domain,
         train_iters=int(job.arguments.run.train_iters or 0),
         say=_say,
@@ -76,7 +90,7 @@ def trained(job: Job) -> Trained:
         scheduler=job.scheduler,
         ledger=job.ledger,
         rank=layout.rank_at(job.launch.rank),
-        process=job.launch.rank,
+        process=job.launch.process,
         layout=layout,
         ends=Ends.INDEPENDENT if untied or layout.pp == 1 else Ends.TIED,
         fingerprint=fingerprint(arguments, job.launch.world_size),
@@ -84,6 +98,27 @@ def trained(job: Job) -> Trained:
         copy_stream=job.backend.copy_stream,
         pin=job.backend.pin,
         faults=job.faults,
+        schedule=job.schedule,
+        groups=job.groups,
+        commit=job.commit,
+        transients=job.transients,
+        backend=job.backend.name,
+        log_bytes=_log_bytes(job),
+        patience=timedelta(minutes=arguments.parallelism.distributed_timeout_minutes),
+    )
+
+
+def _log_bytes(job: Job) -> int:
+    """Returns what this rank logs in a step; 0 without a pipeline, or when no log is wanted."""
+    if job.arguments.fault_tolerance.moevement_no_upstream_log or job.position.pp_size == 1:
+        return 0
+    return log_bytes(
+        job.chunks[0].config,
+        stage=job.position.pp,
+        pp=job.position.pp_size,
+        num_microbatches=job.batches.num_microbatches,
+        micro_batch_size=job.batches.micro_batch_size,
+        seq_length=int(job.arguments.data.seq_length),
     )
 
 

@@ -8,8 +8,11 @@ were complete.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
+from typing import Any
 
 from megatron_moevement.integrations.megatron.expert_bias import PendingExpertBias
 from megatron_moevement.integrations.megatron.optimizer import (
@@ -19,7 +22,7 @@ from megatron_moevement.integrations.megatron.optimizer import (
 )
 from megatron_moevement.integrations.megatron.random_state import random_state
 from megatron_moevement.integrations.megatron.schedule import MicroBatch, PipelineSchedule
-from megatron_moevement.integrations.megatron.scheduler import Scheduler
+from megatron_moevement.integrations.megatron.step_commit import DecidedStep, StepCommit
 from megatron_moevement.runtime.commit_barrier import (
     Agreement,
     CommitBarrier,
@@ -27,7 +30,7 @@ from megatron_moevement.runtime.commit_barrier import (
     Vote,
 )
 from megatron_moevement.runtime.fault_points import NO_FAULTS, FaultPoints, Strike
-from megatron_moevement.runtime.ledger import Ledger, LedgerEntry
+from megatron_moevement.runtime.ledger import LedgerEntry
 from megatron_moevement.runtime.progress import Progress
 from megatron_moevement.settings.faults import Place
 from megatron_moevement.strategies.strategy import Strategy
@@ -53,41 +56,38 @@ class TrainStep:
         *,
         schedule: PipelineSchedule,
         optimizer: SplitOptimizer,
-        scheduler: Scheduler,
         expert_bias: PendingExpertBias,
         barrier: CommitBarrier,
-        ledger: Ledger,
+        commit: StepCommit,
         micro_batches: Callable[[], Iterable[MicroBatch]],
-        global_batch_size: int,
         progress: Progress,
         strategy: Strategy,
+        uninterrupted: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
         faults: FaultPoints = NO_FAULTS,
     ) -> None:
         """Binds the live objects.
 
         Args:
             schedule: runs micro-batches through the pipeline.
-            optimizer: applies gradients.
-            scheduler: sets learning rate and weight decay.
+            optimizer: prepares gradients.
             expert_bias: holds the routers' updates until the commit.
             barrier: the job's commit barrier.
-            ledger: receives an entry per step.
+            commit: applies a step and writes the ledger.
             micro_batches: returns this rank's micro-batches of the next step.
-            global_batch_size: samples per step.
             progress: where to start.
             strategy: protects the job.
+            uninterrupted: encloses the commit: a restart waits for its end.
             faults: where this process fails on purpose.
         """
         self._schedule = schedule
         self._optimizer = optimizer
-        self._scheduler = scheduler
         self._expert_bias = expert_bias
         self._barrier = barrier
-        self._ledger = ledger
+        self._step_commit = commit
         self._micro_batches = micro_batches
-        self._global_batch_size = global_batch_size
         self.progress = progress
         self._strategy = strategy
+        self._uninterrupted = uninterrupted
         self._faults = faults
 
     def run(self, stop: StopRequest) -> StepOutcome:
@@ -112,19 +112,20 @@ class TrainStep:
             )
         window_start = self._strategy.await_commit(step)
         strike(Place.BARRIER)
-        agreement = self._barrier.wait(
-            Vote(
-                step=step,
-                loss=None if loss is None else loss.mean,
-                num_tokens=0 if loss is None else loss.num_tokens,
-                found_inf=statistics.found_inf,
-                grad_norm=statistics.norm,
-                stop=stop,
-                window_start=window_start,
-            )
+        vote = Vote(
+            step=step,
+            loss=None if loss is None else loss.mean,
+            num_tokens=0 if loss is None else loss.num_tokens,
+            found_inf=statistics.found_inf,
+            grad_norm=statistics.norm,
+            stop=stop,
+            window_start=window_start,
         )
+        agreement = self._strategy.agree_alone(vote) or self._barrier.wait(vote)
         strike(Place.AFTER_BARRIER)
-        entry = self._commit(step, statistics, agreement, random_before, strike)
+        # Entered after the barrier's result was read: had an abort come before, it would be raised.
+        with self._uninterrupted():
+            entry = self._commit(statistics, agreement, random_before, strike)
         strike(Place.GATHER)
         self._optimizer.gather()
         self._strategy.after_step()
@@ -132,40 +133,14 @@ class TrainStep:
 
     def _commit(
         self,
-        step: int,
         statistics: GradientStatistics,
         agreement: Agreement,
-        random_before: object,
+        random_before: Mapping[str, Any],
         strike: Strike,
     ) -> LedgerEntry:
         """Changes S_(k-1) into S_k, without collectives."""
-        before = self.progress
-        loss_scale = self._optimizer.loss_scale()
-        groups = self._scheduler.parameter_groups()
-        strike(Place.COMMIT)
-        applied = self._optimizer.commit(statistics, strike)
-        strike(Place.AFTER_OPTIMIZERS)
-        self._expert_bias.commit()
-        if applied:
-            self._scheduler.advance(self._global_batch_size)
-        entry = LedgerEntry(
-            step=step,
-            loss=agreement.loss,
-            consumed_samples=before.consumed_samples,
-            loss_scale=loss_scale,
-            found_inf=statistics.found_inf,
-            grad_norm=statistics.norm,
-            clip_factor=self._optimizer.clip_factor(statistics),
-            num_tokens=agreement.num_tokens,
-            groups=groups,
-            scalers=self._optimizer.scalers(),
-            random_state=random_before,
-        )
-        self._ledger.append(entry)
-        self.progress = Progress(
-            committed=step,
-            consumed_samples=before.consumed_samples + self._global_batch_size,
-            skipped=before.skipped + (not applied),
-        )
+        self._strategy.enter_commit()
+        decided = DecidedStep(statistics, agreement.loss, agreement.num_tokens, random_before)
+        entry, self.progress = self._step_commit.apply(self.progress, decided, strike)
         self._strategy.commit(entry, self.progress, agreement.window_start)
         return entry

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 from collections.abc import Iterator
 
 import torch.distributed as dist
 
+from megatron_moevement.runtime.agreement import all_gather_json
+from megatron_moevement.runtime.generation import Generation
 from megatron_moevement.runtime.progress import Progress
 from megatron_moevement.strategies.strategy import Off, Strategy
 from megatron_moevement.training.data.splits import (
@@ -21,8 +24,11 @@ from megatron_moevement.training.step import TrainStep
 
 
 def build_datasets(job: Job) -> Datasets:
-    """Builds the data sets: one rank of each node the index files, then all read them."""
+    """Builds the data sets: one rank of each machine the index files, then all read them."""
     run = job.arguments.run
+    # By name: the process with number 0 on a machine may be lost, or wait as a spare.
+    machines = all_gather_json(socket.gethostname(), job.device)
+    is_first = machines.index(machines[dist.get_rank()]) == dist.get_rank()
     samples = count_samples(
         train_iters=int(run.train_iters or 0),
         eval_interval=run.eval_interval,
@@ -33,36 +39,44 @@ def build_datasets(job: Job) -> Datasets:
         job.arguments.data,
         samples,
         seed=run.seed,
-        role=IndexRole.BUILDER if job.launch.local_rank == 0 else IndexRole.READER,
+        role=IndexRole.BUILDER if is_first else IndexRole.READER,
         barrier=dist.barrier,
     )
 
 
 @contextlib.contextmanager
 def open_steps(
-    job: Job, datasets: Datasets, start: Progress, strategy: Strategy | None = None
+    job: Job,
+    datasets: Datasets,
+    start: Progress,
+    strategy: Strategy | None = None,
+    generation: Generation | None = None,
 ) -> Iterator[TrainStep]:
     """Yields the step that trains from `start`; its data threads end with the block."""
-    with MicroBatchSource(
-        datasets.train,
-        job.batches,
-        job.position,
-        job.device,
-        vocab_size=job.arguments.data.vocab_size,
-        consumed_samples=start.consumed_samples,
-        num_steps=int(job.arguments.run.train_iters or 0) - start.committed,
-        num_workers=job.arguments.data.num_workers,
-    ) as source:
+    own = generation or Generation()
+
+    def open_source() -> MicroBatchSource:
+        return MicroBatchSource(
+            datasets.train,
+            job.batches,
+            job.position,
+            job.device,
+            vocab_size=job.arguments.data.vocab_size,
+            consumed_samples=start.consumed_samples,
+            num_steps=int(job.arguments.run.train_iters or 0) - start.committed,
+            num_workers=job.arguments.data.num_workers,
+        )
+
+    with own.own(open_source) as source:
         yield TrainStep(
             schedule=job.schedule,
             optimizer=job.optimizer,
-            scheduler=job.scheduler,
             expert_bias=job.expert_bias,
             barrier=job.barrier,
-            ledger=job.ledger,
+            commit=job.commit,
             micro_batches=source.next_step,
-            global_batch_size=job.batches.global_batch_size,
             progress=start,
             strategy=strategy or Off(),
+            uninterrupted=own.uninterrupted,
             faults=job.faults,
         )

@@ -118,6 +118,18 @@ def dirty_shared_experts(job):
         shared.cached_output = 1
 
 
+def dirty_evaluation(job):
+    for chunk in job.chunks:
+        chunk.eval()
+
+
+def dirty_freezing(job):
+    from megatron_moevement.integrations.megatron.freezing import Freezing  # noqa: PLC0415
+
+    freezing = Freezing(job.chunks, job.optimizer)
+    freezing.set_active(frozenset(list(freezing.operators)[:1]))  # and is interrupted
+
+
 DIRT = {
     name.removeprefix("dirty_"): function
     for name, function in list(globals().items())

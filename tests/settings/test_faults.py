@@ -27,6 +27,11 @@ def test_a_fault_reads_what_it_prints(kind, generation, ranks):
     assert Fault.parse(str(fault)) == fault
 
 
+def test_a_fault_belongs_to_one_generation():
+    assert Fault.parse("3:fetch@1/2") == Fault(3, Place.FETCH, frozenset({1}), generation=2)
+    assert Fault.parse("3:fetch").generation == 0
+
+
 def test_a_fault_strikes_all_ranks_or_those_that_it_names():
     assert [Fault.parse("3:send").strikes(process) for process in range(3)] == [True, True, True]
     assert [Fault.parse("3:send@1").strikes(process) for process in range(3)] == [

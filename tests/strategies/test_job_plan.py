@@ -1,7 +1,10 @@
 """The plan of a protected job: the same on every rank, with an account of every byte."""
 
+import mmap
+
 import pytest
 
+LOG_BYTES = mmap.PAGESIZE + 1
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(120)]
 
 
@@ -18,7 +21,7 @@ def make_plan(flags):
         one = trained(job)
         live = LiveOperators(one.chunks, one.optimizer)
         host = Host(one.process, job.launch.failure_domain, one.rank)
-        member = Member(host, live.operators, extras_bytes)
+        member = Member(host, live.operators, extras_bytes, LOG_BYTES)
         assert Member.of_document(member.document()) == member
         plan = agree_on_plan(
             job.arguments.fault_tolerance,
@@ -28,6 +31,7 @@ def make_plan(flags):
             extras_bytes=extras_bytes,
             train_iters=8,
             device=one.device,
+            log_bytes=LOG_BYTES,
         )
         return {
             "schedule": plan.schedule.digest,
@@ -42,6 +46,7 @@ def make_plan(flags):
                 str(process): [
                     account.own_slots_bytes,
                     account.held_slots_bytes,
+                    account.logs_bytes,
                     account.ledger_bytes,
                     account.total_bytes,
                 ]
@@ -70,7 +75,7 @@ def test_every_rank_makes_the_same_plan_and_every_byte_has_an_account(plans):
     names = sorted(plan["rings"])
     assert len(names) == 3
     for process, rank in enumerate(names):
-        own, held, ledger, total = plan["accounts"][str(process)]
+        own, held, logs, ledger, total = plan["accounts"][str(process)]
         assert len(plan["holders"][rank]) == replicas
         assert process not in plan["holders"][rank]
         kept = plan["kept"][process]
@@ -78,8 +83,28 @@ def test_every_rank_makes_the_same_plan_and_every_byte_has_an_account(plans):
         assert own == plan["rings"][rank][2]
         assert held == sum(plan["rings"][other][2] for other in kept)
         assert ledger == plan["journal"]
-        assert total == own + held + ledger
+        assert logs == (2 * 3 + 1) * 2 * mmap.PAGESIZE
+        assert total == own + held + logs + ledger
     for rank, (capacity, buffer_bytes, total_bytes) in plan["rings"].items():
         assert capacity == 2 * 3 + 1
         assert buffer_bytes >= plan["worst"][rank] + 5000
         assert total_bytes > capacity * buffer_bytes
+
+
+def plan_unlike(flags):
+    """Returns what a rank says when one replica would give two experts each other's slot."""
+    from megatron_moevement.strategies.job_plan import UnlikePlansError  # noqa: PLC0415
+    from megatron_moevement.testing.recovery_mutations import MUTATIONS  # noqa: PLC0415
+
+    MUTATIONS["differ-between-replicas"]()
+    try:
+        make_plan(flags)
+    except UnlikePlansError as error:
+        return str(error)
+    return None
+
+
+def test_a_slot_that_differs_between_replicas_is_noticed_by_all(megatron_fork_server):
+    job = megatron_fork_server.run(plan_unlike, world_size=3, args=[["--moevement-window=3"]])
+    (said,) = set(job.check().values)
+    assert said.startswith("ranks 0 and 1 planned different windows")

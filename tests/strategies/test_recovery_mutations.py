@@ -23,7 +23,6 @@ SMALL = Case.of("vpp2 fp16 replicated grouped", 2)
 BIAS = Case.of("edp3 fp16 distributed bias", 3)
 EXPERT_PARALLEL = Case.of("pp2-ep2 fp16 no-dropout", 2)
 OVERLAPPED = Case.of("edp3 bf16 distributed-overlap", 3)
-REPLICAS = Case.of("edp3 bf16 replicated", 3)
 
 
 def quick(mutation, case, *others):
@@ -40,7 +39,6 @@ SEEN = [
     slow("forget-expert-bias", BIAS),
     slow("forget-second-scaler", EXPERT_PARALLEL),
     slow("capture-gathered-parameters", OVERLAPPED),
-    slow("differ-between-replicas", REPLICAS),
     slow("forget-expert-stream", SMALL, RANDOM),
 ]
 HARMLESS = [

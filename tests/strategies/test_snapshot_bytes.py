@@ -27,7 +27,7 @@ def announce(flags):
     from megatron_moevement.integrations.megatron.snapshots import LiveOperators  # noqa: PLC0415
     from megatron_moevement.policy.placement import Host  # noqa: PLC0415
     from megatron_moevement.strategies.job_plan import agree_on_plan  # noqa: PLC0415
-    from megatron_moevement.strategies.opening import _extras_bytes  # noqa: PLC0415
+    from megatron_moevement.strategies.opening import extras_bytes_of  # noqa: PLC0415
     from megatron_moevement.testing.tiny_job import tiny_job  # noqa: PLC0415
     from megatron_moevement.training.protection import trained  # noqa: PLC0415
 
@@ -39,17 +39,21 @@ def announce(flags):
             live,
             Host(one.process, job.launch.failure_domain, one.rank),
             ends=one.ends,
-            extras_bytes=_extras_bytes(one),
+            extras_bytes=extras_bytes_of(one),
             train_iters=int(job.arguments.run.train_iters),
             device=one.device,
+            log_bytes=one.log_bytes,
         )
+        account = plan.accounts()[one.process]
         slots = {str(operator): slot for operator, slot in plan.schedule.slots.items()}
         return {
             "operators": [
                 [slots[str(one.id)], one.full_bytes, one.compute_bytes] for one in live.operators
             ],
             "by_slot": plan.schedule.bytes_by_slot[one.rank],
-            "host_bytes": plan.accounts()[one.process].total_bytes,
+            "host_bytes": account.total_bytes,
+            "file_bytes": account.total_bytes - account.logs_bytes,
+            "log_bytes": one.log_bytes,
         }
 
 
@@ -81,13 +85,14 @@ def test_every_step_captures_its_slot_and_the_files_are_as_large_as_announced(
         plan = plans[event.logical_rank]
         assert event.fields["captured_bytes"] == plan["by_slot"][event.iteration % case.window]
         assert event.fields["host_bytes"] == plan["host_bytes"]
+        assert event.fields["log_bytes"] == plan["log_bytes"]
     (run_folder,) = run.store.iterdir()
     for process, folder in process_folders(run_folder).items():
         files = [path.stat() for path in folder.iterdir() if path.name != LOCK_NAME]
-        assert sum(file.st_size for file in files) == plans[process]["host_bytes"]
+        assert sum(file.st_size for file in files) == plans[process]["file_bytes"]
         # Reserved, not only promised; a file system counts in blocks, and some for itself.
         used = sum(file.st_blocks * 512 for file in files)
-        assert abs(used - plans[process]["host_bytes"]) <= FILE_SYSTEMS_OWN_BYTES * len(files)
+        assert abs(used - plans[process]["file_bytes"]) <= FILE_SYSTEMS_OWN_BYTES * len(files)
 
 
 def test_a_job_that_would_take_too_much_memory_is_refused_with_the_numbers(

@@ -17,6 +17,7 @@ from megatron_moevement.settings.flags import flag_name
 from megatron_moevement.settings.optimization import Optimization
 from megatron_moevement.settings.parallelism import Parallelism
 from megatron_moevement.settings.precision import Precision
+from megatron_moevement.settings.restart import InProcessRestart
 from megatron_moevement.settings.run import Run
 from megatron_moevement.testing.tiny_job import tiny_arguments
 from megatron_moevement.training.arguments import build_parser, parse
@@ -36,6 +37,7 @@ GROUPS = (
     Optimization,
     Checkpointing,
     FaultTolerance,
+    InProcessRestart,
     FaultInjection,
     DataFlags,
     LoggingConfig,

@@ -19,7 +19,9 @@ def train(folder, flags, duration_s=None, signal_in=None, signalled=None):
 
     In iteration `signal_in` the ranks of `signalled` send themselves SIGTERM.
     """
+    from megatron_moevement.runtime.generation import Generation  # noqa: PLC0415
     from megatron_moevement.training.loop import train as run_loop  # noqa: PLC0415
+    from megatron_moevement.training.resident import Resident  # noqa: PLC0415
     from megatron_moevement.training.stop_request import StopSources  # noqa: PLC0415
 
     reporting = [f"--moevement-event-dir={folder}/events", "--log-interval=1"]
@@ -28,7 +30,8 @@ def train(folder, flags, duration_s=None, signal_in=None, signalled=None):
     with tiny_job(*reporting, *flags) as job, stop.listening():
         if signal_in is not None and dist.get_rank() in signalled:
             terminate_in(job, signal_in)
-        progress = run_loop(job, stop)
+        resident = Resident(job.arguments, job.backend)
+        _, progress = run_loop(job, stop, resident, Generation())
         done = events(folder)
     assert signal.getsignal(signal.SIGTERM) == handler
     return [progress.committed, done]

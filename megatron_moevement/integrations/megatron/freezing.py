@@ -250,6 +250,15 @@ def _no_overlap(chunks: Sequence[DistributedDataParallel]) -> Iterator[None]:
                     group.param_gather_dispatched = False  # the next forward pass gathers
 
 
+def forget_wanted_gradients(chunks: Sequence[DistributedDataParallel]) -> None:
+    """Removes the hooks that an interrupted replay left at embeddings."""
+    for chunk in unwrap_model(list(chunks)):
+        for module in chunk.modules():
+            hooks = module._forward_hooks  # noqa: SLF001  (the handles are lost)
+            for key in [key for key, hook in hooks.items() if hook is _want_gradient]:
+                del hooks[key]
+
+
 def _want_gradient(module: torch.nn.Module, args: Any, output: torch.Tensor) -> torch.Tensor:
     del module, args
     return output if output.requires_grad else output.requires_grad_()

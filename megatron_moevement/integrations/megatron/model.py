@@ -6,6 +6,7 @@ import contextlib
 import copy
 import warnings
 from collections.abc import Iterator, Sequence
+from enum import Enum
 
 import torch
 from megatron.core import parallel_state, tensor_parallel
@@ -29,6 +30,24 @@ from megatron_moevement.settings.precision import Precision
 
 Chunks = Sequence[DistributedDataParallel]
 """The model chunks of one rank: several with interleaving, else one."""
+
+
+class Building(Enum):
+    """Who builds a model at the same time."""
+
+    TOGETHER = "together"
+    """All ranks of the job; they make their weights agree."""
+
+    ALONE = "alone"
+    """This rank; no collective is made, and the state is put in later."""
+
+
+class _LoneGPTModel(GPTModel):  # type: ignore[misc]  # upstream is not typed
+    """A model whose tied embedding is not compared with the other end stage's when it is built."""
+
+    def _is_in_embd_group(self) -> bool:
+        """Is asked by upstream's constructor only, before the all-reduce of tied embeddings."""
+        return False
 
 
 def layer_specs(
@@ -88,6 +107,7 @@ def build_chunk(
     vp_stage: int | None = None,
     pre_process: bool = True,
     post_process: bool = True,
+    building: Building = Building.TOGETHER,
 ) -> GPTModel:
     """Builds one model chunk, with FP32 or low-precision weights as the config says.
 
@@ -100,9 +120,11 @@ def build_chunk(
         vp_stage: index of the chunk on this rank, None without interleaving.
         pre_process: whether the chunk embeds tokens.
         post_process: whether the chunk computes the loss.
+        building: whether the other ranks build theirs at the same time.
     """
+    model_type = GPTModel if building is Building.TOGETHER else _LoneGPTModel
     with _no_apex_warnings():
-        return GPTModel(
+        return model_type(
             config=config,
             transformer_layer_spec=layer_specs(config, architecture, vp_stage),
             vocab_size=vocab_size,
@@ -131,6 +153,7 @@ def build_model(
     vocab_size: int,
     seq_length: int,
     device: torch.device,
+    building: Building = Building.TOGETHER,
 ) -> list[DistributedDataParallel]:
     """Builds this rank's model chunks, wrapped for precision and data parallelism."""
     chunks: list[MegatronModule] = []
@@ -146,6 +169,7 @@ def build_model(
             vp_stage=stage,
             pre_process=parallel_state.is_pipeline_first_stage(**ends),
             post_process=parallel_state.is_pipeline_last_stage(**ends),
+            building=building,
         )
         for parameter in chunk.parameters():
             tensor_parallel.set_defaults_if_not_set_tensor_model_parallel_attributes(parameter)
@@ -153,7 +177,11 @@ def build_model(
         chunks.append(Float16Module(config, chunk) if config.fp16 or config.bf16 else chunk)
     for chunk in chunks:
         keep_expert_bias_in_fp32(chunk)
-    return _wrap_for_data_parallel(chunks, config, parallelism, precision, groups)
+    wrapped = _wrap_for_data_parallel(chunks, config, parallelism, precision, groups)
+    if building is Building.TOGETHER:
+        for chunk in wrapped:
+            chunk.broadcast_params()
+    return wrapped
 
 
 def keep_expert_bias_in_fp32(module: torch.nn.Module) -> None:
@@ -185,7 +213,7 @@ def _wrap_for_data_parallel(
         use_distributed_optimizer=parallelism.use_distributed_optimizer,
         bucket_size=bucket_size if parallelism.overlap_grad_reduce else None,
     )
-    wrapped = [
+    return [
         DistributedDataParallel(
             config=config,
             ddp_config=ddp_config,
@@ -195,6 +223,3 @@ def _wrap_for_data_parallel(
         )
         for index, chunk in enumerate(chunks)
     ]
-    for chunk in wrapped:
-        chunk.broadcast_params()
-    return wrapped

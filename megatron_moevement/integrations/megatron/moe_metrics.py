@@ -68,6 +68,10 @@ class MoEMetrics:
         clear_aux_losses_tracker()
         return metrics
 
+    def forget(self) -> None:
+        """Forgets what was logged since the last report."""
+        clear_aux_losses_tracker()
+
     def _reduced(self, entry: dict[str, object]) -> torch.Tensor:
         values = entry.get("values")
         if not isinstance(values, torch.Tensor):

@@ -17,6 +17,14 @@ class PhaseTimers:
         self._timers = Timers(log_level, log_option) if log_level else None
         config.timers = self._timers
 
+    def forget(self) -> None:
+        """Makes every timer a stopped one that has measured nothing, after an interrupt."""
+        if self._timers is None:
+            return
+        for timer in self._timers._timers.values():  # noqa: SLF001
+            timer._started = False  # noqa: SLF001  (upstream refuses to start it twice)
+            timer.reset()
+
     def report(self, iterations: int) -> str | None:
         """Returns the times per iteration since the last call; every rank calls it.
 

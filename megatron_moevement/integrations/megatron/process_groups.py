@@ -6,12 +6,14 @@ import contextlib
 import dataclasses
 import os
 from datetime import timedelta
+from typing import Any
 
 import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.process_groups_config import ProcessGroupCollection
 
 from megatron_moevement.policy.ranks import LogicalRank
+from megatron_moevement.runtime.reaper import bury
 from megatron_moevement.settings.launch import Launch
 from megatron_moevement.settings.parallelism import Parallelism
 
@@ -49,14 +51,28 @@ class Position:
         return self.pp == 0 or self.is_last_stage
 
 
-def join_job(launch: Launch, backend: str, timeout: timedelta) -> None:
+def join_job(
+    launch: Launch, backend: str, timeout: timedelta, generation: int | None = None
+) -> None:
     """Joins the job's default process group; every rank of the job calls it.
 
     Args:
         launch: what the launcher says.
         backend: `torch.distributed` backend of the model's collectives.
         timeout: limit of every collective.
+        generation: in-process restarts so far, where there can be any; then the store is hosted
+            outside of the ranks, and each generation has a connection and keys of its own.
     """
+    if generation is not None and launch.store is not None:
+        host, port = launch.store
+        connection = dist.TCPStore(host, port, None, False, timeout)  # type: ignore[attr-defined]
+        own_keys = dist.PrefixStore(  # type: ignore[attr-defined]
+            f"generation{generation}", connection
+        )
+        dist.init_process_group(
+            backend, store=own_keys, rank=launch.rank, world_size=launch.world_size, timeout=timeout
+        )
+        return
     if launch.world_size == 1 and "MASTER_ADDR" not in os.environ:
         store = dist.HashStore()  # type: ignore[attr-defined]
         dist.init_process_group(backend, store=store, rank=0, world_size=1, timeout=timeout)
@@ -108,6 +124,35 @@ def leave_job(patience: timedelta = timedelta(0)) -> None:
     parallel_state.destroy_model_parallel()
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+def abandon_groups() -> None:
+    """Drops all groups of this process after an interrupt, whatever state they are in.
+
+    Nothing may wait: their peers may be lost. The last references go to a thread that may.
+    """
+    distributed: Any = dist.distributed_c10d
+    world = distributed._world  # noqa: SLF001  (no public list of groups)
+    remains = [list(world.pg_map)]
+    parallel_state.destroy_model_parallel()
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    # A fault within `init_process_group` leaves a count on the survivors only. Names of groups, and
+    # so keys in the store, would differ from a spare's.
+    distributed._update_default_pg(None)  # noqa: SLF001
+    for known in (
+        world.pg_map,
+        world.pg_names,
+        world.pg_group_ranks,
+        world.pg_backend_config,
+        world.pg_to_tag,
+        world.tags_to_pg,
+        world.pg_coalesce_state,
+    ):
+        known.clear()
+    distributed._unregister_all_process_groups()  # noqa: SLF001
+    world.group_count = 0
+    bury(remains)
 
 
 def _await_all_ranks(patience: timedelta) -> None:

@@ -68,6 +68,18 @@ class BatchLoss:
     num_tokens: int
 
 
+@dataclasses.dataclass
+class Passes:
+    """Passes of micro-batches through model chunks since the start of the process."""
+
+    forward: int = 0
+    backward: int = 0
+
+    def since(self, before: Passes) -> Passes:
+        """Returns how many there were after a moment."""
+        return Passes(self.forward - before.forward, self.backward - before.backward)
+
+
 class PipelineSchedule:
     """Runs micro-batches through the stages; every rank of the job calls it in the same step."""
 
@@ -91,6 +103,7 @@ class PipelineSchedule:
             "micro_batch_size": batches.micro_batch_size,
             "num_microbatches": batches.num_microbatches,
         }
+        self.passes = Passes()
         self._communicator = communicator or StageCommunicator(groups.pp, config)
         config.grad_scale_func = optimizer.megatron.scale_loss
         config.finalize_model_grads_func = self._finalize
@@ -99,6 +112,11 @@ class PipelineSchedule:
         if chunks[0].ddp_config.overlap_grad_reduce:
             no_sync = [chunk.no_sync for chunk in chunks]
             config.no_sync_func = no_sync if len(no_sync) > 1 else no_sync[0]
+
+    @property
+    def num_microbatches(self) -> int:
+        """Forward passes of each model chunk in a step."""
+        return self._shape["num_microbatches"]
 
     @contextlib.contextmanager
     def communicating_by(self, communicator: StageCommunicator) -> Iterator[None]:
@@ -186,6 +204,9 @@ class PipelineSchedule:
                 output=output,
             )
         )
+        self.passes.forward += 1
+        if output.requires_grad:
+            output.register_hook(self._count_backward)
         if is_halfway:
             self._pass_after_forward(output)
         loss_mask = batch["loss_mask"]
@@ -199,6 +220,10 @@ class PipelineSchedule:
             output.register_hook(  # type: ignore[no-untyped-call]
                 lambda _: strike(Place.BACKWARD)
             )
+
+    def _count_backward(self, gradient: torch.Tensor) -> None:
+        del gradient
+        self.passes.backward += 1
 
     def _loss(self, reports: Sequence[Mapping[str, torch.Tensor]]) -> BatchLoss | None:
         """Returns the mean loss per token over all micro-batches and replicas, on the last stage.

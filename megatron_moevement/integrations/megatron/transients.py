@@ -3,8 +3,9 @@
 A survivor keeps weights, masters, moments, step counters, loss scalers and schedules. Everything in
 between is put back here to what it is between two steps: gradients, what the buckets know of their
 communication, what routers and experts count or keep within a step, what was noted for the commit,
-the functions that a schedule takes away while it runs, and the flags that upstream's code sets
-without a `finally`. Random streams are the step's own business: the ledger has them.
+the functions that a schedule takes away while it runs, the flags that upstream's code sets
+without a `finally`, what freezing changed for a replay, and the mode of an evaluation. Random
+streams are the step's own business: the ledger has them.
 
 Source: the attributes and their values between two steps are those of Megatron-Core 0.16.1
 (megatron/core/distributed, megatron/core/transformer/moe, megatron/core/pipeline_parallel).
@@ -25,6 +26,7 @@ from megatron.core.transformer.moe.shared_experts import SharedExpertMLP
 from megatron.core.utils import unwrap_model
 
 from megatron_moevement.integrations.megatron.expert_bias import PendingExpertBias
+from megatron_moevement.integrations.megatron.freezing import forget_wanted_gradients
 from megatron_moevement.integrations.megatron.optimizer import CommittedGradScaler, SplitOptimizer
 
 _BUCKET_GROUPS = ("bucket_groups", "expert_parallel_bucket_groups")
@@ -44,7 +46,8 @@ _SHARED_EXPERT_CACHES = (
     "cached_output",
     "gate_score",
 )
-_SYNC_FUNCTIONS = ("no_sync_func", "grad_sync_func", "param_sync_func")
+_FUNCTIONS = ("no_sync_func", "grad_sync_func", "param_sync_func", "finalize_model_grads_func")
+_OVERLAPS = ("overlap_grad_reduce", "overlap_param_gather")
 
 
 class Transients:
@@ -67,7 +70,14 @@ class Transients:
         self._optimizer = optimizer
         self._expert_bias = expert_bias
         self._config: Any = self._chunks[0].config
-        self._functions = {name: getattr(self._config, name) for name in _SYNC_FUNCTIONS}
+        self._functions = {name: getattr(self._config, name) for name in _FUNCTIONS}
+        ddp_config = self._chunks[0].ddp_config
+        self._overlaps = {name: getattr(ddp_config, name) for name in _OVERLAPS}
+        self._buckets = [
+            {name: getattr(chunk, name) for name in _BUCKET_GROUPS} for chunk in self._chunks
+        ]
+        self._gathers_ahead = [bool(each.remove_forward_pre_hook_handles) for each in self._chunks]
+        self._trained = [one for each in self._chunks for one in each.parameters()]
 
     @torch.no_grad()
     def reset(self) -> None:
@@ -80,12 +90,38 @@ class Transients:
         tensor_parallel_random.IS_CHECKPOINTING = False
         for name, function in self._functions.items():
             setattr(self._config, name, function)
+        self._reset_freezing()
+        for chunk in self._chunks:
+            chunk.train()
         self._expert_bias.discard()
         clear_aux_losses_tracker()
         self._reset_modules()
         self._reset_buckets()
         self._reset_gradients()
         self._reset_optimizers()
+
+    def _reset_freezing(self) -> None:
+        """Makes every parameter one that is trained, reduced and gathered as in a first step."""
+        self._optimizer.freeze(())
+        for parameter in self._trained:
+            parameter.requires_grad_(True)
+        forget_wanted_gradients(self._chunks)
+        ddp_config = self._chunks[0].ddp_config
+        for name, value in self._overlaps.items():
+            setattr(ddp_config, name, value)
+        for chunk, buckets, gathers_ahead in zip(
+            self._chunks, self._buckets, self._gathers_ahead, strict=True
+        ):
+            for name, groups in buckets.items():
+                setattr(chunk, name, groups)
+            # An interrupt may have left some of the hooks, with or without their handles.
+            for module in chunk.module.modules():
+                hooks = module._forward_pre_hooks  # noqa: SLF001
+                for key in [key for key, hook in hooks.items() if _gathers(hook)]:
+                    del hooks[key]
+            chunk.remove_forward_pre_hook_handles.clear()
+            if gathers_ahead:
+                chunk.enable_forward_pre_hook()
 
     def _reset_modules(self) -> None:
         for chunk in unwrap_model(self._chunks):
@@ -128,6 +164,12 @@ class Transients:
         for chunk in self._chunks:
             for name in _BUCKET_GROUPS:
                 yield from getattr(chunk, name)
+
+
+def _gathers(hook: Any) -> bool:
+    """Whether a hook is upstream's that gathers parameters before they are used."""
+    name: str = getattr(hook, "__qualname__", "")
+    return name.startswith("DistributedDataParallel._make_forward_pre_hook")
 
 
 def _masters(part: MegatronOptimizer) -> Iterator[torch.Tensor]:

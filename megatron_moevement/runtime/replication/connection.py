@@ -6,9 +6,18 @@ import socket
 from collections.abc import Callable
 from typing import Self
 
+import torch
+
+from megatron_moevement.policy.boundary import BoundaryTag
 from megatron_moevement.policy.persistence import SlotKey
 from megatron_moevement.policy.ranks import LogicalRank
 from megatron_moevement.runtime.replication.handshake import RefusedError, Session, call
+from megatron_moevement.runtime.replication.log_messages import (
+    TensorHeader,
+    hashes_of_document,
+    step_document,
+    tag_document,
+)
 from megatron_moevement.runtime.replication.slot_messages import (
     key_document,
     key_of,
@@ -23,12 +32,17 @@ from megatron_moevement.runtime.replication.wire import (
     ProtocolError,
 )
 from megatron_moevement.runtime.slots.slot_record import SlotRecord
+from megatron_moevement.runtime.upstream_log import tensor_bytes, tensor_hash
 
 Address = tuple[str, int]
 
 
 class DamagedSlotError(Exception):
     """The bytes of a slot that arrived are not those that were captured."""
+
+
+class DamagedTensorError(Exception):
+    """The bytes of a logged tensor that arrived are not those that were sent in training."""
 
 
 class PeerConnection:
@@ -132,6 +146,45 @@ class PeerConnection:
             )
         return record
 
+    def fetch_logged(self, tag: BoundaryTag, max_bytes: int, deadline: Deadline) -> torch.Tensor:
+        """Gets a tensor from the peer's upstream log.
+
+        Args:
+            tag: its name.
+            max_bytes: a larger one is refused before anything is allocated.
+            deadline: for all of it.
+
+        Raises:
+            DamagedTensorError: it arrived damaged.
+            RefusedError: the peer does not have it, or not as it was logged.
+            ProtocolError: the answer is none.
+            OSError: the connection broke, or no answer came in time.
+        """
+        self._channel.send(Kind.LOG, self._me.generation, tag_document(tag), None, deadline)
+        message = self._answer(Kind.LOGGED, deadline)
+        header = TensorHeader.of_document(message.document)
+        if header.size_bytes != message.payload_bytes or header.size_bytes > max_bytes:
+            raise ProtocolError(
+                f"process {self._process} sends {message.payload_bytes} bytes for a tensor of "
+                f"{header.size_bytes}, at most {max_bytes} are expected"
+            )
+        tensor = torch.empty(header.shape, dtype=header.dtype)
+        self._channel.receive_into(tensor_bytes(tensor), deadline)
+        if tensor_hash(tensor) != header.hash:
+            raise DamagedTensorError(f"{tag} from process {self._process} arrived damaged")
+        return tensor
+
+    def fetch_received(self, step: int, deadline: Deadline) -> dict[BoundaryTag, int]:
+        """Gets the hashes that the peer kept of what it received in a step.
+
+        Raises:
+            RefusedError: the peer keeps none.
+            ProtocolError: the answer is none.
+            OSError: the connection broke, or no answer came in time.
+        """
+        self._channel.send(Kind.RECEIVED, self._me.generation, step_document(step), None, deadline)
+        return hashes_of_document(self._answer(Kind.HASHES, deadline).document)
+
     def close(self) -> None:
         """Ends the connection."""
         self._channel.close()
@@ -147,6 +200,8 @@ class PeerConnection:
         if message.kind is Kind.REFUSED and not message.payload_bytes:
             reason = str(message.document.get("reason"))
             raise (DamagedSlotError if message.document.get("damaged") else RefusedError)(reason)
-        if message.kind is not kind or (kind is Kind.STORED and message.payload_bytes):
+        if message.kind is not kind or (
+            kind in {Kind.STORED, Kind.HASHES} and message.payload_bytes
+        ):
             raise ProtocolError(f"{message.kind.name} where {kind.name} was expected")
         return message

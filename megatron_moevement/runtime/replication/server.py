@@ -19,6 +19,13 @@ from megatron_moevement.policy.commit import is_current
 from megatron_moevement.policy.persistence import SlotKey
 from megatron_moevement.policy.ranks import LogicalRank
 from megatron_moevement.runtime.replication.handshake import RefusedError, Session, answer_call
+from megatron_moevement.runtime.replication.log_messages import (
+    ServedLog,
+    TensorHeader,
+    hashes_document,
+    step_of_document,
+    tag_of_document,
+)
 from megatron_moevement.runtime.replication.slot_messages import (
     key_of,
     key_of_document,
@@ -34,6 +41,7 @@ from megatron_moevement.runtime.replication.wire import (
 )
 from megatron_moevement.runtime.slots.ring_file import RingFile
 from megatron_moevement.runtime.slots.slot_record import SlotRecord
+from megatron_moevement.runtime.upstream_log import tensor_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -70,6 +78,7 @@ class ReplicaServer:
         slots: KeptSlots,
         *,
         deadline: timedelta,
+        log: ServedLog | None = None,
         max_connections: int = 1024,
     ) -> None:
         """Starts to listen.
@@ -79,6 +88,7 @@ class ReplicaServer:
             me: who this process is.
             slots: where copies go, and what requests are answered from.
             deadline: for one message with its payload.
+            log: this process's upstream log, if it has one.
             max_connections: as many are open at a time; more are turned away.
 
         Raises:
@@ -87,6 +97,7 @@ class ReplicaServer:
         self._me = me
         self._slots = slots
         self._deadline = deadline
+        self._log = log
         self._max_connections = max_connections
         self._lock = threading.Lock()
         self._ring_locks: defaultdict[LogicalRank, threading.Lock] = defaultdict(threading.Lock)
@@ -167,10 +178,16 @@ class ReplicaServer:
             raise ProtocolError(
                 f"a message of generation {message.generation} in {self._me.generation}"
             )
+        if message.payload_bytes and message.kind is not Kind.SLOT:
+            raise ProtocolError("a request with a payload")
         if message.kind is Kind.SLOT:
             self._take(channel, message, deadline)
         elif message.kind is Kind.FETCH:
             self._give(channel, message, deadline)
+        elif message.kind is Kind.LOG:
+            self._give_logged(channel, message, deadline)
+        elif message.kind is Kind.RECEIVED:
+            self._give_hashes(channel, message, deadline)
         else:
             raise ProtocolError(f"{message.kind.name} is no request")
 
@@ -186,7 +203,7 @@ class ReplicaServer:
             ring, reason = None, str(error)
         if ring is None or not ring.has_room_for(record):
             channel.discard(record.payload_bytes, deadline)
-            channel.send(Kind.REFUSED, self._me.generation, {"reason": reason}, None, deadline)
+            self._refuse(channel, reason, deadline)
             return
         with self._ring_locks[owner]:
             ring.invalidate(record.step)
@@ -204,17 +221,42 @@ class ReplicaServer:
 
     def _give(self, channel: Channel, message: Message, deadline: Deadline) -> None:
         """Sends a slot; who asked checks what arrives."""
-        if message.payload_bytes:
-            raise ProtocolError("a request with a payload")
         key = key_of_document(message.document)
         found = self._slots.find(key)
         if found is None:
             reason = f"process {self._me.process} does not hold slot {key.slot} of {key.owner}"
-            channel.send(Kind.REFUSED, self._me.generation, {"reason": reason}, None, deadline)
+            self._refuse(channel, reason, deadline)
             return
         ring, record = found
         document = slot_document(key.owner, record)
         channel.send(Kind.FOUND, self._me.generation, document, ring.payload(record), deadline)
+
+    def _give_logged(self, channel: Channel, message: Message, deadline: Deadline) -> None:
+        """Sends a tensor of the upstream log out of its memory; who asked checks what arrives."""
+        tag = tag_of_document(message.document)
+        try:
+            if self._log is None:
+                raise LookupError(f"process {self._me.process} keeps no upstream log")
+            tensor, logged_hash = self._log.serve(tag), self._log.logged_hash(tag)
+        except (LookupError, RuntimeError) as error:
+            self._refuse(channel, str(error), deadline)
+            return
+        header = TensorHeader(tensor.dtype, tuple(tensor.shape), logged_hash)
+        document, payload = header.document(), tensor_bytes(tensor)
+        channel.send(Kind.LOGGED, self._me.generation, document, payload, deadline)
+
+    def _give_hashes(self, channel: Channel, message: Message, deadline: Deadline) -> None:
+        """Sends the hashes of what this process received in a step."""
+        step = step_of_document(message.document)
+        if self._log is None:
+            reason = f"process {self._me.process} keeps no upstream log"
+            self._refuse(channel, reason, deadline)
+            return
+        document = hashes_document(self._log.received(step))
+        channel.send(Kind.HASHES, self._me.generation, document, None, deadline)
+
+    def _refuse(self, channel: Channel, reason: str, deadline: Deadline) -> None:
+        channel.send(Kind.REFUSED, self._me.generation, {"reason": reason}, None, deadline)
 
 
 def _listen(interface: str) -> socket.socket:

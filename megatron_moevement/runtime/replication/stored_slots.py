@@ -38,6 +38,11 @@ class StoredSlots:
         with self._lock:
             self._held[ring.owner] = ring
 
+    def drop(self, owner: LogicalRank) -> None:
+        """Takes and gives no copies of an owner's slots any more."""
+        with self._lock:
+            self._held.pop(owner, None)
+
     def ring_for(self, owner: LogicalRank, record: SlotRecord) -> RingFile | None:
         """Returns the ring for copies of an owner's slots, whichever they are."""
         del record

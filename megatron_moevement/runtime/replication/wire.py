@@ -42,6 +42,10 @@ class Kind(IntEnum):
     FETCH = 7
     FOUND = 8
     REFUSED = 9
+    LOG = 10
+    LOGGED = 11
+    RECEIVED = 12
+    HASHES = 13
 
 
 class ProtocolError(Exception):

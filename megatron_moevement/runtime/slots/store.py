@@ -134,8 +134,7 @@ class StoreDirectory:
         self._lock = self._enter()
         self._rings: dict[tuple[RingRole, LogicalRank], RingFile] = {}
         self._journal: Journal | None = None
-        for unfinished in self.folder.glob(f"*{CREATING_SUFFIX}"):
-            unfinished.unlink()
+        self._remove_unfinished()
 
     def _enter(self) -> StoreLock:
         try:
@@ -149,6 +148,20 @@ class StoreDirectory:
                 f"can't make the store {self.folder}: {error.strerror or error}; give another "
                 "--moevement-store-dir"
             ) from error
+
+    def _remove_unfinished(self) -> None:
+        for unfinished in self.folder.glob(f"*{CREATING_SUFFIX}"):
+            unfinished.unlink()
+
+    def read_again(self) -> None:
+        """Forgets what is known of the journal beyond its file, as if the process were new.
+
+        After an interrupt at any instruction, the file is what was made to be consistent.
+        """
+        if self._journal is not None:
+            self._journal.close()
+            self._journal = None
+        self._remove_unfinished()
 
     def check_space(self, announced_bytes: int) -> None:
         """Checks that the file system can hold all that is going to be created.

@@ -1,0 +1,67 @@
+"""`moevement stores`: hosts the two stores of a job outside of its ranks, for launchers that don't.
+
+A batch script starts it beside the ranks, on the machine that `MASTER_ADDR` names. It is the only
+process of a job with in-process restart that must not die.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import signal
+import socket
+
+from megatron_moevement.cli.launch import serve_store
+from megatron_moevement.errors import ExitCode, UserError
+
+_DESCRIPTION = """
+Hosts training's store and the control store of in-process restart until it gets SIGTERM or Ctrl-C.
+Prints what the ranks need in their environment.
+"""
+_ENDS = {signal.SIGTERM, signal.SIGINT}
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Adds `moevement stores`."""
+    parser = subparsers.add_parser(
+        "stores",
+        help="host the stores of a job outside of its ranks",
+        description=_DESCRIPTION,
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--interface", default="127.0.0.1", metavar="ADDRESS", help="to listen on; an IPv4 address"
+    )
+    parser.add_argument(
+        "--port",
+        type=int,
+        default=0,
+        help="of training's store; the control store takes the next one (default: free ones)",
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Hosts the stores until a signal comes.
+
+    Raises:
+        UserError: nothing can listen there.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS)
+    ports = (args.port, args.port + 1 if args.port else 0)
+    with contextlib.ExitStack() as stack:
+        try:
+            listeners = [
+                stack.enter_context(socket.create_server((args.interface, port), backlog=1024))
+                for port in ports
+            ]
+        except (OSError, OverflowError) as error:
+            raise UserError(f"can't listen on {args.interface}, ports {ports}: {error}") from error
+        names = ("MASTER_PORT", "MOEVEMENT_CONTROL_PORT")
+        found = {name: each.getsockname()[1] for name, each in zip(names, listeners, strict=True)}
+        stores = [serve_store(listener, args.interface) for listener in listeners]
+        shown = "".join(f" {name}={port}" for name, port in found.items())
+        print(f"MASTER_ADDR={args.interface}{shown} TORCHELASTIC_USE_AGENT_STORE=True", flush=True)
+        signal.sigwait(_ENDS)
+        del stores
+    return ExitCode.DONE

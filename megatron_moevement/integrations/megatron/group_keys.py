@@ -1,0 +1,63 @@
+"""Keys of the optimizer's parameter groups, which upstream gathers from all ranks.
+
+Every rank makes a group for every key that any rank has. A process that takes the place of a lost
+one builds its optimizer when the others don't, so it is given what they gathered.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch.distributed as dist
+
+GatheredKeys = list[Any]
+"""For each gathering of a build the keys of all ranks; what JSON can hold."""
+
+_gather_upstream = dist.all_gather_object
+
+
+@contextlib.contextmanager
+def gathered_keys(known: GatheredKeys | None) -> Iterator[GatheredKeys]:
+    """Encloses the construction of an optimizer, by all ranks at once or by this one alone.
+
+    Args:
+        known: what the other ranks gathered; None: they gather now.
+
+    Yields:
+        A list that receives what was gathered.
+    """
+    found: GatheredKeys = []
+
+    def gather(answers: list[Any], own: Any, group: Any = None, **_: Any) -> None:
+        if known is None:
+            _gather_upstream(answers, own, group)
+        else:
+            answers[:] = [_hashable(keys) for keys in known[len(found)]]
+        found.append([_listed(keys) for keys in answers])
+
+    dist.all_gather_object = gather  # type: ignore[assignment]
+    try:
+        yield found
+    finally:
+        gather_as_upstream()
+
+
+def gather_as_upstream() -> None:
+    """Lets objects be gathered as upstream does; after an interrupt, nobody else has done it."""
+    dist.all_gather_object = _gather_upstream
+
+
+def _listed(value: Any) -> Any:
+    """Returns nested tuples as nested lists, as JSON has them."""
+    return [_listed(one) for one in value] if isinstance(value, (tuple, list)) else value
+
+
+def _hashable(keys: Sequence[Any]) -> list[Any]:
+    """Returns a list of keys, each of nested tuples."""
+    return [_tupled(key) for key in keys]
+
+
+def _tupled(value: Any) -> Any:
+    return tuple(_tupled(one) for one in value) if isinstance(value, list) else value

@@ -1,0 +1,97 @@
+"""The commit of a step: everything that changes S_(k-1) into S_k, without collectives.
+
+Training calls it behind the commit barrier. A survivor of a fault that stands behind the barrier,
+but not yet behind its commit, calls it with what the ledger says (`policy/rollforward.py`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from megatron_moevement.integrations.megatron.expert_bias import PendingExpertBias
+from megatron_moevement.integrations.megatron.optimizer import GradientStatistics, SplitOptimizer
+from megatron_moevement.integrations.megatron.scheduler import Scheduler
+from megatron_moevement.runtime.fault_points import Strike, pass_by
+from megatron_moevement.runtime.ledger import Ledger, LedgerEntry
+from megatron_moevement.runtime.progress import Progress
+from megatron_moevement.settings.faults import Place
+
+
+@dataclasses.dataclass(frozen=True)
+class DecidedStep:
+    """What all ranks know of a step that is to be applied.
+
+    Attributes:
+        statistics: of its gradients.
+        loss: mean loss per token.
+        num_tokens: by which the losses were normalised.
+        random_before: this rank's random streams at the start of the step.
+    """
+
+    statistics: GradientStatistics
+    loss: float
+    num_tokens: int
+    random_before: Mapping[str, Any]
+
+
+class StepCommit:
+    """Applies steps; the training thread calls it, between a barrier and what follows."""
+
+    def __init__(
+        self,
+        optimizer: SplitOptimizer,
+        scheduler: Scheduler,
+        expert_bias: PendingExpertBias,
+        ledger: Ledger,
+        global_batch_size: int,
+    ) -> None:
+        """Binds the live objects.
+
+        Args:
+            optimizer: has prepared gradients.
+            scheduler: sets learning rate and weight decay.
+            expert_bias: holds the routers' updates.
+            ledger: receives an entry per step.
+            global_batch_size: samples per step.
+        """
+        self._optimizer = optimizer
+        self._scheduler = scheduler
+        self._expert_bias = expert_bias
+        self._ledger = ledger
+        self._global_batch_size = global_batch_size
+
+    def apply(
+        self, before: Progress, decided: DecidedStep, strike: Strike = pass_by
+    ) -> tuple[LedgerEntry, Progress]:
+        """Applies the step after `before`; returns its ledger entry and the new progress."""
+        statistics, step = decided.statistics, before.committed + 1
+        loss_scale = self._optimizer.loss_scale()
+        groups = self._scheduler.parameter_groups()
+        strike(Place.COMMIT)
+        applied = self._optimizer.commit(statistics, strike)
+        strike(Place.AFTER_OPTIMIZERS)
+        self._expert_bias.commit()
+        if applied:
+            self._scheduler.advance(self._global_batch_size)
+        entry = LedgerEntry(
+            step=step,
+            loss=decided.loss,
+            consumed_samples=before.consumed_samples,
+            loss_scale=loss_scale,
+            found_inf=statistics.found_inf,
+            grad_norm=statistics.norm,
+            clip_factor=self._optimizer.clip_factor(statistics),
+            num_tokens=decided.num_tokens,
+            groups=groups,
+            scalers=self._optimizer.scalers(),
+            random_state=decided.random_before,
+        )
+        self._ledger.append(entry)
+        progress = Progress(
+            committed=step,
+            consumed_samples=before.consumed_samples + self._global_batch_size,
+            skipped=before.skipped + (not applied),
+        )
+        return entry, progress

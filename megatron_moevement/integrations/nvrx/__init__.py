@@ -1,0 +1,1 @@
+"""Everything that knows the names of nvidia-resiliency-ext; it knows nothing of Megatron."""

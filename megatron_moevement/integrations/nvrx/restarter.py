@@ -1,0 +1,204 @@
+"""In-process restart: the training function runs in NVRx's wrapper, put together from settings.
+
+Every process of the job calls `run_restartable`, spares too: they wait inside of the wrapper until
+they take the place of a lost process. Restarts are numbered alike on all of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import logging
+import time
+import warnings
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, Generic, TypeVar
+
+import torch.distributed as dist
+from nvidia_resiliency_ext.inprocess import CallWrapper, Wrapper
+from nvidia_resiliency_ext.inprocess.exception import RestartAbort
+from nvidia_resiliency_ext.inprocess.health_check import CudaHealthCheck
+from nvidia_resiliency_ext.inprocess.rank_assignment import RankDiscarded
+
+from megatron_moevement.errors import UserError
+from megatron_moevement.integrations.nvrx.places import KeptPlaces
+from megatron_moevement.integrations.nvrx.retries import BoundedRetries
+from megatron_moevement.integrations.nvrx.stores import ControlStore, mend_initial_ranks
+from megatron_moevement.integrations.nvrx.teardown import (
+    AbortCollectives,
+    EndGeneration,
+    ShutDownConnections,
+)
+from megatron_moevement.runtime.generation import Generation, Interruption
+from megatron_moevement.runtime.interruptible_wait import make_waits_interruptible
+from megatron_moevement.settings.launch import Address, Launch
+from megatron_moevement.settings.restart import InProcessRestart
+
+T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
+
+_HEALTH_CHECK_TIME = timedelta(seconds=10)
+_LOOKS_OF_THE_MONITOR = 3
+"""A process that is gone before its monitor has looked is taken for a lost one."""
+
+
+class RestartsEndedError(Exception):
+    """The job stops here, with what it has in memory; the message says why."""
+
+
+class DiscardedError(Exception):
+    """This process is given up with its failure domain; the job goes on without it."""
+
+
+class _GenerationFailedError(Exception):
+    """An exception of the training function, in a form that NVRx can copy."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Restartable(Generic[T]):
+    """What is restarted.
+
+    Attributes:
+        run: trains; called with the generation, and with the place that the process occupies in it.
+        end: cleans up after a generation that was interrupted.
+        committed: returns the newest step that this process committed.
+    """
+
+    run: Callable[[Generation, Launch], T]
+    end: Callable[[], None]
+    committed: Callable[[], int]
+
+
+def run_restartable(
+    what: Restartable[T],
+    settings: InProcessRestart,
+    launch: Launch,
+    *,
+    collectives: str,
+    interruption: Interruption,
+    domain: str,
+) -> T | None:
+    """Runs a training function until it returns on all ranks, restarting it after every fault.
+
+    Args:
+        what: is restarted.
+        settings: the flags.
+        launch: what the launcher says of this process, and how many ranks train.
+        collectives: `torch.distributed` backend of the model's collectives.
+        interruption: is told of the newest one.
+        domain: the failure domain of this process.
+
+    Returns:
+        What `run` returned; None on a spare that was not needed.
+
+    Raises:
+        UserError: the launcher serves no stores.
+        RestartsEndedError: too few processes are left, or restarts are of no use.
+        DiscardedError: other processes take over what this one did.
+    """
+    times = _times(settings)
+    wrapper = _wrapper(what, settings, launch, collectives, interruption, domain, times)
+    # The wrapper collects garbage at every restart: what is there by now is none.
+    gc.collect()
+    gc.freeze()
+    warnings.filterwarnings("ignore", message="logging not initialized")
+    logging.getLogger("nvidia_resiliency_ext").setLevel(logging.CRITICAL + 1)  # we say it ourselves
+    try:
+        result: T | None = wrapper(_training_function(what, launch))()
+    except RestartAbort as error:
+        raise RestartsEndedError(str(error)) from None
+    except RankDiscarded as error:
+        raise DiscardedError("it is given up with its failure domain") from error
+    except dist.DistError as error:
+        raise RestartsEndedError(f"the control store is lost: {error}") from error
+    time.sleep(_LOOKS_OF_THE_MONITOR * times["monitor_process_interval"].total_seconds())
+    return result
+
+
+def _wrapper(  # noqa: PLR0917  (what `run_restartable` was given)
+    what: Restartable[T],
+    settings: InProcessRestart,
+    launch: Launch,
+    collectives: str,
+    interruption: Interruption,
+    domain: str,
+    times: dict[str, timedelta],
+) -> Any:
+    """Puts NVRx's wrapper together."""
+    control, store = launch.control_store, launch.store
+    if control is None or store is None:
+        raise UserError(
+            "--inprocess-restart needs stores that are hosted outside of the ranks: start with "
+            "scripts/run_local.sh, or run `moevement stores` and give each rank what it prints"
+        )
+    mend_initial_ranks()
+    is_cuda = collectives == "nccl"
+    if not is_cuda:
+        make_waits_interruptible()
+    abort = (
+        AbortCollectives(store[1], interruption)
+        if is_cuda
+        else ShutDownConnections(control[1], interruption)
+    )
+    active = launch.world_size
+    return Wrapper(
+        store_factory=ControlStore,
+        store_kwargs=_connection(control, times["barrier_timeout"]),
+        initialize=BoundedRetries(active, settings.inprocess_max_iterations, what.committed),
+        abort=abort,
+        finalize=EndGeneration(what.end, empty_cuda_cache=settings.inprocess_empty_cuda_cache),
+        health_check=CudaHealthCheck(_HEALTH_CHECK_TIME) if is_cuda else None,
+        rank_assignment=KeptPlaces(active, settings.inprocess_granularity, domain),
+        **times,
+    )
+
+
+def _times(settings: InProcessRestart) -> dict[str, timedelta]:
+    """Returns the times by the names of the wrapper's parameters."""
+    seconds = {
+        "monitor_thread_interval": settings.inprocess_monitor_thread_interval,
+        "monitor_process_interval": settings.inprocess_monitor_process_interval,
+        "progress_watchdog_interval": settings.inprocess_progress_watchdog_interval,
+        "heartbeat_interval": settings.inprocess_heartbeat_interval,
+        "soft_timeout": settings.inprocess_soft_timeout,
+        "hard_timeout": settings.inprocess_hard_timeout,
+        "heartbeat_timeout": settings.inprocess_heartbeat_timeout,
+        "barrier_timeout": settings.inprocess_barrier_timeout,
+        "completion_timeout": settings.inprocess_completion_timeout,
+        "last_call_wait": settings.inprocess_last_call_wait,
+        "termination_grace_time": settings.inprocess_termination_grace_time,
+    }
+    return {name: timedelta(seconds=value) for name, value in seconds.items()}
+
+
+def _connection(address: Address, timeout: timedelta) -> dict[str, Any]:
+    return {"host": address[0], "port": address[1], "timeout": timeout}
+
+
+def _tell(generation: int, process: int, error: Exception) -> None:
+    """Says why a generation ends; what only tells of a lost peer needs no traceback."""
+    text = " ".join(str(error).split())
+    line = f"generation {generation} of process {process} ends: {type(error).__name__}: {text}"
+    is_consequence = isinstance(error, (OSError, dist.DistError)) or type(error) is RuntimeError
+    logger.warning("%s", line, exc_info=None if is_consequence else error)
+
+
+def _training_function(what: Restartable[T], launch: Launch) -> Callable[[], T | None]:
+    """Returns what the wrapper calls, which finds its parameter by the type."""
+
+    def train(call: Any = None) -> T:
+        place = launch.occupying(call.state.active_rank, launch.world_size)
+        generation = Generation(
+            call.iteration, call.atomic, call.ping, call.progress_watchdog.reset
+        )
+        try:
+            return what.run(generation, place)
+        except Exception as error:
+            _tell(generation.number, launch.process, error)
+            # NVRx copies the exception, which fails with constructors of our own.
+            raise _GenerationFailedError(f"{type(error).__name__}: {error}") from error
+
+    train.__annotations__ = {"call": CallWrapper}
+    return train

@@ -1,0 +1,83 @@
+"""A generation: the time between two restarts, and what must not outlive it.
+
+A restart interrupts the training thread by an exception that may come at any instruction. So what
+needs closing is opened where nothing interrupts, and noted at once. Whoever unwinds first closes
+it, and `Generation.close` closes what nobody has.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import Protocol, Self, TypeVar
+
+
+class Closeable(Protocol):
+    """What is open until it is closed; closing it again does nothing."""
+
+    def close(self) -> None:
+        """Ends threads, connections and hooks."""
+
+
+C = TypeVar("C", bound=Closeable)
+
+
+@dataclasses.dataclass
+class Interruption:
+    """The newest interruption of this process; who interrupts it writes, any thread."""
+
+    noticed_s: float | None = None
+    """When it was noticed, in seconds since the epoch."""
+
+
+class Generation:
+    """One generation of one process; the training thread uses it."""
+
+    def __init__(
+        self,
+        number: int = 0,
+        uninterrupted: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
+        ping: Callable[[], None] = lambda: None,
+        rest: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Begins with nothing open.
+
+        Args:
+            number: in-process restarts before it, the same on all ranks.
+            uninterrupted: encloses what a restart waits for. It must be short and wait for no other
+                process.
+            ping: says that training makes progress, and will again before long.
+            rest: says that nobody knows how long what comes now will take, until the next `ping`.
+        """
+        self.number = number
+        self.uninterrupted = uninterrupted
+        self.ping = ping
+        self.rest = rest
+        self._owned: list[Closeable] = []
+
+    def own(self, opening: Callable[[], C]) -> C:
+        """Opens something that must not outlive the generation, uninterrupted."""
+        with self.uninterrupted():
+            opened = opening()
+            self._owned.append(opened)
+        return opened
+
+    def close(self) -> None:
+        """Closes what was opened, the newest first; closing twice is fine."""
+        while self._owned:
+            self._owned[-1].close()
+            self._owned.pop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()

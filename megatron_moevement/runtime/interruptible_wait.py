@@ -1,0 +1,87 @@
+"""Waiting for other ranks in a way that a restart can interrupt.
+
+A restart raises an exception in the training thread, which arrives only between two instructions of
+Python. A wait in native code would keep it out until the collective's own limit. So a collective is
+waited for in slices. That also shows who hangs: a rank that waits for another one gives signs of
+life meanwhile, and only the culprit does not.
+
+gloo only: a `wait` of NCCL does not block the host.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+_SLICE = timedelta(seconds=0.05)
+_TIMED_OUT = "Operation timed out!"
+"""What gloo says when a slice ends; the operation goes on."""
+_POINT_TO_POINT = (12, 13, 14)
+"""c10d's numbers of SEND, RECV and RECVANYSOURCE."""
+
+
+class _Waiter:
+    """A thread that waits for one send or receive at a time.
+
+    A slice that ends in the middle of a send or receive makes the group unusable, so these are
+    waited for to their end, in another thread.
+    """
+
+    def __init__(self) -> None:
+        self._work: queue.SimpleQueue[dist.Work] = queue.SimpleQueue()
+        self._done = threading.Event()
+        self._failure: Exception | None = None
+        self._result: bool = True
+        threading.Thread(target=self._run, name="point-to-point", daemon=True).start()
+
+    def wait(self, work: dist.Work) -> bool:
+        """Waits for an operation; after an interrupt the thread waits for its end alone."""
+        self._failure = None
+        self._done.clear()
+        self._work.put(work)
+        while not self._done.wait(_SLICE.total_seconds()):
+            pass
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+        return self._result
+
+    def _run(self) -> None:
+        while True:
+            work = self._work.get()
+            try:
+                self._result = _wait_blocking(work)
+            except Exception as error:  # noqa: BLE001  (raised again by who waits)
+                self._failure = error
+            del work
+            _idle.append(self)  # also when who waited was interrupted
+            self._done.set()
+
+
+_wait_blocking = dist.Work.wait
+_idle: list[_Waiter] = []
+
+
+def _wait(self: dist.Work, timeout: timedelta | None = None) -> bool:
+    """Waits for an operation of torch.distributed; stands in for `Work.wait`."""
+    if timeout is not None:
+        return _wait_blocking(self, timeout)
+    kind: Any = self
+    if int(kind._get_op_type()) in _POINT_TO_POINT:  # noqa: SLF001  (no public way to it)
+        return (_idle.pop() if _idle else _Waiter()).wait(self)
+    while True:
+        try:
+            return _wait_blocking(self, _SLICE)
+        except RuntimeError as error:
+            if str(error) != _TIMED_OUT:
+                raise
+
+
+def make_waits_interruptible() -> None:
+    """Waits in slices from now on, in all of this process."""
+    work_type: Any = dist.Work
+    work_type.wait = _wait

@@ -1,0 +1,57 @@
+"""The TCP connections of this process, looked at from outside of who uses them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+_DESCRIPTORS = Path("/proc/self/fd")
+
+
+def connected_sockets() -> frozenset[str]:
+    """Returns names of the sockets that are open now."""
+    return frozenset(name for _, name in _sockets())
+
+
+def shut_down_connections(
+    kept_ports: frozenset[int], kept: frozenset[str], only_ports: frozenset[int] | None = None
+) -> int:
+    """Shuts TCP connections down, so that whoever waits in one fails at once; any thread may call.
+
+    They are not closed: a number that is free may be taken by another file at once, and a forked
+    child would keep the connection alive.
+
+    Args:
+        kept_ports: connections from or to these ports are left alone.
+        kept: names of sockets that are left alone.
+        only_ports: where given, only connections to these ports are shut down.
+
+    Returns:
+        How many were shut down.
+    """
+    count = 0
+    for descriptor, name in _sockets():
+        if name in kept:
+            continue
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
+            if connection.family not in {socket.AF_INET, socket.AF_INET6}:
+                continue
+            if connection.type != socket.SOCK_STREAM:
+                continue
+            own, peer = connection.getsockname()[1], connection.getpeername()[1]
+            if {own, peer} & kept_ports or (only_ports is not None and peer not in only_ports):
+                continue
+            connection.shutdown(socket.SHUT_RDWR)
+            count += 1
+    return count
+
+
+def _sockets() -> Iterator[tuple[int, str]]:
+    for number in os.listdir(_DESCRIPTORS):
+        with contextlib.suppress(OSError):  # closed meanwhile
+            name = os.readlink(_DESCRIPTORS / number)
+            if name.startswith("socket:"):
+                yield int(number), name

@@ -1,0 +1,98 @@
+"""The store of a process as it outlives generations: locked once, its files mapped once."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from megatron_moevement.policy.ranks import LogicalRank
+from megatron_moevement.runtime.slots.adoption import adopt_store
+from megatron_moevement.runtime.slots.identity import StoreIdentity
+from megatron_moevement.runtime.slots.ring_file import RingFile
+from megatron_moevement.runtime.slots.store import StoreDirectory, left_behind
+from megatron_moevement.runtime.slots.store_lock import StoreLockedError
+
+
+class KeptStore:
+    """Opens the store of this process once; the training thread uses it."""
+
+    def __init__(self) -> None:
+        """Begins with nothing open."""
+        self._store: StoreDirectory | None = None
+        self._pinned: weakref.WeakSet[RingFile] = weakref.WeakSet()
+        self._is_wanted = True
+
+    @property
+    def has_state(self) -> bool:
+        """Whether a later launch could go on from what is kept."""
+        journal = None if self._store is None else self._store.open_journal()
+        return journal is not None and journal.state is not None
+
+    def open(
+        self, root: Path, identity: StoreIdentity, process: int, rank: LogicalRank | None
+    ) -> StoreDirectory:
+        """Returns the store, which is opened the first time.
+
+        Args:
+            root: the store directory.
+            identity: of the run.
+            process: number of this process.
+            rank: at the start of a job the rank of this process, whose newest store it adopts.
+
+        Raises:
+            UserError: it is in use, another user's, or can't be made.
+        """
+        if self._store is None:
+            self._store = StoreDirectory(root, identity, process)
+            if rank is not None:
+                adopt_store(self._store, rank)
+        return self._store
+
+    def pin(self, ring: RingFile, pin: Callable[[torch.Tensor], None]) -> None:
+        """Makes a ring's buffers a target of asynchronous copies, once."""
+        if ring in self._pinned:
+            return
+        for step in range(ring.capacity):
+            pin(torch.frombuffer(ring.buffer(step), dtype=torch.uint8))
+        self._pinned.add(ring)
+
+    def finish(self) -> None:
+        """Lets `close` remove the files: nobody will go on from them."""
+        self._is_wanted = False
+
+    def keep(self) -> None:
+        """Begins a generation, which goes on from the files; `close` leaves them for the next."""
+        self._is_wanted = True
+        if self._store is not None:
+            self._store.read_again()
+
+    def remove_left_behind(self) -> None:
+        """Removes what processes of this run that died on this machine left.
+
+        Call it when all live processes of the run have locked their stores, and the slots of the
+        dead have holders again.
+        """
+        store = self._store
+        assert store is not None
+        for process in left_behind(store.root, store.identity.run_id):
+            try:
+                left = StoreDirectory(store.root, store.identity, process)
+            except StoreLockedError:  # by another process that removes it
+                continue
+            left.remove()
+
+    def close(self) -> None:
+        """Lets go of the files and of the lock."""
+        store = self._store
+        if store is None:
+            return
+        if not self._is_wanted:
+            self.remove_left_behind()
+        self._store = None
+        if self._is_wanted and not store.is_empty:
+            store.close()
+        else:
+            store.remove()

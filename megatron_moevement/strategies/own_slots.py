@@ -1,0 +1,111 @@
+"""Own slots in a recovery: what this rank's ring lacks is fetched, what holders lack is sent."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+from megatron_moevement.policy.facts import Facts
+from megatron_moevement.policy.plan import Plan
+from megatron_moevement.policy.ranks import LogicalRank
+from megatron_moevement.policy.ring import SlotRing
+from megatron_moevement.policy.schedule import Window
+from megatron_moevement.runtime.slots.slot_record import SlotRecord
+from megatron_moevement.strategies.memory import JobMemory
+
+
+class OwnSlots:
+    """The slots of one rank, as the facts of a recovery tell where they are."""
+
+    def __init__(self, memory: JobMemory, facts: Facts, rank: LogicalRank, plan: Plan) -> None:
+        """Reads the facts.
+
+        Args:
+            memory: this process's; it is open.
+            facts: of all processes.
+            rank: the rank that this process occupies.
+            plan: what is carried out.
+        """
+        self._memory = memory
+        self._holders = memory.plan.placement.holders[rank]
+        self._held: dict[Window, dict[int, int]] = defaultdict(dict)
+        for process in facts.processes:
+            for holding in process.holdings:
+                if process.era == plan.era and holding.owner == rank:
+                    self._held[holding.window][process.process] = holding.slots
+        self._persisted = plan.persisted
+        self._own = memory.host.process
+
+    def fetch_window(self, window: Window, sources: Sequence[int]) -> None:
+        """Gets the slots of a window that the ring lacks.
+
+        Args:
+            window: the window.
+            sources: for each slot the process that it comes from.
+        """
+        for slot, process in enumerate(sources, start=window.size - len(sources)):
+            # A spare may find in its own memory what it kept for the rank that it occupies now.
+            if process != self._own or self._record(window, slot) is None:
+                self._fetch(process, window, slot)
+
+    def complete(self, target: int) -> None:
+        """Gets what the ring lacks and somebody has, from the persisted window up to the target."""
+        for window, held in self._kept_windows():
+            for slot in range(window.size):
+                having = [each for each, slots in held.items() if slots >> slot & 1]
+                if having and self._own not in having and window.step_of(slot) < target:
+                    self._fetch(having[0], window, slot)
+
+    def ring(self, target: int) -> SlotRing:
+        """Returns what the ring holds, for a rank whose state is S_target."""
+        steps = [
+            window.step_of(slot)
+            for window, held in self._kept_windows()
+            for slot in range(window.size)
+            if held.get(self._own, 0) >> slot & 1
+        ]
+        is_captured = target in steps
+        oldest = min(steps, default=target) if self._persisted is None else self._persisted.start
+        return SlotRing(self._memory.own_ring.capacity, oldest, target + is_captured)
+
+    def share(self, windows: Sequence[Window]) -> None:
+        """Sends what holders lack of some windows, in the background."""
+        for window in windows:
+            held = self._held.get(window, {})
+            for slot in range(window.size):
+                record = self._record(window, slot)
+                if record is not None:
+                    lacking = [one for one in self._holders if not held.get(one, 0) >> slot & 1]
+                    self._memory.copies.land_for(record, lacking)
+
+    def shareable(self) -> list[Window]:
+        """Returns the windows from the persisted one on; that one only where it is whole here."""
+        found = []
+        for window, held in self._kept_windows():
+            if held.get(self._own, 0) and (window != self._persisted or self.is_whole(window)):
+                found.append(window)
+        return found
+
+    def is_whole(self, window: Window) -> bool:
+        """Returns whether the ring holds every slot of a window."""
+        return all(self._record(window, slot) is not None for slot in range(window.size))
+
+    def _kept_windows(self) -> list[tuple[Window, dict[int, int]]]:
+        oldest = self._persisted
+        return [
+            (window, held)
+            for window, held in sorted(self._held.items())
+            if oldest is None or window >= oldest
+        ]
+
+    def _fetch(self, process: int, window: Window, slot: int) -> None:
+        self._memory.copies.fetch(process, window, slot)
+        held = self._held[window]
+        held[self._own] = held.get(self._own, 0) | 1 << slot
+
+    def _record(self, window: Window, slot: int) -> SlotRecord | None:
+        """Returns what the ring says of a slot, None when it holds another one."""
+        record = self._memory.own_ring.record(window.step_of(slot))
+        if record is None or (record.window, record.slot) != (window, slot):
+            return None
+        return record

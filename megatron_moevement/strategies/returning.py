@@ -1,0 +1,144 @@
+"""Returning: from a plan to the moment at which all ranks train together again."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import time
+from collections.abc import Sequence
+
+from megatron_moevement.integrations.megatron.freezing import Freezing
+from megatron_moevement.policy.schedule import Window
+from megatron_moevement.runtime.commit_barrier import Agreement, CommitBarrier, StopRequest, Vote
+from megatron_moevement.runtime.events import EventName, Events
+from megatron_moevement.runtime.ledger import LedgerEntry
+from megatron_moevement.runtime.meeting import Meeting
+from megatron_moevement.runtime.progress import Progress
+from megatron_moevement.strategies.boundaries import Boundaries
+from megatron_moevement.strategies.kept import Kept, Live
+from megatron_moevement.strategies.memory import JobMemory
+from megatron_moevement.strategies.own_slots import OwnSlots
+from megatron_moevement.strategies.replay import Replay
+from megatron_moevement.strategies.strategy import NO_WINDOW
+from megatron_moevement.strategies.trained import Trained
+
+
+class Returning:
+    """One recovery of this rank; its training thread calls it."""
+
+    def __init__(self, trained: Trained, memory: JobMemory, events: Events, kept: Kept) -> None:
+        """Starts the clock."""
+        self._trained = trained
+        self._memory = memory
+        self._events = events
+        self._kept = kept
+        self._durations_s = dict(kept.downtime_s)
+        self._since_s = time.perf_counter()
+        self._passes = dataclasses.replace(trained.schedule.passes)
+        self._shared: Window | None = None
+        self.target = 0
+        self._entry: LedgerEntry | None = None
+        self._progress: Progress | None = None
+        self._verified = True
+        self._meeting: Meeting | None = None
+        self._barrier = CommitBarrier(trained.device, trained.groups.tp_dp_cp)
+        self.replay: Replay | None = None
+        """What this rank replays; None while it stands by."""
+
+    def planned(self) -> None:
+        """Notes that the plan is made."""
+        self._lap("plan")
+
+    def fetched(self) -> None:
+        """Notes that this rank has what it goes on from."""
+        self._lap("fetch")
+
+    def share(self, slots: OwnSlots, windows: Sequence[Window]) -> None:
+        """Begins to send what holders lack; `rejoin` waits for the first of these windows."""
+        slots.share(windows)
+        self._shared = windows[0] if windows and slots.is_whole(windows[0]) else None
+
+    def replays(self, replay: Replay | None, target: int) -> None:
+        """Learns what this rank replays, and up to which step."""
+        assert self._memory.session is not None
+        self.replay = replay
+        self.target = target
+        name = hashlib.sha256(self._memory.session.token).hexdigest()
+        self._meeting = Meeting(f"moevement/rejoin/{name}", self._trained.patience)
+
+    def agree_alone(self, vote: Vote) -> Agreement | None:
+        """Agrees on a replayed step within the stage, where other stages stand by.
+
+        A stage that has not computed the loss takes it from the ledger.
+        """
+        if self.replay is None or not self.replay.is_alone:
+            return None
+        if vote.loss is None:
+            entry = self.replay.agreed(vote.step)
+            vote = dataclasses.replace(vote, loss=entry.loss, num_tokens=entry.num_tokens)
+        agreed = self._barrier.wait(vote)
+        return dataclasses.replace(agreed, stop=StopRequest.NONE, window_start=NO_WINDOW)
+
+    def committed(self, entry: LedgerEntry, progress: Progress) -> None:
+        """Learns that a step was replayed."""
+        self._entry, self._progress = entry, progress
+
+    def verify(self, freezing: Freezing, boundaries: Boundaries) -> None:
+        """Compares the replayed step with what it was the first time, and tells of it."""
+        entry = self._entry
+        assert self.replay is not None
+        assert entry is not None
+        step = self.replay.replayed(entry)
+        sent = boundaries.verify(entry.step)
+        verified = step.verified and (sent is None or sent.verified)
+        self._verified = self._verified and verified
+        if self._meeting is not None:
+            self._meeting.note_progress()
+        self._events.emit(
+            EventName.REPLAY,
+            entry.step,
+            active=step.active,
+            frozen=step.frozen,
+            weight_gradients=freezing.work.value,
+            replay_verified=verified,
+            boundaries_equal=0 if sent is None else sent.equal,
+            boundaries_unequal=0 if sent is None else len(sent.unequal),
+            boundaries_unknown=0 if sent is None else len(sent.unknown),
+        )
+
+    def rejoin(self) -> float:
+        """Waits for all ranks and for the copies of the window that is replayed from.
+
+        Returns:
+            The seconds that the recovery took, the parts of the restart before it included.
+        """
+        replay = self.replay
+        if replay is not None:
+            assert replay.is_over
+            self._kept.live = Live.dense(self._trained.scalars(self._progress or replay.start))
+        self._lap("replay")
+        if self._shared is not None:
+            self._memory.copies.await_complete(self._shared)
+        self._lap("reprotect")
+        assert self._meeting is not None
+        self._meeting.wait()
+        self._memory.forget_others()
+        self._lap("wait")
+        self._kept.downtime_s = {}
+        passes = self._trained.schedule.passes.since(self._passes)
+        self._events.emit(
+            EventName.RECOVERED,
+            self.target,
+            replayed_steps=0 if replay is None else replay.reached - replay.window.start,
+            replay_verified=None if replay is None else self._verified,
+            forward_passes=passes.forward,
+            backward_passes=passes.backward,
+            duration_s=sum(self._durations_s.values()),
+            breakdown_s=self._durations_s,
+        )
+        return sum(self._durations_s.values())
+
+    def _lap(self, part: str) -> None:
+        now_s = time.perf_counter()
+        self._durations_s[part] = now_s - self._since_s
+        self._since_s = now_s

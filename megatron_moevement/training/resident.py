@@ -1,0 +1,159 @@
+"""Resident: what of a process outlives an in-process restart; it holds no process group between.
+
+Model, optimizer and all that drives them are built once and stay the same objects. So does the
+store with the snapshots. A generation lends them its groups.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+
+from megatron_moevement.backends.backend import Backend
+from megatron_moevement.integrations.megatron.group_keys import gather_as_upstream
+from megatron_moevement.integrations.megatron.group_references import GroupReferences
+from megatron_moevement.integrations.megatron.process_groups import abandon_groups
+from megatron_moevement.runtime.agreement import all_gather_json
+from megatron_moevement.runtime.events import EventName, Events
+from megatron_moevement.runtime.fault_points import NO_FAULTS, FaultPoints
+from megatron_moevement.runtime.generation import Generation, Interruption
+from megatron_moevement.settings.launch import Launch
+from megatron_moevement.strategies.kept import Kept
+from megatron_moevement.training.arguments import Arguments
+from megatron_moevement.training.job import Job, build_part, join
+
+
+@dataclasses.dataclass(frozen=True)
+class _Part:
+    """The live objects of a rank, and where they keep process groups."""
+
+    job: Job
+    references: GroupReferences
+
+
+class Resident:
+    """The living part of one process of a job; its training thread uses it."""
+
+    def __init__(self, arguments: Arguments, backend: Backend) -> None:
+        """Begins with nothing built.
+
+        Args:
+            arguments: of the job.
+            backend: of this process.
+        """
+        self._arguments = arguments
+        self._backend = backend
+        self._faults = NO_FAULTS
+        self._part: _Part | None = None
+        self._generation: Generation | None = None
+        self._is_known = False
+        self._entered_s = self._joined_s = 0.0
+        self.interruption = Interruption()
+        self.kept = Kept()
+        self.builds = 0
+        """How often model and optimizer were built; survivors of a restart don't build again."""
+
+    @property
+    def committed(self) -> int:
+        """The newest step whose loss this process knows; 0 before the first."""
+        return 0 if self._part is None else max(self._part.job.ledger.losses(), default=0)
+
+    def enter(self, generation: Generation, launch: Launch) -> Job:
+        """Joins the job in a new generation; every rank calls it, in step.
+
+        Args:
+            generation: owns what is opened from now on.
+            launch: the place of this process in it.
+
+        Returns:
+            The job with the generation's groups; of a survivor, the same objects as before, with
+            what the interrupted step left: finished gradients may be wanted.
+        """
+        self._generation = generation
+        self._entered_s = time.time()
+        self.kept.store.keep()
+        is_restartable = self._arguments.restart.inprocess_restart
+        number = generation.number if is_restartable else None
+        groups = join(self._arguments, launch, self._backend, number)
+        self._joined_s = time.time()
+        part = self._part
+        if part is not None and part.job.launch != launch:
+            self._part = part = None
+        known = None
+        if generation.number:
+            # Who was built before does not build again, so a newcomer must not wait for it.
+            own = None if part is None else part.job.keys
+            device = self._backend.device(launch.local_rank)
+            known = next((one for one in all_gather_json(own, device) if one is not None), None)
+        if part is None:
+            self.kept = Kept(self.kept.store)
+            scripted = self._arguments.fault_injection.moevement_faults
+            self._faults = FaultPoints(scripted, launch.rank)
+            job = build_part(
+                self._arguments, launch, self._backend, groups, faults=self._faults, known=known
+            )
+            self._keep(job)
+        else:
+            part.references.rebind()
+            part.job.timers.forget()
+            job = part.job
+        self._faults.enter(generation.number)
+        return job
+
+    def announce(self, events: Events) -> None:
+        """Records that this process begins, or that it survived a fault."""
+        noticed_s = self.interruption.noticed_s
+        if not self._is_known or noticed_s is None:
+            events.emit(EventName.PROCESS_START, 0)
+        else:
+            teardown_s = self._entered_s - noticed_s
+            rendezvous_s = self._joined_s - self._entered_s
+            self.kept.downtime_s = {"teardown": teardown_s, "rendezvous": rendezvous_s}
+            events.emit(
+                EventName.FAULT_DETECTED,
+                self.committed,
+                noticed_s=noticed_s,
+                teardown_s=teardown_s,
+                rendezvous_s=rendezvous_s,
+                builds=self.builds,
+                threads=len(os.listdir("/proc/self/task")),
+                descriptors=len(os.listdir("/proc/self/fd")),
+            )
+        self._is_known = True
+
+    def rebuild(self, job: Job) -> Job:
+        """Builds model and optimizer anew, as at the start of the program, with the same groups.
+
+        Args:
+            job: has trained, and nothing is there to bring its state back from.
+        """
+        launch, groups = job.launch, job.groups
+        self._part = None
+        self.kept = Kept(self.kept.store)
+        del job
+        job = build_part(self._arguments, launch, self._backend, groups, faults=self._faults)
+        self._keep(job)
+        return job
+
+    def leave(self) -> None:
+        """Cleans up after an interrupted generation, whatever state it is in."""
+        generation, self._generation = self._generation, None
+        if generation is not None:
+            generation.close()
+        if self._part is not None:
+            self._part.references.release()
+        abandon_groups()
+        gather_as_upstream()
+
+    def close(self) -> None:
+        """Lets go of the store at the end of the program: removes it if nobody will go on."""
+        self.kept.store.close()
+
+    def _keep(self, job: Job) -> None:
+        self.builds += 1
+        self.kept.renew()
+        if not self._arguments.restart.inprocess_restart:
+            return  # the walk takes some tenths of a second
+        roots = [job.chunks, job.optimizer, job.schedule, job.metrics, job.groups, job.durable]
+        self._part = _Part(job, GroupReferences(roots))

@@ -1,0 +1,94 @@
+"""One run of training: in the only generation of a process, or in one of several."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+
+from megatron_moevement.errors import UserError
+from megatron_moevement.integrations.megatron.process_groups import leave_job
+from megatron_moevement.runtime.generation import Generation
+from megatron_moevement.settings.launch import Launch
+from megatron_moevement.strategies.recovery import RecoveryAbortedError
+from megatron_moevement.training.arguments import Arguments
+from megatron_moevement.training.fault_injection import check_struck
+from megatron_moevement.training.loop import train
+from megatron_moevement.training.operator_table import write_operators
+from megatron_moevement.training.resident import Resident
+from megatron_moevement.training.state_digest import check_state_digest_path, write_state_digest
+from megatron_moevement.training.step import DivergenceError
+from megatron_moevement.training.stop_request import StopSources
+
+_PATIENCE_DONE = timedelta(seconds=60)
+"""The last rank draws its plots and closes its writers meanwhile."""
+_PATIENCE_REFUSED = timedelta(seconds=5)
+"""All ranks find the same, each in its own time; one alone must not wait for long."""
+
+
+class GenerationRun:
+    """Trains, as often as it takes; the training thread calls it."""
+
+    def __init__(self, arguments: Arguments, resident: Resident, stop: StopSources) -> None:
+        """Names what is trained.
+
+        Args:
+            arguments: of the job.
+            resident: the living part of this process.
+            stop: what this process knows of reasons to stop.
+        """
+        self._arguments = arguments
+        self.resident = resident
+        self.place: Launch | None = None
+        """That the process occupied last; None before it has any."""
+        self._stop = stop
+
+    def alone(self, launch: Launch) -> None:
+        """Trains in the only generation of a process; every rank calls it.
+
+        Raises:
+            UserError: the arguments don't fit machine, data or checkpoint.
+            DivergenceError: the gradients are not finite.
+        """
+        patience = timedelta(0)  # after a failure: closed connections tell the peers
+        try:
+            with Generation() as generation:
+                self._train(generation, launch)
+            patience = _PATIENCE_DONE
+        except UserError:
+            patience = _PATIENCE_REFUSED
+            raise
+        finally:
+            leave_job(patience)
+
+    def in_generation(
+        self, generation: Generation, launch: Launch
+    ) -> UserError | DivergenceError | RecoveryAbortedError | None:
+        """Trains in one of several generations; every rank calls it.
+
+        An exception leads to another generation, which cleans up; so what another one would end
+        with as well is returned.
+        """
+        self.place = launch
+        failure: UserError | DivergenceError | RecoveryAbortedError | None = None
+        patience = _PATIENCE_DONE
+        try:
+            with generation:
+                self._train(generation, launch)
+        except (UserError, DivergenceError, RecoveryAbortedError) as error:
+            failure, patience = error.with_traceback(None), _PATIENCE_REFUSED
+        leave_job(patience)
+        return failure
+
+    def _train(self, generation: Generation, launch: Launch) -> None:
+        file = self._arguments.run.moevement_state_digest
+        job = self.resident.enter(generation, launch)
+        operators = self._arguments.fault_tolerance.moevement_operators
+        if operators is not None:
+            write_operators(job, Path(operators))
+            return
+        if file is not None:
+            check_state_digest_path(job, Path(file))
+        job, progress = train(job, self._stop, self.resident, generation)
+        if file is not None:
+            write_state_digest(job, progress, Path(file))
+        check_struck(job, progress)

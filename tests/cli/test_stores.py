@@ -1,0 +1,37 @@
+"""`moevement stores` serves two stores until it is told to end."""
+
+import signal
+import socket
+import subprocess
+import sys
+from datetime import timedelta
+
+import torch.distributed as dist
+
+COMMAND = [sys.executable, "-m", "megatron_moevement.cli", "stores"]
+
+
+def test_it_serves_both_stores_until_sigterm():
+    with subprocess.Popen(COMMAND, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            said = dict(pair.split("=") for pair in process.stdout.readline().split())
+            ports = {int(said["MASTER_PORT"]), int(said["MOEVEMENT_CONTROL_PORT"])}
+            assert len(ports) == 2
+            for port in ports:
+                store = dist.TCPStore(said["MASTER_ADDR"], port, None, False, timedelta(seconds=20))
+                store.set("key", str(port))
+                assert store.get("key") == str(port).encode()
+                del store
+        finally:
+            process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+
+
+def test_a_port_that_is_taken_is_told_about():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = subprocess.run(
+            [*COMMAND, "--port", str(port)], capture_output=True, text=True, check=False
+        )
+    assert done.returncode == 2
+    assert f"can't listen on 127.0.0.1, ports ({port}, {port + 1})" in done.stderr

@@ -1,0 +1,159 @@
+"""A lost stage replays from its neighbours' logs; the others stand by, and no bit differs."""
+
+from random import Random
+
+import pytest
+
+from megatron_moevement.runtime.events import EventName
+from megatron_moevement.testing.default_run import slow_but
+from megatron_moevement.testing.interruption import Run, digest_differences
+from megatron_moevement.testing.localized_run import (
+    TARGET,
+    LocalizedJob,
+    LocalizedRun,
+    Loss,
+    differences,
+)
+from megatron_moevement.testing.protected_run import Case
+from megatron_moevement.testing.restarted_run import (
+    await_step,
+    events_of,
+    kill_rank,
+    restartable_program,
+)
+
+pytestmark = [pytest.mark.distributed, pytest.mark.timeout(300)]
+
+UNTIED = "--untie-embeddings-and-output-weights"
+TRAIN_ITERS = TARGET + 4
+PP3 = ("--pipeline-model-parallel-size=3", "--num-layers=3", "--expert-model-parallel-size=1")
+PP4 = ("--pipeline-model-parallel-size=4", "--num-layers=4", "--expert-model-parallel-size=1")
+PP2 = "--expert-model-parallel-size=1"
+JOBS = {
+    "pp2": LocalizedJob.of("pp2-ep2 bf16 replicated bias", 2, 2, 6, UNTIED, PP2),
+    "pp2-ep2": LocalizedJob.of("pp2-ep2 bf16 distributed-overlap bias", 4, 2, 3, UNTIED),
+    "pp3": LocalizedJob.of("pp2-ep2 bf16 replicated-overlap bias", 3, 3, 6, UNTIED, *PP3),
+    "pp3-dp2": LocalizedJob.of("pp2-ep2 fp16 distributed grouped", 6, 3, 3, UNTIED, *PP3),
+    "pp4-tied": LocalizedJob.of("pp2-ep2 fp32 replicated", 4, 4, 6, *PP4),
+    "vpp2": LocalizedJob.of("vpp2 fp16 distributed recomputed seq-aux", 2, 2, 12, UNTIED),
+}
+NEXT = f"{TARGET + 1}:prepare"
+"""With the gradients of the step after the target, before anybody may apply them."""
+LATER = f"{TARGET + 2}:gather"
+CASES = {
+    "first of two": ("pp2-ep2", Loss((1,), (0,))),
+    "last of two, survivors behind": ("pp2-ep2", Loss((2,), (1,), behind=(0, 3), rolled=1)),
+    "in the next step": ("pp2-ep2", Loss((0,), (0,), everybody=NEXT)),
+    "first of three": ("pp3", Loss((0,), (0,))),
+    "middle, survivors behind": ("pp3-dp2", Loss((3,), (1,), behind=(0, 1, 2, 5), rolled=3)),
+    "last of three": ("pp3", Loss((2,), (2,), behind=(1,), rolled=1)),
+    "two adjacent, survivors behind the lost": (
+        "pp3",
+        Loss((1, 2), (1, 2), behind=(0,), target=TARGET - 1),
+    ),
+    "torn commit": ("pp3", Loss((), (1,), torn=(1,), behind=(2,), rolled=1)),
+    "interleaved": ("vpp2", Loss((0,), (0,))),
+    "tied ends": ("pp4-tied", Loss((3,), (0, 3), behind=(1,), rolled=1)),
+    "one after the other": (
+        "pp3",
+        Loss((0,), (0,)),
+        Loss((1,), (1,), everybody=LATER, target=TARGET + 2),
+    ),
+    "nobody": ("pp2", Loss(behind=(0,), rolled=1, verdict="RESUME")),
+}
+QUICK = ("last of two, survivors behind", "torn commit", "one after the other", "nobody")
+
+
+@pytest.fixture(scope="module")
+def plain(megatron_fork_server, text, tmp_path_factory):
+    """Returns what each rank of a job ends with that nothing interrupts."""
+    found = {}
+
+    def of(name):
+        if name not in found:
+            folder = tmp_path_factory.mktemp("plain")
+            run = LocalizedRun(megatron_fork_server, JOBS[name], text, TRAIN_ITERS, folder)
+            found[name] = run.train()
+        return found[name]
+
+    return of
+
+
+@pytest.fixture
+def run_of(megatron_fork_server, text, tmp_path):
+    """Returns a function that makes a run of a job."""
+    return lambda name: LocalizedRun(megatron_fork_server, JOBS[name], text, TRAIN_ITERS, tmp_path)
+
+
+@pytest.mark.parametrize("name", slow_but(QUICK, CASES))
+def test_only_the_lost_stage_replays_and_no_bit_differs(run_of, plain, name):
+    job, *losses = CASES[name]
+    run = run_of(job)
+    copies = max(1, *(len(loss.lost) for loss in losses))
+    found = run.train(losses, f"--moevement-replicas={copies}")
+    assert differences(found, plain(job)) == []
+    run.check(losses, found)
+
+
+@pytest.mark.slow
+def test_without_a_log_all_stages_replay(run_of, plain):
+    run, loss = run_of("pp2"), Loss((1,), (0, 1), verdict="GLOBAL")
+    found = run.train([loss], "--moevement-no-upstream-log")
+    assert differences(found, plain("pp2")) == []
+    run.check([loss], found)
+
+
+@pytest.mark.slow
+def test_what_was_lost_before_a_window_was_persisted_is_trained_again(run_of, plain):
+    found = run_of("pp2").train([Loss((), torn=(0,), everybody="2:gather")])
+    assert differences(found, plain("pp2")) == []
+
+
+REAL = Case.of("pp2-ep2 bf16 distributed grouped", 3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [(2, 0), (1, 3)])
+def test_a_spare_replays_the_stage_of_a_killed_process(megatron_fork_server, text, tmp_path, ranks):
+    plain_program = REAL.program(megatron_fork_server, text, UNTIED)
+    expected = Run(plain_program, tmp_path / "plain").finish()
+    program = restartable_program(REAL, megatron_fork_server, text, len(ranks), UNTIED)
+    run = Run(program, tmp_path / "killed")
+    random = Random(str(ranks))
+    with run.start() as job:
+        for number, rank in enumerate(ranks):
+            await_step(run, job, REAL.protected_from + 3 * number)
+            kill_rank(run, job, rank, random)
+        result = job.wait()
+    assert sorted(result.exit_codes) == [-9, -9, 0, 0, 0, 0], result.describe()
+    assert digest_differences(run._digest(), expected) == []
+    for generation, rank in enumerate(ranks, start=1):
+        stage = rank // 2
+        plans = events_of(run, EventName.PLAN, generation)
+        assert {plan.fields["verdict"] for plan in plans} == {"LOCALIZED"}
+        assert {tuple(plan.fields["scope"]) for plan in plans} == {(stage,)}
+        for event in events_of(run, EventName.RECOVERED, generation):
+            if event.logical_rank // 2 == stage:
+                assert event.fields["replayed_steps"] >= REAL.window - 1
+                assert event.fields["replay_verified"] is True
+            else:
+                assert event.fields["forward_passes"] == event.fields["backward_passes"] == 0
+
+
+MUTATED = {
+    "serve-step-before": ("pp2", Loss((0,), (0,)), "unverified"),
+    "serve-other-micro-batch": ("pp2", Loss((1,), (1,)), "unverified"),
+    "skip-roll-forward": ("pp3", Loss((2,), (2,), behind=(1,), rolled=1), "verified"),
+    "keep-noted-expert-bias": ("pp2", Loss((0,), (0,), everybody=NEXT), "verified"),
+    "keep-random-streams": ("pp2", Loss((0,), (0,), everybody=NEXT), "verified"),
+}
+"""What a rank does wrongly, when, and whether the replay itself proves to be right."""
+
+
+@pytest.mark.parametrize("mutation", slow_but(("serve-step-before",), MUTATED))
+def test_a_mutation_is_seen(run_of, plain, mutation):
+    job, loss, replay = MUTATED[mutation]
+    run = run_of(job)
+    found = run.train([loss], mutation=mutation)
+    assert differences(found, plain(job)) != []
+    assert run.is_verified() == (replay == "verified")
