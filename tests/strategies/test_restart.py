@@ -183,6 +183,26 @@ def test_a_fault_before_anything_is_persisted_begins_anew(
     assert {plan.fields["verdict"] for plan in events_of(run, EventName.PLAN, 1)} != {"GLOBAL"}
 
 
+def test_a_fault_that_struck_a_dead_process_is_no_fault_that_never_struck(
+    megatron_fork_server, text, tmp_path
+):
+    program = restartable_program(CASE, megatron_fork_server, text, 1)
+    run = Run(program, tmp_path)
+    faults = ("2:after-barrier@1", "exception:4:barrier@0#1", "5:gather@1#9")
+    with run.start("--moevement-faults", *faults) as job:
+        result = job.wait()
+    # All that live say the same, and the one that was killed has nothing more to say.
+    assert sorted(result.exit_codes) == [-9, 1, 1, 1, 1], result.describe()
+    output = "".join(rank.stderr for rank in result.ranks)
+    (line,) = [line for line in output.splitlines() if "never struck" in line]
+    assert line.startswith("pretrain_moe.py: --moevement-faults: kill:5:gather@1#9 never struck")
+    struck = events_of(run, EventName.FAULT_INJECTED, generation=None)
+    assert [(one.generation, one.fields["kind"]) for one in struck] == [
+        (0, "kill"),
+        (1, "exception"),
+    ]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("case", OTHERS, ids=lambda case: case.name)
 @pytest.mark.parametrize("seed", range(3))
