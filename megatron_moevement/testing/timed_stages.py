@@ -6,6 +6,7 @@ model that is as small as can be, take place as well: the bits are those of trai
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -19,18 +20,14 @@ _FORWARD_SHARE = 1 / 3
 
 
 def wait_in_stages(stage_s: float) -> None:
-    """Makes every pass of this process take its time from now on.
+    """Makes every pass of this process take its time from now on; real compute is part of it.
 
     Args:
-        stage_s: seconds of a stage per micro-batch, forward and backward together. What the real
-            forward pass takes is part of it.
+        stage_s: seconds of a stage per micro-batch, forward and backward together.
     """
     compute = PipelineSchedule._forward_step  # noqa: SLF001  (the seam: no hook in the program)
     forward_s = stage_s * _FORWARD_SHARE
-
-    def wait_backward(gradient: torch.Tensor) -> None:
-        del gradient
-        time.sleep(stage_s - forward_s)
+    backward_s = stage_s - forward_s
 
     def forward_step(
         self: PipelineSchedule, batches: Iterator[tuple[int, bool, MicroBatch]], chunk: Any
@@ -38,8 +35,33 @@ def wait_in_stages(stage_s: float) -> None:
         started_s = time.perf_counter()
         output, loss = compute(self, batches, chunk)
         if output.requires_grad:
-            output.register_hook(wait_backward)  # type: ignore[no-untyped-call]
-        time.sleep(max(0.0, started_s + forward_s - time.perf_counter()))
+            _wait_backward(_received(chunk), output, backward_s)
+        _wait_until(started_s + forward_s)
         return output, loss
 
     PipelineSchedule._forward_step = forward_step  # type: ignore[method-assign]  # noqa: SLF001
+
+
+def _wait_backward(received: torch.Tensor | None, output: torch.Tensor, backward_s: float) -> None:
+    """Waits in a backward pass: at its end, which is the gradient for the stage before."""
+    if received is None or not received.requires_grad:  # the first stage's ends nowhere
+        output.register_hook(lambda _: time.sleep(backward_s))  # type: ignore[no-untyped-call]
+        return
+    ends_s = math.inf
+
+    def begin(_: torch.Tensor) -> None:
+        nonlocal ends_s
+        ends_s = time.perf_counter() + backward_s
+
+    output.register_hook(begin)  # type: ignore[no-untyped-call]
+    received.register_hook(lambda _: _wait_until(ends_s))  # type: ignore[no-untyped-call]
+
+
+def _received(chunk: torch.nn.Module) -> torch.Tensor | None:
+    """Returns what a stage has received for the pass that it made last; None: it is the first."""
+    inputs = (getattr(module, "input_tensor", None) for module in chunk.modules())
+    return next((one for one in inputs if isinstance(one, torch.Tensor)), None)
+
+
+def _wait_until(ends_s: float) -> None:
+    time.sleep(max(0.0, ends_s - time.perf_counter()))
