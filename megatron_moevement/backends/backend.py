@@ -83,6 +83,10 @@ class Backend(abc.ABC):
         """
 
     @abc.abstractmethod
+    def parts(self) -> dict[str, str]:
+        """Returns what decides bits on this machine, name to name: device, libraries."""
+
+    @abc.abstractmethod
     def peak_memory_bytes(self) -> int:
         """Returns the most memory this process has held: device memory, on the CPU resident."""
 

@@ -19,9 +19,11 @@ from __future__ import annotations
 import importlib.abc
 import importlib.machinery
 import logging
+import platform
 import resource
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
@@ -198,9 +200,24 @@ class CpuBackend(Backend):
     def pin(self, memory: torch.Tensor) -> None:
         """Does nothing: copies within memory need no locked pages."""
 
+    def parts(self) -> dict[str, str]:
+        """Returns the processor, what torch uses of it, and torch's version."""
+        return {
+            "processor": _processor(),
+            "vector instructions": torch.backends.cpu.get_cpu_capability(),
+            "torch": torch.__version__,
+        }
+
     def peak_memory_bytes(self) -> int:
         """Returns the peak resident memory of the process."""
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _processor() -> str:
+    """Returns the model as the kernel names it; the architecture where it names none."""
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, platform.machine())
 
 
 def install() -> Callable[[], None]:

@@ -66,6 +66,17 @@ class CudaBackend(Backend):
                 "of locked memory (ulimit -l), or lower --moevement-window"
             )
 
+    def parts(self) -> dict[str, str]:
+        """Returns the current GPU, and the versions of what computes on it."""
+        nccl = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
+        return {
+            "GPU": torch.cuda.get_device_name(),
+            "torch": torch.__version__,
+            "CUDA": str(torch.version.cuda),
+            "cuDNN": str(torch.backends.cudnn.version()),  # type: ignore[no-untyped-call]
+            "NCCL": ".".join(str(number) for number in nccl),
+        }
+
     def peak_memory_bytes(self) -> int:
         """Returns the peak of the caching allocator on the current GPU."""
         return int(torch.cuda.max_memory_allocated())

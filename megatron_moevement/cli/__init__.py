@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import sys
+import warnings
 from collections.abc import Sequence
 from typing import Protocol, cast
 
@@ -19,6 +20,7 @@ COMMANDS: tuple[str, ...] = (
     "losses",
     "operators",
     "presets",
+    "recoveries",
     "schedule",
     "stores",
 )
@@ -45,6 +47,8 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one sub-command and returns its exit code."""
     args = build_parser().parse_args(argv)
+    # Which package brings NVIDIA's management library is torch's concern.
+    warnings.filterwarnings("ignore", message="The pynvml package", category=FutureWarning)
     try:
         return int(args.run(args))
     except UserError as error:

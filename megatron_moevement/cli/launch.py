@@ -23,6 +23,7 @@ import socket
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -228,6 +229,8 @@ def serve_store(listener: socket.socket, address: str = STORE_ADDRESS) -> object
 
     The socket is IPv4: for IPv6 ones the server's only thread looks up every peer's name.
     """
+    # Which package brings NVIDIA's management library is torch's concern.
+    warnings.filterwarnings("ignore", message="The pynvml package", category=FutureWarning)
     from torch.distributed import TCPStore  # type: ignore[attr-defined]  # noqa: PLC0415
 
     port = listener.getsockname()[1]

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from megatron_moevement.policy.facts import Condition, LiveState
+from megatron_moevement.policy.guarantee import Computation, Guarantee
 from megatron_moevement.runtime.upstream_log import UpstreamLog
 from megatron_moevement.strategies.kept_store import KeptStore
 from megatron_moevement.strategies.scalars import SlotScalars
@@ -63,12 +64,23 @@ class Kept:
         downtime_s: how long the parts of the present restart took that lie before the strategy's:
             `detect`, `teardown` and `rendezvous`. Whoever restarts may fill it in; the event
             `recovered` tells it.
+        joined_s: when the present restart had its groups, in seconds since the epoch.
+        origin: what the ranks of the job's first generation computed with; None before it.
+        guarantee: of the job's newest generation that this process was in.
     """
 
     store: KeptStore = dataclasses.field(default_factory=KeptStore)
     live: Live = INITIAL
     log: UpstreamLog | None = None
     downtime_s: dict[str, float] = dataclasses.field(default_factory=dict)
+    joined_s: float | None = None
+    origin: tuple[Computation, ...] | None = None
+    guarantee: Guarantee | None = None
+
+    @classmethod
+    def anew(cls, former: Kept) -> Kept:
+        """Returns what a process goes on with whose live objects are given up."""
+        return cls(former.store, origin=former.origin, guarantee=former.guarantee)
 
     def renew(self) -> None:
         """Learns that the live objects are built anew."""

@@ -106,16 +106,17 @@ class SparseCheckpointing:
         if plan.edges is WindowEdges.ANEW:
             self.begin(self._progress())
             returning.share(slots, [])
+            returning.replays(None, plan)
         elif replay is None:
             self._stand_by(plan.target, slots.ring(plan.target))
             returning.share(slots, slots.shareable())
-            returning.replays(None, plan.target)
+            returning.replays(None, plan)
         else:
             window = replay.window
             ring = SlotRing(self._memory.own_ring.capacity, window.start, window.last + 1)
             self._windows = self._captures(ring)
             returning.share(slots, [window])
-            returning.replays(replay, plan.target)
+            returning.replays(replay, plan)
             if plan.verdict is Verdict.LOCALIZED:
                 self._boundaries.replay(recovery.boundaries(plan), window.start + 1)
             else:
@@ -206,12 +207,9 @@ class SparseCheckpointing:
     def rejoin(self) -> None:
         """Waits for all ranks, and until this rank's slots have their copies again."""
         if self._returning is not None:
-            duration_s = self._returning.rejoin()
-            if dist.get_rank() == 0 and self._memory.generation.number:
-                self._say(
-                    f"generation {self._memory.generation.number}: resumed at step "
-                    f"{self._returning.target}, {duration_s:.1f} s"
-                )
+            account = self._returning.rejoin()
+            if dist.get_rank() == 0:
+                self._say(account.line)
             self._returning = None
             self._boundaries.train()
 

@@ -19,6 +19,7 @@ from megatron_moevement.runtime.slots.identity import StoreIdentity
 from megatron_moevement.runtime.slots.store import StoreDirectory, default_store_dir
 from megatron_moevement.runtime.upstream_log import UpstreamLog
 from megatron_moevement.settings.fault_tolerance import FaultTolerance
+from megatron_moevement.strategies.guarantee import agree_on_guarantee
 from megatron_moevement.strategies.job_plan import JobPlan, agree_on_plan
 from megatron_moevement.strategies.kept import Kept
 from megatron_moevement.strategies.kept_store import KeptStore
@@ -73,6 +74,10 @@ def open_sparse_checkpointing(
     plan = plan_job(settings, trained, live, domain=domain, train_iters=train_iters)
     if plan.placement.warning is not None:
         say(plan.placement.warning)
+    before = kept.guarantee
+    guarantee = agree_on_guarantee(trained.computation, kept, trained.device)
+    if guarantee != before:
+        say(f"guarantee {guarantee}")
     store = _open_store(settings, trained, kept.store, generation)
     shape = plan.log_of(_host(trained, domain))
     if kept.log is None and shape is not None:

@@ -8,7 +8,11 @@ import time
 from collections.abc import Sequence
 
 from megatron_moevement.integrations.megatron.freezing import Freezing
+from megatron_moevement.policy.guarantee import Level, unverified
+from megatron_moevement.policy.plan import Plan
+from megatron_moevement.policy.recovery_account import RankAccount, RecoveryAccount
 from megatron_moevement.policy.schedule import Window
+from megatron_moevement.runtime.agreement import all_gather_json
 from megatron_moevement.runtime.commit_barrier import Agreement, CommitBarrier, StopRequest, Vote
 from megatron_moevement.runtime.events import EventName, Events
 from megatron_moevement.runtime.ledger import LedgerEntry
@@ -33,10 +37,12 @@ class Returning:
         self._events = events
         self._kept = kept
         self._durations_s = dict(kept.downtime_s)
+        if kept.joined_s is not None:
+            self._durations_s["build"] = time.time() - kept.joined_s
         self._since_s = time.perf_counter()
         self._passes = dataclasses.replace(trained.schedule.passes)
         self._shared: Window | None = None
-        self.target = 0
+        self._plan: Plan | None = None
         self._entry: LedgerEntry | None = None
         self._progress: Progress | None = None
         self._verified = True
@@ -58,11 +64,11 @@ class Returning:
         slots.share(windows)
         self._shared = windows[0] if windows and slots.is_whole(windows[0]) else None
 
-    def replays(self, replay: Replay | None, target: int) -> None:
-        """Learns what this rank replays, and up to which step."""
+    def replays(self, replay: Replay | None, plan: Plan) -> None:
+        """Learns what this rank replays, and what the job does."""
         assert self._memory.session is not None
         self.replay = replay
-        self.target = target
+        self._plan = plan
         name = hashlib.sha256(self._memory.session.token).hexdigest()
         self._meeting = Meeting(f"moevement/rejoin/{name}", self._trained.patience)
 
@@ -106,15 +112,17 @@ class Returning:
             boundaries_unknown=0 if sent is None else len(sent.unknown),
         )
 
-    def rejoin(self) -> float:
+    def rejoin(self) -> RecoveryAccount:
         """Waits for all ranks and for the copies of the window that is replayed from.
 
         Returns:
-            The seconds that the recovery took, the parts of the restart before it included.
+            What all ranks tell of the recovery, the restart before it included.
         """
-        replay = self.replay
+        replay, plan = self.replay, self._plan
+        assert plan is not None
         if replay is not None:
             assert replay.is_over
+            self._trained.optimizer.adam_step()  # all operators count the same steps again
             self._kept.live = Live.dense(self._trained.scalars(self._progress or replay.start))
         self._lap("replay")
         if self._shared is not None:
@@ -124,19 +132,45 @@ class Returning:
         self._meeting.wait()
         self._memory.forget_others()
         self._lap("wait")
-        self._kept.downtime_s = {}
+        self._kept.downtime_s, self._kept.joined_s = {}, None
+        own = RankAccount(
+            0 if replay is None else replay.reached - replay.window.start,
+            None if replay is None else self._verified,
+            self._durations_s,
+        )
+        account = self._account(plan, own)
         passes = self._trained.schedule.passes.since(self._passes)
         self._events.emit(
             EventName.RECOVERED,
-            self.target,
-            replayed_steps=0 if replay is None else replay.reached - replay.window.start,
-            replay_verified=None if replay is None else self._verified,
+            plan.target,
+            verdict=account.verdict,
+            scope=account.scope,
+            guarantee=account.level,
+            replayed_steps=own.replayed_steps,
+            replay_verified=own.verified,
             forward_passes=passes.forward,
             backward_passes=passes.backward,
             duration_s=sum(self._durations_s.values()),
             breakdown_s=self._durations_s,
         )
-        return sum(self._durations_s.values())
+        return account
+
+    def _account(self, plan: Plan, own: RankAccount) -> RecoveryAccount:
+        """Puts together what the ranks tell; a replay that went wrong costs the guarantee."""
+        told = all_gather_json(dataclasses.asdict(own), self._trained.device)
+        account = RecoveryAccount(
+            generation=self._memory.generation.number,
+            verdict=plan.verdict,
+            scope=tuple(sorted(plan.start_of)),
+            target=plan.target,
+            level=Level.EXACT,
+            ranks=[RankAccount(**one) for one in told],
+        )
+        guarantee = self._kept.guarantee
+        assert guarantee is not None
+        if not account.verified:
+            self._kept.guarantee = guarantee = unverified(guarantee, plan.target)
+        return dataclasses.replace(account, level=guarantee.level)
 
     def _lap(self, part: str) -> None:
         now_s = time.perf_counter()

@@ -19,6 +19,7 @@ from megatron_moevement.integrations.megatron.schedule import PipelineSchedule
 from megatron_moevement.integrations.megatron.scheduler import Scheduler
 from megatron_moevement.integrations.megatron.step_commit import StepCommit
 from megatron_moevement.integrations.megatron.transients import Transients
+from megatron_moevement.policy.guarantee import Computation
 from megatron_moevement.policy.ranks import Layout, LogicalRank
 from megatron_moevement.policy.segments import Ends
 from megatron_moevement.runtime.fault_points import FaultPoints
@@ -52,6 +53,7 @@ class Trained:
         backend: the device.
         log_bytes: what this rank sends over its stage's boundaries in a step; 0 without a log.
         patience: how long a rank may be waited for.
+        computation: what decides the bits of this process.
     """
 
     chunks: Sequence[torch.nn.Module]
@@ -74,6 +76,7 @@ class Trained:
     backend: BackendName
     log_bytes: int
     patience: timedelta
+    computation: Computation
 
     def scalars(self, progress: Progress) -> SlotScalars:
         """Returns what belongs to the present state besides tensors; not in mid-replay."""

@@ -153,17 +153,21 @@ def _resource_tracker() -> frozenset[Resource]:
 def _is_held_elsewhere(resource: Resource) -> bool:
     """Whether a shared-memory file is another job's: a process that is not ours has it open.
 
-    Looked up only for what appeared during the check.
+    So it is with a folder in which another process has a file open. Looked up only for what
+    appeared during the check.
     """
     if resource.kind is not ResourceKind.SHARED_MEMORY:
         return False
     own = {str(os.getpid())} | {child.identity for child in _children()}
     for process in Path("/proc").iterdir():
         if process.name.isdigit() and process.name not in own:
-            if f" {resource.identity}\n" in _text(process / "maps"):
+            maps = _text(process / "maps")
+            if f" {resource.identity}\n" in maps or f" {resource.identity}/" in maps:
                 return True
             with contextlib.suppress(OSError):
-                if any(os.readlink(fd) == resource.identity for fd in (process / "fd").iterdir()):
+                open_files = {os.readlink(fd) for fd in (process / "fd").iterdir()}
+                folder = f"{resource.identity}/"
+                if any(one == resource.identity or one.startswith(folder) for one in open_files):
                     return True
     return False
 

@@ -115,7 +115,7 @@ def _run_restartable(
     if isinstance(failure, UserError):
         if run.place is not None and run.place.rank == 0:  # all ranks find the same
             sys.stderr.write(f"pretrain_moe.py: {failure}\n")
-        return ExitCode.BAD_ARGUMENTS
+        return failure.exit_code
     if failure is not None:
         raise failure
     return ExitCode.DONE

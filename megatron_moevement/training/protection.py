@@ -5,20 +5,31 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
+import importlib.metadata
 import json
+import os
+import socket
 import sys
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from megatron_moevement.integrations.megatron.boundary_log import log_bytes
+from megatron_moevement.policy.guarantee import (
+    DECIDING_VARIABLES,
+    Computation,
+    DeviceKind,
+    Kernels,
+)
 from megatron_moevement.policy.ranks import Layout
 from megatron_moevement.policy.segments import Ends
 from megatron_moevement.runtime.events import Events
 from megatron_moevement.runtime.generation import Generation
+from megatron_moevement.settings.architecture import TransformerImpl
 from megatron_moevement.strategies import opening
 from megatron_moevement.strategies.kept import Kept
 from megatron_moevement.strategies.opening import open_sparse_checkpointing
@@ -105,6 +116,24 @@ def trained(job: Job) -> Trained:
         backend=job.backend.name,
         log_bytes=_log_bytes(job),
         patience=timedelta(minutes=arguments.parallelism.distributed_timeout_minutes),
+        computation=_computation(job),
+    )
+
+
+def _computation(job: Job) -> Computation:
+    """Returns what decides the bits of this process besides the flags."""
+    arguments = job.arguments
+    parts = job.backend.parts()
+    if arguments.architecture.transformer_impl is TransformerImpl.TRANSFORMER_ENGINE:
+        parts["transformer_engine"] = importlib.metadata.version("transformer_engine")
+    return Computation(
+        device=DeviceKind(job.backend.name.value),
+        kernels=Kernels.DETERMINISTIC if arguments.run.deterministic_mode else Kernels.ANY,
+        threads=torch.get_num_threads(),
+        parts=parts,
+        variables={name: os.environ[name] for name in DECIDING_VARIABLES if name in os.environ},
+        host=socket.gethostname(),
+        place=job.device.index or 0,
     )
 
 

@@ -88,7 +88,7 @@ class Resident:
             device = self._backend.device(launch.local_rank)
             known = next((one for one in all_gather_json(own, device) if one is not None), None)
         if part is None:
-            self.kept = Kept(self.kept.store)
+            self.kept = Kept.anew(self.kept)
             scripted = self._arguments.fault_injection.moevement_faults
             self._faults = FaultPoints(scripted, launch.rank)
             job = build_part(
@@ -111,6 +111,7 @@ class Resident:
             teardown_s = self._entered_s - noticed_s
             rendezvous_s = self._joined_s - self._entered_s
             self.kept.downtime_s = {"teardown": teardown_s, "rendezvous": rendezvous_s}
+            self.kept.joined_s = self._joined_s
             events.emit(
                 EventName.FAULT_DETECTED,
                 self.committed,
@@ -132,7 +133,7 @@ class Resident:
         """
         launch, groups = job.launch, job.groups
         self._part = None
-        self.kept = Kept(self.kept.store)
+        self.kept = Kept.anew(self.kept)
         del job
         job = build_part(self._arguments, launch, self._backend, groups, faults=self._faults)
         self._keep(job)

@@ -9,6 +9,7 @@ import torch.distributed as dist
 
 from megatron_moevement.runtime.commit_barrier import StopRequest
 from megatron_moevement.runtime.progress import START
+from megatron_moevement.testing.default_run import slow_but
 from megatron_moevement.testing.tiny_job import tiny_job
 
 pytestmark = pytest.mark.distributed
@@ -83,7 +84,7 @@ def take_apart(flags):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("precision", slow_but(("fp16",), PRECISIONS))
 def test_preparing_changes_no_state_and_committing_all_of_it(megatron_fork_server, kind, precision):
     args = [[*KINDS[kind], *PRECISIONS[precision], "--initial-loss-scale=65536"]]
     for rank in megatron_fork_server.run(take_apart, world_size=2, args=args).check().values:
@@ -194,7 +195,7 @@ def needs_collectives(action):
     return False
 
 
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.parametrize("precision", slow_but(("fp16",), ("bf16", "fp16")))
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_commit_makes_no_collective(megatron_fork_server, kind, precision):
     flags = ["--bf16"] if precision == "bf16" else ["--fp16", "--initial-loss-scale=4294967296"]

@@ -28,7 +28,7 @@ def test_a_fault_reads_what_it_prints(kind, generation, ranks):
 
 
 def test_a_fault_belongs_to_one_generation():
-    assert Fault.parse("3:fetch@1/2") == Fault(3, Place.FETCH, frozenset({1}), generation=2)
+    assert Fault.parse("3:fetch@1#2") == Fault(3, Place.FETCH, frozenset({1}), generation=2)
     assert Fault.parse("3:fetch").generation == 0
 
 

@@ -5,8 +5,12 @@ import shutil
 
 import pytest
 
-from megatron_moevement.testing.interruption import Run
-from megatron_moevement.testing.random_text import prepare_random_text
+from megatron_moevement.backends import cpu
+
+cpu.install()  # before anything here imports Megatron-Core
+
+from megatron_moevement.testing.interruption import Run  # noqa: E402
+from megatron_moevement.testing.random_text import prepare_random_text  # noqa: E402
 
 
 @pytest.fixture(scope="session")

@@ -45,7 +45,11 @@ def refused(run, *flags):
     return line
 
 
-@pytest.mark.parametrize("case", [CASE, SHARDED], ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "case",
+    [SHARDED, pytest.param(CASE, marks=pytest.mark.slow)],
+    ids=lambda case: case.name,
+)
 def test_the_checkpoint_leads_to_the_bits_of_an_uninterrupted_run(
     megatron_fork_server, text, uninterrupted, tmp_path, case
 ):

@@ -15,7 +15,10 @@ CASE = Case.of("edp3 bf16 distributed-overlap", 3)
 
 @pytest.mark.parametrize(
     ("flags", "weight_gradients"),
-    [(("--moevement-no-frozen-skip",), "dropped"), ((), "skipped")],
+    [
+        (("--moevement-no-frozen-skip",), "dropped"),
+        pytest.param((), "skipped", marks=pytest.mark.slow),
+    ],
 )
 def test_weight_gradients_may_be_dropped_instead_of_skipped(
     megatron_fork_server, text, uninterrupted, tmp_path, flags, weight_gradients

@@ -16,6 +16,7 @@ from megatron_moevement.policy.ranks import Layout, LogicalRank
 from megatron_moevement.policy.schedule_document import dump_schedule, load_schedule
 from megatron_moevement.policy.window import plan_window
 from megatron_moevement.runtime.events import EventName, read_events
+from megatron_moevement.testing.default_run import slow_but
 from megatron_moevement.testing.interruption import Run
 from megatron_moevement.testing.protected_run import Case
 from megatron_moevement.testing.tiny_job import TINY
@@ -89,7 +90,7 @@ def one_rank():
     return schedule
 
 
-@pytest.mark.parametrize("window", [1, 2, 3, 4, 6])
+@pytest.mark.parametrize("window", slow_but((1, 4), (1, 2, 3, 4, 6)))
 def test_equal_operators_take_what_the_formula_says(one_rank, window):
     """Bytes per parameter in slot j: 12 / W + 2 (W - j - 1) / W."""
     experts = tuple(

@@ -143,10 +143,10 @@ def test_interrupts_at_any_instruction_change_no_bit_and_leave_nothing_open(
 @pytest.mark.parametrize(
     "fault",
     [
-        "fetch@2/1",
+        "fetch@2#1",
         *(
             pytest.param(fault, marks=pytest.mark.slow)
-            for fault in ("replay@0/1", "dense@2/1", "commit@3/1", "barrier@1/1", "fetch@2/2")
+            for fault in ("replay@0#1", "dense@2#1", "commit@3#1", "barrier@1#1", "fetch@2#2")
         ),
     ],
 )
@@ -160,12 +160,12 @@ def test_a_death_in_the_recovery_of_another_one_changes_no_bit(
     with run.start("--moevement-faults", *faults) as job:
         await_step(run, job, CASE.protected_from)
         kill_rank(run, job, 2, Random(fault))
-        if fault.endswith("/2"):
+        if fault.endswith("#2"):
             while generation_of(run) < 1:
                 job.poll()
             kill_rank(run, job, 1, Random(fault))
         result = job.wait()
-    dead = 3 if fault.endswith("/2") else 2
+    dead = 3 if fault.endswith("#2") else 2
     assert sorted(result.exit_codes) == [-9] * dead + [0] * (7 - dead), result.describe()
     assert digest_differences(run._digest(), uninterrupted(CASE)) == []
     assert list(run.store.rglob("*")) == []
@@ -181,6 +181,26 @@ def test_a_fault_before_anything_is_persisted_begins_anew(
     assert sorted(result.exit_codes) == [-9, 0, 0, 0, 0], result.describe()
     assert digest_differences(run._digest(), uninterrupted(CASE)) == []
     assert {plan.fields["verdict"] for plan in events_of(run, EventName.PLAN, 1)} != {"GLOBAL"}
+
+
+def test_a_fault_that_struck_a_dead_process_is_no_fault_that_never_struck(
+    megatron_fork_server, text, tmp_path
+):
+    program = restartable_program(CASE, megatron_fork_server, text, 1)
+    run = Run(program, tmp_path)
+    faults = ("2:after-barrier@1", "exception:4:barrier@0#1", "5:gather@1#9")
+    with run.start("--moevement-faults", *faults) as job:
+        result = job.wait()
+    # All that live say the same, and the one that was killed has nothing more to say.
+    assert sorted(result.exit_codes) == [-9, 1, 1, 1, 1], result.describe()
+    output = "".join(rank.stderr for rank in result.ranks)
+    (line,) = [line for line in output.splitlines() if "never struck" in line]
+    assert line.startswith("pretrain_moe.py: --moevement-faults: kill:5:gather@1#9 never struck")
+    struck = events_of(run, EventName.FAULT_INJECTED, generation=None)
+    assert [(one.generation, one.fields["kind"]) for one in struck] == [
+        (0, "kill"),
+        (1, "exception"),
+    ]
 
 
 @pytest.mark.slow

@@ -25,24 +25,19 @@ CASES = [
 def announce(flags):
     """Returns what the plan of a job says of this rank: operators, slots and bytes."""
     from megatron_moevement.integrations.megatron.snapshots import LiveOperators  # noqa: PLC0415
-    from megatron_moevement.policy.placement import Host  # noqa: PLC0415
-    from megatron_moevement.strategies.job_plan import agree_on_plan  # noqa: PLC0415
-    from megatron_moevement.strategies.opening import extras_bytes_of  # noqa: PLC0415
+    from megatron_moevement.strategies.opening import plan_job  # noqa: PLC0415
     from megatron_moevement.testing.tiny_job import tiny_job  # noqa: PLC0415
     from megatron_moevement.training.protection import trained  # noqa: PLC0415
 
     with tiny_job(*flags, base=()) as job:
         one = trained(job)
         live = LiveOperators(one.chunks, one.optimizer)
-        plan = agree_on_plan(
+        plan = plan_job(
             job.arguments.fault_tolerance,
+            one,
             live,
-            Host(one.process, job.launch.failure_domain, one.rank),
-            ends=one.ends,
-            extras_bytes=extras_bytes_of(one),
+            domain=job.launch.failure_domain,
             train_iters=int(job.arguments.run.train_iters),
-            device=one.device,
-            log_bytes=one.log_bytes,
         )
         account = plan.accounts()[one.process]
         slots = {str(operator): slot for operator, slot in plan.schedule.slots.items()}

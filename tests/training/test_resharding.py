@@ -139,7 +139,9 @@ def test_a_checkpoint_of_the_distributed_optimizer_goes_on_with_and_without(
 
 
 @pytest.mark.parametrize(
-    ("before", "after"), [((), (DISTRIBUTED,)), ((DISTRIBUTED,), ())], ids=["on", "off"]
+    ("before", "after"),
+    [((), (DISTRIBUTED,)), pytest.param((DISTRIBUTED,), (), marks=pytest.mark.slow)],
+    ids=["on", "off"],
 )
 @pytest.mark.parametrize(
     "precision",

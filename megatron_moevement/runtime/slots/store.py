@@ -139,9 +139,9 @@ class StoreDirectory:
     def _enter(self) -> StoreLock:
         try:
             while True:
-                make_folders(self.root, self.folder.parent, self.folder)
-                # The folder may be removed by the process that has just held it.
+                # The process that has just held the folder may remove it, and the run's with it.
                 with contextlib.suppress(FileNotFoundError):
+                    make_folders(self.root, self.folder.parent, self.folder)
                     return StoreLock(self.folder / LOCK_NAME)
         except OSError as error:
             raise UserError(
@@ -322,12 +322,15 @@ def make_folders(root: Path, *folders: Path) -> None:
     """Makes folders below a store directory for this user alone, the outermost first.
 
     Raises:
+        FileNotFoundError: somebody has just removed one.
         OSError: the system refuses.
         UserError: one of them is another user's.
     """
-    folders[-1].mkdir(mode=0o700, parents=True, exist_ok=True)
+    root.mkdir(mode=0o700, parents=True, exist_ok=True)
     _check_root(root)
     for folder in folders:
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir(mode=0o700)
         if folder.is_symlink() or folder.stat().st_uid != os.geteuid():
             raise _foreign_folder(folder)
         folder.chmod(0o700)
@@ -347,11 +350,12 @@ def _foreign_folder(folder: Path) -> UserError:
 def remove_folder(folder: Path) -> None:
     """Removes the folder of a process, its lock last, and the run's folder with the last of them.
 
-    The caller has the lock.
+    The caller has the lock. What somebody else has removed meanwhile is gone, too.
     """
-    for path in folder.iterdir():
-        if path.name != LOCK_NAME:
-            path.unlink()
-    shutil.rmtree(folder)
+    with contextlib.suppress(FileNotFoundError):
+        for path in folder.iterdir():
+            if path.name != LOCK_NAME:
+                path.unlink(missing_ok=True)
+        shutil.rmtree(folder)
     with contextlib.suppress(OSError):  # not the last process of the run
         folder.parent.rmdir()

@@ -88,6 +88,25 @@ def test_a_removed_store_leaves_nothing(shared_memory):
         assert again.rings() == ()
 
 
+def come_and_go(root, process, times):
+    for _ in range(times):
+        opened(root, process).remove()
+
+
+@pytest.mark.distributed
+def test_a_store_may_be_opened_while_the_last_other_one_is_removed(shared_memory):
+    context = multiprocessing.get_context("fork")
+    processes = [
+        context.Process(target=come_and_go, args=[shared_memory, number, 6000]) for number in (0, 1)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0, 0]
+    assert list(shared_memory.iterdir()) == []
+
+
 def test_two_jobs_never_write_the_same_store(shared_memory):
     with opened(shared_memory):
         with pytest.raises(StoreLockedError, match=f"is in use by process {os.getpid()} of "):

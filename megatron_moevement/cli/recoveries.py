@@ -1,0 +1,97 @@
+"""`moevement recoveries`: what each recovery of a run came down to, and how long it took."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from megatron_moevement.errors import ExitCode, UserError
+from megatron_moevement.policy.guarantee import Level
+from megatron_moevement.policy.plan import Verdict
+from megatron_moevement.policy.recovery_account import RankAccount, RecoveryAccount
+from megatron_moevement.runtime.events import EventName, EventRecord, read_events
+
+_DESCRIPTION = """
+Prints one line for each recovery of a run, from its events.
+"""
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Adds the sub-command."""
+    parser = subparsers.add_parser(
+        "recoveries",
+        help="show the recoveries of a run",
+        description=_DESCRIPTION,
+        allow_abbrev=False,
+    )
+    parser.add_argument("event_dir", metavar="DIR", help="the run's --moevement-event-dir")
+    parser.add_argument(
+        "--require",
+        metavar="VERDICT",
+        choices=[verdict.value for verdict in Verdict],
+        help="fail unless there were recoveries, each with this verdict and with no replay that "
+        "sent other bits than the first time",
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prints the recoveries; judges them if asked to."""
+    if not Path(args.event_dir).is_dir():
+        raise UserError(f"{args.event_dir} is no folder; give the run's --moevement-event-dir")
+    recoveries = recoveries_of(read_events(args.event_dir))
+    for recovery in recoveries:
+        print(recovery.line)
+    if args.require is None:
+        return ExitCode.DONE
+    wanted = Verdict(args.require)
+    if not recoveries:
+        print(f"no recovery, {wanted.value} is required")
+    wrong = [each for each in recoveries if each.verdict is not wanted or not each.verified]
+    for each in wrong:
+        print(f"generation {each.generation}: {wanted.value} with the same bits is required")
+    return ExitCode.FAILURE if wrong or not recoveries else ExitCode.DONE
+
+
+def recoveries_of(events: Sequence[EventRecord]) -> list[RecoveryAccount]:
+    """Returns the recoveries that ended, in the order of time.
+
+    Args:
+        events: of all processes, in the order of time. A launch with the same folder as the one
+            before it begins with generation 0 again, so a rank that tells of the same generation
+            again tells of another recovery.
+    """
+    found: list[list[EventRecord]] = []
+    for record in events:
+        if record.event is not EventName.RECOVERED:
+            continue
+        place = (record.generation, record.iteration)
+        told = found[-1] if found else []
+        ranks = {one.logical_rank for one in told}
+        if {(one.generation, one.iteration) for one in told} == {place} and (
+            record.logical_rank not in ranks
+        ):
+            told.append(record)
+        else:
+            found.append([record])
+    return [_account(told) for told in found]
+
+
+def _account(told: Sequence[EventRecord]) -> RecoveryAccount:
+    first = told[0]
+    return RecoveryAccount(
+        generation=first.generation,
+        verdict=Verdict(first.fields["verdict"]),
+        scope=tuple(first.fields["scope"]),
+        target=first.iteration,
+        level=Level(first.fields["guarantee"]),
+        ranks=[
+            RankAccount(
+                one.fields["replayed_steps"],
+                one.fields["replay_verified"],
+                one.fields["breakdown_s"],
+            )
+            for one in told
+        ],
+    )

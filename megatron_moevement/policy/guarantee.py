@@ -1,0 +1,206 @@
+"""The guarantee: which bits a job ends with after a recovery, decided from what computes them.
+
+EXACT means those of the same job without the failure. It needs kernels and collectives that give
+the same bits whenever they are given the same input, and a process that takes a rank over must
+compute as the one before it did. What no process can see of itself or of the others is listed in
+docs/guarantee.md. Source: design of `--deterministic-mode` in megatron/training/arguments.py.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from typing import Any
+
+
+class Level(Enum):
+    """What a recovery promises."""
+
+    EXACT = "EXACT"
+    """The bits of a job that nothing interrupts."""
+
+    CONSISTENT = "CONSISTENT"
+    """No step, sample or update is lost, but bits may differ: a valid trajectory, another one."""
+
+
+class Kernels(Enum):
+    """Which kernels torch may choose."""
+
+    ANY = "any"
+    DETERMINISTIC = "deterministic"
+
+
+class DeviceKind(Enum):
+    """Where a model is computed, and so what carries its collectives."""
+
+    CPU = "cpu"
+    """Over gloo, whose order of reduction goes by ranks alone."""
+
+    CUDA = "cuda"
+    """Over NCCL, whose order of reduction goes by algorithm, protocol and topology."""
+
+
+DECIDING_VARIABLES = (
+    "CUBLAS_WORKSPACE_CONFIG",
+    "MKL_CBWR",
+    "NCCL_ALGO",
+    "NCCL_MAX_NCHANNELS",
+    "NCCL_MIN_NCHANNELS",
+    "NCCL_PROTO",
+    "NVIDIA_TF32_OVERRIDE",
+    "NVTE_ALLOW_NONDETERMINISTIC_ALGO",
+)
+"""Variables of the environment that decide bits."""
+
+_ALGORITHMS = ("Ring", "Tree")
+_PROTOCOLS = ("LL", "LL128", "Simple")
+_WORKSPACES = (":4096:8", ":16:8")
+
+
+@dataclasses.dataclass(frozen=True)
+class Computation:
+    """What decides, besides the flags of the job, the bits that a process computes.
+
+    Attributes:
+        device: kind of the device.
+        kernels: that torch may choose.
+        threads: of one operation on the CPU.
+        parts: name to name: the device's model, and the versions of what runs on it.
+        variables: those of `DECIDING_VARIABLES` that are set.
+        host: the machine.
+        place: number of the device on the machine.
+    """
+
+    device: DeviceKind
+    kernels: Kernels
+    threads: int
+    parts: Mapping[str, str]
+    variables: Mapping[str, str]
+    host: str
+    place: int
+
+    def document(self) -> dict[str, Any]:
+        """Returns it as what JSON can hold."""
+        return dataclasses.asdict(self) | {
+            "device": self.device.value,
+            "kernels": self.kernels.value,
+            "parts": dict(self.parts),
+            "variables": dict(self.variables),
+        }
+
+    @classmethod
+    def from_document(cls, document: Mapping[str, Any]) -> Computation:
+        """Reads what `document` returned."""
+        enums = {
+            "device": DeviceKind(document["device"]),
+            "kernels": Kernels(document["kernels"]),
+        }
+        return cls(**{**document, **enums})
+
+
+@dataclasses.dataclass(frozen=True)
+class Guarantee:
+    """What a job may rely on.
+
+    Attributes:
+        lacking: the conditions of EXACT that do not hold, each in a few words.
+    """
+
+    lacking: tuple[str, ...] = ()
+
+    @property
+    def level(self) -> Level:
+        """What follows from it."""
+        return Level.CONSISTENT if self.lacking else Level.EXACT
+
+    def __str__(self) -> str:
+        if self.level is Level.EXACT:
+            return "EXACT: a recovery changes no bit"
+        return "CONSISTENT: a recovery loses nothing, bits may differ: " + "; ".join(self.lacking)
+
+
+def decide_guarantee(
+    job: Sequence[Computation],
+    origin: Sequence[Computation] | None = None,
+    before: Guarantee | None = None,
+) -> Guarantee:
+    """Returns what a job may rely on in a generation.
+
+    Args:
+        job: what its ranks compute with, in the order of ranks.
+        origin: the same of the job's first generation; None: this is it.
+        before: of the generation before: what is lost once stays lost.
+    """
+    lacking = list(before.lacking) if before is not None else []
+    found = [reason for own in job for reason in _chance(own)]
+    if origin is not None:
+        found += _differences(job, origin)
+    lacking += [reason for reason in found if reason not in lacking]
+    return Guarantee(tuple(dict.fromkeys(lacking)))
+
+
+def unverified(guarantee: Guarantee, step: int) -> Guarantee:
+    """Returns what is left of a guarantee when a replay sent other bits than the first time.
+
+    Args:
+        guarantee: so far.
+        step: the target of the recovery.
+    """
+    reason = f"the replay up to step {step} sent other bits than the first time"
+    return Guarantee(tuple(dict.fromkeys([*guarantee.lacking, reason])))
+
+
+def _chance(own: Computation) -> list[str]:
+    """Returns what leaves the bits of one process to chance."""
+    if own.device is DeviceKind.CPU:
+        if own.kernels is Kernels.ANY and own.threads > 1:
+            return ["several threads per operation without --deterministic-mode"]
+        return []
+    reasons = [] if own.kernels is Kernels.DETERMINISTIC else ["--deterministic-mode is off"]
+    wanted = (
+        ("NCCL_ALGO", _ALGORITHMS),
+        ("NCCL_PROTO", _PROTOCOLS),
+        ("CUBLAS_WORKSPACE_CONFIG", _WORKSPACES),
+    )
+    for name, values in wanted:
+        if own.variables.get(name) not in values:
+            reasons.append(f"{name} is none of {', '.join(values)}")
+    engine = "NVTE_ALLOW_NONDETERMINISTIC_ALGO"
+    if "transformer_engine" in own.parts and own.variables.get(engine) != "0":
+        reasons.append(f"{engine} is not 0")
+    return reasons
+
+
+def _differences(job: Sequence[Computation], origin: Sequence[Computation]) -> list[str]:
+    """Returns which ranks compute otherwise than at first."""
+    if len(job) != len(origin):
+        return [f"{len(job)} ranks instead of {len(origin)}"]
+    reasons = [
+        f"rank {rank} has another {name} than at first"
+        for rank, (now, first) in enumerate(zip(job, origin, strict=True))
+        for name in _different_names(now, first)
+    ]
+    on_cuda = any(own.device is DeviceKind.CUDA for own in job)
+    if on_cuda and _shape(job) != _shape(origin):
+        reasons.append("ranks are spread over machines otherwise than at first")
+    return reasons
+
+
+def _different_names(now: Computation, first: Computation) -> list[str]:
+    names = [
+        name
+        for name in ("device", "kernels", "threads")
+        if getattr(now, name) != getattr(first, name)
+    ]
+    if now.device is DeviceKind.CUDA and now.place != first.place:
+        names.append("GPU of its machine")  # NCCL builds its rings by the wires between them
+    for mine, others in ((now.parts, first.parts), (now.variables, first.variables)):
+        names += sorted(name for name in {*mine, *others} if mine.get(name) != others.get(name))
+    return names
+
+
+def _shape(job: Sequence[Computation]) -> list[int]:
+    """Returns for each rank the first rank on the same machine."""
+    hosts = [own.host for own in job]
+    return [hosts.index(host) for host in hosts]

@@ -1,0 +1,97 @@
+"""The account of a recovery: what the ranks tell of it, put together in one line."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from megatron_moevement.policy.guarantee import Level
+from megatron_moevement.policy.plan import Verdict
+
+PARTS = ("teardown", "rendezvous", "build", "plan", "fetch", "replay", "reprotect", "wait")
+"""Of a recovery, in the order of time."""
+_BEFORE = PARTS[:3]
+"""What all ranks do in step, and a process that comes in new has not measured."""
+
+
+@dataclasses.dataclass(frozen=True)
+class RankAccount:
+    """What one rank tells of a recovery.
+
+    Attributes:
+        replayed_steps: that it replayed; 0 for a bystander.
+        verified: whether all it replayed was the same as the first time; None for a bystander.
+        breakdown_s: its seconds by part.
+    """
+
+    replayed_steps: int
+    verified: bool | None
+    breakdown_s: Mapping[str, float]
+
+
+@dataclasses.dataclass(frozen=True)
+class RecoveryAccount:
+    """One recovery of a job.
+
+    Attributes:
+        generation: that it began.
+        verdict: what it came down to.
+        scope: the stages that replayed.
+        target: the step that it led to.
+        level: what was guaranteed at its end.
+        ranks: what each rank tells, in any order.
+    """
+
+    generation: int
+    verdict: Verdict
+    scope: tuple[int, ...]
+    target: int
+    level: Level
+    ranks: Sequence[RankAccount]
+
+    @property
+    def replayed_steps(self) -> int:
+        """The most steps that a rank replayed."""
+        return max((own.replayed_steps for own in self.ranks), default=0)
+
+    @property
+    def verified(self) -> bool:
+        """Whether no replay did anything else than the first time."""
+        return all(own.verified is not False for own in self.ranks)
+
+    @property
+    def breakdown_s(self) -> Mapping[str, float]:
+        """The parts that decided how long it took, in the order of time.
+
+        From the rank for which all others waited; what lies before the plan, from a survivor.
+        """
+        if not self.ranks:
+            return {}
+        slowest = min(self.ranks, key=lambda own: own.breakdown_s.get("wait", 0.0)).breakdown_s
+        before = {
+            part: max(own.breakdown_s.get(part, 0.0) for own in self.ranks)
+            for part in _BEFORE
+            if any(part in own.breakdown_s for own in self.ranks)
+        }
+        known = {**slowest, **before}
+        return {part: known[part] for part in PARTS if part in known}
+
+    @property
+    def duration_s(self) -> float:
+        """Seconds from the moment at which survivors were interrupted."""
+        return sum(self.breakdown_s.values())
+
+    @property
+    def line(self) -> str:
+        """All of it, for people."""
+        stages = ", ".join(str(stage) for stage in self.scope)
+        scope = f"stage{'s' if len(self.scope) > 1 else ''} {stages} replayed" if stages else ""
+        if scope:
+            steps = "step" if self.replayed_steps == 1 else "steps"
+            same = "same bits sent" if self.verified else "OTHER BITS SENT"
+            scope = f", {scope} {self.replayed_steps} {steps} ({same})"
+        parts = ", ".join(f"{part} {seconds:.1f}" for part, seconds in self.breakdown_s.items())
+        return (
+            f"generation {self.generation}: {self.verdict.value}{scope}, resumed at step "
+            f"{self.target}, {self.duration_s:.1f} s ({parts}), guarantee {self.level.value}"
+        )

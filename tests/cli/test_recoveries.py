@@ -1,0 +1,68 @@
+"""`moevement recoveries`, on events of recoveries that are written down here."""
+
+import pytest
+
+from megatron_moevement.cli import main
+from megatron_moevement.runtime.events import EventLog, EventName
+
+
+def told(folder, rank, *, verdict="LOCALIZED", verified=True, generation=1, target=9):
+    """Writes what a rank tells of a recovery."""
+    with EventLog(folder, rank, generation) as events:
+        events.emit(
+            EventName.RECOVERED,
+            target,
+            verdict=verdict,
+            scope=[1],
+            guarantee="EXACT",
+            replayed_steps=5 * (rank > 0),
+            replay_verified=verified if rank > 0 else None,
+            breakdown_s={"teardown": 0.5, "plan": 0.25, "replay": 2.0 * rank, "wait": 2.0 - rank},
+        )
+
+
+def recoveries(folder, *flags):
+    return main(["recoveries", str(folder), *flags])
+
+
+def test_each_recovery_is_one_line(tmp_path, capsys):
+    for generation, target in ((1, 9), (2, 9), (3, 14), (3, 14)):
+        for rank in (1, 0):
+            told(tmp_path, rank, generation=generation, target=target)
+    assert recoveries(tmp_path) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition(",")[0] for line in lines] == [
+        f"generation {generation}: LOCALIZED" for generation in (1, 2, 3, 3)
+    ]
+    assert lines[0] == (
+        "generation 1: LOCALIZED, stage 1 replayed 5 steps (same bits sent), resumed at step 9, "
+        "3.8 s (teardown 0.5, plan 0.2, replay 2.0, wait 1.0), guarantee EXACT"
+    )
+
+
+def test_what_is_required_decides_the_exit_code(tmp_path, capsys):
+    (tmp_path / "none").mkdir()
+    told(tmp_path / "good", 0)
+    told(tmp_path / "good", 1)
+    told(tmp_path / "global", 1, verdict="GLOBAL")
+    told(tmp_path / "wrong", 0)
+    told(tmp_path / "wrong", 1, verified=False)
+    require = ("--require", "LOCALIZED")
+    assert recoveries(tmp_path / "good", *require) == 0
+    for name in ("none", "global", "wrong"):
+        assert recoveries(tmp_path / name) == 0
+        capsys.readouterr()
+        assert recoveries(tmp_path / name, *require) == 1
+        assert "is required" in capsys.readouterr().out
+
+
+def test_a_folder_that_is_not_there_is_bad_input(tmp_path, capsys):
+    assert recoveries(tmp_path / "nowhere") == 2
+    assert "--moevement-event-dir" in capsys.readouterr().err
+
+
+def test_an_unknown_verdict_is_bad_input(tmp_path, capsys):
+    with pytest.raises(SystemExit) as ended:
+        recoveries(tmp_path, "--require", "MAGIC")
+    assert ended.value.code == 2
+    assert "LOCALIZED" in capsys.readouterr().err

@@ -1,0 +1,53 @@
+"""The demo ends well when only the lost stage replays and no bit differs, and fails otherwise."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+DEMO = Path(__file__).resolve().parents[2] / "scripts" / "demo.sh"
+ITERATIONS = 80
+
+pytestmark = [pytest.mark.slow, pytest.mark.distributed, pytest.mark.timeout(400)]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Returns a folder for results; the text is prepared once."""
+    return tmp_path_factory.mktemp("runs")
+
+
+def demo(runs, *flags):
+    """Runs the demo; returns what it came to and its newest folder."""
+    environment = {**os.environ, "RUNS": str(runs), "ITERATIONS": str(ITERATIONS)}
+    result = subprocess.run(
+        [DEMO, *flags], env=environment, capture_output=True, text=True, check=False
+    )
+    return result, max((runs / "demo").glob("2*"))
+
+
+def test_a_killed_rank_costs_no_bit(runs):
+    result, folder = demo(runs)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "generation 1: LOCALIZED, stage 1 replayed" in result.stdout
+    assert "guarantee EXACT" in result.stdout
+    assert "same bits:" in result.stdout
+    for name in ("train.log", "losses.png", "events", "digest.json"):
+        assert (folder / name).exists()
+        assert (folder / "killed" / name).exists()
+
+
+def test_it_fails_when_a_stage_replays_that_lost_nothing(runs):
+    result, _ = demo(runs, "--moevement-no-upstream-log")
+    assert result.returncode == 1, result.stdout + result.stderr
+    assert "generation 1: GLOBAL, stages 0, 1 replayed" in result.stdout
+    assert "same bits:" not in result.stdout
+
+
+def test_it_fails_when_a_bit_differs(runs):
+    # The killed job begins with a checkpoint, and its random streams as at the very start.
+    result, _ = demo(runs, "--no-load-rng", "--hidden-dropout", "0.1")
+    assert result.returncode == 1, result.stdout + result.stderr
+    assert "generation 1: LOCALIZED" in result.stdout
+    assert "the two digests differ" in result.stderr

@@ -1,0 +1,130 @@
+"""The level of a guarantee follows from what computes the bits, and is never won back."""
+
+import dataclasses
+import json
+
+import pytest
+
+from megatron_moevement.policy.guarantee import (
+    DECIDING_VARIABLES,
+    Computation,
+    DeviceKind,
+    Guarantee,
+    Kernels,
+    Level,
+    decide_guarantee,
+    unverified,
+)
+
+CPU = Computation(
+    DeviceKind.CPU, Kernels.ANY, 1, {"processor": "p", "torch": "2.13.0"}, {}, "host0", 0
+)
+PINNED = {"NCCL_ALGO": "Ring", "NCCL_PROTO": "Simple", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+GPU = Computation(
+    DeviceKind.CUDA, Kernels.DETERMINISTIC, 8, {"GPU": "H100", "NCCL": "2.27"}, PINNED, "host0", 0
+)
+OTHER_VALUES = {
+    "device": DeviceKind.CUDA,
+    "kernels": Kernels.DETERMINISTIC,
+    "threads": 2,
+    "parts": {**CPU.parts, "processor": "q"},
+    "variables": {"MKL_CBWR": "AVX2"},
+}
+
+
+def machines(*hosts):
+    """Returns GPUs, one rank each, on the named machines."""
+    return [
+        dataclasses.replace(GPU, host=host, place=hosts[:rank].count(host))
+        for rank, host in enumerate(hosts)
+    ]
+
+
+def test_one_thread_or_deterministic_kernels_are_exact_on_the_cpu():
+    several = dataclasses.replace(CPU, threads=4)
+    deterministic = dataclasses.replace(several, kernels=Kernels.DETERMINISTIC)
+    assert decide_guarantee([CPU, CPU]).level is Level.EXACT
+    assert decide_guarantee([deterministic]).level is Level.EXACT
+    assert decide_guarantee([CPU, several]).lacking == (
+        "several threads per operation without --deterministic-mode",
+    )
+
+
+def test_a_gpu_with_everything_pinned_is_exact():
+    assert decide_guarantee([GPU, GPU]) == Guarantee()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *((name, None) for name in PINNED),
+        ("NCCL_ALGO", "^NVLS"),
+        ("NCCL_ALGO", "NVLS"),
+        ("NCCL_ALGO", "Ring,Tree"),
+        ("NCCL_PROTO", "LL,Simple"),
+        ("NCCL_PROTO", "^LL128"),
+        ("CUBLAS_WORKSPACE_CONFIG", ":0:0"),
+    ],
+)
+def test_what_nccl_or_cublas_may_choose_is_not_exact(name, value):
+    variables = {key: text for key, text in {**PINNED, name: value}.items() if text is not None}
+    loose = dataclasses.replace(GPU, variables=variables)
+    [reason] = decide_guarantee([GPU, loose]).lacking
+    assert reason.startswith(name)
+
+
+def test_other_kernels_are_not_exact_on_a_gpu():
+    loose = dataclasses.replace(GPU, kernels=Kernels.ANY)
+    assert decide_guarantee([loose]).lacking == ("--deterministic-mode is off",)
+
+
+def test_transformer_engine_has_a_switch_of_its_own():
+    engine = dataclasses.replace(GPU, parts={**GPU.parts, "transformer_engine": "2.9"})
+    pinned = {**PINNED, "NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0"}
+    assert decide_guarantee([engine]).level is Level.CONSISTENT
+    assert decide_guarantee([dataclasses.replace(engine, variables=pinned)]).level is Level.EXACT
+
+
+@pytest.mark.parametrize("name", OTHER_VALUES)
+def test_a_spare_that_computes_otherwise_breaks_it(name):
+    spare = dataclasses.replace(CPU, **{name: OTHER_VALUES[name]})
+    guarantee = decide_guarantee([CPU, spare], [CPU, CPU])
+    assert guarantee.level is Level.CONSISTENT
+    assert all("rank 1" in reason for reason in guarantee.lacking if "than at first" in reason)
+
+
+def test_a_spare_of_the_same_kind_on_another_machine_does_not_break_it():
+    spare = dataclasses.replace(CPU, host="host1", place=3)
+    assert decide_guarantee([CPU, spare], [CPU, CPU]).level is Level.EXACT
+    before, after = machines("a", "a", "b", "b"), machines("a", "a", "c", "c")
+    assert decide_guarantee(after, before).level is Level.EXACT
+
+
+def test_ranks_of_another_machine_or_gpu_break_it_with_nccl():
+    before = machines("a", "a", "b", "b")
+    moved = [*before[:3], dataclasses.replace(before[3], host="c")]
+    assert decide_guarantee(moved, before).lacking == (
+        "ranks are spread over machines otherwise than at first",
+    )
+    other = [*before[:3], dataclasses.replace(before[3], place=7)]
+    assert decide_guarantee(other, before).lacking == (
+        "rank 3 has another GPU of its machine than at first",
+    )
+
+
+def test_what_is_lost_stays_lost_and_is_said_once():
+    lost = unverified(Guarantee(), 7)
+    assert lost.level is Level.CONSISTENT
+    again = decide_guarantee([CPU], [CPU], unverified(lost, 7))
+    assert again == lost
+    assert "step 7" in str(again)
+    assert str(decide_guarantee([CPU])) == "EXACT: a recovery changes no bit"
+
+
+@pytest.mark.parametrize("own", [CPU, GPU])
+def test_a_computation_survives_json(own):
+    assert Computation.from_document(json.loads(json.dumps(own.document()))) == own
+
+
+def test_every_variable_that_a_condition_names_is_told():
+    assert {*PINNED, "NVTE_ALLOW_NONDETERMINISTIC_ALGO"} <= set(DECIDING_VARIABLES)

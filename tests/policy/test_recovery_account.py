@@ -1,0 +1,44 @@
+"""The line of a recovery tells what the ranks told."""
+
+import dataclasses
+
+from megatron_moevement.policy.guarantee import Level
+from megatron_moevement.policy.plan import Verdict
+from megatron_moevement.policy.recovery_account import RankAccount, RecoveryAccount
+
+BEFORE = {"teardown": 0.5, "rendezvous": 1.0, "build": 1.5}
+BYSTANDER = RankAccount(
+    0, None, {**BEFORE, "plan": 0.2, "fetch": 0.1, "replay": 0.0, "reprotect": 0.0, "wait": 3.0}
+)
+NEWCOMER = RankAccount(
+    5, True, {"plan": 0.1, "fetch": 0.3, "replay": 2.5, "reprotect": 0.2, "wait": 0.0}
+)
+ACCOUNT = RecoveryAccount(1, Verdict.LOCALIZED, (1,), 174, Level.EXACT, [BYSTANDER, NEWCOMER])
+
+
+def test_the_parts_are_those_of_the_rank_that_all_waited_for():
+    assert dict(ACCOUNT.breakdown_s) == BEFORE | dict(NEWCOMER.breakdown_s)
+    assert list(ACCOUNT.breakdown_s)[:4] == ["teardown", "rendezvous", "build", "plan"]
+    assert ACCOUNT.duration_s == sum([0.5, 1.0, 1.5, 0.1, 0.3, 2.5, 0.2, 0.0])
+
+
+def test_one_line_tells_it_all():
+    assert ACCOUNT.line == (
+        "generation 1: LOCALIZED, stage 1 replayed 5 steps (same bits sent), resumed at step 174, "
+        "6.1 s (teardown 0.5, rendezvous 1.0, build 1.5, plan 0.1, fetch 0.3, replay 2.5, "
+        "reprotect 0.2, wait 0.0), guarantee EXACT"
+    )
+
+
+def test_a_replay_that_sent_other_bits_is_told():
+    wrong = dataclasses.replace(NEWCOMER, verified=False)
+    account = dataclasses.replace(ACCOUNT, ranks=[BYSTANDER, wrong])
+    assert not account.verified
+    assert "OTHER BITS SENT" in account.line
+
+
+def test_a_resumption_replays_nothing():
+    account = RecoveryAccount(2, Verdict.RESUME, (), 9, Level.CONSISTENT, [BYSTANDER])
+    assert account.verified
+    assert account.line.startswith("generation 2: RESUME, resumed at step 9, 6.3 s (teardown 0.5")
+    assert account.line.endswith("guarantee CONSISTENT")

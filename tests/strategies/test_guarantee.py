@@ -1,0 +1,63 @@
+"""All ranks agree on a guarantee, and a process that computes otherwise costs it for good."""
+
+import dataclasses
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from megatron_moevement.backends.cpu import CpuBackend
+from megatron_moevement.policy.guarantee import Computation, DeviceKind, Kernels
+from megatron_moevement.strategies.guarantee import agree_on_guarantee
+from megatron_moevement.strategies.kept import Kept
+
+pytestmark = pytest.mark.distributed
+
+CPU = torch.device("cpu")
+
+
+def computation(threads=1):
+    parts = CpuBackend().parts()
+    return Computation(DeviceKind.CPU, Kernels.DETERMINISTIC, threads, parts, {}, "host", 0)
+
+
+def live_through(generations):
+    """Agrees once for each generation; a rank that is named in it is new, with its threads."""
+    dist.init_process_group("gloo")
+    rank, kept, own, found = dist.get_rank(), Kept(), computation(), []
+    try:
+        for newcomers in generations:
+            if str(rank) in newcomers:
+                kept, own = Kept(), computation(newcomers[str(rank)])
+            found.append(list(agree_on_guarantee(own, kept, CPU).lacking))
+    finally:
+        dist.destroy_process_group()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("generations", "lacking"),
+    [
+        ([{}, {"0": 1}, {"1": 1}, {"2": 1}], [0, 0, 0, 0]),
+        # Nobody of the first generation is left when the last rank is replaced by another one.
+        ([{}, {"0": 1}, {"1": 1}, {"2": 2}], [0, 0, 0, 1]),
+        # Once lost it stays lost, for newcomers too, when every rank computes as at first again.
+        ([{}, {"0": 2}, {"0": 1}, {"1": 1, "2": 1}], [0, 1, 1, 1]),
+    ],
+)
+def test_a_newcomer_is_compared_with_what_the_job_began_with(fork_server, generations, lacking):
+    found = fork_server.run(live_through, world_size=3, args=[generations]).check().values
+    assert all(one == found[0] for one in found)
+    assert [min(len(one), 1) for one in found[0]] == lacking
+
+
+def test_what_is_given_up_keeps_the_guarantee():
+    kept = dataclasses.replace(Kept(), origin=(computation(),), joined_s=1.0)
+    anew = Kept.anew(kept)
+    assert (anew.store, anew.origin, anew.joined_s) == (kept.store, kept.origin, None)
+
+
+def test_the_cpu_tells_its_parts():
+    parts = CpuBackend().parts()
+    assert parts["torch"] == torch.__version__
+    assert all(parts.values())
