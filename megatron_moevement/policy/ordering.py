@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 from enum import Enum
 from itertools import repeat
@@ -77,7 +78,8 @@ def order_operators(
         ValueError: CAPACITY is asked for and an expert has no positive capacity.
     """
     operators = sorted(operators, key=attrgetter("number"))
-    experts = [operator for operator in operators if operator.expert is not None]
+    num_experts = bisect_right(operators, OperatorKind.EXPERT, key=attrgetter("kind"))
+    experts = operators[:num_experts]
     if not experts:
         return tuple(sorted(operators, key=_back_to_front))
     if ordering is Ordering.INDEX:
@@ -88,7 +90,7 @@ def order_operators(
         scores = list(map(popularity.get, experts, repeat(0.0)))
         # stable: equals keep their order
         experts = [experts[place] for place in sorted(range(len(experts)), key=scores.__getitem__)]
-    return (*experts, *operators[len(experts) :])
+    return (*experts, *operators[num_experts:])
 
 
 def _back_to_front(operator: OperatorId) -> tuple[int, int, int]:

@@ -27,9 +27,9 @@ import math
 from bisect import bisect_left
 from collections.abc import Sequence
 from enum import Enum
+from itertools import pairwise
 
-from megatron_moevement.policy.components import Component, Group
-from megatron_moevement.policy.sharing import Column
+from megatron_moevement.policy.components import Component, Group, OrderedColumn
 
 ORDER_TOLERANCE = 0.05
 """How much smaller, relatively, the worst slot must get for the packing to break the order."""
@@ -96,13 +96,13 @@ def pack(
         budget_bytes: what a slot should not exceed, if known: the order is kept while it does not.
     """
     bound = lower_bound_bytes(component, window, Levelled.FULL_AND_COMPUTE)
-    slots = _pack_ordered(component, window, levelled)
-    ordered = Packing(slots, worst_slot_bytes(component, window, slots), bound)
+    cuts = _pack_ordered(component, window, levelled)
+    ordered = Packing(_uncut(cuts), _worst_of_cuts(component, window, cuts), bound)
     within_budget = budget_bytes is None or ordered.worst_slot_bytes <= budget_bytes
     if within_budget and ordered.worst_slot_bytes <= bound * (1 + ORDER_TOLERANCE):
         return ordered
     slots = _pack_by_size(component, window, levelled)
-    by_size = Packing(slots, worst_slot_bytes(component, window, slots), bound)
+    by_size = Packing(slots, _worst_of_slots(component, window, slots), bound)
     clearly_smaller = by_size.worst_slot_bytes * (1 + ORDER_TOLERANCE) < ordered.worst_slot_bytes
     saves_budget = budget_bytes is not None and (
         by_size.worst_slot_bytes <= budget_bytes < ordered.worst_slot_bytes
@@ -110,8 +110,22 @@ def pack(
     return by_size if clearly_smaller or saves_budget else ordered
 
 
-def worst_slot_bytes(component: Component, window: int, slots: Sequence[Sequence[int]]) -> int:
-    """Returns the largest slot of the worst rank, FULL and COMPUTE, of given slots."""
+def _worst_of_cuts(component: Component, window: int, cuts: Sequence[Sequence[int]]) -> int:
+    """Returns the largest slot of the worst rank of a packing that keeps the order."""
+    full: Loads = {rank: [0] * window for rank in component.columns_by_rank}
+    compute: Loads = {rank: [0] * window for rank in component.columns_by_rank}
+    for group, cut in zip(component.groups, cuts, strict=True):
+        for column in group.columns:
+            full_sums, compute_sums = column.full_sums, column.compute_sums
+            full_bytes, compute_bytes = full[column.rank], compute[column.rank]
+            for slot, (start, end) in enumerate(pairwise(cut)):
+                full_bytes[slot] += full_sums[end] - full_sums[start]
+                compute_bytes[slot] += compute_sums[end] - compute_sums[start]
+    return _worst(full, compute, window)
+
+
+def _worst_of_slots(component: Component, window: int, slots: Sequence[Sequence[int]]) -> int:
+    """Returns the largest slot of the worst rank of any packing."""
     full: Loads = {rank: [0] * window for rank in component.columns_by_rank}
     compute: Loads = {rank: [0] * window for rank in component.columns_by_rank}
     for group, chosen in zip(component.groups, slots, strict=True):
@@ -120,6 +134,11 @@ def worst_slot_bytes(component: Component, window: int, slots: Sequence[Sequence
             for slot, large, small in zip(chosen, column.full, column.compute, strict=True):
                 full_bytes[slot] += large
                 compute_bytes[slot] += small
+    return _worst(full, compute, window)
+
+
+def _worst(full: Loads, compute: Loads, window: int) -> int:
+    """Returns the largest slot, which is the FULL in it and the COMPUTE in those after it."""
     worst = 0
     for rank, full_bytes in full.items():
         later = 0
@@ -130,7 +149,7 @@ def worst_slot_bytes(component: Component, window: int, slots: Sequence[Sequence
 
 
 def _pack_ordered(component: Component, window: int, levelled: Levelled) -> list[list[int]]:
-    """Returns the slots of each group's items for the smallest bound that keeps the order."""
+    """Returns where each group is cut into slots for the smallest bound that keeps the order."""
     low = lower_bound_bytes(component, window, levelled)
     best = _cut_groups(component, window, levelled, low)
     if best is None:
@@ -145,11 +164,16 @@ def _pack_ordered(component: Component, window: int, levelled: Levelled) -> list
                 low = middle
             else:
                 best, high = cuts, middle
+    return best
+
+
+def _uncut(cuts: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Returns the slot of each item of groups that are cut into slots."""
     slots: list[list[int]] = []
-    for cut in best:
+    for cut in cuts:
         slots.append([])
-        for slot in range(window):
-            slots[-1] += [slot] * (cut[slot + 1] - cut[slot])
+        for slot, (start, end) in enumerate(pairwise(cut)):
+            slots[-1] += [slot] * (end - start)
     return slots
 
 
@@ -167,14 +191,14 @@ def _cut_groups(
             (loads[column.rank], column.full_sums, _counted_sums(column, levelled))
             for column in group.columns
         ]
-        cut = _cut_group(columns, len(group.items), window, bound_bytes)
+        cut = _cut_group(columns, len(group.positions), window, bound_bytes)
         if cut is None:
             return None
         cuts.append(cut)
     return cuts
 
 
-def _counted_sums(column: Column, levelled: Levelled) -> Sequence[int] | None:
+def _counted_sums(column: OrderedColumn, levelled: Levelled) -> Sequence[int] | None:
     return column.compute_sums if levelled is Levelled.FULL_AND_COMPUTE else None
 
 
@@ -214,7 +238,7 @@ def _pack_by_size(component: Component, window: int, levelled: Levelled) -> list
     """Returns the slots of each group's items, largest first, each into the smallest slot."""
     counted = levelled is Levelled.FULL_AND_COMPUTE
     loads: Loads = {rank: [0] * window for rank in component.columns_by_rank}
-    slots = [[window - 1] * len(group.items) for group in component.groups]
+    slots = [[window - 1] * len(group.positions) for group in component.groups]
     places = [
         (-max(sizes), number, place)
         for number, group in enumerate(component.groups)

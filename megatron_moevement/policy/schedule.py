@@ -97,7 +97,7 @@ class WindowSchedule:
             )
         if self.window < 1:
             raise InvalidScheduleError(f"a window needs at least one slot, not {self.window}")
-        if self.slots.keys() != self.inventory.operators:
+        if not self._in_order and self.slots.keys() != self.inventory.operators:
             odd = sorted(self.slots.keys() ^ self.inventory.operators)
             raise InvalidScheduleError(
                 f"{odd[0]} ({len(odd)} in all) is in only one of schedule and inventory"
@@ -111,6 +111,11 @@ class WindowSchedule:
             if len({self.slots[operator] for operator in tied}) > 1:
                 names = ", ".join(f"{op} in slot {self.slots[op]}" for op in sorted(tied))
                 raise InvalidScheduleError(f"tied operators need one slot: {names}")
+
+    @cached_property
+    def _in_order(self) -> bool:
+        """Whether `slots` has the operators as the inventory sorts them; needs no hash."""
+        return tuple(self.slots) == self.inventory.sorted_operators
 
     @cached_property
     def _full(self) -> tuple[frozenset[OperatorId], ...]:
@@ -175,7 +180,8 @@ class WindowSchedule:
         operators = self.inventory.sorted_operators
         numbers = array("Q", (self.epoch, self.first_step, self.window, len(operators)))
         numbers.extend(self.inventory.numbers)
-        numbers.extend(map(self.slots.__getitem__, operators))
+        sorted_slots = map(self.slots.__getitem__, operators)
+        numbers.extend(self.slots.values() if self._in_order else sorted_slots)
         if sys.byteorder == "big":
             numbers.byteswap()
         return hashlib.sha256(numbers).hexdigest()

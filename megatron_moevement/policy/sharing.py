@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from functools import cached_property
-from itertools import accumulate, compress
+from itertools import compress
 from operator import truediv
 
 
@@ -27,14 +27,14 @@ class Column:
     compute: list[int]
 
     @cached_property
-    def full_sums(self) -> list[int]:
-        """FULL bytes of the first 0, 1, ... items."""
-        return list(accumulate(self.full, initial=0))
+    def full_total(self) -> int:
+        """FULL bytes of all items."""
+        return sum(self.full)
 
     @cached_property
-    def compute_sums(self) -> list[int]:
-        """COMPUTE bytes of the first 0, 1, ... items."""
-        return list(accumulate(self.compute, initial=0))
+    def largest_full(self) -> int:
+        """FULL bytes of the largest item."""
+        return max(self.full, default=0)
 
     @cached_property
     def least_compute_part(self) -> float:

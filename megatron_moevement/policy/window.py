@@ -84,25 +84,34 @@ def plan_window(
         raise ValueError("give either a budget or a window")
     if window is not None and window < 1:
         raise ValueError(f"a window needs at least one slot, not {window}")
-    components = split(inventory, order)
-    packings = _Packings(components.parts, levelled, budget_bytes)
+    parts = split(inventory, order)
+    packings = _Packings(parts, levelled, budget_bytes)
     if window is None:
         window = packings.smallest_window()
-    slot_of_item = [0] * len(order)
-    chosen = [packings.of(part, window) for part in range(len(components.parts))]
-    for part, packing in zip(components.parts, chosen, strict=True):
-        for group, slots in zip(part.groups, packing.slots, strict=True):
-            for item, slot in zip(group.items, slots, strict=True):
-                slot_of_item[item] = slot
+    chosen = [packings.of(part, window) for part in range(len(parts))]
     size = WindowSize(
         window,
         max(packing.worst_slot_bytes for packing in chosen),
         max(packing.lower_bound_bytes for packing in chosen),
         budget_bytes,
     )
-    operator_slots = map(slot_of_item.__getitem__, components.items)
-    by_operator = dict(zip(inventory.sorted_operators, operator_slots, strict=True))
-    return WindowPlan(size, WindowSchedule(inventory, window, by_operator, epoch, first_step))
+    slots = dict(zip(inventory.sorted_operators, _slots(inventory, parts, chosen), strict=True))
+    return WindowPlan(size, WindowSchedule(inventory, window, slots, epoch, first_step))
+
+
+def _slots(
+    inventory: Inventory, parts: Sequence[Component], packings: Sequence[Packing]
+) -> list[int]:
+    """Returns the slot of each operator, in the inventory's order."""
+    slots = [0] * len(inventory.numbers)
+    for part, packing in zip(parts, packings, strict=True):
+        for group, chosen in zip(part.groups, packing.slots, strict=True):
+            for position, slot in zip(group.positions, chosen, strict=True):
+                slots[position] = slot
+    for item, *others in inventory.tied_positions:
+        for position in others:
+            slots[position] = slots[item]
+    return slots
 
 
 class _Packings:

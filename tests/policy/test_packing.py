@@ -32,21 +32,21 @@ def inventory_of(*ranks, tied=()):
 
 
 def schedule_of(inventory, window, levelled=Levelled.FULL_AND_COMPUTE, budget_bytes=None):
-    components = split(inventory, inventory.sorted_operators)
-    slot_of = {}
-    for part in components.parts:
+    slots = [0] * len(inventory.sorted_operators)
+    for part in split(inventory, inventory.sorted_operators):
         packing = pack(part, window, levelled, budget_bytes)
-        for group, slots in zip(part.groups, packing.slots, strict=True):
-            slot_of.update(zip(group.items, slots, strict=True))
-    slots = {
-        operator: slot_of[item]
-        for operator, item in zip(inventory.sorted_operators, components.items, strict=True)
-    }
-    return WindowSchedule(inventory, window, slots)
+        for group, chosen in zip(part.groups, packing.slots, strict=True):
+            for position, slot in zip(group.positions, chosen, strict=True):
+                slots[position] = slot
+    for tied in inventory.tied_positions:
+        for position in tied:
+            slots[position] = slots[tied[0]]
+    by_operator = dict(zip(inventory.sorted_operators, slots, strict=True))
+    return WindowSchedule(inventory, window, by_operator)
 
 
 def largest_lower_bound(inventory, window):
-    parts = split(inventory, inventory.sorted_operators).parts
+    parts = split(inventory, inventory.sorted_operators)
     return max(lower_bound_bytes(part, window, Levelled.FULL_AND_COMPUTE) for part in parts)
 
 
@@ -220,7 +220,7 @@ def test_tied_operators_stand_where_the_last_of_them_does():
 
 def test_tied_operators_on_one_rank_add_up():
     tied = (frozenset({EXPERTS[0], EXPERTS[1]}),)
-    parts = split(inventory_of([(12, 2), (6, 1), (3, 1)], tied=tied), tuple(EXPERTS[:3])).parts
+    parts = split(inventory_of([(12, 2), (6, 1), (3, 1)], tied=tied), tuple(EXPERTS[:3]))
     (column,) = parts[0].groups[0].columns
     assert (column.full, column.compute) == ([18, 3], [3, 1])
 
@@ -229,7 +229,7 @@ def test_ranks_without_common_operators_are_independent():
     parts = split(
         inventory_of([(12, 2), None, None], [None, (12, 2), (6, 1)], [None, None, (6, 1)]),
         tuple(EXPERTS[:3]),
-    ).parts
+    )
     assert sorted(len(part.columns_by_rank) for part in parts) == [1, 2]
 
 
