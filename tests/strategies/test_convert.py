@@ -65,6 +65,7 @@ def test_the_checkpoint_leads_to_the_bits_of_an_uninterrupted_run(
     assert digest_differences(finished, uninterrupted(case)) == []
 
 
+@pytest.mark.slow
 def test_a_job_goes_on_from_memory_after_it_was_converted(
     megatron_fork_server, text, uninterrupted, tmp_path
 ):

@@ -10,6 +10,7 @@ import pytest
 
 from megatron_moevement.runtime.slots.store import process_folders
 from megatron_moevement.settings.faults import Place
+from megatron_moevement.testing.default_run import slow_but
 from megatron_moevement.testing.interruption import Run, digest_differences
 from megatron_moevement.testing.protected_run import Case, check_replays, die, plans_of
 
@@ -68,7 +69,7 @@ def test_every_place_is_struck():
     assert sorted([*RECOVERY, *sum(CHAINS.values(), ())], key=list(Place).index) == list(Place)
 
 
-@pytest.mark.parametrize("chain", CHAINS)
+@pytest.mark.parametrize("chain", slow_but(("commit", "slot"), CHAINS))
 def test_death_at_any_instruction_of_a_step_changes_no_bit(run, uninterrupted, chain):
     for step, place in enumerate(CHAINS[chain], start=FIRST):
         die(run, CASE, place, steps_of(place, step))

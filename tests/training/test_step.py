@@ -8,6 +8,7 @@ import torch.distributed as dist
 
 from megatron_moevement.runtime.commit_barrier import StopRequest
 from megatron_moevement.runtime.progress import START
+from megatron_moevement.testing.default_run import slow_but
 from megatron_moevement.testing.tiny_job import tiny_job
 
 pytestmark = pytest.mark.distributed
@@ -161,7 +162,7 @@ LAYOUTS = {
 
 
 @pytest.mark.parametrize("is_expert", [False, True])
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", slow_but(("pp2", "overlapped"), LAYOUTS))
 def test_gradients_that_are_no_numbers_end_the_run_on_all_ranks_with_nothing_applied(
     megatron_fork_server, layout, is_expert
 ):
@@ -214,7 +215,7 @@ def streams():
 EVALUATED = JOBS | {"pp2": (2, [*BIAS, *DROPOUT, "--pipeline-model-parallel-size=2"])}
 
 
-@pytest.mark.parametrize("name", EVALUATED)
+@pytest.mark.parametrize("name", slow_but(("fp16, expert bias", "pp2"), EVALUATED))
 def test_evaluation_changes_no_bit_and_repeats_itself(megatron_fork_server, name):
     ranks, flags = EVALUATED[name]
     with_it, without = (
