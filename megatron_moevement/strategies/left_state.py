@@ -13,8 +13,9 @@ from megatron_moevement.policy.placement import Host
 from megatron_moevement.policy.ranks import LogicalRank
 from megatron_moevement.policy.schedule import Window
 from megatron_moevement.runtime.agreement import all_gather_json
-from megatron_moevement.runtime.slots.journal import JournalState
+from megatron_moevement.runtime.slots.journal import Journal, JournalState
 from megatron_moevement.runtime.slots.store import StoreDirectory
+from megatron_moevement.strategies.scalars import decode_entry
 
 
 def read_left_state(store: StoreDirectory, host: Host) -> ProcessFacts:
@@ -42,9 +43,19 @@ def read_left_state(store: StoreDirectory, host: Host) -> ProcessFacts:
         persisted=state.persisted,
         holdings=_holdings(store, state),
         ledger=journal.entries(),
+        alike=_alike(journal),
         era=state.era,
         epoch=state.epoch,
     )
+
+
+def _alike(journal: Journal) -> range:
+    """Returns the newest steps of the ledger in a row behind which replicas had equal streams."""
+    entries = journal.entries()
+    first = entries.stop
+    while first > entries.start and decode_entry(journal.entry(first - 1)).streams_alike:
+        first -= 1
+    return range(first, entries.stop)
 
 
 def _holdings(store: StoreDirectory, state: JournalState) -> tuple[Holding, ...]:
