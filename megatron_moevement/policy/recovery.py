@@ -238,8 +238,10 @@ def _resume_with_new_windows(facts: Facts, survey: Survey, why: str) -> Plan:
 
     What the stores hold never becomes a whole window. It is dropped, and a first window begins.
     """
+    plan = _resume(facts, survey)
     return dataclasses.replace(
-        _resume(facts, survey),
+        plan,
+        copies=tuple(dataclasses.replace(copy, slots=()) for copy in plan.copies),
         reason=f"{resume_reason(survey, 0)}; {why}: windows begin anew",
         persisted=None,
         edges=WindowEdges.ANEW,

@@ -87,6 +87,11 @@ class StandingState:
         self._scalars = scalars
         self._parts = {part.name: part for part in _parts(live)}
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The operators' parts, by name."""
+        return tuple(self._parts)
+
     def read(self, step: int, name: str) -> memoryview:
         """Returns the bytes of a part of S_step; threads of the server call it.
 
