@@ -13,7 +13,7 @@ from megatron_moevement.policy.placement import Host
 from megatron_moevement.policy.ranks import LogicalRank
 from megatron_moevement.policy.schedule import Window
 from megatron_moevement.runtime.agreement import all_gather_json
-from megatron_moevement.runtime.slots.journal import Journal, JournalState
+from megatron_moevement.runtime.slots.journal import JournalState
 from megatron_moevement.runtime.slots.store import StoreDirectory
 from megatron_moevement.strategies.scalars import decode_entry
 
@@ -43,14 +43,16 @@ def read_left_state(store: StoreDirectory, host: Host) -> ProcessFacts:
         persisted=state.persisted,
         holdings=_holdings(store, state),
         ledger=journal.entries(),
-        alike=_alike(journal),
         era=state.era,
         epoch=state.epoch,
     )
 
 
-def _alike(journal: Journal) -> range:
+def alike_steps(store: StoreDirectory) -> range:
     """Returns the newest steps of the ledger in a row behind which replicas had equal streams."""
+    journal = store.open_journal()
+    if journal is None:
+        return range(0)
     entries = journal.entries()
     first = entries.stop
     while first > entries.start and decode_entry(journal.entry(first - 1)).streams_alike:

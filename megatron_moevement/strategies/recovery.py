@@ -20,7 +20,7 @@ from megatron_moevement.runtime.replication.state_reader import StateReader
 from megatron_moevement.runtime.slots.journal import JournalState
 from megatron_moevement.strategies.boundaries import ReplayedBoundaries
 from megatron_moevement.strategies.kept import GIVEN_UP, Kept, Live
-from megatron_moevement.strategies.left_state import gather_facts, read_left_state
+from megatron_moevement.strategies.left_state import alike_steps, gather_facts, read_left_state
 from megatron_moevement.strategies.memory import DEADLINE, JobMemory
 from megatron_moevement.strategies.own_slots import OwnSlots
 from megatron_moevement.strategies.replay import Injection, Replay, Slots
@@ -99,6 +99,7 @@ class MemoryRecovery:
             live=self._kept.live.state,
             logs=() if log is None else log.extents(),
             holds=self._replicas.name,
+            alike=range(0) if self._replicas.name is None else alike_steps(self._memory.store),
         )
         own = Facts(
             generation=self._memory.generation.number,
