@@ -98,15 +98,9 @@ def open_sparse_checkpointing(
         log=kept.log,
     )
     work = FrozenWork.DROPPED if settings.moevement_no_frozen_skip else FrozenWork.SKIPPED
+    replicas = find_replicas(settings, trained, live)
     return SparseCheckpointing(
-        trained,
-        live,
-        memory,
-        events,
-        say,
-        kept=kept,
-        replicas=find_replicas(settings, trained, live),
-        frozen_work=work,
+        trained, live, memory, events, say, kept=kept, replicas=replicas, frozen_work=work
     )
 
 
