@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import torch.distributed as dist
 
-from megatron_moevement.integrations.megatron.freezing import Freezing, overlap_as_at_first
+from megatron_moevement.integrations.megatron.freezing import Freezing
 from megatron_moevement.integrations.megatron.slot_layout import slot_layouts
 from megatron_moevement.integrations.megatron.snapshots import LiveOperators
 from megatron_moevement.policy.facts import Facts
@@ -185,9 +185,6 @@ class MemoryRecovery:
     def _copy_state(self, plan: Plan, slots: OwnSlots, ledger: _LeftLedger) -> None:
         """Takes the lost state of this rank from a replica, and what of its slots nobody has."""
         trained, memory = self._trained, self._memory
-        if all(copy.rank.pp != trained.rank.pp for copy in plan.copies):
-            return
-        overlap_as_at_first(trained.chunks)
         copy = next((each for each in plan.copies if each.rank == trained.rank), None)
         if copy is None:
             return

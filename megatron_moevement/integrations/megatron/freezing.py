@@ -250,15 +250,6 @@ def _no_overlap(chunks: Sequence[DistributedDataParallel]) -> Iterator[None]:
                     group.param_gather_dispatched = False  # the next forward pass gathers
 
 
-def overlap_as_at_first(chunks: Sequence[DistributedDataParallel]) -> None:
-    """Makes overlapped collectives begin as in a first step.
-
-    A rank that took its state from another one has never had that step.
-    """
-    with _no_overlap(chunks):
-        pass
-
-
 def forget_wanted_gradients(chunks: Sequence[DistributedDataParallel]) -> None:
     """Removes the hooks that an interrupted replay left at embeddings."""
     for chunk in unwrap_model(list(chunks)):
