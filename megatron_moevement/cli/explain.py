@@ -96,6 +96,9 @@ def _closing(plan: Plan) -> list[str]:
         steps = sorted({roll.step for roll in plan.roll_forward})
         to_steps = ", ".join(map(str, steps))
         lines.append(f"roll forward to {to_steps}: {_shortened(ranks)}")
+    if plan.copies:
+        copies = [f"{copy.rank} from p{copy.source}" for copy in plan.copies]
+        lines.append(f"copied: {_shortened(copies)}")
     if plan.ending in _ENDINGS:
         lines.append(f"ending: {_ENDINGS[plan.ending]}")
     elif plan.verdict is Verdict.ROLLBACK:
@@ -127,17 +130,24 @@ def _activity(plan: Plan, stage: int) -> str:
         return f"loads the checkpoint of step {plan.target}"
     if plan.verdict is Verdict.ABORT:
         return "ends: writes its store" if plan.is_flush else "ends"
-    if plan.verdict is Verdict.RESUME:
-        return f"keeps S_{plan.target}"
     if stage not in plan.start_of:
-        serves = any(log.sender == stage for log in plan.logs)
-        return "bystander, serves logs" if serves else "bystander"
+        return _standing(plan, stage)
     origin = next(replay.origin for replay in plan.replays if replay.stage == stage)
     start = plan.start(stage)
     basis = "the window" if origin is Origin.WINDOW else f"its kept S_{start}"
     if start == plan.target:
         return f"takes its state from {basis}"
     return f"replays ({start}, {plan.target}] from {basis}"
+
+
+def _standing(plan: Plan, stage: int) -> str:
+    """Returns what a stage does that replays nothing, in words."""
+    if any(copy.rank.pp == stage for copy in plan.copies):
+        return f"copies S_{plan.target} where it is lost"
+    if plan.verdict in {Verdict.RESUME, Verdict.COPIED}:
+        return f"keeps S_{plan.target}"
+    serves = any(log.sender == stage for log in plan.logs)
+    return "bystander, serves logs" if serves else "bystander"
 
 
 def _slots(facts: Facts, plan: Plan, sources: list[SlotSources]) -> tuple[str, str]:

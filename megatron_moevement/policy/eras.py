@@ -29,4 +29,5 @@ def _without_memory_of(process: ProcessFacts) -> ProcessFacts:
         None,
         LiveState(Condition.ABSENT),
         epoch=process.epoch,
+        holds=process.holds,
     )

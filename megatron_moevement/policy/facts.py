@@ -113,6 +113,11 @@ class ProcessFacts:
         era: how many rollbacks to a durable checkpoint lie behind what it has. What an older era
             left must not mix with what a rollback began.
         epoch: of the window schedule that it knows.
+        holds: names what its rank trains, where every rank that trains it holds all of it: ranks
+            with the same name hold the same bits at the same step. None where something is the
+            rank's own, as a shard of the optimizer's state is, or where nothing is to be copied.
+        alike: steps k of which it knows that in S_k all ranks with the same name had the same
+            random streams.
     """
 
     process: int
@@ -126,6 +131,8 @@ class ProcessFacts:
     ledger: range = range(0)
     era: int = 0
     epoch: int = 0
+    holds: str | None = None
+    alike: range = range(0)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,9 +4,10 @@ A document is `{"generation": 3, "layout": {"pp": 4, ...}, "ends": "independent"
 "processes": [{"process": 0, "domain": "node0", "rank": "pp0.dp0.tp0.cp0.ep0", "committed": 13,
 "live": {"condition": "dense", "step": 13, "finished": 14}, "persisted": WINDOW, "holdings":
 [{"owner": "pp0.dp0.tp0.cp0.ep0", "window": WINDOW, "slots": [0, 1]}], "logs": [{"direction":
-"forward", "steps": [[9, 13]]}], "ledger": [9, 13], "era": 0, "epoch": 0}, ...]}` with WINDOW
-`{"start": 8, "size": 3, "epoch": 0}`. Steps are given by the first and last of each run. What a
-process does not have, a spare its rank for example, is null or left out.
+"forward", "steps": [[9, 13]]}], "ledger": [9, 13], "era": 0, "epoch": 0, "holds": "pp0.ep0",
+"alike": [9, 13]}, ...]}` with WINDOW `{"start": 8, "size": 3, "epoch": 0}`. Steps are given by the
+first and last of each run. What a process does not have, a spare its rank for example, is null or
+left out.
 """
 
 from __future__ import annotations
@@ -103,6 +104,8 @@ def _dump_process(facts: ProcessFacts) -> dict[str, Any]:
         "ledger": [facts.ledger[0], facts.ledger[-1]] if facts.ledger else None,
         "era": facts.era,
         "epoch": facts.epoch,
+        "holds": facts.holds,
+        "alike": [facts.alike[0], facts.alike[-1]] if facts.alike else None,
     }
 
 
@@ -205,7 +208,10 @@ def _load_layout(field: _Field) -> Layout:
 def _load_process(field: _Field) -> ProcessFacts:
     parts = field.fields(
         ("process", "domain", "live"),
-        ("rank", "committed", "persisted", "holdings", "logs", "ledger", "era", "epoch"),
+        (
+            *("rank", "committed", "persisted", "holdings", "logs", "ledger", "era", "epoch"),
+            *("holds", "alike"),
+        ),
     )
     return ProcessFacts(
         process=parts["process"].integer(),
@@ -219,6 +225,8 @@ def _load_process(field: _Field) -> ProcessFacts:
         ledger=parts["ledger"].or_else(range(0), _load_run),
         era=parts["era"].or_else(0, _Field.integer),
         epoch=parts["epoch"].or_else(0, _Field.integer),
+        holds=parts["holds"].or_else(None, _Field.text),
+        alike=parts["alike"].or_else(range(0), _load_run),
     )
 
 

@@ -125,7 +125,7 @@ def event_of(plan: Plan, rank: LogicalRank | None) -> Event:
         return Event.FLUSHES if plan.is_flush else Event.GIVES_UP
     if plan.verdict is Verdict.ROLLBACK:
         return Event.LOADS
-    if plan.verdict is Verdict.RESUME:
+    if plan.verdict in {Verdict.RESUME, Verdict.COPIED}:
         return Event.STANDS
     if rank is not None and rank.pp in plan.start_of:
         return Event.REPLAYS

@@ -8,6 +8,7 @@ from enum import Enum
 from functools import cached_property
 
 from megatron_moevement.policy.boundary import Direction
+from megatron_moevement.policy.persistence import SlotKey
 from megatron_moevement.policy.ranks import LogicalRank
 from megatron_moevement.policy.schedule import Window
 from megatron_moevement.policy.segments import ScopeKind, Segment
@@ -18,6 +19,9 @@ class Verdict(Enum):
 
     RESUME = "RESUME"
     """No state is lost: everybody goes on from the target."""
+
+    COPIED = "COPIED"
+    """What was lost is copied from the live state of ranks that hold the same; nobody replays."""
 
     LOCALIZED = "LOCALIZED"
     """Some stages replay, the others serve their logs and wait."""
@@ -93,6 +97,21 @@ class SlotSources:
 
 
 @dataclasses.dataclass(frozen=True)
+class StateCopy:
+    """A rank that takes its state at the target from the live state of a survivor.
+
+    Attributes:
+        rank: who lost it.
+        source: the process that is copied from, once it has rolled forward.
+        slots: own slots of the source that stand in for slots of the rank that nobody has.
+    """
+
+    rank: LogicalRank
+    source: int
+    slots: tuple[SlotKey, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
 class LogSource:
     """Which steps of a boundary come from a log instead of from a live neighbour.
 
@@ -144,6 +163,7 @@ class Plan:
         era: how many rollbacks lie behind the job once the plan is carried out.
         epoch: of the window schedule that is then in force.
         edges: whether windows go on, or begin anew because nothing is left to replay from.
+        copies: who takes its state from whom, by rank; their stages stand by.
     """
 
     generation: int
@@ -163,6 +183,7 @@ class Plan:
     era: int = 0
     epoch: int = 0
     edges: WindowEdges = WindowEdges.KEPT
+    copies: tuple[StateCopy, ...] = ()
 
     @property
     def replayed_steps(self) -> int:

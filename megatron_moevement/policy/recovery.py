@@ -1,8 +1,9 @@
 """Recovery: from the facts of a generation to the plan that all its processes carry out.
 
 Source: sections 3.2 (sparse-to-dense conversion) and 3.3 (upstream logging), and the appendix on
-concurrent failures. Two things go further than there: a stage that an earlier, interrupted recovery
-brought part of the way goes on from there, and a neighbour whose log does not reach back joins.
+concurrent failures. Three things go further than there: a stage that an earlier, interrupted
+recovery brought part of the way goes on from there, a neighbour whose log does not reach back
+joins, and a lost state of which replicas survive is copied (`policy/replica_copy.py`).
 """
 
 from __future__ import annotations
@@ -23,41 +24,12 @@ from megatron_moevement.policy.plan import (
     Verdict,
     WindowEdges,
 )
-from megatron_moevement.policy.rollforward import (
-    Progress,
-    find_progress,
-    newest_committed,
-    open_window,
-)
+from megatron_moevement.policy.reasons import replay_reason, resume_reason, stage_names
+from megatron_moevement.policy.rollforward import newest_committed
 from megatron_moevement.policy.schedule import Window
 from megatron_moevement.policy.segments import coupled_stages, scope_kind, segments_of, senders_to
 from megatron_moevement.policy.slot_choice import choose_sources
-from megatron_moevement.policy.slot_gaps import stages_with_gaps
-
-
-@dataclasses.dataclass(frozen=True)
-class Survey:
-    """What the facts say about each stage, before any window is chosen.
-
-    Attributes:
-        target: T.
-        progress: for each stage what its ranks can go on from; None where a state is lost, or is
-            of no use because of a gap.
-        gaps: stages of which a slot in flight is lost.
-    """
-
-    target: int
-    progress: tuple[Progress | None, ...]
-    gaps: frozenset[int] = frozenset()
-
-    @property
-    def behind(self) -> tuple[int, ...]:
-        """Stages that are not at the target."""
-        return tuple(
-            stage
-            for stage, progress in enumerate(self.progress)
-            if progress is None or progress.step < self.target or progress.window is not None
-        )
+from megatron_moevement.policy.survey import Survey, persisted_of, survey_of, without_gaps
 
 
 def plan_recovery(facts: Facts) -> Plan:
@@ -77,8 +49,8 @@ def plan_recovery(facts: Facts) -> Plan:
         return _without_spare(facts, target)
     if target is None:
         return _without_memory(facts, "no process knows of a committed step")
-    found = _survey(facts, target)
-    survey = _without_gaps(facts, found)
+    found = survey_of(facts, target)
+    survey = without_gaps(facts, found)
     if not survey.behind:
         return _resume(facts, survey)
     windows = _candidates(facts)
@@ -89,9 +61,9 @@ def plan_recovery(facts: Facts) -> Plan:
     what = "no persisted window is whole" if windows else "no window was persisted yet"
     if not found.behind:
         return _resume_with_new_windows(
-            facts, found, f"{_stages(survey.behind)} lost a slot, {what}"
+            facts, found, f"{stage_names(survey.behind)} lost a slot, {what}"
         )
-    return _without_memory(facts, f"{_stages(survey.behind)} can't go on and {what}")
+    return _without_memory(facts, f"{stage_names(survey.behind)} can't go on and {what}")
 
 
 def _era(facts: Facts) -> int:
@@ -100,41 +72,6 @@ def _era(facts: Facts) -> int:
 
 def _epoch(facts: Facts) -> int:
     return max((process.epoch for process in facts.processes), default=0)
-
-
-def _survey(facts: Facts, target: int) -> Survey:
-    """Returns how far each stage got; stages that step together are judged together."""
-    progress: dict[int, Progress | None] = {}
-    for stage in range(facts.layout.pp):
-        coupled = coupled_stages(facts.layout, facts.ends, stage)
-        together = _progress_of(facts, stage, coupled, target)
-        progress[stage] = together or _progress_of(facts, stage, (stage,), target)
-    return Survey(target, tuple(progress.values()))
-
-
-def _without_gaps(facts: Facts, survey: Survey) -> Survey:
-    """Returns the survey without the states that can't complete the window in flight."""
-    steps = {stage: each.step for stage, each in enumerate(survey.progress) if each is not None}
-    gaps = stages_with_gaps(facts, _persisted(facts), steps)
-    progress = (None if stage in gaps else each for stage, each in enumerate(survey.progress))
-    return Survey(survey.target, tuple(progress), gaps)
-
-
-def _progress_of(
-    facts: Facts, stage: int, together: tuple[int, ...], target: int
-) -> Progress | None:
-    """Returns how far a stage got, judged with those that step together with it.
-
-    At a window's last slot one of them may have loaded it while another still waits for it.
-    """
-    members = [process for other in together for process in facts.stage(other)]
-    if len(members) < len(together) * facts.layout.ranks_per_stage:
-        return None
-    progress = find_progress(members, target)
-    if progress is None:
-        return None
-    window = open_window(facts.stage(stage), progress.step)
-    return dataclasses.replace(progress, window=window)
 
 
 def _candidates(facts: Facts) -> tuple[Window, ...]:
@@ -172,9 +109,9 @@ def _replay(facts: Facts, survey: Survey, window: Window) -> Plan | None:
     return Plan(
         generation=facts.generation,
         verdict=verdict,
-        reason=_reason(facts, survey, scope, window),
+        reason=replay_reason(facts, survey, scope, window),
         target=survey.target,
-        persisted=_persisted(facts),
+        persisted=persisted_of(facts),
         window=window,
         roll_forward=_roll_forward(survey, begins),
         replays=replays,
@@ -182,6 +119,7 @@ def _replay(facts: Facts, survey: Survey, window: Window) -> Plan | None:
         scope_kind=scope_kind(facts.layout, facts.ends, scope),
         slots=slots,
         logs=_log_sources(facts, begins),
+        copies=survey.copies(scope),
         ledger_source=ledger_source,
         era=_era(facts),
         epoch=_epoch(facts),
@@ -274,23 +212,22 @@ def _log_sources(facts: Facts, begins: dict[int, int]) -> tuple[LogSource, ...]:
     return tuple(sources)
 
 
-def _persisted(facts: Facts) -> Window | None:
-    learnt = [process.persisted for process in facts.processes if process.persisted is not None]
-    return max(learnt, default=None)
-
-
 def _resume(facts: Facts, survey: Survey) -> Plan:
     begins = dict.fromkeys(range(facts.layout.pp), survey.target)
-    rolling = _roll_forward(survey, begins)
-    forward = f", {len(rolling)} ranks roll forward to it" if rolling else ""
+    rolling, copies, persisted = _roll_forward(survey, begins), survey.copies(), persisted_of(facts)
+    source = _ledger_source(facts, survey.target, survey.target)
+    if copies and persisted is not None:  # who comes in new takes over what others have
+        whole = _ledger_source(facts, persisted.start + 1, survey.target)
+        source = source if whole is None else whole
     return Plan(
         generation=facts.generation,
-        verdict=Verdict.RESUME,
-        reason=f"all ranks hold step {survey.target}{forward}",
+        verdict=Verdict.COPIED if copies else Verdict.RESUME,
+        reason=resume_reason(survey, len(rolling)),
         target=survey.target,
-        persisted=_persisted(facts),
+        persisted=persisted,
         roll_forward=rolling,
-        ledger_source=_ledger_source(facts, survey.target, survey.target),
+        copies=copies,
+        ledger_source=source,
         era=_era(facts),
         epoch=_epoch(facts),
     )
@@ -301,9 +238,11 @@ def _resume_with_new_windows(facts: Facts, survey: Survey, why: str) -> Plan:
 
     What the stores hold never becomes a whole window. It is dropped, and a first window begins.
     """
+    plan = _resume(facts, survey)
     return dataclasses.replace(
-        _resume(facts, survey),
-        reason=f"all ranks hold step {survey.target}; {why}: windows begin anew",
+        plan,
+        copies=tuple(dataclasses.replace(copy, slots=()) for copy in plan.copies),
+        reason=f"{resume_reason(survey, 0)}; {why}: windows begin anew",
         persisted=None,
         edges=WindowEdges.ANEW,
         epoch=_epoch(facts) + 1,
@@ -330,7 +269,7 @@ def _without_spare(facts: Facts, target: int | None) -> Plan:
             return dataclasses.replace(
                 plan,
                 reason=f"no spare for {missing}: the next launch replays from {window.start}",
-                persisted=_persisted(facts),
+                persisted=persisted_of(facts),
                 window=window,
                 slots=slots,
                 ledger_source=source,
@@ -365,26 +304,3 @@ def _abort(facts: Facts, reason: str) -> Plan:
         era=_era(facts),
         epoch=_epoch(facts),
     )
-
-
-def _stages(stages: tuple[int, ...]) -> str:
-    return ("stage " if len(stages) == 1 else "stages ") + ", ".join(map(str, stages))
-
-
-def _reason(facts: Facts, survey: Survey, scope: set[int], window: Window) -> str:
-    without = [stage for stage in survey.behind if survey.progress[stage] is None]
-    lost = [stage for stage in without if stage not in survey.gaps]
-    grown = sorted(scope.difference(survey.behind))
-    parts = []
-    if lost:
-        parts.append(f"{_stages(tuple(lost))} lost state")
-    if survey.gaps:
-        parts.append(f"{_stages(tuple(sorted(survey.gaps)))} must capture a lost slot again")
-    unfinished = tuple(stage for stage in survey.behind if stage not in without)
-    if unfinished:
-        parts.append(f"{_stages(unfinished)} had not finished replaying")
-    if grown:
-        parts.append(f"{_stages(tuple(grown))} joined: log incomplete, or tied")
-    if facts.layout.pp == 1:
-        parts.append("one stage only, so nothing is local")
-    return f"{'; '.join(parts)}; from the window of step {window.start}"

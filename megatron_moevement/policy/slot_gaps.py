@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 
 from megatron_moevement.policy.facts import Facts
 from megatron_moevement.policy.ranks import LogicalRank
@@ -10,7 +11,10 @@ from megatron_moevement.policy.schedule import Window
 
 
 def stages_with_gaps(
-    facts: Facts, persisted: Window | None, steps: Mapping[int, int]
+    facts: Facts,
+    persisted: Window | None,
+    steps: Mapping[int, int],
+    apart: AbstractSet[LogicalRank] = frozenset(),
 ) -> frozenset[int]:
     """Returns the stages of which a slot in flight is nowhere intact.
 
@@ -22,10 +26,12 @@ def stages_with_gaps(
         persisted: the job's newest persisted window; the slots after it are in flight. Before a
             first window is persisted all slots are.
         steps: for each stage in question the step that its ranks hold.
+        apart: ranks that are not looked at.
     """
-    first = _first_in_flight(facts) if persisted is None else persisted.last + 1
+    first = first_in_flight(facts) if persisted is None else persisted.last + 1
     found: dict[LogicalRank, int] = dict.fromkeys(
-        (rank for stage in steps for rank in facts.layout.stage_ranks(stage)), 0
+        (rank for stage in steps for rank in facts.layout.stage_ranks(stage) if rank not in apart),
+        0,
     )
     for process in facts.processes:
         for holding in process.holdings:
@@ -35,7 +41,10 @@ def stages_with_gaps(
     return frozenset(rank.pp for rank, slots in found.items() if wanted[rank.pp] & ~slots)
 
 
-def _first_in_flight(facts: Facts) -> int:
-    """Returns where the first window begins, 0 when nothing is held: then nothing is missed."""
+def first_in_flight(facts: Facts) -> int:
+    """Returns where the first window begins, before one is persisted.
+
+    That is 0 when nothing is held: then nothing is missed.
+    """
     starts = (holding.window.start for process in facts.processes for holding in process.holdings)
     return min(starts, default=0)

@@ -24,6 +24,21 @@ class StopRequest(IntEnum):
 
 
 @dataclasses.dataclass(frozen=True)
+class ReplicaStreams:
+    """The random streams of one rank, to be compared with those of its replicas.
+
+    Attributes:
+        group: number of the group of replicas that the rank is one of.
+        groups: how many groups the job has, the same on all ranks.
+        digest: of the streams; 0 <= digest < 2^63.
+    """
+
+    group: int
+    groups: int
+    digest: int
+
+
+@dataclasses.dataclass(frozen=True)
 class Vote:
     """What one rank brings to the barrier of a step.
 
@@ -36,6 +51,8 @@ class Vote:
         stop: whether this rank wants the job to end.
         window_start: start of the newest window that this rank could be recovered from; negative
             when there is none.
+        streams: the rank's random streams as they are now; None on all ranks where nobody wants
+            to know.
     """
 
     step: int
@@ -45,6 +62,7 @@ class Vote:
     grad_norm: float | None
     stop: StopRequest
     window_start: int = -1
+    streams: ReplicaStreams | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,6 +74,8 @@ class Agreement:
     stop: StopRequest
     window_start: int
     """The least of the ranks': what the whole job could be recovered from."""
+    streams_alike: bool = False
+    """Whether within every group of replicas all ranks have the same random streams."""
 
 
 class DisagreementError(RuntimeError):
@@ -63,6 +83,8 @@ class DisagreementError(RuntimeError):
 
 
 _ABSENT = -1
+_NOBODY = -(2**63)
+"""In the place of a group of replicas that a rank is not one of."""
 
 
 def _encode(vote: Vote) -> list[int]:
@@ -81,7 +103,17 @@ def _encode(vote: Vote) -> list[int]:
         -vote.window_start,
         *equal_everywhere,
         *(-value for value in equal_everywhere),
+        *_encode_streams(vote.streams),
     ]
+
+
+def _encode_streams(streams: ReplicaStreams | None) -> list[int]:
+    """Returns greatest and least digest of each group, as far as this rank knows them."""
+    if streams is None:
+        return []
+    greatest, least = [_NOBODY] * streams.groups, [_NOBODY] * streams.groups
+    greatest[streams.group], least[streams.group] = streams.digest, -streams.digest
+    return greatest + least
 
 
 class CommitBarrier:
@@ -101,6 +133,7 @@ class CommitBarrier:
         votes = torch.tensor(_encode(vote), dtype=torch.int64, device=self._device)
         dist.all_reduce(votes, op=dist.ReduceOp.MAX, group=self._group)
         loss, num_tokens, stop, window, *both = votes.tolist()
+        both, streams = both[:6], both[6:]
         greatest, smallest = both[:3], [-value for value in both[3:]]
         for name, high, low in zip(
             ("step", "gradient norm", "overflow"), greatest, smallest, strict=True
@@ -115,4 +148,12 @@ class CommitBarrier:
             num_tokens=num_tokens,
             stop=StopRequest(stop),
             window_start=-window,
+            streams_alike=_are_alike(streams),
         )
+
+
+def _are_alike(streams: list[int]) -> bool:
+    """Returns whether the greatest and the least digest are the same in each of some groups."""
+    groups = len(streams) // 2
+    pairs = zip(streams[:groups], streams[groups:], strict=True)
+    return groups > 0 and all(greatest == -least for greatest, least in pairs)

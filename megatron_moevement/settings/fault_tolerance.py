@@ -42,6 +42,9 @@ class FaultTolerance:
     moevement_no_upstream_log: bool = flag(
         False, "don't log what crosses stage boundaries: a lost stage takes all others back with it"
     )
+    moevement_no_replica_copy: bool = flag(
+        False, "replay what is lost even where another rank still holds the same state"
+    )
     moevement_recover_only: bool = flag(
         False, "save what a killed job left in memory as a checkpoint in --save, train nothing"
     )

@@ -7,6 +7,7 @@ from datetime import timedelta
 from operator import methodcaller
 
 from megatron_moevement.policy.persistence import Acknowledgements
+from megatron_moevement.policy.ranks import LogicalRank
 from megatron_moevement.policy.schedule import Window
 from megatron_moevement.runtime.fault_points import NO_FAULTS, FaultPoints
 from megatron_moevement.runtime.replication.sender import SlotSender
@@ -80,8 +81,16 @@ class Copies:
         """Forgets the slots of older windows."""
         self._sender.update(lambda known: known.dropped_before(window))
 
-    def fetch(self, process: int, window: Window, slot: int) -> None:
+    def fetch(
+        self, process: int, window: Window, slot: int, owner: LogicalRank | None = None
+    ) -> None:
         """Fetches a slot of this rank from a process into the ring.
+
+        Args:
+            process: who has it.
+            window: which window.
+            slot: its place in the window.
+            owner: a replica whose slot, of the same bits, becomes this rank's; None: its own.
 
         Raises:
             FetchError: the process does not give it intact and in time.
@@ -89,7 +98,7 @@ class Copies:
         step = window.step_of(slot)
         self._ring.invalidate(step)
         record = self._sender.fetch(
-            process, self._ring.owner, window, slot, self._ring.buffer(step)
+            process, owner or self._ring.owner, window, slot, self._ring.buffer(step)
         )
         self._faults.strike(step, Place.FETCH)
         self._ring.publish(record)

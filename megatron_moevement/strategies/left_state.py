@@ -15,6 +15,7 @@ from megatron_moevement.policy.schedule import Window
 from megatron_moevement.runtime.agreement import all_gather_json
 from megatron_moevement.runtime.slots.journal import JournalState
 from megatron_moevement.runtime.slots.store import StoreDirectory
+from megatron_moevement.strategies.scalars import decode_entry
 
 
 def read_left_state(store: StoreDirectory, host: Host) -> ProcessFacts:
@@ -45,6 +46,18 @@ def read_left_state(store: StoreDirectory, host: Host) -> ProcessFacts:
         era=state.era,
         epoch=state.epoch,
     )
+
+
+def alike_steps(store: StoreDirectory) -> range:
+    """Returns the newest steps of the ledger in a row behind which replicas had equal streams."""
+    journal = store.open_journal()
+    if journal is None:
+        return range(0)
+    entries = journal.entries()
+    first = entries.stop
+    while first > entries.start and decode_entry(journal.entry(first - 1)).streams_alike:
+        first -= 1
+    return range(first, entries.stop)
 
 
 def _holdings(store: StoreDirectory, state: JournalState) -> tuple[Holding, ...]:

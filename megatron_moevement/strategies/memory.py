@@ -19,6 +19,7 @@ from megatron_moevement.runtime.replication.connection import Address
 from megatron_moevement.runtime.replication.handshake import Session
 from megatron_moevement.runtime.replication.sender import SlotSender
 from megatron_moevement.runtime.replication.server import ReplicaServer
+from megatron_moevement.runtime.replication.state_messages import OfferedState
 from megatron_moevement.runtime.replication.stored_slots import StoredSlots
 from megatron_moevement.runtime.slots.journal import Journal
 from megatron_moevement.runtime.slots.ring_file import RingFile
@@ -159,6 +160,11 @@ class JobMemory:
         return self.generation.own(
             lambda: ReplicaServer(self._interface, me, slots, deadline=DEADLINE, log=self.log)
         )
+
+    def offer(self, state: OfferedState | None) -> None:
+        """Lets peers read the live state of this process, until nothing is offered."""
+        assert self._server is not None
+        self._server.offer(state)
 
     def open_anew(self) -> None:
         """Forgets everything that is there, and opens."""

@@ -23,7 +23,7 @@ from megatron_moevement.policy.retention import retain
 from megatron_moevement.policy.ring import SlotRing
 from megatron_moevement.policy.schedule import Window
 from megatron_moevement.runtime.capture import Capture
-from megatron_moevement.runtime.commit_barrier import Agreement, Vote
+from megatron_moevement.runtime.commit_barrier import Agreement, ReplicaStreams, Vote
 from megatron_moevement.runtime.events import EventName, Events
 from megatron_moevement.runtime.ledger import LedgerEntry
 from megatron_moevement.runtime.progress import IterationCosts, Progress
@@ -34,6 +34,7 @@ from megatron_moevement.strategies.kept import TORN, Kept, Live
 from megatron_moevement.strategies.memory import JobMemory
 from megatron_moevement.strategies.recovery import MemoryRecovery, RecoveryAbortedError
 from megatron_moevement.strategies.replay import Replay
+from megatron_moevement.strategies.replicas import Replicas
 from megatron_moevement.strategies.returning import Returning
 from megatron_moevement.strategies.scalars import encode_entry
 from megatron_moevement.strategies.strategy import NO_WINDOW, Recovered
@@ -53,6 +54,7 @@ class SparseCheckpointing:
         say: Callable[[str], None],
         *,
         kept: Kept,
+        replicas: Replicas,
         frozen_work: FrozenWork = FrozenWork.SKIPPED,
     ) -> None:
         """Takes over the memory; closes it at the end.
@@ -64,6 +66,7 @@ class SparseCheckpointing:
             events: told of windows, plans and replays.
             say: tells the user a line.
             kept: what this process takes over a restart.
+            replicas: which ranks hold the same as this one.
             frozen_work: what a replay does for operators that it does not train.
         """
         self._trained = trained
@@ -72,6 +75,7 @@ class SparseCheckpointing:
         self._events = events
         self._say = say
         self._kept = kept
+        self._replicas = replicas
         self._freezing = Freezing(trained.chunks, trained.optimizer, frozen_work)
         self._capture = memory.generation.own(lambda: Capture(trained.copy_stream()))
         self._boundaries = memory.generation.own(lambda: Boundaries(trained, memory))
@@ -86,7 +90,9 @@ class SparseCheckpointing:
     def recover(self, durable: int) -> Recovered | None:
         """Brings the job back to the newest step that any process of it committed."""
         returning = Returning(self._trained, self._memory, self._events, self._kept)
-        recovery = MemoryRecovery(self._trained, self._memory, self._live, self._kept)
+        recovery = MemoryRecovery(
+            self._trained, self._memory, self._live, self._kept, self._replicas
+        )
         plan = recovery.make_plan(durable)
         if plan is not None:
             self._emit_plan(plan)
@@ -157,6 +163,10 @@ class SparseCheckpointing:
         if self._replay is None:
             self._kept.live = self._kept.live.with_finished(step, random_state())
         return NO_WINDOW if window is None else window.start
+
+    def streams(self) -> ReplicaStreams | None:
+        """Returns the random streams behind the passes of a step, where there are replicas."""
+        return self._replicas.streams()
 
     def agree_alone(self, vote: Vote) -> Agreement | None:
         """Agrees within the stage where the other stages stand by."""
@@ -288,6 +298,7 @@ class SparseCheckpointing:
             window=None if plan.window is None else plan.window.start,
             replayed_steps=plan.replayed_steps,
             roll_forward=[str(one.rank) for one in plan.roll_forward],
+            copies=[str(one.rank) for one in plan.copies],
         )
         if dist.get_rank() == 0:
             self._say(f"{plan.verdict.value}: {plan.reason}")

@@ -25,6 +25,7 @@ from megatron_moevement.strategies.kept import Kept
 from megatron_moevement.strategies.kept_store import KeptStore
 from megatron_moevement.strategies.memory import JobMemory
 from megatron_moevement.strategies.moevement import SparseCheckpointing
+from megatron_moevement.strategies.replicas import find_replicas
 from megatron_moevement.strategies.trained import Trained
 
 _RUN_ID_DIGITS = 16
@@ -97,7 +98,10 @@ def open_sparse_checkpointing(
         log=kept.log,
     )
     work = FrozenWork.DROPPED if settings.moevement_no_frozen_skip else FrozenWork.SKIPPED
-    return SparseCheckpointing(trained, live, memory, events, say, kept=kept, frozen_work=work)
+    replicas = find_replicas(settings, trained, live)
+    return SparseCheckpointing(
+        trained, live, memory, events, say, kept=kept, replicas=replicas, frozen_work=work
+    )
 
 
 def _open_store(

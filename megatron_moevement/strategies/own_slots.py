@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from megatron_moevement.policy.facts import Facts
-from megatron_moevement.policy.plan import Plan
+from megatron_moevement.policy.plan import Plan, StateCopy
 from megatron_moevement.policy.ranks import LogicalRank
 from megatron_moevement.policy.ring import SlotRing
 from megatron_moevement.policy.schedule import Window
@@ -56,6 +56,11 @@ class OwnSlots:
                 if having and self._own not in having and window.step_of(slot) < target:
                     self._fetch(having[0], window, slot)
 
+    def take_from_replica(self, copy: StateCopy) -> None:
+        """Gets the slots of a replica that stand in for slots of this rank that nobody has."""
+        for key in copy.slots:
+            self._fetch(copy.source, key.window, key.slot, key.owner)
+
     def ring(self, target: int) -> SlotRing:
         """Returns what the ring holds, for a rank whose state is S_target."""
         steps = [
@@ -98,8 +103,10 @@ class OwnSlots:
             if oldest is None or window >= oldest
         ]
 
-    def _fetch(self, process: int, window: Window, slot: int) -> None:
-        self._memory.copies.fetch(process, window, slot)
+    def _fetch(
+        self, process: int, window: Window, slot: int, owner: LogicalRank | None = None
+    ) -> None:
+        self._memory.copies.fetch(process, window, slot, owner)
         held = self._held[window]
         held[self._own] = held.get(self._own, 0) | 1 << slot
 

@@ -16,13 +16,15 @@ from megatron_moevement.policy.recovery import plan_recovery
 from megatron_moevement.policy.schedule import WindowSchedule
 from megatron_moevement.runtime.agreement import all_gather_json
 from megatron_moevement.runtime.ledger import LedgerEntry, loss_from_hex, loss_to_hex
+from megatron_moevement.runtime.replication.state_reader import StateReader
 from megatron_moevement.runtime.slots.journal import JournalState
 from megatron_moevement.strategies.boundaries import ReplayedBoundaries
-from megatron_moevement.strategies.kept import GIVEN_UP, Kept
-from megatron_moevement.strategies.left_state import gather_facts, read_left_state
-from megatron_moevement.strategies.memory import JobMemory
+from megatron_moevement.strategies.kept import GIVEN_UP, Kept, Live
+from megatron_moevement.strategies.left_state import alike_steps, gather_facts, read_left_state
+from megatron_moevement.strategies.memory import DEADLINE, JobMemory
 from megatron_moevement.strategies.own_slots import OwnSlots
 from megatron_moevement.strategies.replay import Injection, Replay, Slots
+from megatron_moevement.strategies.replicas import Replicas, StandingState, copy_state
 from megatron_moevement.strategies.scalars import decode_entry
 from megatron_moevement.strategies.survivors import Survivor
 from megatron_moevement.strategies.trained import Trained
@@ -63,13 +65,19 @@ class MemoryRecovery:
     """
 
     def __init__(
-        self, trained: Trained, memory: JobMemory, live: LiveOperators, kept: Kept
+        self,
+        trained: Trained,
+        memory: JobMemory,
+        live: LiveOperators,
+        kept: Kept,
+        replicas: Replicas,
     ) -> None:
         """Names what is recovered, and from where."""
         self._trained = trained
         self._memory = memory
         self._live = live
         self._kept = kept
+        self._replicas = replicas
         self._survivor = Survivor(trained, kept)
         self._facts: Facts | None = None
 
@@ -90,6 +98,8 @@ class MemoryRecovery:
             read_left_state(self._memory.store, self._memory.host),
             live=self._kept.live.state,
             logs=() if log is None else log.extents(),
+            holds=self._replicas.name,
+            alike=range(0) if self._replicas.name is None else alike_steps(self._memory.store),
         )
         own = Facts(
             generation=self._memory.generation.number,
@@ -135,7 +145,7 @@ class MemoryRecovery:
         """Makes ready what a plan asks of this rank: to replay, or to stand by.
 
         Args:
-            plan: RESUME, LOCALIZED or GLOBAL.
+            plan: RESUME, COPIED, LOCALIZED or GLOBAL.
             freezing: freezes operators that have not got their FULL state.
 
         Returns:
@@ -151,6 +161,8 @@ class MemoryRecovery:
         self._survivor.reset()
         self._write_journal(plan, ledger)
         slots = self.own_slots(plan)
+        if plan.copies:
+            self._offer_state(plan)
         if stage in plan.start_of:
             assert plan.window is not None
             self._kept.live = GIVEN_UP
@@ -158,9 +170,32 @@ class MemoryRecovery:
             slots.fetch_window(plan.window, sources.processes)
         else:
             slots.complete(plan.target)
+            self._copy_state(plan, slots, ledger)
             self._survivor.stand_by(self._live)
         dist.barrier()  # nobody overwrites a slot that another one still fetches
+        memory.offer(None)
         return None if stage not in plan.start_of else self._replay(plan, ledger, freezing)
+
+    def _offer_state(self, plan: Plan) -> None:
+        """Lets who lost its state read that of this rank, and waits until all offer theirs."""
+        if any(copy.source == self._memory.host.process for copy in plan.copies):
+            self._memory.offer(StandingState(self._live, self._survivor.scalars))
+        dist.barrier()  # until then sources roll forward
+
+    def _copy_state(self, plan: Plan, slots: OwnSlots, ledger: _LeftLedger) -> None:
+        """Takes the lost state of this rank from a replica, and what of its slots nobody has."""
+        trained, memory = self._trained, self._memory
+        copy = next((each for each in plan.copies if each.rank == trained.rank), None)
+        if copy is None:
+            return
+        slots.take_from_replica(copy)
+        self._kept.live = GIVEN_UP
+        assert memory.session is not None
+        address = memory.peers[copy.source]
+        with StateReader(memory.session, copy.source, address, deadline=DEADLINE) as reader:
+            scalars = copy_state(reader, trained, self._live, plan.target)
+        trained.ledger.restore_losses(ledger.losses)
+        self._kept.live = Live.dense(scalars)
 
     def own_slots(self, plan: Plan) -> OwnSlots:
         """Returns this rank's slots as the facts tell of them; they are shared out from here."""
@@ -221,12 +256,15 @@ class MemoryRecovery:
     def _share_ledger(self, plan: Plan) -> _LeftLedger:
         """Returns the ledger of the steps that are done again, and all losses, from who has it."""
         first = min(plan.start_of.values(), default=plan.target - 1) + 1
+        if plan.copies and plan.persisted is not None:
+            first = min(first, plan.persisted.start + 1)
         document = None
         if self._memory.host.process == plan.ledger_source:
             journal = self._memory.journal
             document = {
                 "entries": {
-                    step: journal.entry(step).decode() for step in range(first, plan.target + 1)
+                    step: journal.entry(step).decode()
+                    for step in range(max(first, journal.entries().start), plan.target + 1)
                 },
                 "losses": {
                     step: loss_to_hex(loss)

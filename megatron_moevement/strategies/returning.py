@@ -82,8 +82,13 @@ class Returning:
         if vote.loss is None:
             entry = self.replay.agreed(vote.step)
             vote = dataclasses.replace(vote, loss=entry.loss, num_tokens=entry.num_tokens)
-        agreed = self._barrier.wait(vote)
-        return dataclasses.replace(agreed, stop=StopRequest.NONE, window_start=NO_WINDOW)
+        agreed = self._barrier.wait(dataclasses.replace(vote, streams=None))
+        return dataclasses.replace(
+            agreed,
+            stop=StopRequest.NONE,
+            window_start=NO_WINDOW,
+            streams_alike=self.replay.agreed(vote.step).streams_alike,
+        )
 
     def committed(self, entry: LedgerEntry, progress: Progress) -> None:
         """Learns that a step was replayed."""

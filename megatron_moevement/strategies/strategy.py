@@ -9,7 +9,7 @@ import dataclasses
 from typing import Protocol
 
 from megatron_moevement.integrations.megatron.optimizer import GradientStatistics
-from megatron_moevement.runtime.commit_barrier import Agreement, Vote
+from megatron_moevement.runtime.commit_barrier import Agreement, ReplicaStreams, Vote
 from megatron_moevement.runtime.ledger import LedgerEntry
 from megatron_moevement.runtime.progress import NO_COSTS, IterationCosts, Progress
 
@@ -65,6 +65,9 @@ class Strategy(Protocol):
         Returns:
             The start of the newest window that this rank could be recovered from; NO_WINDOW.
         """
+
+    def streams(self) -> ReplicaStreams | None:
+        """Returns the random streams behind the passes of a step; None: nobody wants to know."""
 
     def agree_alone(self, vote: Vote) -> Agreement | None:
         """Agrees on a replayed step within its stage; None: the whole job has to agree.
@@ -124,6 +127,10 @@ class Off:
         """Waits for nothing."""
         del step
         return NO_WINDOW
+
+    def streams(self) -> ReplicaStreams | None:
+        """Compares nothing."""
+        return None
 
     def agree_alone(self, vote: Vote) -> Agreement | None:
         """Replays nothing."""

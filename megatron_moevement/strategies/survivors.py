@@ -46,7 +46,9 @@ class Survivor:
         assert random_after is not None
         self._kept.live = TORN
         statistics = GradientStatistics(found_inf=entry.found_inf, norm=entry.grad_norm)
-        decided = DecidedStep(statistics, entry.loss, entry.num_tokens, before.random_state)
+        decided = DecidedStep(
+            statistics, entry.loss, entry.num_tokens, before.random_state, entry.streams_alike
+        )
         own, progress = self._trained.commit.apply(before.progress, decided)
         if not same_scalars(own, entry):
             raise UnlikeLedgerError(

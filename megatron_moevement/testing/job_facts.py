@@ -160,6 +160,24 @@ def without_processes(facts: Facts, lost: Collection[int]) -> Facts:
     return dataclasses.replace(facts, generation=facts.generation + 1, processes=processes)
 
 
+def with_replicas(facts: Facts) -> Facts:
+    """Returns the facts of a job whose ranks hold what they train whole, with streams alike.
+
+    Call it last: a process that has taken a rank holds what that rank does.
+    """
+    layout = facts.layout
+    changes = {
+        each.process: dataclasses.replace(
+            each,
+            holds=f"pp{each.rank.pp}.tp{each.rank.tp}.ep{layout.expert_parallel_rank(each.rank)}",
+            alike=each.ledger,
+        )
+        for each in facts.processes
+        if each.rank is not None
+    }
+    return changed(facts, changes)
+
+
 def without_commit(facts: Facts, torn: Collection[int]) -> Facts:
     """Returns the facts where an error has left the commit of some processes torn."""
     changes = {

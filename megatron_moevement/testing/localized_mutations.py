@@ -13,11 +13,13 @@ from typing import Any
 import torch
 
 from megatron_moevement.integrations.megatron.expert_bias import PendingExpertBias
+from megatron_moevement.integrations.megatron.optimizer import SplitOptimizer
 from megatron_moevement.integrations.megatron.snapshots import LiveOperators
 from megatron_moevement.policy.boundary import BoundaryTag
 from megatron_moevement.runtime.ledger import LedgerEntry
 from megatron_moevement.runtime.upstream_log import UpstreamLog
 from megatron_moevement.strategies.kept import Live
+from megatron_moevement.strategies.replicas import StandingState
 from megatron_moevement.strategies.survivors import Survivor
 
 
@@ -87,6 +89,32 @@ def keep_random_streams() -> None:
     _replace(Survivor, "stand_by", stand_by)
 
 
+def copy_before_roll_forward() -> None:
+    """Gives replicas the state of before the roll-forward, one step behind."""
+    roll_forward = Survivor.roll_forward
+    read = StandingState.read
+    before: dict[str, bytes] = {}
+
+    def remember(self: Survivor, entry: LedgerEntry) -> None:
+        trained = self._trained
+        live = LiveOperators(trained.chunks, trained.optimizer)
+        state = StandingState(live, self.scalars)
+        before.update((name, bytes(read(state, entry.step - 1, name))) for name in state.names)
+        roll_forward(self, entry)
+
+    def read_before(self: StandingState, step: int, name: str) -> memoryview:
+        return memoryview(before[name]) if name in before else read(self, step, name)
+
+    _replace(Survivor, "roll_forward", remember)
+    _replace(StandingState, "read", read_before)
+
+
+def copy_no_step_counters() -> None:
+    """Lets who copies a state count the steps of its optimizer from the start."""
+    _replace(SplitOptimizer, "set_group_steps", lambda self, step: None)
+    _replace(LiveOperators, "set_step", lambda self, operators, step: None)
+
+
 LOCALIZED_MUTATIONS: dict[str, Callable[[], None]] = {
     one.__name__.replace("_", "-"): one
     for one in (
@@ -96,6 +124,8 @@ LOCALIZED_MUTATIONS: dict[str, Callable[[], None]] = {
         skip_roll_forward,
         keep_noted_expert_bias,
         keep_random_streams,
+        copy_before_roll_forward,
+        copy_no_step_counters,
     )
 }
 """By name."""

@@ -10,6 +10,7 @@ from typing import Any
 from megatron_moevement.runtime.events import EventName, EventRecord, read_events
 from megatron_moevement.testing.combinations import ALWAYS, Combination
 from megatron_moevement.testing.fork_server import ForkServer, OnRankFailure
+from megatron_moevement.testing.lost_states import LostStates
 from megatron_moevement.testing.random_text import data_flags
 
 W = 3
@@ -98,9 +99,19 @@ class LocalizedRun:
     folder: Path
 
     def train(
-        self, losses: Sequence[Loss] = (), *flags: str, mutation: str = "do-nothing"
+        self,
+        losses: Sequence[Loss] = (),
+        *flags: str,
+        mutation: str = "do-nothing",
+        lost: LostStates = LostStates.REPLAYED,
     ) -> tuple[dict[str, Any], ...]:
         """Trains to the end; returns what each rank ends with.
+
+        Args:
+            losses: that it goes through.
+            flags: more of them.
+            mutation: what the ranks do wrongly.
+            lost: what becomes of the states of lost ranks.
 
         Raises:
             JobFailedError: a rank failed.
@@ -115,6 +126,7 @@ class LocalizedRun:
             f"--moevement-event-dir={self.folder}/events",
             "--moevement-run-id=test",
             "--inprocess-restart",
+            *lost.flags,
         )
         argv = [
             *self.job.flags,

@@ -117,6 +117,24 @@ def _skip_roll_forward(facts: Facts) -> Plan:
     return dataclasses.replace(recovery.plan_recovery(facts), roll_forward=())
 
 
+def _copy_before_roll_forward(facts: Facts) -> Plan:
+    plan = recovery.plan_recovery(facts)
+    sources = {copy.source for copy in plan.copies}
+    behind = {process.rank for process in facts.processes if process.process in sources}
+    rolling = tuple(roll for roll in plan.roll_forward if roll.rank not in behind)
+    return dataclasses.replace(plan, roll_forward=rolling)
+
+
+def _all_experts_are_the_same(facts: Facts) -> Plan:
+    processes = tuple(
+        process
+        if process.holds is None or process.rank is None
+        else dataclasses.replace(process, holds=f"stage {process.rank.pp}")
+        for process in facts.processes
+    )
+    return recovery.plan_recovery(dataclasses.replace(facts, processes=processes))
+
+
 def _trust_torn(facts: Facts) -> Plan:
     processes = tuple(
         dataclasses.replace(process, live=LiveState(Condition.DENSE, process.live.step))
@@ -229,6 +247,16 @@ MUTATIONS: tuple[Mutation, ...] = (
         "roll-forward-skipped",
         "survivors at T - 1 stay there",
         Policies(plan_recovery=_skip_roll_forward),
+    ),
+    Mutation(
+        "copied-before-roll-forward",
+        "a lost state is copied from a replica that is a step behind",
+        Policies(plan_recovery=_copy_before_roll_forward),
+    ),
+    Mutation(
+        "copied-from-other-experts",
+        "a lost state is copied from a rank with other experts",
+        Policies(plan_recovery=_all_experts_are_the_same),
     ),
     Mutation(
         "epoch-not-checked",

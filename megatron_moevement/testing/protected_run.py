@@ -15,6 +15,7 @@ from megatron_moevement.settings.faults import Place
 from megatron_moevement.testing.combinations import Combination
 from megatron_moevement.testing.fork_server import ForkServer, JobFailedError
 from megatron_moevement.testing.interruption import Program, Run, kill_all
+from megatron_moevement.testing.lost_states import LostStates
 from megatron_moevement.testing.random_text import data_flags
 
 PROGRAM = Path(__file__).parents[2] / "pretrain_moe.py"
@@ -31,12 +32,14 @@ class Case:
         window: W.
         replicas: r.
         deaths: launches that do not reach the end.
+        lost: what becomes of the states of lost ranks.
     """
 
     combination: Combination
     window: int
     replicas: int = 2
     deaths: int = 2
+    lost: LostStates = LostStates.REPLAYED
 
     @classmethod
     def of(cls, text: str, window: int) -> Case:
@@ -80,6 +83,7 @@ class Case:
             "--moevement-strategy=moevement",
             f"--moevement-window={self.window}",
             f"--moevement-replicas={self.replicas}",
+            *self.lost.flags,
         )
         return self.program(server, data, *protection, *flags)
 

@@ -120,6 +120,7 @@ class TrainStep:
             grad_norm=statistics.norm,
             stop=stop,
             window_start=window_start,
+            streams=self._strategy.streams(),
         )
         agreement = self._strategy.agree_alone(vote) or self._barrier.wait(vote)
         strike(Place.AFTER_BARRIER)
@@ -140,7 +141,13 @@ class TrainStep:
     ) -> LedgerEntry:
         """Changes S_(k-1) into S_k, without collectives."""
         self._strategy.enter_commit()
-        decided = DecidedStep(statistics, agreement.loss, agreement.num_tokens, random_before)
+        decided = DecidedStep(
+            statistics,
+            agreement.loss,
+            agreement.num_tokens,
+            random_before,
+            agreement.streams_alike,
+        )
         entry, self.progress = self._step_commit.apply(self.progress, decided, strike)
         self._strategy.commit(entry, self.progress, agreement.window_start)
         return entry

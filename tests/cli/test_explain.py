@@ -17,6 +17,7 @@ from megatron_moevement.testing.job_facts import (
     Job,
     changed,
     interrupted,
+    with_replicas,
     without_log_steps,
     without_processes,
 )
@@ -60,6 +61,16 @@ def test_a_stage_that_lost_a_rank_replays_between_two_that_serve(explain):
     assert rows[3] == "bystander"
     assert rows[1].startswith("replays (9, 13] from the window 0..2 own x3, ")
     assert rows[1].endswith("0 forward: 10..13, 2 backward: 10..13")
+    assert "training goes on with step 14; no work is lost" in lines
+
+
+def test_a_copy_from_a_replica_is_told_with_its_source(explain):
+    lines = explain(with_replicas(without_processes(JOB.facts(), {2})))
+    rows = rows_of(lines)
+    assert lines[0] == "COPIED: stage 1 lost state of 1 rank, replicas hold step 13"
+    assert "nothing is replayed" in lines[1]
+    assert rows == dict.fromkeys((0, 2, 3), "keeps S_13") | {1: "copies S_13 where it is lost"}
+    assert "copied: pp1.dp0.tp0.cp0.ep0 from p3" in lines
     assert "training goes on with step 14; no work is lost" in lines
 
 

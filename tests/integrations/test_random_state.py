@@ -73,6 +73,31 @@ def test_what_was_captured_does_not_move_on_with_the_stream(megatron_fork_server
     assert equal == [True, True, True]
 
 
+def digests_of_streams():
+    """Returns the digest of all streams, then of them after one more has moved, and restored."""
+    from megatron_moevement.integrations.megatron.random_state import (  # noqa: PLC0415
+        random_digest,
+        random_state,
+        restore_random_state,
+    )
+
+    with tiny_job():
+        state = random_state()
+        found = [random_digest(state)]
+        for stream in (*STREAMS, EXPERT_STREAM):
+            draw(stream)
+            found.append(random_digest(random_state()))
+        restore_random_state(state)
+        return [*found, random_digest(random_state())]
+
+
+def test_a_digest_stands_for_every_stream(megatron_fork_server):
+    (digests,) = megatron_fork_server.run(digests_of_streams, world_size=1).check().values
+    assert digests[0] == digests[-1]
+    assert len(set(digests)) == len(digests) - 1
+    assert all(0 <= digest < 2**63 for digest in digests)
+
+
 def restore_other_streams(change):
     from megatron_moevement.integrations.megatron.random_state import (  # noqa: PLC0415
         random_state,

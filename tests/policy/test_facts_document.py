@@ -71,6 +71,8 @@ def any_facts(draw):
             ledger=range(*sorted(draw(st.tuples(STEPS, STEPS)))),
             era=draw(st.integers(0, 2)),
             epoch=draw(st.integers(0, 2)),
+            holds=draw(st.none() | st.text(max_size=4)),
+            alike=range(*sorted(draw(st.tuples(STEPS, STEPS)))),
         )
         for number, rank in enumerate(ranks)
     )

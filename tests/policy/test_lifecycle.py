@@ -15,7 +15,7 @@ from megatron_moevement.policy.lifecycle import (
 from megatron_moevement.policy.plan import Verdict
 from megatron_moevement.policy.ranks import Layout, LogicalRank
 from megatron_moevement.policy.recovery import plan_recovery
-from megatron_moevement.testing.job_facts import Job, without_processes
+from megatron_moevement.testing.job_facts import Job, with_replicas, without_processes
 
 
 def walk(*events, state=None):
@@ -158,6 +158,8 @@ def test_a_plan_means_one_event_for_each_process():
 def test_every_event_that_a_plan_means_can_happen_to_a_settled_process():
     plans = [plan_after(set()), plan_after({0}), plan_after({0}, step=1, durable=0)]
     plans += [plan_after({0}, spares=0), plan_after({0}, step=1)]
+    replicated = Job(Layout(pp=2, dp=2), step=9)
+    plans += [plan_recovery(with_replicas(without_processes(replicated.facts(), {1})))]
     assert {plan.verdict for plan in plans} == set(Verdict) - {Verdict.GLOBAL}
     for plan in plans:
         for rank in (*LAYOUT.ranks, None):

@@ -7,6 +7,7 @@ import torch.distributed as dist
 from megatron_moevement.runtime.commit_barrier import (
     CommitBarrier,
     DisagreementError,
+    ReplicaStreams,
     StopRequest,
     Vote,
 )
@@ -93,6 +94,36 @@ def test_no_rank_passes_when_one_has_other_gradients(fork_server, changes, name,
     votes = [{"loss": 1.0} | (changes if one == rank else {}) for one in range(3)]
     values = fork_server.run(wait_with, world_size=3, args=[votes]).check().values
     assert all(value.startswith(f"{name} at the barrier of step ") for value in values)
+
+
+def compare_streams(streams):
+    """Votes with group and digest of this rank, or without; returns whether all were alike."""
+    dist.init_process_group("gloo")
+    try:
+        own = streams[dist.get_rank()] if streams else None
+        groups = 1 + max((group for group, _ in streams), default=0)
+        vote = vote_of(loss=1.0, streams=own and ReplicaStreams(own[0], groups, own[1]))
+        return CommitBarrier(torch.device("cpu")).wait(vote).streams_alike
+    finally:
+        dist.destroy_process_group()
+
+
+LARGEST = 2**63 - 1
+
+
+@pytest.mark.parametrize(
+    ("streams", "alike"),
+    [
+        ([(0, 7), (1, 8), (0, 7), (1, 8)], True),
+        ([(0, 0), (0, 0), (1, LARGEST), (2, LARGEST)], True),
+        ([(0, 7), (0, 7), (1, 8), (1, 9)], False),
+        ([(0, 0), (0, LARGEST), (1, 8), (1, 8)], False),
+        ([], False),
+    ],
+)
+def test_all_learn_whether_replicas_have_the_same_random_streams(fork_server, streams, alike):
+    job = fork_server.run(compare_streams, world_size=4, args=[streams])
+    assert set(job.check().values) == {alike}
 
 
 def come_late(seconds):

@@ -9,6 +9,7 @@ from megatron_moevement.policy.facts import Condition, Holding
 from megatron_moevement.policy.placement import Host
 from megatron_moevement.policy.ranks import LogicalRank
 from megatron_moevement.policy.schedule import Window
+from megatron_moevement.runtime.ledger import LedgerEntry
 from megatron_moevement.runtime.slots.identity import StoreIdentity
 from megatron_moevement.runtime.slots.journal_state import JournalState
 from megatron_moevement.runtime.slots.slot_record import SlotPart, SlotRecord
@@ -18,7 +19,8 @@ from megatron_moevement.runtime.slots.store import (
     RingShape,
     StoreDirectory,
 )
-from megatron_moevement.strategies.left_state import read_left_state
+from megatron_moevement.strategies.left_state import alike_steps, read_left_state
+from megatron_moevement.strategies.scalars import encode_entry
 
 RANK, OTHER = LogicalRank(dp=0), LogicalRank(dp=1)
 HOST = Host(4, "node", RANK)
@@ -77,6 +79,18 @@ def test_what_was_left_is_told(store):
         Holding(OTHER, PERSISTED, 0b10),
     )
     assert facts.live.condition is Condition.ABSENT
+
+
+def test_streams_were_alike_since_the_last_step_where_they_were_not(store):
+    assert alike_steps(store) == range(0)
+    journal = store.journal(dataclasses.replace(JOURNAL, entry_bytes=1000))
+    for step, alike in enumerate((True, False, True, True), start=1):
+        entry = LedgerEntry(
+            step, 1.0, 0, 1.0, (False,), 1.0, 1.0, 1, (), (None,), None, streams_alike=alike
+        )
+        state = dataclasses.replace(STATE, committed=step)
+        journal.commit(state, step, encode_entry(entry), 1.0)
+    assert alike_steps(store) == range(3, 5)
 
 
 def test_a_damaged_slot_does_not_count(store):

@@ -50,6 +50,11 @@ def is_sharded(parts: Sequence[MegatronOptimizer], parameter: torch.Tensor) -> b
     )
 
 
+def is_state_whole(parts: Sequence[MegatronOptimizer]) -> bool:
+    """Returns whether this rank has all of the state of what it trains, and no shard of it."""
+    return not any(isinstance(part, DistributedOptimizer) for part in parts)
+
+
 def prepare_alone(part: MegatronOptimizer, *, overflowed: bool) -> bool:
     """Does what `prepare_grads` does, without its collective.
 

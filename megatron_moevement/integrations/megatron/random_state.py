@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import random
 from typing import Any
 
@@ -56,6 +57,19 @@ def restore_random_state(state: dict[str, Any]) -> None:
     if "device" in state:
         torch.cuda.set_rng_state(state["device"])
     tracker.set_states({name: stream.clone() for name, stream in state[TRACKER].items()})
+
+
+def random_digest(state: dict[str, Any]) -> int:
+    """Returns a number below 2^63 that stands for all streams of a random state."""
+    digest = hashlib.blake2b(digest_size=8)
+    _, key, *position = state["numpy"]
+    digest.update(repr((state["python"], position)).encode())
+    digest.update(key.tobytes())
+    streams = {name: state[name] for name in _STREAMS & state.keys()} | state[TRACKER]
+    for name in sorted(streams):
+        digest.update(name.encode())
+        digest.update(streams[name].cpu().numpy().tobytes())
+    return int.from_bytes(digest.digest(), "big") >> 1
 
 
 def encode_random_state(state: dict[str, Any]) -> dict[str, Any]:

@@ -28,12 +28,14 @@ class DecidedStep:
         loss: mean loss per token.
         num_tokens: by which the losses were normalised.
         random_before: this rank's random streams at the start of the step.
+        streams_alike: whether replicas were found to have the same random streams behind it.
     """
 
     statistics: GradientStatistics
     loss: float
     num_tokens: int
     random_before: Mapping[str, Any]
+    streams_alike: bool = False
 
 
 class StepCommit:
@@ -87,6 +89,7 @@ class StepCommit:
             groups=groups,
             scalers=self._optimizer.scalers(),
             random_state=decided.random_before,
+            streams_alike=decided.streams_alike,
         )
         self._ledger.append(entry)
         progress = Progress(

@@ -24,6 +24,7 @@ from megatron_moevement.runtime.replication.slot_messages import (
     slot_document,
     slot_of_document,
 )
+from megatron_moevement.runtime.replication.state_messages import StatePart, checksum_of_document
 from megatron_moevement.runtime.replication.wire import (
     Channel,
     Deadline,
@@ -31,6 +32,7 @@ from megatron_moevement.runtime.replication.wire import (
     Message,
     ProtocolError,
 )
+from megatron_moevement.runtime.slots.mapped_file import checksum_of
 from megatron_moevement.runtime.slots.slot_record import SlotRecord
 from megatron_moevement.runtime.upstream_log import tensor_bytes, tensor_hash
 
@@ -39,6 +41,10 @@ Address = tuple[str, int]
 
 class DamagedSlotError(Exception):
     """The bytes of a slot that arrived are not those that were captured."""
+
+
+class DamagedStateError(DamagedSlotError):
+    """The bytes of a live state that arrived are not those that were read."""
 
 
 class DamagedTensorError(Exception):
@@ -184,6 +190,34 @@ class PeerConnection:
         """
         self._channel.send(Kind.RECEIVED, self._me.generation, step_document(step), None, deadline)
         return hashes_of_document(self._answer(Kind.HASHES, deadline).document)
+
+    def fetch_state(self, part: StatePart, max_bytes: int, deadline: Deadline) -> bytearray:
+        """Gets a part of the peer's live state.
+
+        Args:
+            part: which one.
+            max_bytes: a larger one is refused before anything is allocated.
+            deadline: for all of it.
+
+        Raises:
+            DamagedStateError: it arrived damaged.
+            RefusedError: the peer does not offer it.
+            ProtocolError: the answer is none.
+            OSError: the connection broke, or no answer came in time.
+        """
+        self._channel.send(Kind.STATE, self._me.generation, part.document(), None, deadline)
+        message = self._answer(Kind.STATE_PART, deadline)
+        checksum = checksum_of_document(message.document, part)
+        if message.payload_bytes > max_bytes:
+            raise ProtocolError(
+                f"process {self._process} sends {message.payload_bytes} bytes of {part.name}, at "
+                f"most {max_bytes} are expected"
+            )
+        payload = bytearray(message.payload_bytes)
+        self._channel.receive_into(memoryview(payload), deadline)
+        if checksum_of(payload) != checksum:
+            raise DamagedStateError(f"{part.name} from process {self._process} arrived damaged")
+        return payload
 
     def close(self) -> None:
         """Ends the connection."""

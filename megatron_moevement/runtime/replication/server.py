@@ -32,6 +32,11 @@ from megatron_moevement.runtime.replication.slot_messages import (
     slot_document,
     slot_of_document,
 )
+from megatron_moevement.runtime.replication.state_messages import (
+    OfferedState,
+    StatePart,
+    found_document,
+)
 from megatron_moevement.runtime.replication.wire import (
     Channel,
     Deadline,
@@ -39,6 +44,7 @@ from megatron_moevement.runtime.replication.wire import (
     Message,
     ProtocolError,
 )
+from megatron_moevement.runtime.slots.mapped_file import checksum_of
 from megatron_moevement.runtime.slots.ring_file import RingFile
 from megatron_moevement.runtime.slots.slot_record import SlotRecord
 from megatron_moevement.runtime.upstream_log import tensor_bytes
@@ -98,6 +104,7 @@ class ReplicaServer:
         self._slots = slots
         self._deadline = deadline
         self._log = log
+        self._state: OfferedState | None = None
         self._max_connections = max_connections
         self._lock = threading.Lock()
         self._ring_locks: defaultdict[LogicalRank, threading.Lock] = defaultdict(threading.Lock)
@@ -108,6 +115,10 @@ class ReplicaServer:
         self.address: tuple[str, int] = (host, port)
         self._acceptor = threading.Thread(target=self._accept, name="replica-server", daemon=True)
         self._acceptor.start()
+
+    def offer(self, state: OfferedState | None) -> None:
+        """Lets peers read the live state, which must not change until nothing is offered."""
+        self._state = state
 
     def close(self) -> None:
         """Ends all connections and threads; what was only half received is not held."""
@@ -188,6 +199,8 @@ class ReplicaServer:
             self._give_logged(channel, message, deadline)
         elif message.kind is Kind.RECEIVED:
             self._give_hashes(channel, message, deadline)
+        elif message.kind is Kind.STATE:
+            self._give_state(channel, message, deadline)
         else:
             raise ProtocolError(f"{message.kind.name} is no request")
 
@@ -254,6 +267,19 @@ class ReplicaServer:
             return
         document = hashes_document(self._log.received(step))
         channel.send(Kind.HASHES, self._me.generation, document, None, deadline)
+
+    def _give_state(self, channel: Channel, message: Message, deadline: Deadline) -> None:
+        """Sends a part of the live state; its checksum is made of what was read."""
+        part, state = StatePart.of_document(message.document), self._state
+        try:
+            if state is None:
+                raise LookupError(f"process {self._me.process} offers no state")
+            payload = state.read(part.step, part.name)
+        except LookupError as error:
+            self._refuse(channel, str(error), deadline)
+            return
+        document = found_document(part, checksum_of(payload))
+        channel.send(Kind.STATE_PART, self._me.generation, document, payload, deadline)
 
     def _refuse(self, channel: Channel, reason: str, deadline: Deadline) -> None:
         channel.send(Kind.REFUSED, self._me.generation, {"reason": reason}, None, deadline)

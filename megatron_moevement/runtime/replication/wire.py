@@ -46,6 +46,8 @@ class Kind(IntEnum):
     LOGGED = 11
     RECEIVED = 12
     HASHES = 13
+    STATE = 14
+    STATE_PART = 15
 
 
 class ProtocolError(Exception):

@@ -7,7 +7,6 @@ import dataclasses
 import logging
 import os
 import re
-import shutil
 import stat
 from enum import Enum
 from pathlib import Path
@@ -350,12 +349,15 @@ def _foreign_folder(folder: Path) -> UserError:
 def remove_folder(folder: Path) -> None:
     """Removes the folder of a process, its lock last, and the run's folder with the last of them.
 
-    The caller has the lock. What somebody else has removed meanwhile is gone, too.
+    The caller has the lock. What somebody else has removed meanwhile is gone, too; once the lock's
+    file is gone, a process that removes what others left may make a new one, and removes the rest.
     """
     with contextlib.suppress(FileNotFoundError):
         for path in folder.iterdir():
             if path.name != LOCK_NAME:
                 path.unlink(missing_ok=True)
-        shutil.rmtree(folder)
+        (folder / LOCK_NAME).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # somebody else has it now
+            folder.rmdir()
     with contextlib.suppress(OSError):  # not the last process of the run
         folder.parent.rmdir()

@@ -222,7 +222,7 @@ class Invariants:
             for each in facts.processes
             if each.committed is not None and each.era == era
         ]
-        if plan.verdict in {Verdict.RESUME, Verdict.LOCALIZED, Verdict.GLOBAL}:
+        if plan.verdict not in {Verdict.ROLLBACK, Verdict.ABORT}:
             newest = max(known)
             require(plan.target == newest, "4 target", plan.target, "instead of", newest)
             _has_sources(plan, facts)

@@ -19,12 +19,14 @@ class LogInvariants:
 
     Attributes:
         damaged: processes whose logs a fault has damaged.
+        copied: processes that took S_k of a replica, with k: of the steps before they have no log.
     """
 
     def __init__(self, world: World) -> None:
         """Watches a world from its start."""
         self._world = world
         self.damaged: set[int] = set()
+        self.copied: dict[int, int] = {}
 
     def landed(self, committing: Process) -> None:
         """Checks, when one rank commits a step in training, every rank's log of that step."""
@@ -43,6 +45,7 @@ class LogInvariants:
         if process.number in self.damaged:
             return
         first = process.schedule.first_step if persisted is None else persisted.start
+        first = max(first, self.copied.get(process.number, 0))
         wanted = self._sends(process)
         for step in range(first + 1, process.live.step + 1):
             there = self._logged(process, step, math.inf)

@@ -17,6 +17,7 @@ from megatron_moevement.policy.plan import Plan
 from megatron_moevement.policy.ranks import LogicalRank
 from megatron_moevement.policy.ring import SlotRing
 from megatron_moevement.policy.schedule import Window, WindowSchedule
+from megatron_moevement.testing.lost_states import LostStates
 from megatron_moevement.testing.world.arithmetic import Local, Reduced
 from megatron_moevement.testing.world.live import Live
 from megatron_moevement.testing.world.reference import Entry
@@ -169,9 +170,15 @@ class Process:
         )
         return f"p{self.number}({place})"
 
-    def facts(self, shape: Shape) -> ProcessFacts:
-        """Returns what the process publishes at the start of a recovery."""
+    def facts(self, shape: Shape, lost: LostStates) -> ProcessFacts:
+        """Returns what the process publishes at the start of a recovery.
+
+        Random streams are part of the cursor, which all ranks share: replicas are always alike.
+        """
         store = self.store
+        holds = None
+        if lost is LostStates.COPIED and self.rank is not None:
+            holds = ",".join(str(one) for part in shape.parts[self.rank] for one in part.operators)
         return ProcessFacts(
             process=self.number,
             domain=self.domain,
@@ -184,6 +191,8 @@ class Process:
             ledger=store.ledger_steps(),
             era=store.era,
             epoch=self.schedule.epoch,
+            holds=holds,
+            alike=range(0) if holds is None else store.ledger_steps(),
         )
 
     def _live_state(self) -> LiveState:

@@ -11,6 +11,7 @@ from megatron_moevement.policy.lifecycle import Event, event_of
 from megatron_moevement.policy.persistence import SlotKey
 from megatron_moevement.policy.plan import Origin, Plan, Verdict, WindowEdges
 from megatron_moevement.policy.ring import SlotRing, ring_capacity
+from megatron_moevement.testing.world.copying import FETCH_TIME, copy_states
 from megatron_moevement.testing.world.live import Live
 from megatron_moevement.testing.world.process import (
     Join,
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from megatron_moevement.testing.world.world import World
 
 FACTS_TIME = 0.5
-FETCH_TIME = 0.6
 DURABLE_TIME = 4.0
 
 Commands = Generator[Wait, Any, None]
@@ -51,11 +51,7 @@ def recover(world: World, process: Process, members: tuple[int, ...]) -> Program
     if plan.verdict is Verdict.ABORT:
         yield from _end(world, process, plan)
         return
-    if event is Event.LOADS:
-        yield from _load(world, process, plan)
-    elif event is Event.REPLAYS:
-        yield from _fetch(world, process, plan)
-        yield from _replay(world, process, plan)
+    yield from _come_to_target(world, process, plan, members)
     yield Join(("replayed",), members, process.number, None, len)
     if event is not Event.LOADS:
         _go_on(world, process, plan)
@@ -72,10 +68,24 @@ def recover(world: World, process: Process, members: tuple[int, ...]) -> Program
     yield from train(world, process)
 
 
+def _come_to_target(
+    world: World, process: Process, plan: Plan, members: tuple[int, ...]
+) -> Commands:
+    """Copies, loads or replays what the plan says."""
+    if plan.copies:
+        yield from copy_states(world, process, plan, members)
+    event = event_of(plan, process.rank)
+    if event is Event.LOADS:
+        yield from _load(world, process, plan)
+    elif event is Event.REPLAYS:
+        yield from _fetch(world, process, plan)
+        yield from _replay(world, process, plan)
+
+
 def _agree(world: World, process: Process, members: tuple[int, ...]) -> Generator[Wait, Any, Plan]:
     """Publishes facts, makes the plan from everybody's, and compares it with the others'."""
     yield Sleep(FACTS_TIME)
-    own = process.facts(world.shape)
+    own = process.facts(world.shape, world.scenario.lost_states)
     published: dict[int, ProcessFacts] = yield Join(("facts",), members, process.number, own, dict)
     order = [number for number in published if number >= process.number]
     order += [number for number in published if number < process.number]

@@ -10,6 +10,7 @@ from typing import Any
 
 from megatron_moevement.policy.ranks import Layout
 from megatron_moevement.policy.segments import Ends
+from megatron_moevement.testing.lost_states import LostStates
 from megatron_moevement.testing.world.faults import Fault, FaultKind
 
 
@@ -44,6 +45,7 @@ class Scenario:
         relaunches: how often the job is launched again after it ended unfinished.
         overflows: steps whose gradients overflow, in the dense and in the expert optimizer.
         faults: what goes wrong.
+        lost_states: whether a lost state may be copied from a replica.
     """
 
     seed: int
@@ -64,6 +66,7 @@ class Scenario:
     relaunches: int = 1
     overflows: tuple[tuple[int, bool, bool], ...] = ()
     faults: tuple[Fault, ...] = ()
+    lost_states: LostStates = LostStates.REPLAYED
 
     @property
     def summary(self) -> str:
@@ -79,6 +82,7 @@ class Scenario:
         """Returns the scenario as a JSON object that `of_document` reads."""
         document = dataclasses.asdict(self)
         document |= {"ends": self.ends.value, "links": self.links.value}
+        document["lost_states"] = self.lost_states.value
         for fault, written in zip(self.faults, document["faults"], strict=True):
             written["kind"] = fault.kind.value
         return document
@@ -90,6 +94,7 @@ class Scenario:
         fields["layout"] = Layout(**document["layout"])
         fields["ends"] = Ends(document["ends"])
         fields["links"] = Links(document["links"])
+        fields["lost_states"] = LostStates(document.get("lost_states", "replayed"))
         fields["overflows"] = tuple(map(tuple, document["overflows"]))
         fields["faults"] = tuple(
             Fault(FaultKind(fault["kind"]), fault["tick"], fault["victim"])
@@ -158,7 +163,9 @@ def scenario_of(seed: int) -> Scenario:
             for step in draw.sample(range(1, 10), draw.randrange(3))
         ),
     )
-    return dataclasses.replace(scenario, faults=_draw_faults(scenario, draw))
+    # Drawn apart: which worlds there are does not depend on it.
+    lost = random.Random(f"lost states {seed}").choice(list(LostStates))  # noqa: S311
+    return dataclasses.replace(scenario, faults=_draw_faults(scenario, draw), lost_states=lost)
 
 
 def _draw_faults(scenario: Scenario, draw: random.Random) -> tuple[Fault, ...]:

@@ -88,6 +88,25 @@ def test_a_removed_store_leaves_nothing(shared_memory):
         assert again.rings() == ()
 
 
+def test_a_store_that_another_process_locks_while_it_is_removed_is_that_ones(
+    shared_memory, monkeypatch
+):
+    store = opened(shared_memory, 0)
+    remove = Path.rmdir
+    taken = []
+
+    def take_and_remove(folder):
+        if not taken:
+            taken.append(opened(shared_memory, 0))
+        remove(folder)
+
+    monkeypatch.setattr(Path, "rmdir", take_and_remove)
+    store.remove()
+    assert files_below(shared_memory) == ["run-1/process-0/lock"]
+    taken[0].remove()
+    assert list(shared_memory.iterdir()) == []
+
+
 def come_and_go(root, process, times):
     for _ in range(times):
         opened(root, process).remove()
