@@ -36,6 +36,8 @@ class Vote:
         stop: whether this rank wants the job to end.
         window_start: start of the newest window that this rank could be recovered from; negative
             when there is none.
+        own_s: how long this rank has computed in the step, in seconds; None on all ranks where
+            that is not known.
     """
 
     step: int
@@ -45,6 +47,7 @@ class Vote:
     grad_norm: float | None
     stop: StopRequest
     window_start: int = -1
+    own_s: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,6 +59,8 @@ class Agreement:
     stop: StopRequest
     window_start: int
     """The least of the ranks': what the whole job could be recovered from."""
+    own_s: tuple[float, ...] = ()
+    """How long each rank has computed in the step; empty where that is not known."""
 
 
 class DisagreementError(RuntimeError):
@@ -63,6 +68,7 @@ class DisagreementError(RuntimeError):
 
 
 _ABSENT = -1
+_PER_SECOND = 1_000_000
 
 
 def _encode(vote: Vote) -> list[int]:
@@ -98,10 +104,15 @@ class CommitBarrier:
         Raises:
             DisagreementError: the ranks' gradients are not those of one step.
         """
-        votes = torch.tensor(_encode(vote), dtype=torch.int64, device=self._device)
+        encoded = _encode(vote)
+        if vote.own_s is not None:  # each rank at a place of its own
+            times = [0] * dist.get_world_size(self._group)
+            times[dist.get_rank(self._group)] = round(vote.own_s * _PER_SECOND)
+            encoded += times
+        votes = torch.tensor(encoded, dtype=torch.int64, device=self._device)
         dist.all_reduce(votes, op=dist.ReduceOp.MAX, group=self._group)
         loss, num_tokens, stop, window, *both = votes.tolist()
-        greatest, smallest = both[:3], [-value for value in both[3:]]
+        greatest, smallest = both[:3], [-value for value in both[3:6]]
         for name, high, low in zip(
             ("step", "gradient norm", "overflow"), greatest, smallest, strict=True
         ):
@@ -115,4 +126,5 @@ class CommitBarrier:
             num_tokens=num_tokens,
             stop=StopRequest(stop),
             window_start=-window,
+            own_s=tuple(value / _PER_SECOND for value in both[6:]),
         )
