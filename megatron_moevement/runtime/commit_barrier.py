@@ -53,6 +53,8 @@ class Vote:
             when there is none.
         streams: the rank's random streams as they are now; None on all ranks where nobody wants
             to know.
+        own_s: how long this rank has computed in the step, in seconds; None on all ranks where
+            that is not known.
     """
 
     step: int
@@ -63,6 +65,7 @@ class Vote:
     stop: StopRequest
     window_start: int = -1
     streams: ReplicaStreams | None = None
+    own_s: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,6 +79,8 @@ class Agreement:
     """The least of the ranks': what the whole job could be recovered from."""
     streams_alike: bool = False
     """Whether within every group of replicas all ranks have the same random streams."""
+    own_s: tuple[float, ...] = ()
+    """How long each rank has computed in the step; empty where that is not known."""
 
 
 class DisagreementError(RuntimeError):
@@ -85,6 +90,7 @@ class DisagreementError(RuntimeError):
 _ABSENT = -1
 _NOBODY = -(2**63)
 """In the place of a group of replicas that a rank is not one of."""
+_PER_SECOND = 1_000_000
 
 
 def _encode(vote: Vote) -> list[int]:
@@ -103,7 +109,6 @@ def _encode(vote: Vote) -> list[int]:
         -vote.window_start,
         *equal_everywhere,
         *(-value for value in equal_everywhere),
-        *_encode_streams(vote.streams),
     ]
 
 
@@ -130,10 +135,11 @@ class CommitBarrier:
         Raises:
             DisagreementError: the ranks' gradients are not those of one step.
         """
-        votes = torch.tensor(_encode(vote), dtype=torch.int64, device=self._device)
+        state, streams, times = _encode(vote), _encode_streams(vote.streams), self._times(vote)
+        votes = torch.tensor([*state, *streams, *times], dtype=torch.int64, device=self._device)
         dist.all_reduce(votes, op=dist.ReduceOp.MAX, group=self._group)
-        loss, num_tokens, stop, window, *both = votes.tolist()
-        both, streams = both[:6], both[6:]
+        reduced = votes.tolist()
+        loss, num_tokens, stop, window, *both = reduced[: len(state)]
         greatest, smallest = both[:3], [-value for value in both[3:]]
         for name, high, low in zip(
             ("step", "gradient norm", "overflow"), greatest, smallest, strict=True
@@ -148,8 +154,17 @@ class CommitBarrier:
             num_tokens=num_tokens,
             stop=StopRequest(stop),
             window_start=-window,
-            streams_alike=_are_alike(streams),
+            streams_alike=_are_alike(reduced[len(state) :][: len(streams)]),
+            own_s=tuple(value / _PER_SECOND for value in reduced[len(state) + len(streams) :]),
         )
+
+    def _times(self, vote: Vote) -> list[int]:
+        """Returns a place for each rank's time, with that of this one."""
+        if vote.own_s is None:
+            return []
+        times = [0] * dist.get_world_size(self._group)
+        times[dist.get_rank(self._group)] = round(vote.own_s * _PER_SECOND)
+        return times
 
 
 def _are_alike(streams: list[int]) -> bool:

@@ -13,14 +13,19 @@ from typing import Any
 import torch
 
 from megatron_moevement.integrations.megatron.expert_bias import PendingExpertBias
+from megatron_moevement.integrations.megatron.group_references import GroupReferences, named_groups
 from megatron_moevement.integrations.megatron.optimizer import SplitOptimizer
 from megatron_moevement.integrations.megatron.snapshots import LiveOperators
 from megatron_moevement.policy.boundary import BoundaryTag
+from megatron_moevement.runtime.commit_barrier import Agreement, CommitBarrier, Vote
 from megatron_moevement.runtime.ledger import LedgerEntry
 from megatron_moevement.runtime.upstream_log import UpstreamLog
 from megatron_moevement.strategies.kept import Live
 from megatron_moevement.strategies.replicas import StandingState
 from megatron_moevement.strategies.survivors import Survivor
+
+_BUFFERS = 2
+"""Micro-batches in flight on the first of two stages, at most."""
 
 
 def do_nothing() -> None:
@@ -61,6 +66,58 @@ def serve_other_micro_batch() -> None:
 
     _replace(UpstreamLog, "serve", serve_other)
     _replace(UpstreamLog, "logged_hash", hash_other)
+
+
+def log_by_buffer_slot() -> None:
+    """Names a tensor by the buffer it is sent from: micro-batches that share one share the name.
+
+    A pipeline of two stages has two buffers. What is sent last from one is what is found there.
+    """
+    reserve, land = UpstreamLog.reserve, UpstreamLog.land
+    serve, logged_hash = UpstreamLog.serve, UpstreamLog.logged_hash
+
+    def slot_of(tag: BoundaryTag) -> BoundaryTag:
+        return dataclasses.replace(tag, micro_batch=tag.micro_batch % _BUFFERS)
+
+    def reserve_slot(
+        self: UpstreamLog, tag: BoundaryTag, like: torch.Tensor
+    ) -> torch.Tensor | None:
+        self._open_step(tag.step).places.pop(slot_of(tag), None)
+        return reserve(self, slot_of(tag), like)
+
+    _replace(UpstreamLog, "reserve", reserve_slot)
+    _replace(UpstreamLog, "land", lambda self, tag, place: land(self, slot_of(tag), place))
+    _replace(UpstreamLog, "serve", lambda self, tag: serve(self, slot_of(tag)))
+    _replace(UpstreamLog, "logged_hash", lambda self, tag: logged_hash(self, slot_of(tag)))
+
+
+def rebind_all_groups_but_one() -> None:
+    """Leaves one place of the live objects without its new process group."""
+    rebind = GroupReferences.rebind
+
+    def rebind_others(self: GroupReferences) -> None:
+        references = self._references
+        self._references = references[1:]
+        rebind(self)
+        self._references = references
+
+    _replace(GroupReferences, "rebind", rebind_others)
+
+
+def remove_barrier() -> None:
+    """Commits behind the gradient norm, when the ranks of one pipeline are as far.
+
+    What a rank has to know of the others' step, it learns from these. Nobody waits for the rest.
+    """
+    wait = CommitBarrier.wait
+
+    def wait_for_pipeline(self: CommitBarrier, vote: Vote) -> Agreement:
+        if self._group is not None:  # the barrier of a stage that replays alone
+            return wait(self, vote)
+        pipeline = named_groups()["_PIPELINE_MODEL_PARALLEL_GROUP"]
+        return wait(CommitBarrier(self._device, pipeline), vote)
+
+    _replace(CommitBarrier, "wait", wait_for_pipeline)
 
 
 def skip_roll_forward() -> None:
@@ -121,6 +178,9 @@ LOCALIZED_MUTATIONS: dict[str, Callable[[], None]] = {
         do_nothing,
         serve_step_before,
         serve_other_micro_batch,
+        log_by_buffer_slot,
+        rebind_all_groups_but_one,
+        remove_barrier,
         skip_roll_forward,
         keep_noted_expert_bias,
         keep_random_streams,

@@ -56,6 +56,7 @@ class Loss:
         scope: stages that replay.
         behind: ranks that are interrupted between the barrier of the target and its commit.
         torn: ranks that are interrupted in the commit.
+        early: ranks that are interrupted before they take part in the gradient norm.
         rolled: ranks that roll forward.
         everybody: where all other ranks are interrupted.
         target: the step that the recovery goes to.
@@ -66,6 +67,7 @@ class Loss:
     scope: tuple[int, ...] = ()
     behind: tuple[int, ...] = ()
     torn: tuple[int, ...] = ()
+    early: tuple[int, ...] = ()
     rolled: int = 0
     everybody: str = f"{TARGET}:gather"
     target: int = TARGET
@@ -77,6 +79,7 @@ class Loss:
         places = {str(rank): self.everybody for rank in range(job.world_size)}
         places |= {str(rank): f"{step}:after-barrier" for rank in self.behind}
         places |= {str(rank): f"{step}:optimizers" for rank in self.torn}
+        places |= {str(rank): f"{step}:prepare" for rank in self.early}
         return {"places": places, "lost": list(self.lost)}
 
 

@@ -2,6 +2,7 @@
 
 import functools
 import shutil
+import sys
 
 import pytest
 
@@ -31,3 +32,9 @@ def uninterrupted(megatron_fork_server, text, tmp_path_factory):
         return result
 
     return digest
+
+
+@pytest.fixture
+def red():
+    """Returns what says how a mutation was seen; pytest shows it with `-s`."""
+    return lambda mutation, how: sys.stdout.write(f"red: {mutation}: {how}\n")

@@ -2,6 +2,7 @@
 
 import sys
 
+from megatron_moevement.testing.localized_mutations import LOCALIZED_MUTATIONS
 from megatron_moevement.testing.recovery_mutations import MUTATIONS
 from megatron_moevement.training.program import main
 
@@ -9,5 +10,5 @@ if __name__ == "__main__":
     prefix = "--mutation="
     for argument in sys.argv:
         if argument.startswith(prefix):
-            MUTATIONS[argument.removeprefix(prefix)]()
+            {**MUTATIONS, **LOCALIZED_MUTATIONS}[argument.removeprefix(prefix)]()
     sys.exit(main([argument for argument in sys.argv[1:] if not argument.startswith(prefix)]))

@@ -1,11 +1,13 @@
 """A lost stage replays from its neighbours' logs; the others stand by, and no bit differs."""
 
+import re
 from random import Random
 
 import pytest
 
 from megatron_moevement.runtime.events import EventName
 from megatron_moevement.testing.default_run import slow_but
+from megatron_moevement.testing.fork_server import JobFailedError
 from megatron_moevement.testing.interruption import Run, digest_differences
 from megatron_moevement.testing.localized_run import (
     TARGET,
@@ -31,6 +33,7 @@ PP4 = ("--pipeline-model-parallel-size=4", "--num-layers=4", "--expert-model-par
 PP2 = "--expert-model-parallel-size=1"
 JOBS = {
     "pp2": LocalizedJob.of("pp2-ep2 bf16 replicated bias", 2, 2, 6, UNTIED, PP2),
+    "pp2-dp2": LocalizedJob.of("pp2-ep2 bf16 replicated bias", 4, 2, 3, UNTIED, PP2),
     "pp2-ep2": LocalizedJob.of("pp2-ep2 bf16 distributed-overlap bias", 4, 2, 3, UNTIED),
     "pp3": LocalizedJob.of("pp2-ep2 bf16 replicated-overlap bias", 3, 3, 6, UNTIED, *PP3),
     "pp3-dp2": LocalizedJob.of("pp2-ep2 fp16 distributed grouped", 6, 3, 3, UNTIED, *PP3),
@@ -39,6 +42,7 @@ JOBS = {
 }
 NEXT = f"{TARGET + 1}:prepare"
 """With the gradients of the step after the target, before anybody may apply them."""
+AT_BARRIER = f"{TARGET}:barrier"
 LATER = f"{TARGET + 2}:gather"
 CASES = {
     "first of two": ("pp2-ep2", Loss((1,), (0,))),
@@ -52,6 +56,10 @@ CASES = {
         Loss((1, 2), (1, 2), behind=(0,), target=TARGET - 1),
     ),
     "torn commit": ("pp3", Loss((), (1,), torn=(1,), behind=(2,), rolled=1)),
+    "before the norm": (
+        "pp2-dp2",
+        Loss((1,), (0,), early=(1, 3), everybody=AT_BARRIER, target=TARGET - 1),
+    ),
     "interleaved": ("vpp2", Loss((0,), (0,))),
     "tied ends": ("pp4-tied", Loss((3,), (0, 3), behind=(1,), rolled=1)),
     "one after the other": (
@@ -140,20 +148,38 @@ def test_a_spare_replays_the_stage_of_a_killed_process(megatron_fork_server, tex
                 assert event.fields["forward_passes"] == event.fields["backward_passes"] == 0
 
 
+RELEASED = "ReleasedGroupError: .* of a process group that no restart has replaced"
+BROKEN_BARRIER = r"pp1\.dp1.* holds step 8 with finished gradients of step None and can't follow"
 MUTATED = {
     "serve-step-before": ("pp2", Loss((0,), (0,)), "unverified"),
     "serve-other-micro-batch": ("pp2", Loss((1,), (1,)), "unverified"),
+    "log-by-buffer-slot": ("pp2", Loss((1,), (1,)), "unverified"),
     "skip-roll-forward": ("pp3", Loss((2,), (2,), behind=(1,), rolled=1), "verified"),
     "keep-noted-expert-bias": ("pp2", Loss((0,), (0,), everybody=NEXT), "verified"),
     "keep-random-streams": ("pp2", Loss((0,), (0,), everybody=NEXT), "verified"),
 }
 """What a rank does wrongly, when, and whether the replay itself proves to be right."""
+FAILING = {
+    "rebind-all-groups-but-one": ("pp2", Loss((0,), (0,)), RELEASED),
+    "remove-barrier": ("pp2-dp2", Loss((1,), (0,), early=(1, 3)), BROKEN_BARRIER),
+}
+"""What a rank does wrongly, when, and what the job fails with."""
 
 
 @pytest.mark.parametrize("mutation", slow_but(("serve-step-before",), MUTATED))
-def test_a_mutation_is_seen(run_of, plain, mutation):
+def test_a_mutation_is_seen(run_of, plain, mutation, red):
     job, loss, replay = MUTATED[mutation]
     run = run_of(job)
     found = run.train([loss], mutation=mutation)
-    assert differences(found, plain(job)) != []
+    wrong = differences(found, plain(job))
+    assert wrong != []
     assert run.is_verified() == (replay == "verified")
+    red(mutation, f"{len(wrong)} digests and losses differ, the replay is {replay}")
+
+
+@pytest.mark.parametrize("mutation", slow_but((), FAILING))
+def test_a_mutation_ends_the_job(run_of, mutation, red):
+    job, loss, says = FAILING[mutation]
+    with pytest.raises(JobFailedError, match=says) as failed:
+        run_of(job).train([loss], mutation=mutation)
+    red(mutation, next(line for line in str(failed.value).splitlines() if re.search(says, line)))

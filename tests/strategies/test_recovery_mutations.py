@@ -14,6 +14,7 @@ from megatron_moevement.settings.faults import Place
 from megatron_moevement.testing.fork_server import JobFailedError
 from megatron_moevement.testing.interruption import Run, digest_differences
 from megatron_moevement.testing.protected_run import Case, plans_of
+from megatron_moevement.testing.restarted_run import restartable_program
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(300)]
 
@@ -90,8 +91,10 @@ def differences(megatron_fork_server, text, uninterrupted, tmp_path, died):
 
 
 @pytest.mark.parametrize(("mutation", "case", "others"), SEEN)
-def test_a_mutation_changes_bits(differences, mutation, case, others):
-    assert differences(mutation, case, others) != []
+def test_a_mutation_changes_bits(differences, mutation, case, others, red):
+    wrong = differences(mutation, case, others)
+    assert wrong != []
+    red(mutation, f"{len(wrong)} digests and losses differ")
 
 
 @pytest.mark.parametrize(("mutation", "case", "others"), HARMLESS)
@@ -99,10 +102,45 @@ def test_what_mutates_nothing_that_counts_changes_no_bit(differences, mutation, 
     assert differences(mutation, case, others) == []
 
 
-def test_without_step_counters_the_dense_state_is_noticed_to_be_wrong(died):
+def test_without_step_counters_the_dense_state_is_noticed_to_be_wrong(died, red):
     run = died(["drop-adam-step"], SMALL)
-    with pytest.raises(JobFailedError, match="parameters count different steps"):
+    says = "parameters count different steps"
+    with pytest.raises(JobFailedError, match=says):
         run.finish()
+    red("drop-adam-step", says)
+
+
+REPLICATED = Case.of("pp2-ep2 bf16 replicated", 3)
+HANG = (
+    "--expert-model-parallel-size=1",
+    "--untie-embeddings-and-output-weights",
+    "--inprocess-soft-timeout=5",
+    "--inprocess-hard-timeout=7",
+    "--inprocess-max-iterations=2",
+)
+
+
+@pytest.mark.slow
+def test_a_rank_that_hangs_in_front_of_the_norm_keeps_the_others_from_committing_by_the_barrier(
+    megatron_fork_server, text, tmp_path, red
+):
+    step = REPLICATED.protected_from + 1
+    program = restartable_program(REPLICATED, megatron_fork_server, text, 1, *HANG)
+
+    def run(mutation):
+        """Stops rank 1 of the pipeline 1, 3 for so long that the other pipeline could go on."""
+        run = Run(mutated(program, [mutation]), tmp_path / mutation)
+        with run.start("--moevement-faults", f"stop:{step}:prepare@1") as job:
+            return job.wait(), {plan["target"] for plan in plans_of(run)}
+
+    whole, targets = run("do-nothing")
+    assert sorted(whole.exit_codes) == [-9, 0, 0, 0, 0], whole.describe()
+    assert targets == {step - 1}
+    broken, _ = run("remove-barrier")
+    assert 0 not in broken.exit_codes
+    says = f"holds step {step - 1} with finished gradients of step None and can't follow to step"
+    assert says in broken.describe()
+    red("remove-barrier", says)
 
 
 def moved_while_frozen(mutation):

@@ -13,7 +13,7 @@ import functools
 import types
 from collections.abc import Iterable, Iterator
 from enum import Enum
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -54,6 +54,29 @@ class _Kept:
         before = self.parent.path
         return f"{before}[{key!r}]" if self.place is _Place.ITEM else f"{before}.{key}"
 
+    def set(self, value: Any) -> None:
+        """Keeps something else there."""
+        if self.place is _Place.ITEM:
+            self.owner[self.key] = value
+        elif hasattr(self.owner, "__dict__"):
+            self.owner.__dict__[self.key] = value  # past the checks of modules
+        else:
+            setattr(self.owner, self.key, value)
+
+
+class ReleasedGroupError(RuntimeError):
+    """A process group of a former generation is used: a restart did not replace it."""
+
+
+class _ReleasedGroup:
+    """Lies where a group was. Not None: for torch, that is the group of the whole job."""
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise ReleasedGroupError(f"`{name}` of a process group that no restart has replaced")
+
+
+_RELEASED = _ReleasedGroup()
+
 
 @dataclasses.dataclass(frozen=True)
 class _Reference:
@@ -90,24 +113,12 @@ class GroupReferences:
         """Sets the present groups wherever the former ones of their names were."""
         groups = named_groups()
         for reference in self._references:
-            kept, group = reference.kept, groups[reference.name]
-            if kept.place is _Place.ITEM:
-                kept.owner[kept.key] = group
-            elif hasattr(kept.owner, "__dict__"):
-                kept.owner.__dict__[kept.key] = group  # past the checks of modules
-            else:
-                setattr(kept.owner, kept.key, group)
+            reference.kept.set(groups[reference.name])
 
     def release(self) -> None:
-        """Sets None in all these places, so that nothing keeps the former groups alive."""
+        """Empties all these places, so that nothing keeps the former groups alive."""
         for reference in self._references:
-            kept = reference.kept
-            if kept.place is _Place.ITEM:
-                kept.owner[kept.key] = None
-            elif hasattr(kept.owner, "__dict__"):
-                kept.owner.__dict__[kept.key] = None
-            else:
-                setattr(kept.owner, kept.key, None)
+            reference.kept.set(_RELEASED)
 
     @staticmethod
     def _named(kept: _Kept, names: dict[int, str]) -> _Reference:

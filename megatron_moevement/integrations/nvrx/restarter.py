@@ -30,6 +30,7 @@ from megatron_moevement.integrations.nvrx.teardown import (
     EndGeneration,
     ShutDownConnections,
 )
+from megatron_moevement.integrations.nvrx.termination import mend_termination
 from megatron_moevement.runtime.generation import Generation, Interruption
 from megatron_moevement.runtime.interruptible_wait import make_waits_interruptible
 from megatron_moevement.settings.launch import Address, Launch
@@ -46,6 +47,10 @@ _LOOKS_OF_THE_MONITOR = 3
 
 class RestartsEndedError(Exception):
     """The job stops here, with what it has in memory; the message says why."""
+
+
+class ControlStoreLostError(RestartsEndedError):
+    """Nobody hosts the control store any more."""
 
 
 class DiscardedError(Exception):
@@ -112,7 +117,7 @@ def run_restartable(
     except RankDiscarded as error:
         raise DiscardedError("it is given up with its failure domain") from error
     except dist.DistError as error:
-        raise RestartsEndedError(f"the control store is lost: {error}") from error
+        raise ControlStoreLostError(f"the control store is lost: {error}") from error
     time.sleep(_LOOKS_OF_THE_MONITOR * times["monitor_process_interval"].total_seconds())
     return result
 
@@ -134,6 +139,7 @@ def _wrapper(  # noqa: PLR0917  (what `run_restartable` was given)
             "scripts/run_local.sh, or run `moevement stores` and give each rank what it prints"
         )
     mend_initial_ranks()
+    mend_termination()
     is_cuda = collectives == "nccl"
     if not is_cuda:
         make_waits_interruptible()
