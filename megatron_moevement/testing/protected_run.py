@@ -18,7 +18,8 @@ from megatron_moevement.testing.interruption import Program, Run, kill_all
 from megatron_moevement.testing.random_text import data_flags
 
 PROGRAM = Path(__file__).parents[2] / "pretrain_moe.py"
-_ALWAYS = ("--num-workers=1", "--moevement-no-progress-bar")
+ALWAYS_TRAINED = ("--num-workers=1", "--moevement-no-progress-bar")
+"""Flags of every run, protected or not."""
 _STEPS_PER_DEATH = 6
 
 
@@ -71,7 +72,7 @@ class Case:
             PROGRAM,
             self.combination.world_size,
             self.train_iters,
-            (*self.combination.flags, *_ALWAYS, *data_flags(data), *flags),
+            (*self.combination.flags, *ALWAYS_TRAINED, *data_flags(data), *flags),
         )
 
     def protected_program(self, server: ForkServer, data: Path, *flags: str) -> Program:
