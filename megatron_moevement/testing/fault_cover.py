@@ -108,7 +108,7 @@ IMPOSSIBLE: Mapping[Pair, str] = {
 
 _LAG = 10
 """Steps that a job may train from the moment of a kill until it is really killed."""
-TRAIN_ITERS = 28
+TRAIN_ITERS = 24
 _TORN = frozenset({*PHASES["commit"], Place.WINDOW_EDGE, Place.CAPTURE})
 _ON_A_THREAD = frozenset({Place.COPY, Place.PUBLISH, Place.AFTER_PUBLISH})
 

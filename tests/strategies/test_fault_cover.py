@@ -31,7 +31,10 @@ from megatron_moevement.testing.pairwise import pairs_of
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(400)]
 
 BY_NAME = {row.name: row for row in ROWS}
-QUICK = ()
+QUICK = (
+    "kill-boundary-send-pp2-ep2-last-last-outside-first-neighbour-fp32-replicated-w2",
+    "segfault-window-edge-vpp2-first-first-outside-first-neighbour-fp32-replicated-w2",
+)
 IN_RECOVERIES = {Place.FETCH, Place.REPLAY, Place.DENSE}
 
 
@@ -86,8 +89,8 @@ def test_at_least_half_of_the_kills_come_from_outside():
     assert outside >= scripted
 
 
-def test_every_fault_strikes_behind_a_persisted_window_and_long_before_the_end():
+def test_every_fault_strikes_behind_a_persisted_window_and_before_the_end():
     for row in ROWS:
-        assert row.protected_from < row.step <= TRAIN_ITERS - 8
+        assert row.protected_from < row.step <= TRAIN_ITERS - 6
         assert row.phase != "window-edge" or row.step % int(row.window) == 0
         assert row.rank // row.arranged.ranks_per_stage == row.lost_stage
