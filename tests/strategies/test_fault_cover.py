@@ -32,8 +32,8 @@ pytestmark = [pytest.mark.distributed, pytest.mark.timeout(400)]
 
 BY_NAME = {row.name: row for row in ROWS}
 QUICK = (
-    "kill-boundary-send-pp2-ep2-last-last-outside-first-neighbour-fp32-replicated-w2",
-    "segfault-window-edge-vpp2-first-first-outside-first-neighbour-fp32-replicated-w2",
+    "segfault-boundary-send-pp2-ep2-last-last-outside-first-neighbour-fp32-replicated-w2",
+    "kill-commit-vpp2-first-first-outside-second-same-stage-fp32-replicated-w2",
 )
 IN_RECOVERIES = {Place.FETCH, Place.REPLAY, Place.DENSE}
 
