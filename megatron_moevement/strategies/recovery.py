@@ -11,6 +11,7 @@ from megatron_moevement.integrations.megatron.freezing import Freezing
 from megatron_moevement.integrations.megatron.slot_layout import slot_layouts
 from megatron_moevement.integrations.megatron.snapshots import LiveOperators
 from megatron_moevement.policy.facts import Facts
+from megatron_moevement.policy.newest_state import is_memory_newest
 from megatron_moevement.policy.plan import Origin, Plan, Verdict
 from megatron_moevement.policy.recovery import plan_recovery
 from megatron_moevement.policy.schedule import WindowSchedule
@@ -88,7 +89,7 @@ class MemoryRecovery:
             durable: k of the S_k that could be loaded or built instead.
 
         Returns:
-            The plan; None when no process left anything, or `durable` is newer than all they left.
+            The plan; None when no process left anything, or `durable` is what to go on from.
 
         Raises:
             UserError: a store is another job's.
@@ -109,8 +110,7 @@ class MemoryRecovery:
             processes=(process,),
         )
         facts = gather_facts(own, trained.device)
-        committed = [each.committed for each in facts.processes if each.committed is not None]
-        if not committed or max(committed) <= durable:
+        if not is_memory_newest(facts):
             return None
         self._facts = facts
         plan = plan_recovery(facts)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -107,14 +107,16 @@ class LocalizedRun:
         *flags: str,
         mutation: str = "do-nothing",
         lost: LostStates = LostStates.REPLAYED,
+        function: Callable[..., dict[str, Any]] | None = None,
     ) -> tuple[dict[str, Any], ...]:
         """Trains to the end; returns what each rank ends with.
 
         Args:
-            losses: that it goes through.
-            flags: more of them.
+            losses: that the job goes through.
+            flags: more of them; they win.
             mutation: what the ranks do wrongly.
             lost: what becomes of the states of lost ranks.
+            function: of each rank, in place of `train_through`.
 
         Raises:
             JobFailedError: a rank failed.
@@ -143,7 +145,7 @@ class LocalizedRun:
         ]
         restarts = [loss.restart(self.job) for loss in losses]
         result = self.server.run(
-            train_through,
+            function or train_through,
             world_size=self.job.world_size,
             args=[argv, restarts, mutation],
             timeout_s=_TIMEOUT_S,

@@ -3,13 +3,32 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from enum import Enum
 
 Level = tuple[str, str]
 """A factor and one of its levels."""
 
+Pair = tuple[Level, Level]
+"""Two levels of two factors, in the order of the factors."""
 
-def cover_pairs(factors: Mapping[str, Sequence[str]]) -> list[dict[str, str]]:
+
+class Ties(Enum):
+    """Which level a factor takes where several bring as many pairs, or none brings any."""
+
+    FIRST = "first"
+    """The one that is listed first."""
+
+    RAREST = "rarest"
+    """The one that occurs in the fewest combinations so far."""
+
+
+def cover_pairs(
+    factors: Mapping[str, Sequence[str]],
+    impossible: Collection[Pair] = (),
+    ties: Ties = Ties.FIRST,
+) -> list[dict[str, str]]:
     """Returns combinations such that any two levels of two factors occur together in one.
 
     Greedy: a combination starts with a pair that is missing yet, and each further factor takes the
@@ -17,20 +36,40 @@ def cover_pairs(factors: Mapping[str, Sequence[str]]) -> list[dict[str, str]]:
 
     Args:
         factors: the levels of each factor.
+        impossible: pairs that never occur together; every other pair does.
+        ties: what decides between levels that are as good.
+
+    Raises:
+        ValueError: a pair is in no combination without an impossible one.
     """
-    missing = _pairs_of(factors)
+    missing = [pair for pair in pairs_of(factors) if pair not in impossible]
     rows: list[dict[str, str]] = []
+    used: Counter[Level] = Counter()
+
+    def worth(row: Mapping[str, str], added: Level) -> tuple[int, int, int]:
+        rarity = -used[added] if ties is Ties.RAREST else 0
+        return (*_gain(row, added, missing), rarity)
+
     while missing:
         row = dict(missing[0])
         for name in sorted(factors, key=lambda name: -len(factors[name])):
             if name not in row:
-                row[name] = max(factors[name], key=lambda level: _gain(row, (name, level), missing))
+                levels = [
+                    level
+                    for level in factors[name]
+                    if not any(_has({**row, name: level}, *pair) for pair in impossible)
+                ]
+                if not levels:
+                    raise ValueError(f"no level of {name} goes with {row}")
+                row[name] = max(levels, key=lambda level: worth(row, (name, level)))
+        used.update(row.items())
         rows.append({name: row[name] for name in factors})
         missing = [(one, other) for one, other in missing if not _has(row, one, other)]
     return rows
 
 
-def _pairs_of(factors: Mapping[str, Sequence[str]]) -> list[tuple[Level, Level]]:
+def pairs_of(factors: Mapping[str, Sequence[str]]) -> list[Pair]:
+    """Returns every two levels of two factors, in the order of the factors."""
     return [
         ((one, one_level), (other, other_level))
         for one, other in itertools.combinations(factors, 2)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 _KIB = 1024
 _ZOMBIE = "Z"
+_RESET_PEAK = "5"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,17 +47,31 @@ class ProcessResources:
             _, permissions, _, _, inode, *name = line.split(maxsplit=5)
             if permissions.endswith("s") and name:
                 shared.add((inode, name[0]))
-        status = dict(
-            line.split(":", 1)
-            for line in (folder / "status").read_text(encoding="utf-8").splitlines()
-        )
         return cls(
             threads=len(os.listdir(folder / "task")),
             descriptors=len(targets),
             sockets=sum(target.startswith("socket:") for target in targets),
             shared_files=len(shared),
-            own_bytes=int(status["RssAnon"].split()[0]) * _KIB,
+            own_bytes=_status_bytes(pid, "RssAnon"),
         )
+
+
+def reset_peak(pid: int) -> None:
+    """Makes a process's peak memory what it has resident now.
+
+    Raises:
+        OSError: there is no such process, or it is another user's.
+    """
+    Path(f"/proc/{pid}/clear_refs").write_text(_RESET_PEAK, encoding="ascii")
+
+
+def peak_bytes(pid: int) -> int:
+    """Returns the most that a process had resident at once, mapped files included.
+
+    Raises:
+        OSError: there is no such process.
+    """
+    return _status_bytes(pid, "VmHWM")
 
 
 def children_of(parent: int) -> frozenset[int]:
@@ -69,6 +84,12 @@ def children_of(parent: int) -> frozenset[int]:
 def parent_of(pid: int) -> int:
     """Returns the process that waits for another one's end."""
     return int(_stat(pid)[1])
+
+
+def _status_bytes(pid: int, name: str) -> int:
+    lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines()
+    (value,) = (line.split()[1] for line in lines if line.startswith(f"{name}:"))
+    return int(value) * _KIB
 
 
 def _stat(pid: int) -> list[str]:

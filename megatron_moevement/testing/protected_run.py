@@ -19,7 +19,8 @@ from megatron_moevement.testing.lost_states import LostStates
 from megatron_moevement.testing.random_text import data_flags
 
 PROGRAM = Path(__file__).parents[2] / "pretrain_moe.py"
-_ALWAYS = ("--num-workers=1", "--moevement-no-progress-bar")
+ALWAYS_TRAINED = ("--num-workers=1", "--moevement-no-progress-bar")
+"""Flags of every run, protected or not."""
 _STEPS_PER_DEATH = 6
 
 
@@ -74,7 +75,7 @@ class Case:
             PROGRAM,
             self.combination.world_size,
             self.train_iters,
-            (*self.combination.flags, *_ALWAYS, *data_flags(data), *flags),
+            (*self.combination.flags, *ALWAYS_TRAINED, *data_flags(data), *flags),
         )
 
     def protected_program(self, server: ForkServer, data: Path, *flags: str) -> Program:

@@ -1,0 +1,27 @@
+"""The newest state of a job: what its processes hold, or what can be loaded or built anew."""
+
+from __future__ import annotations
+
+from megatron_moevement.policy.facts import Condition, Facts
+
+
+def is_memory_newest(facts: Facts) -> bool:
+    """Returns whether a recovery goes on from what the processes hold.
+
+    A checkpoint may get its name while a process dies that takes part in the save. Then both are as
+    new; who holds that state keeps it, and does not load it with all others. Where no process lives
+    that trains, loading costs no replay.
+
+    Args:
+        facts: what all live processes published.
+    """
+    committed = max(
+        (one.committed for one in facts.processes if one.committed is not None), default=None
+    )
+    if committed is None or facts.durable is None:
+        return committed is not None
+    if committed != facts.durable:
+        return committed > facts.durable
+    lives = any(process.live.condition is Condition.DENSE for process in facts.processes)
+    # A job that has just begun with this state has no ledger of the step that led to it.
+    return lives and any(committed in process.ledger for process in facts.processes)

@@ -1,0 +1,38 @@
+"""Whether a recovery goes on from memory or from a durable checkpoint."""
+
+import dataclasses
+
+import pytest
+
+from megatron_moevement.policy.facts import Condition, LiveState
+from megatron_moevement.policy.newest_state import is_memory_newest
+from megatron_moevement.policy.ranks import Layout
+from megatron_moevement.testing.job_facts import Job, without_processes
+
+JOB = Job(Layout(pp=3), step=13)
+
+
+def facts_of(durable, **changes):
+    facts = without_processes(dataclasses.replace(JOB, durable=durable).facts(), {2})
+    processes = [dataclasses.replace(process, **changes) for process in facts.processes]
+    return dataclasses.replace(facts, processes=tuple(processes))
+
+
+@pytest.mark.parametrize(("durable", "newest"), [(None, True), (12, True), (13, True), (14, False)])
+def test_the_newer_state_is_taken_and_who_holds_it_keeps_it(durable, newest):
+    assert is_memory_newest(facts_of(durable)) == newest
+
+
+def test_a_job_that_is_launched_again_loads_what_is_as_new():
+    absent = LiveState(Condition.ABSENT)
+    assert not is_memory_newest(facts_of(13, live=absent))
+    assert is_memory_newest(facts_of(12, live=absent))
+
+
+def test_a_job_that_has_just_begun_with_the_durable_state_begins_with_it_again():
+    assert not is_memory_newest(facts_of(13, ledger=range(0)))
+
+
+def test_without_any_process_that_knows_of_a_step_there_is_no_memory():
+    assert not is_memory_newest(facts_of(None, committed=None))
+    assert not is_memory_newest(facts_of(13, committed=None))
