@@ -14,6 +14,7 @@ from random import Random
 from megatron_moevement.policy.fault_schedule import FaultKind
 from megatron_moevement.settings.faults import Fault, Place
 from megatron_moevement.testing.combinations import Combination
+from megatron_moevement.testing.lost_states import LostStates
 from megatron_moevement.testing.pairwise import Pair, Ties, cover_pairs
 
 UNTIED = "--untie-embeddings-and-output-weights"
@@ -252,6 +253,7 @@ class Row:
             f"--moevement-replicas={1 + self.turn % 2}",
             "--moevement-faults",
             str(self.fault),
+            *LostStates.REPLAYED.flags,
             *save,
         )
 
