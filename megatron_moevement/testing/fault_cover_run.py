@@ -136,7 +136,8 @@ class StruckRun:
         """
         struck = self._check_fault()
         self._check_ends(struck)
-        assert digest_differences(self._run._digest(), uninterrupted) == []  # noqa: SLF001
+        found = digest_differences(self._run._digest(), uninterrupted)  # noqa: SLF001
+        assert not found, f"{len(found)} digests or losses differ, the first: {found[:3]}"
         row = self._row
         faults = [(row.lost_stage, row.verdicts)] if row.restarts else []
         outside = (self._outside_rank // row.arranged.ranks_per_stage, frozenset({"LOCALIZED"}))
