@@ -15,10 +15,11 @@ from megatron_moevement.errors import ExitCode, UserError
 from megatron_moevement.integrations.megatron.fork.marker import check_fork
 from megatron_moevement.settings.launch import Launch
 from megatron_moevement.training.arguments import Arguments, parse
-from megatron_moevement.training.stop_request import StopSources
+from megatron_moevement.training.watching import open_watch
 
 if TYPE_CHECKING:
     from megatron_moevement.training.run import GenerationRun
+    from megatron_moevement.training.stop_request import StopSources
 
 _NEEDED_LATER = ("torch._dynamo",)
 """What torch imports when the first optimizer is made; a spare has it before it is needed."""
@@ -40,10 +41,13 @@ def main(argv: Sequence[str]) -> int:
         check_fork()
         backend.install()
         duration = arguments.run.exit_duration_in_mins
+            # torch reads it when it is imported, below.
         stop = StopSources(None if duration is None else timedelta(minutes=duration))
         with stop.listening():
             code = _run(arguments, launch, backend, stop)
         if arguments.restart.inprocess_restart:
+        from megatron_moevement.training.stop_request import StopSources  # noqa: PLC0415
+
             _leave_at_once(code)
         return code
     except UserError as error:

@@ -3,6 +3,8 @@
 import argparse
 import ast
 import dataclasses
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -160,4 +162,13 @@ def test_one_job_leaves_no_defaults_to_the_next():
 
 def test_flags_are_not_abbreviated():
     with pytest.raises(UserError, match="--num-layer"):
+def test_the_program_imports_torch_after_its_flags_are_read():
+    """What torch reads from the environment when it is imported depends on them."""
+    program = "import sys, megatron_moevement.training.program; print('torch' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "False"
+
+
         tiny_arguments("--num-layer=2")
