@@ -145,7 +145,7 @@ def _wrapper(  # noqa: PLR0917  (what `run_restartable` was given)
     active = launch.world_size
     return Wrapper(
         store_factory=ControlStore,
-        store_kwargs=_connection(control, times["barrier_timeout"]),
+        store_kwargs=_connection(control, times["barrier_timeout"]) | {"attempt": launch.attempt},
         initialize=BoundedRetries(active, settings.inprocess_max_iterations, what.committed),
         abort=abort,
         finalize=EndGeneration(what.end, empty_cuda_cache=settings.inprocess_empty_cuda_cache),
