@@ -103,14 +103,20 @@ def _run_restartable(
     backend.device(launch.local_rank)  # a spare has its device before it is needed
     try:
         failure = run_restartable(
-            Restartable(run.in_generation, resident.leave, lambda: resident.committed),
+            Restartable(
+                run.in_generation,
+                resident.leave,
+                lambda: resident.committed,
+                resident.check_health,
+            ),
             arguments.restart,
+        UnfitError,
             launch,
             collectives=backend.process_group_backend,
             interruption=resident.interruption,
             domain=arguments.fault_tolerance.moevement_failure_domain or launch.failure_domain,
         )
-    except (DiscardedError, RestartsEndedError) as error:
+    except (DiscardedError, RestartsEndedError, UnfitError) as error:
         # A process that is given up keeps its memory too: the others may be too few to go on.
         keeps = resident.kept.store.has_state
         what_next = "; its state is in memory: launch the job again to go on" if keeps else ""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
+from pathlib import Path
 
 from megatron_moevement.backends.backend import Backend
 from megatron_moevement.integrations.megatron.group_keys import gather_as_upstream
@@ -18,7 +19,10 @@ from megatron_moevement.runtime.agreement import all_gather_json
 from megatron_moevement.runtime.events import EventName, Events
 from megatron_moevement.runtime.fault_points import NO_FAULTS, FaultPoints
 from megatron_moevement.runtime.generation import Generation, Interruption
+from megatron_moevement.runtime.host_health import HostHealth
 from megatron_moevement.runtime.reaper import count_stuck
+from megatron_moevement.runtime.slots.store import default_store_dir
+from megatron_moevement.runtime.watch import Watch
 from megatron_moevement.settings.launch import Launch
 from megatron_moevement.strategies.kept import Kept
 from megatron_moevement.training.arguments import Arguments
@@ -118,6 +122,19 @@ class Resident:
                 noticed_s=noticed_s,
                 teardown_s=teardown_s,
                 rendezvous_s=rendezvous_s,
+    def check_health(self) -> None:
+        """Checks that this process can go on, before it joins a generation.
+
+        Raises:
+            UnhealthyError: its machine does not serve it.
+        """
+        store, root = self.kept.store.folder, None
+        settings = self._arguments.fault_tolerance
+        if settings.is_on:
+            root = Path(settings.moevement_store_dir or default_store_dir())
+        save = self._arguments.checkpointing.save
+        HostHealth(store, root, None if save is None else Path(save)).check()
+
                 builds=self.builds,
                 threads=len(os.listdir("/proc/self/task")),
                 descriptors=len(os.listdir("/proc/self/fd")),
