@@ -34,20 +34,25 @@ def main(argv: Sequence[str]) -> int:
         launch = Launch.from_environment()
         arguments = parse(argv, launch.processes, launch.world_size)
         launch = launch.occupying(launch.rank, arguments.world_size)
+        if arguments.monitoring.enable_ft_package and launch.rank_monitor is None:
+            raise UserError(
+                "--enable-ft-package: nobody watches this rank (FT_RANK_MONITOR_IPC_SOCKET is not "
+                "set); start it with ft_launcher of nvidia-resiliency-ext, see docs/restart.md"
+            )
         if arguments.restart.inprocess_restart:
             # Time-outs of stores are no errors where one asks them again and again.
+            # torch reads it when it is imported, below.
             os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "error")
         backend = load(choose(arguments.run.moevement_backend))
         check_fork()
         backend.install()
+        from megatron_moevement.training.stop_request import StopSources  # noqa: PLC0415
+
         duration = arguments.run.exit_duration_in_mins
-            # torch reads it when it is imported, below.
         stop = StopSources(None if duration is None else timedelta(minutes=duration))
         with stop.listening():
             code = _run(arguments, launch, backend, stop)
         if arguments.restart.inprocess_restart:
-        from megatron_moevement.training.stop_request import StopSources  # noqa: PLC0415
-
             _leave_at_once(code)
         return code
     except UserError as error:
@@ -63,6 +68,10 @@ def _run(arguments: Arguments, launch: Launch, backend: Backend, stop: StopSourc
     # What torch will rename one day is upstream's concern, not that of who trains.
     upstream = r"(megatron|torch\.distributed)\."
     warnings.filterwarnings("ignore", category=FutureWarning, module=upstream)
+    watch = None
+    if arguments.monitoring.enable_ft_package and not arguments.restart.inprocess_restart:
+        watch = open_watch(arguments)  # imports may hang, too
+        watch.restart()
     # From here on Megatron is imported, with the backend in place; spares import it too.
     from megatron_moevement.training.resident import Resident  # noqa: PLC0415
     from megatron_moevement.training.run import GenerationRun  # noqa: PLC0415
@@ -70,7 +79,7 @@ def _run(arguments: Arguments, launch: Launch, backend: Backend, stop: StopSourc
     if arguments.restart.inprocess_restart:
         for name in _NEEDED_LATER:
             importlib.import_module(name)
-    resident = Resident(arguments, backend)
+    resident = Resident(arguments, backend, watch)
     run = GenerationRun(arguments, resident, stop)
     try:
         if arguments.restart.inprocess_restart:
@@ -96,6 +105,7 @@ def _run_restartable(
         DiscardedError,
         Restartable,
         RestartsEndedError,
+        UnfitError,
         run_restartable,
     )
 
@@ -110,7 +120,6 @@ def _run_restartable(
                 resident.check_health,
             ),
             arguments.restart,
-        UnfitError,
             launch,
             collectives=backend.process_group_backend,
             interruption=resident.interruption,

@@ -19,6 +19,7 @@ from megatron_moevement.settings.flags import flag_name
 from megatron_moevement.settings.optimization import Optimization
 from megatron_moevement.settings.parallelism import Parallelism
 from megatron_moevement.settings.precision import Precision
+from megatron_moevement.settings.rank_monitor import RankMonitoring
 from megatron_moevement.settings.restart import InProcessRestart
 from megatron_moevement.settings.run import Run
 from megatron_moevement.testing.tiny_job import tiny_arguments
@@ -40,6 +41,7 @@ GROUPS = (
     Checkpointing,
     FaultTolerance,
     InProcessRestart,
+    RankMonitoring,
     FaultInjection,
     DataFlags,
     LoggingConfig,
@@ -160,8 +162,6 @@ def test_one_job_leaves_no_defaults_to_the_next():
         )
 
 
-def test_flags_are_not_abbreviated():
-    with pytest.raises(UserError, match="--num-layer"):
 def test_the_program_imports_torch_after_its_flags_are_read():
     """What torch reads from the environment when it is imported depends on them."""
     program = "import sys, megatron_moevement.training.program; print('torch' in sys.modules)"
@@ -171,4 +171,6 @@ def test_the_program_imports_torch_after_its_flags_are_read():
     assert done.stdout.strip() == "False"
 
 
+def test_flags_are_not_abbreviated():
+    with pytest.raises(UserError, match="--num-layer"):
         tiny_arguments("--num-layer=2")
