@@ -61,6 +61,8 @@ def run(args: argparse.Namespace) -> int:
         found = {name: each.getsockname()[1] for name, each in zip(names, listeners, strict=True)}
         stores = [serve_store(listener, args.interface) for listener in listeners]
         shown = "".join(f" {name}={port}" for name, port in found.items())
+        # `ft_launcher` sets its own MASTER_ADDR and MASTER_PORT; these names win over them.
+        shown += f" MOEVEMENT_STORE_ADDR={args.interface} MOEVEMENT_STORE_PORT={found[names[0]]}"
         print(f"MASTER_ADDR={args.interface}{shown} TORCHELASTIC_USE_AGENT_STORE=True", flush=True)
         signal.sigwait(_ENDS)
         del stores

@@ -47,6 +47,7 @@ class FaultPoints:
         self._witness: Witness = _nobody
         self._armed: dict[tuple[int, Place], Fault] = {}
         self._spared: set[Fault] = set()
+        self._known: frozenset[str] = frozenset()
         self._first: int | None = None
         self.step = 0
         """The step that was begun last."""
@@ -63,9 +64,10 @@ class FaultPoints:
 
     def know(self, struck: Iterable[str]) -> None:
         """Disarms faults that struck before, in a former launch."""
-        known = frozenset(struck)
-        self._armed = {where: one for where, one in self._armed.items() if str(one) not in known}
-        self._spared = {fault for fault in self._spared if str(fault) not in known}
+        self._known |= frozenset(struck)
+        armed = self._armed.items()
+        self._armed = {where: one for where, one in armed if str(one) not in self._known}
+        self._spared = {fault for fault in self._spared if str(fault) not in self._known}
 
     def begin_at(self, step: int) -> None:
         """Is told from which state training goes on in this generation.
@@ -112,11 +114,12 @@ class FaultPoints:
             committed: the newest step.
         """
         never = {fault for fault in self._scripted if fault.generation > self._generation}
-        return frozenset(
+        due = (
             str(fault)
             for fault in self._spared | never
             if (self._first or 0) <= fault.step <= committed
         )
+        return frozenset(due) - self._known
 
 
 NO_FAULTS = FaultPoints()

@@ -25,6 +25,9 @@ class Launch:
         processes: of the job, spares counted.
         store: where the training's store is served; None for one process by itself.
         control_store: where the store of in-process restart is served, outside of all ranks.
+        attempt: name of this start of the job, the same on all of its processes: a launcher that
+            restarts them leaves the stores as they are.
+        rank_monitor: socket of the process that watches this one, where `ft_launcher` started it.
     """
 
     rank: int
@@ -35,14 +38,17 @@ class Launch:
     processes: int = 1
     store: Address | None = None
     control_store: Address | None = None
+    attempt: str = "0"
+    rank_monitor: str | None = None
 
     @classmethod
     def from_environment(cls) -> Launch:
         """Reads RANK, LOCAL_RANK and WORLD_SIZE; one process by itself needs none of them.
 
         WORLD_SIZE counts spares, MOEVEMENT_ACTIVE_RANKS (default: all) does not. The failure domain
-        is MOEVEMENT_FAILURE_DOMAIN, else the host. MOEVEMENT_CONTROL_PORT is the port of the
-        control store at MASTER_ADDR.
+        is MOEVEMENT_FAILURE_DOMAIN, else the host. The stores are at MASTER_ADDR, with the ports
+        MASTER_PORT and MOEVEMENT_CONTROL_PORT; `ft_launcher` sets the first two anew whenever it
+        restarts the processes, so MOEVEMENT_STORE_ADDR and MOEVEMENT_STORE_PORT win.
 
         Raises:
             UserError: a variable is no number, or the rank lies outside of the job.
@@ -52,12 +58,13 @@ class Launch:
             processes = int(os.environ.get("WORLD_SIZE", "1"))
             local_rank = int(os.environ.get("LOCAL_RANK", str(rank)))
             active = int(os.environ.get("MOEVEMENT_ACTIVE_RANKS", str(processes)))
-            store = _address("MASTER_PORT")
+            store = _address("MOEVEMENT_STORE_PORT") or _address("MASTER_PORT")
             control = _address("MOEVEMENT_CONTROL_PORT")
         except ValueError as error:
             raise UserError(
-                "RANK, LOCAL_RANK, WORLD_SIZE, MOEVEMENT_ACTIVE_RANKS, MASTER_PORT and "
-                f"MOEVEMENT_CONTROL_PORT must be integers: {error}"
+                "RANK, LOCAL_RANK, WORLD_SIZE, MOEVEMENT_ACTIVE_RANKS, MASTER_PORT, "
+                "MOEVEMENT_STORE_PORT and MOEVEMENT_CONTROL_PORT must be integers: "
+                f"{error}"
             ) from error
         if not 0 <= rank < processes:
             raise UserError(
@@ -73,6 +80,8 @@ class Launch:
             processes=processes,
             store=store,
             control_store=control,
+            attempt=_attempt(),
+            rank_monitor=os.environ.get("FT_RANK_MONITOR_IPC_SOCKET"),
         )
 
     def occupying(self, rank: int, world_size: int) -> Launch:
@@ -81,5 +90,20 @@ class Launch:
 
 
 def _address(port_variable: str) -> Address | None:
-    host, port = os.environ.get("MASTER_ADDR"), os.environ.get(port_variable)
+    host = os.environ.get("MASTER_ADDR")
+    if port_variable.startswith("MOEVEMENT_"):
+        host = os.environ.get("MOEVEMENT_STORE_ADDR", host)
+    port = os.environ.get(port_variable)
     return None if host is None or port is None else (host, int(port))
+
+
+def _attempt() -> str:
+    """Returns the name of this start of the job.
+
+    Agents of `ft_launcher` may count restarts differently (TORCHELASTIC_RESTART_COUNT); of a start
+    they have in common the address that they agreed on.
+    """
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return "0"
+    names = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT")
+    return ":".join(os.environ.get(name, "") for name in names)

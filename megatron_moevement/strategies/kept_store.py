@@ -29,9 +29,15 @@ class KeptStore:
         """Folders with what the processes of the run flushed: of no use once all are back."""
 
     @property
+    def folder(self) -> Path | None:
+        """Where the files lie; None before `open`."""
+        return None if self._store is None else self._store.folder
+
+    @property
     def has_state(self) -> bool:
         """Whether a later launch could go on from what is kept."""
-        journal = None if self._store is None else self._store.open_journal()
+        store = self._store
+        journal = None if store is None or not store.folder.exists() else store.open_journal()
         return journal is not None and journal.state is not None
 
     def open(
@@ -129,7 +135,7 @@ class KeptStore:
         if not self._is_wanted:
             self.remove_left_behind()
         self._store = None
-        if self._is_wanted and not store.is_empty:
+        if self._is_wanted and store.folder.exists() and not store.is_empty:
             store.close()
         else:
             store.remove()

@@ -20,6 +20,7 @@ from megatron_moevement.settings.flags import add_flags, read_flags
 from megatron_moevement.settings.optimization import Optimization, check_optimization
 from megatron_moevement.settings.parallelism import Parallelism, check_parallelism
 from megatron_moevement.settings.precision import Precision, check_precision
+from megatron_moevement.settings.rank_monitor import RankMonitoring, check_rank_monitoring
 from megatron_moevement.settings.restart import InProcessRestart, check_restart
 from megatron_moevement.settings.run import Run, check_run, num_microbatches
 from megatron_moevement.training.data.arguments import (
@@ -41,6 +42,7 @@ _GROUPS: tuple[tuple[str, type[Any]], ...] = (
     ("checkpointing", Checkpointing),
     ("fault tolerance", FaultTolerance),
     ("in-process restart", InProcessRestart),
+    ("rank monitors of ft_launcher", RankMonitoring),
     ("faults on purpose", FaultInjection),
 )
 
@@ -58,6 +60,7 @@ class Arguments:
     checkpointing: Checkpointing
     fault_tolerance: FaultTolerance
     restart: InProcessRestart
+    monitoring: RankMonitoring
     fault_injection: FaultInjection
     data: DataConfig
     logging: LoggingConfig
@@ -113,6 +116,7 @@ def parse(argv: Sequence[str], processes: int, launched: int | None = None) -> A
         checkpointing=read_flags(Checkpointing, values),
         fault_tolerance=read_flags(FaultTolerance, values),
         restart=restart,
+        monitoring=read_flags(RankMonitoring, values),
         fault_injection=read_flags(FaultInjection, values),
         data=DataConfig.from_args(values),
         logging=LoggingConfig.from_args(values),
@@ -126,6 +130,7 @@ def _check(arguments: Arguments) -> None:
     """Checks each topic alone, then what several of them must agree in."""
     world_size = arguments.world_size
     check_restart(arguments.restart)
+    check_rank_monitoring(arguments.monitoring, arguments.checkpointing.save)
     check_architecture(arguments.architecture, arguments.moe)
     check_parallelism(arguments.parallelism, arguments.architecture, arguments.moe, world_size)
     check_precision(arguments.precision)

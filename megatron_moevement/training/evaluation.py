@@ -11,12 +11,20 @@ from megatron_moevement.integrations.megatron.random_state import (
     random_state,
     restore_random_state,
 )
+from megatron_moevement.runtime.watch import Watch, Work
 from megatron_moevement.training.data.batches import SampleDataset
 from megatron_moevement.training.job import Job
 from megatron_moevement.training.micro_batch_source import MicroBatchSource
 
 
-def evaluate(job: Job, dataset: SampleDataset, *, iterations: int, round_number: int) -> float:
+def evaluate(
+    job: Job,
+    dataset: SampleDataset,
+    *,
+    iterations: int,
+    round_number: int,
+    watch: Watch | None = None,
+) -> float:
     """Returns the mean loss per token over some iterations; every rank calls it.
 
     The samples follow from the number of the round, so a repeated evaluation gives the same loss.
@@ -26,6 +34,7 @@ def evaluate(job: Job, dataset: SampleDataset, *, iterations: int, round_number:
         dataset: the validation split.
         iterations: iterations of this evaluation.
         round_number: evaluations before this one.
+        watch: is told of the iterations.
     """
     before = random_state()
     samples = iterations * job.batches.global_batch_size
@@ -40,8 +49,12 @@ def evaluate(job: Job, dataset: SampleDataset, *, iterations: int, round_number:
         num_steps=iterations,
         num_workers=job.arguments.data.num_workers,
     ) as source:
+        watch = watch or Watch()
+        watch.begin_evaluation()
         for _ in range(iterations):
+            watch.begin_step(Work.EVALUATION)
             loss = job.schedule.forward(source.next_step())
+            watch.end_step(Work.EVALUATION)
             if loss is not None:
                 losses.append(loss.mean)
     restore_random_state(before)

@@ -18,6 +18,7 @@ from megatron_moevement.runtime.commit_barrier import StopRequest
 from megatron_moevement.runtime.generation import Generation
 from megatron_moevement.runtime.ledger import loss_from_hex, loss_to_hex
 from megatron_moevement.runtime.progress import START, Progress
+from megatron_moevement.runtime.watch import Moment, Watch
 from megatron_moevement.strategies.recovery import InitialStateLostError
 from megatron_moevement.strategies.strategy import Recovered, Strategy
 from megatron_moevement.training.data.splits import Datasets
@@ -67,7 +68,7 @@ def train(
                 opened.close()
                 job = resident.rebuild(job)
                 strategy, recovered = _protect(job, opened, reporter, resident, generation)
-            start, target = _start(job, strategy, recovered)
+            start, target = _start(job, strategy, recovered, resident.watch)
             tell_what_lies_behind(job, start.committed)
             datasets = build_datasets(job)
             step = opened.enter_context(open_steps(job, datasets, start, strategy, generation))
@@ -80,6 +81,7 @@ def train(
                 strategy=strategy,
                 generation=generation,
                 target=target,
+                watch=resident.watch,
             )
             return job, loop.convert() if recover_only else loop.run()
 
@@ -98,6 +100,7 @@ class TrainingLoop:
         strategy: Strategy,
         generation: Generation | None = None,
         target: int | None = None,
+        watch: Watch | None = None,
     ) -> None:
         """Binds what it drives.
 
@@ -111,6 +114,7 @@ class TrainingLoop:
             generation: is told of progress.
             target: the newest step that an earlier launch committed, where its state was recovered
                 from memory: what is due after that step may not have been done.
+            watch: is told of steps and saves.
         """
         self._job = job
         self._reporter = reporter
@@ -120,6 +124,7 @@ class TrainingLoop:
         self._strategy = strategy
         self._generation = generation or Generation()
         self._target = target
+        self._watch = watch or Watch()
         self._train_iters = int(job.arguments.run.train_iters or 0)
         self._saved: int | None = step.progress.committed if target is None else None
         factor = job.arguments.fault_tolerance.moevement_slow_rank_factor
@@ -172,6 +177,7 @@ class TrainingLoop:
         self._save(self._step.progress.committed)
         if self._step.progress.committed == self._train_iters:
             self._evaluate_at_end()
+        self._watch.learn(Moment.END, self._job.device)
         if (
             self._job.arguments.checkpointing.save is None
             or self._saved == self._step.progress.committed
@@ -194,7 +200,9 @@ class TrainingLoop:
     def _one_step(self) -> StepOutcome:
         self._generation.ping()
         started_s = time.perf_counter()
+        self._watch.begin_step()
         outcome = self._step.run(self._stop.request())
+        self._watch.end_step()
         duration = timedelta(seconds=time.perf_counter() - started_s)
         self._unreported += 1
         if self._target is None or outcome.entry.step > self._target:
@@ -238,6 +246,7 @@ class TrainingLoop:
             dataset,
             iterations=self._job.arguments.run.eval_iters,
             round_number=round_number,
+            watch=self._watch,
         )
         self._reporter.evaluation(iteration, split, loss)
 
@@ -261,11 +270,14 @@ class TrainingLoop:
             "losses": {str(k): loss_to_hex(loss) for k, loss in losses.items()},
         }
         started_s = time.perf_counter()
+        self._watch.begin_save()
         failure = self._job.checkpoints.save(iteration, common)
+        self._watch.end_save()
         duration = timedelta(seconds=time.perf_counter() - started_s)
         self._reporter.checkpoint(iteration, duration, failure)
         if failure is None:
             self._saved = iteration
+        self._watch.learn(Moment.SAVED, self._job.device)
 
 
 @contextlib.contextmanager
@@ -323,7 +335,7 @@ def _protect(
 
 
 def _start(
-    job: Job, strategy: Strategy, recovered: Recovered | None
+    job: Job, strategy: Strategy, recovered: Recovered | None, watch: Watch
 ) -> tuple[Progress, int | None]:
     """Returns where training starts, and the step that a state recovered from memory goes up to."""
     if job.arguments.fault_tolerance.moevement_recover_only:
@@ -333,6 +345,8 @@ def _start(
     if recovered is not None:
         return recovered.progress, recovered.target
     start = _resume(job)
+    if start.committed:
+        watch.loaded()
     strategy.begin(start)
     return start, None
 

@@ -16,11 +16,12 @@ from megatron_moevement.errors import ExitCode, UserError
 from megatron_moevement.integrations.megatron.fork.marker import check_fork
 from megatron_moevement.settings.launch import Launch
 from megatron_moevement.training.arguments import Arguments, parse
-from megatron_moevement.training.stop_request import StopSources
+from megatron_moevement.training.watching import open_watch
 
 if TYPE_CHECKING:
     from megatron_moevement.training.resident import Resident
     from megatron_moevement.training.run import GenerationRun
+    from megatron_moevement.training.stop_request import StopSources
 
 _NEEDED_LATER = ("torch._dynamo",)
 """What torch imports when the first optimizer is made; a spare has it before it is needed."""
@@ -35,12 +36,20 @@ def main(argv: Sequence[str]) -> int:
         launch = Launch.from_environment()
         arguments = parse(argv, launch.processes, launch.world_size)
         launch = launch.occupying(launch.rank, arguments.world_size)
+        if arguments.monitoring.enable_ft_package and launch.rank_monitor is None:
+            raise UserError(
+                "--enable-ft-package: nobody watches this rank (FT_RANK_MONITOR_IPC_SOCKET is not "
+                "set); start it with ft_launcher of nvidia-resiliency-ext, see docs/restart.md"
+            )
         if arguments.restart.inprocess_restart:
             # Time-outs of stores are no errors where one asks them again and again.
+            # torch reads it when it is imported, below.
             os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "error")
         backend = load(choose(arguments.run.moevement_backend))
         check_fork()
         backend.install()
+        from megatron_moevement.training.stop_request import StopSources  # noqa: PLC0415
+
         duration = arguments.run.exit_duration_in_mins
         stop = StopSources(None if duration is None else timedelta(minutes=duration))
         with stop.listening():
@@ -65,6 +74,10 @@ def _run(arguments: Arguments, launch: Launch, backend: Backend, stop: StopSourc
     # What torch will rename one day is upstream's concern, not that of who trains.
     upstream = r"(megatron|torch\.distributed)\."
     warnings.filterwarnings("ignore", category=FutureWarning, module=upstream)
+    watch = None
+    if arguments.monitoring.enable_ft_package and not arguments.restart.inprocess_restart:
+        watch = open_watch(arguments)  # imports may hang, too
+        watch.restart()
     # From here on Megatron is imported, with the backend in place; spares import it too.
     from megatron_moevement.training.resident import Resident  # noqa: PLC0415
     from megatron_moevement.training.run import GenerationRun  # noqa: PLC0415
@@ -72,7 +85,7 @@ def _run(arguments: Arguments, launch: Launch, backend: Backend, stop: StopSourc
     if arguments.restart.inprocess_restart:
         for name in _NEEDED_LATER:
             importlib.import_module(name)
-    resident = Resident(arguments, backend)
+    resident = Resident(arguments, backend, watch)
     run = GenerationRun(arguments, resident, stop)
     try:
         if arguments.restart.inprocess_restart:
@@ -124,6 +137,7 @@ def _run_restartable(
         DiscardedError,
         Restartable,
         RestartsEndedError,
+        UnfitError,
         run_restartable,
     )
 
@@ -131,14 +145,19 @@ def _run_restartable(
     backend.device(launch.local_rank)  # a spare has its device before it is needed
     try:
         failure = run_restartable(
-            Restartable(run.in_generation, resident.leave, lambda: resident.committed),
+            Restartable(
+                run.in_generation,
+                resident.leave,
+                lambda: resident.committed,
+                resident.check_health,
+            ),
             arguments.restart,
             launch,
             collectives=backend.process_group_backend,
             interruption=resident.interruption,
             domain=arguments.fault_tolerance.moevement_failure_domain or launch.failure_domain,
         )
-    except (DiscardedError, ControlStoreLostError) as error:
+    except (DiscardedError, UnfitError, ControlStoreLostError) as error:
         # A process that is given up keeps its memory too: the others may be too few to go on.
         return _stop(resident, launch, error, None)
     except RestartsEndedError as error:

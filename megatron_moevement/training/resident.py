@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
+from pathlib import Path
 
 from megatron_moevement.backends.backend import Backend
 from megatron_moevement.integrations.megatron.group_keys import gather_as_upstream
@@ -18,11 +19,15 @@ from megatron_moevement.runtime.agreement import all_gather_json
 from megatron_moevement.runtime.events import EventName, Events
 from megatron_moevement.runtime.fault_points import NO_FAULTS, FaultPoints
 from megatron_moevement.runtime.generation import Generation, Interruption
+from megatron_moevement.runtime.host_health import HostHealth
 from megatron_moevement.runtime.reaper import count_stuck
+from megatron_moevement.runtime.slots.store import default_store_dir
+from megatron_moevement.runtime.watch import Watch
 from megatron_moevement.settings.launch import Launch
 from megatron_moevement.strategies.kept import Kept
 from megatron_moevement.training.arguments import Arguments
 from megatron_moevement.training.job import Job, build_part, join
+from megatron_moevement.training.watching import open_watch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,12 +41,13 @@ class _Part:
 class Resident:
     """The living part of one process of a job; its training thread uses it."""
 
-    def __init__(self, arguments: Arguments, backend: Backend) -> None:
+    def __init__(self, arguments: Arguments, backend: Backend, watch: Watch | None = None) -> None:
         """Begins with nothing built.
 
         Args:
             arguments: of the job.
             backend: of this process.
+            watch: is told what this process does; None: begins when the process gets a place.
         """
         self._arguments = arguments
         self._backend = backend
@@ -52,6 +58,8 @@ class Resident:
         self._entered_s = self._joined_s = 0.0
         self.interruption = Interruption()
         self.kept = Kept()
+        self.watch = watch or Watch()
+        self._is_watched = watch is not None
         self.builds = 0
         """How often model and optimizer were built; survivors of a restart don't build again."""
 
@@ -59,6 +67,18 @@ class Resident:
     def committed(self) -> int:
         """The newest step whose loss this process knows; 0 before the first."""
         return 0 if self._part is None else max(self._part.job.ledger.losses(), default=0)
+
+    def be_watched(self, generation: Generation) -> None:
+        """Begins the set-up of a generation; a spare that waits is nobody to be watched.
+
+        Raises:
+            UserError: there is nobody who would.
+        """
+        if self._arguments.monitoring.enable_ft_package and not self._is_watched:
+            with generation.uninterrupted():
+                self.watch = open_watch(self._arguments)
+                self._is_watched = True
+        self.watch.restart()
 
     def enter(self, generation: Generation, launch: Launch) -> Job:
         """Joins the job in a new generation; every rank calls it, in step.
@@ -101,6 +121,19 @@ class Resident:
             job = part.job
         self._faults.enter(generation.number)
         return job
+
+    def check_health(self) -> None:
+        """Checks that this process can go on, before it joins a generation.
+
+        Raises:
+            UnhealthyError: its machine does not serve it.
+        """
+        store, root = self.kept.store.folder, None
+        settings = self._arguments.fault_tolerance
+        if settings.is_on:
+            root = Path(settings.moevement_store_dir or default_store_dir())
+        save = self._arguments.checkpointing.save
+        HostHealth(store, root, None if save is None else Path(save)).check()
 
     def announce(self, events: Events) -> None:
         """Records that this process begins, or that it survived a fault."""
@@ -152,6 +185,7 @@ class Resident:
     def close(self) -> None:
         """Lets go of the store at the end of the program: removes it if nobody will go on."""
         self.kept.store.close()
+        self.watch.close()
 
     def _keep(self, job: Job) -> None:
         self.builds += 1

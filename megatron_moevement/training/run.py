@@ -100,6 +100,7 @@ class GenerationRun:
 
     def _train(self, generation: Generation, launch: Launch) -> None:
         file = self._arguments.run.moevement_state_digest
+        self.resident.be_watched(generation)
         job = self.resident.enter(generation, launch)
         operators = self._arguments.fault_tolerance.moevement_operators
         if operators is not None:

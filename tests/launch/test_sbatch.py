@@ -8,21 +8,28 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-SHOW_ARGUMENTS = '#!/bin/sh\nprintf "%s\\n" "$@"\n'
+SRUN = """#!/bin/sh
+case "$*" in
+*" stores "*) echo "MASTER_ADDR=$MASTER_ADDR"; echo "$@" >"$RUN_DIR/served"; exec sleep 60 ;;
+*) printf "%s\\n" "$@"; for rank in $(seq 16); do echo "${CODE:-0}" >"$CODES/$rank"; done ;;
+esac
+"""
 
 
 @pytest.fixture
 def submit(tmp_path):
     """Runs the script as a job of Slurm; returns the arguments of `srun`."""
-    for name, text in (("srun", SHOW_ARGUMENTS), ("scontrol", "#!/bin/sh\necho node1 node2\n")):
+    nodes = "#!/bin/sh\nprintf '%s\\n' localhost node2\n"
+    for name, text in (("srun", SRUN), ("scontrol", nodes)):
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
 
-    def run(*arguments, **variables):
+    def run(*arguments, code=0, **variables):
         environment = os.environ | {
             "PATH": f"{tmp_path}:{os.environ['PATH']}",
             "SLURM_JOB_ID": "77",
             "SLURM_JOB_NODELIST": "node[1-2]",
+            "SLURM_NTASKS": "16",
             "SLURM_SUBMIT_DIR": str(ROOT),
             "RUN_DIR": str(tmp_path / "a run"),
             "DATA_PATH": "/data/pile",
@@ -30,8 +37,9 @@ def submit(tmp_path):
         }
         command = ["bash", ROOT / "scripts" / "train_moe.sbatch", *arguments]
         result = subprocess.run(
-            command, env=environment | variables, capture_output=True, text=True, check=True
+            command, env=environment | variables, capture_output=True, text=True, check=False
         )
+        assert result.returncode == code, result.stderr
         return result.stdout.splitlines()
 
     return run
@@ -51,6 +59,14 @@ def test_a_bad_exit_of_one_task_is_left_to_the_others(submit):
     assert submit()[0] == "--kill-on-bad-exit=0"
 
 
+def test_the_stores_are_served_by_the_first_node_beside_the_ranks(submit, tmp_path):
+    submit()
+    served = (tmp_path / "a run" / "served").read_text()
+    assert served.startswith("--overlap --nodes 1 --ntasks 1 --nodelist localhost ")
+    task = 'cli stores     --interface "$MASTER_ADDR" --port "$MASTER_PORT"'
+    assert task in served.replace("\\", "").replace("\n", "")
+
+
 def test_flags_of_the_user_come_last_and_override(submit):
     assert submit("--train-iters", "5")[-2:] == ["--train-iters", "5"]
 
@@ -65,15 +81,15 @@ def test_a_container_is_used_when_one_is_named(submit, tmp_path):
     assert "/a:/b" in submit(CONTAINER_IMAGE="moevement", CONTAINER_MOUNTS="/a:/b")
 
 
-def test_each_task_takes_its_rank_from_slurm(submit):
+def test_each_task_takes_its_rank_from_slurm(submit, tmp_path):
     handed = submit()
     start = handed.index("-c") + 1
     task = "\n".join(handed[start : handed.index("task")])
     shown = "env | grep -E '^(RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|MOEVEMENT)' | sort"
-    script = task.replace('exec python -u "$@"', shown)
+    script = task.replace('python -u "$@"', shown)
     assert script != task
     slurm = {"SLURM_PROCID": "9", "SLURM_LOCALID": "1", "SLURM_NTASKS": "16"}
-    slurm |= {"SLURM_NTASKS_PER_NODE": "8", "SLURMD_NODENAME": "node2"}
+    slurm |= {"SLURM_NTASKS_PER_NODE": "8", "SLURMD_NODENAME": "node2", "CODES": str(tmp_path)}
     result = subprocess.run(
         ["bash", "-c", script], env=os.environ | slurm, capture_output=True, text=True, check=True
     )
@@ -84,3 +100,10 @@ def test_each_task_takes_its_rank_from_slurm(submit):
         "RANK=9",
         "WORLD_SIZE=16",
     ]
+    assert (tmp_path / "9").read_text() == "0\n"
+
+
+def test_a_job_that_left_its_state_in_memory_is_launched_again(submit):
+    launches = submit(CODE="75", RELAUNCHES="2", code=75).count("--kill-on-bad-exit=0")
+    assert launches == 3
+    assert submit(CODE="1", code=1).count("--kill-on-bad-exit=0") == 1

@@ -88,6 +88,13 @@ def test_what_was_due_in_an_earlier_generation_stays_due():
     assert points.spared(8) == {"exception:4:gather", "exception:5:gather#1"}
 
 
+def test_what_struck_a_later_generation_of_a_former_launch_is_not_spared():
+    points = FaultPoints(faults("5:gather#1", "6:gather#1"))
+    points.know(["exception:5:gather#1"])
+    points.begin_at(0)
+    assert points.spared(8) == {"exception:6:gather#1"}
+
+
 def test_a_fault_of_a_generation_that_never_came_is_spared():
     points = FaultPoints(faults("4:gather#2"))
     points.enter(1)

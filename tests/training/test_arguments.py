@@ -3,6 +3,8 @@
 import argparse
 import ast
 import dataclasses
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,7 @@ from megatron_moevement.settings.flags import flag_name
 from megatron_moevement.settings.optimization import Optimization
 from megatron_moevement.settings.parallelism import Parallelism
 from megatron_moevement.settings.precision import Precision
+from megatron_moevement.settings.rank_monitor import RankMonitoring
 from megatron_moevement.settings.restart import InProcessRestart
 from megatron_moevement.settings.run import Run
 from megatron_moevement.testing.tiny_job import tiny_arguments
@@ -38,6 +41,7 @@ GROUPS = (
     Checkpointing,
     FaultTolerance,
     InProcessRestart,
+    RankMonitoring,
     FaultInjection,
     DataFlags,
     LoggingConfig,
@@ -156,6 +160,15 @@ def test_one_job_leaves_no_defaults_to_the_next():
             ["--mock-data", "--tokenizer-type=NullTokenizer", "--vocab-size=64", "--seq-length=8"],
             1,
         )
+
+
+def test_the_program_imports_torch_after_its_flags_are_read():
+    """What torch reads from the environment when it is imported depends on them."""
+    program = "import sys, megatron_moevement.training.program; print('torch' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "False"
 
 
 def test_flags_are_not_abbreviated():

@@ -67,7 +67,7 @@ def join_job(
         host, port = launch.store
         connection = dist.TCPStore(host, port, None, False, timeout)  # type: ignore[attr-defined]
         own_keys = dist.PrefixStore(  # type: ignore[attr-defined]
-            f"generation{generation}", connection
+            f"attempt{launch.attempt}/generation{generation}", connection
         )
         dist.init_process_group(
             backend, store=own_keys, rank=launch.rank, world_size=launch.world_size, timeout=timeout

@@ -17,11 +17,11 @@ from typing import Any, Generic, TypeVar
 
 import torch.distributed as dist
 from nvidia_resiliency_ext.inprocess import CallWrapper, Wrapper
-from nvidia_resiliency_ext.inprocess.exception import RestartAbort
-from nvidia_resiliency_ext.inprocess.health_check import CudaHealthCheck
+from nvidia_resiliency_ext.inprocess.exception import HealthCheckError, RestartAbort
 from nvidia_resiliency_ext.inprocess.rank_assignment import RankDiscarded
 
 from megatron_moevement.errors import UserError
+from megatron_moevement.integrations.nvrx.health import ProcessHealth
 from megatron_moevement.integrations.nvrx.places import KeptPlaces
 from megatron_moevement.integrations.nvrx.retries import BoundedRetries
 from megatron_moevement.integrations.nvrx.stores import ControlStore, mend_initial_ranks
@@ -40,7 +40,6 @@ T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
-_HEALTH_CHECK_TIME = timedelta(seconds=10)
 _LOOKS_OF_THE_MONITOR = 3
 """A process that is gone before its monitor has looked is taken for a lost one."""
 
@@ -57,6 +56,10 @@ class DiscardedError(Exception):
     """This process is given up with its failure domain; the job goes on without it."""
 
 
+class UnfitError(Exception):
+    """This process or its machine is not healthy, the message says why; the job goes on."""
+
+
 class _GenerationFailedError(Exception):
     """An exception of the training function, in a form that NVRx can copy."""
 
@@ -69,11 +72,13 @@ class Restartable(Generic[T]):
         run: trains; called with the generation, and with the place that the process occupies in it.
         end: cleans up after a generation that was interrupted.
         committed: returns the newest step that this process committed.
+        check_health: raises an exception where this process had better not go on.
     """
 
     run: Callable[[Generation, Launch], T]
     end: Callable[[], None]
     committed: Callable[[], int]
+    check_health: Callable[[], None]
 
 
 def run_restartable(
@@ -102,6 +107,7 @@ def run_restartable(
         UserError: the launcher serves no stores.
         RestartsEndedError: too few processes are left, or restarts are of no use.
         DiscardedError: other processes take over what this one did.
+        UnfitError: so they do where this one is not healthy.
     """
     times = _times(settings)
     wrapper = _wrapper(what, settings, launch, collectives, interruption, domain, times)
@@ -116,6 +122,8 @@ def run_restartable(
         raise RestartsEndedError(str(error)) from None
     except RankDiscarded as error:
         raise DiscardedError("it is given up with its failure domain") from error
+    except HealthCheckError as error:
+        raise UnfitError(f"it is not healthy: {error.__cause__}") from error
     except dist.DistError as error:
         raise ControlStoreLostError(f"the control store is lost: {error}") from error
     time.sleep(_LOOKS_OF_THE_MONITOR * times["monitor_process_interval"].total_seconds())
@@ -151,11 +159,11 @@ def _wrapper(  # noqa: PLR0917  (what `run_restartable` was given)
     active = launch.world_size
     return Wrapper(
         store_factory=ControlStore,
-        store_kwargs=_connection(control, times["barrier_timeout"]),
+        store_kwargs=_connection(control, times["barrier_timeout"]) | {"attempt": launch.attempt},
         initialize=BoundedRetries(active, settings.inprocess_max_iterations, what.committed),
         abort=abort,
         finalize=EndGeneration(what.end, empty_cuda_cache=settings.inprocess_empty_cuda_cache),
-        health_check=CudaHealthCheck(_HEALTH_CHECK_TIME) if is_cuda else None,
+        health_check=ProcessHealth(what.check_health),
         rank_assignment=KeptPlaces(active, settings.inprocess_granularity, domain),
         **times,
     )

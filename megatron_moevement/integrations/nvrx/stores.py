@@ -19,18 +19,22 @@ _PATIENCE = timedelta(seconds=10)
 _SLICE = timedelta(seconds=0.25)
 
 
-class ControlStore(dist.TCPStore, StoreMixin):  # type: ignore[misc, name-defined]
+class ControlStore(dist.PrefixStore, StoreMixin):  # type: ignore[misc, name-defined]
     """A connection to the store that the launcher hosts; no rank is critical to it."""
 
-    def __init__(self, host: str, port: int, timeout: timedelta) -> None:
+    def __init__(self, host: str, port: int, timeout: timedelta, attempt: str = "0") -> None:
         """Connects.
 
         Args:
             host: where it is served.
             port: where it is served.
             timeout: of every question to it.
+            attempt: name of the start of the job, under which its keys lie.
         """
-        super().__init__(host, port, None, False, timeout)
+        super().__init__(
+            f"attempt{attempt}",
+            dist.TCPStore(host, port, None, False, timeout),  # type: ignore[attr-defined]
+        )
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
         """Waits for keys, in slices: Ctrl-C arrives only between two instructions of Python.

@@ -1,0 +1,42 @@
+"""Rank monitors: Megatron-LM's flags for the processes that `ft_launcher` starts beside ranks."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from megatron_moevement.errors import UserError
+from megatron_moevement.settings.flags import NOT_NEGATIVE, flag
+
+
+@dataclasses.dataclass(frozen=True)
+class RankMonitoring:
+    """Signs of life for the rank monitors of `ft_launcher`; how long they wait is said there."""
+
+    enable_ft_package: bool = flag(
+        False,
+        "send signs of life to the rank monitor of ft_launcher, which kills who hangs",
+    )
+    calc_ft_timeouts: bool = flag(
+        False, "learn the monitor's section timeouts from the run; kept in --save"
+    )
+    ft_num_warmup_iters: int = flag(
+        5, "steps of a process that the timeout of a step does not hold for", within=NOT_NEGATIVE
+    )
+
+
+def check_rank_monitoring(settings: RankMonitoring, save: str | None) -> None:
+    """Checks that one flag has the others that it needs.
+
+    Args:
+        settings: the flags.
+        save: folder for durable checkpoints.
+
+    Raises:
+        UserError: one is missing.
+    """
+    if not settings.calc_ft_timeouts:
+        return
+    if not settings.enable_ft_package:
+        raise UserError("--calc-ft-timeouts: nobody watches the ranks; give --enable-ft-package")
+    if save is None:
+        raise UserError("--calc-ft-timeouts keeps what it learns in --save: give --save DIR")

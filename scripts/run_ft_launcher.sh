@@ -1,0 +1,61 @@
+#!/usr/bin/env bash
+# Trains on this machine under ft_launcher of nvidia-resiliency-ext, which restarts processes:
+#   ./scripts/run_ft_launcher.sh -n N [-s S] [FT_LAUNCHER_FLAGS...] -- FLAGS...
+# N ranks train. With --inprocess-restart among FLAGS, S spares stand by, and each process has an
+# agent of its own: an agent stops all of its processes when one dies. The agents meet at a store
+# that no rank hosts; they restart the job when fewer than N processes are left.
+set -euo pipefail
+
+ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)"
+BIN="$ROOT/.venv/bin"
+PYTHON="$BIN/python"
+[ -x "$PYTHON" ] || PYTHON=python3 # in a container the package is installed beside torch
+LAUNCHER="$BIN/ft_launcher"
+[ -x "$LAUNCHER" ] || LAUNCHER=ft_launcher
+
+ranks="" spares=0
+own=(--max-restarts 3 --monitor-interval 1 --ft-enable-nic-monitor false)
+while [ $# -gt 0 ]; do
+    case "$1" in
+    -n) ranks="$2" && shift 2 ;;
+    -s) spares="$2" && shift 2 ;;
+    --) shift && break ;;
+    *) own+=("$1") && shift ;;
+    esac
+done
+[ -n "$ranks" ] || { echo "run_ft_launcher.sh: give -n RANKS" >&2 && exit 2; }
+processes=$((ranks + spares))
+cores="$(nproc)"
+export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$((cores > ranks ? cores / ranks : 1))}"
+run="${RUN_ID:-moevement-$$}"
+own+=(--rdzv-backend c10d --rdzv-id "$run" --local-addr 127.0.0.1)
+
+if [[ " $* " != *" --inprocess-restart "* ]]; then
+    [ "$spares" -eq 0 ] || { echo "run_ft_launcher.sh: -s needs --inprocess-restart" >&2 && exit 2; }
+    exec "$LAUNCHER" "${own[@]}" --nnodes 1 --nproc-per-node "$ranks" \
+        --rdzv-endpoint 127.0.0.1:0 "$ROOT/pretrain_moe.py" "$@"
+fi
+
+stores="$(mktemp)"
+PYTHONPATH="$ROOT${PYTHONPATH:+:$PYTHONPATH}" "$PYTHON" -m megatron_moevement.cli stores >"$stores" &
+started=("$!")
+trap 'kill "${started[@]}" 2>/dev/null; rm -f "$stores"' EXIT
+until [ -s "$stores" ]; do
+    kill -0 "${started[0]}" || exit 1
+    sleep 0.05
+done
+for pair in $(<"$stores"); do export "${pair?}"; done
+export MOEVEMENT_ACTIVE_RANKS="$ranks"
+
+for ((number = 0; number < processes; number++)); do
+    CUDA_VISIBLE_DEVICES="$number" MOEVEMENT_FAILURE_DOMAIN="${MOEVEMENT_FAILURE_DOMAIN:-$number}" \
+        "$LAUNCHER" "${own[@]}" --nnodes "$ranks:$processes" --nproc-per-node 1 \
+        --ft-restart-policy min-healthy --rdzv-conf is_host=false \
+        --rdzv-endpoint "$MOEVEMENT_STORE_ADDR:$MOEVEMENT_STORE_PORT" "$ROOT/pretrain_moe.py" "$@" &
+    started+=("$!")
+done
+code=0
+for agent in "${started[@]:1}"; do
+    wait "$agent" || code=$?
+done
+exit "$code"

@@ -1,0 +1,90 @@
+"""Every flag of in-process restart arrives at NVRx; times that it refuses are refused before."""
+
+import dataclasses
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from megatron_moevement.errors import UserError
+from megatron_moevement.integrations.nvrx import restarter
+from megatron_moevement.runtime.generation import Interruption
+from megatron_moevement.settings.launch import Launch
+from megatron_moevement.settings.restart import Granularity, InProcessRestart, check_restart
+
+LAUNCH = Launch(
+    rank=0, local_rank=0, world_size=2, store=("127.0.0.1", 1), control_store=("127.0.0.1", 2)
+)
+TIMES = [
+    field.name
+    for field in dataclasses.fields(InProcessRestart)
+    if field.name.endswith(("_interval", "_timeout", "_wait", "_time"))
+]
+
+
+@pytest.fixture(autouse=True)
+def unpatched(monkeypatch):
+    """Leaves torch's waits as they are: nothing runs here."""
+    monkeypatch.setattr(restarter, "make_waits_interruptible", lambda: None)
+
+
+def wrapper(flags):
+    """Returns NVRx's wrapper as the program makes it."""
+    what = restarter.Restartable(lambda *_: None, lambda: None, lambda: 0, lambda: None)
+    times = restarter._times(flags)
+    return restarter._wrapper(what, flags, LAUNCH, "gloo", Interruption(), "here", times)
+
+
+def test_each_time_is_the_wrappers():
+    defaults = InProcessRestart(inprocess_restart=True)
+    seconds = {name: getattr(defaults, name) + 0.25 for name in TIMES}
+    made = wrapper(dataclasses.replace(defaults, **seconds))
+    found = {name: getattr(made, name.removeprefix("inprocess_")) for name in TIMES}
+    assert {name: time.total_seconds() for name, time in found.items()} == seconds
+    assert len(TIMES) == 11
+
+
+def test_the_other_flags_are_the_wrappers_parts():
+    made = wrapper(
+        InProcessRestart(
+            inprocess_restart=True,
+            inprocess_max_iterations=7,
+            inprocess_granularity=Granularity.RANK,
+            inprocess_empty_cuda_cache=True,
+        )
+    )
+    assert made.initialize._max_restarts == 7
+    assert made.finalize._empty_cuda_cache
+    assert len(made.rank_assignment.layers) == 1
+    assert made.health_check is not None
+    assert made.store_kwargs["timeout"] == made.barrier_timeout
+    assert len(wrapper(InProcessRestart()).rank_assignment.layers) == 2
+
+
+LARGE = {"soft_timeout": 2, "heartbeat_timeout": 2, "hard_timeout": 3, "barrier_timeout": 4}
+DRAWN = {
+    name: st.sampled_from([LARGE.get(name.removeprefix("inprocess_"), 1) + s for s in (0, 0.5, 1)])
+    for name in TIMES
+}
+
+
+@settings(max_examples=500)
+@given(st.fixed_dictionaries(DRAWN))
+def test_what_passes_our_check_passes_that_of_the_wrapper(times):
+    flags = dataclasses.replace(InProcessRestart(inprocess_restart=True), **times)
+    try:
+        check_restart(flags)
+    except UserError:
+        return
+    wrapper(flags)
+
+
+@pytest.mark.parametrize("name", TIMES)
+def test_what_the_wrapper_refuses_our_check_refuses_in_one_line(name):
+    for seconds in (0.01, 1.0, 59.9, 60.0, 89.9, 90.0, 119.9, 120.0, 500.0):
+        flags = dataclasses.replace(InProcessRestart(inprocess_restart=True), **{name: seconds})
+        try:
+            wrapper(flags)
+        except ValueError:
+            with pytest.raises(UserError, match="must be less than"):
+                check_restart(flags)

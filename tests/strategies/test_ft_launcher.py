@@ -1,0 +1,140 @@
+"""A job under ft_launcher, which restarts processes: it goes on from host memory, bit by bit."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from megatron_moevement.runtime.events import EventName, read_events
+from megatron_moevement.testing.interruption import digest_differences
+from megatron_moevement.testing.restarted_run import RESTARTABLE
+from megatron_moevement.testing.tiny_job import TINY
+
+pytestmark = [pytest.mark.distributed, pytest.mark.timeout(300)]
+
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAM = (
+    *TINY,
+    "--bf16",
+    "--use-distributed-optimizer",
+    "--pipeline-model-parallel-size=2",
+    "--train-iters=20",
+    "--log-interval=1",
+    "--moevement-no-progress-bar",
+)
+LIMITS = "--ft-rank-section-timeouts=setup:60,step:{step},checkpointing:60"
+QUICK = ("--monitor-interval=0.2", "--ft-workload-check-interval=0.5")
+
+
+def program(command, folder, flags):
+    """Runs a launcher of the training program to its end; returns the digest and what it said."""
+    digest, log = folder / "digest.json", folder / "log"
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environment = os.environ | {"PATH": path, "OMP_NUM_THREADS": "1"}
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            [*command, "--", *PROGRAM, f"--moevement-state-digest={digest}", *flags],
+            env=environment,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            code = process.wait(200)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)
+            process.wait(60)
+    assert code == 0, log.read_text()[-5000:]
+    return json.loads(digest.read_text()), log.read_text()
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    """Returns the digest of a job that nothing protects and nobody interrupts."""
+    folder = tmp_path_factory.mktemp("uninterrupted")
+    launcher = (sys.executable, "-m", "megatron_moevement.cli.launch", "-n", "2")
+    return program(launcher, folder, ())[0]
+
+
+class Restarted:
+    """A job that was restarted by ft_launcher."""
+
+    def __init__(self, folder, launcher, *flags):
+        protected = (
+            "--moevement-strategy=moevement",
+            "--moevement-window=2",
+            f"--moevement-store-dir={folder / 'store'}",
+            f"--moevement-event-dir={folder / 'events'}",
+        )
+        script = (ROOT / "scripts" / "run_ft_launcher.sh", *launcher, *QUICK)
+        self.digest, self.log = program(script, folder, (*protected, *flags))
+        self.events = read_events(folder / "events")
+        assert list((folder / "store").rglob("*")) == []
+
+    def verdicts(self):
+        """Returns generation and verdict of each recovery of rank 0, in their order."""
+        plans = [event for event in self.events if event.event is EventName.PLAN]
+        plans = sorted((plan for plan in plans if not plan.logical_rank), key=lambda one: one.time)
+        return [(plan.generation, plan.fields["verdict"]) for plan in plans]
+
+    def struck(self):
+        """Returns the kinds of faults that struck."""
+        return [
+            event.fields["kind"] for event in self.events if event.event is EventName.FAULT_INJECTED
+        ]
+
+
+@pytest.mark.slow
+def test_a_killed_rank_is_restarted_and_the_job_goes_on_from_memory(uninterrupted, tmp_path):
+    run = Restarted(
+        tmp_path,
+        ("-n", "2", "--ft-rank-heartbeat-timeout=600"),
+        "--moevement-faults=12:after-barrier@1",
+    )
+    assert digest_differences(run.digest, uninterrupted) == []
+    assert run.verdicts() == [(0, "GLOBAL")]
+    assert run.struck() == ["kill"]
+
+
+@pytest.mark.slow
+def test_a_rank_that_hangs_is_found_by_its_monitor(uninterrupted, tmp_path):
+    run = Restarted(
+        tmp_path,
+        ("-n", "2", LIMITS.format(step=5)),
+        "--enable-ft-package",
+        "--calc-ft-timeouts",
+        "--ft-num-warmup-iters=2",
+        f"--save={tmp_path / 'checkpoints'}",
+        "--moevement-faults=stop:12:after-barrier@1",
+    )
+    assert digest_differences(run.digest, uninterrupted) == []
+    assert run.verdicts() == [(0, "GLOBAL")]
+    assert run.struck() == ["stop"]
+    assert "Section 'step' has been open for" in run.log
+    learned = json.loads((tmp_path / "checkpoints" / "ft_state.json").read_text())
+    # No process loaded a checkpoint in its set-up, and few steps were left after the restart.
+    assert learned["current_timeouts"]["section"]["calculated_sections"] == ["checkpointing"]
+
+
+@pytest.mark.slow
+def test_first_in_place_and_with_too_few_left_in_the_job(uninterrupted, tmp_path):
+    run = Restarted(
+        tmp_path,
+        ("-n", "2", "-s", "1", LIMITS.format(step=60)),
+        *RESTARTABLE,
+        "--enable-ft-package",
+        "--ft-num-warmup-iters=2",
+        "--moevement-faults",
+        "12:after-barrier@1",
+        "15:barrier@0#1",
+    )
+    assert digest_differences(run.digest, uninterrupted) == []
+    assert run.verdicts() == [(1, "GLOBAL"), (0, "GLOBAL")]
+    assert run.struck() == ["kill", "kill"]
+    assert "1 processes are left and 2 are needed; its state is in memory" in run.log
