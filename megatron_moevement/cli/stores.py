@@ -47,7 +47,9 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         UserError: nothing can listen there.
     """
-    signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS)
+    # A signal that is ignored from the start stays so: a batch system may send it to all steps.
+    ends = {number for number in _ENDS if signal.getsignal(number) is not signal.SIG_IGN}
+    signal.pthread_sigmask(signal.SIG_BLOCK, ends)
     ports = (args.port, args.port + 1 if args.port else 0)
     with contextlib.ExitStack() as stack:
         try:
@@ -64,6 +66,6 @@ def run(args: argparse.Namespace) -> int:
         # `ft_launcher` sets its own MASTER_ADDR and MASTER_PORT; these names win over them.
         shown += f" MOEVEMENT_STORE_ADDR={args.interface} MOEVEMENT_STORE_PORT={found[names[0]]}"
         print(f"MASTER_ADDR={args.interface}{shown} TORCHELASTIC_USE_AGENT_STORE=True", flush=True)
-        signal.sigwait(_ENDS)
+        signal.sigwait(ends)
         del stores
     return ExitCode.DONE

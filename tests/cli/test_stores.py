@@ -6,6 +6,7 @@ import subprocess
 import sys
 from datetime import timedelta
 
+import pytest
 import torch.distributed as dist
 
 COMMAND = [sys.executable, "-m", "megatron_moevement.cli", "stores"]
@@ -24,6 +25,25 @@ def test_it_serves_both_stores_until_sigterm():
                 del store
         finally:
             process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+
+
+def test_a_signal_that_is_ignored_from_the_start_does_not_end_it():
+    ignoring = ["sh", "-c", 'trap "" TERM; exec "$@"', "sh", *COMMAND]
+    with subprocess.Popen(ignoring, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            said = dict(pair.split("=") for pair in process.stdout.readline().split())
+            assert said["MOEVEMENT_STORE_PORT"] == said["MASTER_PORT"]
+            process.send_signal(signal.SIGTERM)
+            with pytest.raises(subprocess.TimeoutExpired):
+                process.wait(0.5)
+            port = int(said["MASTER_PORT"])
+            store = dist.TCPStore(said["MASTER_ADDR"], port, None, False, timedelta(seconds=20))
+            store.set("key", "served")
+            assert store.get("key") == b"served"
+            del store
+        finally:
+            process.send_signal(signal.SIGINT)
         assert process.wait(20) == 0
 
 
