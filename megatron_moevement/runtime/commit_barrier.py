@@ -36,6 +36,8 @@ class Vote:
         stop: whether this rank wants the job to end.
         window_start: start of the newest window that this rank could be recovered from; negative
             when there is none.
+        own_s: how long this rank has computed in the step, in seconds; None on all ranks where
+            that is not known.
     """
 
     step: int
@@ -45,6 +47,7 @@ class Vote:
     grad_norm: float | None
     stop: StopRequest
     window_start: int = -1
+    own_s: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,6 +59,8 @@ class Agreement:
     stop: StopRequest
     window_start: int
     """The least of the ranks': what the whole job could be recovered from."""
+    own_s: tuple[float, ...] = ()
+    """How long each rank has computed in the step; empty where that is not known."""
 
 
 class DisagreementError(RuntimeError):
@@ -63,6 +68,7 @@ class DisagreementError(RuntimeError):
 
 
 _ABSENT = -1
+_PER_SECOND = 1_000_000
 
 
 def _encode(vote: Vote) -> list[int]:
@@ -98,9 +104,12 @@ class CommitBarrier:
         Raises:
             DisagreementError: the ranks' gradients are not those of one step.
         """
-        votes = torch.tensor(_encode(vote), dtype=torch.int64, device=self._device)
+        encoded, times = _encode(vote), self._times(vote.own_s)
+        votes = torch.tensor(encoded + times, dtype=torch.int64, device=self._device)
         dist.all_reduce(votes, op=dist.ReduceOp.MAX, group=self._group)
-        loss, num_tokens, stop, window, *both = votes.tolist()
+        values = votes.tolist()
+        values, times = values[: len(encoded)], values[len(encoded) :]
+        loss, num_tokens, stop, window, *both = values
         greatest, smallest = both[:3], [-value for value in both[3:]]
         for name, high, low in zip(
             ("step", "gradient norm", "overflow"), greatest, smallest, strict=True
@@ -115,4 +124,13 @@ class CommitBarrier:
             num_tokens=num_tokens,
             stop=StopRequest(stop),
             window_start=-window,
+            own_s=tuple(time / _PER_SECOND for time in times),
         )
+
+    def _times(self, own_s: float | None) -> list[int]:
+        """Returns a place for each rank, with the own time in that of this rank."""
+        if own_s is None:
+            return []
+        times = [0] * dist.get_world_size(self._group)
+        times[dist.get_rank(self._group)] = round(own_s * _PER_SECOND)
+        return times

@@ -36,6 +36,7 @@ class EventName(Enum):
     RECOVERED = "recovered"
     CHECKPOINT_SAVED = "checkpoint_saved"
     CHECKPOINT_FAILED = "checkpoint_failed"
+    SLOW_RANK = "slow_rank"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from datetime import timedelta
 from typing import Any
 
@@ -64,24 +65,40 @@ class _Waiter:
 
 _wait_blocking = dist.Work.wait
 _idle: list[_Waiter] = []
+_waited_s: float | None = None
+
+
+def waited_s() -> float | None:
+    """Returns how long this process has waited for others; None where that is not known."""
+    return _waited_s
 
 
 def _wait(self: dist.Work, timeout: timedelta | None = None) -> bool:
     """Waits for an operation of torch.distributed; stands in for `Work.wait`."""
+    global _waited_s  # noqa: PLW0603  (one training thread waits)
+    began_s = time.perf_counter()
+    done = _wait_sliced(self, timeout)
+    _waited_s = (_waited_s or 0.0) + time.perf_counter() - began_s
+    return done
+
+
+def _wait_sliced(work: dist.Work, timeout: timedelta | None) -> bool:
     if timeout is not None:
-        return _wait_blocking(self, timeout)
-    kind: Any = self
+        return _wait_blocking(work, timeout)
+    kind: Any = work
     if int(kind._get_op_type()) in _POINT_TO_POINT:  # noqa: SLF001  (no public way to it)
-        return (_idle.pop() if _idle else _Waiter()).wait(self)
+        return (_idle.pop() if _idle else _Waiter()).wait(work)
     while True:
         try:
-            return _wait_blocking(self, _SLICE)
+            return _wait_blocking(work, _SLICE)
         except RuntimeError as error:
             if str(error) != _TIMED_OUT:
                 raise
 
 
 def make_waits_interruptible() -> None:
-    """Waits in slices from now on, in all of this process."""
+    """Waits in slices from now on, in all of this process, and counts the time."""
+    global _waited_s  # noqa: PLW0603
+    _waited_s = _waited_s or 0.0
     work_type: Any = dist.Work
     work_type.wait = _wait

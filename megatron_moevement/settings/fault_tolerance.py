@@ -6,7 +6,9 @@ import dataclasses
 from enum import Enum
 
 from megatron_moevement.errors import UserError
-from megatron_moevement.settings.flags import AT_LEAST_1, NOT_NEGATIVE, POSITIVE, flag
+from megatron_moevement.settings.flags import AT_LEAST_1, NOT_NEGATIVE, POSITIVE, Range, flag
+
+_ABOVE_1 = Range("above 1", lambda value: value > 1)
 
 
 class StrategyName(Enum):
@@ -59,6 +61,9 @@ class FaultTolerance:
     )
     moevement_replication_interface: str = flag(
         "127.0.0.1", "address that snapshots are received at", metavar="ADDRESS"
+    )
+    moevement_slow_rank_factor: float = flag(
+        2.0, "report a rank that computes so many times longer than the median", within=_ABOVE_1
     )
 
     @property

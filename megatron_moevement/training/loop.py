@@ -12,6 +12,7 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from megatron_moevement.errors import UserError
+from megatron_moevement.policy.slow_ranks import SlowRankWatch
 from megatron_moevement.runtime.agreement import AgreementError, together
 from megatron_moevement.runtime.commit_barrier import StopRequest
 from megatron_moevement.runtime.generation import Generation
@@ -121,6 +122,8 @@ class TrainingLoop:
         self._target = target
         self._train_iters = int(job.arguments.run.train_iters or 0)
         self._saved: int | None = step.progress.committed if target is None else None
+        factor = job.arguments.fault_tolerance.moevement_slow_rank_factor
+        self._slow_ranks = SlowRankWatch(factor)
         self._unreported = 0  # steps whose auxiliary losses nobody has asked for yet
 
     def run(self) -> Progress:
@@ -208,6 +211,9 @@ class TrainingLoop:
         self._reporter.step(
             outcome.entry, self._step.progress, duration, auxiliary, self._strategy.costs()
         )
+        self._slow_ranks, slow = self._slow_ranks.after(outcome.own_s)
+        for one in slow:
+            self._reporter.slow_rank(iteration, one)
         log_interval = self._job.arguments.logging.log_interval
         if iteration % log_interval == 0:
             self._reporter.phase_times(self._job.timers.report(log_interval))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
@@ -30,6 +31,7 @@ from megatron_moevement.runtime.commit_barrier import (
     Vote,
 )
 from megatron_moevement.runtime.fault_points import NO_FAULTS, FaultPoints, Strike
+from megatron_moevement.runtime.interruptible_wait import waited_s
 from megatron_moevement.runtime.ledger import LedgerEntry
 from megatron_moevement.runtime.progress import Progress
 from megatron_moevement.settings.faults import Place
@@ -42,10 +44,33 @@ class DivergenceError(RuntimeError):
 
 @dataclasses.dataclass(frozen=True)
 class StepOutcome:
-    """What a committed step tells the loop."""
+    """What a committed step tells the loop.
+
+    Attributes:
+        entry: the ledger's.
+        stop: why the job ends after it.
+        own_s: how long each rank computed, its waits for others left out; empty where that is not
+            known.
+    """
 
     entry: LedgerEntry
     stop: StopRequest
+    own_s: tuple[float, ...] = ()
+
+
+class _OwnTime:
+    """Measures how long this rank computes, from now on."""
+
+    def __init__(self) -> None:
+        self._began_s = time.perf_counter()
+        self._waited_s = waited_s()
+
+    def seconds(self) -> float | None:
+        """Returns the time without waits for other ranks; None where nobody counts those."""
+        waited_by_now_s = waited_s()
+        if self._waited_s is None or waited_by_now_s is None:
+            return None
+        return time.perf_counter() - self._began_s - (waited_by_now_s - self._waited_s)
 
 
 class TrainStep:
@@ -102,6 +127,7 @@ class TrainStep:
         step = self.progress.committed + 1
         strike = self._faults.of_step(step)
         random_before = random_state()
+        own_time = _OwnTime()
         loss = self._schedule.forward_backward(self._micro_batches(), strike, step)
         strike(Place.PREPARE)
         statistics = self._optimizer.prepare(self._strategy.injected_statistics(step))
@@ -110,6 +136,7 @@ class TrainStep:
             raise DivergenceError(
                 f"step {step}: the gradient norm is {statistics.norm}; the step was not applied"
             )
+        own_s = own_time.seconds()
         window_start = self._strategy.await_commit(step)
         strike(Place.BARRIER)
         vote = Vote(
@@ -120,6 +147,7 @@ class TrainStep:
             grad_norm=statistics.norm,
             stop=stop,
             window_start=window_start,
+            own_s=own_s,
         )
         agreement = self._strategy.agree_alone(vote) or self._barrier.wait(vote)
         strike(Place.AFTER_BARRIER)
@@ -129,7 +157,7 @@ class TrainStep:
         strike(Place.GATHER)
         self._optimizer.gather()
         self._strategy.after_step()
-        return StepOutcome(entry=entry, stop=agreement.stop)
+        return StepOutcome(entry=entry, stop=agreement.stop, own_s=agreement.own_s)
 
     def _commit(
         self,

@@ -39,7 +39,7 @@ def wait_with(votes):
         if "stop" in changes:
             changes["stop"] = StopRequest(changes["stop"])
         agreement = CommitBarrier(torch.device("cpu")).wait(vote_of(**changes))
-        return [agreement.loss, agreement.num_tokens, agreement.stop.name]
+        return [agreement.loss, agreement.num_tokens, agreement.stop.name, *agreement.own_s]
     except DisagreementError as error:
         return str(error)
     finally:
@@ -67,6 +67,12 @@ def test_all_learn_the_bits_of_the_loss_from_those_who_computed_it(fork_server, 
 def test_all_stop_when_one_wants_to_for_the_strongest_reason(fork_server, wishes, agreed):
     votes = [{"loss": 1.0, "num_tokens": 1, "stop": stop} for stop in wishes]
     assert outcome(fork_server, votes) == [1.0, 1, agreed]
+
+
+def test_all_learn_how_long_each_has_computed(fork_server):
+    votes = [{"own_s": own_s} for own_s in (0.25, 0.0, 3600.000001)]
+    votes[0] |= {"loss": 1.0, "num_tokens": 1}
+    assert outcome(fork_server, votes) == [1.0, 1, "NONE", 0.25, 0.0, 3600.000001]
 
 
 @pytest.mark.parametrize("grad_norm", [0.0, SMALLEST, 12.5, None])

@@ -16,6 +16,7 @@ from types import TracebackType
 import torch
 
 from megatron_moevement.errors import UserError
+from megatron_moevement.policy.slow_ranks import STEPS_IN_A_ROW, SlowRank
 from megatron_moevement.runtime.events import EventName, Events, open_events
 from megatron_moevement.runtime.ledger import LedgerEntry
 from megatron_moevement.runtime.progress import NO_COSTS, IterationCosts, Progress
@@ -161,6 +162,23 @@ class Reporter:
         display.advance_to(entry.step, entry.loss)
         if entry.step % self._config.log_interval == 0:
             self._end_interval(display)
+
+    def slow_rank(self, iteration: int, slow: SlowRank) -> None:
+        """Reports a rank that has become slow; every rank calls it, rank 0 tells."""
+        if self._run.rank != 0:
+            return
+        self.events.emit(
+            EventName.SLOW_RANK,
+            iteration,
+            rank=slow.rank,
+            own_s=slow.own_s,
+            median_s=slow.median_s,
+            steps=STEPS_IN_A_ROW,
+        )
+        sys.stderr.write(
+            f"pretrain_moe.py: rank {slow.rank} is slow: it computes {slow.own_s:.3g} s in step "
+            f"{iteration}, the median rank {slow.median_s:.3g} s, for {STEPS_IN_A_ROW} steps now\n"
+        )
 
     def phase_times(self, text: str | None) -> None:
         """Prints the times of a step's phases; None where there is nothing to say."""
