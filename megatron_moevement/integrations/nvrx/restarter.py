@@ -30,6 +30,7 @@ from megatron_moevement.integrations.nvrx.teardown import (
     EndGeneration,
     ShutDownConnections,
 )
+from megatron_moevement.integrations.nvrx.termination import mend_termination
 from megatron_moevement.runtime.generation import Generation, Interruption
 from megatron_moevement.runtime.interruptible_wait import make_waits_interruptible
 from megatron_moevement.settings.launch import Address, Launch
@@ -134,6 +135,7 @@ def _wrapper(  # noqa: PLR0917  (what `run_restartable` was given)
             "scripts/run_local.sh, or run `moevement stores` and give each rank what it prints"
         )
     mend_initial_ranks()
+    mend_termination()
     is_cuda = collectives == "nccl"
     if not is_cuda:
         make_waits_interruptible()
