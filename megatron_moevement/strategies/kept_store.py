@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import torch
 
 from megatron_moevement.policy.ranks import LogicalRank
 from megatron_moevement.runtime.slots.adoption import adopt_store
+from megatron_moevement.runtime.slots.flushing import flush_store, flushed_folder, remove_flushed
 from megatron_moevement.runtime.slots.identity import StoreIdentity
 from megatron_moevement.runtime.slots.ring_file import RingFile
 from megatron_moevement.runtime.slots.store import StoreDirectory, left_behind
@@ -24,6 +25,8 @@ class KeptStore:
         self._store: StoreDirectory | None = None
         self._pinned: weakref.WeakSet[RingFile] = weakref.WeakSet()
         self._is_wanted = True
+        self.flushed: tuple[Path, ...] = ()
+        """Folders with what the processes of the run flushed: of no use once all are back."""
 
     @property
     def has_state(self) -> bool:
@@ -32,7 +35,12 @@ class KeptStore:
         return journal is not None and journal.state is not None
 
     def open(
-        self, root: Path, identity: StoreIdentity, process: int, rank: LogicalRank | None
+        self,
+        root: Path,
+        identity: StoreIdentity,
+        process: int,
+        rank: LogicalRank | None,
+        saves: Iterable[Path] = (),
     ) -> StoreDirectory:
         """Returns the store, which is opened the first time.
 
@@ -41,15 +49,44 @@ class KeptStore:
             identity: of the run.
             process: number of this process.
             rank: at the start of a job the rank of this process, whose newest store it adopts.
+            saves: folders of durable checkpoints, beside which stores may have been flushed.
 
         Raises:
             UserError: it is in use, another user's, or can't be made.
         """
         if self._store is None:
             self._store = StoreDirectory(root, identity, process)
+            self.flushed = tuple(flushed_folder(save, identity) for save in saves)
             if rank is not None:
-                adopt_store(self._store, rank)
+                adopt_store(self._store, rank, self.flushed)
         return self._store
+
+    def flush(self, save: Path) -> Path:
+        """Writes the store to durable storage and removes it from memory; the job stops here.
+
+        What dead processes left in the memory of this machine stays there.
+
+        Args:
+            save: folder of the durable checkpoints.
+
+        Returns:
+            Where it is now.
+
+        Raises:
+            OSError: it could not be written; it is still in memory.
+        """
+        store = self._store
+        assert store is not None
+        where = flush_store(store, save)
+        self._store = None
+        store.remove()
+        return where
+
+    def forget_flushed(self) -> None:
+        """Removes what the processes of the run flushed; every slot is back in memory."""
+        for folder in self.flushed:
+            remove_flushed(folder)
+        self.flushed = ()
 
     def pin(self, ring: RingFile, pin: Callable[[torch.Tensor], None]) -> None:
         """Makes a ring's buffers a target of asynchronous copies, once."""

@@ -133,6 +133,7 @@ class SparseCheckpointing:
             self._memory.log.clear()
         # A durable checkpoint that was loaded meanwhile brought tensors of its own.
         self._live = LiveOperators(self._trained.chunks, self._trained.optimizer)
+        self._kept.store.forget_flushed()
         first = progress.committed
         self._schedule = self._memory.schedule_from(first, self._epoch)
         self._persisted = None
@@ -211,6 +212,7 @@ class SparseCheckpointing:
             if dist.get_rank() == 0:
                 self._say(account.line)
             self._returning = None
+            self._kept.store.forget_flushed()
             self._boundaries.train()
 
     def costs(self) -> IterationCosts:

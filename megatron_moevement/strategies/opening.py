@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,7 @@ def open_sparse_checkpointing(
     domain: str,
     train_iters: int,
     say: Callable[[str], None],
+    saves: Sequence[Path] = (),
 ) -> SparseCheckpointing:
     """Returns what protects a job; every rank calls it, in step. Close it.
 
@@ -65,6 +66,7 @@ def open_sparse_checkpointing(
         domain: what this process may be lost together with.
         train_iters: the last step.
         say: tells the user a line, on one rank.
+        saves: folders of durable checkpoints, beside which stores may have been flushed.
 
     Raises:
         UserError: on all ranks, when one can't take part: its store is another job's or in use, or
@@ -78,7 +80,7 @@ def open_sparse_checkpointing(
     guarantee = agree_on_guarantee(trained.computation, kept, trained.device)
     if guarantee != before:
         say(f"guarantee {guarantee}")
-    store = _open_store(settings, trained, kept.store, generation)
+    store = _open_store(settings, trained, kept.store, generation, saves)
     shape = plan.log_of(_host(trained, domain))
     if kept.log is None and shape is not None:
         kept.log = UpstreamLog(
@@ -101,7 +103,11 @@ def open_sparse_checkpointing(
 
 
 def _open_store(
-    settings: FaultTolerance, trained: Trained, kept: KeptStore, generation: Generation
+    settings: FaultTolerance,
+    trained: Trained,
+    kept: KeptStore,
+    generation: Generation,
+    saves: Sequence[Path],
 ) -> StoreDirectory:
     """Opens the stores of all ranks or none."""
     root, run_id = store_place(settings, trained.fingerprint)
@@ -109,12 +115,15 @@ def _open_store(
 
     def open_store() -> StoreDirectory:
         rank = trained.rank if generation.number == 0 else None
-        return kept.open(root, identity, trained.process, rank)
+        return kept.open(root, identity, trained.process, rank, saves)
 
     try:
-        return together(open_store, trained.device)
+        store = together(open_store, trained.device)
     except AgreementError as error:
         raise UserError(error.reason) from error
+    if settings.moevement_recover_only:
+        kept.flushed = ()  # it leaves everything as it is
+    return store
 
 
 def plan_job(

@@ -8,6 +8,7 @@ import sys
 import warnings
 from collections.abc import Sequence
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from megatron_moevement.backends.backend import Backend, choose, load
@@ -18,6 +19,7 @@ from megatron_moevement.training.arguments import Arguments, parse
 from megatron_moevement.training.stop_request import StopSources
 
 if TYPE_CHECKING:
+    from megatron_moevement.training.resident import Resident
     from megatron_moevement.training.run import GenerationRun
 
 _NEEDED_LATER = ("torch._dynamo",)
@@ -77,6 +79,29 @@ def _run(arguments: Arguments, launch: Launch, backend: Backend, stop: StopSourc
     return ExitCode.DONE
 
 
+def _stop(resident: Resident, launch: Launch, reason: Exception, save: str | None) -> ExitCode:
+    """Writes what a relaunch goes on from where it was asked for, and says where it is.
+
+    Args:
+        resident: has it in memory.
+        launch: names the process.
+        reason: why the process stops.
+        save: folder of the durable checkpoints, where the job stops and there is one.
+    """
+    store, next_one = resident.kept.store, ""
+    keeps = store.has_state
+    if keeps:
+        where = "in memory"
+        if save is not None:
+            try:
+                where = f"in {store.flush(Path(save))}"
+            except OSError as error:
+                where = f"in memory, and not in --save {save}: {error.strerror or error}"
+        next_one = f"; its state is {where}: launch the job again to go on"
+    sys.stderr.write(f"pretrain_moe.py: process {launch.process} stops: {reason}{next_one}\n")
+    return ExitCode.STATE_FLUSHED if keeps else ExitCode.FAILURE
+
+
 def _leave_at_once(code: int) -> NoReturn:
     """Ends the process without destructors: one of a former generation's group may be stuck."""
     for stream in (sys.stdout, sys.stderr):
@@ -89,6 +114,7 @@ def _run_restartable(
 ) -> int:
     """Runs until training ends, restarting after faults; returns the exit code."""
     from megatron_moevement.integrations.nvrx.restarter import (  # noqa: PLC0415
+        ControlStoreLostError,
         DiscardedError,
         Restartable,
         RestartsEndedError,
@@ -106,12 +132,11 @@ def _run_restartable(
             interruption=resident.interruption,
             domain=arguments.fault_tolerance.moevement_failure_domain or launch.failure_domain,
         )
-    except (DiscardedError, RestartsEndedError) as error:
+    except (DiscardedError, ControlStoreLostError) as error:
         # A process that is given up keeps its memory too: the others may be too few to go on.
-        keeps = resident.kept.store.has_state
-        what_next = "; its state is in memory: launch the job again to go on" if keeps else ""
-        sys.stderr.write(f"pretrain_moe.py: process {launch.process} stops: {error}{what_next}\n")
-        return ExitCode.STATE_FLUSHED if keeps else ExitCode.FAILURE
+        return _stop(resident, launch, error, None)
+    except RestartsEndedError as error:
+        return _stop(resident, launch, error, arguments.checkpointing.save)
     if isinstance(failure, UserError):
         if run.place is not None and run.place.rank == 0:  # all ranks find the same
             sys.stderr.write(f"pretrain_moe.py: {failure}\n")

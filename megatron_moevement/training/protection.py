@@ -70,6 +70,7 @@ def open_strategy(
     if not settings.is_on:
         yield Off()
         return
+    saving = job.arguments.checkpointing
     strategy = open_sparse_checkpointing(
         settings,
         trained(job),
@@ -79,6 +80,7 @@ def open_strategy(
         domain=settings.moevement_failure_domain or job.launch.failure_domain,
         train_iters=int(job.arguments.run.train_iters or 0),
         say=_say,
+        saves=[Path(one) for one in dict.fromkeys((saving.save, saving.load)) if one is not None],
     )
     try:
         yield strategy

@@ -87,10 +87,14 @@ def test_without_a_spare_the_survivors_stop_and_a_relaunch_loses_nothing(
     codes = [code for process, code in enumerate(result.exit_codes) if process not in lost]
     assert codes == [STATE_FLUSHED] * 3, result.describe()
     committed = max(event.iteration for event in events_of(run, EventName.ITERATION, None))
+    flushed = run.checkpoints / "moevement" / "flushed"
+    assert len(list(flushed.glob("*/process-*"))) == 3
+    assert list(run.store.rglob("*")) == []
     assert digest_differences(run.finish(), uninterrupted(CASE)) == []
     last = plans_of(run)[-1]
     assert (last["verdict"], last["target"] >= committed) == ("GLOBAL", True)
     assert list(run.store.rglob("*")) == []
+    assert list(flushed.rglob("process-*")) == []
 
 
 def interrupted(server, text, folder, case, times, seed):

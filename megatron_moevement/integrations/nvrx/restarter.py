@@ -49,6 +49,10 @@ class RestartsEndedError(Exception):
     """The job stops here, with what it has in memory; the message says why."""
 
 
+class ControlStoreLostError(RestartsEndedError):
+    """Nobody hosts the control store any more."""
+
+
 class DiscardedError(Exception):
     """This process is given up with its failure domain; the job goes on without it."""
 
@@ -113,7 +117,7 @@ def run_restartable(
     except RankDiscarded as error:
         raise DiscardedError("it is given up with its failure domain") from error
     except dist.DistError as error:
-        raise RestartsEndedError(f"the control store is lost: {error}") from error
+        raise ControlStoreLostError(f"the control store is lost: {error}") from error
     time.sleep(_LOOKS_OF_THE_MONITOR * times["monitor_process_interval"].total_seconds())
     return result
 
