@@ -13,6 +13,8 @@ class ExitCode(IntEnum):
     FAILURE = 1
     BAD_ARGUMENTS = 2
     STATE_FLUSHED = 75
+    INTERRUPTED = 130
+    """By Ctrl-C; what a shell reports of a program that SIGINT ends."""
 
 
 class UserError(Exception):

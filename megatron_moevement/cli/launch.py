@@ -36,6 +36,7 @@ from megatron_moevement.errors import ExitCode, UserError
 STORE_ADDRESS = "127.0.0.1"
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
 SIGNAL_EXIT_BASE = 128
 PROGRAM = Path(__file__).resolve().parents[2] / "pretrain_moe.py"
 GRACE = timedelta(seconds=30)
@@ -65,7 +66,7 @@ class Job:
     program: Path
     flags: tuple[str, ...]
     grace: timedelta
-    """Time between SIGTERM and SIGKILL for the other ranks when one has failed."""
+    """Time until SIGKILL: after SIGTERM for the others when a rank has failed, and after Ctrl-C."""
     log_directory: Path | None
 
     @property
@@ -157,6 +158,9 @@ def launch(job: Job) -> int:
         raise UserError(f"torch is not installed for {sys.executable}: run scripts/setup.sh")
     watched = {signal.SIGCHLD, *FORWARDED}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, watched)
+    others = _children()
+    # Processes that ranks left behind, such as the monitors of in-process restart, come to us.
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
     ranks: list[subprocess.Popen[bytes]] = []
     try:
         with contextlib.ExitStack() as stack:
@@ -179,6 +183,7 @@ def launch(job: Job) -> int:
     finally:
         for process in ranks:
             _kill_session(process)
+        _kill_what_is_left(others)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
@@ -268,6 +273,8 @@ def _supervise(
             _send(running.values(), signal.SIGKILL)
         elif received in FORWARDED:
             _send(running.values(), received)
+            if received == signal.SIGINT:  # nobody wants to wait for long
+                deadline = time.monotonic() + job.grace.total_seconds()
 
 
 def _wait_for_signal(watched: set[signal.Signals], deadline: float | None) -> int | None:
@@ -291,6 +298,30 @@ def _kill_session(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
+def _kill_what_is_left(others: frozenset[int]) -> None:
+    """Kills and reaps what ranks started in sessions of its own: with them, its work is over.
+
+    Args:
+        others: children that are not the job's.
+    """
+    while left := _children() - others:
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for pid in left:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, 0)
+
+
+def _children() -> frozenset[int]:
+    """Returns the children of this process, those of all its threads."""
+    found: set[int] = set()
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended
+            found.update(map(int, (task / "children").read_text().split()))
+    return frozenset(found)
+
+
 def _parse(argv: Sequence[str]) -> Job:
     own, flags = list(argv), []
     if "--" in own:
@@ -311,7 +342,7 @@ def _parse(argv: Sequence[str]) -> Job:
         "--grace-s",
         type=float,
         default=GRACE.total_seconds(),
-        help="seconds between SIGTERM and SIGKILL when a rank has failed (default: 30)",
+        help="seconds until SIGKILL when a rank has failed, or after Ctrl-C (default: 30)",
     )
     args = parser.parse_args(own)
     if args.ranks < 1 or args.spares < 0 or args.grace_s < 0:

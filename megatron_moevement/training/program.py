@@ -44,7 +44,11 @@ def main(argv: Sequence[str]) -> int:
         duration = arguments.run.exit_duration_in_mins
         stop = StopSources(None if duration is None else timedelta(minutes=duration))
         with stop.listening():
-            code = _run(arguments, launch, backend, stop)
+            try:
+                code = _run(arguments, launch, backend, stop)
+            finally:
+                if stop.interrupted:  # whatever has become of the KeyboardInterrupt
+                    _leave_at_once(ExitCode.INTERRUPTED)
         if arguments.restart.inprocess_restart:
             _leave_at_once(code)
         return code
@@ -75,6 +79,8 @@ def _run(arguments: Arguments, launch: Launch, backend: Backend, stop: StopSourc
             return _run_restartable(run, arguments, launch, backend)
         run.alone(launch)
     finally:
+        if stop.interrupted:
+            run.abandon()
         resident.close()
     return ExitCode.DONE
 

@@ -7,13 +7,16 @@ from pathlib import Path
 
 from megatron_moevement.errors import UserError
 from megatron_moevement.integrations.megatron.process_groups import leave_job
+from megatron_moevement.runtime.fault_record import remove_record
 from megatron_moevement.runtime.generation import Generation
 from megatron_moevement.settings.launch import Launch
+from megatron_moevement.strategies.opening import store_place
 from megatron_moevement.strategies.recovery import RecoveryAbortedError
 from megatron_moevement.training.arguments import Arguments
 from megatron_moevement.training.fault_injection import check_struck
 from megatron_moevement.training.loop import train
 from megatron_moevement.training.operator_table import write_operators
+from megatron_moevement.training.protection import fingerprint
 from megatron_moevement.training.resident import Resident
 from megatron_moevement.training.state_digest import check_state_digest_path, write_state_digest
 from megatron_moevement.training.step import DivergenceError
@@ -49,6 +52,7 @@ class GenerationRun:
             UserError: the arguments don't fit machine, data or checkpoint.
             DivergenceError: the gradients are not finite.
         """
+        self.place = launch
         patience = timedelta(0)  # after a failure: closed connections tell the peers
         try:
             with Generation() as generation:
@@ -78,6 +82,21 @@ class GenerationRun:
             failure, patience = error.with_traceback(None), _PATIENCE_REFUSED
         leave_job(patience)
         return failure
+
+    def abandon(self) -> None:
+        """Gives up what is kept for a relaunch: Ctrl-C was pressed, wherever the process was.
+
+        What recovers only leaves everything as it is. Call it before the resident is closed.
+        """
+        settings = self._arguments.fault_tolerance
+        if settings.moevement_recover_only:
+            return
+        self.resident.kept.store.finish()
+        if self.place is not None:
+            root, run_id = store_place(
+                settings, fingerprint(self._arguments, self.place.world_size)
+            )
+            remove_record(root / run_id)
 
     def _train(self, generation: Generation, launch: Launch) -> None:
         file = self._arguments.run.moevement_state_digest

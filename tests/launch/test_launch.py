@@ -1,6 +1,5 @@
 """The launcher with real processes: `scripts/run_local.sh` and small programs as ranks."""
 
-import contextlib
 import json
 import os
 import signal
@@ -200,6 +199,18 @@ def test_signals_are_forwarded_and_the_ranks_decide(start, tmp_path, number):
     assert (tmp_path / "stopped.1").exists()
 
 
+def test_ranks_that_ignore_ctrl_c_are_killed_after_the_grace_time(start, tmp_path):
+    body = """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    tell("ready", str(os.getpid()))
+    time.sleep(600)
+    """
+    process = start(body, "-n", "2", "--grace-s", "0.2")
+    await_files(tmp_path, "ready.0", "ready.1")
+    process.send_signal(signal.SIGINT)
+    assert exit_code(process) == 128 + signal.SIGKILL
+
+
 def test_ranks_that_a_forwarded_signal_kills_give_its_code(start, tmp_path):
     process = start('tell("ready"); time.sleep(600)', "-n", "2")
     await_files(tmp_path, "ready.0", "ready.1")
@@ -222,16 +233,17 @@ def test_the_ranks_end_with_the_launcher(start, tmp_path):
             time.sleep(0.01)
 
 
-def test_processes_that_a_rank_started_do_not_outlive_the_job(start, tmp_path):
+@pytest.mark.parametrize("session", ["its own", "the rank's"])
+def test_processes_that_a_rank_started_do_not_outlive_the_job(start, tmp_path, session):
     body = """
     import subprocess
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    tell("child", str(subprocess.Popen(["sleep", "600"], **quiet).pid))
+    own = OWN_SESSION
+    tell("child", str(subprocess.Popen(["sleep", "600"], start_new_session=own, **quiet).pid))
     """
+    body = body.replace("OWN_SESSION", str(session == "its own"))
     assert exit_code(start(body, "-n", "1")) == 0
-    child = int((tmp_path / "child.0").read_text())
-    with contextlib.suppress(psutil.NoSuchProcess):
-        psutil.Process(child).wait(timeout=20)
+    assert not psutil.pid_exists(int((tmp_path / "child.0").read_text()))
 
 
 def test_two_pipeline_stages_train_and_one_rank_prints(tmp_path):

@@ -5,6 +5,7 @@ NVRx's own store is hosted by rank 0, whose death would end the job.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from datetime import timedelta
 
@@ -15,6 +16,7 @@ from nvidia_resiliency_ext.inprocess.store import PrefixStore, StoreMixin
 from megatron_moevement.settings.launch import Address
 
 _PATIENCE = timedelta(seconds=10)
+_SLICE = timedelta(seconds=0.25)
 
 
 class ControlStore(dist.TCPStore, StoreMixin):  # type: ignore[misc, name-defined]
@@ -29,6 +31,23 @@ class ControlStore(dist.TCPStore, StoreMixin):  # type: ignore[misc, name-define
             timeout: of every question to it.
         """
         super().__init__(host, port, None, False, timeout)
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        """Waits for keys, in slices: Ctrl-C arrives only between two instructions of Python.
+
+        Raises:
+            DistStoreError: the time is over.
+        """
+        deadline_s = time.monotonic() + (timeout or self.timeout).total_seconds()
+        while True:
+            left = timedelta(seconds=max(deadline_s - time.monotonic(), 0.001))
+            try:
+                super().wait(keys, min(left, _SLICE))
+            except dist.DistStoreError:
+                if time.monotonic() >= deadline_s:
+                    raise
+            else:
+                return
 
     @property
     def critical_ranks(self) -> tuple[int, ...]:

@@ -1,0 +1,207 @@
+"""After Ctrl-C nothing of a job is left: no process, no listening socket, no file."""
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import time
+import uuid
+from pathlib import Path
+from random import Random
+
+import psutil
+import pytest
+
+from megatron_moevement.runtime.events import EventName, read_events
+from megatron_moevement.testing.interruption import Run, send
+from megatron_moevement.testing.protected_run import Case
+from megatron_moevement.testing.restarted_run import (
+    RESTARTABLE,
+    await_step,
+    events_of,
+    restartable_program,
+)
+
+pytestmark = [pytest.mark.distributed, pytest.mark.timeout(300)]
+
+ROOT = Path(__file__).resolve().parents[2]
+CASE = Case.of("pp2-ep2 bf16 distributed grouped", 3)
+INTERRUPTED = 130
+STEP = CASE.protected_from + 1
+MARK = "MOEVEMENT_TEST_MARK"
+LISTENING = "0A"
+"""As /proc/net/tcp writes the state of a socket."""
+
+
+def test_ctrl_c_in_training_leaves_no_file(megatron_fork_server, text, tmp_path):
+    run = Run(restartable_program(CASE, megatron_fork_server, text, 1), tmp_path)
+    with run.start("--moevement-faults", "1:after-barrier@0#7") as job:
+        await_step(run, job, 2)
+        send(job, signal.SIGINT, range(5))
+        result = job.wait()
+    assert result.exit_codes == (INTERRUPTED,) * 5, result.describe()
+    assert "Traceback" not in "".join(rank.stderr for rank in result.ranks)
+    assert list(run.store.rglob("*")) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(8))
+def test_ctrl_c_at_any_time_after_a_fault_leaves_no_file(
+    megatron_fork_server, text, tmp_path, seed
+):
+    random = Random(seed)
+    run = Run(restartable_program(CASE, megatron_fork_server, text, 1), tmp_path)
+    with run.start("--moevement-faults", f"{STEP}:prepare@{random.randrange(4)}") as job:
+        while not events_of(run, EventName.FAULT_INJECTED, 0):
+            job.poll()
+        time.sleep(random.uniform(0, 1.5))
+        send(job, signal.SIGINT, range(5))
+        result = job.wait()
+    assert sorted(result.exit_codes) == [-9, *[INTERRUPTED] * 4], result.describe()
+    assert list(run.store.rglob("*")) == []
+
+
+class LocalJob:
+    """A job of run_local.sh, the ranks of which are found by a mark in their environment."""
+
+    def __init__(self, folder, store, flags, spares):
+        self.mark = uuid.uuid4().hex
+        self.store = store
+        self.events = folder / "events"
+        self.output = folder / "output"
+        own = (f"--moevement-store-dir={self.store}", f"--moevement-event-dir={self.events}")
+        command = [ROOT / "scripts" / "run_local.sh", "-n", "4", "-s", str(spares), "--"]
+        with self.output.open("wb") as output:
+            self.launcher = subprocess.Popen(
+                [*command, *flags, *own],
+                env={**os.environ, MARK: self.mark},
+                stdout=output,
+                stderr=output,
+            )
+
+    def processes(self):
+        found = set()
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if process.environ().get(MARK) == self.mark and process.is_running():
+                    found.add(process.pid)
+        return found
+
+    def listening(self):
+        """Returns the ports at which processes of the job listen."""
+        ports = set()
+        for pid in self.processes():
+            with contextlib.suppress(psutil.Error):
+                ports |= {
+                    one.laddr.port
+                    for one in psutil.Process(pid).net_connections("tcp")
+                    if one.status == psutil.CONN_LISTEN
+                }
+        return ports
+
+    def await_event(self, name, generation, iteration=0):
+        while not any(
+            (event.event, event.generation) == (name, generation) and event.iteration >= iteration
+            for event in (read_events(self.events) if self.events.exists() else [])
+        ):
+            assert self.launcher.poll() is None, self.output.read_text()
+            time.sleep(0.02)
+
+    def interrupt(self):
+        """Presses Ctrl-C; returns the exit code of the launcher."""
+        self.launcher.send_signal(signal.SIGINT)
+        return self.launcher.wait(60)
+
+    def kill(self):
+        for pid in self.processes():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.launcher.wait()
+
+
+@pytest.fixture
+def start(text, tmp_path):
+    """Starts jobs of one run; whatever is left of them is removed."""
+    started = []
+    store = Path(f"/dev/shm/moevement-test-{uuid.uuid4().hex}")
+
+    def start_job(*flags, spares=1):
+        program = CASE.protected_program(None, text, *RESTARTABLE)
+        always = (f"--train-iters={CASE.train_iters}", f"--data-cache-path={tmp_path}/index")
+        job = LocalJob(tmp_path, store, (*program.flags, *always, *flags), spares)
+        started.append(job)
+        return job
+
+    yield start_job
+    for job in started:
+        job.kill()
+    shutil.rmtree(store, ignore_errors=True)
+
+
+def listening_now():
+    lines = Path("/proc/net/tcp").read_text().splitlines()[1:]
+    fields = [line.split() for line in lines]
+    return {int(one[1].split(":")[1], 16) for one in fields if one[3] == LISTENING}
+
+
+def check_nothing_is_left(job, ports):
+    assert job.processes() == set()
+    assert ports & listening_now() == set()
+    assert list(job.store.rglob("*")) == []
+    assert "Traceback" not in job.output.read_text()
+
+
+@pytest.mark.slow
+def test_ctrl_c_while_ranks_wait_for_each_other_at_the_start_leaves_nothing(start):
+    job = start("--inprocess-barrier-timeout=120")
+    launcher, ranks, first_monitor = 1, 5, 1
+    while len(job.processes()) < launcher + ranks + first_monitor:
+        time.sleep(0.02)
+    ports = job.listening()
+    assert job.interrupt() == INTERRUPTED
+    assert job.processes() == set()
+    assert ports & listening_now() == set()
+    assert list(job.store.rglob("*")) == []
+
+
+@pytest.mark.slow
+def test_ctrl_c_in_training_leaves_nothing(start):
+    job = start()
+    job.await_event(EventName.ITERATION, 0, STEP)
+    ports = job.listening()
+    assert len(ports) > 2
+    assert job.interrupt() == INTERRUPTED
+    check_nothing_is_left(job, ports)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "generation"),
+    [
+        (EventName.FAULT_INJECTED, 0),
+        (EventName.FAULT_DETECTED, 1),
+        (EventName.PLAN, 1),
+        (EventName.REPLAY, 1),
+    ],
+)
+def test_ctrl_c_in_a_recovery_leaves_nothing(start, name, generation):
+    job = start("--moevement-faults", f"{STEP}:prepare@2")
+    job.await_event(EventName.ITERATION, 0, STEP - 1)
+    ports = job.listening()
+    job.await_event(name, generation)
+    assert job.interrupt() == INTERRUPTED
+    check_nothing_is_left(job, ports)
+
+
+@pytest.mark.slow
+def test_ctrl_c_in_the_conversion_of_a_relaunch_leaves_nothing(start):
+    fault = ("--moevement-faults", f"{STEP}:prepare")
+    crashed = start(*fault, spares=0)
+    assert crashed.launcher.wait() == 128 + signal.SIGKILL
+    assert any(crashed.store.rglob("*.ring"))
+    job = start(*fault, spares=0)
+    job.await_event(EventName.REPLAY, 0)
+    ports = job.listening()
+    assert job.interrupt() == INTERRUPTED
+    check_nothing_is_left(job, ports)
