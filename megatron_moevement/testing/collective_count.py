@@ -16,12 +16,12 @@ _COLLECTIVES = "c10d"
 """Namespace of torch's operations on process groups; sending and receiving is among them."""
 
 
-class CollectiveCount(TorchDispatchMode):
+class CollectiveCount(TorchDispatchMode):  # type: ignore[no-untyped-call]  # upstream is not typed
     """Counts what passes torch's dispatcher on the thread that enters it."""
 
     def __init__(self) -> None:
         """Begins with none."""
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.count = 0
 
     def __torch_dispatch__(
@@ -55,13 +55,13 @@ def train_counting(
 
     def begin(self: TrainingLoop, target: int) -> StopRequest:
         counts.append(CollectiveCount())
-        counts[-1].__enter__()
+        counts[-1].__enter__()  # type: ignore[no-untyped-call]
         return catch_up(self, target)
 
     def end(self: Meeting) -> None:
         wait(self)
         if _is_of_a_recovery(self):
-            counts[-1].__exit__(None, None, None)
+            counts[-1].__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
     _replace(TrainingLoop, "_catch_up", begin)
     _replace(Meeting, "wait", end)

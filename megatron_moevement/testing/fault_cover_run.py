@@ -25,7 +25,7 @@ from megatron_moevement.testing.restarted_run import (
     kill_rank,
 )
 
-EXIT_CODES = {
+EXIT_CODES: dict[FaultKind, set[int]] = {
     FaultKind.KILL: {-signal.SIGKILL},
     FaultKind.STOP: {-signal.SIGKILL, ExitCode.STATE_FLUSHED},
     FaultKind.EXCEPTION: {ExitCode.DONE},
@@ -164,7 +164,7 @@ class StruckRun:
         """Checks how each process ended; those that were not struck end well."""
         assert self._result is not None
         expected: dict[int, set[int]] = {pid: {ExitCode.DONE} for pid in self._pids}
-        expected[struck.pid] = set(EXIT_CODES[FaultKind(self._row.kind)])
+        expected[struck.pid] = EXIT_CODES[FaultKind(self._row.kind)]
         # Whom an exception left alive may be killed from outside.
         expected[self._outside_pid] = {-signal.SIGKILL}
         found = dict(zip(self._pids, self._result.exit_codes, strict=True))
