@@ -16,7 +16,7 @@ _COLLECTIVES = "c10d"
 """Namespace of torch's operations on process groups; sending and receiving is among them."""
 
 
-class CollectiveCount(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class CollectiveCount(TorchDispatchMode):  # type: ignore[no-untyped-call]  # upstream is not typed
     """Counts what passes torch's dispatcher on the thread that enters it."""
 
     def __init__(self) -> None:

@@ -128,7 +128,7 @@ class Row:
         other: whom that one strikes, seen from the first.
         training: what is trained.
         window: W.
-        turn: which place of the phase, and how many copies of a slot.
+        turn: which place of the phase, and how many copies of a slot there are.
     """
 
     kind: str
@@ -218,6 +218,11 @@ class Row:
         return 1 + self.is_deadly
 
     @property
+    def replicas(self) -> int:
+        """Copies of a slot, r; where a fault costs one of them, another one is left."""
+        return 1 + self.turn % 2 if self.restarts else 2
+
+    @property
     def verdicts(self) -> frozenset[str]:
         """What the recovery from the fault may come down to.
 
@@ -250,7 +255,7 @@ class Row:
         return (
             "--moevement-strategy=moevement",
             f"--moevement-window={self.window}",
-            f"--moevement-replicas={1 + self.turn % 2}",
+            f"--moevement-replicas={self.replicas}",
             "--moevement-faults",
             str(self.fault),
             *LostStates.REPLAYED.flags,
