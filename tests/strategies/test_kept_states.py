@@ -1,4 +1,4 @@
-"""A fault in a replay: a stage that has a whole state again goes on from it, not from the window."""
+"""A fault in a replay: a stage whose state is whole again goes on from it."""
 
 import dataclasses
 
@@ -79,6 +79,6 @@ def test_a_stage_goes_on_from_where_its_replay_was_interrupted(
         LocalizedRun(megatron_fork_server, JOBS[job], text, TRAIN_ITERS, folder)
         for folder in folders
     )
-    found = run.train(losses, "--moevement-replicas=1")
+    found = run.train(losses, "--moevement-replicas=2")
     assert differences(found, plain.train()) == []
     run.check(losses, found)
