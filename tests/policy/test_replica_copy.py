@@ -24,7 +24,7 @@ from megatron_moevement.testing.job_facts import (
 
 JOB = Job(Layout(pp=3, dp=2), step=13)
 """Processes 0 to 5 train, two a stage; 6 and 7 are spares. Steps 9 to 11 are persisted."""
-often = settings(max_examples=60, deadline=None)
+often = settings(max_examples=30, deadline=None)
 CASES = first_faults() | second_faults()
 GETTING_WORSE = [
     (Verdict.RESUME, WindowEdges.KEPT),
