@@ -56,12 +56,12 @@ class Loss:
     Attributes:
         lost: ranks that lose everything.
         scope: stages that replay.
-        behind: ranks that are interrupted between the barrier of the target and its commit.
+        behind: ranks that are interrupted between the barrier of the step and its commit.
         torn: ranks that are interrupted in the commit.
         rolled: ranks that roll forward.
         everybody: where all other ranks are interrupted.
-        replaying: ranks that the fault finds in a replay, behind the step `reached`; all others
-            stand by.
+        replaying: ranks that the fault finds in the replay of the step `reached`; all others stand
+            by.
         reached: see there.
         kept: for each stage that goes on from what an interrupted replay had reached how many
             steps are left.
@@ -85,13 +85,17 @@ class Loss:
         """Returns where each rank leaves its training, as JSON."""
         if self.replaying:
             places = {str(rank): STANDS_BY for rank in range(job.world_size)}
-            places |= {str(rank): f"{self.reached}:replay" for rank in self.replaying}
+            places |= {str(rank): f"{self.reached}:gather" for rank in self.replaying}
+            places |= self._held_up(self.reached)
             return {"places": places, "lost": list(self.lost)}
         step = int(self.everybody.split(":")[0])
         places = {str(rank): self.everybody for rank in range(job.world_size)}
-        places |= {str(rank): f"{step}:after-barrier" for rank in self.behind}
-        places |= {str(rank): f"{step}:optimizers" for rank in self.torn}
-        return {"places": places, "lost": list(self.lost)}
+        return {"places": places | self._held_up(step), "lost": list(self.lost)}
+
+    def _held_up(self, step: int) -> dict[str, str]:
+        """Returns where ranks are interrupted that do not come to the end of a step's commit."""
+        behind = {str(rank): f"{step}:after-barrier" for rank in self.behind}
+        return behind | {str(rank): f"{step}:optimizers" for rank in self.torn}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -142,13 +142,12 @@ class RestartRun:
                 Meeting(name, _PATIENCE).wait()
                 raise InterruptedOnPurposeError(STANDS_BY)
 
-        before = returning.Meeting
         if is_bystander:
             setattr(returning, "Meeting", Left)  # noqa: B010  (mypy: a class is no variable)
         try:
             yield
         finally:
-            setattr(returning, "Meeting", before)  # noqa: B010
+            setattr(returning, "Meeting", Meeting)  # noqa: B010
 
     def restart(self, restart: Restart) -> None:
         """Leaves the groups of a generation; every rank calls it, once it was interrupted.

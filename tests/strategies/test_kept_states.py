@@ -4,8 +4,12 @@ import dataclasses
 
 import pytest
 
+from megatron_moevement.runtime.events import EventName
 from megatron_moevement.testing.default_run import slow_but
+from megatron_moevement.testing.interruption import Run, digest_differences
 from megatron_moevement.testing.localized_run import LocalizedJob, LocalizedRun, Loss, differences
+from megatron_moevement.testing.protected_run import Case
+from megatron_moevement.testing.restarted_run import events_of, restartable_program
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(300)]
 
@@ -59,6 +63,16 @@ CASES = {
         first(2, 1),
         later(lost=(3,), scope=(1,), replaying=(2, 3)),
     ),
+    "one of the replaying is behind": (
+        "pp2-ep2",
+        first(2, 1),
+        later(scope=(1,), replaying=(2, 3), behind=(3,), rolled=1, kept={1: 1}),
+    ),
+    "torn commit": (
+        "pp3",
+        first(1, 1),
+        later(scope=(1,), replaying=(1,), torn=(1,)),
+    ),
     "tied ends": (
         "pp4-tied",
         first(3, 0, 3),
@@ -82,3 +96,24 @@ def test_a_stage_goes_on_from_where_its_replay_was_interrupted(
     found = run.train(losses, "--moevement-replicas=2")
     assert differences(found, plain.train()) == []
     run.check(losses, found)
+
+
+REAL = Case.of("pp2-ep2 bf16 distributed grouped", 2)
+
+
+@pytest.mark.slow
+def test_an_exception_in_a_replay_costs_no_step_that_was_replayed(
+    megatron_fork_server, text, tmp_path
+):
+    expected = Run(REAL.program(megatron_fork_server, text, UNTIED), tmp_path / "plain").finish()
+    program = restartable_program(REAL, megatron_fork_server, text, 1, UNTIED)
+    run = Run(program, tmp_path / "faults")
+    faults = (f"{TARGET}:gather@2", f"exception:{REACHED}:gather@3#1")
+    with run.start("--moevement-faults", *faults) as job:
+        result = job.wait()
+    assert sorted(result.exit_codes) == [-9, 0, 0, 0, 0], result.describe()
+    assert digest_differences(run._digest(), expected) == []
+    first, second = (events_of(run, EventName.PLAN, generation)[0].fields for generation in (1, 2))
+    assert (first["verdict"], first["scope"]) == ("LOCALIZED", [1])
+    assert first["replayed_steps"] > second["replayed_steps"]
+    assert second["replayed_steps"] <= 1
