@@ -85,6 +85,7 @@ class MemoryRecovery:
         self._replicas = replicas
         self._survivor = Survivor(trained, kept)
         self._facts: Facts | None = None
+        self._slots: OwnSlots | None = None
 
     def make_plan(self, durable: int) -> Plan | None:
         """Plans the recovery with all other ranks.
@@ -202,9 +203,11 @@ class MemoryRecovery:
         self._kept.live = Live.dense(scalars)
 
     def own_slots(self, plan: Plan) -> OwnSlots:
-        """Returns this rank's slots as the facts tell of them; they are shared out from here."""
+        """Returns this rank's slots: as the facts tell of them, and what was fetched since."""
         assert self._facts is not None
-        return OwnSlots(self._memory, self._facts, self._trained.rank, plan)
+        if self._slots is None:
+            self._slots = OwnSlots(self._memory, self._facts, self._trained.rank, plan)
+        return self._slots
 
     def boundaries(self, plan: Plan) -> ReplayedBoundaries:
         """Returns between whom the stages of a plan replay."""

@@ -34,7 +34,7 @@ JOBS = {
         "pp2-ep2 bf16 replicated-overlap bias", 4, 2, 3, UNTIED, ALL_EXPERTS
     ),
     "tied": LocalizedJob.of("pp2-ep2 fp16 replicated grouped", 4, 2, 3, ALL_EXPERTS),
-    "edp3": LocalizedJob.of("edp3 fp32 replicated", 3, 1, 4),
+    "edp3": LocalizedJob.of("edp3 fp32 replicated", 3, 1, 2),
     "distributed": LocalizedJob.of("pp2-ep2 bf16 distributed", 4, 2, 3, UNTIED, ALL_EXPERTS),
     "ep2": LocalizedJob.of("pp2-ep2 bf16 replicated", 4, 2, 3, UNTIED),
 }
