@@ -191,6 +191,21 @@ class Plan:
         return max((self.target - replay.start for replay in self.replays), default=0)
 
     @property
+    def first_ledger_step(self) -> int:
+        """The first step whose ledger entry somebody needs, if it is there."""
+        steps = [self.target, *(replay.start + 1 for replay in self.replays)]
+        steps += [roll.step for roll in self.roll_forward]
+        if self.copies and self.persisted is not None:
+            steps.append(self.persisted.start + 1)
+        return min(steps)
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether stages replay without all others: some stand by, or begin at other steps."""
+        starts = {replay.start for replay in self.replays}
+        return self.verdict is Verdict.LOCALIZED or len(starts) > 1
+
+    @property
     def is_flush(self) -> bool:
         """Whether the job ends with its state written for the next launch."""
         return self.ending is Ending.FLUSH

@@ -98,7 +98,9 @@ def _replay(facts: Facts, survey: Survey, window: Window) -> Plan | None:
     begins = {stage: survey.target if start is None else start for stage, start in starts.items()}
     sparse = {stage: begins[stage] for stage in scope if _is_sparse(survey, stage, begins[stage])}
     slots = _slots(facts, window, sparse)
-    ledger_source = _ledger_source(facts, min(begins.values()) + 1, survey.target)
+    rolling = _roll_forward(survey, begins)
+    first = min([*(begin + 1 for begin in begins.values()), *(roll.step for roll in rolling)])
+    ledger_source = _ledger_source(facts, first, survey.target)
     if slots is None or ledger_source is None:
         return None
     replays = tuple(
@@ -113,7 +115,7 @@ def _replay(facts: Facts, survey: Survey, window: Window) -> Plan | None:
         target=survey.target,
         persisted=persisted_of(facts),
         window=window,
-        roll_forward=_roll_forward(survey, begins),
+        roll_forward=rolling,
         replays=replays,
         segments=segments_of(facts.layout, scope),
         scope_kind=scope_kind(facts.layout, facts.ends, scope),

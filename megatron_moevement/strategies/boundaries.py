@@ -31,14 +31,18 @@ class ReplayedBoundaries:
     """Between whom a replay of some stages takes place.
 
     Attributes:
-        scope: the stages that replay, all of them from the same step.
+        begins: for each stage k of the S_k that it replays from; the target where it stands by.
         processes: for each stage the process whose rank has this rank's other coordinates.
         target: the last step that is replayed.
     """
 
-    scope: frozenset[int]
+    begins: Mapping[int, int]
     processes: Mapping[int, int]
     target: int
+
+    def does(self, stage: int, step: int) -> bool:
+        """Returns whether a stage replays a step; what it sent in it lies in its log otherwise."""
+        return self.begins[stage] < step
 
 
 class Boundaries:
@@ -59,8 +63,10 @@ class Boundaries:
         self._replaying: ReplayedBoundaries | None = None
         self._communicator: ReplayCommunicator | None = None
         self._reader: LogReader | None = None
+        self._live: frozenset[Neighbour] | None = None
         self._fetched = 0
         self._mode = contextlib.ExitStack()
+        self._talk = contextlib.ExitStack()
         if memory.log is not None:
             log = memory.log
             self._writer = memory.generation.own(
@@ -69,6 +75,7 @@ class Boundaries:
 
     def train(self) -> None:
         """Logs what is sent in training from now on."""
+        self._talk.close()
         self._mode.close()
         self._replaying = self._communicator = self._reader = None
         if self._writer is not None:
@@ -76,12 +83,13 @@ class Boundaries:
             self._communicate(LoggedCommunicator(group, self._config, self._writer))
 
     def replay(self, replayed: ReplayedBoundaries, first: int) -> None:
-        """Takes what bystanders sent from their logs, until training goes on.
+        """Takes what the stages ahead sent from their logs, until training goes on.
 
         Args:
             replayed: who replays.
             first: the first step that is replayed.
         """
+        self._talk.close()
         self._mode.close()
         if self._writer is None:
             assert first > replayed.target, "nothing can be replayed alone without a log"
@@ -96,21 +104,34 @@ class Boundaries:
                 )
             )
         )
-        layout = self._trained.layout
+        self._live = None
+        self.advance(first)
+        self._prefetch(first)
+
+    def advance(self, step: int) -> None:
+        """Gets ready for a replayed step: a neighbour that was ahead may replay it, too."""
+        replayed, layout = self._replaying, self._trained.layout
+        if replayed is None or self._writer is None or step > replayed.target:
+            return
+        senders = {side: sender_stage(layout, self._stage, way) for way, side in _SIDES.items()}
+        live = frozenset(
+            side
+            for side, sender in senders.items()
+            if sender is not None and replayed.does(sender, step)
+        )
+        if live == self._live:
+            return
+        self._live = live
         self._communicator = ReplayCommunicator(
             self._trained.groups.pp,
             self._config,
             self._writer,
             self._logged,
             device=self._trained.device,
-            live=[
-                side
-                for way, side in _SIDES.items()
-                if sender_stage(layout, self._stage, way) in replayed.scope
-            ],
+            live=live,
         )
+        self._talk.close()
         self._communicate(self._communicator)
-        self._prefetch(first)
 
     def verify(self, step: int) -> Verification | None:
         """Compares what a replayed step sent to bystanders with what they received before.
@@ -123,7 +144,7 @@ class Boundaries:
         receivers = {
             way: stage
             for way, stage in receivers_from(self._trained.layout, self._stage)
-            if stage not in self._replaying.scope
+            if not self._replaying.does(stage, step)
         }
         hashes: dict[BoundaryTag, int] = {}
         for stage in set(receivers.values()):
@@ -141,12 +162,13 @@ class Boundaries:
 
     def close(self) -> None:
         """Ends the threads, once the log has what was handed over."""
+        self._talk.close()
         self._mode.close()
         if self._writer is not None:
             self._writer.close()
 
     def _communicate(self, communicator: LoggedCommunicator) -> None:
-        self._mode.enter_context(self._trained.schedule.communicating_by(communicator))
+        self._talk.enter_context(self._trained.schedule.communicating_by(communicator))
 
     def _logged(self, tag: BoundaryTag) -> torch.Tensor:
         """Returns what a bystander sent; asks for what the step after will need."""
@@ -165,7 +187,7 @@ class Boundaries:
             self._config, self._trained.layout.pp, self._trained.schedule.num_microbatches
         )
         for way, sender in senders_to(self._trained.layout, self._stage):
-            if sender not in self._replaying.scope:
+            if not self._replaying.does(sender, step):
                 tags = crossings.received(step, self._stage, way)
                 self._reader.prefetch(self._replaying.processes[sender], tags)
 

@@ -18,6 +18,7 @@ from megatron_moevement.integrations.megatron.random_state import random_state
 from megatron_moevement.integrations.megatron.slot_layout import slot_layouts
 from megatron_moevement.integrations.megatron.snapshots import LiveOperators
 from megatron_moevement.policy.commit import newest_persisted
+from megatron_moevement.policy.facts import Condition
 from megatron_moevement.policy.plan import Plan, Verdict, WindowEdges
 from megatron_moevement.policy.retention import retain
 from megatron_moevement.policy.ring import SlotRing
@@ -111,23 +112,29 @@ class SparseCheckpointing:
         slots = recovery.own_slots(plan)
         if plan.edges is WindowEdges.ANEW:
             self.begin(self._progress())
-            returning.share(slots, [])
+            returning.share(slots, [], plan.target)
             returning.replays(None, plan)
         elif replay is None:
             self._stand_by(plan.target, slots.ring(plan.target))
-            returning.share(slots, slots.shareable())
+            returning.share(slots, slots.shareable(), plan.target)
             returning.replays(None, plan)
         else:
-            window = replay.window
-            ring = SlotRing(self._memory.own_ring.capacity, window.start, window.last + 1)
-            self._windows = self._captures(ring)
-            returning.share(slots, [window])
+            start = replay.start.committed
+            if replay.is_dense:
+                self._stand_by(start, slots.ring(start))
+                returning.share(slots, slots.shareable(), start)
+            else:
+                window = replay.window
+                ring = SlotRing(self._memory.own_ring.capacity, window.start, window.last + 1)
+                self._windows = self._captures(ring)
+                returning.share(slots, [window], window.last)
             returning.replays(replay, plan)
-            if plan.verdict is Verdict.LOCALIZED:
-                self._boundaries.replay(recovery.boundaries(plan), window.start + 1)
+            if plan.is_apart:
+                self._boundaries.replay(recovery.boundaries(plan), start + 1)
             else:
                 self._boundaries.train()
-            replay.enter(window.start)
+            replay.enter(start)
+            self._note_dense(replay, replay.start)
         self._returning = returning
         progress = self._progress() if replay is None else replay.start
         return Recovered(progress, plan.target)
@@ -161,7 +168,7 @@ class SparseCheckpointing:
         assert self._windows is not None
         window = self._windows.await_commit()
         self._windows.stall += self._boundaries.await_landed()
-        if self._replay is None:
+        if self._is_dense:
             self._kept.live = self._kept.live.with_finished(step, random_state())
         return NO_WINDOW if window is None else window.start
 
@@ -174,8 +181,8 @@ class SparseCheckpointing:
         return None if self._returning is None else self._returning.agree_alone(vote)
 
     def enter_commit(self) -> None:
-        """Notes that the state is torn; in a replay it counts as given up already."""
-        if self._replay is None:
+        """Notes that the state is torn; while a replay converts a window it is given up already."""
+        if self._is_dense:
             self._kept.live = TORN
 
     def commit(self, entry: LedgerEntry, progress: Progress, persisted_start: int) -> None:
@@ -205,7 +212,7 @@ class SparseCheckpointing:
         if step == self._windows.next_step:
             scalars = self._trained.scalars(progress)
             self._windows.begin(step, scalars)
-            if self._replay is None:
+            if self._is_dense:
                 self._kept.live = Live.dense(scalars)
 
     def after_step(self) -> None:
@@ -214,6 +221,8 @@ class SparseCheckpointing:
             self._returning.verify(self._freezing, self._boundaries)
             self._trained.faults.strike(self._replay.reached + 1, Place.REPLAY)
             self._replay.enter(self._replay.reached + 1)
+            self._note_dense(self._replay, self._returning.progress)
+            self._boundaries.advance(self._replay.reached + 1)
 
     def rejoin(self) -> None:
         """Waits for all ranks, and until this rank's slots have their copies again."""
@@ -250,6 +259,17 @@ class SparseCheckpointing:
     @property
     def _replay(self) -> Replay | None:
         return None if self._returning is None else self._returning.replay
+
+    @property
+    def _is_dense(self) -> bool:
+        """Whether a fault in a later step leaves a state that is worth something."""
+        return self._replay is None or self._replay.is_dense
+
+    def _note_dense(self, replay: Replay, progress: Progress) -> None:
+        """Lets a later recovery go on from here, once a replay has converted its window."""
+        state = self._kept.live.state
+        if replay.is_dense and (state.condition, state.step) != (Condition.DENSE, replay.reached):
+            self._kept.live = Live.dense(self._trained.scalars(progress))
 
     def _progress(self) -> Progress:
         assert self._kept.live.scalars is not None

@@ -73,13 +73,13 @@ class OwnSlots:
         oldest = min(steps, default=target) if self._persisted is None else self._persisted.start
         return SlotRing(self._memory.own_ring.capacity, oldest, target + is_captured)
 
-    def share(self, windows: Sequence[Window]) -> None:
-        """Sends what holders lack of some windows, in the background."""
+    def share(self, windows: Sequence[Window], last: int) -> None:
+        """Sends what holders lack of some windows, up to a step, in the background."""
         for window in windows:
             held = self._held.get(window, {})
             for slot in range(window.size):
                 record = self._record(window, slot)
-                if record is not None:
+                if record is not None and record.step <= last:
                     lacking = [one for one in self._holders if not held.get(one, 0) >> slot & 1]
                     self._memory.copies.land_for(record, lacking)
 

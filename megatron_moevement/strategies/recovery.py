@@ -12,7 +12,7 @@ from megatron_moevement.integrations.megatron.slot_layout import slot_layouts
 from megatron_moevement.integrations.megatron.snapshots import LiveOperators
 from megatron_moevement.policy.facts import Facts
 from megatron_moevement.policy.newest_state import is_memory_newest
-from megatron_moevement.policy.plan import Origin, Plan, Verdict
+from megatron_moevement.policy.plan import Origin, Plan
 from megatron_moevement.policy.recovery import plan_recovery
 from megatron_moevement.policy.schedule import WindowSchedule
 from megatron_moevement.runtime.agreement import all_gather_json
@@ -57,6 +57,11 @@ class _LeftLedger:
     def entry(self, step: int) -> LedgerEntry:
         """Returns the entry of a step."""
         return decode_entry(self.entries[step])
+
+
+def origin_of(plan: Plan, stage: int) -> Origin | None:
+    """Returns what a stage replays from; None where it stands by."""
+    return next((replay.origin for replay in plan.replays if replay.stage == stage), None)
 
 
 class MemoryRecovery:
@@ -153,7 +158,6 @@ class MemoryRecovery:
             The replay, which `enter` begins; None for a bystander.
         """
         trained, memory, stage = self._trained, self._memory, self._trained.rank.pp
-        assert all(replay.origin is Origin.WINDOW for replay in plan.replays)
         memory.open()
         ledger = self._share_ledger(plan)
         for rolling in plan.roll_forward:
@@ -164,13 +168,13 @@ class MemoryRecovery:
         slots = self.own_slots(plan)
         if plan.copies:
             self._offer_state(plan)
-        if stage in plan.start_of:
+        if origin_of(plan, stage) is Origin.WINDOW:
             assert plan.window is not None
             self._kept.live = GIVEN_UP
             sources = next(each for each in plan.slots if each.rank == trained.rank)
             slots.fetch_window(plan.window, sources.processes)
         else:
-            slots.complete(plan.target)
+            slots.complete(plan.start(stage))
             self._copy_state(plan, slots, ledger)
             self._survivor.stand_by(self._live)
         dist.barrier()  # nobody overwrites a slot that another one still fetches
@@ -210,7 +214,7 @@ class MemoryRecovery:
         assert self._facts is not None
         rank = self._trained.rank
         return ReplayedBoundaries(
-            scope=frozenset(plan.start_of),
+            begins={stage: plan.start(stage) for stage in range(self._trained.layout.pp)},
             processes={
                 stage: self._facts.by_rank[dataclasses.replace(rank, pp=stage)].process
                 for stage in range(self._trained.layout.pp)
@@ -241,8 +245,12 @@ class MemoryRecovery:
             schedule,
             slot_layouts(schedule, trained.rank, self._live),
         )
+        kept = None
+        if origin_of(plan, trained.rank.pp) is Origin.KEPT:
+            kept = self._survivor.scalars.progress
+        start = window.start if kept is None else kept.committed
         trained.ledger.restore_losses(
-            {step: loss for step, loss in ledger.losses.items() if step <= window.start}
+            {step: loss for step, loss in ledger.losses.items() if step <= start}
         )
         return Replay(
             trained,
@@ -251,16 +259,13 @@ class MemoryRecovery:
             slots,
             entries={step: decode_entry(text) for step, text in ledger.entries.items()},
             target=plan.target,
-            injection=Injection.ALWAYS
-            if plan.verdict is Verdict.LOCALIZED
-            else Injection.WHILE_FROZEN,
+            injection=Injection.ALWAYS if plan.is_apart else Injection.WHILE_FROZEN,
+            kept=kept,
         )
 
     def _share_ledger(self, plan: Plan) -> _LeftLedger:
         """Returns the ledger of the steps that are done again, and all losses, from who has it."""
-        first = min(plan.start_of.values(), default=plan.target - 1) + 1
-        if plan.copies and plan.persisted is not None:
-            first = min(first, plan.persisted.start + 1)
+        first = plan.first_ledger_step
         document = None
         if self._memory.host.process == plan.ledger_source:
             journal = self._memory.journal

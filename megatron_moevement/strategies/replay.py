@@ -118,6 +118,7 @@ class Replay:
         entries: Mapping[int, LedgerEntry],
         target: int,
         injection: Injection = Injection.WHILE_FROZEN,
+        kept: Progress | None = None,
     ) -> None:
         """Names what is replayed; `enter` must follow.
 
@@ -129,6 +130,8 @@ class Replay:
             entries: the ledger's entries of the steps (start, target].
             target: T.
             injection: when the ledger's statistics are taken.
+            kept: of the live state that an interrupted replay has left, which is dense and from
+                which this one goes on; None: it begins with the window's first slot.
         """
         self._trained = trained
         self._live = live
@@ -138,7 +141,10 @@ class Replay:
         self.target = target
         self._injection = injection
         self._active: frozenset[OperatorId] = frozenset()
-        self.reached = slots.window.start
+        self._is_kept = kept is not None
+        self.start = slots.scalars(0).progress if kept is None else kept
+        """The progress that the replay begins with."""
+        self.reached = self.start.committed
 
     @property
     def schedule(self) -> WindowSchedule:
@@ -146,9 +152,9 @@ class Replay:
         return self._slots.schedule
 
     @property
-    def start(self) -> Progress:
-        """The progress that the replay begins with."""
-        return self._slots.scalars(0).progress
+    def is_dense(self) -> bool:
+        """Whether all operators are active in the state that is reached."""
+        return self._is_kept or len(self._active) == len(self._live.operators)
 
     @property
     def window(self) -> Window:
@@ -167,7 +173,7 @@ class Replay:
         """
         self.reached = step
         slot = step - self.window.start
-        if slot >= self.window.size:
+        if self._is_kept or slot >= self.window.size:
             return
         scalars = self._slots.scalars(slot)
         if slot == 0:
@@ -183,7 +189,7 @@ class Replay:
 
     def statistics(self, step: int) -> GradientStatistics | None:
         """Returns what the ledger says of a step's gradients; None when they speak themselves."""
-        if step > self.window.last and self._injection is Injection.WHILE_FROZEN:
+        if self.is_dense and self._injection is Injection.WHILE_FROZEN:
             return None
         entry = self._entries[step]
         return GradientStatistics(found_inf=entry.found_inf, norm=entry.grad_norm)

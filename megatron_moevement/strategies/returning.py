@@ -59,9 +59,15 @@ class Returning:
         """Notes that this rank has what it goes on from."""
         self._lap("fetch")
 
-    def share(self, slots: OwnSlots, windows: Sequence[Window]) -> None:
-        """Begins to send what holders lack; `rejoin` waits for the first of these windows."""
-        slots.share(windows)
+    def share(self, slots: OwnSlots, windows: Sequence[Window], last: int) -> None:
+        """Begins to send what holders lack; `rejoin` waits for the first of these windows.
+
+        Args:
+            slots: this rank's.
+            windows: which of them.
+            last: the newest step whose slot is not captured again.
+        """
+        slots.share(windows, last)
         self._shared = windows[0] if windows and slots.is_whole(windows[0]) else None
 
     def replays(self, replay: Replay | None, plan: Plan) -> None:
@@ -93,6 +99,12 @@ class Returning:
     def committed(self, entry: LedgerEntry, progress: Progress) -> None:
         """Learns that a step was replayed."""
         self._entry, self._progress = entry, progress
+
+    @property
+    def progress(self) -> Progress:
+        """Behind the newest step that was replayed."""
+        assert self._progress is not None
+        return self._progress
 
     def verify(self, freezing: Freezing, boundaries: Boundaries) -> None:
         """Compares the replayed step with what it was the first time, and tells of it."""
@@ -139,7 +151,7 @@ class Returning:
         self._lap("wait")
         self._kept.downtime_s, self._kept.joined_s = {}, None
         own = RankAccount(
-            0 if replay is None else replay.reached - replay.window.start,
+            0 if replay is None else replay.reached - replay.start.committed,
             None if replay is None else self._verified,
             self._durations_s,
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,8 @@ from megatron_moevement.testing.fork_server import ForkServer, OnRankFailure
 from megatron_moevement.testing.lost_states import LostStates
 from megatron_moevement.testing.random_text import data_flags
 
+STANDS_BY = "stands by"
+"""Where a rank leaves its training once the others that replay have left theirs."""
 W = 3
 TARGET = 9
 """Behind a persisted window: a ring without one has no room for the slot of S_7."""
@@ -54,11 +56,16 @@ class Loss:
     Attributes:
         lost: ranks that lose everything.
         scope: stages that replay.
-        behind: ranks that are interrupted between the barrier of the target and its commit.
+        behind: ranks that are interrupted between the barrier of the step and its commit.
         torn: ranks that are interrupted in the commit.
         early: ranks that are interrupted before they take part in the gradient norm.
         rolled: ranks that roll forward.
         everybody: where all other ranks are interrupted.
+        replaying: ranks that the fault finds in the replay of the step `reached`; all others stand
+            by.
+        reached: see there.
+        kept: for each stage that goes on from what an interrupted replay had reached how many
+            steps are left.
         target: the step that the recovery goes to.
         verdict: what it comes down to.
     """
@@ -70,17 +77,27 @@ class Loss:
     early: tuple[int, ...] = ()
     rolled: int = 0
     everybody: str = f"{TARGET}:gather"
+    replaying: tuple[int, ...] = ()
+    reached: int = 0
+    kept: Mapping[int, int] = dataclasses.field(default_factory=dict)
     target: int = TARGET
     verdict: str = "LOCALIZED"
 
     def restart(self, job: LocalizedJob) -> dict[str, Any]:
         """Returns where each rank leaves its training, as JSON."""
+        if self.replaying:
+            places = {str(rank): STANDS_BY for rank in range(job.world_size)}
+            places |= {str(rank): f"{self.reached}:gather" for rank in self.replaying}
+            places |= self._held_up(self.reached)
+            return {"places": places, "lost": list(self.lost)}
         step = int(self.everybody.split(":")[0])
         places = {str(rank): self.everybody for rank in range(job.world_size)}
-        places |= {str(rank): f"{step}:after-barrier" for rank in self.behind}
-        places |= {str(rank): f"{step}:optimizers" for rank in self.torn}
-        places |= {str(rank): f"{step}:prepare" for rank in self.early}
-        return {"places": places, "lost": list(self.lost)}
+        return {"places": places | self._held_up(step), "lost": list(self.lost)}
+
+    def _held_up(self, step: int) -> dict[str, str]:
+        """Returns where ranks are interrupted that do not come to the end of a step's commit."""
+        at = {"after-barrier": self.behind, "optimizers": self.torn, "prepare": self.early}
+        return {str(rank): f"{step}:{place}" for place, ranks in at.items() for rank in ranks}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,13 +185,18 @@ class LocalizedRun:
             assert (fields["verdict"], fields["target"]) == (loss.verdict, loss.target)
             assert fields["scope"] == list(loss.scope)
             assert len(fields["roll_forward"]) == loss.rolled
-            steps = loss.target - fields["window"] if loss.scope else 0
-            assert steps >= W - 1 or not loss.scope
+            is_cut = number + 1 < len(losses) and losses[number + 1].replaying
+            from_window = loss.target - fields["window"] if loss.scope else 0
+            assert from_window >= W - 1 or not loss.scope
             for rank in ranks:
-                replays = self.job.stage_of(rank) in loss.scope
-                self._check_rank(recoveries[rank][number], steps * replays)
+                stage = self.job.stage_of(rank)
+                steps = loss.kept.get(stage, from_window) if stage in loss.scope else 0
+                told = [each for each in recoveries[rank] if each.generation == number + 1]
+                assert len(told) == (not is_cut)
+                for event in told:
+                    self._check_rank(event, steps)
                 if number == len(losses) - 1:
-                    done = self.train_iters - loss.target + steps * replays
+                    done = self.train_iters - loss.target + steps
                     assert found[rank]["passes"] == done * self.job.passes
         for rank in ranks:
             for event in self._events_of(EventName.REPLAY, rank):

@@ -7,10 +7,11 @@ store; the others keep their objects. Then the real loop is called again.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import gc
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,9 @@ from megatron_moevement.runtime.meeting import Meeting
 from megatron_moevement.runtime.slots.store import process_folder
 from megatron_moevement.settings.faults import Fault, Place
 from megatron_moevement.settings.launch import Launch
+from megatron_moevement.strategies import returning
 from megatron_moevement.testing.localized_mutations import LOCALIZED_MUTATIONS
+from megatron_moevement.testing.localized_run import STANDS_BY
 from megatron_moevement.testing.tiny_job import tiny_arguments
 from megatron_moevement.training.loop import train
 from megatron_moevement.training.resident import Resident
@@ -112,9 +115,9 @@ class RestartRun:
         self._number += 1
         generation = Generation(self._number - 1)
         try:
-            with generation:
+            with generation, self._leaving(place == STANDS_BY):
                 joined = self._resident.enter(generation, self._launch)
-                faults = Interruptions([place] if place else [])
+                faults = Interruptions([place] if place not in {None, STANDS_BY} else [])
                 hooks = [each.register_forward_pre_hook(self._count) for each in joined.chunks]
                 job, progress = train(
                     # What was built with another seed trains on the job's own data.
@@ -129,12 +132,32 @@ class RestartRun:
                 hook.remove()
             return None
 
-    def restart(self, *, lost: bool) -> None:
+    @contextlib.contextmanager
+    def _leaving(self, is_bystander: bool) -> Iterator[None]:
+        """Lets a bystander leave where it waits for who replays, once they have left."""
+        name = f"left{self._number}"
+
+        class Left(Meeting):
+            def wait(self) -> None:
+                Meeting(name, _PATIENCE).wait()
+                raise InterruptedOnPurposeError(STANDS_BY)
+
+        if is_bystander:
+            setattr(returning, "Meeting", Left)  # noqa: B010  (mypy: a class is no variable)
+        try:
+            yield
+        finally:
+            setattr(returning, "Meeting", Meeting)  # noqa: B010
+
+    def restart(self, restart: Restart) -> None:
         """Leaves the groups of a generation; every rank calls it, once it was interrupted.
 
         Args:
-            lost: whether this process loses all that it has.
+            restart: what is lost, and who has left already.
         """
+        lost = self.rank in restart.lost
+        if STANDS_BY in restart.places.values() and restart.places[self.rank] != STANDS_BY:
+            Meeting(f"left{self._number}", _PATIENCE).wait()
         gc.collect()
         everybody = Meeting(f"restart{self._number}", _PATIENCE)
         everybody.wait()
@@ -180,7 +203,7 @@ def train_through(
         restart = Restart.of_document(document)
         place = restart.places[run.rank]
         assert run.train(place) is None, f"{place} was not passed"
-        run.restart(lost=run.rank in restart.lost)
+        run.restart(restart)
     ended = run.train(None)
     run.close()
     assert ended is not None

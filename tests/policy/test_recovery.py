@@ -277,6 +277,28 @@ def test_a_second_fault_leaves_a_disjoint_recovery_what_it_has_reached():
     assert [replay.origin for replay in plan.replays] == [Origin.KEPT, Origin.WINDOW]
 
 
+def test_stages_that_begin_at_other_steps_replay_apart_although_all_replay():
+    job = Job(Layout(pp=2), step=13)
+    first = without_processes(job.facts(), {1})
+    cut = interrupted(first, plan_recovery(first), Interrupt({1: 12}))
+    plan = plan_recovery(without_processes(cut, {0}))
+    assert (plan.verdict, plan.start_of, plan.is_apart) == (Verdict.GLOBAL, {0: 9, 1: 12}, True)
+    assert not plan_after(job, 0, 1).is_apart
+    assert plan_after(PIPELINE, 2).is_apart
+
+
+def test_the_entry_of_a_step_that_is_rolled_forward_in_mid_replay_is_shared():
+    first = without_processes(REPLICATED.facts(), {2})
+    behind = frozenset({LogicalRank(1, 1)})
+    cut = interrupted(first, plan_recovery(first), Interrupt({1: 12}, behind))
+    plan = plan_recovery(cut)
+    assert plan.start_of == {1: 12}
+    assert plan.roll_forward == (RollForward(LogicalRank(1, 1), 12),)
+    assert plan.first_ledger_step == 12
+    assert plan_after(PIPELINE, 2).first_ledger_step == 10
+    assert plan_after(PIPELINE).first_ledger_step == 13
+
+
 def test_a_half_converted_window_is_converted_further():
     first = without_processes(PIPELINE.facts(), {1})
     cut = interrupted(first, plan_recovery(first), Interrupt({1: 10}))
