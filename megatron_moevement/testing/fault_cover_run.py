@@ -61,7 +61,7 @@ def plain_program(row: Row, server: ForkServer, data: Path) -> Program:
 def struck_program(row: Row, server: ForkServer, data: Path) -> Program:
     """Returns the program of a row with its protection, its fault and its spares."""
     plain = plain_program(row, server, data)
-    times = _LARGE_TIMEOUTS if row.layout == LARGE else ()
+    times: tuple[str, ...] = _LARGE_TIMEOUTS if row.layout == LARGE else ()
     if row.kind == FaultKind.STOP.value and not times:
         times = _HANG_TIMEOUTS
     flags = (
