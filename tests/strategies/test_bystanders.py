@@ -30,7 +30,7 @@ LARGE_MODEL = (
     "--moe-ffn-hidden-size=1024",
     "--micro-batch-size=2",
 )
-"""A stage has 6.6 million parameters; a second copy of its state is more than it may grow by."""
+"""A stage has 6.6 million parameters."""
 MOST_GROWTH = 0.05
 LOST = (1, 0)
 STEPS = 2 * CASE.window + 1
