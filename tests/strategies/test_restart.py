@@ -150,7 +150,7 @@ def test_interrupts_at_any_instruction_change_no_bit_and_leave_nothing_open(
         "fetch@2#1",
         *(
             pytest.param(fault, marks=pytest.mark.slow)
-            for fault in ("replay@0#1", "dense@2#1", "commit@3#1", "barrier@1#1", "fetch@2#2")
+            for fault in ("replay@0#1", "dense@2#1", "commit@3#1", "barrier@1#1", "fetch@1#2")
         ),
     ],
 )
