@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -18,6 +19,11 @@ from megatron_moevement.testing.leaks_fixture import (  # noqa: F401  (a plugin 
 # And a test's ranks are its parallelism. Set before a test module imports torch or numpy.
 for _pool in ("OMP", "MKL", "OPENBLAS"):
     os.environ.setdefault(f"{_pool}_NUM_THREADS", "1")
+
+# `nohup` and shells that start a job in the background leave signals ignored, and programs that
+# tests start would inherit that. Tests end some of them by these signals.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Drawing facts of a whole job takes a while, and on a busy machine any single example may: neither
 # says anything about the code. Continuous integration draws the same examples in every run.
