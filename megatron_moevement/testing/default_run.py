@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 
-def slow_but(kept: Collection[str], names: Iterable[str]) -> list[Any]:
+def slow_but(kept: Collection[object], names: Iterable[object]) -> list[Any]:
     """Returns the names as parameters of a test, all but the kept ones marked slow.
 
     Raises:

@@ -10,7 +10,9 @@ import pytest
 
 from megatron_moevement.integrations.megatron.fork.series import load_series
 from megatron_moevement.integrations.megatron.fork.tree import apply_series
+from megatron_moevement.testing.default_run import slow_but
 
+LAST = len(load_series().patches)
 PRELOAD = (
     "from megatron_moevement.testing import fork_server_preload as preload;"
     "preload.import_megatron()"
@@ -45,7 +47,7 @@ def outcomes(root, tree, tests, report):
     return found
 
 
-@pytest.mark.parametrize("applied", range(len(load_series().patches) + 1))
+@pytest.mark.parametrize("applied", slow_but((0, LAST), range(LAST + 1)))
 def test_a_patch_makes_its_test_pass_and_the_next_one_is_missing(
     applied, series, tree, request, tmp_path
 ):

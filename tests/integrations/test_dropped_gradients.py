@@ -4,6 +4,7 @@ import pytest
 
 from megatron_moevement.runtime.commit_barrier import StopRequest
 from megatron_moevement.runtime.progress import START
+from megatron_moevement.testing.default_run import slow_but
 from megatron_moevement.testing.tiny_job import tiny_job
 
 pytestmark = pytest.mark.distributed
@@ -45,7 +46,7 @@ def drop_at_random(flags):
     return found
 
 
-@pytest.mark.parametrize("name", JOBS)
+@pytest.mark.parametrize("name", slow_but(("fp16-grouped", "pp2-tied"), JOBS))
 def test_nothing_is_left_out_and_nothing_frozen_changes(megatron_fork_server, name):
     ranks, flags = JOBS[name]
     job = megatron_fork_server.run(drop_at_random, world_size=ranks, args=[flags.split()]).check()

@@ -6,6 +6,7 @@ import pytest
 
 from megatron_moevement.runtime.commit_barrier import StopRequest
 from megatron_moevement.runtime.progress import START
+from megatron_moevement.testing.default_run import slow_but
 from megatron_moevement.testing.tiny_job import tiny_job
 
 pytestmark = pytest.mark.distributed
@@ -89,7 +90,7 @@ def restart(job, references):
     return former
 
 
-@pytest.mark.parametrize("name", JOBS)
+@pytest.mark.parametrize("name", slow_but(("pp2, ep2, sharded, overlapped", "vpp2"), JOBS))
 def test_new_groups_in_old_objects_change_no_bit(megatron_fork_server, name):
     world_size, flags = JOBS[name]
     ours = megatron_fork_server.run(train, world_size=world_size, args=[flags, 2]).check().values

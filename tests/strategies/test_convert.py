@@ -78,6 +78,7 @@ def test_a_job_goes_on_from_memory_after_it_was_converted(
     assert everything_in(run.store) == {}
 
 
+@pytest.mark.slow
 def test_the_state_of_the_last_step_is_converted(
     megatron_fork_server, text, uninterrupted, tmp_path
 ):
@@ -127,6 +128,7 @@ def test_a_folder_that_can_not_be_written_is_told_of_and_memory_stays(
     assert digest_differences(run.finish(), uninterrupted(CASE)) == []
 
 
+@pytest.mark.slow
 def test_the_command_starts_the_ranks_of_the_job(megatron_fork_server, text, tmp_path):
     case = Case.of("edp3 fp32", 1)
     run = killed(megatron_fork_server, text, tmp_path, case)

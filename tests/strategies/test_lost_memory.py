@@ -7,7 +7,6 @@ import pytest
 
 from megatron_moevement.runtime.slots.ring_file import RingFile
 from megatron_moevement.runtime.slots.store import process_folders, stored_rings
-from megatron_moevement.testing.default_run import slow_but
 from megatron_moevement.testing.interruption import Run, digest_differences
 from megatron_moevement.testing.protected_run import Case, check_replays, plans_of
 
@@ -74,7 +73,8 @@ def damage_every_slot(path, random):
     ring.close()
 
 
-@pytest.mark.parametrize("process", slow_but((1,), (0, 1)))
+@pytest.mark.slow
+@pytest.mark.parametrize("process", [0, 1])
 def test_flipped_bits_in_all_that_a_process_keeps_change_nothing(
     megatron_fork_server, text, uninterrupted, tmp_path, process
 ):

@@ -13,12 +13,10 @@ pytestmark = [pytest.mark.distributed, pytest.mark.timeout(300)]
 CASE = Case.of("edp3 bf16 distributed-overlap", 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("flags", "weight_gradients"),
-    [
-        (("--moevement-no-frozen-skip",), "dropped"),
-        pytest.param((), "skipped", marks=pytest.mark.slow),
-    ],
+    [(("--moevement-no-frozen-skip",), "dropped"), ((), "skipped")],
 )
 def test_weight_gradients_may_be_dropped_instead_of_skipped(
     megatron_fork_server, text, uninterrupted, tmp_path, flags, weight_gradients

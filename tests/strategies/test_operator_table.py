@@ -107,6 +107,7 @@ def test_equal_operators_take_what_the_formula_says(one_rank, window):
     )
 
 
+@pytest.mark.slow
 def test_the_table_shows_one_rank(one_rank):
     (heading, _, *rows) = lines(operators("--", *BF16, "--moevement-window=3"))
     own = one_rank.inventory.by_rank[LogicalRank()]

@@ -43,7 +43,7 @@ EXAMPLES = (
     Case.of("vpp2 fp16 replicated grouped", 2),
     Case.of("pp2-ep2 bf16 distributed grouped", 5),
     Case.of("tp2 fp32 seq-aux recomputed evaluation", 3),
-    Case.of("pp2-dp2-ep2 bf16 distributed-overlap grouped global-aux linear", 2),
+    Case.of("pp2-ep2 bf16 distributed-overlap grouped global-aux linear", 2),
     Case.of("edp3 bf16 replicated-overlap allgather", 1),
 )
 COVER = tuple(

@@ -187,6 +187,7 @@ def test_a_fault_before_anything_is_persisted_begins_anew(
     assert {plan.fields["verdict"] for plan in events_of(run, EventName.PLAN, 1)} != {"GLOBAL"}
 
 
+@pytest.mark.slow
 def test_a_fault_that_struck_a_dead_process_is_no_fault_that_never_struck(
     megatron_fork_server, text, tmp_path
 ):

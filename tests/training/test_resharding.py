@@ -145,9 +145,10 @@ def test_a_checkpoint_of_the_distributed_optimizer_goes_on_with_and_without(
 )
 @pytest.mark.parametrize(
     "precision",
-    [pytest.param((), marks=pytest.mark.slow), ("--bf16", "--moe-router-dtype=fp32")],
+    [(), ("--bf16", "--moe-router-dtype=fp32")],
     ids=["fp32", "bf16"],
 )
+@pytest.mark.slow
 def test_master_weights_outlive_a_change_of_the_optimizer(precision, before, after, trainer):
     """BF16 weights alone would give other losses: updates are smaller than their last bit."""
     folder = trainer.folder / f"masters-{len(precision)}-{len(before)}"
@@ -157,6 +158,7 @@ def test_master_weights_outlive_a_change_of_the_optimizer(precision, before, aft
     assert trainer.resume(folder, 2, *flags, *after) == expected
 
 
+@pytest.mark.slow
 def test_sequential_and_grouped_experts_share_their_checkpoints(trainer):
     """The other way round: sequential experts save, grouped ones go on."""
     folder = trainer.folder / "sequential"

@@ -15,6 +15,7 @@ import pytest
 
 from megatron_moevement.runtime.replication.sender import FetchError, SilentPeerError
 from megatron_moevement.runtime.slots.ring_file import RingFile
+from megatron_moevement.testing.default_run import slow_but
 
 from .conftest import DEADLINE, IDENTITY, LARGE_SHAPE, SHAPE, capture, rank_of
 
@@ -244,7 +245,7 @@ def started(root, role, number):
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize("victim", ["holder", "owner"])
+@pytest.mark.parametrize("victim", slow_but(("owner",), ("holder", "owner")))
 def test_whoever_is_killed_the_copies_are_whole(shared_memory, victim):
     draw = random.Random(7)
     path = shared_memory / "run-1" / "process-1" / f"held-{rank_of(0)}.ring"
