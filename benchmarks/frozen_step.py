@@ -176,7 +176,7 @@ def main() -> None:
     parser.add_argument("--picture", type=Path, help="where the curve is drawn")
     options, flags = parser.parse_known_args()
     torch.set_num_threads(1)
-    arguments = parse((*GEMM_BOUND, *flags), 1, 1)
+    arguments = parse((*GEMM_BOUND, *flags), 1)
     job = build_job(arguments, Launch(rank=0, local_rank=0, world_size=1), backend)
     try:
         with open_steps(job, build_datasets(job), START) as step:

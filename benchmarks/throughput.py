@@ -50,7 +50,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--iterations", type=int, default=30, help="timed iterations, after three")
     options, flags = parser.parse_known_args()
-    arguments = parse((*ONE_BILLION, *flags), world_size=1)
+    arguments = parse((*ONE_BILLION, *flags), 1)
     job = build_job(arguments, Launch(rank=0, local_rank=0, world_size=1), backend)
     parameters = sum(p.numel() for chunk in job.chunks for p in chunk.parameters())
     durations_s = []

@@ -100,7 +100,7 @@ def measure(rounds: int, flags: list[str]) -> None:
     """Trains; rank 0 prints the table."""
     torch.set_num_threads(1)
     launch = Launch.from_environment()
-    arguments = parse((*TINY, *flags), world_size=launch.world_size)
+    arguments = parse((*TINY, *flags), launch.world_size)
     job = build_job(arguments, launch, backend)
     logs = {kind: open_log(job, RETAINED_STEPS) for kind in ("inline", "background")}
     times: dict[str, list[tuple[float, float]]] = {OFF: []} | {kind: [] for kind in logs}
