@@ -11,6 +11,7 @@ from megatron_moevement.backends import cpu
 cpu.install()  # before anything here imports Megatron-Core
 
 from megatron_moevement.testing.interruption import Run  # noqa: E402
+from megatron_moevement.testing.localized_run import LocalizedRun  # noqa: E402
 from megatron_moevement.testing.random_text import prepare_random_text  # noqa: E402
 
 
@@ -32,6 +33,18 @@ def uninterrupted(megatron_fork_server, text, tmp_path_factory):
         return result
 
     return digest
+
+
+@pytest.fixture(scope="session")
+def plainly_trained(megatron_fork_server, text, tmp_path_factory):
+    """Returns what each rank of a job of `localized_run` ends with that nothing interrupts."""
+
+    @functools.cache
+    def train(job, train_iters):
+        folder = tmp_path_factory.mktemp("plain")
+        return LocalizedRun(megatron_fork_server, job, text, train_iters, folder).train()
+
+    return train
 
 
 @pytest.fixture

@@ -72,19 +72,10 @@ CASES = {
 QUICK = ("last of two, survivors behind", "torn commit", "one after the other", "nobody")
 
 
-@pytest.fixture(scope="module")
-def plain(megatron_fork_server, text, tmp_path_factory):
+@pytest.fixture
+def plain(plainly_trained):
     """Returns what each rank of a job ends with that nothing interrupts."""
-    found = {}
-
-    def of(name):
-        if name not in found:
-            folder = tmp_path_factory.mktemp("plain")
-            run = LocalizedRun(megatron_fork_server, JOBS[name], text, TRAIN_ITERS, folder)
-            found[name] = run.train()
-        return found[name]
-
-    return of
+    return lambda name: plainly_trained(JOBS[name], TRAIN_ITERS)
 
 
 @pytest.fixture

@@ -21,17 +21,22 @@ pytestmark = [pytest.mark.distributed, pytest.mark.timeout(300)]
 CASE = Case.of("pp2-ep2 bf16 distributed grouped", 3)
 
 
+def lose_store(run, process):
+    """Removes what a process keeps, and restarts; returns how the job ended."""
+    with run.start() as job:
+        await_step(run, job, CASE.protected_from)
+        (folder,) = run.store.glob(f"*/process-{process}")
+        shutil.rmtree(folder)
+        request_restart(control_of(job), generation_of(run))
+        return job.wait()
+
+
 @pytest.mark.slow
 def test_a_survivor_that_lost_its_store_gives_its_place_to_a_spare(
     megatron_fork_server, text, uninterrupted, tmp_path
 ):
     run = Run(restartable_program(CASE, megatron_fork_server, text, 1), tmp_path)
-    with run.start() as job:
-        await_step(run, job, CASE.protected_from)
-        (folder,) = run.store.glob("*/process-2")
-        shutil.rmtree(folder)
-        request_restart(control_of(job), generation_of(run))
-        result = job.wait()
+    result = lose_store(run, process=2)
     assert result.exit_codes[2] != 0
     assert [code for process, code in enumerate(result.exit_codes) if process != 2] == [0] * 4
     (line,) = [line for line in result.ranks[2].stderr.splitlines() if "not healthy" in line]
@@ -48,12 +53,7 @@ def test_without_a_spare_the_others_keep_their_state(
     megatron_fork_server, text, uninterrupted, tmp_path
 ):
     run = Run(restartable_program(CASE, megatron_fork_server, text, 0), tmp_path)
-    with run.start() as job:
-        await_step(run, job, CASE.protected_from)
-        (folder,) = run.store.glob("*/process-2")
-        shutil.rmtree(folder)
-        request_restart(control_of(job), generation_of(run))
-        result = job.wait()
+    result = lose_store(run, process=2)
     assert result.exit_codes == (75, 75, 1, 75), result.describe()
     assert digest_differences(run.finish(), uninterrupted(CASE)) == []
     assert plans_of(run)[-1]["verdict"] == "GLOBAL"
