@@ -8,6 +8,7 @@ from random import Random
 
 import pytest
 
+from megatron_moevement.runtime.slots.store import LOCK_NAME
 from megatron_moevement.testing.interruption import Run, digest_differences, kill_all
 from megatron_moevement.testing.protected_run import Case, check_replays, plans_of
 
@@ -32,7 +33,9 @@ def saved_in(folder):
 
 
 def everything_in(folder):
-    return {path: path.stat().st_size for path in folder.rglob("*") if path.is_file()}
+    """Returns the size of each file, without locks, which name who had them open last."""
+    files = (path for path in folder.rglob("*") if path.is_file() and path.name != LOCK_NAME)
+    return {path: path.stat().st_size for path in files}
 
 
 def refused(run, *flags):
