@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
 import signal
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from megatron_moevement.testing.fork_server import ForkServer
 from megatron_moevement.testing.leaks_fixture import (  # noqa: F401  (a plugin of two names)
+    ONE_AT_A_TIME,
     fail_on_leaks,
     pytest_runtest_makereport,
 )
@@ -35,6 +39,19 @@ settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    _keep_one_at_a_time(items)
+    _skip_without_gpu(items)
+
+
+def _keep_one_at_a_time(items: list[pytest.Item]) -> None:
+    """Lets one worker of `--dist loadgroup` run all that starts ranks or makes shared files."""
+    for item in items:
+        uses_shared_memory = "shared_memory" in getattr(item, "fixturenames", ())
+        if uses_shared_memory or item.get_closest_marker("distributed"):
+            item.add_marker(pytest.mark.xdist_group(ONE_AT_A_TIME))
+
+
+def _skip_without_gpu(items: list[pytest.Item]) -> None:
     needs_gpu = [item for item in items if item.get_closest_marker("gpu")]
     if not needs_gpu:
         return
@@ -67,3 +84,11 @@ def megatron_fork_server() -> Iterator[ForkServer]:
     modules = ["numpy", "pytest", "torch.distributed", preload]
     with ForkServer(preload=modules, env=quiet) as server:
         yield server
+
+
+@pytest.fixture
+def shared_memory() -> Iterator[Path]:
+    """Returns a folder in /dev/shm that is gone after the test."""
+    folder = Path(tempfile.mkdtemp(prefix="moevement-test-", dir="/dev/shm"))
+    yield folder
+    shutil.rmtree(folder)

@@ -16,7 +16,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from enum import Enum
 from pathlib import Path
 
@@ -67,21 +67,34 @@ def open_resources() -> frozenset[Resource]:
     return frozenset(resource for resource in found if resource not in allowed)
 
 
-def leaked_since(before: frozenset[Resource]) -> tuple[Resource, ...]:
+def leaked_since(
+    before: frozenset[Resource], ignoring: Collection[ResourceKind] = ()
+) -> tuple[Resource, ...]:
     """Returns what is open, was not before, and stays open.
 
     What appears later in shared memory is another job's: everything of ours was there at once.
+
+    Args:
+        before: what `open_resources` found then.
+        ignoring: kinds that somebody else may open and close meanwhile.
     """
-    if not open_resources() - before:
+
+    def opened() -> frozenset[Resource]:
+        found = open_resources() - before
+        return frozenset(resource for resource in found if resource.kind not in ignoring)
+
+    if not opened():
         return ()
     gc.collect()
-    leaked = open_resources() - before
+    leaked = opened()
     deadline = time.monotonic() + SETTLING_TIME_S
     while leaked and time.monotonic() < deadline:
         time.sleep(_POLL_S)
-        leaked &= open_resources()
-    mine = [resource for resource in leaked if not _is_held_elsewhere(resource)]
-    return tuple(sorted(mine, key=str))
+        # Described as it is now: at first a child is not yet what it executes.
+        leaked = frozenset(resource for resource in open_resources() if resource in leaked)
+    mine = {resource for resource in leaked if not _is_held_elsewhere(resource)}
+    # What another job has closed by now was nobody's when it was looked up.
+    return tuple(sorted(mine & open_resources(), key=str))
 
 
 @contextlib.contextmanager

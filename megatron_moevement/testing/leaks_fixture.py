@@ -6,8 +6,10 @@ from collections.abc import Generator, Iterator
 
 import pytest
 
-from megatron_moevement.testing.leaks import leaked_since, open_resources
+from megatron_moevement.testing.leaks import ResourceKind, leaked_since, open_resources
 
+ONE_AT_A_TIME = "one at a time"
+"""The group of tests of which pytest-xdist runs none beside another one."""
 _FAILED = pytest.StashKey[bool]()
 
 
@@ -28,5 +30,13 @@ def fail_on_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     if request.node.stash.get(_FAILED, False):
         return
-    if leaked := leaked_since(before):
+    others = {ResourceKind.SHARED_MEMORY} if _is_beside_others(request) else ()
+    if leaked := leaked_since(before, ignoring=others):
         pytest.fail("leaked: " + "; ".join(str(resource) for resource in leaked), pytrace=False)
+
+
+def _is_beside_others(request: pytest.FixtureRequest) -> bool:
+    """Whether another worker of pytest-xdist may make files in shared memory meanwhile."""
+    return hasattr(request.config, "workerinput") and not any(
+        ONE_AT_A_TIME in marker.args for marker in request.node.iter_markers("xdist_group")
+    )

@@ -2,8 +2,6 @@
 
 import json
 import os
-import shutil
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -29,12 +27,11 @@ WINDOW = Window(2, 2)
 
 
 @pytest.fixture
-def store_dir(monkeypatch):
+def store_dir(monkeypatch, shared_memory):
     """Returns a store directory with a run of two processes that were killed."""
     monkeypatch.setenv("COLUMNS", "200")
-    folder = Path(tempfile.mkdtemp(prefix="moevement-test-", dir="/dev/shm"))
     for process, own, other in ((0, FIRST, SECOND), (1, SECOND, FIRST)):
-        with opened(folder, process) as store:
+        with opened(shared_memory, process) as store:
             journal = store.journal(JOURNAL)
             for step in range(1, 4):
                 state = JournalState(0, 0, step, WINDOW if step == 3 else None, own)
@@ -43,8 +40,7 @@ def store_dir(monkeypatch):
                 ring = store.ring(role, owner, RING)
                 for step in (2, 3) if role is RingRole.OWN else (2,):
                     write(ring, step)
-    yield folder
-    shutil.rmtree(folder)
+    return shared_memory
 
 
 def opened(folder, process, run_id="run-1"):

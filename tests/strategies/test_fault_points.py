@@ -77,6 +77,7 @@ def test_death_at_any_instruction_of_a_step_changes_no_bit(run, uninterrupted, c
     check_replays(run, CASE, launches=len(CHAINS[chain]))
 
 
+@pytest.mark.slow
 def test_the_death_of_one_process_changes_no_bit(run, uninterrupted):
     chain = ((Place.COMMIT, 0), (Place.GATHER, 1), (Place.SEND, 0))
     for step, (place, rank) in enumerate(chain, start=FIRST):

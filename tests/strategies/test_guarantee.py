@@ -38,7 +38,7 @@ def live_through(generations):
 @pytest.mark.parametrize(
     ("generations", "lacking"),
     [
-        ([{}, {"0": 1}, {"1": 1}, {"2": 1}], [0, 0, 0, 0]),
+        pytest.param([{}, {"0": 1}, {"1": 1}, {"2": 1}], [0, 0, 0, 0], marks=pytest.mark.slow),
         # Nobody of the first generation is left when the last rank is replaced by another one.
         ([{}, {"0": 1}, {"1": 1}, {"2": 2}], [0, 0, 0, 1]),
         # Once lost it stays lost, for newcomers too, when every rank computes as at first again.

@@ -23,6 +23,7 @@ from megatron_moevement.testing.leaks import (
 )
 
 pytest_plugins = ["pytester"]
+pytestmark = pytest.mark.usefixtures("shared_memory")  # beside nobody else who makes files there
 
 _UNTIL_STDIN_CLOSES = [sys.executable, "-c", "import sys; sys.stdin.read()"]
 

@@ -1,10 +1,7 @@
 """What the tests of replication share: processes with a store, a server and a sender each."""
 
 import dataclasses
-import shutil
-import tempfile
 from datetime import timedelta
-from pathlib import Path
 
 import pytest
 
@@ -56,14 +53,6 @@ class Process:
     def close(self):
         self.server.close()
         self.store.close()
-
-
-@pytest.fixture
-def shared_memory():
-    """Returns a folder in /dev/shm that is gone after the test."""
-    folder = Path(tempfile.mkdtemp(prefix="moevement-test-", dir="/dev/shm"))
-    yield folder
-    shutil.rmtree(folder)
 
 
 @pytest.fixture

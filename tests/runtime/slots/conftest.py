@@ -1,9 +1,5 @@
 """What the store's tests share: folders in shared memory, and small files of it."""
 
-import shutil
-import tempfile
-from pathlib import Path
-
 import pytest
 
 from megatron_moevement.policy.ranks import LogicalRank
@@ -14,14 +10,6 @@ from megatron_moevement.runtime.slots.slot_record import EXTRAS, SlotPart, SlotR
 
 IDENTITY = StoreIdentity("run-1", "0123abcd")
 OWNER = LogicalRank(pp=1, ep=1)
-
-
-@pytest.fixture
-def shared_memory():
-    """Returns a folder in /dev/shm that is gone after the test."""
-    folder = Path(tempfile.mkdtemp(prefix="moevement-test-", dir="/dev/shm"))
-    yield folder
-    shutil.rmtree(folder)
 
 
 @pytest.fixture
