@@ -38,6 +38,7 @@ settings.register_profile("ci", _PATIENT, derandomize=True, print_blob=True)
 settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 
+@pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the groups in the same hook
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     _keep_one_at_a_time(items)
     _skip_without_gpu(items)
