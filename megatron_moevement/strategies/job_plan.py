@@ -102,6 +102,7 @@ class JobPlan:
         rings: sizes of each rank's ring of slots.
         journal: sizes of every journal.
         logs: sizes of the upstream logs of the ranks that have one.
+        limit_bytes: host memory that a process may take; None without a limit.
     """
 
     schedule: WindowSchedule
@@ -110,6 +111,7 @@ class JobPlan:
     rings: Mapping[LogicalRank, RingShape]
     journal: JournalShape
     logs: Mapping[LogicalRank, LogShape] = dataclasses.field(default_factory=dict)
+    limit_bytes: int | None = None
 
     def kept_for(self, process: int) -> tuple[LogicalRank, ...]:
         """Returns the ranks whose slots a process keeps copies of."""
@@ -129,6 +131,24 @@ class JobPlan:
             )
             for host in self.hosts
         }
+
+    def with_holder(self, rank: LogicalRank, process: int) -> JobPlan:
+        """Returns the plan of a process that keeps copies of a rank, too."""
+        holders = dict(self.placement.holders)
+        holders[rank] = (*holders[rank], process)
+        return dataclasses.replace(
+            self, placement=dataclasses.replace(self.placement, holders=holders)
+        )
+
+    def check_limit(self, *processes: int) -> None:
+        """Checks that processes take no more host memory than they may.
+
+        Raises:
+            UserError: one would.
+        """
+        if self.limit_bytes is not None:
+            accounts = self.accounts()
+            check_budget({process: accounts[process] for process in processes}, self.limit_bytes)
 
     def log_of(self, host: Host) -> LogShape | None:
         """Returns the sizes of a process's upstream log, None when it has none."""
@@ -171,6 +191,7 @@ def agree_on_plan(
     strictness = Strictness.REFUSE if settings.moevement_strict_replicas else Strictness.LOWER
     hosts = tuple(member.host for member in members)
     capacity = ring_capacity(schedule.window, LAG)
+    limit_gb = settings.moevement_host_memory_limit_gb
     plan = JobPlan(
         schedule=schedule,
         hosts=hosts,
@@ -186,10 +207,9 @@ def agree_on_plan(
             max_replayed_steps(schedule.window, LAG) + 2, ENTRY_BYTES, train_iters
         ),
         logs=_log_shapes(schedule.window, members),
+        limit_bytes=None if limit_gb is None else int(limit_gb * 1e9),
     )
-    limit_gb = settings.moevement_host_memory_limit_gb
-    if limit_gb is not None:
-        check_budget(plan.accounts(), int(limit_gb * 1e9))
+    plan.check_limit(*(host.process for host in hosts))
     return plan
 
 

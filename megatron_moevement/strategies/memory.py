@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import secrets
+import threading
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 
@@ -11,6 +12,7 @@ import torch
 
 from megatron_moevement.errors import UserError
 from megatron_moevement.policy.placement import Host
+from megatron_moevement.policy.ranks import LogicalRank
 from megatron_moevement.policy.schedule import WindowSchedule
 from megatron_moevement.runtime.agreement import AgreementError, all_gather_json, together
 from megatron_moevement.runtime.fault_points import FaultPoints
@@ -70,8 +72,7 @@ class JobMemory:
             log: what this process serves of what it sent over its stage's boundaries.
         """
         self.plan = plan
-        self.host_bytes = plan.accounts()[host.process].total_bytes
-        """Host memory in use; all of it is allocated at the start."""
+        """What all agreed on, and for whom else this process keeps copies since then."""
         self.host = host
         self.store = store
         self.generation = generation
@@ -90,6 +91,12 @@ class JobMemory:
         self._server: ReplicaServer | None = None
         self._slots: StoredSlots | None = None
         self._copies: Copies | None = None
+        self._files = threading.Lock()  # of the store, once the server listens
+
+    @property
+    def host_bytes(self) -> int:
+        """Host memory in use; all of it is allocated at the start, but for what is taken over."""
+        return self.plan.accounts()[self.host.process].total_bytes
 
     @property
     def own_ring(self) -> RingFile:
@@ -136,21 +143,21 @@ class JobMemory:
         self._copies = Copies(
             sender,
             self.own_ring,
-            self.plan.placement.holders[self.host.rank],
+            self.plan.placement,
+            self.plan.hosts,
             self._faults,
         )
 
     def _serve(self, me: Session) -> ReplicaServer:
         """Opens the files, and a server that keeps copies in them and gives slots back."""
         assert self.host.rank is not None
-        account = self.plan.accounts()[self.host.process]
-        self.store.check_space(account.total_bytes - account.logs_bytes)  # which lie in no file
+        self._check_space(self.plan)
         rings = self.plan.rings
         self._journal = self.store.journal(self.plan.journal)
         self._own_ring = self.store.ring(RingRole.OWN, self.host.rank, rings[self.host.rank])
         with self.generation.uninterrupted():  # memory can be pinned only once
             self._kept.pin(self._own_ring, self._pin)
-        slots = self._slots = StoredSlots(self._own_ring)
+        slots = self._slots = StoredSlots(self._own_ring, self._take_over)
         for owner in self.plan.kept_for(self.host.process):
             slots.keep(self.store.ring(RingRole.HELD, owner, rings[owner]))
         for stored in self._rings_of_former_plans():
@@ -160,6 +167,26 @@ class JobMemory:
         return self.generation.own(
             lambda: ReplicaServer(self._interface, me, slots, deadline=DEADLINE, log=self.log)
         )
+
+    def _take_over(self, owner: LogicalRank) -> RingFile | None:
+        """Returns a ring for a rank of which another process was to keep copies.
+
+        Raises:
+            UserError: there is no room for it.
+        """
+        if owner not in self.plan.rings or owner == self.host.rank:
+            return None
+        with self._files:
+            plan = self.plan.with_holder(owner, self.host.process)
+            plan.check_limit(self.host.process)
+            self._check_space(plan)
+            ring = self.store.ring(RingRole.HELD, owner, plan.rings[owner])
+            self.plan = plan
+        return ring
+
+    def _check_space(self, plan: JobPlan) -> None:
+        account = plan.accounts()[self.host.process]
+        self.store.check_space(account.total_bytes - account.logs_bytes)  # which lie in no file
 
     def offer(self, state: OfferedState | None) -> None:
         """Lets peers read the live state of this process, until nothing is offered."""
@@ -182,9 +209,10 @@ class JobMemory:
         All slots have their copies.
         """
         assert self._slots is not None
-        for stored in self._rings_of_former_plans():
-            self._slots.drop(stored.owner)
-            self.store.drop_ring(stored.role, stored.owner)
+        with self._files:
+            for stored in self._rings_of_former_plans():
+                self._slots.drop(stored.owner)
+                self.store.drop_ring(stored.role, stored.owner)
         self._kept.remove_left_behind()
 
     def _rings_of_former_plans(self) -> tuple[StoredRing, ...]:

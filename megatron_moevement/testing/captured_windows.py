@@ -17,6 +17,7 @@ from megatron_moevement.integrations.megatron.snapshots import (
     Timing,
 )
 from megatron_moevement.policy.operators import Inventory, Operator, OperatorId, OperatorKind
+from megatron_moevement.policy.placement import Placement
 from megatron_moevement.policy.ranks import LogicalRank
 from megatron_moevement.policy.ring import SlotRing, ring_capacity
 from megatron_moevement.policy.schedule import Window, WindowSchedule
@@ -94,7 +95,7 @@ class CapturedWindows:
         self._windows = WindowCapture(
             capture,
             self._ring,
-            Copies(sender, self._ring, ()),
+            Copies(sender, self._ring, Placement({_RANK: ()}, 0, 0), ()),
             self._schedule,
             self._layouts,
             era=0,

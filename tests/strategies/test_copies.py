@@ -1,9 +1,11 @@
-"""Copies of a rank's slots: complete with the last acknowledgement, given up with who is silent."""
+"""Copies of a rank's slots: complete with the last acknowledgement; who is silent is replaced."""
 
+import contextlib
 from datetime import timedelta
 
 import pytest
 
+from megatron_moevement.policy.placement import Host, Placement
 from megatron_moevement.policy.ranks import LogicalRank
 from megatron_moevement.policy.schedule import Window
 from megatron_moevement.runtime.replication.handshake import Session
@@ -45,15 +47,22 @@ def capture(ring, step):
 
 
 @pytest.fixture
-def holder(tmp_path):
-    """Process 1, which keeps copies: its server and its ring."""
-    ring = new_ring(tmp_path, "held")
-    slots = StoredSlots(None)
-    slots.keep(ring)
-    me = Session(TOKEN, 1, 1)
-    with ReplicaServer("127.0.0.1", me, slots, deadline=DEADLINE) as server:
-        yield server, ring
-    ring.close()
+def holders(tmp_path):
+    """Returns a function that starts a process that keeps copies: its server and its ring."""
+    with contextlib.ExitStack() as stack:
+
+        def start(process, *, room=True):
+            ring = new_ring(tmp_path, f"held-{process}")
+            stack.callback(ring.close)
+            slots = StoredSlots(None)
+            if room:
+                slots.keep(ring)
+            server = ReplicaServer(
+                "127.0.0.1", Session(TOKEN, process, 1), slots, deadline=DEADLINE
+            )
+            return stack.enter_context(server), ring
+
+        yield start
 
 
 @pytest.fixture
@@ -64,13 +73,31 @@ def ring(tmp_path):
 
 
 @pytest.fixture
-def copies(ring, holder, unused_tcp_port):
-    """Copies to process 1 and to process 2, of which nothing is left."""
-    server, _ = holder
-    addresses = {1: server.address, 2: ("127.0.0.1", unused_tcp_port)}
-    made = Copies(SlotSender(Session(TOKEN, 0, 1), addresses, deadline=DEADLINE), ring, (1, 2))
-    yield made
-    made.close()
+def copies_to(ring):
+    """Returns a function that makes copies, first of all to processes 1 and 2, as they are told."""
+    with contextlib.ExitStack() as stack:
+
+        def make(addresses, first=(1, 2)):
+            sender = SlotSender(Session(TOKEN, 0, 1), addresses, deadline=DEADLINE)
+            placement = Placement({RANK: first}, len(first), len(first))
+            known = [Host(0, "own", RANK)]
+            known += [Host(each, f"domain {each}") for each in addresses]
+            made = Copies(sender, ring, placement, known)
+            stack.callback(made.close)
+            return made
+
+        yield make
+
+
+@pytest.fixture
+def holder(holders):
+    return holders(1)
+
+
+@pytest.fixture
+def copies(copies_to, holder, unused_tcp_port):
+    """Copies to process 1 and to process 2, of which nothing is left; there is nobody else."""
+    return copies_to({1: holder[0].address, 2: ("127.0.0.1", unused_tcp_port)})
 
 
 @pytest.fixture
@@ -105,18 +132,45 @@ def test_later_slots_go_to_those_who_are_left(copies, ring, holder):
     assert [record.step for record in holder[1].records()] == [0, 1, 2, 3]
 
 
-def test_with_nobody_left_a_slot_is_complete_when_it_has_landed(ring, unused_tcp_port):
-    sender = SlotSender(
-        Session(TOKEN, 0, 1), {2: ("127.0.0.1", unused_tcp_port)}, deadline=DEADLINE
-    )
-    copies = Copies(sender, ring, (2,))
+def test_with_nobody_left_a_slot_is_complete_when_it_has_landed(copies_to, ring, unused_tcp_port):
+    copies = copies_to({2: ("127.0.0.1", unused_tcp_port)}, first=(2,))
     for step in range(4):
         copies.land(capture(ring, step))
         copies.await_change()
     assert copies.acknowledgements.newest_complete() == Window(2, 2)
     copies.drop_before(Window(2, 2))
     assert {key.window for key in copies.acknowledgements.owing} == {Window(2, 2)}
-    copies.close()
+
+
+def test_another_process_takes_the_place_of_a_silent_one_with_all_that_it_kept(
+    copies_to, ring, holders
+):
+    (here, kept), (there, taken_over) = holders(1), holders(3)
+    copies = copies_to({1: here.address, 3: there.address}, first=(1,))
+    copies.land(capture(ring, 0))
+    while any(copies.acknowledgements.owing.values()):
+        copies.await_change()
+    assert ([record.step for record in kept.records()], copies.holders) == ([0], (1,))
+    here.close()
+    copies.land(capture(ring, 1))
+    copies.await_complete(Window(0, 2))
+    assert copies.holders == (3,)
+    assert [record.step for record in taken_over.records()] == [0, 1]
+    assert [taken_over.damaged_parts(record) for record in taken_over.records()] == [(), ()]
+
+
+def test_who_has_no_room_for_what_it_is_to_take_over_is_passed_by(
+    copies_to, ring, holders, unused_tcp_port
+):
+    (full, _), (there, taken_over) = holders(3, room=False), holders(4)
+    copies = copies_to(
+        {1: ("127.0.0.1", unused_tcp_port), 3: full.address, 4: there.address}, first=(1,)
+    )
+    copies.land(capture(ring, 0))
+    copies.land(capture(ring, 1))
+    copies.await_complete(Window(0, 2))
+    assert copies.holders == (4,)
+    assert [record.step for record in taken_over.records()] == [0, 1]
 
 
 def test_a_slot_that_this_rank_has_lost_comes_back(copies, ring, holder):

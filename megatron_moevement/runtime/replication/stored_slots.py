@@ -20,17 +20,22 @@ class StoredSlots:
     def __init__(
         self,
         own: RingFile | None,
+        take_over: Callable[[LogicalRank], RingFile | None] = lambda owner: None,
         stored: Callable[[SlotKey, SlotRecord], None] = lambda slot, record: None,
     ) -> None:
         """Begins without any ring for copies.
 
         Args:
             own: ring of the rank that this process occupies; None for a spare.
+            take_over: returns a ring for copies that nobody meant for this process so far, None
+                where it keeps none; threads of the server call it, one at a time.
             stored: is told of every complete copy, by a thread of the server.
         """
         self._own = own
+        self._take_over = take_over
         self._stored = stored
         self._lock = threading.Lock()
+        self._taking_over = threading.Lock()
         self._held: dict[LogicalRank, RingFile] = {}
 
     def keep(self, ring: RingFile) -> None:
@@ -44,10 +49,17 @@ class StoredSlots:
             self._held.pop(owner, None)
 
     def ring_for(self, owner: LogicalRank, record: SlotRecord) -> RingFile | None:
-        """Returns the ring for copies of an owner's slots, whichever they are."""
+        """Returns the ring for copies of an owner's slots, whichever they are.
+
+        Raises:
+            UserError: there is no room for a new one.
+        """
         del record
-        with self._lock:
-            return self._held.get(owner)
+        with self._taking_over:
+            ring = self._held.get(owner)
+            if ring is None and (ring := self._take_over(owner)) is not None:
+                self.keep(ring)
+            return ring
 
     def stored(self, slot: SlotKey, record: SlotRecord) -> None:
         """Passes the word on."""

@@ -37,7 +37,7 @@ class Process:
         self.store = StoreDirectory(root, IDENTITY, number)
         self.ring = self.store.ring(RingRole.OWN, self.owner, shape)
         self.arrived = []
-        self.slots = StoredSlots(self.ring, lambda slot, record: self.arrived.append(slot))
+        self.slots = StoredSlots(self.ring, stored=lambda slot, record: self.arrived.append(slot))
         self.held = {}
         for other in range(ranks):
             if other != number:
