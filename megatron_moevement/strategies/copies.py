@@ -50,6 +50,7 @@ class Copies:
         self._sender = sender
         self._ring = ring
         self._placement = placement
+        self._began_with = placement.holders[ring.owner]
         self._hosts = tuple(hosts)
         self._faults = faults
         self._lock = threading.Lock()  # who keeps copies, and the sender's connections
@@ -71,9 +72,15 @@ class Copies:
             self._land_for(record, self.holders)
 
     def land_for(self, record: SlotRecord, lacking: Sequence[int]) -> None:
-        """Sends a slot to processes that lack it; it is complete when they have it."""
+        """Sends a slot to holders that lack it; it is complete when they have it.
+
+        Args:
+            record: of a slot in the ring.
+            lacking: of the holders at the beginning; those that came later lack it, too.
+        """
         with self._lock:
-            self._land_for(record, lacking)
+            added = set(self.holders) - set(self._began_with)
+            self._land_for(record, [each for each in self.holders if each in {*lacking, *added}])
 
     def await_change(self) -> None:
         """Waits a while for an acknowledgement, and replaces who is silent.

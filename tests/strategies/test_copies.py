@@ -157,6 +157,10 @@ def test_another_process_takes_the_place_of_a_silent_one_with_all_that_it_kept(
     assert copies.holders == (3,)
     assert [record.step for record in taken_over.records()] == [0, 1]
     assert [taken_over.damaged_parts(record) for record in taken_over.records()] == [(), ()]
+    copies.land_for(capture(ring, 2), [1])  # who shares slots knows only who was meant to have them
+    copies.land(capture(ring, 3))
+    copies.await_complete(Window(2, 2))
+    assert [record.step for record in taken_over.records()] == [0, 1, 2, 3]
 
 
 def test_who_has_no_room_for_what_it_is_to_take_over_is_passed_by(
