@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, settings
 
 from megatron_moevement.testing.fork_server import ForkServer
 from megatron_moevement.testing.leaks_fixture import (  # noqa: F401  (a plugin of two names)
-    ONE_AT_A_TIME,
+    BESIDE_OTHERS,
     fail_on_leaks,
     pytest_runtest_makereport,
 )
@@ -38,18 +38,23 @@ settings.register_profile("ci", _PATIENT, derandomize=True, print_blob=True)
 settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 
-@pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the groups in the same hook
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        BESIDE_OTHERS, action="store_true", help="another run makes files in shared memory"
+    )
+
+
+@pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    _keep_one_at_a_time(items)
+    _mark_one_at_a_time(items)
     _skip_without_gpu(items)
 
 
-def _keep_one_at_a_time(items: list[pytest.Item]) -> None:
-    """Lets one worker of `--dist loadgroup` run all that starts ranks or makes shared files."""
+def _mark_one_at_a_time(items: list[pytest.Item]) -> None:
     for item in items:
         uses_shared_memory = "shared_memory" in getattr(item, "fixturenames", ())
         if uses_shared_memory or item.get_closest_marker("distributed"):
-            item.add_marker(pytest.mark.xdist_group(ONE_AT_A_TIME))
+            item.add_marker("one_at_a_time")
 
 
 def _skip_without_gpu(items: list[pytest.Item]) -> None:

@@ -8,8 +8,8 @@ import pytest
 
 from megatron_moevement.testing.leaks import ResourceKind, leaked_since, open_resources
 
-ONE_AT_A_TIME = "one at a time"
-"""The group of tests of which pytest-xdist runs none beside another one."""
+BESIDE_OTHERS = "--beside-others"
+"""Says that another run of tests makes files in shared memory meanwhile, and this one none."""
 _FAILED = pytest.StashKey[bool]()
 
 
@@ -30,13 +30,7 @@ def fail_on_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     if request.node.stash.get(_FAILED, False):
         return
-    others = {ResourceKind.SHARED_MEMORY} if _is_beside_others(request) else ()
-    if leaked := leaked_since(before, ignoring=others):
+    is_beside_others = request.config.getoption(BESIDE_OTHERS, default=False)
+    ignoring = {ResourceKind.SHARED_MEMORY} if is_beside_others else ()
+    if leaked := leaked_since(before, ignoring=ignoring):
         pytest.fail("leaked: " + "; ".join(str(resource) for resource in leaked), pytrace=False)
-
-
-def _is_beside_others(request: pytest.FixtureRequest) -> bool:
-    """Whether another worker of pytest-xdist may make files in shared memory meanwhile."""
-    return hasattr(request.config, "workerinput") and not any(
-        ONE_AT_A_TIME in marker.args for marker in request.node.iter_markers("xdist_group")
-    )

@@ -120,6 +120,7 @@ def test_a_checkpoint_as_new_as_the_memory_is_told_of(megatron_fork_server, text
     assert everything_in(run.checkpoints) == before
 
 
+@pytest.mark.slow
 def test_a_folder_that_can_not_be_written_is_told_of_and_memory_stays(
     megatron_fork_server, text, uninterrupted, tmp_path
 ):

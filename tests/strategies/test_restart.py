@@ -122,8 +122,9 @@ def max_step(run):
 
 @pytest.mark.parametrize(
     ("times", "seed"),
-    [(3, 1), *(pytest.param(16, seed, marks=pytest.mark.slow) for seed in range(2, 6))],
+    [(3, 1), *((16, seed) for seed in range(2, 6))],
 )
+@pytest.mark.slow
 def test_interrupts_at_any_instruction_change_no_bit_and_leave_nothing_open(
     megatron_fork_server, text, uninterrupted, tmp_path, times, seed
 ):
