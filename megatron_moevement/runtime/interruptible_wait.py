@@ -10,6 +10,7 @@ gloo only: a `wait` of NCCL does not block the host.
 
 from __future__ import annotations
 
+import dataclasses
 import queue
 import threading
 import time
@@ -25,6 +26,16 @@ _POINT_TO_POINT = (12, 13, 14)
 """c10d's numbers of SEND, RECV and RECVANYSOURCE."""
 
 
+@dataclasses.dataclass
+class _Waited:
+    """One operation that is waited for, and its end."""
+
+    work: dist.Work | None
+    ended: threading.Event = dataclasses.field(default_factory=threading.Event)
+    result: bool = True
+    failure: Exception | None = None
+
+
 class _Waiter:
     """A thread that waits for one send or receive at a time.
 
@@ -33,34 +44,35 @@ class _Waiter:
     """
 
     def __init__(self) -> None:
-        self._work: queue.SimpleQueue[dist.Work] = queue.SimpleQueue()
-        self._done = threading.Event()
-        self._failure: Exception | None = None
-        self._result: bool = True
+        self._waited: queue.SimpleQueue[_Waited] = queue.SimpleQueue()
         threading.Thread(target=self._run, name="point-to-point", daemon=True).start()
 
     def wait(self, work: dist.Work) -> bool:
-        """Waits for an operation; after an interrupt the thread waits for its end alone."""
-        self._failure = None
-        self._done.clear()
-        self._work.put(work)
-        while not self._done.wait(_SLICE.total_seconds()):
+        """Waits for an operation; after an interrupt the thread waits for its end alone.
+
+        Each operation has an end of its own: that of one that was given up, whenever it comes, must
+        not look like that of another one, whose data have not arrived.
+        """
+        waited = _Waited(work)
+        self._waited.put(waited)
+        while not waited.ended.wait(_SLICE.total_seconds()):
             pass
-        failure, self._failure = self._failure, None
-        if failure is not None:
-            raise failure
-        return self._result
+        if waited.failure is not None:
+            raise waited.failure
+        return waited.result
 
     def _run(self) -> None:
         while True:
-            work = self._work.get()
+            waited = self._waited.get()
+            assert waited.work is not None
             try:
-                self._result = _wait_blocking(work)
+                waited.result = _wait_blocking(waited.work)
             except Exception as error:  # noqa: BLE001  (raised again by who waits)
-                self._failure = error
-            del work
+                waited.failure = error
+            waited.work = None
             _idle.append(self)  # also when who waited was interrupted
-            self._done.set()
+            waited.ended.set()
+            del waited
 
 
 _wait_blocking = dist.Work.wait

@@ -1,0 +1,111 @@
+"""Waits for sends and receives that were given up end without a trace in those that come later."""
+
+import ctypes
+import sys
+import threading
+
+import pytest
+
+from megatron_moevement.runtime import interruptible_wait
+from megatron_moevement.runtime.interruptible_wait import _Waited, _Waiter
+
+pytestmark = [
+    pytest.mark.timeout(30),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning"),
+]
+
+
+class Interrupted(BaseException):
+    """What a restart raises in the training thread."""
+
+
+class Operation:
+    """A receive that ends when it is told to."""
+
+    def __init__(self, failure=None):
+        self.begun, self.ended = threading.Event(), threading.Event()
+        self._failure = failure
+
+    def wait(self):
+        self.begun.set()
+        self.ended.wait()
+        if self._failure is not None:
+            raise self._failure
+        return True
+
+
+class Training(threading.Thread):
+    """Waits for an operation, as the training thread does."""
+
+    def __init__(self, waiter, operation):
+        super().__init__()
+        self._waiter, self._operation = waiter, operation
+        self.ending = None
+        self.start()
+        operation.begun.wait()
+
+    def run(self):
+        try:
+            self.ending = self._waiter.wait(self._operation)
+        except (Interrupted, RuntimeError) as error:
+            self.ending = type(error)
+
+    def interrupt(self):
+        number = ctypes.c_ulong(self.ident)
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(number, ctypes.py_object(Interrupted))
+        self.join()
+        assert self.ending is Interrupted
+
+
+class SlowList(list):
+    """Idle waiters; the first thread that adds itself stops there, seen by all others."""
+
+    def __init__(self):
+        super().__init__()
+        self.added, self.may_go_on = threading.Event(), threading.Event()
+
+    def append(self, waiter):
+        super().append(waiter)
+        self.added.set()
+        self.may_go_on.wait()
+
+
+@pytest.fixture
+def waiter(monkeypatch):
+    monkeypatch.setattr(interruptible_wait, "_wait_blocking", Operation.wait)
+    made = _Waiter()
+    (thread,) = [each for each in threading.enumerate() if each.name == "point-to-point"]
+    yield made
+    monkeypatch.setattr(interruptible_wait, "_wait_blocking", sys.exit)
+    made._waited.put(_Waited(0))
+    thread.join()
+
+
+@pytest.mark.parametrize("failure", [None, RuntimeError("Connection closed by peer")])
+def test_the_end_of_a_wait_that_was_given_up_is_not_that_of_the_next_one(
+    monkeypatch, waiter, failure
+):
+    idle = SlowList()
+    monkeypatch.setattr(interruptible_wait, "_idle", idle)
+    given_up, wanted = Operation(failure), Operation()
+    Training(waiter, given_up).interrupt()
+    given_up.ended.set()
+    idle.added.wait()
+    wanted.begun.set()  # the waiter is still busy with the end of the other one
+    training = Training(idle.pop(), wanted)
+    idle.may_go_on.set()
+    training.join(0.3)
+    assert training.is_alive()
+    wanted.ended.set()
+    training.join()
+    assert training.ending is True
+
+
+def test_a_failure_reaches_who_waits(monkeypatch, waiter):
+    monkeypatch.setattr(interruptible_wait, "_idle", [])
+    operation = Operation(RuntimeError("Connection closed by peer"))
+    training = Training(waiter, operation)
+    operation.ended.set()
+    training.join()
+    assert training.ending is RuntimeError
+    assert interruptible_wait._idle == [waiter]
