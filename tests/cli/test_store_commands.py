@@ -9,6 +9,7 @@ import pytest
 from megatron_moevement.cli import main
 from megatron_moevement.policy.ranks import LogicalRank
 from megatron_moevement.policy.schedule import Window
+from megatron_moevement.runtime.slots.flushing import flush_store
 from megatron_moevement.runtime.slots.identity import StoreIdentity
 from megatron_moevement.runtime.slots.journal import JournalState
 from megatron_moevement.runtime.slots.slot_record import EXTRAS, SlotPart, SlotRecord
@@ -196,3 +197,12 @@ def test_clean_refuses_what_is_in_use(store_dir, capsys):
 
 def test_each_user_has_a_store_directory_in_shared_memory():
     assert default_store_dir() == Path(f"/dev/shm/moevement-{os.geteuid()}")
+
+
+def test_what_a_job_flushed_is_cleaned_like_a_store(store_dir, tmp_path, capsys):
+    with opened(store_dir, 0) as store:
+        flushed = flush_store(store, tmp_path)
+    (line,) = said(capsys, "clean", "--store-dir", tmp_path / "moevement" / "flushed")
+    assert line.startswith(f"removed {flushed}: ")
+    assert not flushed.exists()
+    assert list(store_dir.rglob("process-*"))
