@@ -10,6 +10,7 @@ gloo only: a `wait` of NCCL does not block the host.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import queue
 import threading
@@ -28,12 +29,16 @@ _POINT_TO_POINT = (12, 13, 14)
 
 @dataclasses.dataclass
 class _Waited:
-    """One operation that is waited for, and its end."""
+    """One operation that is waited for, and how it ended.
+
+    A queue in C tells of the end. `threading.Event` and `Condition` take their lock in Python: an
+    interrupt can leave it taken for ever.
+    """
 
     work: dist.Work | None
-    ended: threading.Event = dataclasses.field(default_factory=threading.Event)
-    result: bool = True
-    failure: Exception | None = None
+    ended: queue.SimpleQueue[bool | Exception] = dataclasses.field(
+        default_factory=queue.SimpleQueue
+    )
 
 
 class _Waiter:
@@ -55,24 +60,27 @@ class _Waiter:
         """
         waited = _Waited(work)
         self._waited.put(waited)
-        while not waited.ended.wait(_SLICE.total_seconds()):
-            pass
-        if waited.failure is not None:
-            raise waited.failure
-        return waited.result
+        while True:
+            with contextlib.suppress(queue.Empty):
+                ending = waited.ended.get(timeout=_SLICE.total_seconds())
+                break
+        if isinstance(ending, Exception):
+            raise ending
+        return ending
 
     def _run(self) -> None:
         while True:
             waited = self._waited.get()
             assert waited.work is not None
+            ending: bool | Exception
             try:
-                waited.result = _wait_blocking(waited.work)
+                ending = _wait_blocking(waited.work)
             except Exception as error:  # noqa: BLE001  (raised again by who waits)
-                waited.failure = error
+                ending = error
             waited.work = None
             _idle.append(self)  # also when who waited was interrupted
-            waited.ended.set()
-            del waited
+            waited.ended.put(ending)
+            del waited, ending
 
 
 _wait_blocking = dist.Work.wait
