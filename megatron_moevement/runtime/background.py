@@ -14,7 +14,11 @@ from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Generic, TypeVar
 
+from megatron_moevement.runtime.news import News
+
 T = TypeVar("T")
+_SLICE = timedelta(seconds=0.05)
+"""Of a wait, in which no interrupt arrives."""
 
 
 class Background(Generic[T]):
@@ -33,7 +37,8 @@ class Background(Generic[T]):
         self._work = work
         self._as_failure = failure
         self._pieces: queue.SimpleQueue[tuple[T] | None] = queue.SimpleQueue()
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        self._news = News()
         self.begun = 0
         """Pieces that were handed over."""
         self._done = 0
@@ -69,17 +74,17 @@ class Background(Generic[T]):
             Exception: a piece failed; what `failure` makes of it.
         """
         started_s = time.perf_counter()
-        with self._changed:
-            self._changed.wait_for(lambda: holds() or self._failure is not None)
+        while not self._is_over(holds):
+            self._news.wait(_SLICE)
         self.check()
         return timedelta(seconds=time.perf_counter() - started_s)
 
     @contextlib.contextmanager
     def changing(self) -> Iterator[None]:
-        """Encloses a change that others wait for."""
-        with self._changed:
+        """Encloses a change that the other thread waits for; only the working one calls it."""
+        with self._lock:
             yield
-            self._changed.notify_all()
+        self._news.tell()
 
     def check(self) -> None:
         """Raises what `failure` makes of a failure, if there was one."""
@@ -90,6 +95,10 @@ class Background(Generic[T]):
         """Ends the thread, once all is done that was handed over."""
         self._pieces.put(None)
         self._thread.join()
+
+    def _is_over(self, holds: Callable[[], bool]) -> bool:
+        with self._lock:
+            return holds() or self._failure is not None
 
     def _run(self) -> None:
         while (piece := self._pieces.get()) is not None:

@@ -31,8 +31,7 @@ _POINT_TO_POINT = (12, 13, 14)
 class _Waited:
     """One operation that is waited for, and how it ended.
 
-    A queue in C tells of the end. `threading.Event` and `Condition` take their lock in Python: an
-    interrupt can leave it taken for ever.
+    A queue in C tells of the end, as in `news.py`.
     """
 
     work: dist.Work | None

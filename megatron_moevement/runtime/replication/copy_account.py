@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import queue
 import threading
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 
 from megatron_moevement.policy.persistence import Acknowledgements, SlotKey
+from megatron_moevement.runtime.news import News
 
 logger = logging.getLogger(__name__)
 
@@ -20,9 +19,7 @@ class CopyAccount:
     def __init__(self) -> None:
         """Begins with nothing on its way."""
         self._lock = threading.Lock()
-        # In C, like the lock: an interrupt can leave the lock of a `threading.Condition` taken, and
-        # then no thread that notes anything ever ends.
-        self._news: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._news = News()
         self._acknowledgements = Acknowledgements()
         self._silent: dict[int, str] = {}
         self._damaged: frozenset[SlotKey] = frozenset()
@@ -77,14 +74,7 @@ class CopyAccount:
 
     def await_change(self, timeout: timedelta) -> bool:
         """Waits until something is noted; returns whether anything was since the last call."""
-        try:
-            self._news.get(timeout=timeout.total_seconds())
-        except queue.Empty:
-            return False
-        with contextlib.suppress(queue.Empty):
-            while True:
-                self._news.get_nowait()
-        return True
+        return self._news.wait(timeout)
 
     def _changed(self) -> None:
-        self._news.put(None)
+        self._news.tell()
