@@ -273,11 +273,10 @@ def compare(stage_s: float, flags: Sequence[str]) -> str:
         ):
             steps = replayed_step(stages, stage_s, (*flags, *own))
             step_s = statistics.median(steps)
-            predicted = f"{count * stage_s:.2f} | {step_s / (count * stage_s):.3f}"
-            lines.append(
-                f"| {stages} | {name} | {step_s:.3f} | {predicted if stage_s else ' | '} "
-                f"| {len(steps)} |"
-            )
+            predicted = " | "  # real compute shares the cores
+            if stage_s:
+                predicted = f"{count * stage_s:.2f} | {step_s / (count * stage_s):.3f}"
+            lines.append(f"| {stages} | {name} | {step_s:.3f} | {predicted} | {len(steps)} |")
             sys.stderr.write(lines[-1] + "\n")
     return "\n".join(lines) + "\n"
 
