@@ -11,7 +11,6 @@ gloo only: a `wait` of NCCL does not block the host.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import queue
 import threading
 import time
@@ -27,17 +26,8 @@ _POINT_TO_POINT = (12, 13, 14)
 """c10d's numbers of SEND, RECV and RECVANYSOURCE."""
 
 
-@dataclasses.dataclass
-class _Waited:
-    """One operation that is waited for, and how it ended.
-
-    A queue in C tells of the end, as in `news.py`.
-    """
-
-    work: dist.Work | None
-    ended: queue.SimpleQueue[bool | Exception] = dataclasses.field(
-        default_factory=queue.SimpleQueue
-    )
+_Ended = queue.SimpleQueue[bool | Exception]
+"""How one operation ended; a queue in C, for the reason in `news.py`."""
 
 
 class _Waiter:
@@ -48,7 +38,7 @@ class _Waiter:
     """
 
     def __init__(self) -> None:
-        self._waited: queue.SimpleQueue[_Waited] = queue.SimpleQueue()
+        self._work: queue.SimpleQueue[tuple[dist.Work, _Ended]] = queue.SimpleQueue()
         threading.Thread(target=self._run, name="point-to-point", daemon=True).start()
 
     def wait(self, work: dist.Work) -> bool:
@@ -57,11 +47,11 @@ class _Waiter:
         Each operation has an end of its own: that of one that was given up, whenever it comes, must
         not look like that of another one, whose data have not arrived.
         """
-        waited = _Waited(work)
-        self._waited.put(waited)
+        ended: _Ended = queue.SimpleQueue()
+        self._work.put((work, ended))
         while True:
             with contextlib.suppress(queue.Empty):
-                ending = waited.ended.get(timeout=_SLICE.total_seconds())
+                ending = ended.get(timeout=_SLICE.total_seconds())
                 break
         if isinstance(ending, Exception):
             raise ending
@@ -69,17 +59,16 @@ class _Waiter:
 
     def _run(self) -> None:
         while True:
-            waited = self._waited.get()
-            assert waited.work is not None
+            work, ended = self._work.get()
             ending: bool | Exception
             try:
-                ending = _wait_blocking(waited.work)
+                ending = _wait_blocking(work)
             except Exception as error:  # noqa: BLE001  (raised again by who waits)
                 ending = error
-            waited.work = None
+            del work
             _idle.append(self)  # also when who waited was interrupted
-            waited.ended.put(ending)
-            del waited, ending
+            ended.put(ending)
+            del ended, ending
 
 
 _wait_blocking = dist.Work.wait

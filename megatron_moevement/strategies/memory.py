@@ -73,6 +73,8 @@ class JobMemory:
         """
         self.plan = plan
         """What all agreed on, and for whom else this process keeps copies since then."""
+        self.host_bytes = plan.accounts()[host.process].total_bytes
+        """Host memory in use; all of it is allocated at the start, but for what is taken over."""
         self.host = host
         self.store = store
         self.generation = generation
@@ -92,11 +94,6 @@ class JobMemory:
         self._slots: StoredSlots | None = None
         self._copies: Copies | None = None
         self._files = threading.Lock()  # of the store, once the server listens
-
-    @property
-    def host_bytes(self) -> int:
-        """Host memory in use; all of it is allocated at the start, but for what is taken over."""
-        return self.plan.accounts()[self.host.process].total_bytes
 
     @property
     def own_ring(self) -> RingFile:
@@ -182,6 +179,7 @@ class JobMemory:
             self._check_space(plan)
             ring = self.store.ring(RingRole.HELD, owner, plan.rings[owner])
             self.plan = plan
+            self.host_bytes += plan.rings[owner].total_bytes
         return ring
 
     def _check_space(self, plan: JobPlan) -> None:

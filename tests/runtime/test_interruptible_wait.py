@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from megatron_moevement.runtime import interruptible_wait
-from megatron_moevement.runtime.interruptible_wait import _Waited, _Waiter
+from megatron_moevement.runtime.interruptible_wait import _Waiter
 
 pytestmark = [
     pytest.mark.timeout(30),
@@ -77,7 +77,7 @@ def waiter(monkeypatch):
     (thread,) = [each for each in threading.enumerate() if each.name == "point-to-point"]
     yield made
     monkeypatch.setattr(interruptible_wait, "_wait_blocking", sys.exit)
-    made._waited.put(_Waited(0))
+    made._work.put((0, None))
     thread.join()
 
 
