@@ -42,6 +42,9 @@ EXAMPLES = {
     Combination.of("pp2-ep2 bf16 distributed grouped"): (Stop.NEVER, Stop.SIGKILL),
     Combination.of("edp3 fp16 distributed bias"): (Stop.SIGTERM,),
     CONTROL: (Stop.NEVER, Stop.EXIT_INTERVAL),
+    OVERLAPPED: (Stop.SIGKILL,),
+    Combination.of("tp4 bf16 distributed grouped bias no-z-loss"): (Stop.SIGKILL,),
+    Combination.of("ep2-edp3 bf16 replicated-overlap allgather"): (Stop.SIGKILL,),
 }
 """What runs by default, and how each is stopped; small jobs in more ways than large ones."""
 COVER = cover()
