@@ -6,10 +6,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
+from datetime import timedelta
 from types import TracebackType
 
 from megatron_moevement.policy.fault_schedule import TimedFault
 from megatron_moevement.runtime.fault_effects import inflict_on
+from megatron_moevement.runtime.news import News
 
 
 class FaultTimer:
@@ -35,13 +37,13 @@ class FaultTimer:
         self._began_s = began_s
         self._witness = witness
         self._victim = threading.get_ident()
-        self._closing = threading.Event()
+        self._closing = News()
         self._thread = threading.Thread(target=self._run, name="fault-timer", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
         """Ends the thread; nothing strikes any more."""
-        self._closing.set()
+        self._closing.tell()
         self._thread.join()
 
     def __enter__(self) -> FaultTimer:
@@ -60,7 +62,7 @@ class FaultTimer:
             wait_s = self._began_s + fault.at.total_seconds() - time.time()
             if wait_s < 0:
                 continue
-            if self._closing.wait(wait_s):
+            if self._closing.wait(timedelta(seconds=wait_s)):
                 return
             self._witness(fault)
             sys.stderr.write(

@@ -10,6 +10,7 @@ import ipaddress
 import logging
 import socket
 import threading
+import time
 from collections import defaultdict
 from datetime import timedelta
 from typing import Protocol, Self
@@ -109,7 +110,7 @@ class ReplicaServer:
         self._lock = threading.Lock()
         self._ring_locks: defaultdict[LogicalRank, threading.Lock] = defaultdict(threading.Lock)
         self._connections: dict[Channel, threading.Thread] = {}
-        self._closed = threading.Event()
+        self._is_closed = False
         self._listener = _listen(interface)
         host, port = self._listener.getsockname()[:2]
         self.address: tuple[str, int] = (host, port)
@@ -123,7 +124,7 @@ class ReplicaServer:
     def close(self) -> None:
         """Ends all connections and threads; what was only half received is not held."""
         with self._lock:
-            self._closed.set()
+            self._is_closed = True
             threads = list(self._connections.values())
             for channel in self._connections:
                 channel.hang_up()
@@ -145,13 +146,13 @@ class ReplicaServer:
             try:
                 connection, caller = self._listener.accept()
             except OSError:
-                if self._closed.is_set():
+                if self._is_closed:
                     return
                 logger.exception("replication: can't accept a connection")
-                self._closed.wait(_PAUSE_S)
+                time.sleep(_PAUSE_S)
                 continue
             with self._lock:
-                if self._closed.is_set() or len(self._connections) >= self._max_connections:
+                if self._is_closed or len(self._connections) >= self._max_connections:
                     connection.close()
                     logger.warning("replication: %s is turned away: too many connections", caller)
                     continue
@@ -177,7 +178,7 @@ class ReplicaServer:
         except (ProtocolError, RefusedError) as error:
             logger.warning("replication: connection of %s is closed: %s", caller, error)
         except OSError as error:
-            if not self._closed.is_set():
+            if not self._is_closed:
                 logger.info("replication: connection of %s ended: %s", caller, error)
         finally:
             with self._lock:
