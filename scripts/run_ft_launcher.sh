@@ -30,16 +30,37 @@ export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$((cores > ranks ? cores / ranks : 1)
 run="${RUN_ID:-moevement-$$}"
 own+=(--rdzv-backend c10d --rdzv-id "$run" --local-addr 127.0.0.1)
 
-if [[ " $* " != *" --inprocess-restart "* ]]; then
-    [ "$spares" -eq 0 ] || { echo "run_ft_launcher.sh: -s needs --inprocess-restart" >&2 && exit 2; }
-    exec "$LAUNCHER" "${own[@]}" --nnodes 1 --nproc-per-node "$ranks" \
-        --rdzv-endpoint 127.0.0.1:0 "$ROOT/pretrain_moe.py" "$@"
+in_place=false
+[[ " $* " != *" --inprocess-restart "* ]] || in_place=true
+if [ "$spares" -ne 0 ] && ! "$in_place"; then
+    echo "run_ft_launcher.sh: -s needs --inprocess-restart" >&2
+    exit 2
 fi
 
-stores="$(mktemp)"
+# Agents leave sockets of their rank monitors where temporary files are; what torch compiled stays.
+export TORCHINDUCTOR_CACHE_DIR="${TORCHINDUCTOR_CACHE_DIR:-${TMPDIR:-/tmp}/torchinductor_$(id -un)}"
+TMPDIR="$(mktemp -d)"
+export TMPDIR
+started=()
+# shellcheck disable=SC2329 # the trap calls it
+finish() {
+    [ "${#started[@]}" -eq 0 ] || kill "${started[@]}" 2>/dev/null || true
+    wait || true
+    rm -rf "$TMPDIR"
+}
+trap finish EXIT
+
+if ! "$in_place"; then
+    "$LAUNCHER" "${own[@]}" --nnodes 1 --nproc-per-node "$ranks" \
+        --rdzv-endpoint 127.0.0.1:0 "$ROOT/pretrain_moe.py" "$@" &
+    started=("$!")
+    wait "$!"
+    exit
+fi
+
+stores="$TMPDIR/stores"
 PYTHONPATH="$ROOT${PYTHONPATH:+:$PYTHONPATH}" "$PYTHON" -m megatron_moevement.cli stores >"$stores" &
 started=("$!")
-trap 'kill "${started[@]}" 2>/dev/null; rm -f "$stores"' EXIT
 until [ -s "$stores" ]; do
     kill -0 "${started[0]}" || exit 1
     sleep 0.05

@@ -1,13 +1,17 @@
 """A job under ft_launcher, which restarts processes: it goes on from host memory, bit by bit."""
 
 import contextlib
+import getpass
 import json
 import os
 import signal
 import subprocess
 import sys
+import tempfile
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from megatron_moevement.runtime.events import EventName, read_events
@@ -18,6 +22,7 @@ from megatron_moevement.testing.tiny_job import TINY
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(300)]
 
 ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = ROOT / "scripts" / "run_ft_launcher.sh"
 PROGRAM = (
     *TINY,
     "--bf16",
@@ -31,27 +36,35 @@ LIMITS = "--ft-rank-section-timeouts=setup:60,step:{step},checkpointing:60"
 QUICK = ("--monitor-interval=0.2", "--ft-workload-check-interval=0.5")
 
 
-def program(command, folder, flags):
-    """Runs a launcher of the training program to its end; returns the digest and what it said."""
-    digest, log = folder / "digest.json", folder / "log"
+@contextlib.contextmanager
+def started(command, folder, flags):
+    """Starts a launcher of the training program; whatever is left of its group is killed."""
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    environment = os.environ | {"PATH": path, "OMP_NUM_THREADS": "1"}
-    with log.open("w") as output:
+    # A socket's path has at most 107 bytes: pytest's own folders would be too deep.
+    with tempfile.TemporaryDirectory() as temporary, (folder / "log").open("w") as output:
         process = subprocess.Popen(
-            [*command, "--", *PROGRAM, f"--moevement-state-digest={digest}", *flags],
-            env=environment,
+            [*command, "--", *PROGRAM, f"--moevement-state-digest={folder}/digest.json", *flags],
+            env=os.environ | {"PATH": path, "OMP_NUM_THREADS": "1", "TMPDIR": temporary},
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
         try:
-            code = process.wait(200)
+            yield process
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGTERM)
             process.wait(60)
-    assert code == 0, log.read_text()[-5000:]
-    return json.loads(digest.read_text()), log.read_text()
+        assert set(os.listdir(temporary)) <= {f"torchinductor_{getpass.getuser()}"}
+
+
+def program(command, folder, flags):
+    """Runs a launcher of the training program to its end; returns the digest and what it said."""
+    with started(command, folder, flags) as process:
+        code = process.wait(200)
+    log = (folder / "log").read_text()
+    assert code == 0, log[-5000:]
+    return json.loads((folder / "digest.json").read_text()), log
 
 
 @pytest.fixture(scope="module")
@@ -62,18 +75,22 @@ def uninterrupted(tmp_path_factory):
     return program(launcher, folder, ())[0]
 
 
+def protection(folder):
+    """Returns the flags that let a job go on from memory."""
+    return (
+        "--moevement-strategy=moevement",
+        "--moevement-window=2",
+        f"--moevement-store-dir={folder / 'store'}",
+        f"--moevement-event-dir={folder / 'events'}",
+    )
+
+
 class Restarted:
     """A job that was restarted by ft_launcher."""
 
     def __init__(self, folder, launcher, *flags):
-        protected = (
-            "--moevement-strategy=moevement",
-            "--moevement-window=2",
-            f"--moevement-store-dir={folder / 'store'}",
-            f"--moevement-event-dir={folder / 'events'}",
-        )
-        script = (ROOT / "scripts" / "run_ft_launcher.sh", *launcher, *QUICK)
-        self.digest, self.log = program(script, folder, (*protected, *flags))
+        script = (SCRIPT, *launcher, *QUICK)
+        self.digest, self.log = program(script, folder, (*protection(folder), *flags))
         self.events = read_events(folder / "events")
         assert list((folder / "store").rglob("*")) == []
 
@@ -138,3 +155,23 @@ def test_first_in_place_and_with_too_few_left_in_the_job(uninterrupted, tmp_path
     assert run.verdicts() == [(1, "GLOBAL"), (0, "GLOBAL")]
     assert run.struck() == ["kill", "kill"]
     assert "1 processes are left and 2 are needed; its state is in memory" in run.log
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("in_place", [False, True])
+def test_nothing_is_left_after_an_interrupt_from_the_keyboard(in_place, tmp_path):
+    launcher = ("-n", "2", *(("-s", "1") if in_place else ()), LIMITS.format(step=60), *QUICK)
+    flags = (*protection(tmp_path), "--train-iters=100000", *(RESTARTABLE if in_place else ()))
+    with started((SCRIPT, *launcher), tmp_path, flags) as process:
+        while not [
+            event
+            for event in read_events(tmp_path / "events")
+            if event.event is EventName.ITERATION and event.iteration > 5
+        ]:
+            assert process.poll() is None, (tmp_path / "log").read_text()[-5000:]
+            time.sleep(0.2)
+        family = psutil.Process(process.pid).children(recursive=True)
+        os.killpg(process.pid, signal.SIGINT)
+        process.wait(60)
+        assert psutil.wait_procs(family, 10)[1] == []
+    assert list((tmp_path / "store").rglob("*")) == []
