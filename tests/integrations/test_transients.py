@@ -25,6 +25,19 @@ FLAGS = (
     "--hidden-dropout=0.1",
 )
 SHARDED = (*FLAGS, "--use-distributed-optimizer", "--overlap-param-gather")
+OF_GATHERS_AHEAD = ("gather_flags", "gather_handles", "hooks")
+FUNCTIONS = ("no_sync_func", "grad_sync_func", "param_sync_func", "finalize_model_grads_func")
+OVERLAPS = ("overlap_grad_reduce", "overlap_param_gather")
+ROUTER_COUNTERS = ("local_tokens_per_expert", "global_tokens_per_expert", "ga_steps")
+OF_A_BUCKET_GROUP = (
+    "grad_reduce_handle",
+    "param_gather_handle",
+    "param_gather_dispatched",
+    "is_last_microbatch",
+    "per_param_grad_ready_counts",
+    "golden_per_param_grad_ready_counts",
+    "is_first_batch",
+)
 
 
 class OnPurposeError(Exception):
@@ -81,6 +94,12 @@ def dirty_bucket_counts(job):
         group.is_last_microbatch = False
 
 
+def dirty_bucket_order(job):
+    for group in bucket_groups(job):
+        group.golden_per_param_grad_ready_counts = {next(iter(group.params)): 1}
+        group.is_first_batch = False
+
+
 def dirty_handles(job):
     class Stale:
         def wait(self):
@@ -95,8 +114,35 @@ def dirty_gather_flags(job):
         group.param_gather_dispatched = True
 
 
+def dirty_gather_handles(job):
+    for group in bucket_groups(job):
+        group.param_gather_handle = fail
+
+
+def dirty_forced_reduction(job):
+    for chunk in job.chunks:
+        chunk.force_all_reduce = True
+
+
 def dirty_schedule_functions(job):
-    job.chunks[0].config.no_sync_func = fail
+    config = job.chunks[0].config
+    config.no_sync_func = config.grad_sync_func = config.param_sync_func = fail
+    config.finalize_model_grads_func = None
+
+
+def dirty_checkpointing(job):
+    del job
+    from megatron.core.tensor_parallel import random  # noqa: PLC0415
+
+    random.IS_CHECKPOINTING = True
+
+
+def dirty_random_streams(job):
+    """An interrupt inside of `fork`, before it is in its `try` or in its `finally`."""
+    del job
+    from megatron.core.tensor_parallel import random  # noqa: PLC0415
+
+    random.get_cuda_rng_tracker()._current_state_name = random._MODEL_PARALLEL_RNG_TRACKER_NAME
 
 
 def dirty_scalers(job):
@@ -113,11 +159,6 @@ def dirty_metrics(job):
         entry["values"].fill_(9)
 
 
-def dirty_shared_experts(job):
-    for shared in modules(job, "SharedExpertMLP"):
-        shared.cached_output = 1
-
-
 def dirty_evaluation(job):
     for chunk in job.chunks:
         chunk.eval()
@@ -128,6 +169,24 @@ def dirty_freezing(job):
 
     freezing = Freezing(job.chunks, job.optimizer)
     freezing.set_active(frozenset(list(freezing.operators)[:1]))  # and is interrupted
+
+
+def dirty_groups(job):
+    for chunk in job.chunks:
+        chunk.bucket_groups = chunk.bucket_groups[1:]
+        chunk.expert_parallel_bucket_groups = []
+
+
+def dirty_wanted_gradients(job):
+    from megatron_moevement.integrations.megatron import freezing  # noqa: PLC0415
+
+    (embedding,) = modules(job, "LanguageModelEmbedding")
+    embedding.register_forward_hook(freezing._want_gradient)
+
+
+def dirty_hooks(job):
+    for chunk in job.chunks:
+        chunk.disable_forward_pre_hook(param_sync=False)
 
 
 DIRT = {
@@ -176,9 +235,94 @@ def result_of(megatron_fork_server):
     return run
 
 
+def transients_of(job):
+    """Returns each transient in a form that can be compared."""
+    from megatron.core.tensor_parallel import random  # noqa: PLC0415
+    from megatron.core.transformer.moe.moe_utils import (  # noqa: PLC0415
+        get_moe_layer_wise_logging_tracker,
+    )
+
+    every_module = [each for chunk in job.chunks for each in chunk.modules()]
+    every_parameter = [each for chunk in job.chunks for each in chunk.parameters()]
+    buffers = [
+        each for chunk in job.chunks for each in chunk.buffers + chunk.expert_parallel_buffers
+    ]
+    masters = [
+        master
+        for part in job.optimizer.parts
+        for group in part.optimizer.param_groups
+        for master in group["params"]
+    ]
+    config, ddp_config = job.chunks[0].config, job.chunks[0].ddp_config
+    found = {
+        "tracker": random.get_cuda_rng_tracker()._current_state_name,
+        "recomputation": random.IS_CHECKPOINTING,
+        "training": [each.training for each in every_module],
+        "expert_bias": job.expert_bias._pending,
+        "metrics": [
+            entry["values"].tolist() for entry in get_moe_layer_wise_logging_tracker().values()
+        ],
+        "force": [chunk.force_all_reduce for chunk in job.chunks],
+        "grad": [each.grad is None for each in every_parameter],
+        "added": [each.grad_added_to_main_grad for each in every_parameter],
+        "trained": [each.requires_grad for each in every_parameter],
+        "buffers": [bool(each.grad_data.any()) for each in buffers],
+        "masters": [each.grad is None for each in masters],
+        "scalers": [part.grad_scaler._noted for part in job.optimizer.parts],
+        "frozen": job.optimizer._frozen,
+        "gathers_ahead": [len(each._forward_pre_hooks) for each in every_module],
+        "gather_handles": [len(chunk.remove_forward_pre_hook_handles) for chunk in job.chunks],
+        "wanted_gradients": [len(each._forward_hooks) for each in every_module],
+        "groups": bucket_groups(job),
+    }
+    found |= {name: getattr(config, name) for name in FUNCTIONS}
+    found |= {name: getattr(ddp_config, name) for name in OVERLAPS}
+    for name in ROUTER_COUNTERS:
+        found[name] = [getattr(router, name).tolist() for router in modules(job, "TopKRouter")]
+    for name in OF_A_BUCKET_GROUP:
+        found[name] = [getattr(group, name) for group in bucket_groups(job)]
+    return found
+
+
+def put_back(flags):
+    """Returns, for each dirt, what it made dirty, and what is dirty behind the reset."""
+    from megatron_moevement.integrations.megatron.random_state import (  # noqa: PLC0415
+        random_state,
+        restore_random_state,
+    )
+    from megatron_moevement.integrations.megatron.transients import Transients  # noqa: PLC0415
+    from megatron_moevement.training.steps import build_datasets, open_steps  # noqa: PLC0415
+
+    with tiny_job(*flags) as job, open_steps(job, build_datasets(job), START) as step:
+        step.run(StopRequest.NONE)
+        transients = Transients(job.chunks, job.optimizer, job.expert_bias)
+        job.metrics.collect(1)
+        streams = random_state()
+        transients.reset()
+        clean = transients_of(job)
+        found = {}
+        for name, dirty in DIRT.items():
+            dirty(job)
+            before = transients_of(job)
+            transients.reset()
+            restore_random_state(streams)
+            after = transients_of(job)
+            found[name] = [
+                [key for key in clean if seen[key] != clean[key]] for seen in (before, after)
+            ]
+        return [sorted(clean), found]
+
+
+def test_each_dirt_is_seen_and_put_back(result_of):
+    names, found = result_of(put_back, SHARDED)
+    assert {dirt: left for dirt, (_, left) in found.items() if left} == {}
+    assert [dirt for dirt, (seen, _) in found.items() if not seen] == []
+    assert {key for seen, _ in found.values() for key in seen} == set(names)
+
+
 @pytest.mark.parametrize("dirt", DIRT)
 def test_a_reset_leaves_nothing_of_the_dirt(result_of, dirt):
-    flags = SHARDED if dirt == "gather_flags" else FLAGS
+    flags = SHARDED if dirt in OF_GATHERS_AHEAD else FLAGS
     assert result_of(train, flags, dirt, True) == result_of(train, flags, None, True)
 
 

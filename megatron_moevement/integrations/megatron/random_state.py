@@ -12,6 +12,7 @@ import torch
 from megatron.core import tensor_parallel
 
 TRACKER = "tracker"
+_OUTSIDE_OF_ANY = "default-rng"
 _STREAMS = frozenset({"host", "device"})
 
 
@@ -57,6 +58,9 @@ def restore_random_state(state: dict[str, Any]) -> None:
     if "device" in state:
         torch.cuda.set_rng_state(state["device"])
     tracker.set_states({name: stream.clone() for name, stream in state[TRACKER].items()})
+    # An interrupt inside of `fork` leaves a name there: the next fork would overwrite the stream of
+    # that name with the default one.
+    tracker._current_state_name = _OUTSIDE_OF_ANY  # noqa: SLF001
 
 
 def random_digest(state: dict[str, Any]) -> int:

@@ -2,10 +2,10 @@
 
 A survivor keeps weights, masters, moments, step counters, loss scalers and schedules. Everything in
 between is put back here to what it is between two steps: gradients, what the buckets know of their
-communication, what routers and experts count or keep within a step, what was noted for the commit,
-the functions that a schedule takes away while it runs, the flags that upstream's code sets
-without a `finally`, what freezing changed for a replay, and the mode of an evaluation. Random
-streams are the step's own business: the ledger has them.
+communication, what routers count within a step, what was noted for the commit, the functions that a
+schedule takes away while it runs, the flags that upstream's code sets without a `finally`, what
+freezing changed for a replay, and the mode of an evaluation. Random streams are the step's own
+business: the ledger has them.
 
 Source: the attributes and their values between two steps are those of Megatron-Core 0.16.1
 (megatron/core/distributed, megatron/core/transformer/moe, megatron/core/pipeline_parallel).
@@ -22,7 +22,6 @@ from megatron.core.optimizer.optimizer import MegatronOptimizer
 from megatron.core.tensor_parallel import random as tensor_parallel_random
 from megatron.core.transformer.moe.moe_utils import clear_aux_losses_tracker
 from megatron.core.transformer.moe.router import TopKRouter
-from megatron.core.transformer.moe.shared_experts import SharedExpertMLP
 from megatron.core.utils import unwrap_model
 
 from megatron_moevement.integrations.megatron.expert_bias import PendingExpertBias
@@ -39,13 +38,6 @@ _BETWEEN_STEPS: dict[str, Any] = {
 """Of a bucket group; a stale handle or flag skips a collective that the others make."""
 
 _ROUTER_COUNTERS = ("local_tokens_per_expert", "global_tokens_per_expert", "ga_steps")
-_SHARED_EXPERT_CACHES = (
-    "cached_fc1_input",
-    "cached_fc2_input",
-    "cached_fc2_output",
-    "cached_output",
-    "gate_score",
-)
 _FUNCTIONS = ("no_sync_func", "grad_sync_func", "param_sync_func", "finalize_model_grads_func")
 _OVERLAPS = ("overlap_grad_reduce", "overlap_param_gather")
 
@@ -131,10 +123,6 @@ class Transients:
                         counter = getattr(module, name, None)
                         if counter is not None:
                             counter.zero_()
-                if isinstance(module, SharedExpertMLP):
-                    for name in _SHARED_EXPERT_CACHES:
-                        if hasattr(module, name):
-                            setattr(module, name, None)
 
     def _reset_buckets(self) -> None:
         for group in self._bucket_groups():
@@ -150,7 +138,6 @@ class Transients:
             for parameter in chunk.parameters():
                 parameter.grad = None
             chunk.zero_grad_buffer()
-        self._optimizer.megatron.zero_grad()
 
     def _reset_optimizers(self) -> None:
         for part in self._optimizer.parts:
