@@ -91,6 +91,7 @@ def _account(told: Sequence[EventRecord]) -> RecoveryAccount:
                 one.fields["replayed_steps"],
                 one.fields["replay_verified"],
                 one.fields["breakdown_s"],
+                one.fields["owed_copies"],
             )
             for one in told
         ],

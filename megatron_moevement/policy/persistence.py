@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from megatron_moevement.policy.ranks import LogicalRank
 from megatron_moevement.policy.schedule import Window
@@ -88,16 +87,32 @@ class Acknowledgements:
         done = sum(slot.window == window and not owing for slot, owing in self.owing.items())
         return done == window.size
 
+    def has_second_holder(self, window: Window, holders: Collection[int]) -> bool:
+        """Returns whether every slot of a window has landed and has a copy, if it can have one.
+
+        Args:
+            window: which one.
+            holders: the processes that are to keep copies.
+        """
+        safe = sum(
+            slot.window == window and (not owing or not owing.issuperset(holders))
+            for slot, owing in self.owing.items()
+        )
+        return safe == window.size
+
+    def owed_copies(self) -> int:
+        """Returns how many copies of slots are on their way."""
+        return sum(len(owing) for owing in self.owing.values())
+
     def newest_complete(self) -> Window | None:
         """Returns the newest complete window that no incomplete one precedes.
 
         A rank reports this window at the commit barrier. Older windows that it still keeps are
         then complete too, which makes the minimum over ranks complete everywhere.
         """
-        done = Counter(slot.window for slot, owing in self.owing.items() if not owing)
         newest = None
         for window in sorted({slot.window for slot in self.owing}):
-            if done[window] < window.size:
+            if not self.is_complete(window):
                 break
             newest = window
         return newest

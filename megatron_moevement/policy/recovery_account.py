@@ -22,11 +22,13 @@ class RankAccount:
         replayed_steps: that it replayed; 0 for a bystander.
         verified: whether all it replayed was the same as the first time; None for a bystander.
         breakdown_s: its seconds by part.
+        owed_copies: of its slots, on their way when training resumes.
     """
 
     replayed_steps: int
     verified: bool | None
     breakdown_s: Mapping[str, float]
+    owed_copies: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,6 +79,11 @@ class RecoveryAccount:
         return {part: known[part] for part in PARTS if part in known}
 
     @property
+    def owed_copies(self) -> int:
+        """Copies of slots that were on their way when training resumed."""
+        return sum(own.owed_copies for own in self.ranks)
+
+    @property
     def duration_s(self) -> float:
         """Seconds from the moment at which survivors were interrupted."""
         return sum(self.breakdown_s.values())
@@ -91,7 +98,8 @@ class RecoveryAccount:
             same = "same bits sent" if self.verified else "OTHER BITS SENT"
             scope = f", {scope} {self.replayed_steps} {steps} ({same})"
         parts = ", ".join(f"{part} {seconds:.1f}" for part, seconds in self.breakdown_s.items())
+        owed = f", {self.owed_copies} copies on their way" if self.owed_copies else ""
         return (
             f"generation {self.generation}: {self.verdict.value}{scope}, resumed at step "
-            f"{self.target}, {self.duration_s:.1f} s ({parts}), guarantee {self.level.value}"
+            f"{self.target}, {self.duration_s:.1f} s ({parts}), guarantee {self.level.value}{owed}"
         )

@@ -124,9 +124,9 @@ class Copies:
         )
         return successor
 
-    def await_complete(self, window: Window) -> None:
-        """Waits until every slot of a window has all its copies."""
-        while not self.acknowledgements.is_complete(window):
+    def await_second_holder(self, window: Window) -> None:
+        """Waits until every slot of a window has a copy; the others may be on their way."""
+        while not self.acknowledgements.has_second_holder(window, self.holders):
             self.await_change()
 
     def drop_before(self, window: Window) -> None:

@@ -130,7 +130,9 @@ class Returning:
         )
 
     def rejoin(self) -> RecoveryAccount:
-        """Waits for all ranks and for the copies of the window that is replayed from.
+        """Waits for all ranks, and for a copy of each slot of the window that is replayed from.
+
+        Further copies are made while training goes on.
 
         Returns:
             What all ranks tell of the recovery, the restart before it included.
@@ -143,7 +145,7 @@ class Returning:
             self._kept.live = Live.dense(self._trained.scalars(self._progress or replay.start))
         self._lap("replay")
         if self._shared is not None:
-            self._memory.copies.await_complete(self._shared)
+            self._memory.copies.await_second_holder(self._shared)
         self._lap("reprotect")
         assert self._meeting is not None
         self._meeting.wait()
@@ -154,6 +156,7 @@ class Returning:
             0 if replay is None else replay.reached - replay.start.committed,
             None if replay is None else self._verified,
             self._durations_s,
+            self._memory.copies.acknowledgements.owed_copies(),
         )
         account = self._account(plan, own)
         passes = self._trained.schedule.passes.since(self._passes)
@@ -169,6 +172,7 @@ class Returning:
             backward_passes=passes.backward,
             duration_s=sum(self._durations_s.values()),
             breakdown_s=self._durations_s,
+            owed_copies=own.owed_copies,
         )
         return account
 

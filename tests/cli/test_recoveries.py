@@ -18,6 +18,7 @@ def told(folder, rank, *, verdict="LOCALIZED", verified=True, generation=1, targ
             replayed_steps=5 * (rank > 0),
             replay_verified=verified if rank > 0 else None,
             breakdown_s={"teardown": 0.5, "plan": 0.25, "replay": 2.0 * rank, "wait": 2.0 - rank},
+            owed_copies=0,
         )
 
 

@@ -84,6 +84,22 @@ def test_without_a_successor_the_others_are_enough():
     assert state.holder_replaced(2, None, SLOTS[:2]).is_complete(WINDOWS[0])
 
 
+def test_a_second_holder_is_enough_to_train_on():
+    state = landed(*SLOTS[:2], holders=(1, 2))
+    assert not state.has_second_holder(WINDOWS[0], (1, 2))
+    state = acknowledge(state, SLOTS[0], holders=(1,))
+    assert not state.has_second_holder(WINDOWS[0], (1, 2))
+    state = acknowledge(state, SLOTS[1], holders=(2,))
+    assert state.has_second_holder(WINDOWS[0], (1, 2))
+    assert not state.is_complete(WINDOWS[0])
+    assert state.owed_copies() == 2
+
+
+def test_without_holders_a_slot_has_what_it_can_have_when_it_has_landed():
+    assert not landed(SLOTS[0], holders=()).has_second_holder(WINDOWS[0], ())
+    assert landed(*SLOTS[:2], holders=()).has_second_holder(WINDOWS[0], ())
+
+
 def test_dropped_windows_are_forgotten():
     state = landed(*SLOTS).dropped_before(WINDOWS[1])
     assert {key.window for key in state.owing} == set(WINDOWS[1:])

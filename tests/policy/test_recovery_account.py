@@ -8,10 +8,10 @@ from megatron_moevement.policy.recovery_account import RankAccount, RecoveryAcco
 
 BEFORE = {"teardown": 0.5, "rendezvous": 1.0, "build": 1.5}
 BYSTANDER = RankAccount(
-    0, None, {**BEFORE, "plan": 0.2, "fetch": 0.1, "replay": 0.0, "reprotect": 0.0, "wait": 3.0}
+    0, None, {**BEFORE, "plan": 0.2, "fetch": 0.1, "replay": 0.0, "reprotect": 0.0, "wait": 3.0}, 0
 )
 NEWCOMER = RankAccount(
-    5, True, {"plan": 0.1, "fetch": 0.3, "replay": 2.5, "reprotect": 0.2, "wait": 0.0}
+    5, True, {"plan": 0.1, "fetch": 0.3, "replay": 2.5, "reprotect": 0.2, "wait": 0.0}, 0
 )
 ACCOUNT = RecoveryAccount(1, Verdict.LOCALIZED, (1,), 174, Level.EXACT, [BYSTANDER, NEWCOMER])
 
@@ -42,3 +42,9 @@ def test_a_resumption_replays_nothing():
     assert account.verified
     assert account.line.startswith("generation 2: RESUME, resumed at step 9, 6.3 s (teardown 0.5")
     assert account.line.endswith("guarantee CONSISTENT")
+
+
+def test_copies_that_are_still_on_their_way_are_told():
+    ranks = [dataclasses.replace(each, owed_copies=4) for each in (BYSTANDER, NEWCOMER)]
+    account = dataclasses.replace(ACCOUNT, ranks=ranks)
+    assert account.line == f"{ACCOUNT.line}, 8 copies on their way"

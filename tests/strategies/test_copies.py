@@ -1,6 +1,7 @@
 """Copies of a rank's slots: complete with the last acknowledgement; who is silent is replaced."""
 
 import contextlib
+import socket
 from datetime import timedelta
 
 import pytest
@@ -44,6 +45,11 @@ def capture(ring, step):
     )
     ring.publish(record)
     return record
+
+
+def await_complete(copies, window):
+    while not copies.acknowledgements.is_complete(window):
+        copies.await_change()
 
 
 @pytest.fixture
@@ -102,8 +108,6 @@ def copies(copies_to, holder, unused_tcp_port):
 
 @pytest.fixture
 def unused_tcp_port():
-    import socket  # noqa: PLC0415
-
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         return bound.getsockname()[1]
@@ -114,21 +118,32 @@ def test_a_silent_holder_is_given_up_and_the_window_is_complete_without_it(copie
     copies.land(capture(ring, 0))
     copies.land(capture(ring, 1))
     assert copies.sent_bytes == 2 * 2 * SIZE_BYTES
-    copies.await_complete(window)
+    await_complete(copies, window)
     assert copies.acknowledgements.newest_complete() == window
     assert [record.step for record in holder[1].records()] == [0, 1]
+
+
+def test_one_copy_of_each_slot_is_waited_for_and_the_others_go_on(copies_to, ring, holder):
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        copies = copies_to({1: holder[0].address, 2: mute.getsockname()})
+        copies.land(capture(ring, 0))
+        copies.land(capture(ring, 1))
+        copies.await_second_holder(Window(0, 2))
+        assert [record.step for record in holder[1].records()] == [0, 1]
+        assert copies.acknowledgements.owed_copies() == 2
+        assert copies.holders == (1, 2)
 
 
 def test_later_slots_go_to_those_who_are_left(copies, ring, holder):
     copies.land(capture(ring, 0))
     copies.land(capture(ring, 1))
-    copies.await_complete(Window(0, 2))
+    await_complete(copies, Window(0, 2))
     sent = copies.sent_bytes
     for step in (2, 3):
         record = capture(ring, step)
         copies.land(record)
         assert copies.sent_bytes == sent + (step - 1) * SIZE_BYTES
-    copies.await_complete(Window(2, 2))
+    await_complete(copies, Window(2, 2))
     assert [record.step for record in holder[1].records()] == [0, 1, 2, 3]
 
 
@@ -153,13 +168,13 @@ def test_another_process_takes_the_place_of_a_silent_one_with_all_that_it_kept(
     assert ([record.step for record in kept.records()], copies.holders) == ([0], (1,))
     here.close()
     copies.land(capture(ring, 1))
-    copies.await_complete(Window(0, 2))
+    await_complete(copies, Window(0, 2))
     assert copies.holders == (3,)
     assert [record.step for record in taken_over.records()] == [0, 1]
     assert [taken_over.damaged_parts(record) for record in taken_over.records()] == [(), ()]
     copies.land_for(capture(ring, 2), [1])  # who shares slots knows only who was meant to have them
     copies.land(capture(ring, 3))
-    copies.await_complete(Window(2, 2))
+    await_complete(copies, Window(2, 2))
     assert [record.step for record in taken_over.records()] == [0, 1, 2, 3]
 
 
@@ -172,7 +187,7 @@ def test_who_has_no_room_for_what_it_is_to_take_over_is_passed_by(
     )
     copies.land(capture(ring, 0))
     copies.land(capture(ring, 1))
-    copies.await_complete(Window(0, 2))
+    await_complete(copies, Window(0, 2))
     assert copies.holders == (4,)
     assert [record.step for record in taken_over.records()] == [0, 1]
 
