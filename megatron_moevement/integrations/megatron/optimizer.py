@@ -116,6 +116,8 @@ class SplitOptimizer:
                 continue
             if not isinstance(part.optimizer, torch.optim.Adam):
                 part.init_state_fn(part.optimizer, part.config)
+                for group in part.optimizer.param_groups:
+                    group.setdefault("step", 0)  # apex and TransformerEngine count per group
                 continue
             for group in part.optimizer.param_groups:
                 for parameter in group["params"]:

@@ -1,0 +1,10 @@
+"""The training program with an Adam that counts steps per group of parameters."""
+
+import sys
+
+from megatron_moevement.testing.group_step_adam import install
+from megatron_moevement.training.program import main
+
+if __name__ == "__main__":
+    install()
+    sys.exit(main(sys.argv[1:]))
