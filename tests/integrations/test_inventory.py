@@ -124,6 +124,47 @@ def belongs(operator, name, num_local_experts):
     return operator == "head" and ("output_layer." in name or "final_layernorm." in name)
 
 
+def claim_indexed_weights(flags):
+    """Gives the layers experts as TransformerEngine's grouped linear names them.
+
+    Returns:
+        The operators that claim each weight of an expert, by its name; and the local experts.
+    """
+    from megatron_moevement.integrations.megatron.inventory import (  # noqa: PLC0415
+        operator_of_parameters,
+    )
+
+    with tiny_job(*flags) as job:
+        chunk = job.chunks[0].module
+        mlp = chunk.decoder.layers[1].mlp
+        mlp.experts = torch.nn.ModuleDict(
+            {linear: torch.nn.Module() for linear in ("linear_fc1", "linear_fc2")}
+        )
+        for linear in mlp.experts.values():
+            for local, _ in enumerate(mlp.local_expert_indices):
+                for kind in ("weight", "bias"):
+                    linear.register_parameter(f"{kind}{local}", torch.nn.Parameter(torch.ones(2)))
+        claimed = {}
+        for name, _, operator in operator_of_parameters(chunk):
+            if name.startswith("decoder.layers.1.mlp.experts."):
+                short = name.removeprefix("decoder.layers.1.mlp.experts.")
+                claimed.setdefault(short, []).append(str(operator))
+        return claimed, list(mlp.local_expert_indices)
+
+
+def test_indexed_weights_of_grouped_experts_belong_to_one_expert_each(megatron_fork_server):
+    flags = ["--expert-model-parallel-size=2", "--num-experts=24"]
+    job = megatron_fork_server.run(claim_indexed_weights, world_size=2, args=[flags])
+    for rank, (claimed, experts) in enumerate(job.check().values):
+        assert experts == list(range(12 * rank, 12 * rank + 12))
+        assert claimed == {
+            f"{linear}.{kind}{local}": [f"layers.1.experts.{expert}"]
+            for linear in ("linear_fc1", "linear_fc2")
+            for kind in ("weight", "bias")
+            for local, expert in enumerate(experts)
+        }
+
+
 def gate_buffers():
     with tiny_job(*BIAS.split()) as job:
         return {
