@@ -101,6 +101,8 @@ class CapturedWindows:
             era=0,
             ring=SlotRing(capacity),
         )
+        self.stalls: list[timedelta] = []
+        """How long each step but the first waited."""
 
     def run(self, steps: int) -> tuple[list[int], int]:
         """Trains; returns the steps whose slot is not their state, and how many were looked at."""
@@ -108,6 +110,7 @@ class CapturedWindows:
         wrong: list[int] = []
         for step in range(steps):
             complete = self._windows.await_commit() if step else None
+            self.stalls += [self._windows.stall] if step else []
             if complete is not None and complete not in checked:
                 wrong += self._wrong_slots(complete)
                 self._windows.drop_before(complete)
@@ -150,18 +153,25 @@ def layouts_of(schedule: WindowSchedule, live: TellingOperators) -> tuple[SlotLa
     return slot_layouts(schedule, _RANK, cast(LiveOperators, live))
 
 
-def capture_windows(folder: str, seed: int, steps: int) -> tuple[list[int], int]:
-    """Captures the states of a job in a store of its own; see `CapturedWindows.run`.
+def capture_windows(
+    folder: str, steps: int, stream: LateStream
+) -> tuple[list[int], int, list[float]]:
+    """Captures the states of a job in a store of its own.
 
     Args:
         folder: of the store.
-        seed: of the order of copies.
         steps: how many states.
+        stream: that copies run on.
+
+    Returns:
+        What `CapturedWindows.run` returns, and how long steps waited, in seconds.
     """
     me = Session(b"the token of one process", 0, 1)
     with (
         StoreDirectory(Path(folder), StoreIdentity("run", "0"), 0) as store,
         SlotSender(me, {}, deadline=timedelta(seconds=5)) as sender,
-        Capture(LateStream(seed)) as capture,
+        Capture(stream) as capture,
     ):
-        return CapturedWindows(store, sender, capture).run(steps)
+        windows = CapturedWindows(store, sender, capture)
+        wrong, checked = windows.run(steps)
+        return wrong, checked, [stall.total_seconds() for stall in windows.stalls]

@@ -11,15 +11,17 @@ import torch
 class LateStream:
     """Holds copies back until somebody waits for them, then runs them in a random order."""
 
-    def __init__(self, seed: int, longest_wait_s: float = 0.005) -> None:
+    def __init__(self, seed: int, longest_wait_s: float = 0.005, join_s: float = 0.0) -> None:
         """Makes a stream; the same seed gives the same order.
 
         Args:
             seed: of the order.
             longest_wait_s: before each copy.
+            join_s: before the first copy, once somebody waits.
         """
         self._random = Random(seed)  # noqa: S311  (no secret)
         self._longest_wait_s = longest_wait_s
+        self._join_s = join_s
         self._waiting: list[tuple[torch.Tensor, torch.Tensor]] = []
         self.orders: list[tuple[int, ...]] = []
 
@@ -32,6 +34,7 @@ class LateStream:
 
     def join(self) -> None:
         """Runs all copies."""
+        time.sleep(self._join_s)
         order = list(range(len(self._waiting)))
         self._random.shuffle(order)
         self.orders.append(tuple(order))

@@ -59,6 +59,26 @@ def test_the_wait_for_copies_is_told_and_does_not_include_what_follows_them():
         capture.await_landed()
 
 
+class SlowStream(LateStream):
+    """Takes 50 ms, from the moment on at which the training thread is about to wait."""
+
+    def __init__(self):
+        super().__init__(0, longest_wait_s=0.0, join_s=0.05)
+        self.awaited = threading.Event()
+
+    def join(self):
+        self.awaited.wait()
+        super().join()
+
+
+def test_a_wait_for_copies_is_as_long_as_they_take():
+    stream = SlowStream()
+    with Capture(stream) as capture:
+        capture.begin([HostCopy(torch.ones(2), torch.zeros(2))], lambda: None)
+        stream.awaited.set()
+        assert capture.await_copies() >= timedelta(seconds=0.04)
+
+
 def test_a_snapshot_lands_when_its_last_copy_is_through_and_one_after_the_other():
     hosts = [torch.zeros(3) for _ in range(4)]
     landed = []
