@@ -109,6 +109,7 @@ def check_budget(accounts: Mapping[int, MemoryAccount], budget_bytes: int) -> No
         raise UserError(
             f"process {worst} needs {account.total_bytes} bytes of host memory and may take "
             f"{budget_bytes}: {account.own_slots_bytes} for its slots, "
-            f"{account.held_slots_bytes} for copies, {account.logs_bytes} for logs; lower "
-            "--moevement-replicas or --moevement-window, or raise the budget"
+            f"{account.held_slots_bytes} for copies, {account.logs_bytes} for logs, "
+            f"{account.ledger_bytes} for the ledger; lower --moevement-replicas or "
+            "--moevement-window, or raise the budget"
         )

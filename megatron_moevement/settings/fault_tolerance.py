@@ -54,7 +54,7 @@ class FaultTolerance:
         None, "write what is captured in which slot as JSON, train nothing", metavar="FILE"
     )
     moevement_store_dir: str | None = flag(
-        None, "folder in memory for snapshots (default: /dev/shm/moevement)", metavar="DIR"
+        None, "folder in memory for snapshots (default: /dev/shm/moevement-<uid>)", metavar="DIR"
     )
     moevement_run_id: str | None = flag(
         None, "name of the run, under which a relaunch finds its snapshots", metavar="NAME"

@@ -33,12 +33,12 @@ from megatron_moevement.settings.faults import Place
 from megatron_moevement.strategies.boundaries import Boundaries
 from megatron_moevement.strategies.kept import TORN, Kept, Live
 from megatron_moevement.strategies.memory import JobMemory
-from megatron_moevement.strategies.recovery import MemoryRecovery, RecoveryAbortedError
+from megatron_moevement.strategies.recovery import MemoryRecovery
 from megatron_moevement.strategies.replay import Replay
 from megatron_moevement.strategies.replicas import Replicas
 from megatron_moevement.strategies.returning import Returning
 from megatron_moevement.strategies.scalars import encode_entry
-from megatron_moevement.strategies.strategy import NO_WINDOW, Recovered
+from megatron_moevement.strategies.strategy import NO_WINDOW, Recovered, RecoveryAbortedError
 from megatron_moevement.strategies.trained import Trained
 from megatron_moevement.strategies.window_capture import WindowCapture
 

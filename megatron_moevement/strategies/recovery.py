@@ -27,19 +27,9 @@ from megatron_moevement.strategies.own_slots import OwnSlots
 from megatron_moevement.strategies.replay import Injection, Replay, Slots
 from megatron_moevement.strategies.replicas import Replicas, StandingState, copy_state
 from megatron_moevement.strategies.scalars import decode_entry
+from megatron_moevement.strategies.strategy import InitialStateLostError
 from megatron_moevement.strategies.survivors import Survivor
 from megatron_moevement.strategies.trained import Trained
-
-
-class InitialStateLostError(RuntimeError):
-    """Training has to begin anew, and some process no longer has the weights to begin with.
-
-    Every process raises it. Whoever restarts builds model and optimizer anew, with a new `Kept`.
-    """
-
-
-class RecoveryAbortedError(RuntimeError):
-    """The plan says that the job ends; every process raises it."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,6 +17,17 @@ NO_WINDOW = -1
 """Instead of the start of a window where there is none."""
 
 
+class InitialStateLostError(RuntimeError):
+    """Training has to begin anew, and some process no longer has the weights to begin with.
+
+    Every process raises it. Whoever restarts builds model and optimizer anew, with a new `Kept`.
+    """
+
+
+class RecoveryAbortedError(RuntimeError):
+    """The plan says that the job ends; every process raises it."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Recovered:
     """A state that was recovered without a durable checkpoint.

@@ -19,8 +19,7 @@ from megatron_moevement.runtime.generation import Generation
 from megatron_moevement.runtime.ledger import loss_from_hex, loss_to_hex
 from megatron_moevement.runtime.progress import START, Progress
 from megatron_moevement.runtime.watch import Moment, Watch
-from megatron_moevement.strategies.recovery import InitialStateLostError
-from megatron_moevement.strategies.strategy import Recovered, Strategy
+from megatron_moevement.strategies.strategy import InitialStateLostError, Recovered, Strategy
 from megatron_moevement.training.data.splits import Datasets
 from megatron_moevement.training.evaluation import evaluate
 from megatron_moevement.training.fault_injection import injected_faults, tell_what_lies_behind

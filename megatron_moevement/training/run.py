@@ -11,7 +11,7 @@ from megatron_moevement.runtime.fault_record import remove_record
 from megatron_moevement.runtime.generation import Generation
 from megatron_moevement.settings.launch import Launch
 from megatron_moevement.strategies.opening import store_place
-from megatron_moevement.strategies.recovery import RecoveryAbortedError
+from megatron_moevement.strategies.strategy import RecoveryAbortedError
 from megatron_moevement.training.arguments import Arguments
 from megatron_moevement.training.fault_injection import check_struck
 from megatron_moevement.training.loop import train

@@ -2,6 +2,7 @@
 
 import json
 import os
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from megatron_moevement.runtime.slots.store import (
     StoreDirectory,
     default_store_dir,
 )
+from megatron_moevement.settings.fault_tolerance import FaultTolerance
 
 RING = RingShape(capacity=4, buffer_bytes=200, max_parts=3)
 JOURNAL = JournalShape(retained_steps=5, entry_bytes=50, last_step=10)
@@ -197,6 +199,9 @@ def test_clean_refuses_what_is_in_use(store_dir, capsys):
 
 def test_each_user_has_a_store_directory_in_shared_memory():
     assert default_store_dir() == Path(f"/dev/shm/moevement-{os.geteuid()}")
+    (field,) = [one for one in fields(FaultTolerance) if one.name == "moevement_store_dir"]
+    told = str(default_store_dir()).replace(str(os.geteuid()), "<uid>")
+    assert f"(default: {told})" in str(field.metadata)
 
 
 def test_what_a_job_flushed_is_cleaned_like_a_store(store_dir, tmp_path, capsys):
