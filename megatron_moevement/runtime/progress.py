@@ -27,7 +27,8 @@ class IterationCosts:
 
     Attributes:
         stall: time that training waited for captures.
-        captured_bytes: copied to the host.
+        captured_bytes: of tensors, copied to the host.
+        metadata_bytes: scalars that lie beside them in the slot, as JSON.
         replicated_bytes: sent to other ranks.
         log_bytes: added to the upstream log.
         host_bytes: host memory in use by snapshots and logs.
@@ -38,6 +39,7 @@ class IterationCosts:
     replicated_bytes: int = 0
     log_bytes: int = 0
     host_bytes: int = 0
+    metadata_bytes: int = 0
 
 
 NO_COSTS = IterationCosts()

@@ -206,7 +206,7 @@ class SparseCheckpointing:
                 size=self._persisted.size,
                 lag=step - self._persisted.last,
             )
-        self._windows.captured_bytes = 0
+        self._windows.captured_bytes = self._windows.metadata_bytes = 0
         if self._returning is not None:
             self._returning.committed(entry, progress)
         if step == self._windows.next_step:
@@ -241,6 +241,7 @@ class SparseCheckpointing:
         return IterationCosts(
             stall=self._windows.stall,
             captured_bytes=self._windows.captured_bytes,
+            metadata_bytes=self._windows.metadata_bytes,
             replicated_bytes=self._replicated_bytes - before,
             log_bytes=self._boundaries.logged_bytes(self._step),
             host_bytes=self._memory.host_bytes,

@@ -60,6 +60,7 @@ class WindowCapture:
         self._ring = ring
         self._faults = faults
         self.captured_bytes = 0
+        self.metadata_bytes = 0
         self.stall = timedelta()
 
     @property
@@ -99,6 +100,7 @@ class WindowCapture:
             functools.partial(self._landed, step, payload_bytes),
         )
         self.captured_bytes = layout.captured_bytes
+        self.metadata_bytes = len(extras)
 
     def await_commit(self) -> Window | None:
         """Waits until the live state may change and the next slot will find room.

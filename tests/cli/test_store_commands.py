@@ -201,7 +201,7 @@ def test_each_user_has_a_store_directory_in_shared_memory():
     assert default_store_dir() == Path(f"/dev/shm/moevement-{os.geteuid()}")
     (field,) = [one for one in fields(FaultTolerance) if one.name == "moevement_store_dir"]
     told = str(default_store_dir()).replace(str(os.geteuid()), "<uid>")
-    assert f"(default: {told})" in str(field.metadata)
+    assert f"(default: {told})" in field.metadata["help"]
 
 
 def test_what_a_job_flushed_is_cleaned_like_a_store(store_dir, tmp_path, capsys):

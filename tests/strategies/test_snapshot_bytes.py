@@ -6,7 +6,9 @@ from megatron_moevement.policy.operators import Inventory, Operator, OperatorId,
 from megatron_moevement.policy.ranks import LogicalRank
 from megatron_moevement.policy.schedule import WindowSchedule
 from megatron_moevement.runtime.events import EventName, read_events
-from megatron_moevement.runtime.slots.store import LOCK_NAME, process_folders
+from megatron_moevement.runtime.slots.slot_record import EXTRAS
+from megatron_moevement.runtime.slots.store import LOCK_NAME, RingRole, process_folders
+from megatron_moevement.runtime.slots.survey import survey
 from megatron_moevement.settings.faults import Place
 from megatron_moevement.testing.interruption import Run
 from megatron_moevement.testing.protected_run import Case, die
@@ -62,6 +64,18 @@ def announced(megatron_fork_server):
     return of
 
 
+def metadata_of(store):
+    """Returns the bytes of what lies beside the tensors of each slot, by process and step."""
+    (run,) = survey(store)
+    return {
+        (process.process, slot.record.step): slot.record.part(EXTRAS).size_bytes
+        for process in run.processes
+        for ring in process.rings
+        if ring.role is RingRole.OWN
+        for slot in ring.slots
+    }
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_every_step_captures_its_slot_and_the_files_are_as_large_as_announced(
     megatron_fork_server, text, announced, tmp_path, case
@@ -81,6 +95,12 @@ def test_every_step_captures_its_slot_and_the_files_are_as_large_as_announced(
         assert event.fields["captured_bytes"] == plan["by_slot"][event.iteration % case.window]
         assert event.fields["host_bytes"] == plan["host_bytes"]
         assert event.fields["log_bytes"] == plan["log_bytes"]
+    written = metadata_of(run.store)
+    assert len(written) >= case.window * program.world_size
+    told = {
+        (event.logical_rank, event.iteration): event.fields["metadata_bytes"] for event in steps
+    }
+    assert written == {place: told[place] for place in written}
     (run_folder,) = run.store.iterdir()
     for process, folder in process_folders(run_folder).items():
         files = [path.stat() for path in folder.iterdir() if path.name != LOCK_NAME]

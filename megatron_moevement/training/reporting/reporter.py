@@ -265,6 +265,7 @@ class Reporter:
             duration_s=step.duration.total_seconds(),
             stall_s=costs.stall.total_seconds(),
             captured_bytes=costs.captured_bytes,
+            metadata_bytes=costs.metadata_bytes,
             replicated_bytes=costs.replicated_bytes,
             log_bytes=costs.log_bytes,
             host_bytes=costs.host_bytes,

@@ -136,7 +136,7 @@ def test_auxiliary_losses_are_asked_for_when_they_are_shown(logging_config, repo
 
 def test_every_rank_records_its_events(logging_config, reported_run, step_arguments, tmp_path):
     config = logging_config("--moevement-event-dir", str(tmp_path))
-    costs = IterationCosts(timedelta(seconds=0.25), 10, 20, 30, 40)
+    costs = IterationCosts(timedelta(seconds=0.25), 10, 20, 30, 40, 50)
     for rank in (0, 1):
         with Reporter(config, reported_run(rank=rank, logical_rank=rank)) as reporter:
             reporter.events.emit(EventName.PROCESS_START, 0)
@@ -158,6 +158,7 @@ def test_every_rank_records_its_events(logging_config, reported_run, step_argume
             "duration_s": 0.1,
             "stall_s": 0.25,
             "captured_bytes": 10,
+            "metadata_bytes": 50,
             "replicated_bytes": 20,
             "log_bytes": 30,
             "host_bytes": 40,
