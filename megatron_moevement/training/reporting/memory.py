@@ -21,8 +21,8 @@ def memory_scalars(device: torch.device) -> dict[str, float]:
     if device.type == "cuda":
         statistics = torch.cuda.memory_stats(device)
         return {name: statistics[key] for name, key in _CUDA_STATISTICS.items()}
-    resident_pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return {
-        "mem-resident-bytes": resident_pages * os.sysconf("SC_PAGE_SIZE"),
-        "mem-max-resident-bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-    }
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    resident = pages * os.sysconf("SC_PAGE_SIZE")
+    # The kernel may count the peak later than the present.
+    peak = max(resident, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+    return {"mem-resident-bytes": resident, "mem-max-resident-bytes": peak}
