@@ -8,6 +8,7 @@ import os
 from datetime import timedelta
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.process_groups_config import ProcessGroupCollection
@@ -72,6 +73,8 @@ def join_job(
         dist.init_process_group(
             backend, store=own_keys, rank=launch.rank, world_size=launch.world_size, timeout=timeout
         )
+        if backend == "nccl":
+            _connect_all_ranks()
         return
     if launch.world_size == 1 and "MASTER_ADDR" not in os.environ:
         store = dist.HashStore()  # type: ignore[attr-defined]
@@ -156,6 +159,15 @@ def abandon_groups() -> None:
     distributed._unregister_all_process_groups()  # noqa: SLF001
     world.group_count = 0
     bury(remains)
+
+
+def _connect_all_ranks() -> None:
+    """Makes NCCL connect now: else an abort would not end the kernels of groups that follow.
+
+    Source: `maybe_force_nccl_backend_init` of megatron/training/inprocess_restart.py.
+    """
+    dist.all_reduce(torch.ones(1, device="cuda"))
+    torch.cuda.synchronize()
 
 
 def _await_all_ranks(patience: timedelta) -> None:
