@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import math
+from collections.abc import Mapping
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
-from megatron_moevement.errors import UserError
+from megatron_moevement.errors import ExitCode, UserError
 from megatron_moevement.runtime.events import read_events
 from megatron_moevement.training.data.manifest import read_manifest
 from megatron_moevement.training.reporting.plots import losses_from_events, plot_losses
@@ -22,11 +24,18 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--data", metavar="PREFIX", help="compare with the unigram entropy of these data"
     )
+    parser.add_argument(
+        "--below-entropy",
+        metavar="NATS",
+        type=float,
+        help="fail unless the last validation loss is so far below that entropy, or farther",
+    )
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints first and last losses, and draws the curves if asked to."""
+    """Prints first and last losses; draws the curves and judges the last one if asked to."""
+    margin = _margin(args)
     if not Path(args.event_dir).is_dir():
         raise UserError(f"{args.event_dir} is no folder; give the run's --moevement-event-dir")
     training, validation = losses_from_events(read_events(args.event_dir))
@@ -43,7 +52,33 @@ def run(args: argparse.Namespace) -> int:
     Console().print(table)
     if args.picture is not None:
         plot_losses(training, args.picture, validation=validation, unigram_entropy=entropy)
-    return 0
+    if entropy is None or margin is None:
+        return ExitCode.DONE
+    return _judge(validation, entropy, margin)
+
+
+def _margin(args: argparse.Namespace) -> float | None:
+    margin: float | None = args.below_entropy
+    if margin is None:
+        return None
+    if args.data is None:
+        raise UserError("--below-entropy needs --data: the entropy is that of the data")
+    if not 0 <= margin < math.inf:
+        raise UserError(f"--below-entropy {margin}: give a finite number of nats, 0 or more")
+    return margin
+
+
+def _judge(validation: Mapping[int, float], entropy: float, margin: float) -> ExitCode:
+    """Says whether the last validation loss is low enough; one that is no number is not."""
+    required = f"{margin} nats below the unigram entropy, {entropy:.4f}, are required"
+    if not validation:
+        print(f"no validation loss; {required}")
+        return ExitCode.FAILURE
+    loss = validation[max(validation)]
+    low_enough = entropy - loss >= margin
+    verdict = "low enough" if low_enough else "too high"
+    print(f"validation loss {loss:.4f} is {verdict}: {required}")
+    return ExitCode.DONE if low_enough else ExitCode.FAILURE
 
 
 def _unigram_entropy(prefix: str | None) -> float | None:

@@ -1,6 +1,7 @@
-"""The demo ends well when only the lost stage replays and no bit differs, and fails otherwise."""
+"""The demo ends well when it learns, one stage replays and no bit differs, and fails otherwise."""
 
 import os
+import re
 import subprocess
 from pathlib import Path
 
@@ -30,12 +31,26 @@ def demo(runs, *flags):
 def test_a_killed_rank_costs_no_bit(runs):
     result, folder = demo(runs)
     assert result.returncode == 0, result.stdout + result.stderr
+    verdict = r"^validation loss \d\.\d{4} is low enough: 0\.3 nats below the unigram entropy"
+    assert re.search(verdict, result.stdout, re.MULTILINE)
     assert "generation 1: LOCALIZED, stage 1 replayed" in result.stdout
     assert "guarantee EXACT" in result.stdout
     assert "same bits:" in result.stdout
     for name in ("train.log", "losses.png", "events", "digest.json"):
         assert (folder / name).exists()
         assert (folder / "killed" / name).exists()
+    listed = result.stdout.rpartition("same bits:")[2]
+    for name in ("train.log", "losses.png", "checkpoints/", str(folder)):
+        assert name in listed
+    newest = folder / "checkpoints" / "latest_checkpointed_iteration.txt"
+    assert int(newest.read_text()) == ITERATIONS
+
+
+def test_it_fails_when_the_model_does_not_learn(runs):
+    result, folder = demo(runs, "--lr", "1e-9")
+    assert result.returncode == 1, result.stdout + result.stderr
+    assert re.search(r"^validation loss \d\.\d{4} is too high:", result.stdout, re.MULTILINE)
+    assert not (folder / "killed" / "events").exists()
 
 
 def test_it_fails_when_a_stage_replays_that_lost_nothing(runs):
