@@ -1,6 +1,7 @@
 """Megatron-Core's public API used directly: the yardstick for our loop (see training_loop.py).
 
-Trains the tiny preset on one rank, in FP32: no barrier, no ledger, no reports.
+Trains the tiny preset on one rank, in FP32: no barrier, no ledger, no reports. Backend, process
+groups and batches are the caller's.
 """
 
 from collections.abc import Iterator
@@ -53,7 +54,9 @@ class Direct:
         model = GPTModel(config, spec, VOCAB, SEQ, position_embedding_type="rope",
                          share_embeddings_and_output_weights=True)  # fmt: skip
         self.model = DistributedDataParallel(config, DistributedDataParallelConfig(), model)
-        self.optimizer = get_megatron_optimizer(OptimizerConfig(lr=LR, min_lr=0.0), [self.model])
+        self.optimizer = get_megatron_optimizer(
+            OptimizerConfig(lr=LR, min_lr=0.0), [self.model], use_gloo_process_groups=False
+        )
         config.grad_scale_func = self.optimizer.scale_loss
         config.finalize_model_grads_func = finalize_model_grads
         batch = MICRO_BATCH * MICRO_BATCHES

@@ -1,17 +1,23 @@
 """Our loop against Megatron-Core's public API used directly: same losses, ratio of iteration times.
 
-    .venv/bin/python benchmarks/training_loop.py [--blocks 12] [--iterations 10]
+    .venv/bin/python benchmarks/training_loop.py [--blocks 12] [--iterations 10] [--limit 1.03]
 
 Both train the same model from the same seed on the same data in one process, in blocks that take
-turns, so that whatever else the machine does hits both alike.
+turns, so that whatever else the machine does hits both alike. They share the backend (on the CPU it
+rewrites Megatron's code for the GPU), Megatron's process groups and what fetches batches; all else
+of the other side is Megatron-Core's public API. Exit code 1: a loss differs, or the ratio of the
+medians is over the limit.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import gc
 import statistics
+import sys
 import time
+from collections.abc import Sequence
 
 from megatron_moevement.backends.backend import choose, load
 
@@ -48,11 +54,37 @@ FLAGS = (
 )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--blocks", type=int, default=12, help="blocks of each side")
-    parser.add_argument("--iterations", type=int, default=10, help="iterations of a block")
-    options = parser.parse_args()
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """Losses of each iteration, and medians of their times, of our loop and of Megatron-Core's."""
+
+    ours: list[float]
+    theirs: list[float]
+    ours_s: float
+    theirs_s: float
+    ratios: list[float]
+    """Of the medians of each block."""
+
+    @property
+    def ratio(self) -> float:
+        return self.ours_s / self.theirs_s
+
+    def complaints(self, limit: float) -> list[str]:
+        """Returns what is not as it should be, each in a line."""
+        pairs = zip(self.ours, self.theirs, strict=True)
+        different = [step for step, (a, b) in enumerate(pairs, start=1) if a != b]
+        found = []
+        if different:
+            found.append(
+                f"the losses of {len(different)} iterations differ, iteration {different[0]} first"
+            )
+        if not self.ratio <= limit:
+            found.append(f"the ratio of medians is {self.ratio:.4f}, over the limit of {limit}")
+        return found
+
+
+def compare(blocks: int, iterations: int) -> Comparison:
+    """Trains both sides, in blocks that take turns."""
     job = build_job(parse(FLAGS, 1), Launch(rank=0, local_rank=0, world_size=1), backend)
     datasets = build_datasets(job)
     fetch = MicroBatches(datasets.train, job.batches, 0, job.arguments.data.vocab_size)
@@ -63,10 +95,10 @@ def main() -> None:
     ratios: list[float] = []
     with open_reporter(job) as reporter, open_steps(job, datasets, START) as step:
         loop = TrainingLoop(job, reporter, datasets, step, StopSources(None), strategy=Off())
-        for block in range(options.blocks):
+        for block in range(blocks):
             gc.collect()
             for side in ("ours", "theirs") if block % 2 else ("theirs", "ours"):
-                for _ in range(options.iterations):
+                for _ in range(iterations):
                     started_s = time.perf_counter()
                     if side == "ours":
                         loop.iterate()
@@ -75,19 +107,33 @@ def main() -> None:
                         consumed = len(theirs) * job.batches.global_batch_size
                         theirs.append(direct.step(fetch.step(consumed)))
                         theirs_s.append(time.perf_counter() - started_s)
-            n = options.iterations
+            n = iterations
             ratios.append(statistics.median(ours_s[-n:]) / statistics.median(theirs_s[-n:]))
         ours = [job.ledger.losses()[step] for step in range(1, len(theirs) + 1)]
     leave_job()
-    equal = sum(a == b for a, b in zip(ours, theirs, strict=True))
-    print(f"losses equal, bit for bit: {equal} of {len(theirs)} iterations")
+    medians_s = statistics.median(ours_s), statistics.median(theirs_s)
+    return Comparison(ours, theirs, *medians_s, ratios)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--blocks", type=int, default=12, help="blocks of each side")
+    parser.add_argument("--iterations", type=int, default=10, help="iterations of a block")
+    parser.add_argument("--limit", type=float, default=1.03, help="of the ratio of medians")
+    options = parser.parse_args(argv)
+    found = compare(options.blocks, options.iterations)
+    equal = sum(a == b for a, b in zip(found.ours, found.theirs, strict=True))
+    print(f"losses equal, bit for bit: {equal} of {len(found.theirs)} iterations")
     print(
-        f"median iteration: ours {statistics.median(ours_s) * 1e3:.2f} ms, "
-        f"Megatron-Core directly {statistics.median(theirs_s) * 1e3:.2f} ms, "
-        f"ratio {statistics.median(ours_s) / statistics.median(theirs_s):.4f} "
-        f"(blocks: {min(ratios):.3f} to {max(ratios):.3f})"
+        f"median iteration: ours {found.ours_s * 1e3:.2f} ms, "
+        f"Megatron-Core directly {found.theirs_s * 1e3:.2f} ms, ratio {found.ratio:.4f} "
+        f"(blocks: {min(found.ratios):.3f} to {max(found.ratios):.3f})"
     )
+    complaints = found.complaints(options.limit)
+    if complaints:
+        print(f"fails: {'; '.join(complaints)}")
+    return 1 if complaints else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
