@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import statistics
 import timeit
+from collections.abc import Callable
 
 import torch
 
@@ -14,7 +15,7 @@ from megatron_moevement.backends import cpu
 
 torch.set_num_threads(1)
 X = torch.randn(32, 32)
-OPERATIONS = {
+OPERATIONS: dict[str, Callable[[], object]] = {
     "torch.zeros(8, device='cpu')": lambda: torch.zeros(8, device="cpu"),
     "x.to('cpu')": lambda: X.to("cpu"),
     "x.type()": X.type,

@@ -18,6 +18,7 @@ import dataclasses
 import statistics
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -29,6 +30,8 @@ backend.install()  # before Megatron is imported
 
 from megatron_moevement.integrations.megatron.freezing import Freezing  # noqa: E402
 from megatron_moevement.integrations.megatron.process_groups import leave_job  # noqa: E402
+from megatron_moevement.integrations.megatron.schedule import MicroBatch  # noqa: E402
+from megatron_moevement.policy.operators import OperatorId  # noqa: E402
 from megatron_moevement.runtime.progress import START  # noqa: E402
 from megatron_moevement.settings.launch import Launch  # noqa: E402
 from megatron_moevement.testing.gemm_flops import gemm_flops  # noqa: E402
@@ -61,7 +64,7 @@ SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 class Variant:
     """An iteration with the first operators of a window's order trained and the rest frozen."""
 
-    active: frozenset
+    active: frozenset[OperatorId]
     durations_s: list[float] = dataclasses.field(default_factory=list)
     flops: int = 0
 
@@ -78,7 +81,7 @@ class Variant:
 class Replay:
     """Repeats one iteration, as it is replayed."""
 
-    def __init__(self, job: Job, batches) -> None:
+    def __init__(self, job: Job, batches: Iterable[MicroBatch]) -> None:
         self.freezing = Freezing(job.chunks, job.optimizer)
         self._job = job
         self._batches = list(batches)
@@ -94,7 +97,7 @@ class Replay:
         self._job.optimizer.gather()
 
 
-def _received_from_another_stage(_, __, output):
+def _received_from_another_stage(_: object, __: object, output: torch.Tensor) -> torch.Tensor:
     return output if output.requires_grad else output.requires_grad_()
 
 

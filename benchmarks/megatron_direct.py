@@ -6,6 +6,7 @@ groups and batches are the caller's.
 
 from collections.abc import Iterator
 from functools import partial
+from typing import Any
 
 import torch
 from megatron.core import parallel_state as ps
@@ -25,12 +26,12 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 SEQ, VOCAB, MICRO_BATCH, MICRO_BATCHES, ITERS, LR = 128, 320, 4, 2, 1000, 1e-3
 
 
-def masked_loss(mask: torch.Tensor, losses: torch.Tensor):
+def masked_loss(mask: torch.Tensor, losses: torch.Tensor) -> Any:
     total, tokens = torch.sum(losses.view(-1).float() * mask.view(-1)), mask.sum().to(torch.int)
     return total, tokens, {"lm loss": torch.stack([total.detach(), tokens.float()])}
 
 
-def forward_step(batches: Iterator, model: torch.nn.Module):
+def forward_step(batches: Iterator[Any], model: torch.nn.Module) -> Any:
     batch = next(batches)
     losses = model(batch["tokens"], batch["position_ids"], None, labels=batch["labels"])
     return losses, partial(masked_loss, batch["loss_mask"])
@@ -65,7 +66,7 @@ class Direct:
         )
         assert ps.get_data_parallel_world_size() == 1
 
-    def step(self, batches: list) -> float:
+    def step(self, batches: list[Any]) -> float:
         self.model.zero_grad_buffer()
         self.optimizer.zero_grad()
         reports = get_forward_backward_func()(

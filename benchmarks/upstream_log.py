@@ -20,6 +20,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -31,13 +32,19 @@ backend.install()  # before Megatron is imported
 
 from megatron_moevement.integrations.megatron.boundary_log import LoggedCommunicator  # noqa: E402
 from megatron_moevement.integrations.megatron.process_groups import leave_job  # noqa: E402
+from megatron_moevement.policy.boundary import BoundaryTag  # noqa: E402
 from megatron_moevement.runtime.commit_barrier import StopRequest  # noqa: E402
-from megatron_moevement.runtime.log_writer import BackgroundWriter, InlineWriter  # noqa: E402
+from megatron_moevement.runtime.log_writer import (  # noqa: E402
+    BackgroundWriter,
+    InlineWriter,
+    LogWriter,
+)
 from megatron_moevement.runtime.progress import START  # noqa: E402
 from megatron_moevement.settings.launch import Launch  # noqa: E402
 from megatron_moevement.testing.boundary_run import open_log  # noqa: E402
 from megatron_moevement.training.arguments import parse  # noqa: E402
-from megatron_moevement.training.job import build_job  # noqa: E402
+from megatron_moevement.training.job import Job, build_job  # noqa: E402
+from megatron_moevement.training.step import TrainStep  # noqa: E402
 from megatron_moevement.training.steps import build_datasets, open_steps  # noqa: E402
 
 TINY = (
@@ -62,18 +69,19 @@ WARM_UP = 2
 class TimedWriter:
     """Measures what a writer takes of the training thread."""
 
-    def __init__(self, writer) -> None:
+    def __init__(self, writer: LogWriter) -> None:
         self.log = writer.log
         self.await_landed = writer.await_landed
+        self.close = writer.close
         self.spent_s = 0.0
         self._writer = writer
 
-    def sent(self, tag, tensor) -> None:
+    def sent(self, tag: BoundaryTag, tensor: torch.Tensor) -> None:
         started_s = time.thread_time()
         self._writer.sent(tag, tensor)
         self.spent_s += time.thread_time() - started_s
 
-    def received(self, tag, tensor) -> None:
+    def received(self, tag: BoundaryTag, tensor: torch.Tensor) -> None:
         started_s = time.thread_time()
         self._writer.received(tag, tensor)
         self.spent_s += time.thread_time() - started_s
@@ -103,16 +111,17 @@ def measure(rounds: int, flags: list[str]) -> None:
     arguments = parse((*TINY, *flags), launch.world_size)
     job = build_job(arguments, launch, backend)
     logs = {kind: open_log(job, RETAINED_STEPS) for kind in ("inline", "background")}
-    times: dict[str, list[tuple[float, float]]] = {OFF: []} | {kind: [] for kind in logs}
+    times: dict[str, list[tuple[float, float]]] = {kind: [] for kind in (OFF, *logs)}
     with contextlib.ExitStack() as stack:
         step = stack.enter_context(open_steps(job, build_datasets(job), START))
         background = BackgroundWriter(logs["background"], backend.copy_stream())
-        writers = {"background": stack.enter_context(background)}
+        writers: dict[str, LogWriter] = {"background": stack.enter_context(background)}
         if backend.name is BackendName.CPU:
             writers["inline"] = InlineWriter(logs["inline"])
+        timed = {kind: TimedWriter(writer) for kind, writer in writers.items()}
         communicators = {
-            kind: LoggedCommunicator(job.groups.pp, job.chunks[0].config, TimedWriter(writer))
-            for kind, writer in writers.items()
+            kind: LoggedCommunicator(job.groups.pp, job.chunks[0].config, writer)
+            for kind, writer in timed.items()
         }
         for number in range(rounds + WARM_UP):
             for kind in (OFF, *communicators):
@@ -120,11 +129,13 @@ def measure(rounds: int, flags: list[str]) -> None:
                 if number >= WARM_UP:
                     times[kind].append(spent)
     if dist.get_rank() == 0:
-        sys.stdout.write(table(times, communicators))
+        sys.stdout.write(table(times, timed))
     leave_job()
 
 
-def timed_step(job, step, communicator) -> tuple[float, float]:
+def timed_step(
+    job: Job, step: TrainStep, communicator: LoggedCommunicator | None
+) -> tuple[float, float]:
     """Trains a step; returns wall time of this rank and CPU time of all."""
     dist.barrier()
     backend.synchronize()
@@ -143,7 +154,9 @@ def timed_step(job, step, communicator) -> tuple[float, float]:
     return wall_s, float(total.item())
 
 
-def table(times, communicators) -> str:
+def table(
+    times: Mapping[str, Sequence[tuple[float, float]]], writers: Mapping[str, TimedWriter]
+) -> str:
     """Returns medians and ratios."""
     lines = [
         "| log | step (ms) | wall ratio | CPU ratio | quartiles | writer, CPU ms a step | bytes |"
@@ -156,9 +169,9 @@ def table(times, communicators) -> str:
             [one[i] / off[i] for one, off in zip(spent, times[OFF], strict=True)] for i in (0, 1)
         )
         low, _, high = statistics.quantiles(cpu, n=4) if kind != OFF else (1.0, 1.0, 1.0)
-        log = communicators[kind].writer.log if kind != OFF else None
+        log = writers[kind].log if kind != OFF else None
         used = f"{log.used_bytes / len(log.steps):,.0f}" if log else "0"
-        own_s = communicators[kind].writer.spent_s / (len(spent) + WARM_UP) if log else 0.0
+        own_s = writers[kind].spent_s / (len(spent) + WARM_UP) if log else 0.0
         lines.append(
             f"| {kind} | {statistics.median(one[0] for one in spent) * 1e3:.1f} "
             f"| {statistics.median(wall):.3f} | {statistics.median(cpu):.4f} "
