@@ -9,6 +9,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 SRUN = """#!/bin/sh
+echo "$PYTHON" >"$RUN_DIR/python"
 case "$*" in
 *" stores "*) echo "MASTER_ADDR=$MASTER_ADDR"; echo "$@" >"$RUN_DIR/served"; exec sleep 60 ;;
 *) printf "%s\\n" "$@"; for rank in $(seq 16); do echo "${CODE:-0}" >"$CODES/$rank"; done ;;
@@ -43,6 +44,14 @@ def submit(tmp_path):
         return result.stdout.splitlines()
 
     return run
+
+
+def repository(folder):
+    """Makes a folder one that has been set up."""
+    python = folder / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.symlink_to(sys.executable)
+    return folder
 
 
 def test_every_flag_is_one_of_the_programs(submit):
@@ -81,12 +90,24 @@ def test_a_container_is_used_when_one_is_named(submit, tmp_path):
     assert "/a:/b" in submit(CONTAINER_IMAGE="moevement", CONTAINER_MOUNTS="/a:/b")
 
 
+def test_the_environment_of_the_repository_is_used_but_in_a_container(submit, tmp_path):
+    chosen = tmp_path / "a run" / "python"
+    for variables, python in (
+        ({"REPOSITORY": str(repository(tmp_path))}, tmp_path / ".venv" / "bin" / "python"),
+        ({"REPOSITORY": str(tmp_path), "CONTAINER_IMAGE": "moevement"}, "python"),
+        ({"REPOSITORY": str(tmp_path / "elsewhere")}, "python"),
+        ({"REPOSITORY": str(tmp_path), "PYTHON": "python3.12"}, "python3.12"),
+    ):
+        submit(**variables)
+        assert chosen.read_text() == f"{python}\n"
+
+
 def test_each_task_takes_its_rank_from_slurm(submit, tmp_path):
     handed = submit()
     start = handed.index("-c") + 1
     task = "\n".join(handed[start : handed.index("task")])
     shown = "env | grep -E '^(RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|MOEVEMENT)' | sort"
-    script = task.replace('python -u "$@"', shown)
+    script = task.replace('"$PYTHON" -u "$@"', shown)
     assert script != task
     slurm = {"SLURM_PROCID": "9", "SLURM_LOCALID": "1", "SLURM_NTASKS": "16"}
     slurm |= {"SLURM_NTASKS_PER_NODE": "8", "SLURMD_NODENAME": "node2", "CODES": str(tmp_path)}
