@@ -7,6 +7,7 @@ from enum import Enum
 from pathlib import Path
 
 import pytest
+import torch
 
 from megatron_moevement.runtime.commit_barrier import StopRequest
 from megatron_moevement.runtime.progress import START
@@ -150,6 +151,7 @@ PRECISION = {
     "bf16-softmax-fp32": other("--bf16 --attention-softmax-in-fp32", than="bf16"),
     "fp16": other(HALF),
     "fp16-fixed-scale": other("--fp16 --loss-scale=1024"),
+    "deterministic": same("--deterministic-mode", "tiny"),
     "fp16-reduced-in-fp32": other(f"{HALF} --accumulate-allreduce-grads-in-fp32", than="fp16"),
 }
 LAYOUTS = {
@@ -240,6 +242,10 @@ def train(base, flags):
             "auxiliary": job.metrics.collect(STEPS * job.batches.num_microbatches),
             "bias": expert_biases(job),
             "calls": dict(calls),
+            "deterministic": [
+                torch.are_deterministic_algorithms_enabled(),
+                job.chunks[0].config.deterministic_mode,
+            ],
         }
 
 
@@ -347,6 +353,12 @@ def test_what_is_to_be_recomputed_runs_again_and_nothing_else(runs, name, recomp
     again = {kind for kind in RECOMPUTABLE if rank["calls"][kind] > kept["calls"][kind]}
     assert again == recomputed
     assert rank["digests"] == kept["digests"]
+
+
+def test_deterministic_mode_reaches_torch_and_the_model(runs):
+    ((deterministic,), (ordinary,)) = runs["deterministic"], runs["tiny"]
+    assert deterministic["deterministic"] == [True, True]
+    assert ordinary["deterministic"] == [False, False]
 
 
 def test_dense_layers_come_first_where_asked(runs):
