@@ -3,14 +3,16 @@
 import os
 import signal
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 import torch.distributed as dist
 
-from megatron_moevement.testing.tiny_job import tiny_job
+from megatron_moevement.testing.tiny_job import TINY, tiny_job
 
 pytestmark = pytest.mark.distributed
 
+PROGRAM = Path(__file__).parents[2] / "pretrain_moe.py"
 VISIBLE = ("iteration", "evaluation", "checkpoint_saved")
 
 
@@ -119,6 +121,17 @@ def test_the_last_iteration_is_not_saved_twice(megatron_fork_server, tmp_path, s
     ]
 
 
+def test_checkpoints_between_those_to_be_kept_go_when_a_newer_one_is_there(
+    megatron_fork_server, tmp_path, save
+):
+    flags = ["--train-iters=5", save, "--save-interval=1", "--save-retain-interval=2"]
+    _, done = outcome(megatron_fork_server, tmp_path, flags, ranks=1)
+    assert [each for each in done if each.startswith("checkpoint_saved")] == [
+        f"checkpoint_saved {iteration}" for iteration in range(1, 6)
+    ]
+    assert saved_in(tmp_path) == ["iter_0000002", "iter_0000004", "iter_0000005"]
+
+
 def test_an_exit_interval_saves_and_ends_without_the_final_evaluation(
     megatron_fork_server, tmp_path, save
 ):
@@ -148,6 +161,15 @@ def test_when_its_time_is_over_the_job_ends_after_the_step(megatron_fork_server,
     committed, done = outcome(megatron_fork_server, tmp_path, [save], duration_s=0.0)
     assert committed == 1
     assert done == [*iterations(1, 1), "checkpoint_saved 1"]
+
+
+def test_the_time_of_a_job_is_counted_from_the_start_of_its_program(
+    megatron_fork_server, tmp_path, save
+):
+    flags = [*TINY, save, "--exit-duration-in-mins=1e-4", "--moevement-no-progress-bar"]
+    with megatron_fork_server.start_program(PROGRAM, flags, world_size=1) as job:
+        job.wait().check()
+    assert saved_in(tmp_path) == ["iter_0000001"]
 
 
 @pytest.mark.parametrize("signalled", [[0], [1], [0, 1]])
