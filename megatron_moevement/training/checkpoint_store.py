@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from megatron_moevement.errors import UserError
-from megatron_moevement.integrations.megatron.durable import DurableState
+from megatron_moevement.integrations.megatron.durable import DurableState, UnloadableError
 from megatron_moevement.runtime.agreement import AgreementError, all_gather_json, together
 from megatron_moevement.runtime.fault_points import NO_FAULTS, FaultPoints
 from megatron_moevement.settings.checkpointing import Checkpointing
@@ -21,9 +21,9 @@ from megatron_moevement.training.checkpoints import (
     CheckpointFolder,
     FileRecord,
     checkpoint_files,
-    differences,
     record_file,
 )
+from megatron_moevement.training.model_description import model_differences
 
 _SPARE_BYTES = 16 << 20
 """Room that a save leaves for the small files beside the tensors."""
@@ -145,7 +145,8 @@ class CheckpointStore:
             The common part of the checkpoint, None when the folder has none.
 
         Raises:
-            UserError: there is no whole checkpoint where one must be, or it is another model's.
+            UserError: there is no whole checkpoint where one must be, or it is another model's or
+                can't be loaded.
         """
         if self._settings.load is None:
             return None
@@ -158,11 +159,17 @@ class CheckpointStore:
         common = self._common(folder, iteration)
         finetune = self._settings.finetune
         wants_random_state = not (finetune or self._settings.no_load_rng)
-        has_random_state = self._state.load(
-            folder.path(iteration),
-            with_optimizer=not (finetune or self._settings.no_load_optim),
-            with_random_state=wants_random_state,
-        )
+        try:
+            has_random_state = self._state.load(
+                folder.path(iteration),
+                with_optimizer=not (finetune or self._settings.no_load_optim),
+                with_random_state=wants_random_state,
+            )
+        except UnloadableError as error:
+            raise UserError(
+                f"checkpoint {folder.path(iteration)} can't be loaded: {error}; give the flags of "
+                "the job that saved it, or another --load"
+            ) from error
         if wants_random_state and not has_random_state:
             warn(
                 f"checkpoint {folder.path(iteration)} was written with other parallel sizes: "
@@ -200,7 +207,7 @@ class CheckpointStore:
 
     def _common(self, folder: CheckpointFolder, iteration: int) -> dict[str, Any]:
         common = self._state.read_common(folder.path(iteration))
-        different = differences(self._model, common["model"])
+        different = model_differences(self._model, common["model"])
         if different:
             raise UserError(
                 f"the checkpoint in {folder.root} is of another model: {'; '.join(different)}"

@@ -21,7 +21,6 @@ import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import xxhash
 
@@ -213,12 +212,3 @@ def checkpoint_files(folder: Path) -> Iterator[str]:
     for path in sorted(folder.rglob("*")):
         if path.is_file():
             yield str(path.relative_to(folder))
-
-
-def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
-    """Returns the flags in which two descriptions of a model differ, as `--name ours != theirs`."""
-    return [
-        f"--{name.replace('_', '-')} {ours.get(name)} (checkpoint: {theirs.get(name)})"
-        for name in sorted(ours.keys() | theirs.keys())
-        if ours.get(name) != theirs.get(name)
-    ]

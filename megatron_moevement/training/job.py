@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from datetime import timedelta
-from typing import Any
 
 import torch
 
@@ -41,41 +39,9 @@ from megatron_moevement.settings.run import num_microbatches
 from megatron_moevement.training.arguments import Arguments
 from megatron_moevement.training.checkpoint_store import CheckpointStore
 from megatron_moevement.training.data.batches import BatchLayout
+from megatron_moevement.training.model_description import model_description
 
 _RETAINED_LEDGER_STEPS = 64
-
-_MODEL_FLAGS = (
-    "num_layers",
-    "hidden_size",
-    "ffn_hidden_size",
-    "num_attention_heads",
-    "kv_channels",
-    "group_query_attention",
-    "num_query_groups",
-    "position_embedding_type",
-    "rotary_base",
-    "rotary_percent",
-    "norm_epsilon",
-    "swiglu",
-    "squared_relu",
-    "disable_bias_linear",
-    "add_qkv_bias",
-    "qk_layernorm",
-    "untie_embeddings_and_output_weights",
-    "num_experts",
-    "moe_layer_freq",
-    "moe_ffn_hidden_size",
-    "moe_shared_expert_intermediate_size",
-    "moe_shared_expert_gate",
-    "moe_router_topk",
-    "moe_router_score_function",
-    "moe_router_pre_softmax",
-    "moe_router_num_groups",
-    "moe_router_group_topk",
-    "moe_router_topk_scaling_factor",
-    "moe_router_enable_expert_bias",
-)
-"""Flags that decide the shapes and the meaning of the weights: a checkpoint must agree in them."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -297,13 +263,3 @@ def layout_name(arguments: Arguments, world_size: int) -> str:
         "etp": parallelism.expert_tensor_parallel_size or parallelism.tensor_model_parallel_size,
     }
     return " ".join(f"{name}{size}" for name, size in sizes.items())
-
-
-def model_description(arguments: Arguments) -> Mapping[str, Any]:
-    """Returns the flags that decide the shapes and the meaning of the weights."""
-    architecture = dataclasses.asdict(arguments.architecture)
-    moe = dataclasses.asdict(arguments.moe)
-    values = architecture | moe
-    description = {name: values[name] for name in _MODEL_FLAGS}
-    description["vocab_size"] = arguments.data.vocab_size
-    return description

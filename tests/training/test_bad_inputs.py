@@ -1,5 +1,6 @@
 """Every bad input gets one clear line and exit code 2; nothing is written, nothing hangs."""
 
+import json
 import os
 import re
 import resource
@@ -8,10 +9,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import torch
 
 from megatron_moevement.cli import main as command
 from megatron_moevement.testing.tiny_job import TINY
-from megatron_moevement.training.checkpoints import TRACKER, CheckpointFolder
+from megatron_moevement.training.checkpoints import TRACKER, CheckpointFolder, record_file
 from megatron_moevement.training.program import main
 from megatron_moevement.training.refusals import REFUSALS
 
@@ -271,6 +273,7 @@ def saved(megatron_fork_server, tmp_path_factory):
         (["--hidden-size", "64"], "--hidden-size 64 (checkpoint: 32)"),
         (["--num-experts", "8"], "--num-experts 8 (checkpoint: 4)"),
         (["--moe-router-topk", "3"], "--moe-router-topk 3 (checkpoint: 2)"),
+        (["--normalization", "LayerNorm"], "--normalization LayerNorm (checkpoint: RMSNorm)"),
         (["--vocab-size", "80"], "--vocab-size"),
         (["--ckpt-step", "3"], "--ckpt-step 3"),
         (["--lr", "0.5"], "another schedule"),
@@ -283,6 +286,58 @@ def test_a_checkpoint_that_does_not_fit_is_refused_and_left_alone(
     before = tree(saved)
     assert words in refusal(megatron_fork_server, [*flags, "--load", str(saved)], world_size)
     assert tree(saved) == before
+
+
+@pytest.fixture
+def earlier(saved, tmp_path):
+    """The checkpoint of iteration 4, which says as little of its model as the first version did."""
+    folder = tmp_path / "earlier"
+    subprocess.run(["cp", "-r", str(saved), str(folder)], check=True)
+    file = folder / "iter_0000004" / "common.pt"
+    common = torch.load(file, weights_only=False)
+    for name in ("normalization", "max_position_embeddings", "moe_router_load_balancing_type"):
+        del common["moevement"]["model"][name]
+    torch.save(common, file)
+    manifest = folder / "moevement" / "iter_0000004.json"
+    files = json.loads(manifest.read_text())["files"] | {file.name: vars(record_file(file))}
+    manifest.write_text(json.dumps({"files": files}))
+    return folder
+
+
+@pytest.mark.distributed
+def test_what_an_earlier_version_does_not_tell_of_its_model_is_found_out_by_loading(
+    earlier, megatron_fork_server
+):
+    before = tree(earlier)
+    argv = ["--normalization", "LayerNorm", "--load", str(earlier)]
+    line = refusal(megatron_fork_server, argv, 2)
+    assert f"{earlier / 'iter_0000004'} can't be loaded: " in line
+    assert "norm_bias from model not in state dict; give the flags" in line
+    assert tree(earlier) == before
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+def test_a_checkpoint_of_an_earlier_version_goes_on(earlier, megatron_fork_server):
+    argv = ["--load", str(earlier), "--exit-interval", "5", "--override-opt-param-scheduler"]
+    result = megatron_fork_server.run(run_ranks, world_size=1, args=[argv]).check()
+    assert result.values == (0,)
+    assert "".join(rank.stderr for rank in result.ranks) == ""
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+@pytest.mark.parametrize("flags", ["--max-position-embeddings 32", "--seq-length 32"])
+def test_a_checkpoint_with_as_many_positions_as_before_is_wanted(
+    flags, megatron_fork_server, tmp_path
+):
+    argv = ["--position-embedding-type", "learned_absolute", "--exit-interval", "1"]
+    result = megatron_fork_server.run(
+        run_ranks, world_size=1, args=[[*argv, "--save", str(tmp_path)]]
+    ).check()
+    assert result.values == (0,)
+    line = refusal(megatron_fork_server, [*argv, *flags.split(), "--load", str(tmp_path)], 2)
+    assert "--max-position-embeddings 32 (checkpoint: 16)" in line
 
 
 @pytest.mark.distributed

@@ -12,7 +12,6 @@ from megatron_moevement.training.checkpoints import (
     TRACKER,
     CheckpointFolder,
     checkpoint_files,
-    differences,
     record_file,
     write_atomically,
 )
@@ -321,10 +320,3 @@ def test_a_manifest_lists_size_and_checksum_of_each_file(tmp_path):
     assert set(files) == {"common.pt", "__0_0.distcp", ".metadata"}
     assert files["common.pt"]["size_bytes"] == (tmp_path / "iter_0000002/common.pt").stat().st_size
     assert len(files["common.pt"]["xxh3_128"]) == 32
-
-
-def test_differences_name_flags_and_both_values():
-    assert differences({"num_layers": 2, "swiglu": True}, {"num_layers": 4, "swiglu": True}) == [
-        "--num-layers 2 (checkpoint: 4)"
-    ]
-    assert differences({"num_layers": 2}, {}) == ["--num-layers 2 (checkpoint: None)"]

@@ -7,6 +7,7 @@ every rank and nothing else.
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from megatron.core import dist_checkpointing
-from megatron.core.dist_checkpointing.core import CheckpointingConfig, save_config
+from megatron.core.dist_checkpointing.core import (
+    CheckpointingConfig,
+    CheckpointingException,
+    save_config,
+)
 from megatron.core.dist_checkpointing.dict_utils import extract_matching_values, merge
 from megatron.core.dist_checkpointing.mapping import (
     LocalNonpersistentObject,
@@ -52,6 +57,12 @@ _METADATA = {
     "chained_optim_avoid_prefix": True,
     "singleton_local_shards": False,
 }
+
+_LONGEST_REASON = 200
+
+
+class UnloadableError(Exception):
+    """A checkpoint whose files are whole can't be loaded into this model; all ranks raise it."""
 
 
 class DurableState:
@@ -144,7 +155,21 @@ class DurableState:
 
         Returns:
             Whether the random streams were taken.
+
+        Raises:
+            UnloadableError: it is another model's, or can't be read. The state is lost.
         """
+        try:
+            return self._load(folder, with_optimizer, with_random_state)
+        except CheckpointingException as error:
+            raise UnloadableError(_in_short(error)) from error
+        except CheckpointException as error:  # torch's is no `Exception`
+            causes = [cause for _, (cause, _) in sorted(error.failures.items())]
+            if not all(isinstance(cause, Exception) for cause in causes):
+                raise  # a rank was interrupted
+            raise UnloadableError(_in_short(causes[0])) from error
+
+    def _load(self, folder: Path, with_optimizer: bool, with_random_state: bool) -> bool:
         ours = self.read_common(folder)
         with_random_state = with_random_state and ours["layout"] == self._layout
         request = self._sharded_state(
@@ -261,6 +286,12 @@ def _has_sharded(state: Any) -> bool:
     if isinstance(state, list):
         return any(_has_sharded(value) for value in state)
     return isinstance(state, ShardedBase)
+
+
+def _in_short(error: BaseException) -> str:
+    """Returns what an exception says, without upstream's list of all names beside a missing one."""
+    text = str(error.args[0] if isinstance(error, KeyError) else error) or type(error).__name__
+    return textwrap.shorten(text.partition(": [")[0], _LONGEST_REASON, placeholder=" ...")
 
 
 def _bytes(tensor: torch.Tensor) -> int:
