@@ -71,6 +71,32 @@ class CheckpointStore:
                 f"--save {self._settings.save} is not writable: {error.reason}"
             ) from error
 
+    def check_room(self, train_iters: int) -> None:
+        """Checks at start that `--save` has room for one checkpoint, unless none is to come.
+
+        Args:
+            train_iters: the last iteration of the job.
+
+        Raises:
+            UserError: it hasn't.
+        """
+        if self._settings.save is None:
+            return
+        folder = CheckpointFolder(Path(self._settings.save))
+        needed = self._needed_bytes()
+
+        def check() -> None:
+            if (self.newest() or 0) < train_iters:
+                _check_space(folder.root, needed, folder.left_over_bytes())
+
+        try:
+            self._on_first_rank(check)
+        except AgreementError as error:
+            raise UserError(
+                f"--save {folder.root} has no room for a checkpoint: {error.reason}; make room or "
+                "give another folder"
+            ) from error
+
     def save(self, iteration: int, common: Mapping[str, Any]) -> str | None:
         """Saves S_iteration; a failure leaves earlier checkpoints and the training untouched.
 
@@ -98,21 +124,16 @@ class CheckpointStore:
     def _write(self, folder: CheckpointFolder, iteration: int, common: Mapping[str, Any]) -> None:
         self._on_first_rank(lambda: folder.begin(iteration))
         writing = folder.root / "moevement" / f"iter_{iteration:07d}.writing"
-        self._check_space(writing)
+        needed = self._needed_bytes()
+        self._on_first_rank(lambda: _check_space(writing, needed))
         self._state.save(writing, {**common, "iteration": iteration, "model": self._model})
         records = self._record_files(writing)
         self._faults.strike(iteration, Place.SAVE)
         self._on_first_rank(lambda: folder.commit(iteration, records))
 
-    def _check_space(self, folder: Path) -> None:
-        needed = sum(all_gather_json(self._state.size_bytes(), self._device)) + _SPARE_BYTES
-
-        def check() -> None:
-            free = shutil.disk_usage(folder).free
-            if free < needed:
-                raise OSError(f"{folder}: {needed} bytes are needed and {free} are free")
-
-        self._on_first_rank(check)
+    def _needed_bytes(self) -> int:
+        own = all_gather_json(self._state.size_bytes(), self._device)
+        return int(sum(own)) + _SPARE_BYTES
 
     def _record_files(self, folder: Path) -> dict[str, FileRecord]:
         """Has each rank read back its share of the files; returns the records of all."""
@@ -216,3 +237,9 @@ class CheckpointStore:
 
     def _on_first_rank(self, action: Callable[[], object]) -> None:
         together(lambda: action() if dist.get_rank() == 0 else None, self._device)
+
+
+def _check_space(folder: Path, needed_bytes: int, to_be_freed_bytes: int = 0) -> None:
+    free = shutil.disk_usage(folder).free + to_be_freed_bytes
+    if free < needed_bytes:
+        raise OSError(f"{folder}: {needed_bytes} bytes are needed and {free} are free")

@@ -39,10 +39,14 @@ class FileRecord:
 def write_atomically(path: Path, text: str) -> None:
     """Writes a file that is there whole or not at all, also after a power cut."""
     temporary = path.with_name(f".{path.name}.writing")
-    with temporary.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with temporary.open("w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
     os.replace(temporary, path)
     sync_folder(path.parent)
 
@@ -119,13 +123,18 @@ class CheckpointFolder:
         """Clears what dead jobs left and returns an empty folder to write a checkpoint into."""
         self._own.mkdir(parents=True, exist_ok=True)
         self.recover()
-        for left_over in self._own.glob("iter_*.writing"):
+        for left_over in self._left_over():
             shutil.rmtree(left_over)
         for temporary in self._own.glob(".*"):
             temporary.unlink()
         folder = self._own / f"iter_{iteration:07d}.writing"
         folder.mkdir()
         return folder
+
+    def left_over_bytes(self) -> int:
+        """Returns the size of what dead jobs left and `begin` clears."""
+        files = (path for folder in self._left_over() for path in folder.rglob("*"))
+        return sum(path.stat().st_size for path in files if path.is_file())
 
     def abandon(self, iteration: int) -> None:
         """Removes an unfinished checkpoint."""
@@ -196,6 +205,9 @@ class CheckpointFolder:
             with contextlib.suppress(FileNotFoundError):
                 self._manifest(iteration).unlink()
         return removed
+
+    def _left_over(self) -> Iterator[Path]:
+        return self._own.glob("iter_*.writing")
 
     def _manifest(self, iteration: int) -> Path:
         return self._own / f"iter_{iteration:07d}.json"

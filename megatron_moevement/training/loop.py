@@ -56,7 +56,8 @@ def train(
         DivergenceError: the gradients are not finite; nothing of that step was applied.
     """
     recover_only = job.arguments.fault_tolerance.moevement_recover_only
-    if not recover_only:  # which writes nothing where there is nothing to recover
+    is_first = generation.number == 0  # later a save that fails ends nobody
+    if is_first and not recover_only:  # which writes nothing where there is nothing to recover
         job.checkpoints.check_writable()
     with _reporter_everywhere(job, generation) as reporter:
         resident.announce(reporter.events)
@@ -67,7 +68,7 @@ def train(
                 opened.close()
                 job = resident.rebuild(job)
                 strategy, recovered = _protect(job, opened, reporter, resident, generation)
-            start, target = _start(job, strategy, recovered, resident.watch)
+            start, target = _start(job, strategy, recovered, resident.watch, is_first=is_first)
             tell_what_lies_behind(job, start.committed)
             datasets = build_datasets(job)
             step = opened.enter_context(open_steps(job, datasets, start, strategy, generation))
@@ -334,7 +335,12 @@ def _protect(
 
 
 def _start(
-    job: Job, strategy: Strategy, recovered: Recovered | None, watch: Watch
+    job: Job,
+    strategy: Strategy,
+    recovered: Recovered | None,
+    watch: Watch,
+    *,
+    is_first: bool,
 ) -> tuple[Progress, int | None]:
     """Returns where training starts, and the step that a state recovered from memory goes up to."""
     if job.arguments.fault_tolerance.moevement_recover_only:
@@ -343,6 +349,8 @@ def _start(
         job.checkpoints.check_writable()
     if recovered is not None:
         return recovered.progress, recovered.target
+    if is_first:
+        job.checkpoints.check_room(int(job.arguments.run.train_iters or 0))
     start = _resume(job)
     if start.committed:
         watch.loaded()

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import torch.distributed as dist
@@ -33,17 +34,14 @@ def check_state_digest_path(job: Job, path: Path) -> None:
                 raise IsADirectoryError(f"{path} is a folder")
             check_writable(path.parent)
 
-    try:
-        together(check, job.device)
-    except AgreementError as error:
-        raise UserError(f"--moevement-state-digest {path}: {error.reason}") from error
+    _together(check, job, path)
 
 
 def write_state_digest(job: Job, progress: Progress, path: Path) -> None:
     """Writes the digest of S_k; every rank calls it, rank 0 writes.
 
     Raises:
-        AgreementError: on all ranks, if the file can't be written.
+        UserError: on all ranks, if the file can't be written.
     """
     own = {str(job.position.logical_rank): job.digests()}
     ranks: dict[str, dict[str, str]] = {}
@@ -61,4 +59,11 @@ def write_state_digest(job: Job, progress: Progress, path: Path) -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(path, json.dumps(digest, indent=1) + "\n")
 
-    together(write, job.device)
+    _together(write, job, path)
+
+
+def _together(action: Callable[[], None], job: Job, path: Path) -> None:
+    try:
+        together(action, job.device)
+    except AgreementError as error:
+        raise UserError(f"--moevement-state-digest {path}: {error.reason}") from error

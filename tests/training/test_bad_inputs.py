@@ -6,10 +6,13 @@ import re
 import resource
 import subprocess
 from contextlib import contextmanager
+from mmap import PAGESIZE
 from pathlib import Path
 
 import pytest
 import torch
+from torch.distributed.checkpoint import FileSystemReader
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from megatron_moevement.cli import main as command
 from megatron_moevement.testing.tiny_job import TINY
@@ -18,6 +21,7 @@ from megatron_moevement.training.program import main
 from megatron_moevement.training.refusals import REFUSALS
 
 TIMEOUT_S = 30
+SPARE_BYTES = 16 << 20
 WORLD_SIZES = [pytest.param(1, marks=pytest.mark.slow), 2]
 """Two ranks show more than one does."""
 
@@ -376,16 +380,68 @@ def goes_on_after_failed_saves(server, argv, folder, whole, failed, world_size, 
     assert not list((Path(folder) / "moevement").glob("*.writing"))
 
 
+def asked_bytes(checkpoint):
+    """Returns what a save asks for: weights, masters and two moments, and room for the rest."""
+    metadata = FileSystemReader(checkpoint).read_metadata().state_dict_metadata
+    tensors = [one for one in metadata.values() if isinstance(one, TensorStorageMetadata)]
+    in_fp32_masters_are_the_weights = sum(one.size.numel() * 4 for one in tensors)
+    return in_fp32_masters_are_the_weights * 4 // 3 + SPARE_BYTES
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+def test_a_disk_without_room_for_one_checkpoint_is_refused_at_start(
+    world_size, saved, megatron_fork_server, tmp_path
+):
+    argv = ["--save", str(tmp_path), "--save-interval", "2"]
+    with small_disk(tmp_path, asked_bytes(saved / "iter_0000002") - 2 * PAGESIZE):
+        line = refusal(megatron_fork_server, argv, world_size)
+        assert list(tree(tmp_path)) == [tmp_path / "moevement"]
+    assert f"--save {tmp_path} has no room for a checkpoint: " in line
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+def test_what_a_dead_save_left_and_a_job_at_its_end_need_no_room(
+    saved, megatron_fork_server, tmp_path
+):
+    left = tmp_path / "moevement" / "iter_0000003.writing"
+    argv = ["--save", str(tmp_path), "--exit-interval", "1"]
+    with small_disk(tmp_path, asked_bytes(saved / "iter_0000002")):
+        left.mkdir(parents=True)
+        (left / "__0_0.distcp").write_bytes(bytes(1 << 20))
+        result = megatron_fork_server.run(run_ranks, world_size=1, args=[argv]).check()
+        assert result.values == (0,)
+        assert CheckpointFolder(tmp_path).iterations() == [1]
+        (tmp_path / "file").write_bytes(bytes(1 << 20))
+        argv = ["--save", str(tmp_path), "--load", str(tmp_path), "--train-iters", "1"]
+        argv += ["--override-opt-param-scheduler"]
+        result = megatron_fork_server.run(run_ranks, world_size=1, args=[argv]).check()
+        assert result.values == (0,)
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+def test_a_digest_that_does_not_fit_on_the_disk_is_told_in_one_line(
+    world_size, megatron_fork_server, tmp_path
+):
+    digest = tmp_path / "digest.json"
+    argv = ["--moevement-state-digest", str(digest), "--train-iters", "1"]
+    with small_disk(tmp_path, 1 << 16):
+        (tmp_path / "file").write_bytes(bytes(1 << 16))
+        line = refusal(megatron_fork_server, argv, world_size)
+        assert list(tree(tmp_path)) == [tmp_path / "file"]
+    assert f"--moevement-state-digest {digest}: " in line
+    assert "No space left" in line
+
+
 @pytest.mark.distributed
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_a_full_disk_fails_the_save_and_not_the_training(
     world_size, saved, megatron_fork_server, tmp_path
 ):
-    written = sum(file.stat().st_size for file in (saved / "iter_0000002").iterdir())
-    # What a save asks for: each rank's weights and FP32 state twice over, and room for the rest.
-    asked = world_size * written * 4 // 3 + (16 << 20)
     argv = ["--save", str(tmp_path), "--save-interval", "2", "--train-iters", "6"]
-    with small_disk(tmp_path, asked):
+    with small_disk(tmp_path, asked_bytes(saved / "iter_0000002")):
         goes_on_after_failed_saves(
             megatron_fork_server, argv, tmp_path, [2], ["4", "6", "6"], world_size
         )

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from megatron.core import dist_checkpointing
+from megatron.core import dist_checkpointing, parallel_state
 from megatron.core.dist_checkpointing.core import (
     CheckpointingConfig,
     CheckpointingException,
@@ -34,6 +34,7 @@ from megatron.core.dist_checkpointing.strategies.torch import (
     mcore_to_pyt_state_dict,
 )
 from megatron.core.distributed import DistributedDataParallel
+from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.utils import unwrap_model
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
@@ -125,17 +126,32 @@ class DurableState:
         together(mark_whole, self._device)
 
     def size_bytes(self) -> int:
-        """Returns an upper bound of what this rank adds to a checkpoint."""
-        chunks = sum(_bytes(p) for chunk in self._chunks for p in chunk.parameters())
-        moments = sum(
+        """Returns an upper bound of what this rank adds to a checkpoint, moments included.
+
+        Of ranks that hold the same, one writes it.
+        """
+        writes = {
+            "dense": parallel_state.get_data_parallel_rank(with_context_parallel=True) == 0,
+            "expert": parallel_state.get_expert_data_parallel_rank() == 0,
+        }
+        weights = sum(
+            _bytes(parameter)
+            for chunk in self._chunks
+            for parameter in chunk.parameters()
+            if writes["dense" if getattr(parameter, "allreduce", True) else "expert"]
+        )
+        optimizer = sum(
             _bytes(value)
             for part in self._optimizer.parts
             if not part.is_stub_optimizer
-            for parameter, state in part.optimizer.state.items()
-            for value in (parameter, *state.values())
+            for group in part.optimizer.param_groups
+            if isinstance(part, DistributedOptimizer)  # each rank has a shard of its own
+            or writes["expert" if group.get("is_expert_parallel") else "dense"]
+            for parameter in group["params"]
+            for value in (parameter, *part.optimizer.state.get(parameter, {}).values())
             if isinstance(value, torch.Tensor)
         )
-        return chunks + moments
+        return weights + optimizer
 
     def read_common(self, folder: Path) -> dict[str, Any]:
         """Returns our part of a checkpoint's common state, without loading anything else."""
