@@ -1,9 +1,13 @@
 """A checkpoint of PP2 x EP2 goes on in any other layout, with the same losses."""
 
+import math
 import shutil
 from pathlib import Path
 
 import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from megatron_moevement.runtime.events import EventName, read_events
 from megatron_moevement.testing.tiny_job import TINY
@@ -166,6 +170,67 @@ def test_sequential_and_grouped_experts_share_their_checkpoints(trainer):
     trainer.run(1, *sequential, f"--save={folder}", f"--exit-interval={SAVED_AT}")
     expected = trainer.resume(folder, 1, *sequential)
     agrees(trainer.resume(folder, 1, *FLAGS), expected)
+
+
+def load_and_save(flags, source, target):
+    """Saves what is loaded, without a step between."""
+    from megatron_moevement.testing.tiny_job import tiny_job  # noqa: PLC0415  (needs the backend)
+
+    with tiny_job(*flags, f"--load={source}") as job:
+        job.checkpoints.resume(lambda _: None)
+        job.durable.save(Path(target), {})
+
+
+def tensors_in(checkpoint):
+    """Returns every tensor of a checkpoint: weights, master weights and moments."""
+    metadata = dcp.FileSystemReader(checkpoint).read_metadata().state_dict_metadata
+    state = {
+        name: torch.empty(one.size, dtype=one.properties.dtype)
+        for name, one in metadata.items()
+        if isinstance(one, TensorStorageMetadata)
+    }
+    dcp.load(state, checkpoint_id=checkpoint, no_dist=True)
+    return state
+
+
+PADDED = (
+    *(flag for flag in FLAGS if not flag.startswith(("--vocab-size", "--make-vocab-size"))),
+    "--tokenizer-type=ByteTokenizer",
+    "--vocab-size=257",
+    "--bf16",
+    DISTRIBUTED,
+)
+ROWS = {"one rank": 320, "TP2": 384}  # of 257 ids: a multiple of 64 x TP
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [("one rank", "TP2"), pytest.param("TP2", "one rank", marks=pytest.mark.slow)],
+)
+def test_the_rows_of_the_vocabulary_outlive_another_padding(before, after, trainer):
+    source, target = (trainer.folder / f"padded {before} {name}" for name in ("saved", "loaded"))
+    (world_size, *parallel), (new_world_size, *new_parallel) = LAYOUTS[before], LAYOUTS[after]
+    save = (f"--save={source}", f"--exit-interval={SAVED_AT}")
+    trainer.run(world_size, *PADDED, *parallel, *save)
+    flags = [*PADDED, *new_parallel]
+    target.mkdir()
+    trainer.server.run(
+        load_and_save, world_size=new_world_size, args=[flags, str(source), str(target)]
+    ).check()
+    saved, loaded = tensors_in(source / f"iter_{SAVED_AT:07d}"), tensors_in(target)
+    kept = min(ROWS.values())
+    embedding = [name for name in saved if name.endswith("embedding.word_embeddings.weight")]
+    assert len(embedding) == 4  # tied: weight, master weight, two moments, and no output layer
+    for name in embedding:
+        assert (len(saved[name]), len(loaded[name])) == (ROWS[before], ROWS[after])
+        assert saved[name][:257].abs().sum(dim=1).all()
+        assert torch.equal(loaded[name][:kept], saved.pop(name)[:kept])
+        assert not loaded.pop(name)[kept:].any()
+    assert saved.keys() == loaded.keys()
+    assert all(torch.equal(saved[name], loaded[name]) for name in saved)
+    losses = trainer.resume(source, new_world_size, *flags)
+    assert {iteration for _, iteration in losses} == {SAVED_AT + 1, SAVED_AT + 2}
+    assert all(math.isfinite(loss) for loss in losses.values())
 
 
 def test_a_lost_moment_would_be_seen(plain, trainer):
