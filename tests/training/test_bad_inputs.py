@@ -1,27 +1,18 @@
 """Every bad input gets one clear line and exit code 2; nothing is written, nothing hangs."""
 
 import json
-import os
-import re
-import resource
 import subprocess
-from contextlib import contextmanager
-from mmap import PAGESIZE
-from pathlib import Path
 
 import pytest
 import torch
-from torch.distributed.checkpoint import FileSystemReader
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from megatron_moevement.cli import main as command
+from megatron_moevement.testing.bad_input import only_line, refusal, run_tiny, tree
 from megatron_moevement.testing.tiny_job import TINY
-from megatron_moevement.training.checkpoints import TRACKER, CheckpointFolder, record_file
+from megatron_moevement.training.checkpoints import record_file
 from megatron_moevement.training.program import main
 from megatron_moevement.training.refusals import REFUSALS
 
-TIMEOUT_S = 30
-SPARE_BYTES = 16 << 20
 WORLD_SIZES = [pytest.param(1, marks=pytest.mark.slow), 2]
 """Two ranks show more than one does."""
 
@@ -115,32 +106,6 @@ REFUSED_BY_MEGATRON = {
     "--moe-pad-expert-input-to-capacity": "moe_expert_capacity_factor",
     "--recompute-granularity selective --recompute-modules everything": "everything",
 }
-
-
-def run_ranks(argv, limit_bytes=None):
-    """Runs the program as this rank; returns its exit code."""
-    if limit_bytes is not None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, limit_bytes))
-    return int(main([*TINY, *argv]))
-
-
-def refusal(server, argv, world_size):
-    """Returns the only line of a job that every rank leaves with exit code 2."""
-    result = server.run(run_ranks, world_size=world_size, args=[argv], timeout_s=TIMEOUT_S).check()
-    assert result.values == (2,) * world_size
-    return only_line("".join(rank.stderr for rank in result.ranks))
-
-
-def only_line(text):
-    lines = text.splitlines()
-    assert len(lines) == 1, text
-    assert lines[0].startswith("pretrain_moe.py: ")
-    return lines[0]
-
-
-def tree(folder):
-    """Returns all paths below a folder with the contents of the files."""
-    return {p: p.read_bytes() if p.is_file() else None for p in sorted(folder.rglob("*"))}
 
 
 @pytest.fixture
@@ -259,16 +224,6 @@ def test_a_place_that_cannot_be_written_is_refused(
     assert tree(tmp_path) == {file: b"precious"}
 
 
-@pytest.fixture(scope="module")
-def saved(megatron_fork_server, tmp_path_factory):
-    """A folder with the checkpoints of iterations 2 and 4."""
-    folder = tmp_path_factory.mktemp("saved")
-    argv = ["--save", str(folder), "--save-interval", "2", "--train-iters", "4"]
-    server = megatron_fork_server
-    assert server.run(run_ranks, world_size=1, args=[argv]).check().values == (0,)
-    return folder
-
-
 @pytest.mark.distributed
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
 @pytest.mark.parametrize(
@@ -324,7 +279,7 @@ def test_what_an_earlier_version_does_not_tell_of_its_model_is_found_out_by_load
 @pytest.mark.distributed
 def test_a_checkpoint_of_an_earlier_version_goes_on(earlier, megatron_fork_server):
     argv = ["--load", str(earlier), "--exit-interval", "5", "--override-opt-param-scheduler"]
-    result = megatron_fork_server.run(run_ranks, world_size=1, args=[argv]).check()
+    result = megatron_fork_server.run(run_tiny, world_size=1, args=[argv]).check()
     assert result.values == (0,)
     assert "".join(rank.stderr for rank in result.ranks) == ""
 
@@ -337,7 +292,7 @@ def test_a_checkpoint_with_as_many_positions_as_before_is_wanted(
 ):
     argv = ["--position-embedding-type", "learned_absolute", "--exit-interval", "1"]
     result = megatron_fork_server.run(
-        run_ranks, world_size=1, args=[[*argv, "--save", str(tmp_path)]]
+        run_tiny, world_size=1, args=[[*argv, "--save", str(tmp_path)]]
     ).check()
     assert result.values == (0,)
     line = refusal(megatron_fork_server, [*argv, *flags.split(), "--load", str(tmp_path)], 2)
@@ -352,111 +307,3 @@ def test_a_folder_without_checkpoints_is_refused_on_demand(
     argv = ["--load", str(tmp_path / "none"), "--exit-on-missing-checkpoint"]
     assert "holds no checkpoint" in refusal(megatron_fork_server, argv, world_size)
     assert tree(tmp_path) == {}
-
-
-@contextmanager
-def small_disk(folder, size_bytes):
-    """Mounts a file system of a fixed size on a folder."""
-    command = ["mount", "-t", "tmpfs", "-o", f"size={size_bytes}", "tmpfs", str(folder)]
-    if os.geteuid() != 0 or subprocess.run(command, check=False, capture_output=True).returncode:
-        pytest.skip("mounting a small file system is not permitted here")
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", str(folder)], check=True)
-
-
-def goes_on_after_failed_saves(server, argv, folder, whole, failed, world_size, limit_bytes=None):
-    """Asserts that training ends well, each failed save is one line, older ones are whole."""
-    result = server.run(run_ranks, world_size=world_size, args=[argv, limit_bytes]).check()
-    assert result.values == (0,) * world_size
-    told = "".join(rank.stderr for rank in result.ranks)
-    assert re.findall(r"^no checkpoint of iteration (\d+): .+$", told, re.M) == failed
-    assert len(told.splitlines()) == len(failed), told
-    checkpoints = CheckpointFolder(Path(folder))
-    assert checkpoints.iterations() == whole
-    assert [checkpoints.damage(k) for k in whole] == [None] * len(whole)
-    assert (Path(folder) / TRACKER).read_text().strip() == str(whole[0])
-    assert not list((Path(folder) / "moevement").glob("*.writing"))
-
-
-def asked_bytes(checkpoint):
-    """Returns what a save asks for: weights, masters and two moments, and room for the rest."""
-    metadata = FileSystemReader(checkpoint).read_metadata().state_dict_metadata
-    tensors = [one for one in metadata.values() if isinstance(one, TensorStorageMetadata)]
-    in_fp32_masters_are_the_weights = sum(one.size.numel() * 4 for one in tensors)
-    return in_fp32_masters_are_the_weights * 4 // 3 + SPARE_BYTES
-
-
-@pytest.mark.distributed
-@pytest.mark.parametrize("world_size", WORLD_SIZES)
-def test_a_disk_without_room_for_one_checkpoint_is_refused_at_start(
-    world_size, saved, megatron_fork_server, tmp_path
-):
-    argv = ["--save", str(tmp_path), "--save-interval", "2"]
-    with small_disk(tmp_path, asked_bytes(saved / "iter_0000002") - 2 * PAGESIZE):
-        line = refusal(megatron_fork_server, argv, world_size)
-        assert list(tree(tmp_path)) == [tmp_path / "moevement"]
-    assert f"--save {tmp_path} has no room for a checkpoint: " in line
-
-
-@pytest.mark.slow
-@pytest.mark.distributed
-def test_what_a_dead_save_left_and_a_job_at_its_end_need_no_room(
-    saved, megatron_fork_server, tmp_path
-):
-    left = tmp_path / "moevement" / "iter_0000003.writing"
-    argv = ["--save", str(tmp_path), "--exit-interval", "1"]
-    with small_disk(tmp_path, asked_bytes(saved / "iter_0000002")):
-        left.mkdir(parents=True)
-        (left / "__0_0.distcp").write_bytes(bytes(1 << 20))
-        result = megatron_fork_server.run(run_ranks, world_size=1, args=[argv]).check()
-        assert result.values == (0,)
-        assert CheckpointFolder(tmp_path).iterations() == [1]
-        (tmp_path / "file").write_bytes(bytes(1 << 20))
-        argv = ["--save", str(tmp_path), "--load", str(tmp_path), "--train-iters", "1"]
-        argv += ["--override-opt-param-scheduler"]
-        result = megatron_fork_server.run(run_ranks, world_size=1, args=[argv]).check()
-        assert result.values == (0,)
-
-
-@pytest.mark.distributed
-@pytest.mark.parametrize("world_size", WORLD_SIZES)
-def test_a_digest_that_does_not_fit_on_the_disk_is_told_in_one_line(
-    world_size, megatron_fork_server, tmp_path
-):
-    digest = tmp_path / "digest.json"
-    argv = ["--moevement-state-digest", str(digest), "--train-iters", "1"]
-    with small_disk(tmp_path, 1 << 16):
-        (tmp_path / "file").write_bytes(bytes(1 << 16))
-        line = refusal(megatron_fork_server, argv, world_size)
-        assert list(tree(tmp_path)) == [tmp_path / "file"]
-    assert f"--moevement-state-digest {digest}: " in line
-    assert "No space left" in line
-
-
-@pytest.mark.distributed
-@pytest.mark.parametrize("world_size", [1, 2])
-def test_a_full_disk_fails_the_save_and_not_the_training(
-    world_size, saved, megatron_fork_server, tmp_path
-):
-    argv = ["--save", str(tmp_path), "--save-interval", "2", "--train-iters", "6"]
-    with small_disk(tmp_path, asked_bytes(saved / "iter_0000002")):
-        goes_on_after_failed_saves(
-            megatron_fork_server, argv, tmp_path, [2], ["4", "6", "6"], world_size
-        )
-
-
-@pytest.mark.distributed
-@pytest.mark.parametrize("world_size", [1, 2])
-@pytest.mark.parametrize("limit_bytes", [2048, 65536])
-def test_a_write_that_fails_halfway_leaves_the_checkpoints_before_it(
-    limit_bytes, world_size, saved, megatron_fork_server, tmp_path
-):
-    folder = tmp_path / "copy"
-    subprocess.run(["cp", "-r", str(saved), str(folder)], check=True)
-    argv = ["--load", str(folder), "--save", str(folder), "--save-interval", "2"]
-    argv += ["--train-iters", "6", "--override-opt-param-scheduler", "--no-load-rng"]
-    goes_on_after_failed_saves(
-        megatron_fork_server, argv, folder, [4, 2], ["6", "6"], world_size, limit_bytes
-    )
