@@ -31,10 +31,12 @@ TRAIN_ITERS = TARGET + 4
 PP3 = ("--pipeline-model-parallel-size=3", "--num-layers=3", "--expert-model-parallel-size=1")
 PP4 = ("--pipeline-model-parallel-size=4", "--num-layers=4", "--expert-model-parallel-size=1")
 PP2 = "--expert-model-parallel-size=1"
+TP2_PP2 = "--pipeline-model-parallel-size=2"
 JOBS = {
     "pp2": LocalizedJob.of("pp2-ep2 bf16 replicated bias", 2, 2, 6, UNTIED, PP2),
     "pp2-dp2": LocalizedJob.of("pp2-ep2 bf16 replicated bias", 4, 2, 3, UNTIED, PP2),
     "pp2-ep2": LocalizedJob.of("pp2-ep2 bf16 distributed-overlap bias", 4, 2, 3, UNTIED),
+    "tp2-pp2": LocalizedJob.of("tp2 bf16 distributed-overlap", 4, 2, 3, UNTIED, TP2_PP2),
     "pp3": LocalizedJob.of("pp2-ep2 bf16 replicated-overlap bias", 3, 3, 6, UNTIED, *PP3),
     "pp3-dp2": LocalizedJob.of("pp2-ep2 fp16 distributed grouped", 6, 3, 3, UNTIED, *PP3),
     "pp4-tied": LocalizedJob.of("pp2-ep2 fp32 replicated", 4, 4, 6, *PP4),
@@ -60,6 +62,8 @@ CASES = {
         "pp2-dp2",
         Loss((1,), (0,), early=(1, 3), everybody=AT_BARRIER, target=TARGET - 1),
     ),
+    "a tensor peer, survivors behind": ("tp2-pp2", Loss((2,), (1,), behind=(0, 3), rolled=1)),
+    "torn commit of a tensor peer": ("tp2-pp2", Loss((), (0,), torn=(1,), behind=(3,), rolled=1)),
     "interleaved": ("vpp2", Loss((0,), (0,))),
     "tied ends": ("pp4-tied", Loss((3,), (0, 3), behind=(1,), rolled=1)),
     "one after the other": (
