@@ -1,11 +1,32 @@
 """In-process restart: what its flags take, and which times contradict each other."""
 
+import dataclasses
+
 import pytest
 
 from megatron_moevement.errors import UserError
-from megatron_moevement.settings.restart import Granularity, InProcessRestart
+from megatron_moevement.settings.restart import Granularity
 from megatron_moevement.testing.tiny_job import TINY
 from megatron_moevement.training.arguments import parse
+
+OF_MEGATRON = {
+    "restart": False,
+    "max_iterations": None,
+    "monitor_thread_interval": 1.0,
+    "monitor_process_interval": 1.0,
+    "progress_watchdog_interval": 1.0,
+    "heartbeat_interval": 30,
+    "soft_timeout": 60,
+    "hard_timeout": 90,
+    "heartbeat_timeout": 60,
+    "barrier_timeout": 120,
+    "completion_timeout": 120,
+    "last_call_wait": 1,
+    "termination_grace_time": 1,
+    "granularity": Granularity.NODE,
+    "empty_cuda_cache": False,
+}
+"""As `_add_inprocess_restart_args` in Megatron-LM's megatron/training/arguments.py has them."""
 
 
 def restart(*flags, processes=1, launched=None):
@@ -13,10 +34,11 @@ def restart(*flags, processes=1, launched=None):
 
 
 def test_the_defaults_are_those_of_megatron():
-    assert parse(TINY, 1).restart == InProcessRestart()
-    found = restart().restart
-    assert found.interval("soft_timeout").total_seconds() == 60
-    assert found.inprocess_granularity is Granularity.NODE
+    found = dataclasses.asdict(parse(TINY, 1).restart)
+    # Megatron's is WORLD_SIZE; here it is what the launcher says.
+    assert found.pop("inprocess_active_world_size") is None
+    assert found == {f"inprocess_{name}": value for name, value in OF_MEGATRON.items()}
+    assert restart().restart.interval("soft_timeout").total_seconds() == 60
 
 
 @pytest.mark.parametrize(
