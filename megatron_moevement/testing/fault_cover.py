@@ -28,7 +28,7 @@ class Layout:
     Attributes:
         base: the layout of `combinations` that it starts from.
         stages: of the pipeline.
-        ranks_per_stage: data and expert peers.
+        ranks_per_stage: tensor, data and expert peers.
         passes: forward passes of a rank in a step.
         flags: that come after those of the base and win.
     """
@@ -51,9 +51,12 @@ LAYOUTS = {
     "pp3-dp2": Layout("pp2-ep2", 3, 2, 3, f"{_THREE} --expert-model-parallel-size=1"),
     "vpp2": Layout("vpp2", 2, 1, 12),
     "pp3-dp2-ep2": Layout("pp2-ep2", 3, 4, 3, f"{_THREE} --micro-batch-size=1"),
+    "tp2-pp2": Layout("tp2", 2, 2, 3, "--pipeline-model-parallel-size=2"),
 }
 LARGE = "pp3-dp2-ep2"
 """Of this layout there are few cases: a job of it takes minutes."""
+TENSOR = "tp2-pp2"
+"""Of this one there are few, too: its peers share every tensor that crosses a boundary."""
 TRAININGS = {
     "bf16-distributed": "bf16 distributed grouped",
     "fp32-replicated": "fp32 replicated bias",
@@ -84,7 +87,7 @@ PHASES = {
 FACTORS: Mapping[str, list[str]] = {
     "kind": [kind.value for kind in FaultKind],
     "phase": list(PHASES),
-    "layout": [name for name in LAYOUTS if name != LARGE],
+    "layout": [name for name in LAYOUTS if name not in {LARGE, TENSOR}],
     "stage": ["first", "middle", "last"],
     "peer": ["first", "last"],
     "order": ["outside-second", "outside-first"],
@@ -123,7 +126,7 @@ class Row:
         phase: where in a step.
         layout: of the ranks.
         stage: that it belongs to.
-        peer: its place among the data and expert peers of the stage.
+        peer: its place among the peers of the stage.
         order: whether the kill from outside comes before or after.
         other: whom that one strikes, seen from the first.
         training: what is trained.
@@ -276,15 +279,24 @@ COVER = _rows(cover_pairs(FACTORS, IMPOSSIBLE, Ties.RAREST))
 """Every two levels of two factors meet in a row of these, but for the impossible cells."""
 
 
-LARGE_ROWS = _rows(
-    dict(zip(FACTORS, levels.split(), strict=True))
-    for levels in (
-        f"kill backward {LARGE} middle last outside-second neighbour bf16-distributed 3",
-        f"stop reduction {LARGE} last first outside-second same-stage bf16-distributed 2",
-        f"exception commit {LARGE} middle first outside-first neighbour bf16-distributed 3",
-        f"exit replicate {LARGE} first last outside-first same-stage bf16-distributed 2",
-        f"segfault barrier {LARGE} last last outside-second neighbour bf16-distributed 3",
-    )
+def _named(*rows: str) -> tuple[Row, ...]:
+    return _rows(dict(zip(FACTORS, levels.split(), strict=True)) for levels in rows)
+
+
+LARGE_ROWS = _named(
+    f"kill backward {LARGE} middle last outside-second neighbour bf16-distributed 3",
+    f"stop reduction {LARGE} last first outside-second same-stage bf16-distributed 2",
+    f"exception commit {LARGE} middle first outside-first neighbour bf16-distributed 3",
+    f"exit replicate {LARGE} first last outside-first same-stage bf16-distributed 2",
+    f"segfault barrier {LARGE} last last outside-second neighbour bf16-distributed 3",
 )
 """Every kind of fault and every stage of the largest layout."""
-ROWS = (*COVER, *LARGE_ROWS)
+TENSOR_ROWS = _named(
+    f"kill commit {TENSOR} first last outside-second neighbour bf16-distributed 3",
+    f"stop backward {TENSOR} last first outside-first same-stage fp16-overlap 2",
+    f"exception commit {TENSOR} last last outside-second same-stage fp32-replicated 3",
+    f"exit gather {TENSOR} first first outside-second neighbour fp16-overlap 2",
+    f"segfault reduction {TENSOR} last first outside-first neighbour bf16-recomputed 3",
+)
+"""Every kind of fault, both stages, both peers and every training, with tensor peers."""
+ROWS = (*COVER, *LARGE_ROWS, *TENSOR_ROWS)

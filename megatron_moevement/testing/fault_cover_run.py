@@ -27,13 +27,13 @@ from megatron_moevement.testing.restarted_run import (
 
 EXIT_CODES: dict[FaultKind, set[int]] = {
     FaultKind.KILL: {-signal.SIGKILL},
-    FaultKind.STOP: {-signal.SIGKILL, ExitCode.STATE_FLUSHED},
+    FaultKind.STOP: {-signal.SIGKILL},
     FaultKind.EXCEPTION: {ExitCode.DONE},
     FaultKind.EXIT: {ExitCode.FAILURE},
     FaultKind.SEGFAULT: {-signal.SIGSEGV},
 }
-"""How a process ends that is struck. After an exception it lives. A stopped one is given up by its
-monitor, which lets it go on and kills it a moment later; it may leave by itself meanwhile."""
+"""How a process ends that is struck. After an exception it lives. A stopped one is killed where it
+stands by its monitor, which does not wake it first."""
 _HANG_TIMEOUTS = ("--inprocess-soft-timeout=3", "--inprocess-hard-timeout=4")
 _LARGE_TIMEOUTS = (
     "--inprocess-monitor-process-interval=0.25",

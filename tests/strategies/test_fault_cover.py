@@ -22,6 +22,7 @@ from megatron_moevement.testing.fault_cover import (
     LARGE_ROWS,
     PHASES,
     ROWS,
+    TENSOR_ROWS,
     TRAIN_ITERS,
 )
 from megatron_moevement.testing.fault_cover_run import StruckRun, plain_program
@@ -81,6 +82,12 @@ def test_every_place_of_a_step_is_struck():
 def test_the_few_rows_of_the_largest_layout_have_every_kind_and_stage():
     for name in ("kind", "stage", "peer"):
         assert {getattr(row, name) for row in LARGE_ROWS} == set(FACTORS[name])
+
+
+def test_the_few_rows_with_tensor_peers_have_every_level_but_a_middle_stage():
+    for name in ("kind", "stage", "peer", "order", "other", "training", "window"):
+        levels = {getattr(row, name) for row in TENSOR_ROWS}
+        assert levels == set(FACTORS[name]) - {"middle"}
 
 
 def test_at_least_half_of_the_kills_come_from_outside():
