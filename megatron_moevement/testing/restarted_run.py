@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import shutil
 import signal
+import statistics
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -72,7 +73,7 @@ def generation_of(run: Run) -> int:
 
 
 def kill_rank(run: Run, job: Job, rank: int, random: Random, *, forget: bool = True) -> int:
-    """Kills the process that occupies a rank, some time from now; returns its number.
+    """Kills the process that occupies a rank within the next two steps; returns its number.
 
     Args:
         run: of the job.
@@ -81,7 +82,8 @@ def kill_rank(run: Run, job: Job, rank: int, random: Random, *, forget: bool = T
         random: draws the time.
         forget: whether what it kept in memory is lost with it, as with its machine.
     """
-    time.sleep(random.uniform(0, 0.3))
+    steps = events_of(run, EventName.ITERATION, generation=None)
+    time.sleep(moment_of_kill([step.fields["duration_s"] for step in steps], random))
     occupants = [event for event in _events(run) if event.logical_rank == rank]
     process = job.pids.index(occupants[-1].pid)
     job.kill(process, signal.SIGKILL)
@@ -90,6 +92,19 @@ def kill_rank(run: Run, job: Job, rank: int, random: Random, *, forget: bool = T
         for folder in run.store.glob(f"*/process-{process}"):
             shutil.rmtree(folder, ignore_errors=True)
     return process
+
+
+def moment_of_kill(durations_s: Sequence[float], random: Random) -> float:
+    """Draws when to strike: any moment of the next two steps, however long steps are.
+
+    Args:
+        durations_s: of the steps that were observed, one at least.
+        random: draws.
+
+    Returns:
+        Seconds from now.
+    """
+    return random.uniform(0, 2 * statistics.median(durations_s))
 
 
 def control_of(job: Job) -> Address:
