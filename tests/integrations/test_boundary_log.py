@@ -51,9 +51,26 @@ SIZES = {
     "shapes": (3, 1, 6),
 }
 """Stages, chunks of each, micro-batches."""
+LENGTH, SHORTER = 16, 12
+"""Of sequences; where lengths vary, of every second micro-batch."""
+LENGTHS = {"shapes": [SHORTER, LENGTH], "tp2-pp2": [LENGTH // 2]}
+"""Of the tensors that cross a boundary, where they are not all as long as a sequence."""
 SAVED_AT, LAST = 2, 5
 REPLAYED = range(SAVED_AT + 1, LAST + 1)
 TIMEOUT_S = 240.0
+
+
+def of_two_lengths(read):
+    """Returns what reads the micro-batches of a step with every second one cut short."""
+
+    def cut(name_and_tensor, length):
+        name, tensor = name_and_tensor
+        return name, None if tensor is None else tensor[:, :length].contiguous()
+
+    return lambda: [
+        dict(cut(one, SHORTER if number % 2 else LENGTH) for one in batch.items())
+        for number, batch in enumerate(read())
+    ]
 
 
 @contextlib.contextmanager
@@ -68,6 +85,8 @@ def boundary_run(flags, config, max_steps=LAST):
         for name, value in config.items():
             assert hasattr(job.chunks[0].config, name)
             setattr(job.chunks[0].config, name, value)
+        if "variable_seq_lengths" in config:
+            step._micro_batches = of_two_lengths(step._micro_batches)
         yield job, BoundaryRun(job, step, max_steps)
 
 
@@ -91,6 +110,7 @@ def replay_each_stage(flags, config):
             tag: tensor.hash for k in run.log.steps for tag, tensor in run.log.sent(k).items()
         }
         found = {"logged": counts(run), "crossed": crossed(peers), "bystander": 0}
+        found["lengths"] = sorted({len(one) for peer in peers for one in peer.sent.values()})
         for replayed in range(job.position.pp_size):
             before = run.passes
             if replayed == stage:
@@ -147,6 +167,7 @@ def expectations(name, rank):
     return {
         "logged": [[forward, backward, received]] * LAST,
         "crossed": [2 * (stages * chunks - 1) * micro_batches * LAST, 0],
+        "lengths": LENGTHS.get(name, [LENGTH]),
         "unlike": [],
         "verified": [True] * replayed,
         "equal": [forward + backward] * replayed,
