@@ -17,10 +17,13 @@ from megatron_moevement.integrations.megatron.group_references import GroupRefer
 from megatron_moevement.integrations.megatron.optimizer import SplitOptimizer
 from megatron_moevement.integrations.megatron.snapshots import LiveOperators
 from megatron_moevement.policy.boundary import BoundaryTag
+from megatron_moevement.policy.plan import Plan
 from megatron_moevement.runtime.commit_barrier import Agreement, CommitBarrier, Vote
 from megatron_moevement.runtime.ledger import LedgerEntry
 from megatron_moevement.runtime.upstream_log import UpstreamLog
+from megatron_moevement.strategies.boundaries import ReplayedBoundaries
 from megatron_moevement.strategies.kept import Live
+from megatron_moevement.strategies.recovery import MemoryRecovery
 from megatron_moevement.strategies.replicas import StandingState
 from megatron_moevement.strategies.survivors import Survivor
 
@@ -66,6 +69,22 @@ def serve_other_micro_batch() -> None:
 
     _replace(UpstreamLog, "serve", serve_other)
     _replace(UpstreamLog, "logged_hash", hash_other)
+
+
+def replay_with_other_tensor_peer() -> None:
+    """Takes the tensors of another tensor rank, and compares with what that one has received."""
+    boundaries = MemoryRecovery.boundaries
+
+    def of_other(self: MemoryRecovery, plan: Plan) -> ReplayedBoundaries:
+        right, facts, rank = boundaries(self, plan), self._facts, self._trained.rank
+        assert facts is not None
+        others = {
+            stage: facts.by_rank[dataclasses.replace(rank, pp=stage, tp=1 - rank.tp)].process
+            for stage in right.processes
+        }
+        return dataclasses.replace(right, processes=others)
+
+    _replace(MemoryRecovery, "boundaries", of_other)
 
 
 def log_by_buffer_slot() -> None:
@@ -178,6 +197,7 @@ LOCALIZED_MUTATIONS: dict[str, Callable[[], None]] = {
         do_nothing,
         serve_step_before,
         serve_other_micro_batch,
+        replay_with_other_tensor_peer,
         log_by_buffer_slot,
         rebind_all_groups_but_one,
         remove_barrier,

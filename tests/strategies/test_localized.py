@@ -148,6 +148,7 @@ BROKEN_BARRIER = r"pp1\.dp1.* holds step 8 with finished gradients of step None 
 MUTATED = {
     "serve-step-before": ("pp2", Loss((0,), (0,)), "unverified"),
     "serve-other-micro-batch": ("pp2", Loss((1,), (1,)), "unverified"),
+    "replay-with-other-tensor-peer": ("tp2-pp2", Loss((0,), (0,)), "unverified"),
     "log-by-buffer-slot": ("pp2", Loss((1,), (1,)), "unverified"),
     "skip-roll-forward": ("pp3", Loss((2,), (2,), behind=(1,), rolled=1), "verified"),
     "keep-noted-expert-bias": ("pp2", Loss((0,), (0,), everybody=NEXT), "verified"),
