@@ -1,11 +1,12 @@
 """The training program whose commits are torn on demand: `--torn-when=FOLDER`.
 
 A rank that finds a file with its number in the folder removes it and fails in its next commit.
-There, where nothing of a pass is left, each process also notes what it has allocated, in
-`PID.allocated`: resident memory has holes that hide what is not given back.
+There, where nothing of a pass is left, a process that finds `PID.note` says in `PID.allocated` what
+it has allocated: resident memory has holes that hide what is not given back.
 """
 
 import ctypes
+import gc
 import os
 import sys
 from pathlib import Path
@@ -32,15 +33,18 @@ class MallocInfo(ctypes.Structure):
 
 
 def noting_allocations(folder):
-    """Returns what writes down bytes that malloc has given out, and small objects of Python."""
+    """Returns what tells bytes that malloc has given out, and small objects of Python."""
     mallinfo = ctypes.CDLL(None).mallinfo2
     mallinfo.restype = MallocInfo
 
     def note():
-        found = mallinfo()
-        noted = folder / f"{os.getpid()}.new"
-        noted.write_text(f"{found.uordblks + found.hblkhd} {sys.getallocatedblocks()}")
-        noted.rename(noted.with_suffix(".allocated"))
+        demand = folder / f"{os.getpid()}.note"
+        if demand.exists():
+            gc.collect()
+            found = mallinfo()
+            allocated = f"{found.uordblks + found.hblkhd} {sys.getallocatedblocks()}"
+            demand.with_suffix(".allocated").write_text(allocated)
+            demand.unlink()
 
     return note
 
