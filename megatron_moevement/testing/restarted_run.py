@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import shutil
 import signal
@@ -91,6 +92,8 @@ def kill_rank(run: Run, job: Job, rank: int, random: Random, *, forget: bool = T
         job.wait_for_rank(process)
         for folder in run.store.glob(f"*/process-{process}"):
             shutil.rmtree(folder, ignore_errors=True)
+            with contextlib.suppress(OSError):  # others are there, unless they have ended meanwhile
+                folder.parent.rmdir()
     return process
 
 
