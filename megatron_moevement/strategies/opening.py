@@ -25,6 +25,7 @@ from megatron_moevement.strategies.kept import Kept
 from megatron_moevement.strategies.kept_store import KeptStore
 from megatron_moevement.strategies.memory import JobMemory
 from megatron_moevement.strategies.moevement import SparseCheckpointing
+from megatron_moevement.strategies.reachability import check_interface
 from megatron_moevement.strategies.replicas import find_replicas
 from megatron_moevement.strategies.trained import Trained
 
@@ -70,8 +71,8 @@ def open_sparse_checkpointing(
         saves: folders of durable checkpoints, beside which stores may have been flushed.
 
     Raises:
-        UserError: on all ranks, when one can't take part: its store is another job's or in use, or
-            there is not enough memory.
+        UserError: on all ranks, when one can't take part: its store is another job's or in use,
+            others don't reach it, or there is not enough memory.
     """
     live = LiveOperators(trained.chunks, trained.optimizer)
     plan = plan_job(settings, trained, live, domain=domain, train_iters=train_iters)
@@ -113,7 +114,8 @@ def _open_store(
     generation: Generation,
     saves: Sequence[Path],
 ) -> StoreDirectory:
-    """Opens the stores of all ranks or none."""
+    """Opens the stores of all ranks or none, where they reach each other."""
+    check_interface(settings.moevement_replication_interface, trained.process, trained.device)
     root, run_id = store_place(settings, trained.fingerprint)
     identity = StoreIdentity(run_id, trained.fingerprint)
 

@@ -6,7 +6,6 @@ It listens on the one interface that it is told, and has a thread for each conne
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import logging
 import socket
 import threading
@@ -20,6 +19,7 @@ from megatron_moevement.policy.commit import is_current
 from megatron_moevement.policy.persistence import SlotKey
 from megatron_moevement.policy.ranks import LogicalRank
 from megatron_moevement.runtime.replication.handshake import RefusedError, Session, answer_call
+from megatron_moevement.runtime.replication.interface import listen_on
 from megatron_moevement.runtime.replication.log_messages import (
     ServedLog,
     TensorHeader,
@@ -53,7 +53,6 @@ from megatron_moevement.runtime.upstream_log import tensor_bytes
 logger = logging.getLogger(__name__)
 
 _HANDSHAKE_TIME = timedelta(seconds=10)
-_BACKLOG = 128
 _PAUSE_S = 0.1
 """After a failure to accept, for want of descriptors for example."""
 
@@ -111,7 +110,7 @@ class ReplicaServer:
         self._ring_locks: defaultdict[LogicalRank, threading.Lock] = defaultdict(threading.Lock)
         self._connections: dict[Channel, threading.Thread] = {}
         self._is_closed = False
-        self._listener = _listen(interface)
+        self._listener = listen_on(interface)
         host, port = self._listener.getsockname()[:2]
         self.address: tuple[str, int] = (host, port)
         self._acceptor = threading.Thread(target=self._accept, name="replica-server", daemon=True)
@@ -284,25 +283,3 @@ class ReplicaServer:
 
     def _refuse(self, channel: Channel, reason: str, deadline: Deadline) -> None:
         channel.send(Kind.REFUSED, self._me.generation, {"reason": reason}, None, deadline)
-
-
-def _listen(interface: str) -> socket.socket:
-    place = f"--moevement-replication-interface {interface}"
-    try:
-        found = socket.getaddrinfo(interface, 0, type=socket.SOCK_STREAM)
-        family, _, _, _, address = found[0]
-        if ipaddress.ip_address(address[0]).is_unspecified:
-            raise UserError(f"{place} is every interface; give the address of one")
-        listener = socket.socket(family, socket.SOCK_STREAM)
-    except OSError as error:
-        raise UserError(f"{place} can't be resolved: {error.strerror or error}") from error
-    try:
-        listener.bind(address)
-        listener.listen(_BACKLOG)
-    except OSError as error:
-        listener.close()
-        raise UserError(
-            f"{place} is no address of this machine that can be listened on: "
-            f"{error.strerror or error}"
-        ) from error
-    return listener

@@ -1,5 +1,6 @@
 """Slots travel to their holders and back, whole or not at all."""
 
+import socket
 import threading
 import tracemalloc
 from concurrent.futures import wait
@@ -14,6 +15,7 @@ from megatron_moevement.runtime.replication.sender import (
     DamagedSlotError,
     FetchError,
     SilentPeerError,
+    SlotSender,
 )
 from megatron_moevement.runtime.replication.server import ReplicaServer
 from megatron_moevement.runtime.slots.store import RingShape
@@ -245,3 +247,15 @@ def test_the_server_can_be_told_a_host_name(job):
     (process,) = job(1)
     with ReplicaServer("localhost", process.me, process.slots, deadline=DEADLINE) as server:
         assert server.address[0] in ("127.0.0.1", "::1")
+
+
+def test_copies_arrive_at_the_interface_that_is_named_and_at_no_other_one(job):
+    owner, holder = job(2)
+    record = capture(owner.ring, 3)
+    with ReplicaServer("127.0.0.2", holder.me, holder.slots, deadline=DEADLINE) as server:
+        assert server.address[0] == "127.0.0.2"
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", server.address[1])).close()
+        with SlotSender(owner.me, {1: server.address}, deadline=DEADLINE) as sender:
+            sender.send(owner.owner, record, owner.ring.payload(record), (1,))[1].result()
+    assert holder.held[0].payload(record) == owner.ring.payload(record)

@@ -1,0 +1,12 @@
+"""The training program on ranks 1 and up of another machine: their network has another name."""
+
+import os
+import sys
+
+from megatron_moevement.strategies import reachability
+from megatron_moevement.training.program import main
+
+if __name__ == "__main__":
+    if os.environ["RANK"] != "0":
+        reachability.own_network = lambda: "the boot of another kernel"
+    sys.exit(main(sys.argv[1:]))
