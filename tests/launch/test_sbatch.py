@@ -124,6 +124,32 @@ def test_each_task_takes_its_rank_from_slurm(submit, tmp_path):
     assert (tmp_path / "9").read_text() == "0\n"
 
 
+@pytest.mark.parametrize(
+    ("nodes", "name", "interface"),
+    [
+        ("2", "localhost", ["--moevement-replication-interface", "127.0.0.1"]),
+        ("2", "no-such-node.invalid", []),
+        ("1", "localhost", []),
+    ],
+)
+def test_each_task_of_several_nodes_receives_copies_at_the_address_of_its_node(
+    submit, tmp_path, nodes, name, interface
+):
+    handed = submit()
+    start = handed.index("-c") + 1
+    script = "\n".join(handed[start : handed.index("task")]).replace("python -u", "printf '%s\\n'")
+    slurm = {"SLURM_PROCID": "0", "SLURM_NNODES": nodes, "SLURMD_NODENAME": name}
+    result = subprocess.run(
+        ["bash", "-c", script, "task", "program", "--seed", "a b"],
+        env=os.environ | slurm | {"CODES": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert result.stdout.splitlines() == ["program", *interface, "--seed", "a b"]
+    assert result.stderr == ""
+
+
 def test_a_job_that_left_its_state_in_memory_is_launched_again(submit):
     launches = submit(CODE="75", RELAUNCHES="2", code=75).count("--kill-on-bad-exit=0")
     assert launches == 3
