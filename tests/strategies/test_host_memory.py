@@ -1,0 +1,58 @@
+"""Protection takes the host memory that it announces: as the system sees it, at the peak.
+
+./scripts/soak.sh
+"""
+
+import dataclasses
+import signal
+from pathlib import Path
+
+import pytest
+
+from megatron_moevement.runtime.events import EventName
+from megatron_moevement.testing.interruption import Run, send
+from megatron_moevement.testing.process_resources import peak_bytes, reset_peak
+from megatron_moevement.testing.protected_run import Case
+from megatron_moevement.testing.restarted_run import events_of
+
+pytestmark = [pytest.mark.slow, pytest.mark.distributed, pytest.mark.timeout(1000)]
+
+PROGRAM = Path(__file__).with_name("frugal_pretrain.py")
+CASE = dataclasses.replace(Case.of("vpp2 bf16 distributed grouped", 3), replicas=1)
+LARGE = (
+    "--hidden-size=192",
+    "--moe-ffn-hidden-size=384",
+    "--num-experts=8",
+    "--global-batch-size=4",
+)
+"""A slot takes some 19 MB, much more than the slack."""
+RANKS = range(CASE.combination.world_size)
+FIRST, LAST = CASE.protected_from + 1, 20
+"""Steps of the measurement; before it, what is used once for building the model is given back."""
+SLACK_BYTES = 2 << 20
+"""Not announced: stacks of the threads that copy, send and receive, and slots' records as JSON."""
+
+
+def train(program, folder):
+    """Returns the events of a run, and the peak memory of each rank in training."""
+    run = Run(dataclasses.replace(program, path=PROGRAM, train_iters=10**5, timeout_s=500), folder)
+    with run.start() as job:
+        job.wait_for_output(RANKS[-1], f"iteration {FIRST:8d}/")
+        for pid in job.pids:
+            reset_peak(pid)
+        job.wait_for_output(RANKS[-1], f"iteration {LAST:8d}/")
+        peaks = [peak_bytes(pid) for pid in job.pids]
+        send(job, signal.SIGTERM, RANKS)
+        job.wait().check()
+    return events_of(run, EventName.ITERATION, None), peaks
+
+
+def test_the_peak_grows_by_what_is_announced_and_no_more(megatron_fork_server, text, tmp_path):
+    _, without = train(CASE.program(megatron_fork_server, text, *LARGE), tmp_path / "off")
+    protected = CASE.protected_program(megatron_fork_server, text, *LARGE)
+    events, peaks = train(protected, tmp_path / "on")
+    for rank in RANKS:
+        (announced,) = {one.fields["host_bytes"] for one in events if one.logical_rank == rank}
+        taken = peaks[rank] - without[rank]
+        print(f"rank {rank}: {taken} bytes taken, {announced} announced")
+        assert announced / 2 < taken <= announced + SLACK_BYTES
