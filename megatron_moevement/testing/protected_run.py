@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -149,21 +149,26 @@ def plans_of(run: Run) -> list[dict[str, Any]]:
     return [dict(event.fields) for event in _events_of(run, EventName.PLAN, 0)]
 
 
-def check_replays(run: Run, case: Case, launches: int, cut: int = 0) -> None:
+def check_replays(
+    run: Run, case: Case, launches: int, cut: int = 0, forgotten: Collection[int] = ()
+) -> None:
     """Checks that launches went on from memory, by replays of at least W - 1 steps.
 
     Every rank replayed every step from the window to the target, with frozen operators until the
-    window was converted, and each step proved to be what the ledger says.
+    window was converted, and each step proved to be what the ledger says. No step was lost that
+    had been reported before.
 
     Args:
         run: is over.
         case: what it trained.
         launches: that found something in memory, and nothing else.
         cut: how many of them, the last one excepted, may have died while they replayed.
+        forgotten: ranks whose memory was lost, and with it the step that they alone had committed.
 
     Raises:
         AssertionError: it did not.
     """
+    _check_no_step_is_lost(run, forgotten)
     plans = plans_of(run)
     assert [plan["verdict"] for plan in plans] == ["GLOBAL"] * launches
     for rank in range(case.combination.world_size):
@@ -180,6 +185,17 @@ def check_replays(run: Run, case: Case, launches: int, cut: int = 0) -> None:
                 assert replay.fields["replay_verified"]
                 assert (replay.fields["frozen"] > 0) == (replay.iteration < start + case.window)
         assert whole >= launches - cut
+
+
+def _check_no_step_is_lost(run: Run, forgotten: Collection[int]) -> None:
+    """Checks that every recovery leads to the newest step that launches before it reported."""
+    newest = 0
+    for event in read_events(run.events):
+        if event.event is EventName.PLAN:
+            assert event.fields["target"] >= newest
+        elif event.event is EventName.ITERATION and event.logical_rank not in forgotten:
+            newest = max(newest, event.iteration)
+    assert newest
 
 
 def _lives_of(run: Run, rank: int) -> list[list[EventRecord]]:

@@ -55,7 +55,7 @@ def test_the_memory_of_as_many_ranks_as_there_are_copies_may_be_lost(
     for process in lost:
         shutil.rmtree(folders(run)[process])
     assert digest_differences(run.finish(), uninterrupted(FOUR)) == []
-    check_replays(run, FOUR, launches=1)
+    check_replays(run, FOUR, launches=1, forgotten=lost)
 
 
 def test_when_more_is_lost_the_durable_checkpoint_is_loaded_and_said_so(
