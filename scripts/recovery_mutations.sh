@@ -8,5 +8,6 @@ ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)"
 "$ROOT/scripts/setup.sh"
 cd "$ROOT"
 export OMP_NUM_THREADS=1
-exec .venv/bin/python -m pytest -q -s -m "slow or not slow" -k mutat \
-    tests/strategies/test_recovery_mutations.py tests/strategies/test_localized.py "$@"
+exec .venv/bin/python -m pytest -q -s -m "slow or not slow" -k "mutat or test_a_slot_that_differs" \
+    tests/strategies/test_recovery_mutations.py tests/strategies/test_localized.py \
+    tests/strategies/test_job_plan.py "$@"

@@ -104,7 +104,8 @@ def plan_unlike(flags):
     return None
 
 
-def test_a_slot_that_differs_between_replicas_is_noticed_by_all(megatron_fork_server):
+def test_a_slot_that_differs_between_replicas_is_noticed_by_all(megatron_fork_server, red):
     job = megatron_fork_server.run(plan_unlike, world_size=3, args=[["--moevement-window=3"]])
     (said,) = set(job.check().values)
     assert said.startswith("ranks 0 and 1 planned different windows")
+    red("differ-between-replicas", said)
