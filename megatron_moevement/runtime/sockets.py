@@ -5,10 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import time
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 
 _DESCRIPTORS = Path("/proc/self/fd")
+_PROBES = 10
+_SLICE_S = 1.0
+_PAUSE_S = 0.05
 
 
 def connected_sockets() -> frozenset[str]:
@@ -47,6 +52,46 @@ def shut_down_connections(
             connection.shutdown(socket.SHUT_RDWR)
             count += 1
     return count
+
+
+def bound_silence(port: int, limit: timedelta) -> None:
+    """Breaks connections to a port whose machine says nothing for a time: it is gone.
+
+    A machine that is there answers for its processes, however slow they are.
+
+    Args:
+        port: of the peers.
+        limit: of the silence.
+    """
+    seconds = max(int(limit.total_seconds()), 1)
+    for descriptor, _ in _sockets():
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
+            if connection.family not in {socket.AF_INET, socket.AF_INET6}:
+                continue
+            if connection.getpeername()[1] != port:
+                continue
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for option, value in (
+                (socket.TCP_KEEPIDLE, max(seconds // 2, 1)),
+                (socket.TCP_KEEPINTVL, max(seconds // _PROBES, 1)),
+                (socket.TCP_USER_TIMEOUT, seconds * 1000),
+            ):
+                connection.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+def await_listener(host: str, port: int, patience: timedelta) -> None:
+    """Returns when something listens at an address, or when the patience is over.
+
+    torch's own wait for it is in native code, where no interrupt arrives.
+    """
+    deadline_s = time.monotonic() + patience.total_seconds()
+    while time.monotonic() < deadline_s:
+        with (
+            contextlib.suppress(OSError),
+            socket.create_connection((host, port), timeout=_SLICE_S),
+        ):
+            return
+        time.sleep(_PAUSE_S)
 
 
 def _sockets() -> Iterator[tuple[int, str]]:

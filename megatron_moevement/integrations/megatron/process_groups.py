@@ -15,6 +15,7 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 
 from megatron_moevement.policy.ranks import LogicalRank
 from megatron_moevement.runtime.reaper import bury
+from megatron_moevement.runtime.sockets import await_listener
 from megatron_moevement.settings.launch import Launch
 from megatron_moevement.settings.parallelism import Parallelism
 
@@ -66,6 +67,7 @@ def join_job(
     """
     if generation is not None and launch.store is not None:
         host, port = launch.store
+        await_listener(host, port, timeout)
         connection = dist.TCPStore(host, port, None, False, timeout)  # type: ignore[attr-defined]
         own_keys = dist.PrefixStore(  # type: ignore[attr-defined]
             f"attempt{launch.attempt}/generation{generation}", connection
