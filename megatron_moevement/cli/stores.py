@@ -1,7 +1,8 @@
 """`moevement stores`: hosts the two stores of a job outside of its ranks, for launchers that don't.
 
 A batch script starts it beside the ranks, on the machine that `MASTER_ADDR` names. It is the only
-process of a job with in-process restart that must not die.
+process of a job with in-process restart whose death ends all others; another launch goes on from
+their memory.
 """
 
 from __future__ import annotations

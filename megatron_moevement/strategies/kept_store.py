@@ -106,6 +106,10 @@ class KeptStore:
         """Lets `close` remove the files: nobody will go on from them."""
         self._is_wanted = False
 
+    def stay(self) -> None:
+        """Has `close` leave the files after all: the job stops before all ranks have finished."""
+        self._is_wanted = True
+
     def keep(self) -> None:
         """Begins a generation, which goes on from the files; `close` leaves them for the next."""
         self._is_wanted = True

@@ -11,7 +11,7 @@ import dataclasses
 import json
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from enum import Enum
 from pathlib import Path
 from random import Random
@@ -45,6 +45,7 @@ class Program:
     train_iters: int
     flags: tuple[str, ...]
     timeout_s: float = _TIMEOUT_S
+    env: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 class Run:
@@ -159,6 +160,7 @@ class Run:
             ],
             world_size=self._program.world_size,
             timeout_s=self._program.timeout_s,
+            env=self._program.env,
         )
 
     def _digest_path(self) -> Path:

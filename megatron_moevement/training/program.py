@@ -98,7 +98,9 @@ def _run(arguments: Arguments, launch: Launch, backend: Backend, stop: StopSourc
     return ExitCode.DONE
 
 
-def _stop(resident: Resident, launch: Launch, reason: Exception, save: str | None) -> ExitCode:
+def _stop(
+    resident: Resident, launch: Launch, reason: Exception, save: str | None, *, first: str = ""
+) -> ExitCode:
     """Writes what a relaunch goes on from where it was asked for, and says where it is.
 
     Args:
@@ -106,8 +108,10 @@ def _stop(resident: Resident, launch: Launch, reason: Exception, save: str | Non
         launch: names the process.
         reason: why the process stops.
         save: folder of the durable checkpoints, where the job stops and there is one.
+        first: what to do before another launch; all processes need it, those without a state too.
     """
-    store, next_one = resident.kept.store, ""
+    store, next_one = resident.kept.store, f"; {first}launch the job again" if first else ""
+    store.stay()
     keeps = store.has_state
     if keeps:
         where = "in memory"
@@ -116,9 +120,9 @@ def _stop(resident: Resident, launch: Launch, reason: Exception, save: str | Non
                 where = f"in {store.flush(Path(save))}"
             except OSError as error:
                 where = f"in memory, and not in --save {save}: {error.strerror or error}"
-        next_one = f"; its state is {where}: launch the job again to go on"
+        next_one = f"; its state is {where}: {first}launch the job again to go on"
     sys.stderr.write(f"pretrain_moe.py: process {launch.process} stops: {reason}{next_one}\n")
-    return ExitCode.STATE_FLUSHED if keeps else ExitCode.FAILURE
+    return ExitCode.STATE_FLUSHED if keeps or first else ExitCode.FAILURE
 
 
 def _leave_at_once(code: int) -> NoReturn:
@@ -157,7 +161,10 @@ def _run_restartable(
             interruption=resident.interruption,
             domain=arguments.fault_tolerance.moevement_failure_domain or launch.failure_domain,
         )
-    except (DiscardedError, UnfitError, ControlStoreLostError) as error:
+    except ControlStoreLostError as error:
+        first = "host both stores anew and " if error.has_begun else ""
+        return _stop(resident, launch, error, None, first=first)
+    except (DiscardedError, UnfitError) as error:
         # A process that is given up keeps its memory too: the others may be too few to go on.
         return _stop(resident, launch, error, None)
     except RestartsEndedError as error:

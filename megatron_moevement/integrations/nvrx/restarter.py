@@ -24,7 +24,11 @@ from megatron_moevement.errors import UserError
 from megatron_moevement.integrations.nvrx.health import ProcessHealth
 from megatron_moevement.integrations.nvrx.places import KeptPlaces
 from megatron_moevement.integrations.nvrx.retries import BoundedRetries
-from megatron_moevement.integrations.nvrx.stores import ControlStore, mend_initial_ranks
+from megatron_moevement.integrations.nvrx.stores import (
+    ControlStore,
+    mend_generation_stores,
+    mend_initial_ranks,
+)
 from megatron_moevement.integrations.nvrx.teardown import (
     AbortCollectives,
     EndGeneration,
@@ -49,7 +53,15 @@ class RestartsEndedError(Exception):
 
 
 class ControlStoreLostError(RestartsEndedError):
-    """Nobody hosts the control store any more."""
+    """Nobody hosts the control store any more.
+
+    Attributes:
+        has_begun: whether there was any generation before, so that another launch makes sense.
+    """
+
+    def __init__(self, message: str, *, has_begun: bool) -> None:
+        super().__init__(message)
+        self.has_begun = has_begun
 
 
 class DiscardedError(Exception):
@@ -108,7 +120,9 @@ def run_restartable(
         RestartsEndedError: too few processes are left, or restarts are of no use.
         DiscardedError: other processes take over what this one did.
         UnfitError: so they do where this one is not healthy.
+        ControlStoreLostError: the control store is lost, and training has not ended.
     """
+    returned: list[T] = []
     times = _times(settings)
     wrapper = _wrapper(what, settings, launch, collectives, interruption, domain, times)
     # The wrapper collects garbage at every restart: what is there by now is none.
@@ -117,7 +131,7 @@ def run_restartable(
     warnings.filterwarnings("ignore", message="logging not initialized")
     logging.getLogger("nvidia_resiliency_ext").setLevel(logging.CRITICAL + 1)  # we say it ourselves
     try:
-        result: T | None = wrapper(_training_function(what, launch))()
+        result: T | None = wrapper(_training_function(what, launch, returned))()
     except RestartAbort as error:
         raise RestartsEndedError(str(error)) from None
     except RankDiscarded as error:
@@ -125,7 +139,9 @@ def run_restartable(
     except HealthCheckError as error:
         raise UnfitError(f"it is not healthy: {error.__cause__}") from error
     except dist.DistError as error:
-        raise ControlStoreLostError(f"the control store is lost: {error}") from error
+        if returned:
+            return returned[0]
+        raise _control_store_lost(launch, wrapper.initialize, error) from error
     time.sleep(_LOOKS_OF_THE_MONITOR * times["monitor_process_interval"].total_seconds())
     return result
 
@@ -146,6 +162,7 @@ def _wrapper(  # noqa: PLR0917  (what `run_restartable` was given)
             "--inprocess-restart needs stores that are hosted outside of the ranks: start with "
             "scripts/run_local.sh, or run `moevement stores` and give each rank what it prints"
         )
+    mend_generation_stores()
     mend_initial_ranks()
     mend_termination()
     is_cuda = collectives == "nccl"
@@ -199,16 +216,37 @@ def _tell(generation: int, process: int, error: Exception) -> None:
     logger.warning("%s", line, exc_info=None if is_consequence else error)
 
 
-def _training_function(what: Restartable[T], launch: Launch) -> Callable[[], T | None]:
-    """Returns what the wrapper calls, which finds its parameter by the type."""
+def _control_store_lost(
+    launch: Launch, retries: BoundedRetries, error: Exception
+) -> ControlStoreLostError:
+    assert launch.control_store is not None
+    where = "the control store at {}:{}".format(*launch.control_store)
+    if not retries.has_begun:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        return ControlStoreLostError(f"{where} does not answer: {reason}", has_begun=False)
+    return ControlStoreLostError(f"{where} is lost", has_begun=True)
+
+
+def _training_function(
+    what: Restartable[T], launch: Launch, returned: list[T]
+) -> Callable[[], T | None]:
+    """Returns what the wrapper calls, which finds its parameter by the type.
+
+    Args:
+        what: is restarted.
+        launch: of this process.
+        returned: gets what the newest generation returned.
+    """
 
     def train(call: Any = None) -> T:
+        returned.clear()
         place = launch.occupying(call.state.active_rank, launch.world_size)
         generation = Generation(
             call.iteration, call.atomic, call.ping, call.progress_watchdog.reset
         )
         try:
-            return what.run(generation, place)
+            returned.append(what.run(generation, place))
+            return returned[0]
         except Exception as error:
             _tell(generation.number, launch.process, error)
             # NVRx copies the exception, which fails with constructors of our own.

@@ -32,6 +32,11 @@ class BoundedRetries(Initialize):  # type: ignore[misc]  # upstream is not typed
         self._processes = 0
         self._futile = 0
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether this process was in any generation."""
+        return self._best >= 0
+
     def __call__(self, state: FrozenState) -> FrozenState:
         """Passes the state on.
 

@@ -5,14 +5,17 @@ NVRx's own store is hosted by rank 0, whose death would end the job.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterable
 from datetime import timedelta
 
 import torch.distributed as dist
+from nvidia_resiliency_ext.inprocess import monitor_process, wrap
 from nvidia_resiliency_ext.inprocess.attribution import Interruption, InterruptionRecord
 from nvidia_resiliency_ext.inprocess.store import PrefixStore, StoreMixin
 
+from megatron_moevement.runtime.sockets import bound_silence
 from megatron_moevement.settings.launch import Address
 
 _PATIENCE = timedelta(seconds=10)
@@ -28,13 +31,15 @@ class ControlStore(dist.PrefixStore, StoreMixin):  # type: ignore[misc, name-def
         Args:
             host: where it is served.
             port: where it is served.
-            timeout: of every question to it.
+            timeout: of every question to it, and of the silence of its machine.
             attempt: name of the start of the job, under which its keys lie.
         """
         super().__init__(
             f"attempt{attempt}",
             dist.TCPStore(host, port, None, False, timeout),  # type: ignore[attr-defined]
         )
+        # A process that ends closes its connections; a machine that is gone doesn't.
+        bound_silence(port, timeout)
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
         """Waits for keys, in slices: Ctrl-C arrives only between two instructions of Python.
@@ -57,6 +62,58 @@ class ControlStore(dist.PrefixStore, StoreMixin):  # type: ignore[misc, name-def
     def critical_ranks(self) -> tuple[int, ...]:
         """The ranks that must leave last: none."""
         return ()
+
+
+class GenerationStore(PrefixStore):  # type: ignore[misc]
+    """The keys of one generation; that the control store is lost is a fault of all processes.
+
+    NVRx's monitors (0.4.1) die of the lost connection, each by itself: training goes on without
+    them, and the training thread waits for ever for their interrupt when it ends. Here each process
+    is told that it is interrupted, and needs nobody to write that down. What processes have to
+    agree on fails: barriers, and with them the end of the generation.
+    """
+
+    def wait_for_interrupted(self, timeout: timedelta) -> None:
+        """Waits until any process is interrupted, or the store is lost."""
+        with _lost_is_fine():
+            super().wait_for_interrupted(timeout)
+
+    def record_interrupted(self, records: Iterable[InterruptionRecord] | None = None) -> None:
+        """Interrupts all processes."""
+        with _lost_is_fine():
+            super().record_interrupted(records)
+
+    def lock_interruption_records(self) -> None:
+        """Closes the list of reasons."""
+        with _lost_is_fine():
+            super().lock_interruption_records()
+
+    def get_interruption_records(self) -> list[InterruptionRecord]:
+        """Returns the list of reasons: none, where the store is lost."""
+        with _lost_is_fine():
+            return list(super().get_interruption_records())
+        return []
+
+    def record_terminated_ranks(self, ranks: Iterable[int]) -> None:
+        """Says whose processes are lost."""
+        with _lost_is_fine():
+            super().record_terminated_ranks(ranks)
+
+    def is_rank_at_reentrant_barrier(self, rank: int, group_name: str) -> bool:
+        """Returns whether a process waits for the others, which excuses it from signs of life."""
+        with _lost_is_fine():
+            return bool(super().is_rank_at_reentrant_barrier(rank, group_name))
+        return False
+
+
+def _lost_is_fine() -> contextlib.suppress:
+    """Suppresses the error of a lost connection; the end of a time limit is another one."""
+    return contextlib.suppress(dist.DistNetworkError)
+
+
+def mend_generation_stores() -> None:
+    """Makes NVRx treat a lost control store as a fault, in this process and its monitor."""
+    wrap.PrefixStore = monitor_process.PrefixStore = GenerationStore
 
 
 def mend_initial_ranks() -> None:
