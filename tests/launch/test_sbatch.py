@@ -137,7 +137,9 @@ def test_each_task_of_several_nodes_receives_copies_at_the_address_of_its_node(
 ):
     handed = submit()
     start = handed.index("-c") + 1
-    script = "\n".join(handed[start : handed.index("task")]).replace("python -u", "printf '%s\\n'")
+    script = "\n".join(handed[start : handed.index("task")]).replace(
+        '"$PYTHON" -u', "printf '%s\\n'"
+    )
     slurm = {"SLURM_PROCID": "0", "SLURM_NNODES": nodes, "SLURMD_NODENAME": name}
     result = subprocess.run(
         ["bash", "-c", script, "task", "program", "--seed", "a b"],
