@@ -183,7 +183,7 @@ def run_job(server, function, name, *args):
     return server.run(function, world_size=ranks, args=args, timeout_s=TIMEOUT_S).check().values
 
 
-@pytest.mark.parametrize("name", slow_but(("pp2-ep2", "vpp2-overlapped"), JOBS))
+@pytest.mark.parametrize("name", slow_but(("pp2-ep2",), JOBS))
 def test_logging_changes_no_bit_and_a_stage_replays_alone(megatron_fork_server, name):
     plain = run_job(megatron_fork_server, train_plainly, name)
     logged = run_job(megatron_fork_server, replay_each_stage, name)

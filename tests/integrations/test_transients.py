@@ -7,6 +7,7 @@ import pytest
 
 from megatron_moevement.runtime.commit_barrier import StopRequest
 from megatron_moevement.runtime.progress import START
+from megatron_moevement.testing.default_run import slow_but
 from megatron_moevement.testing.tiny_job import tiny_job
 
 pytestmark = pytest.mark.distributed
@@ -320,7 +321,7 @@ def test_each_dirt_is_seen_and_put_back(result_of):
     assert {key for seen, _ in found.values() for key in seen} == set(names)
 
 
-@pytest.mark.parametrize("dirt", DIRT)
+@pytest.mark.parametrize("dirt", slow_but(("handles", "freezing", "random_streams"), DIRT))
 def test_a_reset_leaves_nothing_of_the_dirt(result_of, dirt):
     flags = SHARDED if dirt in OF_GATHERS_AHEAD else FLAGS
     assert result_of(train, flags, dirt, True) == result_of(train, flags, None, True)

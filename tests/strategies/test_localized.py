@@ -73,7 +73,7 @@ CASES = {
     ),
     "nobody": ("pp2", Loss(behind=(0,), rolled=1, verdict="RESUME")),
 }
-QUICK = ("last of two, survivors behind", "torn commit", "one after the other", "nobody")
+QUICK = ("torn commit", "one after the other", "nobody")
 
 
 @pytest.fixture

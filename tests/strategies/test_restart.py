@@ -176,6 +176,7 @@ def test_a_death_in_the_recovery_of_another_one_changes_no_bit(
     assert list(run.store.rglob("*")) == []
 
 
+@pytest.mark.slow
 def test_a_fault_before_anything_is_persisted_begins_anew(
     megatron_fork_server, text, uninterrupted, tmp_path
 ):

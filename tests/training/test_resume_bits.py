@@ -44,8 +44,7 @@ EXAMPLES = {
     CONTROL: (Stop.NEVER, Stop.EXIT_INTERVAL),
     OVERLAPPED: (Stop.SIGKILL,),
     Combination.of("tp4 bf16 distributed grouped bias no-z-loss"): (Stop.SIGKILL,),
-    Combination.of("ep2-edp3 bf16 replicated-overlap allgather"): (Stop.SIGKILL,),
-    Combination.of("pp2-dp2-ep2 bf16 distributed grouped seq-aux no-dropout"): (Stop.SIGKILL,),
+    Combination.of("pp2-dp2-ep2 bf16 replicated-overlap allgather seq-aux"): (Stop.SIGKILL,),
 }
 """What runs by default, and how each is stopped; small jobs in more ways than large ones."""
 COVER = cover()

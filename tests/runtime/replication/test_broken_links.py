@@ -245,7 +245,7 @@ def started(root, role, number):
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize("victim", slow_but(("owner",), ("holder", "owner")))
+@pytest.mark.parametrize("victim", slow_but((), ("holder", "owner")))
 def test_whoever_is_killed_the_copies_are_whole(shared_memory, victim):
     draw = random.Random(7)
     path = shared_memory / "run-1" / "process-1" / f"held-{rank_of(0)}.ring"
