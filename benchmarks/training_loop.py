@@ -69,11 +69,15 @@ class Comparison:
     def ratio(self) -> float:
         return self.ours_s / self.theirs_s
 
+    @property
+    def different(self) -> list[int]:
+        """Iterations whose losses differ."""
+        pairs = zip(self.ours, self.theirs, strict=True)
+        return [step for step, (a, b) in enumerate(pairs, start=1) if a != b]
+
     def complaints(self, limit: float) -> list[str]:
         """Returns what is not as it should be, each in a line."""
-        pairs = zip(self.ours, self.theirs, strict=True)
-        different = [step for step, (a, b) in enumerate(pairs, start=1) if a != b]
-        found = []
+        different, found = self.different, []
         if different:
             found.append(
                 f"the losses of {len(different)} iterations differ, iteration {different[0]} first"
@@ -122,8 +126,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--limit", type=float, default=1.03, help="of the ratio of medians")
     options = parser.parse_args(argv)
     found = compare(options.blocks, options.iterations)
-    equal = sum(a == b for a, b in zip(found.ours, found.theirs, strict=True))
-    print(f"losses equal, bit for bit: {equal} of {len(found.theirs)} iterations")
+    count = len(found.theirs)
+    print(f"losses equal, bit for bit: {count - len(found.different)} of {count} iterations")
     print(
         f"median iteration: ours {found.ours_s * 1e3:.2f} ms, "
         f"Megatron-Core directly {found.theirs_s * 1e3:.2f} ms, ratio {found.ratio:.4f} "

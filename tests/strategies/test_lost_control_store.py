@@ -96,13 +96,19 @@ def check_relaunch(megatron_fork_server, text, uninterrupted):
     return launch
 
 
+def check_all_flushed(stores, job):
+    """Waits for the end of a job that lost its stores: every process leaves its state in memory."""
+    result = job.wait()
+    stores.check_ended(result)
+    assert result.exit_codes == (STATE_FLUSHED,) * 3, result.describe()
+    return result
+
+
 def test_all_processes_stop_and_say_why(start):
     with start() as (stores, run, job):
         await_step(run, job, 1)
         stores.lose()
-        result = job.wait()
-    stores.check_ended(result)
-    assert result.exit_codes == (STATE_FLUSHED,) * 3, result.describe()
+        result = check_all_flushed(stores, job)
     for rank in result.ranks:
         assert stores.line(rank.rank, state=rank.rank != SPARE) in rank.stderr.splitlines()
         assert "Traceback" not in rank.stderr
@@ -116,9 +122,7 @@ def test_a_relaunch_loses_no_step(start, check_relaunch, seed):
         await_step(run, job, CASE.protected_from)
         time.sleep(Random(seed).uniform(0, 1))
         stores.lose()
-        result = job.wait()
-    stores.check_ended(result)
-    assert result.exit_codes == (STATE_FLUSHED,) * 3, result.describe()
+        check_all_flushed(stores, job)
     check_relaunch(run)
 
 
@@ -147,9 +151,7 @@ def test_nor_when_they_are_lost_in_a_restart(start, check_relaunch, seed):
         request_restart(stores.control, 0)
         time.sleep(Random(seed).uniform(0, 0.8))
         stores.lose()
-        result = job.wait()
-    stores.check_ended(result)
-    assert result.exit_codes == (STATE_FLUSHED,) * 3, result.describe()
+        check_all_flushed(stores, job)
     check_relaunch(run)
 
 
