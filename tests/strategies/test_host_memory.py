@@ -29,10 +29,8 @@ LARGE = (
 RANKS = range(CASE.combination.world_size)
 FIRST, LAST = CASE.protected_from + 1, 20
 """Steps of the measurement; before it, what is used once for building the model is given back."""
-SLACK_BYTES = 8 << 20
-"""Not announced: stacks of the threads that copy, send and receive, and slots' records as JSON; on
-a busy machine the training itself peaks some 4 MB higher in one run than in another.
-"""
+SLACK_BYTES = 2 << 20
+"""Not announced: stacks of the threads that copy, send and receive, and slots' records as JSON."""
 
 
 def train(program, folder):
