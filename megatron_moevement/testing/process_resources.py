@@ -74,6 +74,17 @@ def peak_bytes(pid: int) -> int:
     return _status_bytes(pid, "VmHWM")
 
 
+def disk_bytes(pid: int) -> int:
+    """Returns what a process has resident of files on a disk, its libraries above all.
+
+    How much that is, is the system's choice: it maps what it has in its cache.
+
+    Raises:
+        OSError: there is no such process, or it is another user's.
+    """
+    return _status_bytes(pid, "RssFile")
+
+
 def children_of(parent: int) -> frozenset[int]:
     """Returns the processes that a process has started or taken over as orphans, if they live."""
     threads = Path(f"/proc/{parent}/task").iterdir()

@@ -11,7 +11,7 @@ import pytest
 
 from megatron_moevement.runtime.events import EventName
 from megatron_moevement.testing.interruption import Run, send
-from megatron_moevement.testing.process_resources import peak_bytes, reset_peak
+from megatron_moevement.testing.process_resources import disk_bytes, peak_bytes, reset_peak
 from megatron_moevement.testing.protected_run import Case
 from megatron_moevement.testing.restarted_run import events_of
 
@@ -33,24 +33,30 @@ SLACK_BYTES = 2 << 20
 """Not announced: stacks of the threads that copy, send and receive, and slots' records as JSON."""
 
 
-def train(program, folder):
-    """Returns the events of a run, and the peak memory of each rank in training."""
+def train(program, folder, store):
+    """Returns the events of a run, and the peak memory of each rank in training, but for libraries.
+
+    How many of their pages are in the memory of a process hangs on what else the machine does.
+    """
     run = Run(dataclasses.replace(program, path=PROGRAM, train_iters=10**5, timeout_s=500), folder)
-    with run.start() as job:
+    with run.start(f"--moevement-store-dir={store}") as job:
         job.wait_for_output(RANKS[-1], f"iteration {FIRST:8d}/")
         for pid in job.pids:
             reset_peak(pid)
         job.wait_for_output(RANKS[-1], f"iteration {LAST:8d}/")
-        peaks = [peak_bytes(pid) for pid in job.pids]
+        peaks = [peak_bytes(pid) - disk_bytes(pid) for pid in job.pids]
         send(job, signal.SIGTERM, RANKS)
         job.wait().check()
     return events_of(run, EventName.ITERATION, None), peaks
 
 
-def test_the_peak_grows_by_what_is_announced_and_no_more(megatron_fork_server, text, tmp_path):
-    _, without = train(CASE.program(megatron_fork_server, text, *LARGE), tmp_path / "off")
+def test_the_peak_grows_by_what_is_announced_and_no_more(
+    megatron_fork_server, text, tmp_path, shared_memory
+):
+    unprotected = CASE.program(megatron_fork_server, text, *LARGE)
+    _, without = train(unprotected, tmp_path / "off", shared_memory)
     protected = CASE.protected_program(megatron_fork_server, text, *LARGE)
-    events, peaks = train(protected, tmp_path / "on")
+    events, peaks = train(protected, tmp_path / "on", shared_memory)
     for rank in RANKS:
         (announced,) = {one.fields["host_bytes"] for one in events if one.logical_rank == rank}
         taken = peaks[rank] - without[rank]
