@@ -5,6 +5,10 @@ Python. A wait in native code would keep it out until the collective's own limit
 waited for in slices. That also shows who hangs: a rank that waits for another one gives signs of
 life meanwhile, and only the culprit does not.
 
+So do groups that connect: gloo (torch 2.13) waits up to five times the limit of its collectives
+until each peer has connected to it. A peer that was lost meanwhile never will, and there is no
+connection yet that could be shut down.
+
 gloo only: a `wait` of NCCL does not block the host.
 """
 
@@ -14,8 +18,9 @@ import contextlib
 import queue
 import threading
 import time
+from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 
@@ -25,8 +30,9 @@ _TIMED_OUT = "Operation timed out!"
 _POINT_TO_POINT = (12, 13, 14)
 """c10d's numbers of SEND, RECV and RECVANYSOURCE."""
 
+T = TypeVar("T")
 
-_Ended = queue.SimpleQueue[bool | Exception]
+_Ended = queue.SimpleQueue[T | Exception]
 """How one operation ended; a queue in C, for the reason in `news.py`."""
 
 
@@ -38,7 +44,7 @@ class _Waiter:
     """
 
     def __init__(self) -> None:
-        self._work: queue.SimpleQueue[tuple[dist.Work, _Ended]] = queue.SimpleQueue()
+        self._work: queue.SimpleQueue[tuple[dist.Work, _Ended[bool]]] = queue.SimpleQueue()
         threading.Thread(target=self._run, name="point-to-point", daemon=True).start()
 
     def wait(self, work: dist.Work) -> bool:
@@ -47,15 +53,9 @@ class _Waiter:
         Each operation has an end of its own: that of one that was given up, whenever it comes, must
         not look like that of another one, whose data have not arrived.
         """
-        ended: _Ended = queue.SimpleQueue()
+        ended: _Ended[bool] = queue.SimpleQueue()
         self._work.put((work, ended))
-        while True:
-            with contextlib.suppress(queue.Empty):
-                ending = ended.get(timeout=_SLICE.total_seconds())
-                break
-        if isinstance(ending, Exception):
-            raise ending
-        return ending
+        return _result(ended)
 
     def _run(self) -> None:
         while True:
@@ -71,6 +71,63 @@ class _Waiter:
             del ended, ending
 
 
+def _result(ended: _Ended[T]) -> T:
+    """Waits in slices for what another thread puts there."""
+    while True:
+        with contextlib.suppress(queue.Empty):
+            ending = ended.get(timeout=_SLICE.total_seconds())
+            break
+    if isinstance(ending, Exception):
+        raise ending
+    return ending
+
+
+def interruptibly(action: Callable[[], T]) -> T:
+    """Runs in another thread what may wait for long in native code.
+
+    After an interrupt that thread goes on alone until the action's own limit, and what it returns
+    is dropped.
+    """
+    ended: _Ended[T] = queue.SimpleQueue()
+
+    def run() -> None:
+        _connecting.append(ended)
+        ending: T | Exception
+        try:
+            ending = action()
+        except Exception as error:  # noqa: BLE001  (raised again by who waits)
+            ending = error
+        _connecting.remove(ended)
+        ended.put(ending)
+
+    threading.Thread(target=run, name="connecting", daemon=True).start()
+    return _result(ended)
+
+
+def count_connecting() -> int:
+    """Returns how many threads connect; where nobody waits for one, how many are stuck."""
+    return len(_connecting)
+
+
+class _Connecting(type):
+    """Makes groups of gloo interruptibly; to all others the class looks like gloo's own."""
+
+    def __call__(cls, *arguments: Any, **options: Any) -> Any:
+        return interruptibly(lambda: _gloo(*arguments, **options))
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, _gloo)
+
+    def __getattr__(cls, name: str) -> Any:
+        return getattr(_gloo, name)
+
+
+class _InterruptibleGloo(metaclass=_Connecting):
+    """Stands in for `ProcessGroupGloo` where `torch.distributed` makes groups."""
+
+
+_connecting: list[_Ended[Any]] = []
+_gloo: Any = dist.ProcessGroupGloo
 _wait_blocking = dist.Work.wait
 _idle: list[_Waiter] = []
 _waited_s: float | None = None
@@ -105,8 +162,10 @@ def _wait_sliced(work: dist.Work, timeout: timedelta | None) -> bool:
 
 
 def make_waits_interruptible() -> None:
-    """Waits in slices from now on, in all of this process, and counts the time."""
+    """Waits and connects in slices from now on, in all of this process, and counts the waits."""
     global _waited_s  # noqa: PLW0603
     _waited_s = _waited_s or 0.0
     work_type: Any = dist.Work
     work_type.wait = _wait
+    maker: Any = dist.distributed_c10d
+    maker.ProcessGroupGloo = _InterruptibleGloo

@@ -20,6 +20,7 @@ from megatron_moevement.runtime.events import EventName, Events
 from megatron_moevement.runtime.fault_points import NO_FAULTS, FaultPoints
 from megatron_moevement.runtime.generation import Generation, Interruption
 from megatron_moevement.runtime.host_health import HostHealth
+from megatron_moevement.runtime.interruptible_wait import count_connecting
 from megatron_moevement.runtime.reaper import count_stuck
 from megatron_moevement.runtime.slots.store import default_store_dir
 from megatron_moevement.runtime.watch import Watch
@@ -154,7 +155,7 @@ class Resident:
                 builds=self.builds,
                 threads=len(os.listdir("/proc/self/task")),
                 descriptors=len(os.listdir("/proc/self/fd")),
-                stuck_groups=count_stuck(),
+                stuck_groups=count_stuck() + count_connecting(),
             )
         self._is_known = True
 

@@ -1,4 +1,4 @@
-"""Waits for sends and receives that were given up end without a trace in those that come later."""
+"""An interrupt reaches who waits in native code, and what was given up leaves no trace later."""
 
 import ctypes
 import sys
@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from megatron_moevement.runtime import interruptible_wait
-from megatron_moevement.runtime.interruptible_wait import _Waiter
+from megatron_moevement.runtime.interruptible_wait import _Waiter, count_connecting, interruptibly
 
 pytestmark = [
     pytest.mark.timeout(30),
@@ -37,16 +37,16 @@ class Operation:
 class Training(threading.Thread):
     """Waits for an operation, as the training thread does."""
 
-    def __init__(self, waiter, operation):
+    def __init__(self, wait, operation):
         super().__init__()
-        self._waiter, self._operation = waiter, operation
+        self._wait = wait
         self.ending = None
         self.start()
         operation.begun.wait()
 
     def run(self):
         try:
-            self.ending = self._waiter.wait(self._operation)
+            self.ending = self._wait()
         except (Interrupted, RuntimeError) as error:
             self.ending = type(error)
 
@@ -88,11 +88,12 @@ def test_the_end_of_a_wait_that_was_given_up_is_not_that_of_the_next_one(
     idle = SlowList()
     monkeypatch.setattr(interruptible_wait, "_idle", idle)
     given_up, wanted = Operation(failure), Operation()
-    Training(waiter, given_up).interrupt()
+    Training(lambda: waiter.wait(given_up), given_up).interrupt()
     given_up.ended.set()
     idle.added.wait()
     wanted.begun.set()  # the waiter is still busy with the end of the other one
-    training = Training(idle.pop(), wanted)
+    next_waiter = idle.pop()
+    training = Training(lambda: next_waiter.wait(wanted), wanted)
     idle.may_go_on.set()
     training.join(0.3)
     assert training.is_alive()
@@ -104,8 +105,29 @@ def test_the_end_of_a_wait_that_was_given_up_is_not_that_of_the_next_one(
 def test_a_failure_reaches_who_waits(monkeypatch, waiter):
     monkeypatch.setattr(interruptible_wait, "_idle", [])
     operation = Operation(RuntimeError("Connection closed by peer"))
-    training = Training(waiter, operation)
+    training = Training(lambda: waiter.wait(operation), operation)
     operation.ended.set()
     training.join()
     assert training.ending is RuntimeError
     assert interruptible_wait._idle == [waiter]
+
+
+def test_an_interrupt_reaches_who_connects_and_the_connecting_thread_goes_on_alone():
+    operation = Operation()
+    Training(lambda: interruptibly(operation.wait), operation).interrupt()
+    (thread,) = [each for each in threading.enumerate() if each.name == "connecting"]
+    assert count_connecting() == 1
+    operation.ended.set()
+    thread.join()
+    assert count_connecting() == 0
+
+
+@pytest.mark.parametrize(
+    ("failure", "ending"), [(None, True), (RuntimeError("Connection refused"), RuntimeError)]
+)
+def test_what_connecting_leads_to_reaches_who_waits(failure, ending):
+    operation = Operation(failure)
+    training = Training(lambda: interruptibly(operation.wait), operation)
+    operation.ended.set()
+    training.join()
+    assert training.ending is ending

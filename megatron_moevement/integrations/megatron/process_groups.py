@@ -14,6 +14,7 @@ from megatron.core import parallel_state
 from megatron.core.process_groups_config import ProcessGroupCollection
 
 from megatron_moevement.policy.ranks import LogicalRank
+from megatron_moevement.runtime.interruptible_wait import interruptibly
 from megatron_moevement.runtime.reaper import bury
 from megatron_moevement.runtime.sockets import await_listener
 from megatron_moevement.settings.launch import Launch
@@ -68,7 +69,9 @@ def join_job(
     if generation is not None and launch.store is not None:
         host, port = launch.store
         await_listener(host, port, timeout)
-        connection = dist.TCPStore(host, port, None, False, timeout)  # type: ignore[attr-defined]
+        connection = interruptibly(
+            lambda: dist.TCPStore(host, port, None, False, timeout)  # type: ignore[attr-defined]
+        )
         own_keys = dist.PrefixStore(  # type: ignore[attr-defined]
             f"attempt{launch.attempt}/generation{generation}", connection
         )
