@@ -93,6 +93,7 @@ def _run(arguments: Arguments, launch: Launch, backend: Backend, stop: StopSourc
         run.alone(launch)
     finally:
         if stop.interrupted:
+            stop.hold()
             run.abandon()
         resident.close()
     return ExitCode.DONE

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import sys
+import threading
 import time
 from collections.abc import Iterator
 from datetime import timedelta
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from megatron_moevement.runtime.commit_barrier import StopRequest
+
+if TYPE_CHECKING:
+    from sys import UnraisableHookArgs
+
+_AGAIN_S = 0.02
+"""Until an interrupt that was dropped comes again: what dropped it is short."""
 
 
 class StopSources:
@@ -21,20 +30,38 @@ class StopSources:
         self._signalled = False
         self.interrupted = False
         """Whether Ctrl-C was pressed: whatever this process keeps for a relaunch is to go."""
+        self._is_raised = False
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
         """Takes SIGTERM as a request to save and exit, until the block ends, and SIGINT as Ctrl-C.
 
         The first Ctrl-C raises KeyboardInterrupt. The next one would interrupt what cleans up.
+        Where the interpreter drops the exception, as it does in a finalizer of garbage, it is
+        raised again: a process that waits for others may never ask for requests.
         """
         previous = signal.signal(signal.SIGTERM, self._note)
         previous_interrupt = signal.signal(signal.SIGINT, self._interrupt)
+        previous_hook = sys.unraisablehook
+
+        def raise_again(dropped: UnraisableHookArgs) -> None:
+            if dropped.exc_type is KeyboardInterrupt and self.interrupted:
+                self._is_raised = False
+                threading.Thread(target=_interrupt_again, daemon=True).start()
+            else:
+                previous_hook(dropped)
+
+        sys.unraisablehook = raise_again
         try:
             yield
         finally:
+            sys.unraisablehook = previous_hook
             signal.signal(signal.SIGINT, previous_interrupt)
             signal.signal(signal.SIGTERM, previous)
+
+    def hold(self) -> None:
+        """Lets no interrupt disturb what cleans up after one."""
+        self._is_raised = True
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         del number, frame
@@ -42,18 +69,23 @@ class StopSources:
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
         del number, frame
-        if not self.interrupted:
-            self.interrupted = True
+        self.interrupted = True
+        if not self._is_raised:
+            self._is_raised = True
             raise KeyboardInterrupt
 
     def request(self) -> StopRequest:
         """Returns what this process wants; the commit barrier makes it the whole job's wish.
 
-        Where the interpreter dropped the KeyboardInterrupt, as it does in a destructor, the wish
-        to stop is still there.
+        Where the KeyboardInterrupt was dropped the wish to stop is still there.
         """
         if self._signalled or self.interrupted:
             return StopRequest.SIGNAL
         if self._deadline_s is not None and time.monotonic() >= self._deadline_s:
             return StopRequest.DURATION
         return StopRequest.NONE
+
+
+def _interrupt_again() -> None:
+    time.sleep(_AGAIN_S)
+    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
