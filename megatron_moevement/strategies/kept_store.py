@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 import weakref
 from collections.abc import Callable, Iterable
+from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -13,8 +15,10 @@ from megatron_moevement.runtime.slots.adoption import adopt_store
 from megatron_moevement.runtime.slots.flushing import flush_store, flushed_folder, remove_flushed
 from megatron_moevement.runtime.slots.identity import StoreIdentity
 from megatron_moevement.runtime.slots.ring_file import RingFile
-from megatron_moevement.runtime.slots.store import StoreDirectory, left_behind
+from megatron_moevement.runtime.slots.store import StoreDirectory, left_behind, process_folders
 from megatron_moevement.runtime.slots.store_lock import StoreLockedError
+
+_POLL_S = 0.05
 
 
 class KeptStore:
@@ -122,14 +126,28 @@ class KeptStore:
         Call it when all live processes of the run have locked their stores, and the slots of the
         dead have holders again.
         """
+        assert self._store is not None
+        _remove_left_behind(self._store)
+
+    def abandon(self, patience: timedelta) -> None:
+        """Removes the files of this process and, when they have ended, of the others of its run.
+
+        A process that has just been killed has its lock until the system has taken it apart.
+
+        Args:
+            patience: how long to wait for the others on this machine.
+        """
         store = self._store
-        assert store is not None
-        for process in left_behind(store.root, store.identity.run_id):
-            try:
-                left = StoreDirectory(store.root, store.identity, process)
-            except StoreLockedError:  # by another process that removes it
-                continue
-            left.remove()
+        self.finish()
+        self.close()
+        deadline_s = time.monotonic() + patience.total_seconds()
+        while (
+            store is not None
+            and process_folders(store.folder.parent)
+            and time.monotonic() < deadline_s
+        ):
+            time.sleep(_POLL_S)
+            _remove_left_behind(store)
 
     def close(self) -> None:
         """Lets go of the files and of the lock."""
@@ -143,3 +161,12 @@ class KeptStore:
             store.close()
         else:
             store.remove()
+
+
+def _remove_left_behind(store: StoreDirectory) -> None:
+    for process in left_behind(store.root, store.identity.run_id):
+        try:
+            left = StoreDirectory(store.root, store.identity, process)
+        except StoreLockedError:  # by another process that removes it
+            continue
+        left.remove()

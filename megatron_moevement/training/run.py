@@ -26,6 +26,8 @@ _PATIENCE_DONE = timedelta(seconds=60)
 """The last rank draws its plots and closes its writers meanwhile."""
 _PATIENCE_REFUSED = timedelta(seconds=5)
 """All ranks find the same, each in its own time; one alone must not wait for long."""
+_PATIENCE_WITH_THE_DYING = timedelta(seconds=5)
+"""Who got the same Ctrl-C ends meanwhile, and the system takes apart who was killed before it."""
 
 
 class GenerationRun:
@@ -91,7 +93,7 @@ class GenerationRun:
         settings = self._arguments.fault_tolerance
         if settings.moevement_recover_only:
             return
-        self.resident.kept.store.finish()
+        self.resident.kept.store.abandon(_PATIENCE_WITH_THE_DYING)
         if self.place is not None:
             root, run_id = store_place(
                 settings, fingerprint(self._arguments, self.place.world_size)

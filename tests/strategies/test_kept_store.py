@@ -1,11 +1,15 @@
 """Which files a process leaves behind at its end."""
 
+import threading
+from datetime import timedelta
+
 import pytest
 
 from megatron_moevement.runtime.slots.identity import StoreIdentity
-from megatron_moevement.runtime.slots.store import JournalShape
+from megatron_moevement.runtime.slots.store import JournalShape, StoreDirectory
 from megatron_moevement.strategies.kept_store import KeptStore
 
+IDENTITY = StoreIdentity("run", "0123")
 SHAPE = JournalShape(retained_steps=6, entry_bytes=100, last_step=20)
 
 
@@ -15,9 +19,29 @@ SHAPE = JournalShape(retained_steps=6, entry_bytes=100, last_step=20)
 )
 def test_the_files_of_a_process_that_stops_after_all_stay(tmp_path, ending, is_left):
     kept = KeptStore()
-    store = kept.open(tmp_path, StoreIdentity("run", "0123"), 0, None)
+    store = kept.open(tmp_path, IDENTITY, 0, None)
     store.journal(SHAPE)
     for step in ending:
         getattr(kept, step)()
     kept.close()
     assert store.folder.exists() == is_left
+
+
+def test_who_gives_up_waits_for_the_lock_of_a_process_that_is_just_ending(tmp_path):
+    kept = KeptStore()
+    kept.open(tmp_path, IDENTITY, 0, None)
+    dying = StoreDirectory(tmp_path, IDENTITY, 1)
+    dying.journal(SHAPE)
+    end = threading.Timer(0.3, dying.close)
+    end.start()
+    kept.abandon(timedelta(seconds=20))
+    end.join()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_it_does_not_wait_for_ever_and_takes_nothing_from_the_living(tmp_path):
+    kept = KeptStore()
+    own = kept.open(tmp_path, IDENTITY, 0, None).folder
+    with StoreDirectory(tmp_path, IDENTITY, 1) as living:
+        kept.abandon(timedelta(seconds=0.1))
+        assert (own.exists(), living.folder.exists()) == (False, True)
