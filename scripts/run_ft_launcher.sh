@@ -41,10 +41,13 @@ fi
 export TORCHINDUCTOR_CACHE_DIR="${TORCHINDUCTOR_CACHE_DIR:-${TMPDIR:-/tmp}/torchinductor_$(id -un)}"
 TMPDIR="$(mktemp -d)"
 export TMPDIR
-started=()
+agents=() host=""
 # shellcheck disable=SC2329 # the trap calls it
 finish() {
-    [ "${#started[@]}" -eq 0 ] || kill "${started[@]}" 2>/dev/null || true
+    # The ranks meet at the stores to the end: without them they would stop for another launch.
+    [ "${#agents[@]}" -eq 0 ] || kill "${agents[@]}" 2>/dev/null || true
+    [ "${#agents[@]}" -eq 0 ] || wait "${agents[@]}" || true
+    [ -z "$host" ] || kill "$host" 2>/dev/null || true
     wait || true
     rm -rf "$TMPDIR"
 }
@@ -53,16 +56,16 @@ trap finish EXIT
 if ! "$in_place"; then
     "$LAUNCHER" "${own[@]}" --nnodes 1 --nproc-per-node "$ranks" \
         --rdzv-endpoint 127.0.0.1:0 "$ROOT/pretrain_moe.py" "$@" &
-    started=("$!")
+    agents=("$!")
     wait "$!"
     exit
 fi
 
 stores="$TMPDIR/stores"
 PYTHONPATH="$ROOT${PYTHONPATH:+:$PYTHONPATH}" "$PYTHON" -m megatron_moevement.cli stores >"$stores" &
-started=("$!")
+host="$!"
 until [ -s "$stores" ]; do
-    kill -0 "${started[0]}" || exit 1
+    kill -0 "$host" || exit 1
     sleep 0.05
 done
 for pair in $(<"$stores"); do export "${pair?}"; done
@@ -73,10 +76,10 @@ for ((number = 0; number < processes; number++)); do
         "$LAUNCHER" "${own[@]}" --nnodes "$ranks:$processes" --nproc-per-node 1 \
         --ft-restart-policy min-healthy --rdzv-conf is_host=false \
         --rdzv-endpoint "$MOEVEMENT_STORE_ADDR:$MOEVEMENT_STORE_PORT" "$ROOT/pretrain_moe.py" "$@" &
-    started+=("$!")
+    agents+=("$!")
 done
 code=0
-for agent in "${started[@]:1}"; do
+for agent in "${agents[@]}"; do
     wait "$agent" || code=$?
 done
 exit "$code"
