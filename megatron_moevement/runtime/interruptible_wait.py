@@ -5,9 +5,9 @@ Python. A wait in native code would keep it out until the collective's own limit
 waited for in slices. That also shows who hangs: a rank that waits for another one gives signs of
 life meanwhile, and only the culprit does not.
 
-So do groups that connect: gloo (torch 2.13) waits up to five times the limit of its collectives
-until each peer has connected to it. A peer that was lost meanwhile never will, and there is no
-connection yet that could be shut down.
+Groups connect in a thread that is waited for so, too: gloo (torch 2.13) waits up to five times the
+limit of its collectives until each peer has connected to it. A peer that was lost meanwhile never
+will, and there is no connection yet that could be shut down.
 
 gloo only: a `wait` of NCCL does not block the host.
 """

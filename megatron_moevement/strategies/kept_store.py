@@ -140,12 +140,10 @@ class KeptStore:
         store = self._store
         self.finish()
         self.close()
+        if store is None:
+            return
         deadline_s = time.monotonic() + patience.total_seconds()
-        while (
-            store is not None
-            and process_folders(store.folder.parent)
-            and time.monotonic() < deadline_s
-        ):
+        while process_folders(store.folder.parent) and time.monotonic() < deadline_s:
             time.sleep(_POLL_S)
             _remove_left_behind(store)
 
