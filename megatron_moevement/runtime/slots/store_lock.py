@@ -7,6 +7,7 @@ import fcntl
 import json
 import os
 import socket
+import struct
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +17,9 @@ from megatron_moevement.errors import UserError
 
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 _MAX_NOTE_BYTES = 1000
+# struct flock: type, whence, start, length (0: all of the file), pid; padded to its end.
+_STRUCT_FLOCK = struct.Struct("@hhqqi0q")
+_WHOLE_FILE_EXCLUSIVELY = _STRUCT_FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
 
 
 class StoreLockedError(UserError):
@@ -37,8 +41,8 @@ class StoreLockedError(UserError):
 class StoreLock:
     """An exclusive lock on a file, held until it is closed or its process ends.
 
-    The lock belongs to an open file, which a forked child would inherit and keep after its parent
-    was killed; so children close it.
+    The lock belongs to an open file (an open file description lock of Linux), which a forked child
+    would inherit and keep after its parent was killed; so children close it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -69,18 +73,18 @@ class StoreLock:
 
 
 def lock_owner(path: Path) -> Mapping[str, Any] | None:
-    """Returns who has a lock, None when nobody has it; takes nothing."""
+    """Returns who has a lock, None when nobody has it.
+
+    It asks and takes nothing, not for a moment: who takes the lock meanwhile never finds it held.
+    """
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
         return None
     try:
-        # Shared, so that two who only look don't take each other for an owner.
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return _note(descriptor)
-    else:
-        return None
+        answer = fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, _WHOLE_FILE_EXCLUSIVELY)
+        is_free = _STRUCT_FLOCK.unpack(answer)[0] == fcntl.F_UNLCK
+        return None if is_free else _note(descriptor)
     finally:
         os.close(descriptor)
 
@@ -90,7 +94,7 @@ def _locked(path: Path) -> int:
     while True:
         descriptor = os.open(path, _FLAGS, 0o600)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _WHOLE_FILE_EXCLUSIVELY)
             with contextlib.suppress(FileNotFoundError):
                 if os.path.samestat(os.fstat(descriptor), path.stat(follow_symlinks=False)):
                     kept, descriptor = descriptor, -1

@@ -7,6 +7,7 @@ import signal
 import stat
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -139,6 +140,23 @@ def test_two_jobs_never_write_the_same_store(shared_memory):
 
 
 @pytest.mark.distributed
+def test_who_looks_at_a_store_is_never_in_the_way_of_who_opens_it(shared_memory):
+    done = threading.Event()
+
+    def look():
+        while not done.is_set():
+            left_behind(shared_memory, "run-1")
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    try:
+        for _ in range(1000):
+            opened(shared_memory).close()
+    finally:
+        done.set()
+        looking.join()
+
+
 def test_a_fork_does_not_keep_the_lock_of_its_parent(shared_memory):
     store = opened(shared_memory)
     context = multiprocessing.get_context("fork")
