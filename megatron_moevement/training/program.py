@@ -19,7 +19,6 @@ from megatron_moevement.training.arguments import Arguments, parse
 from megatron_moevement.training.watching import open_watch
 
 if TYPE_CHECKING:
-    from megatron_moevement.training.resident import Resident
     from megatron_moevement.training.run import GenerationRun
     from megatron_moevement.training.stop_request import StopSources
 
@@ -93,25 +92,28 @@ def _run(arguments: Arguments, launch: Launch, backend: Backend, stop: StopSourc
         run.alone(launch)
     finally:
         if stop.interrupted:
-            stop.hold()
-            run.abandon()
+            stop.clean_up(run.abandon)
         resident.close()
     return ExitCode.DONE
 
 
 def _stop(
-    resident: Resident, launch: Launch, reason: Exception, save: str | None, *, first: str = ""
+    run: GenerationRun, launch: Launch, reason: Exception, save: str | None, *, first: str = ""
 ) -> ExitCode:
     """Writes what a relaunch goes on from where it was asked for, and says where it is.
 
     Args:
-        resident: has it in memory.
+        run: has it in memory.
         launch: names the process.
         reason: why the process stops.
         save: folder of the durable checkpoints, where the job stops and there is one.
         first: what to do before another launch; all processes need it, those without a state too.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C was pressed, so there is to be nothing to go on from.
     """
-    store, next_one = resident.kept.store, f"; {first}launch the job again" if first else ""
+    run.stop.check()
+    store, next_one = run.resident.kept.store, f"; {first}launch the job again" if first else ""
     store.stay()
     keeps = store.has_state
     if keeps:
@@ -152,7 +154,7 @@ def _run_restartable(
         failure = run_restartable(
             Restartable(
                 run.in_generation,
-                resident.leave,
+                run.leave,
                 lambda: resident.committed,
                 resident.check_health,
             ),
@@ -164,12 +166,12 @@ def _run_restartable(
         )
     except ControlStoreLostError as error:
         first = "host both stores anew and " if error.has_begun else ""
-        return _stop(resident, launch, error, None, first=first)
+        return _stop(run, launch, error, None, first=first)
     except (DiscardedError, UnfitError) as error:
         # A process that is given up keeps its memory too: the others may be too few to go on.
-        return _stop(resident, launch, error, None)
+        return _stop(run, launch, error, None)
     except RestartsEndedError as error:
-        return _stop(resident, launch, error, arguments.checkpointing.save)
+        return _stop(run, launch, error, arguments.checkpointing.save)
     if isinstance(failure, UserError):
         if run.place is not None and run.place.rank == 0:  # all ranks find the same
             sys.stderr.write(f"pretrain_moe.py: {failure}\n")

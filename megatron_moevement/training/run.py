@@ -43,9 +43,9 @@ class GenerationRun:
         """
         self._arguments = arguments
         self.resident = resident
+        self.stop = stop
         self.place: Launch | None = None
         """That the process occupied last; None before it has any."""
-        self._stop = stop
 
     def alone(self, launch: Launch) -> None:
         """Trains in the only generation of a process; every rank calls it.
@@ -85,6 +85,15 @@ class GenerationRun:
         leave_job(patience)
         return failure
 
+    def leave(self) -> None:
+        """Cleans up after a generation that was interrupted by a fault.
+
+        Raises:
+            KeyboardInterrupt: by Ctrl-C as well: there is no other one.
+        """
+        self.resident.leave()
+        self.stop.check()
+
     def abandon(self) -> None:
         """Gives up what is kept for a relaunch: Ctrl-C was pressed, wherever the process was.
 
@@ -110,7 +119,7 @@ class GenerationRun:
             return
         if file is not None:
             check_state_digest_path(job, Path(file))
-        job, progress = train(job, self._stop, self.resident, generation)
+        job, progress = train(job, self.stop, self.resident, generation)
         if file is not None:
             write_state_digest(job, progress, Path(file))
         check_struck(job, progress)

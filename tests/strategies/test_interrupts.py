@@ -1,6 +1,7 @@
 """After Ctrl-C nothing of a job is left: no process, no listening socket, no file."""
 
 import contextlib
+import dataclasses
 import os
 import shutil
 import signal
@@ -26,6 +27,7 @@ from megatron_moevement.testing.restarted_run import (
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(300)]
 
 ROOT = Path(__file__).resolve().parents[2]
+PROGRAM = Path(__file__).with_name("interrupted_pretrain.py")
 CASE = Case.of("pp2-ep2 bf16 distributed grouped", 3)
 INTERRUPTED = 130
 STEP = CASE.protected_from + 1
@@ -43,6 +45,33 @@ def test_ctrl_c_in_training_leaves_no_file(megatron_fork_server, text, tmp_path)
     assert result.exit_codes == (INTERRUPTED,) * 5, result.describe()
     assert "Traceback" not in "".join(rank.stderr for rank in result.ranks)
     assert list(run.store.rglob("*")) == []
+
+
+def test_a_process_that_would_restart_instead_leaves_its_rank_to_a_spare(
+    megatron_fork_server, text, tmp_path
+):
+    program = restartable_program(CASE, megatron_fork_server, text, 1, "--cut=1,leave")
+    run = Run(dataclasses.replace(program, path=PROGRAM), tmp_path)
+    with run.start() as job:
+        await_step(run, job, STEP)
+        send(job, signal.SIGINT, [1])
+        result = job.wait()
+    assert result.exit_codes == (0, INTERRUPTED, 0, 0, 0), result.describe()
+    assert run._digest()["iteration"] == CASE.train_iters
+
+
+@pytest.mark.slow
+def test_a_process_that_restarts_instead_leaves_no_file(megatron_fork_server, text, tmp_path):
+    program = restartable_program(CASE, megatron_fork_server, text, 1, "--cut=1,restart")
+    run = Run(dataclasses.replace(program, path=PROGRAM), tmp_path)
+    with run.start() as job:
+        await_step(run, job, STEP)
+        send(job, signal.SIGINT, range(5))
+        result = job.wait()
+    assert result.exit_codes == (INTERRUPTED,) * 5, result.describe()
+    assert "launch the job again" not in "".join(rank.stderr for rank in result.ranks)
+    assert list(run.store.rglob("*")) == []
+    assert list(run.checkpoints.rglob("process-*")) == []
 
 
 @pytest.mark.slow
@@ -149,7 +178,9 @@ def check_nothing_is_left(job, ports):
     assert job.processes() == set()
     assert ports & listening_now() == set()
     assert list(job.store.rglob("*")) == []
-    assert "Traceback" not in job.output.read_text()
+    said = job.output.read_text()
+    assert "Traceback" not in said
+    assert "launch the job again" not in said
 
 
 @pytest.mark.slow

@@ -1,11 +1,16 @@
 """Ctrl-C reaches the training thread once, wherever it is."""
 
+import contextlib
+import ctypes
 import gc
+import os
 import signal
+import threading
 import time
 
 import pytest
 
+from megatron_moevement.runtime.commit_barrier import StopRequest
 from megatron_moevement.training.stop_request import StopSources
 
 pytestmark = pytest.mark.timeout(20)
@@ -33,7 +38,7 @@ def test_an_interrupt_that_a_finalizer_drops_comes_again():
         gc.collect()
         with pytest.raises(KeyboardInterrupt):
             wait()
-    assert stop.interrupted
+        assert stop.interrupted
 
 
 def test_the_second_one_disturbs_nobody():
@@ -43,11 +48,71 @@ def test_the_second_one_disturbs_nobody():
         signal.raise_signal(signal.SIGINT)
 
 
-def test_one_that_was_dropped_does_not_disturb_what_cleans_up():
+def test_whatever_took_its_place_it_comes_again_when_asked_for():
+    stop = StopSources(None)
+    with stop.listening():
+        stop.check()
+        with contextlib.suppress(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            stop.check()
+
+
+class LateError(BaseException):
+    """What another thread raises in the main one, as the monitor of a restart does."""
+
+
+def raise_in_main_thread():
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(
+        ctypes.c_ulong(threading.main_thread().ident), ctypes.py_object(LateError)
+    )
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_whose_handler_another_exception_cuts_short_is_known(number):
+    main_thread = threading.main_thread().ident
+
+    def strike():
+        raise_in_main_thread()  # it waits in C, so both arrive together
+        signal.pthread_kill(main_thread, number)
+
+    stop = StopSources(None)
+    with stop.listening():
+        assert stop.request() is StopRequest.NONE
+        threading.Timer(0.1, strike).start()
+        with pytest.raises(LateError):
+            wait()
+        assert stop.request() is StopRequest.SIGNAL
+        assert stop.interrupted == (number == signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt) if stop.interrupted else contextlib.nullcontext():
+            stop.check()
+
+
+def test_a_signal_of_a_forked_child_is_not_its_parents():
+    stop = StopSources(None)
+    with stop.listening():
+        child = os.fork()
+        if not child:
+            signal.raise_signal(signal.SIGTERM)
+            os._exit(0 if stop.request() is StopRequest.NONE else 1)
+        assert os.waitpid(child, 0)[1] == 0
+        assert stop.request() is StopRequest.NONE
+
+
+def test_nothing_cuts_short_what_cleans_up():
+    worked = []
+
+    def work():
+        for step in range(100):
+            raise_in_main_thread()
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+            time.sleep(0.002)
+            worked.append(step)
+        time.sleep(0.1)  # the last one arrives while this is waited for
+
     stop = StopSources(None)
     with stop.listening():
         Garbage()
         gc.collect()
-        stop.hold()
-        time.sleep(0.2)
-    assert stop.interrupted
+        stop.clean_up(work)
+    assert worked == list(range(100))

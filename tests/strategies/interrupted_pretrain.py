@@ -1,0 +1,33 @@
+"""The training program of which one process never sees its KeyboardInterrupt: `--cut=N,WHERE`.
+
+Another exception takes its place when the signal's handler begins, as the one may that a monitor
+raises in the main thread at the same moment. WHERE says how far the process gets.
+"""
+
+import sys
+
+from megatron_moevement.settings.launch import Launch
+from megatron_moevement.training.program import main
+from megatron_moevement.training.run import GenerationRun
+from megatron_moevement.training.stop_request import StopSources
+
+FLAG = "--cut="
+
+
+def cut(stop, number, frame):
+    if not stop._is_raised:
+        raise ConnectionError("a peer is lost")
+
+
+def leave(run):
+    run.resident.leave()
+
+
+if __name__ == "__main__":
+    (given,) = [argument for argument in sys.argv if argument.startswith(FLAG)]
+    process, where = given.removeprefix(FLAG).split(",")
+    if Launch.from_environment().process == int(process):
+        StopSources._interrupt = cut
+        if where == "restart":
+            GenerationRun.leave = leave
+    sys.exit(main([argument for argument in sys.argv[1:] if argument != given]))
