@@ -145,15 +145,9 @@ def test_interrupts_at_any_instruction_change_no_bit_and_leave_nothing_open(
     assert list(run.store.rglob("*")) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "fault",
-    [
-        "fetch@2#1",
-        *(
-            pytest.param(fault, marks=pytest.mark.slow)
-            for fault in ("replay@0#1", "dense@2#1", "commit@3#1", "barrier@1#1", "fetch@1#2")
-        ),
-    ],
+    "fault", ["fetch@2#1", "replay@0#1", "dense@2#1", "commit@3#1", "barrier@1#1", "fetch@1#2"]
 )
 def test_a_death_in_the_recovery_of_another_one_changes_no_bit(
     megatron_fork_server, text, uninterrupted, tmp_path, fault
