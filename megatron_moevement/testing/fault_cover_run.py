@@ -153,8 +153,10 @@ class StruckRun:
 
     def _check_fault(self) -> EventRecord:
         """Checks that the fault struck once, where it should; returns its event."""
-        fault = self._row.fault
-        (event,) = events_of(self._run, EventName.FAULT_INJECTED, None)
+        fault, events = self._row.fault, events_of(self._run, EventName.FAULT_INJECTED, None)
+        assert self._result is not None
+        assert len(events) == 1, self._result.describe()
+        event = events[0]
         where = (event.logical_rank, event.iteration, event.fields["place"], event.generation)
         assert where == (self._row.rank, fault.step, fault.place.value, fault.generation)
         assert event.fields["kind"] == fault.kind.value
