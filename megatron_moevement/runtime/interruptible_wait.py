@@ -24,6 +24,8 @@ from typing import Any, TypeVar
 
 import torch.distributed as dist
 
+from megatron_moevement.runtime.reduce_scatter import reduce_scatter_in_python
+
 _SLICE = timedelta(seconds=0.05)
 _TIMED_OUT = "Operation timed out!"
 """What gloo says when a slice ends; the operation goes on."""
@@ -169,3 +171,4 @@ def make_waits_interruptible() -> None:
     work_type.wait = _wait
     maker: Any = dist.distributed_c10d
     maker.ProcessGroupGloo = _InterruptibleGloo
+    reduce_scatter_in_python()
