@@ -45,6 +45,11 @@ class StopSources:
         Where the interpreter drops the exception, as it does in a finalizer of garbage, it is
         raised again: a process that waits for others may never ask for requests.
         """
+        with self._received.noted(), self._handled():
+            yield
+
+    @contextlib.contextmanager
+    def _handled(self) -> Iterator[None]:
         previous = signal.signal(signal.SIGTERM, _go_on)
         previous_interrupt = signal.signal(signal.SIGINT, self._interrupt)
         previous_hook = sys.unraisablehook
@@ -58,8 +63,7 @@ class StopSources:
 
         sys.unraisablehook = raise_again
         try:
-            with self._received.noted():
-                yield
+            yield
         finally:
             sys.unraisablehook = previous_hook
             signal.signal(signal.SIGINT, previous_interrupt)
