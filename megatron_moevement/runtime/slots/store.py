@@ -85,7 +85,11 @@ def process_folder(root: Path, run_id: str, process: int) -> Path:
 def process_folders(run_folder: Path) -> dict[int, Path]:
     """Returns the processes that left or have a folder, by their number."""
     found = {}
-    for folder in run_folder.iterdir() if run_folder.is_dir() else ():
+    try:
+        folders = list(run_folder.iterdir())
+    except (FileNotFoundError, NotADirectoryError):  # its last process may just remove it
+        folders = []
+    for folder in folders:
         match = _FOLDER.fullmatch(folder.name)
         if match and folder.is_dir() and not folder.is_symlink():
             found[int(match[1])] = folder
