@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
@@ -145,21 +146,25 @@ def survey(store_dir: Path) -> tuple[SurveyedRun, ...]:
     Raises:
         UserError: the folder can't be read.
     """
-    return tuple(
-        SurveyedRun(
-            run.name,
-            tuple(
-                _surveyed_process(process, folder)
-                for process, folder in process_folders(run).items()
-            ),
-        )
-        for run in run_folders(store_dir)
-    )
+    runs = (SurveyedRun(run.name, _surveyed_processes(run)) for run in run_folders(store_dir))
+    return tuple(run for run in runs if run.processes)
 
 
 def folder_bytes(folder: Path) -> int:
     """Returns how much memory or disk the files of a folder take."""
-    return sum(path.lstat().st_blocks * 512 for path in folder.iterdir())
+    total_bytes = 0
+    for path in folder.iterdir():
+        with contextlib.suppress(FileNotFoundError):  # its process has just removed it
+            total_bytes += path.lstat().st_blocks * 512
+    return total_bytes
+
+
+def _surveyed_processes(run: Path) -> tuple[SurveyedProcess, ...]:
+    found = []
+    for process, folder in process_folders(run).items():
+        with contextlib.suppress(FileNotFoundError):  # its process has just removed it
+            found.append(_surveyed_process(process, folder))
+    return tuple(found)
 
 
 def _surveyed_process(process: int, folder: Path) -> SurveyedProcess:
@@ -172,6 +177,8 @@ def _surveyed_process(process: int, folder: Path) -> SurveyedProcess:
             journal=_surveyed_journal(folder / JOURNAL_NAME),
             rings=tuple(_surveyed_ring(ring) for ring in stored_rings(folder)),
         )
+    except FileNotFoundError:
+        raise
     except OSError as error:
         raise UserError(f"can't read {folder}: {error.strerror or error}") from error
 

@@ -1,5 +1,6 @@
 """The folder of a process: locked, adopted, refused when it is another's, removed when done."""
 
+import contextlib
 import json
 import multiprocessing
 import os
@@ -8,6 +9,7 @@ import stat
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -24,6 +26,7 @@ from megatron_moevement.runtime.slots.store import (
     left_behind,
 )
 from megatron_moevement.runtime.slots.store_lock import StoreLockedError
+from megatron_moevement.runtime.slots.survey import survey
 
 from .conftest import IDENTITY, OWNER, fill
 
@@ -139,24 +142,38 @@ def test_two_jobs_never_write_the_same_store(shared_memory):
     assert left_behind(shared_memory, "run-2") == ()
 
 
-@pytest.mark.distributed
+@contextlib.contextmanager
+def looked_at(look, *args):
+    """Has another thread look all the time; what it meets is raised at the end."""
+    is_done = threading.Event()
+
+    def look_on():
+        while not is_done.is_set():
+            look(*args)
+
+    with ThreadPoolExecutor(1) as pool:
+        looking = pool.submit(look_on)
+        try:
+            yield
+        finally:
+            is_done.set()
+        looking.result()
+
+
 def test_who_looks_at_a_store_is_never_in_the_way_of_who_opens_it(shared_memory):
-    done = threading.Event()
-
-    def look():
-        while not done.is_set():
-            left_behind(shared_memory, "run-1")
-
-    looking = threading.Thread(target=look)
-    looking.start()
-    try:
+    with looked_at(left_behind, shared_memory, "run-1"):
         for _ in range(1000):
             opened(shared_memory).close()
-    finally:
-        done.set()
-        looking.join()
 
 
+@pytest.mark.parametrize("look", [lambda root: left_behind(root, "run-1"), survey])
+def test_a_store_may_be_removed_while_somebody_looks(shared_memory, look):
+    with looked_at(look, shared_memory):
+        for _ in range(3000):
+            opened(shared_memory).remove()
+
+
+@pytest.mark.distributed
 def test_a_fork_does_not_keep_the_lock_of_its_parent(shared_memory):
     store = opened(shared_memory)
     context = multiprocessing.get_context("fork")
