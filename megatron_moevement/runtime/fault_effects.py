@@ -65,8 +65,16 @@ def inflict_on(kind: FaultKind, thread: int) -> None:
         FaultKind.EXIT: InjectedExit,
     }
     if kind in raised:
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(
-            ctypes.c_ulong(thread), ctypes.py_object(raised[kind])
-        )
+        raise_in_thread(thread, raised[kind])
     else:
         inflict(kind)
+
+
+def raise_in_thread(thread: int, exception: type[BaseException]) -> None:
+    """Raises an exception in another thread, at its next bytecode.
+
+    Args:
+        thread: its identifier.
+        exception: what is raised there.
+    """
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(exception))

@@ -1,12 +1,12 @@
 """An interrupt reaches who waits in native code, and what was given up leaves no trace later."""
 
-import ctypes
 import sys
 import threading
 
 import pytest
 
 from megatron_moevement.runtime import interruptible_wait
+from megatron_moevement.runtime.fault_effects import raise_in_thread
 from megatron_moevement.runtime.interruptible_wait import _Waiter, count_connecting, interruptibly
 
 pytestmark = [
@@ -51,8 +51,7 @@ class Training(threading.Thread):
             self.ending = type(error)
 
     def interrupt(self):
-        number = ctypes.c_ulong(self.ident)
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(number, ctypes.py_object(Interrupted))
+        raise_in_thread(self.ident, Interrupted)
         self.join()
         assert self.ending is Interrupted
 

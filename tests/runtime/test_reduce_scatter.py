@@ -1,6 +1,5 @@
 """Who waits for a reduce-scatter can be interrupted, and gets the bits that gloo gives."""
 
-import ctypes
 import threading
 import time
 from datetime import timedelta
@@ -9,6 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from megatron_moevement.runtime.fault_effects import raise_in_thread
 from megatron_moevement.runtime.interruptible_wait import make_waits_interruptible
 from megatron_moevement.runtime.reduce_scatter import reduce_scatter_in_python
 
@@ -84,9 +84,8 @@ def interrupt_one(coalesced):
             work.wait()
         store.set("done", "")
         return output.tolist()
-    main_thread = ctypes.c_ulong(threading.main_thread().ident)
-    raise_there = ctypes.pythonapi.PyThreadState_SetAsyncExc
-    threading.Timer(0.3, raise_there, [main_thread, ctypes.py_object(Interrupted)]).start()
+    here = threading.main_thread().ident
+    threading.Timer(0.3, raise_in_thread, [here, Interrupted]).start()
     (work,) = scatter([output], [own], dist.ReduceOp.SUM, coalesced)
     with pytest.raises(Interrupted):
         work.wait()

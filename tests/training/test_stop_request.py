@@ -1,7 +1,6 @@
 """Ctrl-C reaches the training thread once, wherever it is."""
 
 import contextlib
-import ctypes
 import gc
 import os
 import signal
@@ -11,6 +10,7 @@ import time
 import pytest
 
 from megatron_moevement.runtime.commit_barrier import StopRequest
+from megatron_moevement.runtime.fault_effects import raise_in_thread
 from megatron_moevement.training.stop_request import StopSources
 
 pytestmark = pytest.mark.timeout(20)
@@ -62,18 +62,12 @@ class LateError(BaseException):
     """What another thread raises in the main one, as the monitor of a restart does."""
 
 
-def raise_in_main_thread():
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(
-        ctypes.c_ulong(threading.main_thread().ident), ctypes.py_object(LateError)
-    )
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_whose_handler_another_exception_cuts_short_is_known(number):
     main_thread = threading.main_thread().ident
 
     def strike():
-        raise_in_main_thread()  # it waits in C, so both arrive together
+        raise_in_thread(main_thread, LateError)  # it waits in C, so both arrive together
         signal.pthread_kill(main_thread, number)
 
     stop = StopSources(None)
@@ -100,12 +94,12 @@ def test_a_signal_of_a_forked_child_is_not_its_parents():
 
 
 def test_nothing_cuts_short_what_cleans_up():
-    worked = []
+    main_thread, worked = threading.main_thread().ident, []
 
     def work():
         for step in range(100):
-            raise_in_main_thread()
-            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+            raise_in_thread(main_thread, LateError)
+            signal.pthread_kill(main_thread, signal.SIGINT)
             time.sleep(0.002)
             worked.append(step)
         time.sleep(0.1)  # the last one arrives while this is waited for
