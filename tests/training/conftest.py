@@ -2,7 +2,11 @@
 
 import pytest
 
-from megatron_moevement.testing.bad_input import run_tiny
+from megatron_moevement.backends import cpu
+
+cpu.install()  # before anything here imports Megatron-Core
+
+from megatron_moevement.testing.bad_input import run_tiny  # noqa: E402
 
 
 @pytest.fixture(scope="session")

@@ -9,12 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from megatron_moevement.backends import cpu
-
-cpu.install()  # before anything here imports Megatron-Core
-
-from megatron_moevement.integrations.megatron.indexed import DocumentWriter  # noqa: E402
-from megatron_moevement.training.data.arguments import DataConfig, add_data_arguments  # noqa: E402
+from megatron_moevement.integrations.megatron.indexed import DocumentWriter
+from megatron_moevement.training.data.arguments import DataConfig, add_data_arguments
 
 VOCAB_SIZE = 1000
 
