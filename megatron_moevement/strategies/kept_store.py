@@ -88,8 +88,8 @@ class KeptStore:
         store = self._store
         assert store is not None
         where = flush_store(store, save)
-        self._store = None
         store.remove()
+        self._store = None  # not before: an interrupted removal is done again by `abandon`
         return where
 
     def forget_flushed(self) -> None:

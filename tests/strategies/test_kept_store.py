@@ -1,10 +1,13 @@
 """Which files a process leaves behind at its end."""
 
+import itertools
 import threading
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 
+from megatron_moevement.runtime.slots.flushing import flushed_folder
 from megatron_moevement.runtime.slots.identity import StoreIdentity
 from megatron_moevement.runtime.slots.store import JournalShape, StoreDirectory
 from megatron_moevement.strategies.kept_store import KeptStore
@@ -45,3 +48,33 @@ def test_it_does_not_wait_for_ever_and_takes_nothing_from_the_living(tmp_path):
     with StoreDirectory(tmp_path, IDENTITY, 1) as living:
         kept.abandon(timedelta(seconds=0.1))
         assert (own.exists(), living.folder.exists()) == (False, True)
+
+
+def test_a_flush_that_ctrl_c_cuts_short_anywhere_leaves_nothing_in_memory(tmp_path, monkeypatch):
+    flushed = flushed_folder(tmp_path, IDENTITY)
+    for removed in range(1, 100):
+        kept = KeptStore()
+        kept.open(tmp_path / "memory", IDENTITY, 0, None).journal(SHAPE)
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "unlink", interrupted_at(removed))
+            try:
+                kept.flush(tmp_path)
+                break
+            except KeyboardInterrupt:
+                pass
+        kept.abandon(timedelta(0))
+        assert list((tmp_path / "memory").iterdir()) == []
+    assert removed == 3  # the journal and the lock
+    assert [path.name for path in flushed.iterdir()] == ["process-0"]
+
+
+def interrupted_at(removed):
+    """Returns a removal of files that the nth one cuts short."""
+    remove, calls = Path.unlink, itertools.count(1)
+
+    def remove_or_stop(path, **kwargs):
+        if next(calls) == removed:
+            raise KeyboardInterrupt
+        remove(path, **kwargs)
+
+    return remove_or_stop

@@ -40,15 +40,19 @@ def flush_store(store: StoreDirectory, save: Path) -> Path:
     """
     target = process_folder(_root(save), store.identity.run_id, store.process)
     partial = target.with_name(f"{target.name}{CREATING_SUFFIX}")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(mode=0o700, parents=True)
-    for path in store.folder.iterdir():
-        if path.name != LOCK_NAME:
-            _copy(path, partial / path.name)
-    _sync(partial)
-    shutil.rmtree(target, ignore_errors=True)
-    partial.rename(target)
-    _sync(target.parent)
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(mode=0o700, parents=True)
+        for path in store.folder.iterdir():
+            if path.name != LOCK_NAME:
+                _copy(path, partial / path.name)
+        _sync(partial)
+        shutil.rmtree(target, ignore_errors=True)
+        partial.rename(target)
+        _sync(target.parent)
+    except BaseException:  # of Ctrl-C nothing is left, and a full disk is not kept full
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
     return target
 
 

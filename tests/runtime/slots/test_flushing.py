@@ -88,6 +88,7 @@ def test_a_flush_that_was_cut_short_is_nothing(shared_memory, tmp_path, monkeypa
     shutil.rmtree(shared_memory / IDENTITY.run_id)
     with opened(shared_memory, 0) as own:
         assert adopt_store(own, OWNER, [flushed_folder(tmp_path, IDENTITY)]) is None
+    assert list(flushed_folder(tmp_path, IDENTITY).iterdir()) == []
 
 
 def cut(folder):
