@@ -154,11 +154,11 @@ class KeptStore:
             return
         if not self._is_wanted:
             self.remove_left_behind()
-        self._store = None
         if self._is_wanted and store.folder.exists() and not store.is_empty:
             store.close()
         else:
             store.remove()
+        self._store = None  # not before, as in `flush`
 
 
 def _remove_left_behind(store: StoreDirectory) -> None:

@@ -91,10 +91,18 @@ def _run(arguments: Arguments, launch: Launch, backend: Backend, stop: StopSourc
             return _run_restartable(run, arguments, launch, backend)
         run.alone(launch)
     finally:
+        _let_go(run, stop)
+    return ExitCode.DONE
+
+
+def _let_go(run: GenerationRun, stop: StopSources) -> None:
+    """Closes what outlives generations, and gives it up if Ctrl-C was pressed, even meanwhile."""
+    try:
+        if not stop.interrupted:
+            run.resident.close()
+    finally:
         if stop.interrupted:
             stop.clean_up(run.abandon)
-        resident.close()
-    return ExitCode.DONE
 
 
 def _stop(

@@ -97,17 +97,17 @@ class GenerationRun:
     def abandon(self) -> None:
         """Gives up what is kept for a relaunch: Ctrl-C was pressed, wherever the process was.
 
-        What recovers only leaves everything as it is. Call it before the resident is closed.
+        What recovers only leaves everything as it is.
         """
         settings = self._arguments.fault_tolerance
-        if settings.moevement_recover_only:
-            return
-        self.resident.kept.store.abandon(_PATIENCE_WITH_THE_DYING)
-        if self.place is not None:
-            root, run_id = store_place(
-                settings, fingerprint(self._arguments, self.place.world_size)
-            )
-            remove_record(root / run_id)
+        if not settings.moevement_recover_only:
+            self.resident.kept.store.abandon(_PATIENCE_WITH_THE_DYING)
+            if self.place is not None:
+                root, run_id = store_place(
+                    settings, fingerprint(self._arguments, self.place.world_size)
+                )
+                remove_record(root / run_id)
+        self.resident.close()
 
     def _train(self, generation: Generation, launch: Launch) -> None:
         file = self._arguments.run.moevement_state_digest

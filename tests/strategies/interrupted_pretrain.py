@@ -1,11 +1,14 @@
-"""The training program of which one process never sees its KeyboardInterrupt: `--cut=N,WHERE`.
+"""The training program with Ctrl-C in one process at a bad moment: `--cut=N,WHERE`.
 
-Another exception takes its place when the signal's handler begins, as the one may that a monitor
-raises in the main thread at the same moment. WHERE says how far the process gets.
+It never sees its KeyboardInterrupt: another exception takes its place when the signal's handler
+begins, as the one may that a monitor raises in the main thread at the same moment. WHERE says how
+far the process gets. With `end` Ctrl-C comes by itself, as the process removes its store.
 """
 
+import signal
 import sys
 
+from megatron_moevement.runtime.slots.store import StoreDirectory
 from megatron_moevement.settings.launch import Launch
 from megatron_moevement.training.program import main
 from megatron_moevement.training.run import GenerationRun
@@ -23,11 +26,20 @@ def leave(run):
     run.resident.leave()
 
 
+def remove_late(store, remove=StoreDirectory.remove):
+    StoreDirectory.remove = remove
+    signal.raise_signal(signal.SIGINT)
+    remove(store)
+
+
 if __name__ == "__main__":
     (given,) = [argument for argument in sys.argv if argument.startswith(FLAG)]
     process, where = given.removeprefix(FLAG).split(",")
     if Launch.from_environment().process == int(process):
-        StopSources._interrupt = cut
+        if where == "end":
+            StoreDirectory.remove = remove_late
+        else:
+            StopSources._interrupt = cut
         if where == "restart":
             GenerationRun.leave = leave
     sys.exit(main([argument for argument in sys.argv[1:] if argument != given]))

@@ -75,6 +75,19 @@ def test_a_process_that_restarts_instead_leaves_no_file(megatron_fork_server, te
 
 
 @pytest.mark.slow
+def test_ctrl_c_as_the_store_is_removed_at_the_end_leaves_no_file(
+    megatron_fork_server, text, tmp_path
+):
+    program = restartable_program(CASE, megatron_fork_server, text, 0, "--cut=1,end")
+    run = Run(dataclasses.replace(program, path=PROGRAM), tmp_path)
+    with run.start() as job:
+        result = job.wait()
+    assert result.exit_codes == (0, INTERRUPTED, 0, 0), result.describe()
+    assert "Traceback" not in "".join(rank.stderr for rank in result.ranks)
+    assert list(run.store.rglob("*")) == []
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(8))
 def test_ctrl_c_at_any_time_after_a_fault_leaves_no_file(
     megatron_fork_server, text, tmp_path, seed

@@ -1,5 +1,6 @@
 """Which files a process leaves behind at its end."""
 
+import contextlib
 import itertools
 import threading
 from datetime import timedelta
@@ -7,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from megatron_moevement.runtime.slots.flushing import flushed_folder
 from megatron_moevement.runtime.slots.identity import StoreIdentity
 from megatron_moevement.runtime.slots.store import JournalShape, StoreDirectory
 from megatron_moevement.strategies.kept_store import KeptStore
@@ -50,22 +50,28 @@ def test_it_does_not_wait_for_ever_and_takes_nothing_from_the_living(tmp_path):
         assert (own.exists(), living.folder.exists()) == (False, True)
 
 
-def test_a_flush_that_ctrl_c_cuts_short_anywhere_leaves_nothing_in_memory(tmp_path, monkeypatch):
-    flushed = flushed_folder(tmp_path, IDENTITY)
+@pytest.mark.parametrize("how", ["flush", "finish"])
+def test_an_ending_that_ctrl_c_cuts_short_anywhere_leaves_nothing_in_memory(
+    tmp_path, monkeypatch, how
+):
     for removed in range(1, 100):
         kept = KeptStore()
         kept.open(tmp_path / "memory", IDENTITY, 0, None).journal(SHAPE)
-        with monkeypatch.context() as patch:
+        with monkeypatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
             patch.setattr(Path, "unlink", interrupted_at(removed))
-            try:
-                kept.flush(tmp_path)
-                break
-            except KeyboardInterrupt:
-                pass
+            end(kept, how, tmp_path)
+            break
         kept.abandon(timedelta(0))
         assert list((tmp_path / "memory").iterdir()) == []
     assert removed == 3  # the journal and the lock
-    assert [path.name for path in flushed.iterdir()] == ["process-0"]
+
+
+def end(kept, how, save):
+    if how == "flush":
+        kept.flush(save)
+    else:
+        kept.finish()
+        kept.close()
 
 
 def interrupted_at(removed):
