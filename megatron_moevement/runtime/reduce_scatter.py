@@ -4,14 +4,13 @@ gloo has none of its own. c10d (torch 2.13) reduces copies of the inputs on ever
 this rank's part in a `wait` that knows no limit: whoever waits gives no sign of life, and is out of
 reach where gloo has lost a wake-up. Here the same is done where the wait is ours, with the same
 bits. What was given up writes to its copies only.
-
-The form that takes a list of parts, which Megatron uses for uneven ones, stays as it is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
+from itertools import chain
 from typing import Any
 
 import torch
@@ -24,40 +23,62 @@ class _ReduceScatter:
     def __init__(
         self,
         group: Any,
-        outputs: Sequence[torch.Tensor],
-        inputs: Sequence[torch.Tensor],
         options: Any,
+        reduced: Sequence[torch.Tensor],
+        parts: Sequence[torch.Tensor],
+        outputs: Sequence[torch.Tensor],
     ) -> None:
-        """Begins to reduce."""
+        """Begins to reduce.
+
+        Args:
+            group: the process group.
+            options: operation and time limit.
+            reduced: what all ranks reduce in place.
+            parts: views of that, this rank's.
+            outputs: where those go.
+        """
         limits: Any = dist.AllreduceOptions()
         limits.reduceOp = options.reduceOp
         limits.timeout = options.timeout
-        self._outputs = outputs
-        self._copies = [one.clone() for one in inputs]
-        self._part = (group.size(), group.rank())
-        self._works = [group.allreduce([copy], limits) for copy in self._copies]
+        self._parts, self._outputs = parts, outputs
+        self._works = [group.allreduce([each], limits) for each in reduced]
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Waits for all of them and takes this rank's parts."""
-        size, rank = self._part
-        for work, copy, output in zip(self._works, self._copies, self._outputs, strict=True):
+        for work in self._works:
             work.wait() if timeout is None else work.wait(timeout)
-            output.copy_(copy.chunk(size)[rank])
+        for output, part in zip(self._outputs, self._parts, strict=True):
+            output.copy_(part)
         return True
 
 
 def _one(group: Any, output: torch.Tensor, own: torch.Tensor, options: Any) -> _ReduceScatter:
-    return _ReduceScatter(group, [output], [own], options)
+    return _several(group, [output], [own], options)
 
 
 def _several(
     group: Any, outputs: Sequence[torch.Tensor], own: Sequence[torch.Tensor], options: Any
 ) -> _ReduceScatter:
-    return _ReduceScatter(group, outputs, own, options)
+    copies = [one.clone() for one in own]
+    parts = [copy.chunk(group.size())[group.rank()] for copy in copies]
+    return _ReduceScatter(group, options, copies, parts, outputs)
+
+
+def _in_parts(
+    group: Any,
+    outputs: Sequence[torch.Tensor],
+    own: Sequence[Sequence[torch.Tensor]],
+    options: Any,
+) -> _ReduceScatter:
+    """Takes lists of parts; Megatron's dispatcher has uneven ones of tensor-parallel experts."""
+    copies = [[part.clone() for part in parts] for parts in own]
+    parts = [each[group.rank()] for each in copies]
+    return _ReduceScatter(group, options, list(chain(*copies)), parts, outputs)
 
 
 def reduce_scatter_in_python() -> None:
     """Reduces and scatters so from now on, in all of this process; for gloo."""
     group: Any = dist.ProcessGroup
+    group.reduce_scatter = _in_parts
     group.reduce_scatter_single = _one
     group.reduce_scatter_single_coalesced = _several

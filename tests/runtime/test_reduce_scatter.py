@@ -21,20 +21,33 @@ class Interrupted(BaseException):
     """What a restart raises in the training thread."""
 
 
-def scatter(outputs, inputs, op, coalesced):
+def scatter(outputs, inputs, op, form):
     """Returns what is to be waited for."""
-    if not coalesced:
-        return [
-            dist.reduce_scatter_tensor(output, own, op=op, async_op=True)
-            for output, own in zip(outputs, inputs, strict=True)
-        ]
-    with dist._coalescing_manager(dist.group.WORLD, async_ops=True) as manager:
-        for output, own in zip(outputs, inputs, strict=True):
-            dist.reduce_scatter_tensor(output, own, op=op)
-    return [manager]
+    if form == "coalesced":
+        with dist._coalescing_manager(dist.group.WORLD, async_ops=True) as manager:
+            for output, own in zip(outputs, inputs, strict=True):
+                dist.reduce_scatter_tensor(output, own, op=op)
+        return [manager]
+    works = []
+    for output, own in zip(outputs, inputs, strict=True):
+        if form == "single":
+            works.append(dist.reduce_scatter_tensor(output, own, op=op, async_op=True))
+        else:
+            parts = list(own.split(shares(own, form)))
+            works.append(dist.reduce_scatter(output, parts, op=op, async_op=True))
+    return works
 
 
-def compare(coalesced):
+def shares(own, form):
+    """Returns how many rows of an input each rank gets; of uneven parts one is empty."""
+    even = len(own) // dist.get_world_size()
+    rows = [even] * dist.get_world_size()
+    if form == "uneven":
+        rows[0], rows[-1] = 0, 2 * even
+    return rows
+
+
+def compare(form):
     """Returns whether ours gives what gloo gives, for several types, shapes and operations."""
     dist.init_process_group("gloo")
     size, rank = dist.get_world_size(), dist.get_rank()
@@ -52,8 +65,8 @@ def compare(coalesced):
         found = []
         for inputs, op in cases:
             own = [one.clone() for one in inputs]
-            outputs = [torch.zeros_like(one[: len(one) // size]) for one in own]
-            for work in scatter(outputs, own, op, coalesced):
+            outputs = [torch.zeros_like(one[: shares(one, form)[rank]]) for one in own]
+            for work in scatter(outputs, own, op, form):
                 work.wait()
             assert all(map(torch.equal, own, inputs))
             found += outputs
@@ -62,17 +75,17 @@ def compare(coalesced):
     native = outcomes()
     reduce_scatter_in_python()
     ours = outcomes()
-    assert all(output.any() for output in ours)
+    assert all(output.any() == bool(output.numel()) for output in ours)
     return len(ours) == len(native) and all(map(torch.equal, ours, native))
 
 
-@pytest.mark.parametrize("coalesced", [False, True])
-def test_the_bits_are_those_of_gloo(fork_server, coalesced):
-    results = fork_server.run(compare, world_size=3, args=[coalesced]).check()
+@pytest.mark.parametrize("form", ["single", "coalesced", "even", "uneven"])
+def test_the_bits_are_those_of_gloo(fork_server, form):
+    results = fork_server.run(compare, world_size=3, args=[form]).check()
     assert results.values == (True,) * 3
 
 
-def interrupt_one(coalesced):
+def interrupt_one(form):
     """Interrupts rank 0, which waits for rank 1; that one comes afterwards."""
     dist.init_process_group("gloo")
     make_waits_interruptible()
@@ -80,13 +93,13 @@ def interrupt_one(coalesced):
     own, output = torch.ones(2 * 3), torch.zeros(3)
     if dist.get_rank() == 1:
         store.wait(["interrupted"], LIMIT)
-        for work in scatter([output], [own], dist.ReduceOp.SUM, coalesced):
+        for work in scatter([output], [own], dist.ReduceOp.SUM, form):
             work.wait()
         store.set("done", "")
         return output.tolist()
     here = threading.main_thread().ident
     threading.Timer(0.3, raise_in_thread, [here, Interrupted]).start()
-    (work,) = scatter([output], [own], dist.ReduceOp.SUM, coalesced)
+    (work,) = scatter([output], [own], dist.ReduceOp.SUM, form)
     with pytest.raises(Interrupted):
         work.wait()
     store.set("interrupted", "")
@@ -95,9 +108,7 @@ def interrupt_one(coalesced):
     return output.tolist()
 
 
-@pytest.mark.parametrize("coalesced", [False, True])
-def test_an_interrupt_reaches_who_waits_and_what_was_given_up_writes_nothing(
-    fork_server, coalesced
-):
-    results = fork_server.run(interrupt_one, world_size=2, args=[coalesced], timeout_s=30).check()
+@pytest.mark.parametrize("form", ["single", "coalesced", "even"])
+def test_an_interrupt_reaches_who_waits_and_what_was_given_up_writes_nothing(fork_server, form):
+    results = fork_server.run(interrupt_one, world_size=2, args=[form], timeout_s=30).check()
     assert results.values == ([0.0] * 3, [2.0] * 3)
