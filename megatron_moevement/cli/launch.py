@@ -100,7 +100,8 @@ def job_exit_code(job: Job, exits: Sequence[RankExit]) -> int:
 
     Where the others carry on, a rank killed by a signal is a fault that they dealt with: the job
     is done when as many ranks as were active ended well, and otherwise what the survivors say
-    counts more than what killed the dead.
+    counts more than what killed the dead. Ctrl-C counts most: whoever had stopped before, for a
+    relaunch, must not be taken at its word.
 
     Args:
         job: The job.
@@ -110,7 +111,7 @@ def job_exit_code(job: Job, exits: Sequence[RankExit]) -> int:
     if job.on_death is OnDeath.CARRY_ON:
         if len(exits) - len(failed) >= job.active_ranks:
             return ExitCode.DONE
-        failed.sort(key=lambda end: end.status < 0)
+        failed.sort(key=lambda end: (end.status != ExitCode.INTERRUPTED, end.status < 0))
     return failed[0].code if failed else ExitCode.DONE
 
 
@@ -274,6 +275,7 @@ def _supervise(
         elif received in FORWARDED:
             _send(running.values(), received)
             if received == signal.SIGINT:  # nobody wants to wait for long
+                _send(running.values(), signal.SIGCONT)  # a stopped one, too, is to clean up
                 deadline = time.monotonic() + job.grace.total_seconds()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 import weakref
 from collections.abc import Callable, Iterable
@@ -10,13 +11,13 @@ from pathlib import Path
 
 import torch
 
+from megatron_moevement.errors import UserError
 from megatron_moevement.policy.ranks import LogicalRank
 from megatron_moevement.runtime.slots.adoption import adopt_store
 from megatron_moevement.runtime.slots.flushing import flush_store, flushed_folder, remove_flushed
 from megatron_moevement.runtime.slots.identity import StoreIdentity
 from megatron_moevement.runtime.slots.ring_file import RingFile
 from megatron_moevement.runtime.slots.store import StoreDirectory, left_behind, process_folders
-from megatron_moevement.runtime.slots.store_lock import StoreLockedError
 
 _POLL_S = 0.05
 
@@ -27,6 +28,7 @@ class KeptStore:
     def __init__(self) -> None:
         """Begins with nothing open."""
         self._store: StoreDirectory | None = None
+        self._place: tuple[Path, StoreIdentity] | None = None
         self._pinned: weakref.WeakSet[RingFile] = weakref.WeakSet()
         self._is_wanted = True
         self.flushed: tuple[Path, ...] = ()
@@ -65,6 +67,7 @@ class KeptStore:
             UserError: it is in use, another user's, or can't be made.
         """
         if self._store is None:
+            self._place = (root, identity)
             self._store = StoreDirectory(root, identity, process)
             self.flushed = tuple(flushed_folder(save, identity) for save in saves)
             if rank is not None:
@@ -126,8 +129,8 @@ class KeptStore:
         Call it when all live processes of the run have locked their stores, and the slots of the
         dead have holders again.
         """
-        assert self._store is not None
-        _remove_left_behind(self._store)
+        assert self._place is not None
+        _remove_left_behind(*self._place)
 
     def abandon(self, patience: timedelta) -> None:
         """Removes the files of this process and, when they have ended, of the others of its run.
@@ -137,15 +140,18 @@ class KeptStore:
         Args:
             patience: how long to wait for the others on this machine.
         """
-        store = self._store
-        self.finish()
-        self.close()
-        if store is None:
+        if self._store is not None:
+            self._store.remove()
+            self._store = None
+        if self._place is None:
             return
+        root, identity = self._place
         deadline_s = time.monotonic() + patience.total_seconds()
-        while process_folders(store.folder.parent) and time.monotonic() < deadline_s:
+        while process_folders(root / identity.run_id):
+            _remove_left_behind(root, identity)
+            if time.monotonic() >= deadline_s:
+                return
             time.sleep(_POLL_S)
-            _remove_left_behind(store)
 
     def close(self) -> None:
         """Lets go of the files and of the lock."""
@@ -161,10 +167,8 @@ class KeptStore:
         self._store = None  # not before, as in `flush`
 
 
-def _remove_left_behind(store: StoreDirectory) -> None:
-    for process in left_behind(store.root, store.identity.run_id):
-        try:
-            left = StoreDirectory(store.root, store.identity, process)
-        except StoreLockedError:  # by another process that removes it
-            continue
-        left.remove()
+def _remove_left_behind(root: Path, identity: StoreIdentity) -> None:
+    for process in left_behind(root, identity.run_id):
+        # Another process may remove it just now; and what can't be removed is in nobody's way.
+        with contextlib.suppress(UserError), StoreDirectory(root, identity, process) as left:
+            left.remove()

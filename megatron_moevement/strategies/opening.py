@@ -121,7 +121,8 @@ def _open_store(
 
     def open_store() -> StoreDirectory:
         rank = trained.rank if generation.number == 0 else None
-        return kept.open(root, identity, trained.process, rank, saves)
+        with generation.uninterrupted():  # half adopted, the files would be lost
+            return kept.open(root, identity, trained.process, rank, saves)
 
     try:
         store = together(open_store, trained.device)

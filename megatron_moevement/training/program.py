@@ -101,6 +101,7 @@ def _let_go(run: GenerationRun, stop: StopSources) -> None:
         if not stop.interrupted:
             run.resident.close()
     finally:
+        stop.only_note()
         if stop.interrupted:
             stop.clean_up(run.abandon)
 

@@ -78,13 +78,17 @@ class StopSources:
             self._is_raised = True
             raise KeyboardInterrupt
 
+    def only_note(self) -> None:
+        """From now on Ctrl-C is noted, and raises nothing."""
+        self._is_raised = True
+
     def clean_up(self, work: Callable[[], None]) -> None:
         """Does what is left to do after an interrupt, and has it disturbed by nothing.
 
         It works in a thread of its own. Exceptions that others raise in the main thread, as the
         monitor of a restart does, may come as late as now: they are dropped.
         """
-        self._is_raised = True
+        self.only_note()
         begun, is_done = threading.Lock(), threading.Event()
 
         def clean() -> None:

@@ -1,11 +1,14 @@
 """What becomes of the questions to a control store, also to one that is lost."""
 
+import signal
 import socket
+import threading
 from datetime import timedelta
 
 import pytest
 from nvidia_resiliency_ext.inprocess import monitor_process, wrap
 from nvidia_resiliency_ext.inprocess.attribution import Interruption, InterruptionRecord
+from nvidia_resiliency_ext.inprocess.store import BarrierTimeout
 
 from megatron_moevement.cli.launch import serve_store
 from megatron_moevement.integrations.nvrx.stores import (
@@ -15,6 +18,7 @@ from megatron_moevement.integrations.nvrx.stores import (
 )
 
 LIMIT = timedelta(seconds=20)
+LONG = timedelta(hours=1)
 SHORT = timedelta(milliseconds=1)
 
 
@@ -61,6 +65,34 @@ def ask_as_upstream():
     store.iteration_barrier(ranks=[1], rendezvous_count=2, timeout=timedelta(0))
     assert store.is_rank_at_reentrant_barrier(1, store.ITERATION_BARRIER)
     del server
+
+
+def leave_without_waiting():
+    server, control = serve()
+    store = GenerationStore(0, control)
+    store.record_terminated_ranks([0])
+    store.iteration_barrier(ranks=[0], rendezvous_count=2, timeout=LONG)
+    assert store.is_rank_at_reentrant_barrier(0, store.ITERATION_BARRIER)
+    with pytest.raises(BarrierTimeout):  # a monitor waits for others on behalf of the dead
+        store.iteration_barrier(ranks=[0], rendezvous_count=2, timeout=SHORT, timeout_chunk=SHORT)
+    del server
+
+
+def wait_until_interrupted():
+    server, control = serve()
+    store = GenerationStore(0, control)
+    here = threading.main_thread().ident
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    threading.Timer(0.3, signal.pthread_kill, [here, signal.SIGINT]).start()
+    with pytest.raises(KeyboardInterrupt):
+        store.iteration_barrier(ranks=[0], rendezvous_count=2, timeout=LONG)
+    del server
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("body", [leave_without_waiting, wait_until_interrupted])
+def test_nobody_who_is_to_leave_waits_for_a_process_that_hangs(megatron_fork_server, body):
+    megatron_fork_server.run(body, world_size=1, timeout_s=30).check()
 
 
 @pytest.mark.distributed

@@ -211,6 +211,16 @@ def test_ranks_that_ignore_ctrl_c_are_killed_after_the_grace_time(start, tmp_pat
     assert exit_code(process) == 128 + signal.SIGKILL
 
 
+def test_a_stopped_rank_cleans_up_after_ctrl_c_too(start, tmp_path):
+    process = start(f"serve_until({int(signal.SIGINT)})", "-n", "2")
+    await_files(tmp_path, "ready.0", "ready.1")
+    stopped = int((tmp_path / "ready.1").read_text())
+    os.kill(stopped, signal.SIGSTOP)
+    process.send_signal(signal.SIGINT)
+    assert exit_code(process) == 0
+    assert (tmp_path / "stopped.1").exists()
+
+
 def test_ranks_that_a_forwarded_signal_kills_give_its_code(start, tmp_path):
     process = start('tell("ready"); time.sleep(600)', "-n", "2")
     await_files(tmp_path, "ready.0", "ready.1")

@@ -55,6 +55,8 @@ def test_without_restart_the_first_failure_is_the_jobs(statuses, expected):
         ((-9, 75, 75), 75),  # the survivors flushed their state
         ((-9, 1, 75), 1),
         ((2, 2, 2), 2),
+        ((-9, 75, 130), 130),  # Ctrl-C while the survivors flushed
+        ((130, 0, 0), 0),
     ],
 )
 def test_with_a_spare_as_many_as_were_active_must_end_well(statuses, expected):

@@ -14,6 +14,7 @@ from random import Random
 import psutil
 import pytest
 
+from megatron_moevement.errors import ExitCode
 from megatron_moevement.runtime.events import EventName, read_events
 from megatron_moevement.testing.interruption import Run, send
 from megatron_moevement.testing.protected_run import Case
@@ -238,11 +239,47 @@ def test_ctrl_c_in_a_recovery_leaves_nothing(start, name, generation):
     check_nothing_is_left(job, ports)
 
 
+def hanging(soft_s):
+    """Returns flags of a job in which rank 2 hangs for good."""
+    limits = {"soft": soft_s, "hard": 210, "heartbeat": 190, "barrier": 220, "completion": 220}
+    limits_s = [f"--inprocess-{name}-timeout={limit_s}" for name, limit_s in limits.items()]
+    return (*limits_s, f"--moevement-faults=stop:{STEP}:prepare@2")
+
+
+@pytest.mark.slow
+def test_at_ctrl_c_nobody_waits_for_a_rank_that_hangs(megatron_fork_server, text, tmp_path):
+    others = [0, 1, 3, 4]
+    run = Run(restartable_program(CASE, megatron_fork_server, text, 1, *hanging(200)), tmp_path)
+    with run.start() as job:
+        while not events_of(run, EventName.FAULT_INJECTED, 0):
+            job.poll()
+        send(job, signal.SIGINT, others)
+        codes = [job.wait_for_rank(rank) for rank in others]
+        job.kill(2)
+        job.wait()
+    assert codes == [INTERRUPTED] * len(others)
+    left = {folder.name for folder in run.store.glob("*/process-*")}
+    assert left == {"process-2"}  # it lived
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("soft_s", [200, 1])
+def test_ctrl_c_while_a_rank_hangs_leaves_nothing(start, soft_s):
+    """The others wait for it: in training, or to leave the generation that a hang has ended."""
+    job = start(*hanging(soft_s))
+    job.await_event(EventName.ITERATION, 0, STEP - 1)
+    ports = job.listening()
+    job.await_event(EventName.FAULT_INJECTED, 0)
+    time.sleep(0.5 if soft_s > 1 else 4)
+    assert job.interrupt() == INTERRUPTED
+    check_nothing_is_left(job, ports)
+
+
 @pytest.mark.slow
 def test_ctrl_c_in_the_conversion_of_a_relaunch_leaves_nothing(start):
-    fault = ("--moevement-faults", f"{STEP}:prepare")
+    fault = ("--moevement-faults", f"{STEP}:prepare@2")
     crashed = start(*fault, spares=0)
-    assert crashed.launcher.wait() == 128 + signal.SIGKILL
+    assert crashed.launcher.wait() == ExitCode.STATE_FLUSHED
     assert any(crashed.store.rglob("*.ring"))
     job = start(*fault, spares=0)
     job.await_event(EventName.REPLAY, 0)

@@ -51,19 +51,60 @@ def test_it_does_not_wait_for_ever_and_takes_nothing_from_the_living(tmp_path):
 
 
 @pytest.mark.parametrize("how", ["flush", "finish"])
+@pytest.mark.parametrize("moment", ["before", "after"])
 def test_an_ending_that_ctrl_c_cuts_short_anywhere_leaves_nothing_in_memory(
-    tmp_path, monkeypatch, how
+    tmp_path, monkeypatch, how, moment
 ):
-    for removed in range(1, 100):
-        kept = KeptStore()
-        kept.open(tmp_path / "memory", IDENTITY, 0, None).journal(SHAPE)
+    memory = tmp_path / "memory"
+    for removal in itertools.count(1):
+        leave(memory)
+        kept = opened(memory)
         with monkeypatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
-            patch.setattr(Path, "unlink", interrupted_at(removed))
+            patch.setattr(Path, "unlink", interrupted_at(removal, moment))
             end(kept, how, tmp_path)
             break
         kept.abandon(timedelta(0))
-        assert list((tmp_path / "memory").iterdir()) == []
-    assert removed == 3  # the journal and the lock
+        assert list(memory.iterdir()) == []
+    assert removal == (3 if how == "flush" else 5)  # a journal and a lock, twice at an end
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_what_a_restart_cuts_short_is_removed_later(tmp_path, monkeypatch, moment):
+    for removal in (1, 2):
+        leave(tmp_path)
+        kept = opened(tmp_path)
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "unlink", interrupted_at(removal, moment))
+            with pytest.raises(KeyboardInterrupt):
+                kept.remove_left_behind()
+        kept.keep()
+        kept.finish()
+        kept.close()
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_ctrl_c_while_the_store_is_opened_leaves_nothing(tmp_path, monkeypatch):
+    kept = KeptStore()
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "glob", interrupted_at(1, "before", Path.glob))
+        with pytest.raises(KeyboardInterrupt):
+            kept.open(tmp_path, IDENTITY, 0, None)
+    with StoreDirectory(tmp_path, IDENTITY, 0):  # nobody has it locked
+        pass
+    kept.abandon(timedelta(0))
+    assert list(tmp_path.iterdir()) == []
+
+
+def opened(memory):
+    kept = KeptStore()
+    kept.open(memory, IDENTITY, 0, None).journal(SHAPE)
+    return kept
+
+
+def leave(memory):
+    """Leaves the store of a process that died."""
+    with StoreDirectory(memory, IDENTITY, 7) as store:
+        store.journal(SHAPE)
 
 
 def end(kept, how, save):
@@ -74,13 +115,17 @@ def end(kept, how, save):
         kept.close()
 
 
-def interrupted_at(removed):
-    """Returns a removal of files that the nth one cuts short."""
-    remove, calls = Path.unlink, itertools.count(1)
+def interrupted_at(number, moment, act=Path.unlink):
+    """Returns what does as `act`, but for an interrupt at its nth call."""
+    calls = itertools.count(1)
 
-    def remove_or_stop(path, **kwargs):
-        if next(calls) == removed:
+    def act_or_stop(path, *args, **kwargs):
+        is_now = next(calls) == number
+        if is_now and moment == "before":
             raise KeyboardInterrupt
-        remove(path, **kwargs)
+        done = act(path, *args, **kwargs)
+        if is_now:
+            raise KeyboardInterrupt
+        return done
 
-    return remove_or_stop
+    return act_or_stop

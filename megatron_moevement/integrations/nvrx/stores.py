@@ -9,6 +9,7 @@ import contextlib
 import time
 from collections.abc import Iterable
 from datetime import timedelta
+from typing import Any
 
 import torch.distributed as dist
 from nvidia_resiliency_ext.inprocess import monitor_process, wrap
@@ -71,7 +72,14 @@ class GenerationStore(PrefixStore):  # type: ignore[misc]
     them, and the training thread waits for ever for their interrupt when it ends. Here each process
     is told that it is interrupted, and needs nobody to write that down. What processes have to
     agree on fails: barriers, and with them the end of the generation.
+
+    A process that leaves the job, as by Ctrl-C, waits for nobody: one that hangs would keep it.
     """
+
+    def __init__(self, iteration: int, store: Any) -> None:
+        """Begins with nobody lost."""
+        super().__init__(iteration, store)
+        self._terminated: set[int] = set()
 
     def wait_for_interrupted(self, timeout: timedelta) -> None:
         """Waits until any process is interrupted, or the store is lost."""
@@ -95,9 +103,33 @@ class GenerationStore(PrefixStore):  # type: ignore[misc]
         return []
 
     def record_terminated_ranks(self, ranks: Iterable[int]) -> None:
-        """Says whose processes are lost."""
+        """Says whose processes are lost, or leave."""
+        self._terminated.update(ranks)
         with _lost_is_fine():
             super().record_terminated_ranks(ranks)
+
+    def iteration_barrier(
+        self,
+        ranks: Iterable[int],
+        rendezvous_count: int,
+        timeout: timedelta,
+        timeout_chunk: timedelta | None = None,
+    ) -> None:
+        """Waits until all processes have left the generation.
+
+        NVRx's monitors, which give slices, wait for those of whom they said that they are lost.
+
+        Raises:
+            BarrierTimeout: the time is over.
+            DistNetworkError: the store is lost.
+        """
+        is_leaving = timeout_chunk is None and self._terminated.issuperset(ranks)
+        super().iteration_barrier(
+            ranks=ranks,
+            rendezvous_count=rendezvous_count,
+            timeout=timedelta(0) if is_leaving else timeout,
+            timeout_chunk=timeout_chunk or _SLICE,  # as in `ControlStore.wait`
+        )
 
     def is_rank_at_reentrant_barrier(self, rank: int, group_name: str) -> bool:
         """Returns whether a process waits for the others, which excuses it from signs of life."""

@@ -68,14 +68,14 @@ def adopt_store(own: StoreDirectory, rank: LogicalRank, flushed: Iterable[Path] 
     if durable is not None:
         return _bring_back(own, durable, adopted)
     try:
-        left = StoreDirectory(own.root, own.identity, adopted)
+        with StoreDirectory(own.root, own.identity, adopted) as left:
+            own.clear()
+            for path in left.folder.iterdir():
+                if path.name != LOCK_NAME:
+                    os.rename(path, own.folder / path.name)
+            left.remove()
     except StoreLockedError:
         return None
-    own.clear()
-    for path in left.folder.iterdir():
-        if path.name != LOCK_NAME:
-            os.rename(path, own.folder / path.name)
-    left.remove()
     logger.info("process %d goes on with what process %d left", own.process, adopted)
     return adopted
 

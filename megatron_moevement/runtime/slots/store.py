@@ -137,7 +137,11 @@ class StoreDirectory:
         self._lock = self._enter()
         self._rings: dict[tuple[RingRole, LogicalRank], RingFile] = {}
         self._journal: Journal | None = None
-        self._remove_unfinished()
+        try:
+            self._remove_unfinished()
+        except BaseException:  # as in `StoreLock`
+            self._lock.close()
+            raise
 
     def _enter(self) -> StoreLock:
         try:
@@ -154,7 +158,7 @@ class StoreDirectory:
 
     def _remove_unfinished(self) -> None:
         for unfinished in self.folder.glob(f"*{CREATING_SUFFIX}"):
-            unfinished.unlink()
+            unfinished.unlink(missing_ok=True)
 
     def read_again(self) -> None:
         """Forgets what is known of the journal beyond its file, as if the process were new.

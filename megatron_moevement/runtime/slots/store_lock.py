@@ -54,10 +54,14 @@ class StoreLock:
         """
         self.path = path
         self._descriptor: int | None = _locked(path)
-        note = json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode()
-        os.pwrite(self._descriptor, note, 0)
-        os.ftruncate(self._descriptor, len(note))
-        _HELD.add(self)
+        try:
+            note = json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode()
+            os.pwrite(self._descriptor, note, 0)
+            os.ftruncate(self._descriptor, len(note))
+            _HELD.add(self)
+        except BaseException:  # an interrupt, too: a lock that nobody knows is held for ever
+            self.close()
+            raise
 
     def close(self) -> None:
         """Gives the lock back."""
