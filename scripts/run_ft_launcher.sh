@@ -41,9 +41,13 @@ fi
 export TORCHINDUCTOR_CACHE_DIR="${TORCHINDUCTOR_CACHE_DIR:-${TMPDIR:-/tmp}/torchinductor_$(id -un)}"
 TMPDIR="$(mktemp -d)"
 export TMPDIR
-agents=() host=""
+agents=() host="" patience_s=0
 # shellcheck disable=SC2329 # the trap calls it
 finish() {
+    for ((tenths = 0; tenths < patience_s * 10; tenths++)); do
+        kill -0 "${agents[@]}" 2>/dev/null || break
+        sleep 0.1
+    done
     # The ranks meet at the stores to the end: without them they would stop for another launch.
     [ "${#agents[@]}" -eq 0 ] || kill "${agents[@]}" 2>/dev/null || true
     [ "${#agents[@]}" -eq 0 ] || wait "${agents[@]}" || true
@@ -53,8 +57,22 @@ finish() {
 }
 trap finish EXIT
 
+# An agent passes on the first signal to its ranks; a second one at once would cut that short, and
+# some ranks would never hear of Ctrl-C. So agents have sessions of their own, and hear of it from
+# here. One that waits for others at the start hears of nothing, and is ended later.
+own_session=(setsid env --default-signal=INT) # a shell's background jobs ignore it otherwise
+# shellcheck disable=SC2329 # the trap calls it
+interrupt() {
+    trap '' INT
+    patience_s=10
+    # shellcheck disable=SC2046 # a word each
+    kill -INT $(jobs -p) 2>/dev/null || true
+    exit 130
+}
+trap interrupt INT
+
 if ! "$in_place"; then
-    "$LAUNCHER" "${own[@]}" --nnodes 1 --nproc-per-node "$ranks" \
+    "${own_session[@]}" "$LAUNCHER" "${own[@]}" --nnodes 1 --nproc-per-node "$ranks" \
         --rdzv-endpoint 127.0.0.1:0 "$ROOT/pretrain_moe.py" "$@" &
     agents=("$!")
     wait "$!"
@@ -73,7 +91,7 @@ export MOEVEMENT_ACTIVE_RANKS="$ranks"
 
 for ((number = 0; number < processes; number++)); do
     CUDA_VISIBLE_DEVICES="$number" MOEVEMENT_FAILURE_DOMAIN="${MOEVEMENT_FAILURE_DOMAIN:-$number}" \
-        "$LAUNCHER" "${own[@]}" --nnodes "$ranks:$processes" --nproc-per-node 1 \
+        "${own_session[@]}" "$LAUNCHER" "${own[@]}" --nnodes "$ranks:$processes" --nproc-per-node 1 \
         --ft-restart-policy min-healthy --rdzv-conf is_host=false \
         --rdzv-endpoint "$MOEVEMENT_STORE_ADDR:$MOEVEMENT_STORE_PORT" "$ROOT/pretrain_moe.py" "$@" &
     agents+=("$!")

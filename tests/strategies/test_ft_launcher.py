@@ -171,7 +171,7 @@ def test_nothing_is_left_after_an_interrupt_from_the_keyboard(in_place, tmp_path
             assert process.poll() is None, (tmp_path / "log").read_text()[-5000:]
             time.sleep(0.2)
         family = psutil.Process(process.pid).children(recursive=True)
-        os.killpg(process.pid, signal.SIGINT)
-        process.wait(60)
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does it
+        assert process.wait(60) == 130
         assert psutil.wait_procs(family, 10)[1] == []
     assert list((tmp_path / "store").rglob("*")) == []
