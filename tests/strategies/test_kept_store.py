@@ -5,12 +5,19 @@ import itertools
 import threading
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
+import torch.distributed as dist
 
+from megatron_moevement.policy.ranks import LogicalRank
+from megatron_moevement.runtime.generation import Generation
 from megatron_moevement.runtime.slots.identity import StoreIdentity
 from megatron_moevement.runtime.slots.store import JournalShape, StoreDirectory
+from megatron_moevement.settings.fault_tolerance import FaultTolerance
 from megatron_moevement.strategies.kept_store import KeptStore
+from megatron_moevement.strategies.opening import _open_store
 
 IDENTITY = StoreIdentity("run", "0123")
 SHAPE = JournalShape(retained_steps=6, entry_bytes=100, last_step=20)
@@ -93,6 +100,31 @@ def test_ctrl_c_while_the_store_is_opened_leaves_nothing(tmp_path, monkeypatch):
         pass
     kept.abandon(timedelta(0))
     assert list(tmp_path.iterdir()) == []
+
+
+def open_in_a_generation(root):
+    """Opens a store as a job does; returns whether a restart waited while it was opened."""
+    dist.init_process_group("gloo")
+    seen = []
+
+    class Watched(KeptStore):
+        def open(self, *args):
+            seen.append(protected.locked())
+            return super().open(*args)
+
+    protected = threading.Lock()
+    trained = SimpleNamespace(
+        process=0, rank=LogicalRank(), fingerprint="0123", device=torch.device("cpu")
+    )
+    settings = FaultTolerance(moevement_store_dir=root)
+    _open_store(settings, trained, Watched(), Generation(0, lambda: protected), []).remove()
+    return seen
+
+
+@pytest.mark.distributed
+def test_a_restart_waits_until_what_others_left_is_adopted(megatron_fork_server, tmp_path):
+    results = megatron_fork_server.run(open_in_a_generation, world_size=1, args=[str(tmp_path)])
+    assert results.check().values == ([True],)
 
 
 def opened(memory):
