@@ -130,7 +130,11 @@ class KeptStore:
         dead have holders again.
         """
         assert self._place is not None
-        _remove_left_behind(*self._place)
+        root, identity = self._place
+        for process in left_behind(root, identity.run_id):
+            # Another process may remove it just now; and what can't be removed is in nobody's way.
+            with contextlib.suppress(UserError), StoreDirectory(root, identity, process) as left:
+                left.remove()
 
     def abandon(self, patience: timedelta) -> None:
         """Removes the files of this process and, when they have ended, of the others of its run.
@@ -148,7 +152,7 @@ class KeptStore:
         root, identity = self._place
         deadline_s = time.monotonic() + patience.total_seconds()
         while process_folders(root / identity.run_id):
-            _remove_left_behind(root, identity)
+            self.remove_left_behind()
             if time.monotonic() >= deadline_s:
                 return
             time.sleep(_POLL_S)
@@ -165,10 +169,3 @@ class KeptStore:
         else:
             store.remove()
         self._store = None  # not before, as in `flush`
-
-
-def _remove_left_behind(root: Path, identity: StoreIdentity) -> None:
-    for process in left_behind(root, identity.run_id):
-        # Another process may remove it just now; and what can't be removed is in nobody's way.
-        with contextlib.suppress(UserError), StoreDirectory(root, identity, process) as left:
-            left.remove()

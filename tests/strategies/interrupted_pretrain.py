@@ -1,8 +1,8 @@
 """The training program with Ctrl-C in one process at a bad moment: `--cut=N,WHERE`.
 
-It never sees its KeyboardInterrupt: another exception takes its place when the signal's handler
-begins, as the one may that a monitor raises in the main thread at the same moment. WHERE says how
-far the process gets. With `end` Ctrl-C comes by itself, as the process removes its store.
+With `end` it comes by itself, as the process removes its store. Otherwise the process never sees
+its KeyboardInterrupt: another exception takes its place when the signal's handler begins, as the
+one may that a monitor raises in the main thread at the same moment; WHERE says how far it gets.
 """
 
 import signal

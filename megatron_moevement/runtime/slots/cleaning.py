@@ -7,9 +7,14 @@ from pathlib import Path
 
 from megatron_moevement.errors import UserError
 from megatron_moevement.runtime.fault_record import remove_record
-from megatron_moevement.runtime.slots.store import LOCK_NAME, process_folders, remove_folder
+from megatron_moevement.runtime.slots.store import (
+    LOCK_NAME,
+    folder_bytes,
+    process_folders,
+    remove_folder,
+)
 from megatron_moevement.runtime.slots.store_lock import StoreLock, StoreLockedError
-from megatron_moevement.runtime.slots.survey import folder_bytes, run_folders
+from megatron_moevement.runtime.slots.survey import run_folders
 
 
 @dataclasses.dataclass(frozen=True)

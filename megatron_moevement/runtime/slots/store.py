@@ -106,6 +106,15 @@ def stored_rings(folder: Path) -> tuple[StoredRing, ...]:
     return tuple(sorted(found))
 
 
+def folder_bytes(folder: Path) -> int:
+    """Returns how much memory or disk the files of a folder take."""
+    total_bytes = 0
+    for path in folder.iterdir():
+        with contextlib.suppress(FileNotFoundError):  # its process has just removed it
+            total_bytes += path.lstat().st_blocks * 512
+    return total_bytes
+
+
 def left_behind(root: Path, run_id: str) -> tuple[int, ...]:
     """Returns the processes of a run that left a store here and don't live: it may be adopted."""
     folders = process_folders(root / run_id)
@@ -179,8 +188,7 @@ class StoreDirectory:
         Raises:
             UserError: it can't.
         """
-        there = sum(path.stat().st_blocks * 512 for path in self.folder.iterdir())
-        left_bytes = free_bytes(self.folder) + there
+        left_bytes = free_bytes(self.folder) + folder_bytes(self.folder)
         if announced_bytes > left_bytes:
             raise out_of_space(self.folder, announced_bytes, left_bytes)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,6 +19,7 @@ from megatron_moevement.runtime.slots.store import (
     LOCK_NAME,
     RingRole,
     StoredRing,
+    folder_bytes,
     process_folders,
     stored_rings,
 )
@@ -150,37 +150,27 @@ def survey(store_dir: Path) -> tuple[SurveyedRun, ...]:
     return tuple(run for run in runs if run.processes)
 
 
-def folder_bytes(folder: Path) -> int:
-    """Returns how much memory or disk the files of a folder take."""
-    total_bytes = 0
-    for path in folder.iterdir():
-        with contextlib.suppress(FileNotFoundError):  # its process has just removed it
-            total_bytes += path.lstat().st_blocks * 512
-    return total_bytes
-
-
 def _surveyed_processes(run: Path) -> tuple[SurveyedProcess, ...]:
     found = []
     for process, folder in process_folders(run).items():
-        with contextlib.suppress(FileNotFoundError):  # its process has just removed it
+        try:
             found.append(_surveyed_process(process, folder))
+        except FileNotFoundError:
+            continue  # its process has just removed it
+        except OSError as error:
+            raise UserError(f"can't read {folder}: {error.strerror or error}") from error
     return tuple(found)
 
 
 def _surveyed_process(process: int, folder: Path) -> SurveyedProcess:
-    try:
-        return SurveyedProcess(
-            process=process,
-            folder=folder,
-            locked_by=lock_owner(folder / LOCK_NAME),
-            size_bytes=folder_bytes(folder),
-            journal=_surveyed_journal(folder / JOURNAL_NAME),
-            rings=tuple(_surveyed_ring(ring) for ring in stored_rings(folder)),
-        )
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        raise UserError(f"can't read {folder}: {error.strerror or error}") from error
+    return SurveyedProcess(
+        process=process,
+        folder=folder,
+        locked_by=lock_owner(folder / LOCK_NAME),
+        size_bytes=folder_bytes(folder),
+        journal=_surveyed_journal(folder / JOURNAL_NAME),
+        rings=tuple(_surveyed_ring(ring) for ring in stored_rings(folder)),
+    )
 
 
 def _surveyed_journal(path: Path) -> SurveyedJournal | None:
