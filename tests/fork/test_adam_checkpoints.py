@@ -26,10 +26,12 @@ def trained(job, start, count):
 with tiny_job(*flags) as job:
     saved = trained(job, START, int(steps))
     job.durable.save(Path(folder), {})
+    kept = job.digests()
     trained(job, saved, 1)
     expected = job.digests()
 with tiny_job(*flags) as job:
     job.durable.load(Path(folder), with_optimizer=True, with_random_state=True)
+    assert job.digests() == kept
     trained(job, saved, 1)
     assert job.digests() == expected
 """
@@ -44,6 +46,11 @@ def resume(folder, steps, *flags):
 
 def test_the_distributed_optimizer_loads_the_state_it_saved(tmp_path):
     resume(tmp_path, 2, "--use-distributed-optimizer", "--bf16")
+
+
+def test_several_buckets_of_the_distributed_optimizer_are_saved(tmp_path):
+    buckets = ["--overlap-grad-reduce", "--ddp-bucket-size=20000"]
+    resume(tmp_path, 2, "--use-distributed-optimizer", *buckets, "--bf16")
 
 
 @pytest.mark.slow  # by default one that overflows loads it
