@@ -22,6 +22,7 @@ COMMANDS: tuple[str, ...] = (
     "presets",
     "recoveries",
     "schedule",
+    "status",
     "stores",
 )
 """Modules of this package that each add one sub-command."""

@@ -13,7 +13,8 @@ from megatron_moevement.runtime.slots.cleaning import clean
 
 _DESCRIPTION = """
 Removes the stores that runs left on this machine after a crash; a relaunch can't go on from them
-any more. Stores that a live process uses stay.
+any more. A run of which a process lives stays as it is, the stores of its dead included: its next
+recovery may need them.
 """
 
 
@@ -26,23 +27,27 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         allow_abbrev=False,
     )
     add_store_dir(parser)
-    parser.add_argument("--run-id", metavar="ID", help="of this run only")
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument("--run-id", metavar="ID", help="of this run")
+    which.add_argument("--all", action="store_true", help="of all runs")
+    parser.add_argument("--dry-run", action="store_true", help="remove nothing, say what would go")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Removes, and says what.
+    """Removes, and prints what.
 
     Raises:
-        UserError: a store is in use.
+        UserError: a run is in use.
     """
-    found = clean(args.store_dir, args.run_id)
+    found = clean(args.store_dir, args.run_id, dry_run=args.dry_run)
+    removed = "would remove" if args.dry_run else "removed"
     console = Console(highlight=False)
     for folder, freed_bytes in found.removed.items():
-        console.print(f"removed {folder}: {decimal(freed_bytes)}", soft_wrap=True, markup=False)
+        console.print(f"{removed} {folder}: {decimal(freed_bytes)}", soft_wrap=True, markup=False)
     if found.in_use:
         more = len(found.in_use) - 1
-        raise UserError(found.in_use[0] + (f" (and {more} more stores)" if more else ""))
+        raise UserError(found.in_use[0] + (f" (and {more} more runs)" if more else ""))
     if not found.removed:
         which = "" if args.run_id is None else f" of run {args.run_id}"
         console.print(f"nothing{which} in {args.store_dir}", soft_wrap=True, markup=False)

@@ -11,20 +11,25 @@ from rich.console import Console
 from rich.table import Table
 
 from megatron_moevement.errors import ExitCode, UserError
-from megatron_moevement.policy.facts import Facts, InconsistentFactsError
-from megatron_moevement.policy.facts_document import load_facts
+from megatron_moevement.policy.facts import Condition, Facts, InconsistentFactsError
+from megatron_moevement.policy.facts_document import FACTS, load_facts
 from megatron_moevement.policy.plan import Ending, Origin, Plan, SlotSources, Verdict
-from megatron_moevement.policy.recovery import plan_recovery
+from megatron_moevement.policy.recovery import plan_start
 from megatron_moevement.policy.schedule import Window
+from megatron_moevement.runtime.events import kept_documents
 
 _DESCRIPTION = """
 Prints what a job does after a failure, decided from what its processes publish: verdict and reason,
-what each pipeline stage replays, and from whom it gets slots and logs. The form of FACTS.json is
-that of docs/examples/facts.json.
+who lost what, what each pipeline stage replays, and from whom it gets slots and logs. A job with
+--moevement-event-dir leaves the facts of each of its recoveries there: give that folder for all of
+them, or one file. The form of FACTS.json is that of docs/examples/facts.json.
 """
 
 _NAMED = 4
 """As many processes or ranks are named; the others are counted."""
+
+_LISTED = 8
+"""As many ranks have a line of what they lost."""
 
 _ENDINGS = {
     Ending.FLUSH: "survivors write their stores and exit with code "
@@ -41,23 +46,53 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         description=_DESCRIPTION,
         allow_abbrev=False,
     )
-    parser.add_argument("facts", type=Path, metavar="FACTS.json", help="what the processes publish")
+    parser.add_argument(
+        "facts",
+        type=Path,
+        metavar="EVENT_DIR | FACTS.json",
+        help="folder of a job's events, or a file with what its processes published",
+    )
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Plans and prints."""
-    facts = load_facts(_read(args.facts), str(args.facts))
+    if not args.facts.is_dir():
+        _explain(args.facts)
+        return ExitCode.DONE
+    files = kept_documents(args.facts, FACTS)
+    if not files:
+        raise UserError(
+            f"{args.facts} holds no facts of a recovery; give the --moevement-event-dir of a job "
+            "that recovered, or a file of facts"
+        )
+    for file in files:
+        print(f"--- {file}")
+        _explain(file)
+    return ExitCode.DONE
+
+
+def _explain(path: Path) -> None:
+    facts = load_facts(_read(path), str(path))
     try:
-        plan = plan_recovery(facts)
+        plan = plan_start(facts)
     except InconsistentFactsError as error:
-        raise UserError(f"{args.facts} has no plan, the protocol was broken: {error}") from error
+        raise UserError(f"{path} has no plan, the protocol was broken: {error}") from error
+    if plan is None:
+        print(f"generation {facts.generation}: nothing in memory is newer than {_durable(facts)}")
+        return
     console = Console(highlight=False)
     console.print(f"{plan.verdict.value}: {plan.reason}", soft_wrap=True, markup=False)
-    console.print("\n".join(_summary(plan)), soft_wrap=True, markup=False)
+    lines = [*_summary(plan), *_losses(facts, plan.target)]
+    console.print("\n".join(lines), soft_wrap=True, markup=False)
     console.print(_table(facts, plan))
     console.print("\n".join(_closing(plan)), soft_wrap=True, markup=False)
-    return ExitCode.DONE
+
+
+def _durable(facts: Facts) -> str:
+    if facts.durable:
+        return f"the durable checkpoint of step {facts.durable}"
+    return "the initial weights" if facts.durable == 0 else "nothing: no state is left"
 
 
 def _read(path: Path) -> str:
@@ -79,6 +114,26 @@ def _summary(plan: Plan) -> list[str]:
     if plan.ledger_source is not None:
         lines.append(f"ledger from p{plan.ledger_source}")
     return lines
+
+
+def _losses(facts: Facts, target: int) -> list[str]:
+    """Returns which ranks don't stand at the target, and what is left of each."""
+    lines = [f"lost: {rank}, and no process takes it" for rank in facts.vacant]
+    for rank, process in sorted(facts.by_rank.items()):
+        live, name = process.live, f"{rank} (p{process.process} on {process.domain})"
+        own = sum(one.slots.bit_count() for one in process.holdings if one.owner == rank)
+        slots = f"{own} slots of its own are left" if own else "no slot of its own is left"
+        match live.condition:
+            case Condition.ABSENT:
+                lines.append(f"lost: the live state of {name}; {slots}")
+            case Condition.TORN:
+                lines.append(f"lost: the live state of {name}, torn in a commit; {slots}")
+            case Condition.PARTIAL:
+                lines.append(f"interrupted: the replay of {name} at step {live.step}; {slots}")
+            case Condition.DENSE if live.step != target:
+                lines.append(f"behind: {name} holds step {live.step}; {slots}")
+    rest = len(lines) - _LISTED
+    return lines[:_LISTED] + ([f"and {rest} ranks more"] if rest > 0 else [])
 
 
 def _steps(count: int) -> str:

@@ -7,8 +7,9 @@ there to go on without it. If the launcher dies, the kernel kills the ranks.
 
 What a rank finds in its environment: `RANK`, `LOCAL_RANK`, `WORLD_SIZE` and `LOCAL_WORLD_SIZE`
 (spares counted), `MOEVEMENT_ACTIVE_RANKS` (spares not counted), `MASTER_ADDR` and `MASTER_PORT`
-of the store, `MOEVEMENT_CONTROL_PORT` of the other one, `MOEVEMENT_FAILURE_DOMAIN` (the rank,
-unless set before) and `OMP_NUM_THREADS` (an equal share of the cores, unless set before).
+of the store, `MOEVEMENT_CONTROL_PORT` of the other one, `MOEVEMENT_SECRET` (random, of this
+launch), `MOEVEMENT_FAILURE_DOMAIN` (the rank, unless set before) and `OMP_NUM_THREADS` (an equal
+share of the cores, unless set before).
 """
 
 from __future__ import annotations
@@ -29,9 +30,14 @@ from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
+from megatron_moevement.cli.job_end import report_death, report_end
 from megatron_moevement.errors import ExitCode, UserError
+from megatron_moevement.settings.secret import SECRET_VARIABLE, Secret, new_secret
+
+if TYPE_CHECKING:
+    from megatron_moevement.runtime.roll_call import Store
 
 STORE_ADDRESS = "127.0.0.1"
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -121,7 +127,7 @@ def in_order_of_cause(exits: Sequence[RankExit]) -> list[RankExit]:
 
 
 def rank_environment(
-    job: Job, rank: int, ports: StorePorts, inherited: Mapping[str, str]
+    job: Job, rank: int, ports: StorePorts, secret: str, inherited: Mapping[str, str]
 ) -> dict[str, str]:
     """Returns the environment of one rank."""
     size = str(job.world_size)
@@ -143,6 +149,7 @@ def rank_environment(
         "MASTER_ADDR": STORE_ADDRESS,
         "MASTER_PORT": str(ports.training),
         "MOEVEMENT_CONTROL_PORT": str(ports.control),
+        SECRET_VARIABLE: secret,
         "TORCHELASTIC_USE_AGENT_STORE": str(True),
     }
 
@@ -173,14 +180,16 @@ def launch(job: Job) -> int:
                 for _ in range(2)
             ]
             ports = StorePorts(*(listener.getsockname()[1] for listener in listeners))
-            ready = _rank_preparation(before)
+            ready, secret = _rank_preparation(before), new_secret()
             for rank in range(job.world_size):
-                environment = rank_environment(job, rank, ports, os.environ)
+                environment = rank_environment(job, rank, ports, secret, os.environ)
                 ranks.append(_start(job, environment, outputs[rank], ready))
             stores = [serve_store(listener) for listener in listeners]
-            exits = _supervise(job, ranks, watched)
+            exits = _supervise(job, ranks, watched, stores[1], Secret(secret.encode()))
             del stores
-        return job_exit_code(job, exits)
+        code = job_exit_code(job, exits)
+        report_end(code, [(end.rank, end.status) for end in exits], job.flags)
+        return code
     finally:
         for process in ranks:
             _kill_session(process)
@@ -230,7 +239,7 @@ def _start(
     )
 
 
-def serve_store(listener: socket.socket, address: str = STORE_ADDRESS) -> object:
+def serve_store(listener: socket.socket, address: str = STORE_ADDRESS) -> Store:
     """Serves torch's TCPStore on a listening socket until the returned object is dropped.
 
     The socket is IPv4: for IPv6 ones the server's only thread looks up every peer's name.
@@ -250,9 +259,18 @@ def serve_store(listener: socket.socket, address: str = STORE_ADDRESS) -> object
 
 
 def _supervise(
-    job: Job, ranks: Sequence[subprocess.Popen[bytes]], watched: set[signal.Signals]
+    job: Job,
+    ranks: Sequence[subprocess.Popen[bytes]],
+    watched: set[signal.Signals],
+    control: Store,
+    secret: Secret,
 ) -> list[RankExit]:
-    """Waits until every rank has ended; forwards signals; stops the others after a failure."""
+    """Waits until every rank has ended; forwards signals; stops the others after a failure.
+
+    Those that start up learn from the control store who has ended.
+    """
+    from megatron_moevement.runtime.roll_call import note_gone  # noqa: PLC0415  (imports torch)
+
     exits: list[RankExit] = []
     running = dict(enumerate(ranks))
     deadline: float | None = None
@@ -261,6 +279,10 @@ def _supervise(
         exits += in_order_of_cause(
             [RankExit(rank, p.returncode) for rank, p in running.items() if p.poll() is not None]
         )
+        for end in [end for end in exits if end.rank in running]:
+            note_gone(control, end.rank, secret)
+            if end.status < 0:
+                report_death(end.rank, end.status)
         running = {rank: p for rank, p in running.items() if p.returncode is None}
         if not running:
             return exits

@@ -31,7 +31,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         metavar="VERDICT",
         choices=[verdict.value for verdict in Verdict],
         help="fail unless there were recoveries, each with this verdict and with no replay that "
-        "sent other bits than the first time",
+        "differed from the first time",
     )
     parser.set_defaults(run=run)
 
@@ -87,12 +87,7 @@ def _account(told: Sequence[EventRecord]) -> RecoveryAccount:
         target=first.iteration,
         level=Level(first.fields["guarantee"]),
         ranks=[
-            RankAccount(
-                one.fields["replayed_steps"],
-                one.fields["replay_verified"],
-                one.fields["breakdown_s"],
-                one.fields["owed_copies"],
-            )
+            RankAccount.of_document({**one.fields, "proof": one.fields["replay_proof"]})
             for one in told
         ],
     )

@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import signal
 import socket
 
 from megatron_moevement.cli.launch import serve_store
 from megatron_moevement.errors import ExitCode, UserError
+from megatron_moevement.settings.secret import SECRET_VARIABLE, new_secret
 
 _DESCRIPTION = """
 Hosts training's store and the control store of in-process restart until it gets SIGTERM or Ctrl-C.
-Prints what the ranks need in their environment.
+Prints what the ranks need in their environment. A secret is among it, unless MOEVEMENT_SECRET is
+set: then it stays where it is. Who reads it can take part in the job.
 """
 _ENDS = {signal.SIGTERM, signal.SIGINT}
 
@@ -66,6 +69,8 @@ def run(args: argparse.Namespace) -> int:
         shown = "".join(f" {name}={port}" for name, port in found.items())
         # `ft_launcher` sets its own MASTER_ADDR and MASTER_PORT; these names win over them.
         shown += f" MOEVEMENT_STORE_ADDR={args.interface} MOEVEMENT_STORE_PORT={found[names[0]]}"
+        if not os.environ.get(SECRET_VARIABLE):
+            shown += f" {SECRET_VARIABLE}={new_secret()}"
         print(f"MASTER_ADDR={args.interface}{shown} TORCHELASTIC_USE_AGENT_STORE=True", flush=True)
         signal.sigwait(ends)
         del stores

@@ -32,7 +32,9 @@ class Command(Enum):
     OPTIMIZERS = "apply the step to every active operator"
     SCHEDULES = "advance learning rate, weight decay and data cursor"
     LEDGER = "write the ledger entry"
-    COMMITTED = "publish the step as committed, in one assignment"
+    COMMITTED = "make the journal say that the step is committed, in one assignment"
+    CAPTURE = "begin to copy the new state to the host"
+    PUBLISHED = "let the live state count as the new one, in one assignment"
 
 
 TRAINING_STEP: tuple[Command, ...] = (
@@ -56,8 +58,24 @@ COMMIT_SECTION: tuple[Command, ...] = (
     Command.SCHEDULES,
     Command.LEDGER,
     Command.COMMITTED,
+    Command.CAPTURE,
+    Command.PUBLISHED,
 )
-"""What a restart can't interrupt: it runs to its end, or the state is torn."""
+"""What a restart can't interrupt: it runs to its end, or the state is torn.
+
+The journal has a step before the live state counts: the target of a plan is what journals say, and
+no rank may be beyond it.
+"""
+
+ROLL_FORWARD_SECTION: tuple[Command, ...] = (
+    Command.CLIP,
+    Command.OPTIMIZERS,
+    Command.SCHEDULES,
+    Command.LEDGER,
+    Command.COMMITTED,
+    Command.PUBLISHED,
+)
+"""A commit that a recovery makes up for; the slots of the new state are seen to later."""
 
 
 class EarlyState(Enum):

@@ -118,6 +118,8 @@ class ProcessFacts:
             rank's own, as a shard of the optimizer's state is, or where nothing is to be copied.
         alike: steps k of which it knows that in S_k all ranks with the same name had the same
             random streams.
+        is_new: whether it has never held a state of the job: what it has was left by others, and
+            says nothing of what the job has agreed on since.
     """
 
     process: int
@@ -133,6 +135,7 @@ class ProcessFacts:
     epoch: int = 0
     holds: str | None = None
     alike: range = range(0)
+    is_new: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

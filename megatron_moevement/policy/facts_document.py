@@ -5,9 +5,9 @@ A document is `{"generation": 3, "layout": {"pp": 4, ...}, "ends": "independent"
 "live": {"condition": "dense", "step": 13, "finished": 14}, "persisted": WINDOW, "holdings":
 [{"owner": "pp0.dp0.tp0.cp0.ep0", "window": WINDOW, "slots": [0, 1]}], "logs": [{"direction":
 "forward", "steps": [[9, 13]]}], "ledger": [9, 13], "era": 0, "epoch": 0, "holds": "pp0.ep0",
-"alike": [9, 13]}, ...]}` with WINDOW `{"start": 8, "size": 3, "epoch": 0}`. Steps are given by the
-first and last of each run. What a process does not have, a spare its rank for example, is null or
-left out.
+"alike": [9, 13], "is_new": true}, ...]}` with WINDOW `{"start": 8, "size": 3, "epoch": 0}`. Steps
+are given by the first and last of each run. What a process does not have, a spare its rank for
+example, is null or left out.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ from megatron_moevement.policy.segments import Ends
 T = TypeVar("T")
 E = TypeVar("E", bound=Enum)
 
+FACTS = "facts"
+"""The kind of these documents, where a job leaves them beside its events."""
 MAX_COUNT = 1 << 22
 """More ranks, slots of a window or steps of a log than this are a slip of the pen."""
 
@@ -106,6 +108,7 @@ def _dump_process(facts: ProcessFacts) -> dict[str, Any]:
         "epoch": facts.epoch,
         "holds": facts.holds,
         "alike": [facts.alike[0], facts.alike[-1]] if facts.alike else None,
+        "is_new": facts.is_new,
     }
 
 
@@ -160,6 +163,11 @@ class _Field:
             raise self.wrong(f"a whole number of at least {least}")
         return self.value
 
+    def truth(self) -> bool:
+        if not isinstance(self.value, bool):
+            raise self.wrong("true or false")
+        return self.value
+
     def text(self) -> str:
         if not isinstance(self.value, str):
             raise self.wrong("a text")
@@ -210,7 +218,7 @@ def _load_process(field: _Field) -> ProcessFacts:
         ("process", "domain", "live"),
         (
             *("rank", "committed", "persisted", "holdings", "logs", "ledger", "era", "epoch"),
-            *("holds", "alike"),
+            *("holds", "alike", "is_new"),
         ),
     )
     return ProcessFacts(
@@ -227,6 +235,7 @@ def _load_process(field: _Field) -> ProcessFacts:
         epoch=parts["epoch"].or_else(0, _Field.integer),
         holds=parts["holds"].or_else(None, _Field.text),
         alike=parts["alike"].or_else(range(0), _load_run),
+        is_new=parts["is_new"].or_else(False, _Field.truth),
     )
 
 

@@ -141,13 +141,13 @@ def decide_guarantee(
 
 
 def unverified(guarantee: Guarantee, step: int) -> Guarantee:
-    """Returns what is left of a guarantee when a replay sent other bits than the first time.
+    """Returns what is left of a guarantee when a replay differed from the first time.
 
     Args:
         guarantee: so far.
         step: the target of the recovery.
     """
-    reason = f"the replay up to step {step} sent other bits than the first time"
+    reason = f"the replay up to step {step} differed from the first time"
     return Guarantee(tuple(dict.fromkeys([*guarantee.lacking, reason])))
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from megatron_moevement.policy.eras import of_newest_era
 from megatron_moevement.policy.facts import Condition, Facts
+from megatron_moevement.policy.rollforward import newest_committed
 
 
 def is_memory_newest(facts: Facts) -> bool:
@@ -15,9 +17,8 @@ def is_memory_newest(facts: Facts) -> bool:
     Args:
         facts: what all live processes published.
     """
-    committed = max(
-        (one.committed for one in facts.processes if one.committed is not None), default=None
-    )
+    facts = of_newest_era(facts)
+    committed = newest_committed(facts.processes)
     if committed is None or facts.durable is None:
         return committed is not None
     if committed != facts.durable:

@@ -164,6 +164,8 @@ class Plan:
         epoch: of the window schedule that is then in force.
         edges: whether windows go on, or begin anew because nothing is left to replay from.
         copies: who takes its state from whom, by rank; their stages stand by.
+        lost_steps: committed steps that are done again after a rollback; None where nobody knows
+            how many.
     """
 
     generation: int
@@ -184,6 +186,7 @@ class Plan:
     epoch: int = 0
     edges: WindowEdges = WindowEdges.KEPT
     copies: tuple[StateCopy, ...] = ()
+    lost_steps: int | None = 0
 
     @property
     def replayed_steps(self) -> int:

@@ -63,3 +63,12 @@ def replay_reason(facts: Facts, survey: Survey, scope: set[int], window: Window)
     if facts.layout.pp == 1:
         parts.append("one stage only, so nothing is local")
     return f"{'; '.join(parts)}; from the window of step {window.start}"
+
+
+def done_again(durable: int, lost: int | None) -> str:
+    """Returns how many steps a rollback loses, as far as anybody knows."""
+    if lost is None:
+        return f"all steps after {durable} are done again"
+    if lost == 0:
+        return "no step is lost"
+    return f"{lost} step{'s are' if lost > 1 else ' is'} done again"

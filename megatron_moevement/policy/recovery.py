@@ -13,6 +13,7 @@ import dataclasses
 from megatron_moevement.policy.eras import of_newest_era
 from megatron_moevement.policy.facts import Facts
 from megatron_moevement.policy.log_cover import LogCover
+from megatron_moevement.policy.newest_state import is_memory_newest
 from megatron_moevement.policy.plan import (
     Ending,
     LogSource,
@@ -24,8 +25,13 @@ from megatron_moevement.policy.plan import (
     Verdict,
     WindowEdges,
 )
-from megatron_moevement.policy.reasons import replay_reason, resume_reason, stage_names
-from megatron_moevement.policy.rollforward import newest_committed
+from megatron_moevement.policy.reasons import (
+    done_again,
+    replay_reason,
+    resume_reason,
+    stage_names,
+)
+from megatron_moevement.policy.rollforward import check_nobody_is_ahead, newest_committed
 from megatron_moevement.policy.schedule import Window
 from megatron_moevement.policy.segments import coupled_stages, scope_kind, segments_of, senders_to
 from megatron_moevement.policy.slot_choice import choose_sources
@@ -41,7 +47,8 @@ def plan_recovery(facts: Facts) -> Plan:
         facts: what all live processes published.
 
     Raises:
-        InconsistentFactsError: a survivor is behind and can't roll forward.
+        InconsistentFactsError: a survivor is behind and can't roll forward, or ahead of all that
+            was written down.
     """
     facts = of_newest_era(facts)
     target = newest_committed(facts.processes)
@@ -49,6 +56,7 @@ def plan_recovery(facts: Facts) -> Plan:
         return _without_spare(facts, target)
     if target is None:
         return _without_memory(facts, "no process knows of a committed step")
+    check_nobody_is_ahead(facts.processes, target)
     found = survey_of(facts, target)
     survey = without_gaps(facts, found)
     if not survey.behind:
@@ -281,15 +289,40 @@ def _without_spare(facts: Facts, target: int | None) -> Plan:
     return dataclasses.replace(plan, reason=reason, ending=Ending.FLUSH)
 
 
+def plan_start(facts: Facts) -> Plan | None:
+    """Returns the plan of any start of a job; None: a launch loads what is durable, or begins.
+
+    Args:
+        facts: what all live processes published.
+
+    Raises:
+        InconsistentFactsError: a survivor is behind and can't roll forward.
+    """
+    if is_memory_newest(facts):
+        return plan_recovery(facts)
+    if facts.generation == 0:
+        return None
+    facts = of_newest_era(facts)
+    if newest_committed(facts.processes) is None:
+        return _without_memory(facts, "nothing is left in memory")
+    return _without_memory(facts, "what is left in memory is not newer than what was saved")
+
+
 def _without_memory(facts: Facts, why: str) -> Plan:
     """Falls back to durable storage, or gives up."""
     if facts.durable is None:
         return _abort(facts, f"{why}, and there is no durable checkpoint")
+    committed = newest_committed(facts.processes)
+    lost = None if committed is None else max(committed - facts.durable, 0)
     return Plan(
         generation=facts.generation,
         verdict=Verdict.ROLLBACK,
-        reason=f"{why}: back to the durable checkpoint of step {facts.durable}",
+        reason=(
+            f"{why}: back to the durable checkpoint of step {facts.durable}, "
+            f"{done_again(facts.durable, lost)}"
+        ),
         target=facts.durable,
+        lost_steps=lost,
         edges=WindowEdges.ANEW,
         era=_era(facts) + 1,
         epoch=_epoch(facts) + 1,

@@ -4,13 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from megatron_moevement.policy.guarantee import Level
 from megatron_moevement.policy.plan import Verdict
+from megatron_moevement.policy.replay_proof import ReplayProof, proof_of_all
 
-PARTS = ("teardown", "rendezvous", "build", "plan", "fetch", "replay", "reprotect", "wait")
-"""Of a recovery, in the order of time."""
-_BEFORE = PARTS[:3]
+PARTS = (
+    "detect",
+    "teardown",
+    "rendezvous",
+    "build",
+    "plan",
+    "fetch",
+    "replay",
+    "reprotect",
+    "wait",
+)
+"""Of a recovery, in the order of time, from the end of the last step that was trained."""
+_BEFORE = PARTS[:4]
 """What all ranks do in step, and a process that comes in new has not measured."""
 
 
@@ -20,15 +32,38 @@ class RankAccount:
 
     Attributes:
         replayed_steps: that it replayed; 0 for a bystander.
-        verified: whether all it replayed was the same as the first time; None for a bystander.
+        proof: what of its replay was compared with the first time; None for a bystander.
         breakdown_s: its seconds by part.
         owed_copies: of its slots, on their way when training resumes.
+        moved_copies: of slots that were there already, sent to holders that lacked them or fetched.
     """
 
     replayed_steps: int
-    verified: bool | None
+    proof: ReplayProof | None
     breakdown_s: Mapping[str, float]
     owed_copies: int
+    moved_copies: int = 0
+
+    @property
+    def verified(self) -> bool | None:
+        """Whether nothing that was replayed differed from the first time; None for a bystander."""
+        return None if self.proof is None else self.proof.verified
+
+    def document(self) -> dict[str, Any]:
+        """Returns the account as JSON holds it."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def of_document(cls, document: Mapping[str, Any]) -> RankAccount:
+        """Returns the account that `document` encoded."""
+        proof = document["proof"]
+        return cls(
+            document["replayed_steps"],
+            None if proof is None else ReplayProof.of_document(proof),
+            document["breakdown_s"],
+            document["owed_copies"],
+            document.get("moved_copies", 0),
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,7 +120,7 @@ class RecoveryAccount:
 
     @property
     def duration_s(self) -> float:
-        """Seconds from the moment at which survivors were interrupted."""
+        """Seconds from the end of the last step: the whole outage, detection included."""
         return sum(self.breakdown_s.values())
 
     @property
@@ -95,8 +130,8 @@ class RecoveryAccount:
         scope = f"stage{'s' if len(self.scope) > 1 else ''} {stages} replayed" if stages else ""
         if scope:
             steps = "step" if self.replayed_steps == 1 else "steps"
-            same = "same bits sent" if self.verified else "OTHER BITS SENT"
-            scope = f", {scope} {self.replayed_steps} {steps} ({same})"
+            proof = proof_of_all(own.proof for own in self.ranks)
+            scope = f", {scope} {self.replayed_steps} {steps} ({proof.words})"
         parts = ", ".join(f"{part} {seconds:.1f}" for part, seconds in self.breakdown_s.items())
         owed = f", {self.owed_copies} copies on their way" if self.owed_copies else ""
         return (

@@ -34,10 +34,33 @@ class Progress:
 def newest_committed(processes: Sequence[ProcessFacts]) -> int | None:
     """Returns the target T: the newest step that any survivor has committed.
 
-    Never an older one: a rank that committed T can't go back, and all others can follow it.
+    Never an older one: a rank that committed T can't go back, and all others can follow it. What
+    new processes find counts only where nobody else knows of a step: a dead process may have
+    committed one more than those that live, which have given up its gradients since.
     """
-    steps = [facts.committed for facts in processes if facts.committed is not None]
-    return max(steps, default=None)
+    knowing = [facts for facts in processes if facts.committed is not None]
+    return max(
+        (facts.committed for facts in lasting(knowing) if facts.committed is not None), default=None
+    )
+
+
+def lasting(processes: Sequence[ProcessFacts]) -> Sequence[ProcessFacts]:
+    """Returns those of some processes that were there before; all where every one is new."""
+    return [facts for facts in processes if not facts.is_new] or processes
+
+
+def check_nobody_is_ahead(processes: Sequence[ProcessFacts], target: int) -> None:
+    """Checks that no live state is beyond the target: it could neither stay nor go back.
+
+    Raises:
+        InconsistentFactsError: one is; its journal did not know the step that it has.
+    """
+    for facts in processes:
+        if facts.live.condition not in _LOST and facts.live.step > target:
+            raise InconsistentFactsError(
+                f"process {facts.process} holds step {facts.live.step}, and the newest step that "
+                f"any journal has is {target}"
+            )
 
 
 def is_mid_replay(facts: ProcessFacts) -> bool:

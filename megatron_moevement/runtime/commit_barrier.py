@@ -51,6 +51,7 @@ class Vote:
         stop: whether this rank wants the job to end.
         window_start: start of the newest window that this rank could be recovered from; negative
             when there is none.
+        copies: the fewest copies of a slot of that window.
         streams: the rank's random streams as they are now; None on all ranks where nobody wants
             to know.
         own_s: how long this rank has computed in the step, in seconds; None on all ranks where
@@ -64,6 +65,7 @@ class Vote:
     grad_norm: float | None
     stop: StopRequest
     window_start: int = -1
+    copies: int = 0
     streams: ReplicaStreams | None = None
     own_s: float | None = None
 
@@ -77,6 +79,8 @@ class Agreement:
     stop: StopRequest
     window_start: int
     """The least of the ranks': what the whole job could be recovered from."""
+    copies: int = 0
+    """The least of the ranks'."""
     streams_alike: bool = False
     """Whether within every group of replicas all ranks have the same random streams."""
     own_s: tuple[float, ...] = ()
@@ -84,7 +88,7 @@ class Agreement:
 
 
 class DisagreementError(RuntimeError):
-    """Ranks came to the barrier with different steps or different gradient statistics."""
+    """Ranks are not at the same step of the protocol, or find different things in it."""
 
 
 _ABSENT = -1
@@ -107,6 +111,7 @@ def _encode(vote: Vote) -> list[int]:
         vote.num_tokens,
         int(vote.stop),
         -vote.window_start,
+        -vote.copies,
         *equal_everywhere,
         *(-value for value in equal_everywhere),
     ]
@@ -139,7 +144,7 @@ class CommitBarrier:
         votes = torch.tensor([*state, *streams, *times], dtype=torch.int64, device=self._device)
         dist.all_reduce(votes, op=dist.ReduceOp.MAX, group=self._group)
         reduced = votes.tolist()
-        loss, num_tokens, stop, window, *both = reduced[: len(state)]
+        loss, num_tokens, stop, window, copies, *both = reduced[: len(state)]
         greatest, smallest = both[:3], [-value for value in both[3:]]
         for name, high, low in zip(
             ("step", "gradient norm", "overflow"), greatest, smallest, strict=True
@@ -154,6 +159,7 @@ class CommitBarrier:
             num_tokens=num_tokens,
             stop=StopRequest(stop),
             window_start=-window,
+            copies=-copies,
             streams_alike=_are_alike(reduced[len(state) :][: len(streams)]),
             own_s=tuple(value / _PER_SECOND for value in reduced[len(state) + len(streams) :]),
         )

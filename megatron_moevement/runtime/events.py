@@ -6,10 +6,12 @@ what was emitted survives the death of the process. Standard library only.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import math
 import os
+import secrets
 import socket
 import sys
 import time
@@ -20,6 +22,7 @@ from types import TracebackType
 from typing import Any, Protocol
 
 from megatron_moevement.errors import UserError
+from megatron_moevement.runtime.ownership import trusted_owners
 
 
 class EventName(Enum):
@@ -29,10 +32,13 @@ class EventName(Enum):
     ITERATION = "iteration"
     EVALUATION = "evaluation"
     WINDOW_PERSISTED = "window_persisted"
+    PROTECTION = "protection"
     FAULT_INJECTED = "fault_injected"
     FAULT_DETECTED = "fault_detected"
     PLAN = "plan"
     REPLAY = "replay"
+    AUDIT = "audit"
+    REPLAY_DIFFERED = "replay_differed"
     RECOVERED = "recovered"
     CHECKPOINT_SAVED = "checkpoint_saved"
     CHECKPOINT_FAILED = "checkpoint_failed"
@@ -62,6 +68,9 @@ class EventRecord:
     fields: Mapping[str, Any]
 
 
+_NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_own_files: dict[tuple[str, int], Path] = {}
+"""By folder and process: the file that the process writes there, in all its generations."""
 _COMMON_FIELDS = [f.name for f in dataclasses.fields(EventRecord) if f.name != "fields"]
 
 
@@ -71,6 +80,9 @@ class Events(Protocol):
     def emit(self, event: EventName, iteration: int, **fields: Any) -> None:
         """Records that something happened; fields hold what JSON can hold."""
 
+    def keep(self, kind: str, document: str) -> None:
+        """Writes a document beside the events: all of it, or nothing."""
+
     def close(self) -> None:
         """Ends the recording."""
 
@@ -79,6 +91,9 @@ class NoEvents:
     """Takes events and forgets them."""
 
     def emit(self, event: EventName, iteration: int, **fields: Any) -> None:
+        """Does nothing."""
+
+    def keep(self, kind: str, document: str) -> None:
         """Does nothing."""
 
     def close(self) -> None:
@@ -105,11 +120,14 @@ class EventLog:
             "pid": os.getpid(),
             "generation": generation,
         }
-        self._path = Path(directory) / f"{socket.gethostname()}-{os.getpid()}.jsonl"
         self._descriptor: int | None = None
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._descriptor = _open_for_appending(self._path)
+            Path(directory).mkdir(parents=True, exist_ok=True)
+            if Path(directory).stat().st_uid not in trusted_owners():
+                raise UserError(
+                    f"--moevement-event-dir {directory} is another user's; give another one"
+                )
+            self._path, self._descriptor = _own_file(Path(directory))
         except OSError as error:
             raise UserError(
                 f"--moevement-event-dir {directory}: {error.strerror}; give a writable folder"
@@ -136,6 +154,20 @@ class EventLog:
         if written != len(line):
             self._give_up("the disk is full")
 
+    def keep(self, kind: str, document: str) -> None:
+        """Writes a document to a new file, whose name begins with the time and ends with `kind`."""
+        if self._descriptor is None:
+            return
+        name = f"{time.time_ns()}-{self._place['pid']}{_ending(kind)}"
+        partial = self._path.with_name(f".{name}.partial")
+        try:
+            with open(os.open(partial, _NEW_FILE, 0o644), "w", encoding="utf-8") as file:
+                file.write(document)
+            os.replace(partial, self._path.with_name(name))
+        except OSError as error:
+            partial.unlink(missing_ok=True)
+            self._give_up(error.strerror)
+
     def close(self) -> None:
         """Closes the file; what is emitted later is forgotten."""
         descriptor, self._descriptor = self._descriptor, None
@@ -158,9 +190,21 @@ class EventLog:
         sys.stderr.write(f"{self._path}: {reason}; no more events are recorded\n")
 
 
+def _own_file(directory: Path) -> tuple[Path, int]:
+    """Returns the file of this process in a folder, open: a new one at first, then the same."""
+    key = (str(directory.resolve()), os.getpid())
+    if (known := _own_files.get(key)) is not None:
+        with contextlib.suppress(FileNotFoundError):
+            return known, _open_for_appending(known)
+    # Neither host nor process number are of one process alone where containers write.
+    name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}.jsonl"
+    path = _own_files[key] = directory / name
+    return path, os.open(path, _NEW_FILE | os.O_APPEND, 0o644)
+
+
 def _open_for_appending(path: Path) -> int:
     """Opens a file of whole lines; a line that a full disk cut short before is ended."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
     size = os.fstat(descriptor).st_size
     if size and os.pread(descriptor, 1, size - 1) != b"\n":
         os.write(descriptor, b"\n")
@@ -178,6 +222,15 @@ def open_events(directory: str | None, logical_rank: int, generation: int) -> Ev
     return EventLog(directory, logical_rank, generation)
 
 
+def kept_documents(directory: str | Path, kind: str) -> list[Path]:
+    """Returns the files of the documents of a kind, in the order of their times."""
+    return sorted(Path(directory).glob(f"[0-9]*{_ending(kind)}"))
+
+
+def _ending(kind: str) -> str:
+    return f".{kind}.json"
+
+
 def read_events(directory: str | Path) -> list[EventRecord]:
     """Returns the events of all processes in the order of their times.
 
@@ -188,11 +241,14 @@ def read_events(directory: str | Path) -> list[EventRecord]:
     """
     records: list[EventRecord] = []
     for path in sorted(Path(directory).glob("*.jsonl")):
-        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        text = path.read_text(encoding="utf-8", errors="replace")
+        for number, line in enumerate(text.splitlines(), start=1):
             try:
                 record = json.loads(line)
             except json.JSONDecodeError:
                 continue
+            except RecursionError as error:
+                raise ValueError(f"{path}:{number} is no event: {line[:80]}") from error
             records.append(_event_of(record, f"{path}:{number}"))
     return sorted(records, key=lambda record: record.time)
 
@@ -201,7 +257,8 @@ def _event_of(record: Any, place: str) -> EventRecord:
     try:
         known = {name: record.pop(name) for name in _COMMON_FIELDS}
         known["event"] = EventName(known["event"])
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        known["time"] = float(known["time"])
+    except (ValueError, KeyError, AttributeError, TypeError, OverflowError) as error:
         raise ValueError(f"{place} is no event: {str(record)[:80]}") from error
     return EventRecord(**known, fields=record)
 

@@ -99,6 +99,17 @@ class FaultPoints:
         sys.stderr.flush()
         inflict(fault.kind)
 
+    def strike_outside(self, place: Place) -> None:
+        """Fails if a fault is armed for this place, which lies in no step.
+
+        Raises:
+            InjectedFaultError: that is the fault.
+            SystemExit: that is the fault.
+        """
+        steps = [step for step, armed in list(self._armed) if armed is place]
+        if steps:
+            self.strike(min(steps), place)
+
     def of_step(self, step: int) -> Strike:
         """Begins a step; returns what passes its fault points."""
         self.step = step

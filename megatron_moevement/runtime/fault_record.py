@@ -17,7 +17,7 @@ from typing import Any
 from megatron_moevement.errors import UserError
 from megatron_moevement.runtime.slots.store import make_folders
 
-_FOLDER_NAME = "faults"
+FOLDER_NAME = "faults"
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -48,7 +48,7 @@ class FaultRecord:
         Raises:
             UserError: it can't be made, or the folder is another user's.
         """
-        self.folder = root / run_id / _FOLDER_NAME
+        self.folder = root / run_id / FOLDER_NAME
         self._path = self.folder / f"rank-{rank}"
         try:
             make_folders(root, self.folder.parent, self.folder)
@@ -65,11 +65,12 @@ class FaultRecord:
         began: list[float] = []
         struck: list[str] = []
         for path in sorted(self.folder.glob("rank-*")):
-            for line in path.read_text(encoding="utf-8").splitlines():
-                with contextlib.suppress(json.JSONDecodeError):  # a line that was cut is none
+            for line in path.read_bytes().splitlines():
+                with contextlib.suppress(ValueError, RecursionError):  # a cut line is none
                     document = json.loads(line)
-                    began += [document["began_s"]] if "began_s" in document else []
-                    struck += [document["struck"]] if "struck" in document else []
+                    found = document if isinstance(document, dict) else {}
+                    began += [one for one in [found.get("began_s")] if isinstance(one, float)]
+                    struck += [one for one in [found.get("struck")] if isinstance(one, str)]
         return KnownFaults(min(began, default=None), frozenset(struck))
 
     def begin(self, began_s: float) -> None:
@@ -90,7 +91,7 @@ class FaultRecord:
 
 def forget_rank(root: Path, run_id: str, rank: int) -> None:
     """Removes the record of a rank if there is one, and the folders with the last of the run's."""
-    folder = root / run_id / _FOLDER_NAME
+    folder = root / run_id / FOLDER_NAME
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         (folder / f"rank-{rank}").unlink()
         _remove_empty(folder)
@@ -98,7 +99,7 @@ def forget_rank(root: Path, run_id: str, rank: int) -> None:
 
 def remove_record(run_folder: Path) -> Path | None:
     """Removes the record of a run that no live process uses; returns its folder if it is gone."""
-    folder = run_folder / _FOLDER_NAME
+    folder = run_folder / FOLDER_NAME
     try:
         for path in folder.iterdir():
             with path.open("rb") as file:

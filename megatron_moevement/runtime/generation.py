@@ -25,12 +25,37 @@ class Closeable(Protocol):
 C = TypeVar("C", bound=Closeable)
 
 
+@dataclasses.dataclass(frozen=True)
+class Loss:
+    """A process that a generation has lost, or that ended it.
+
+    Attributes:
+        process: its number.
+        rank: the place that it occupied; None for a spare.
+        host: its machine.
+        reason: why it counts as lost, or what it reported.
+    """
+
+    process: int
+    rank: int | None
+    host: str
+    reason: str
+
+    @property
+    def line(self) -> str:
+        """All of it, for people."""
+        place = "a spare" if self.rank is None else f"rank {self.rank}"
+        return f"process {self.process} ({place}) on {self.host}: {self.reason}"
+
+
 @dataclasses.dataclass
 class Interruption:
     """The newest interruption of this process; who interrupts it writes, any thread."""
 
     noticed_s: float | None = None
     """When it was noticed, in seconds since the epoch."""
+    losses: tuple[Loss, ...] = ()
+    """What led to the present generation."""
 
 
 class Generation:
@@ -42,6 +67,8 @@ class Generation:
         uninterrupted: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
         ping: Callable[[], None] = lambda: None,
         rest: Callable[[], None] = lambda: None,
+        *,
+        spares: int | None = None,
     ) -> None:
         """Begins with nothing open.
 
@@ -51,11 +78,13 @@ class Generation:
                 process.
             ping: says that training makes progress, and will again before long.
             rest: says that nobody knows how long what comes now will take, until the next `ping`.
+            spares: processes that wait for a place; None where none could come in.
         """
         self.number = number
         self.uninterrupted = uninterrupted
         self.ping = ping
         self.rest = rest
+        self.spares = spares
         self._owned: list[Closeable] = []
 
     def own(self, opening: Callable[[], C]) -> C:

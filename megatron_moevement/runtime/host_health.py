@@ -11,6 +11,7 @@ import dataclasses
 import errno
 import mmap
 import os
+import secrets
 import socket
 from pathlib import Path
 
@@ -73,9 +74,10 @@ def _nearest(folder: Path) -> Path:
 
 def _probe(name: str, folder: Path, content: bytes) -> None:
     """Writes and removes a small file; an empty one says nothing of the room that is left."""
-    probe = folder / f".health-{socket.gethostname()}-{os.getpid()}"
+    probe = folder / f".health-{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
     try:
-        probe.write_bytes(content)
+        with probe.open("xb") as file:  # follows no link
+            file.write(content)
         probe.unlink()
     except OSError as error:
         if error.errno == errno.ENOSPC and not content:

@@ -47,6 +47,9 @@ class FaultTolerance:
     moevement_no_replica_copy: bool = flag(
         False, "replay what is lost even where another rank still holds the same state"
     )
+    moevement_no_adoption: bool = flag(
+        False, "don't take over what a dead process left on the machine, but its copies alone"
+    )
     moevement_recover_only: bool = flag(
         False, "save what a killed job left in memory as a checkpoint in --save, train nothing"
     )
@@ -64,6 +67,11 @@ class FaultTolerance:
     )
     moevement_replication_interface: str = flag(
         "127.0.0.1", "address that snapshots are received at", metavar="ADDRESS"
+    )
+    moevement_audit_interval: int | None = flag(
+        None,
+        "compare what ranks with the same state captured, every so many steps",
+        within=AT_LEAST_1,
     )
     moevement_slow_rank_factor: float = flag(
         2.0, "report a rank that computes so many times longer than the median", within=_ABOVE_1

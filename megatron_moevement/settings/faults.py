@@ -29,7 +29,8 @@ class Place(Enum):
     """A place in a step where a fault can strike; commands have their names in the policy.
 
     The step is k where S_(k-1) becomes S_k, ordinary or replayed. A slot belongs to the step whose
-    state it captures.
+    state it captures. The places from `connect` on lie in a start or a recovery, not in a step:
+    there a fault strikes when its generation first comes to the place.
     """
 
     FORWARD = "forward"
@@ -61,7 +62,7 @@ class Place(Enum):
     """After the commit, before the parameters are gathered."""
     WINDOW_EDGE = "window-edge"
     """Behind the commit of a step that begins a window, before its first slot is begun."""
-    CAPTURE = "capture"
+    CAPTURE = _command(Command.CAPTURE)
     """When the buffer of the slot is invalid, before the first copy."""
     COPY = "copy"
     """In the middle of the copies of a slot."""
@@ -79,6 +80,37 @@ class Place(Enum):
     """In a recovery: when the last slot of the window is put back."""
     SAVE = "save"
     """When the files of a durable checkpoint are written, before it has its name."""
+    CONNECT = "connect"
+    """Between joining the job and connecting to the groups of a generation."""
+    START = "start"
+    """Before the store is opened, at the start of a generation."""
+    FACTS = "facts"
+    """Before a process publishes what it has."""
+    PLAN = "plan"
+    """When all have the plan of a recovery, before anything of it is carried out."""
+    OPEN = "open"
+    """When a process serves its memory, before its peers have the address."""
+    ROLL_FORWARD = "roll-forward"
+    """In a recovery: in the commit of a survivor that was a step behind, after the optimizers; the
+    places of a commit are passed, too."""
+    REPROTECT = "reprotect"
+    """In a recovery: while slots are sent to holders that lack them."""
+    REJOIN = "rejoin"
+    """In a recovery: before the meeting with all ranks, after which training goes on."""
+    SERVE_SLOT = "serve-slot"
+    """When half of a slot was sent to a process that asked for it."""
+    SERVE_LOG = "serve-log"
+    """When half of a logged tensor was sent to a process that asked for it."""
+    SERVE_STATE = "serve-state"
+    """When half of a part of the live state was sent to a process that asked for it."""
+
+    @property
+    def is_of_step(self) -> bool:
+        """Whether it lies in a step; the others are passed whatever the step is."""
+        return self not in _OF_NO_STEP
+
+
+_OF_NO_STEP = frozenset(list(Place)[list(Place).index(Place.CONNECT) :])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,7 +118,7 @@ class Fault:
     """What happens to processes, and where.
 
     Attributes:
-        step: k.
+        step: k; where the place lies in no step, the step by which it has struck.
         place: in the step.
         ranks: the logical ranks that are lost together; None: all of them.
         generation: restarts of the job in place that lie behind it.

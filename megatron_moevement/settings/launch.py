@@ -7,6 +7,7 @@ import os
 import socket
 
 from megatron_moevement.errors import UserError
+from megatron_moevement.settings.secret import Secret
 
 Address = tuple[str, int]
 
@@ -28,6 +29,8 @@ class Launch:
         attempt: name of this start of the job, the same on all of its processes: a launcher that
             restarts them leaves the stores as they are.
         rank_monitor: socket of the process that watches this one, where `ft_launcher` started it.
+        secret: what the processes of the job know, and nobody else; None where the launcher made
+            none.
     """
 
     rank: int
@@ -40,6 +43,7 @@ class Launch:
     control_store: Address | None = None
     attempt: str = "0"
     rank_monitor: str | None = None
+    secret: Secret | None = None
 
     @classmethod
     def from_environment(cls) -> Launch:
@@ -51,7 +55,8 @@ class Launch:
         restarts the processes, so MOEVEMENT_STORE_ADDR and MOEVEMENT_STORE_PORT win.
 
         Raises:
-            UserError: a variable is no number, or the rank lies outside of the job.
+            UserError: a variable is no number, the rank lies outside of the job, or the secret is
+                too short.
         """
         try:
             rank = int(os.environ.get("RANK", "0"))
@@ -82,6 +87,7 @@ class Launch:
             control_store=control,
             attempt=_attempt(),
             rank_monitor=os.environ.get("FT_RANK_MONITOR_IPC_SOCKET"),
+            secret=Secret.from_environment(),
         )
 
     def occupying(self, rank: int, world_size: int) -> Launch:

@@ -17,7 +17,7 @@ class Granularity(Enum):
     """All processes of its failure domain; spares of another domain take their ranks."""
 
     RANK = "rank"
-    """The process alone."""
+    """The process alone: of a node that is lost, each process takes a spare."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +62,7 @@ class InProcessRestart:
         1.0, "between SIGTERM and SIGKILL of a process that hangs", within=NOT_NEGATIVE
     )
     inprocess_granularity: Granularity = flag(
-        Granularity.NODE, "what is given up with a lost process"
+        Granularity.RANK, "what is given up with a lost process"
     )
     inprocess_active_world_size: int | None = flag(
         None,

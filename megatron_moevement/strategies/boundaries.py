@@ -17,6 +17,7 @@ from megatron_moevement.integrations.megatron.boundary_replay import (
 )
 from megatron_moevement.policy.boundary import BoundaryTag, Direction, sender_stage
 from megatron_moevement.policy.segments import receivers_from, senders_to
+from megatron_moevement.runtime.commit_barrier import DisagreementError
 from megatron_moevement.runtime.log_writer import LogWriter, open_writer
 from megatron_moevement.runtime.replication.log_reader import LogReader
 from megatron_moevement.strategies.memory import DEADLINE, JobMemory
@@ -92,7 +93,8 @@ class Boundaries:
         self._talk.close()
         self._mode.close()
         if self._writer is None:
-            assert first > replayed.target, "nothing can be replayed alone without a log"
+            if first <= replayed.target:
+                raise DisagreementError(f"step {first} can't be replayed alone without a log")
             return
         session, peers = self._memory.session, self._memory.peers
         assert session is not None

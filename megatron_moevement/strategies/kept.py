@@ -13,6 +13,8 @@ from typing import Any
 
 from megatron_moevement.policy.facts import Condition, LiveState
 from megatron_moevement.policy.guarantee import Computation, Guarantee
+from megatron_moevement.policy.persistence import SlotKey
+from megatron_moevement.policy.plan import Verdict
 from megatron_moevement.runtime.upstream_log import UpstreamLog
 from megatron_moevement.strategies.kept_store import KeptStore
 from megatron_moevement.strategies.scalars import SlotScalars
@@ -67,6 +69,9 @@ class Kept:
         joined_s: when the present restart had its groups, in seconds since the epoch.
         origin: what the ranks of the job's first generation computed with; None before it.
         guarantee: of the job's newest generation that this process was in.
+        announced: generation and verdict of the newest plan that was told of.
+        doubted: slots that lie in this process and that a replay began with which differed from
+            the first time; plans pass them over until a replay from other copies proves right.
     """
 
     store: KeptStore = dataclasses.field(default_factory=KeptStore)
@@ -76,15 +81,28 @@ class Kept:
     joined_s: float | None = None
     origin: tuple[Computation, ...] | None = None
     guarantee: Guarantee | None = None
+    announced: tuple[int, Verdict] | None = None
+    doubted: frozenset[SlotKey] = frozenset()
 
     @classmethod
     def anew(cls, former: Kept) -> Kept:
         """Returns what a process goes on with whose live objects are given up."""
-        return cls(former.store, origin=former.origin, guarantee=former.guarantee)
+        return cls(
+            former.store,
+            origin=former.origin,
+            guarantee=former.guarantee,
+            announced=former.announced,
+            doubted=former.doubted,
+        )
 
     def renew(self) -> None:
         """Learns that the live objects are built anew."""
         self.live, self.log = INITIAL, None
+
+    @property
+    def is_new(self) -> bool:
+        """Whether this process has never held a state: all that it has was left by others."""
+        return self.live is INITIAL
 
     @property
     def is_pristine(self) -> bool:

@@ -5,18 +5,20 @@ from __future__ import annotations
 import contextlib
 import time
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from datetime import timedelta
 from pathlib import Path
 
 import torch
 
 from megatron_moevement.errors import UserError
+from megatron_moevement.policy.adoption import of_no_use
 from megatron_moevement.policy.ranks import LogicalRank
-from megatron_moevement.runtime.slots.adoption import adopt_store
+from megatron_moevement.runtime.slots.adoption import adopt_store, take_in_left
 from megatron_moevement.runtime.slots.flushing import flush_store, flushed_folder, remove_flushed
-from megatron_moevement.runtime.slots.identity import StoreIdentity
+from megatron_moevement.runtime.slots.identity import RunIdentity, StoreIdentity
 from megatron_moevement.runtime.slots.ring_file import RingFile
+from megatron_moevement.runtime.slots.run_record import check_layout, write_run
 from megatron_moevement.runtime.slots.store import StoreDirectory, left_behind, process_folders
 
 _POLL_S = 0.05
@@ -31,8 +33,9 @@ class KeptStore:
         self._place: tuple[Path, StoreIdentity] | None = None
         self._pinned: weakref.WeakSet[RingFile] = weakref.WeakSet()
         self._is_wanted = True
+        self._adopts = False
         self.flushed: tuple[Path, ...] = ()
-        """Folders with what the processes of the run flushed: of no use once all are back."""
+        """Folders with what processes of the run flushed: wanted until a window is persisted."""
 
     @property
     def folder(self) -> Path | None:
@@ -53,25 +56,37 @@ class KeptStore:
         process: int,
         rank: LogicalRank | None,
         saves: Iterable[Path] = (),
+        *,
+        patience: timedelta = timedelta(0),
+        run: RunIdentity | None = None,
     ) -> StoreDirectory:
-        """Returns the store, which is opened the first time.
+        """Returns the store, which is opened the first time, in whichever generation that is.
 
         Args:
             root: the store directory.
             identity: of the run.
             process: number of this process.
-            rank: at the start of a job the rank of this process, whose newest store it adopts.
+            rank: of this process, which adopts the newest store of it; None: it adopts none.
             saves: folders of durable checkpoints, beside which stores may have been flushed.
+            patience: how long to wait for a process that dies and still has its store locked.
+            run: what the run is, to be kept beside the files.
 
         Raises:
-            UserError: it is in use, another user's, or can't be made.
+            UserError: the memory of the run was made with another layout, or the store is in use,
+                another user's, or can't be made.
         """
+        self._adopts = rank is not None
         if self._store is None:
+            flushed = tuple(flushed_folder(save, identity) for save in saves)
+            if run is not None:
+                check_layout([root / identity.run_id, *flushed], run)
             self._place = (root, identity)
             self._store = StoreDirectory(root, identity, process)
-            self.flushed = tuple(flushed_folder(save, identity) for save in saves)
+            self.flushed = flushed
             if rank is not None:
-                adopt_store(self._store, rank, self.flushed)
+                adopt_store(self._store, rank, self.flushed, patience)
+            if run is not None:
+                write_run(self._store.folder, run)
         return self._store
 
     def flush(self, save: Path) -> Path:
@@ -95,8 +110,19 @@ class KeptStore:
         self._store = None  # not before: an interrupted removal is done again by `abandon`
         return where
 
+    def take_in_left(self) -> tuple[int, ...]:
+        """Moves here what others left on this machine and nobody has adopted.
+
+        Call it when all live processes of the run have locked their stores.
+
+        Returns:
+            The processes whose slots are here now.
+        """
+        assert self._store is not None
+        return take_in_left(self._store) if self._adopts else ()
+
     def forget_flushed(self) -> None:
-        """Removes what the processes of the run flushed; every slot is back in memory."""
+        """Removes what the processes of the run flushed; a window in memory is persisted."""
         for folder in self.flushed:
             remove_flushed(folder)
         self.flushed = ()
@@ -123,15 +149,26 @@ class KeptStore:
         if self._store is not None:
             self._store.read_again()
 
-    def remove_left_behind(self) -> None:
-        """Removes what processes of this run that died on this machine left.
+    def left_behind(self) -> tuple[int, ...]:
+        """Returns the processes of this run that died on this machine and left their stores.
 
-        Call it when all live processes of the run have locked their stores, and the slots of the
-        dead have holders again.
+        Call it when all live processes of the run have locked theirs.
         """
         assert self._place is not None
         root, identity = self._place
-        for process in left_behind(root, identity.run_id):
+        return left_behind(root, identity.run_id)
+
+    def remove_left_behind(self, known: Collection[int]) -> None:
+        """Removes what processes of this run that died on this machine left.
+
+        Call it when a window is persisted that the slots of the dead are not needed for.
+
+        Args:
+            known: whose stores are meant; what others have left since stays.
+        """
+        assert self._place is not None
+        root, identity = self._place
+        for process in of_no_use(self.left_behind(), known):
             # Another process may remove it just now; and what can't be removed is in nobody's way.
             with contextlib.suppress(UserError), StoreDirectory(root, identity, process) as left:
                 left.remove()
@@ -152,7 +189,7 @@ class KeptStore:
         root, identity = self._place
         deadline_s = time.monotonic() + patience.total_seconds()
         while process_folders(root / identity.run_id):
-            self.remove_left_behind()
+            self.remove_left_behind(self.left_behind())
             if time.monotonic() >= deadline_s:
                 return
             time.sleep(_POLL_S)
@@ -163,7 +200,7 @@ class KeptStore:
         if store is None:
             return
         if not self._is_wanted:
-            self.remove_left_behind()
+            self.remove_left_behind(self.left_behind())
         if self._is_wanted and store.folder.exists() and not store.is_empty:
             store.close()
         else:

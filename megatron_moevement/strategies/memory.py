@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import secrets
 import threading
 from collections.abc import Callable, Mapping
@@ -23,11 +24,13 @@ from megatron_moevement.runtime.replication.sender import SlotSender
 from megatron_moevement.runtime.replication.server import ReplicaServer
 from megatron_moevement.runtime.replication.state_messages import OfferedState
 from megatron_moevement.runtime.replication.stored_slots import StoredSlots
-from megatron_moevement.runtime.slots.journal import Journal
+from megatron_moevement.runtime.replication.wire import Kind
+from megatron_moevement.runtime.slots.journal import Journal, JournalState
 from megatron_moevement.runtime.slots.ring_file import RingFile
 from megatron_moevement.runtime.slots.store import RingRole, StoreDirectory, StoredRing
 from megatron_moevement.runtime.upstream_log import UpstreamLog
 from megatron_moevement.settings.faults import Place
+from megatron_moevement.settings.secret import SECRET_VARIABLE
 from megatron_moevement.strategies.copies import Copies
 from megatron_moevement.strategies.job_plan import JobPlan
 from megatron_moevement.strategies.kept_store import KeptStore
@@ -35,12 +38,20 @@ from megatron_moevement.strategies.kept_store import KeptStore
 DEADLINE = timedelta(seconds=60)
 """For one slot, or one logged tensor, to reach a peer and be acknowledged."""
 _TOKEN_BYTES = 32
+_SHOWN_DIGITS = 16
+"""Of a digest of the key, for others to compare."""
+_SERVED = {
+    Kind.FOUND: Place.SERVE_SLOT,
+    Kind.LOGGED: Place.SERVE_LOG,
+    Kind.STATE_PART: Place.SERVE_STATE,
+}
+"""The place of a fault in an answer."""
 
 
 class JobMemory:
     """The store of a process and the connections to its peers; the training thread calls it.
 
-    `open` or `open_anew` must come first; all ranks call it in step.
+    `open` or `begin_anew` must come first; all ranks call it in step.
     """
 
     def __init__(  # noqa: PLR0917  (what a process takes part with)
@@ -56,6 +67,7 @@ class JobMemory:
         pin: Callable[[torch.Tensor], None],
         faults: FaultPoints,
         log: UpstreamLog | None = None,
+        key: bytes | None = None,
     ) -> None:
         """Takes part in one generation; the store outlives it.
 
@@ -70,6 +82,8 @@ class JobMemory:
             pin: makes host memory a target of asynchronous copies.
             faults: where this process fails on purpose.
             log: what this process serves of what it sent over its stage's boundaries.
+            key: by which processes of the job recognise each other; without one, rank 0 draws it,
+                and it travels over the job's own network.
         """
         self.plan = plan
         """What all agreed on, and for whom else this process keeps copies since then."""
@@ -79,11 +93,13 @@ class JobMemory:
         self.store = store
         self.generation = generation
         self._kept = kept
+        self._left_behind = kept.left_behind()  # all live processes have locked their stores
         self._interface = interface
         self._device = device
         self._pin = pin
         self._faults = faults
         self.log = log
+        self._key = key
         self.session: Session | None = None
         """Who this process is to its peers, once it is open."""
         self.peers: Mapping[int, Address] = {}
@@ -117,15 +133,16 @@ class JobMemory:
         """Opens the files that are there, makes those that are missing, connects to the peers.
 
         Raises:
-            UserError: on all ranks: files are of other sizes, the file system is full, or the
-                interface is none of the machine's.
+            UserError: on all ranks: files are of other sizes, the file system is full, the
+                interface is none of the machine's, or processes have different secrets.
         """
-        (token, *_) = all_gather_json(secrets.token_hex(_TOKEN_BYTES), self._device)
-        self.session = me = Session(bytes.fromhex(token), self.host.process, self.generation.number)
+        token = self._agree_on_token()
+        self.session = me = Session(token, self.host.process, self.generation.number)
         try:
             self._server = together(lambda: self._serve(me), self._device)
         except AgreementError as error:
             raise UserError(error.reason) from error
+        self._faults.strike_outside(Place.OPEN)
         addresses = all_gather_json([self.host.process, *self._server.address], self._device)
         self.peers = {process: (host, port) for process, host, port in addresses}
         assert self.host.rank is not None
@@ -143,7 +160,19 @@ class JobMemory:
             self.plan.placement,
             self.plan.hosts,
             self._faults,
+            self.generation.uninterrupted,
         )
+
+    def _agree_on_token(self) -> bytes:
+        """Returns the key that all processes have; one that is given never travels."""
+        drawn = None if self._key else secrets.token_hex(_TOKEN_BYTES)
+        shown = hashlib.sha256(self._key).hexdigest()[:_SHOWN_DIGITS] if self._key else None
+        offers = all_gather_json([shown, drawn], self._device)
+        if len({shown for shown, _ in offers}) > 1:
+            raise UserError(
+                f"processes have different secrets; give all the same {SECRET_VARIABLE}"
+            )
+        return self._key or bytes.fromhex(offers[0][1])
 
     def _serve(self, me: Session) -> ReplicaServer:
         """Opens the files, and a server that keeps copies in them and gives slots back."""
@@ -159,10 +188,19 @@ class JobMemory:
             slots.keep(self.store.ring(RingRole.HELD, owner, rings[owner]))
         for stored in self._rings_of_former_plans():
             ring = self.store.open_ring(stored.role, stored.owner)
-            if ring is not None:
+            if ring is not None and self._may_take_copies(stored):
                 slots.keep(ring)
+            elif ring is not None:
+                slots.serve(ring)
         return self.generation.own(
-            lambda: ReplicaServer(self._interface, me, slots, deadline=DEADLINE, log=self.log)
+            lambda: ReplicaServer(
+                self._interface,
+                me,
+                slots,
+                deadline=DEADLINE,
+                log=self.log,
+                halfway=lambda kind: self._faults.strike_outside(_SERVED[kind]),
+            )
         )
 
     def _take_over(self, owner: LogicalRank) -> RingFile | None:
@@ -191,39 +229,59 @@ class JobMemory:
         assert self._server is not None
         self._server.offer(state)
 
-    def open_anew(self) -> None:
-        """Forgets everything that is there, and opens."""
-        self.store.clear()
+    def begin_anew(self, state: JournalState, losses: Mapping[int, float]) -> None:
+        """Forgets everything that is there, and opens.
+
+        Whatever cuts it, the journal says what the live state of this process is.
+
+        Args:
+            state: what this process knows from now on.
+            losses: of all steps before.
+        """
+        self.store.begin_journal(self.plan.journal, state, losses)
+        self.store.clear_rings()
         self.open()
-        self._kept.remove_left_behind()
 
     def schedule_from(self, step: int, epoch: int) -> WindowSchedule:
         """Returns the schedule of a job whose windows begin at a step."""
         return dataclasses.replace(self.plan.schedule, first_step=step, epoch=epoch)
 
     def forget_others(self) -> None:
-        """Removes the slots that this process keeps for nobody any more, and what the dead left.
+        """Removes the slots that this process keeps for nobody any more.
 
         All slots have their copies.
         """
         assert self._slots is not None
         with self._files:
             for stored in self._rings_of_former_plans():
-                self._slots.drop(stored.owner)
+                ring = self.store.open_ring(stored.role, stored.owner)
+                if ring is not None:
+                    self._slots.drop(ring)
                 self.store.drop_ring(stored.role, stored.owner)
-        self._kept.remove_left_behind()
+
+    def forget_left(self) -> None:
+        """Removes what the dead and former launches left; a window is persisted without them."""
+        self._kept.remove_left_behind(self._left_behind)
+        self._kept.forget_flushed()
 
     def _rings_of_former_plans(self) -> tuple[StoredRing, ...]:
         """Returns the rings with slots that others may lack, and that are not in the plan.
 
-        Who keeps copies for whom is planned anew when a process takes another one's place.
+        Copies stay where they are, but for those of lost processes; where the limit of host memory
+        leaves no room for that, all are spread anew. Where a launch exchanges ranks between
+        processes, a process finds others' own slots.
         """
-        kept_for = self.plan.kept_for(self.host.process)
+        planned = {(RingRole.HELD, owner) for owner in self.plan.kept_for(self.host.process)}
         return tuple(
             stored
             for stored in self.store.rings()
-            if stored.owner not in kept_for and stored.owner != self.host.rank
+            if (stored.role, stored.owner) not in {*planned, (RingRole.OWN, self.host.rank)}
         )
+
+    def _may_take_copies(self, stored: StoredRing) -> bool:
+        """Returns whether an owner may still send copies into a ring of a former plan."""
+        is_kept = stored.owner in self.plan.kept_for(self.host.process)
+        return stored.role is RingRole.HELD and stored.owner != self.host.rank and not is_kept
 
     def finish(self) -> None:
         """Says that nobody will go on from the files."""

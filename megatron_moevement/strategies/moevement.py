@@ -17,6 +17,7 @@ from megatron_moevement.integrations.megatron.optimizer import GradientStatistic
 from megatron_moevement.integrations.megatron.random_state import random_state
 from megatron_moevement.integrations.megatron.slot_layout import slot_layouts
 from megatron_moevement.integrations.megatron.snapshots import LiveOperators
+from megatron_moevement.policy.adoption import may_forget_left
 from megatron_moevement.policy.commit import newest_persisted
 from megatron_moevement.policy.facts import Condition
 from megatron_moevement.policy.plan import Plan, Verdict, WindowEdges
@@ -29,16 +30,27 @@ from megatron_moevement.runtime.events import EventName, Events
 from megatron_moevement.runtime.ledger import LedgerEntry
 from megatron_moevement.runtime.progress import IterationCosts, Progress
 from megatron_moevement.runtime.slots.journal import JournalState
+from megatron_moevement.runtime.slots.slot_record import SlotRecord
 from megatron_moevement.settings.faults import Place
 from megatron_moevement.strategies.boundaries import Boundaries
 from megatron_moevement.strategies.kept import TORN, Kept, Live
 from megatron_moevement.strategies.memory import JobMemory
+from megatron_moevement.strategies.protection_watch import ProtectionWatch
 from megatron_moevement.strategies.recovery import MemoryRecovery
 from megatron_moevement.strategies.replay import Replay
+from megatron_moevement.strategies.replay_witness import ReplayWitness
+from megatron_moevement.strategies.replica_audit import ReplicaAudit
 from megatron_moevement.strategies.replicas import Replicas
 from megatron_moevement.strategies.returning import Returning
 from megatron_moevement.strategies.scalars import encode_entry
-from megatron_moevement.strategies.strategy import NO_WINDOW, Recovered, RecoveryAbortedError
+from megatron_moevement.strategies.strategy import (
+    NOT_COVERED,
+    Anew,
+    Covered,
+    Durable,
+    Recovered,
+    RecoveryAbortedError,
+)
 from megatron_moevement.strategies.trained import Trained
 from megatron_moevement.strategies.window_capture import WindowCapture
 
@@ -56,6 +68,8 @@ class SparseCheckpointing:
         *,
         kept: Kept,
         replicas: Replicas,
+        audit: ReplicaAudit,
+        protection: ProtectionWatch,
         frozen_work: FrozenWork = FrozenWork.SKIPPED,
     ) -> None:
         """Takes over the memory; closes it at the end.
@@ -68,6 +82,8 @@ class SparseCheckpointing:
             say: tells the user a line.
             kept: what this process takes over a restart.
             replicas: which ranks hold the same as this one.
+            audit: compares what they capture.
+            protection: is told of windows that are persisted.
             frozen_work: what a replay does for operators that it does not train.
         """
         self._trained = trained
@@ -77,6 +93,8 @@ class SparseCheckpointing:
         self._say = say
         self._kept = kept
         self._replicas = replicas
+        self._audit = audit
+        self._protection = protection
         self._freezing = Freezing(trained.chunks, trained.optimizer, frozen_work)
         self._capture = memory.generation.own(lambda: Capture(trained.copy_stream()))
         self._boundaries = memory.generation.own(lambda: Boundaries(trained, memory))
@@ -84,15 +102,23 @@ class SparseCheckpointing:
         self._persisted: Window | None = None
         self._windows: WindowCapture | None = None
         self._returning: Returning | None = None
+        self._rolling_back: Returning | None = None
+        self._witness: ReplayWitness | None = None
+        self._has_left = True
         self._era = self._epoch = 0
         self._step = 0
         self._replicated_bytes = 0
 
-    def recover(self, durable: int) -> Recovered | None:
+    def recover(self, durable: Durable) -> Recovered | Anew:
         """Brings the job back to the newest step that any process of it committed."""
         returning = Returning(self._trained, self._memory, self._events, self._kept)
         recovery = MemoryRecovery(
-            self._trained, self._memory, self._live, self._kept, self._replicas
+            self._trained,
+            self._memory,
+            self._live,
+            self._kept,
+            self._replicas,
+            events=self._events,
         )
         plan = recovery.make_plan(durable)
         if plan is not None:
@@ -100,24 +126,29 @@ class SparseCheckpointing:
             self._era, self._epoch = plan.era, plan.epoch
         if plan is not None and plan.verdict is Verdict.ABORT:
             raise RecoveryAbortedError(plan.reason)
-        if plan is None or plan.verdict is Verdict.ROLLBACK:
-            recovery.start_over(durable)
-            return None
         returning.planned()
+        if plan is None or plan.verdict is Verdict.ROLLBACK:
+            self._era = recovery.next_era()
+            recovery.start_over()
+            if plan is not None:
+                returning.goes_back(plan)
+                self._rolling_back = returning
+            return Anew(recovery.is_continuing)
         replay = recovery.carry_out(plan, self._freezing)
         returning.fetched()
         self._schedule = recovery.schedule(plan)
         self._persisted = plan.persisted
         self._drop_logs()
+        self._witness = None if replay is None else replay.witness
         slots = recovery.own_slots(plan)
         if plan.edges is WindowEdges.ANEW:
             self.begin(self._progress())
             returning.share(slots, [], plan.target)
-            returning.replays(None, plan)
+            returning.replays(None, plan, recovery.doubt)
         elif replay is None:
             self._stand_by(plan.target, slots.ring(plan.target))
             returning.share(slots, slots.shareable(), plan.target)
-            returning.replays(None, plan)
+            returning.replays(None, plan, recovery.doubt)
         else:
             start = replay.start.committed
             if replay.is_dense:
@@ -128,7 +159,7 @@ class SparseCheckpointing:
                 ring = SlotRing(self._memory.own_ring.capacity, window.start, window.last + 1)
                 self._windows = self._captures(ring)
                 returning.share(slots, [window], window.last)
-            returning.replays(replay, plan)
+            returning.replays(replay, plan, recovery.doubt)
             if plan.is_apart:
                 self._boundaries.replay(recovery.boundaries(plan), start + 1)
             else:
@@ -137,40 +168,45 @@ class SparseCheckpointing:
             self._note_dense(replay, replay.start)
         self._returning = returning
         progress = self._progress() if replay is None else replay.start
-        return Recovered(progress, plan.target)
+        return Recovered(progress, plan.target, is_bare=plan.edges is WindowEdges.ANEW)
 
     def begin(self, progress: Progress) -> None:
         """Forgets what lies in memory, and captures the state that the job starts from."""
-        self._memory.open_anew()
+        first = progress.committed
+        self._schedule = self._memory.schedule_from(first, self._epoch)
+        self._persisted = None
+        self._memory.begin_anew(self._state(first), self._trained.ledger.losses())
         if self._memory.log is not None:
             self._memory.log.clear()
         # A durable checkpoint that was loaded meanwhile brought tensors of its own.
         self._live = LiveOperators(self._trained.chunks, self._trained.optimizer)
-        self._kept.store.forget_flushed()
-        first = progress.committed
-        self._schedule = self._memory.schedule_from(first, self._epoch)
-        self._persisted = None
-        self._memory.journal.restore_losses(self._trained.ledger.losses())
-        self._memory.journal.write_state(self._state(first))
         self._kept.live = Live.dense(self._trained.scalars(progress))
         self._stand_by(first, SlotRing(self._memory.own_ring.capacity, first, first))
+        if self._rolling_back is not None:
+            account = self._rolling_back.went_back(first)
+            if dist.get_rank() == 0:
+                self._say(account.line)
+            self._rolling_back = None
 
     def injected_statistics(self, step: int) -> GradientStatistics | None:
         """Returns what the ledger says of a step while this rank replays and needs it."""
         return None if self._replay is None else self._replay.statistics(step)
 
-    def await_commit(self, step: int) -> int:
+    def await_commit(self, step: int) -> Covered:
         """Waits for the copies of the former state and of the log, and for room.
 
         Returns:
-            The start of the newest window that is complete here; NO_WINDOW.
+            The newest window that is complete here, if any.
         """
         assert self._windows is not None
         window = self._windows.await_commit()
         self._windows.stall += self._boundaries.await_landed()
         if self._is_dense:
             self._kept.live = self._kept.live.with_finished(step, random_state())
-        return NO_WINDOW if window is None else window.start
+        if window is None:
+            return NOT_COVERED
+        copies = self._memory.copies.acknowledgements.fewest_copies(self._persisted)
+        return Covered(window.start, copies)
 
     def streams(self) -> ReplicaStreams | None:
         """Returns the random streams behind the passes of a step, where there are replicas."""
@@ -185,11 +221,11 @@ class SparseCheckpointing:
         if self._is_dense:
             self._kept.live = TORN
 
-    def commit(self, entry: LedgerEntry, progress: Progress, persisted_start: int) -> None:
+    def commit(self, entry: LedgerEntry, progress: Progress, covered: Covered) -> None:
         """Writes the journal, frees what a persisted window replaces, captures the new state."""
         assert self._windows is not None
         self._step = step = progress.committed
-        agreed = None if persisted_start < 0 else self._schedule.window_of(persisted_start)
+        agreed = None if covered.start < 0 else self._schedule.window_of(covered.start)
         before, self._persisted = self._persisted, newest_persisted(self._persisted, agreed)
         known = step if self._replay is None else max(step, self._replay.target)
         self._trained.faults.strike(step, Place.LEDGER)
@@ -205,18 +241,26 @@ class SparseCheckpointing:
                 start=self._persisted.start,
                 size=self._persisted.size,
                 lag=step - self._persisted.last,
+                copies=covered.copies,
             )
+            folder = self._memory.store.folder
+            self._protection.at_edge(step, self._persisted, covered.copies, folder)
         self._windows.captured_bytes = self._windows.metadata_bytes = 0
         if self._returning is not None:
             self._returning.committed(entry, progress)
         if step == self._windows.next_step:
             scalars = self._trained.scalars(progress)
             self._windows.begin(step, scalars)
+            if self._replay is not None:
+                self._capture.await_landed()  # a state that differs is never published
             if self._is_dense:
                 self._kept.live = Live.dense(scalars)
 
     def after_step(self) -> None:
-        """Brings in the next slot of a replay."""
+        """Brings in the next slot of a replay; in training forgets, and compares replicas."""
+        self._forget_left()
+        if self._returning is None:
+            self._audit.after_step(self._step, self._schedule, self._memory.own_ring)
         if self._returning is not None and self._replay is not None:
             self._returning.verify(self._freezing, self._boundaries)
             self._trained.faults.strike(self._replay.reached + 1, Place.REPLAY)
@@ -227,12 +271,13 @@ class SparseCheckpointing:
     def rejoin(self) -> None:
         """Waits for all ranks, and until this rank's slots have their copies again."""
         if self._returning is not None:
+            self._capture.await_landed()  # the witness has compared the newest slot, too
             account = self._returning.rejoin()
             if dist.get_rank() == 0:
                 self._say(account.line)
-            self._returning = None
-            self._kept.store.forget_flushed()
+            self._returning = self._witness = None
             self._boundaries.train()
+            self._forget_left()
 
     def costs(self) -> IterationCosts:
         """Returns what the last step cost."""
@@ -249,10 +294,13 @@ class SparseCheckpointing:
 
     def finish(self) -> None:
         """Lets `close` remove the store."""
+        if self._windows is not None and self._returning is None:
+            self._kept.store.forget_flushed()
         self._memory.finish()
 
     def close(self) -> None:
         """Ends all threads and connections; the store stays unless the job has finished."""
+        self._freezing.close()
         self._boundaries.close()
         self._capture.close()
         self._memory.close()
@@ -264,12 +312,18 @@ class SparseCheckpointing:
     @property
     def _is_dense(self) -> bool:
         """Whether a fault in a later step leaves a state that is worth something."""
-        return self._replay is None or self._replay.is_dense
+        return self._replay is None or self._is_worth(self._replay)
+
+    @staticmethod
+    def _is_worth(replay: Replay) -> bool:
+        """Returns whether a later recovery may go on from what a replay has reached."""
+        return replay.is_dense and not replay.witness.has_differed
 
     def _note_dense(self, replay: Replay, progress: Progress) -> None:
         """Lets a later recovery go on from here, once a replay has converted its window."""
         state = self._kept.live.state
-        if replay.is_dense and (state.condition, state.step) != (Condition.DENSE, replay.reached):
+        is_noted = (state.condition, state.step) == (Condition.DENSE, replay.reached)
+        if self._is_worth(replay) and not is_noted:
             self._kept.live = Live.dense(self._trained.scalars(progress))
 
     def _progress(self) -> Progress:
@@ -283,6 +337,13 @@ class SparseCheckpointing:
         self._boundaries.train()
         if ring.next_step == step:
             self._windows.begin(step, self._kept.live.scalars)
+
+    def _forget_left(self) -> None:
+        """Removes what others left, once nothing of it can be needed any more."""
+        is_returning = self._returning is not None
+        if self._has_left and may_forget_left(self._persisted, is_returning=is_returning):
+            self._memory.forget_left()
+            self._has_left = False
 
     def _drop_logs(self) -> None:
         if self._memory.log is not None and self._persisted is not None:
@@ -299,7 +360,14 @@ class SparseCheckpointing:
             era=self._era,
             ring=ring,
             faults=self._trained.faults,
+            state_digest=self._live.digest,
+            admits=self._admits,
         )
+
+    def _admits(self, record: SlotRecord) -> bool:
+        """Returns whether a slot may be kept; on the capture's thread."""
+        witness = self._witness
+        return witness is None or witness.admits(record)
 
     def _state(self, committed: int) -> JournalState:
         return JournalState(
@@ -311,6 +379,9 @@ class SparseCheckpointing:
         )
 
     def _emit_plan(self, plan: Plan) -> None:
+        if self._kept.announced == (plan.generation, plan.verdict):
+            return  # model and optimizer were built anew for it
+        self._kept.announced = (plan.generation, plan.verdict)
         self._events.emit(
             EventName.PLAN,
             plan.target,
@@ -320,8 +391,10 @@ class SparseCheckpointing:
             scope=sorted(plan.start_of),
             window=None if plan.window is None else plan.window.start,
             replayed_steps=plan.replayed_steps,
+            lost_steps=plan.lost_steps,
             roll_forward=[str(one.rank) for one in plan.roll_forward],
             copies=[str(one.rank) for one in plan.copies],
+            digest=plan.digest,
         )
         if dist.get_rank() == 0:
             self._say(f"{plan.verdict.value}: {plan.reason}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -11,38 +12,46 @@ from megatron_moevement.errors import UserError
 from megatron_moevement.integrations.megatron.freezing import FrozenWork
 from megatron_moevement.integrations.megatron.snapshots import LiveOperators
 from megatron_moevement.policy.placement import Host
+from megatron_moevement.policy.protection_level import JobShape
 from megatron_moevement.runtime.agreement import AgreementError, together
 from megatron_moevement.runtime.events import Events
 from megatron_moevement.runtime.generation import Generation
 from megatron_moevement.runtime.progress import START
-from megatron_moevement.runtime.slots.identity import StoreIdentity
+from megatron_moevement.runtime.slots.identity import RunIdentity, StoreIdentity
 from megatron_moevement.runtime.slots.store import StoreDirectory, default_store_dir
 from megatron_moevement.runtime.upstream_log import UpstreamLog
 from megatron_moevement.settings.fault_tolerance import FaultTolerance
+from megatron_moevement.settings.faults import Place
+from megatron_moevement.settings.secret import SECRET_VARIABLE
 from megatron_moevement.strategies.guarantee import agree_on_guarantee
-from megatron_moevement.strategies.job_plan import JobPlan, agree_on_plan
+from megatron_moevement.strategies.job_plan import JobPlan, LogShape, agree_on_plan
 from megatron_moevement.strategies.kept import Kept
+from megatron_moevement.strategies.kept_placement import held_ranks, keep_placement
 from megatron_moevement.strategies.kept_store import KeptStore
 from megatron_moevement.strategies.memory import JobMemory
 from megatron_moevement.strategies.moevement import SparseCheckpointing
+from megatron_moevement.strategies.protection_watch import ProtectionWatch
 from megatron_moevement.strategies.reachability import check_interface
+from megatron_moevement.strategies.replica_audit import ReplicaAudit
 from megatron_moevement.strategies.replicas import find_replicas
 from megatron_moevement.strategies.trained import Trained
 
+_PATIENCE_WITH_THE_DYING = timedelta(seconds=5)
+"""The system takes a large process apart before it frees its locks."""
 _RUN_ID_DIGITS = 16
 _NUMBER_BYTES = 24
 """A float of 17 digits with sign and exponent."""
 
 
-def store_place(settings: FaultTolerance, fingerprint: str) -> tuple[Path, str]:
+def store_place(settings: FaultTolerance, identity: RunIdentity) -> tuple[Path, str]:
     """Returns the store directory, and the name under which a run has its folder in it.
 
     Args:
         settings: the flags.
-        fingerprint: digest of every flag that decides bits.
+        identity: of the run.
     """
     root = Path(settings.moevement_store_dir or default_store_dir())
-    return root, settings.moevement_run_id or fingerprint[:_RUN_ID_DIGITS]
+    return root, settings.moevement_run_id or identity.digest[:_RUN_ID_DIGITS]
 
 
 def open_sparse_checkpointing(
@@ -76,35 +85,78 @@ def open_sparse_checkpointing(
     """
     live = LiveOperators(trained.chunks, trained.optimizer)
     plan = plan_job(settings, trained, live, domain=domain, train_iters=train_iters)
+    _say_what_holds(plan, trained, kept, say)
+    store = _open_store(settings, trained, kept.store, generation, saves)
+    plan = keep_placement(plan, trained.process, held_ranks(store), trained.device)
+    memory = JobMemory(
+        *(plan, _host(trained, domain), kept.store, store),
+        settings.moevement_replication_interface,
+        trained.device,
+        generation=generation,
+        pin=trained.pin,
+        faults=trained.faults,
+        log=_keep_log(kept, trained, plan.log_of(_host(trained, domain))),
+        key=trained.replication_key,
+    )
+    if trained.replication_key is None and kept.log is None and generation.number == 0:
+        say(f"{SECRET_VARIABLE} is not set: who listens to the job's network can take part in it")
+    return SparseCheckpointing(
+        trained,
+        live,
+        memory,
+        events,
+        say,
+        kept=kept,
+        replicas=find_replicas(settings, trained, live),
+        audit=ReplicaAudit(settings.moevement_audit_interval, trained, events, say),
+        protection=_watch_protection(settings, trained, plan, events, say, generation),
+        frozen_work=_frozen_work(settings),
+    )
+
+
+def _watch_protection(  # noqa: PLR0917  (what it needs of an opening)
+    settings: FaultTolerance,
+    trained: Trained,
+    plan: JobPlan,
+    events: Events,
+    say: Callable[[str], None],
+    generation: Generation,
+) -> ProtectionWatch:
+    shape = JobShape(
+        stages=trained.layout.pp,
+        ends=trained.ends,
+        wanted=settings.moevement_replicas,
+        domains=len({host.domain for host in plan.hosts}),
+        spares=generation.spares,
+    )
+    watch = ProtectionWatch(shape, events, say, generation.number)
+    watch.begin()
+    return watch
+
+
+def _frozen_work(settings: FaultTolerance) -> FrozenWork:
+    return FrozenWork.DROPPED if settings.moevement_no_frozen_skip else FrozenWork.SKIPPED
+
+
+def _keep_log(kept: Kept, trained: Trained, shape: LogShape | None) -> UpstreamLog | None:
+    """Returns the upstream log; makes it where this process is to have one and has none."""
+    if kept.log is None and shape is not None:
+        kept.log = UpstreamLog(
+            max_steps=shape.max_steps, step_bytes=shape.step_bytes, pin=trained.pin
+        )
+    return kept.log
+
+
+def _say_what_holds(
+    plan: JobPlan, trained: Trained, kept: Kept, say: Callable[[str], None]
+) -> None:
+    """Says where copies are fewer than asked for, and the guarantee where it is another one."""
     if plan.placement.warning is not None:
         say(plan.placement.warning)
     before = kept.guarantee
     guarantee = agree_on_guarantee(trained.computation, kept, trained.device)
     if guarantee != before:
         say(f"guarantee {guarantee}")
-    store = _open_store(settings, trained, kept.store, generation, saves)
-    shape = plan.log_of(_host(trained, domain))
-    if kept.log is None and shape is not None:
-        kept.log = UpstreamLog(
-            max_steps=shape.max_steps, step_bytes=shape.step_bytes, pin=trained.pin
-        )
-    memory = JobMemory(
-        plan,
-        _host(trained, domain),
-        kept.store,
-        store,
-        settings.moevement_replication_interface,
-        trained.device,
-        generation=generation,
-        pin=trained.pin,
-        faults=trained.faults,
-        log=kept.log,
-    )
-    work = FrozenWork.DROPPED if settings.moevement_no_frozen_skip else FrozenWork.SKIPPED
-    replicas = find_replicas(settings, trained, live)
-    return SparseCheckpointing(
-        trained, live, memory, events, say, kept=kept, replicas=replicas, frozen_work=work
-    )
 
 
 def _open_store(
@@ -115,14 +167,25 @@ def _open_store(
     saves: Sequence[Path],
 ) -> StoreDirectory:
     """Opens the stores of all ranks or none, where they reach each other."""
+    trained.faults.strike_outside(Place.START)
     check_interface(settings.moevement_replication_interface, trained.process, trained.device)
-    root, run_id = store_place(settings, trained.fingerprint)
-    identity = StoreIdentity(run_id, trained.fingerprint)
+    root, run_id = store_place(settings, trained.identity)
+    identity = StoreIdentity(run_id, trained.identity.fingerprint)
 
     def open_store() -> StoreDirectory:
-        rank = trained.rank if generation.number == 0 else None
-        with generation.uninterrupted():  # half adopted, the files would be lost
-            return kept.open(root, identity, trained.process, rank, saves)
+        in_place = generation.number > 0
+        rank = None if in_place and settings.moevement_no_adoption else trained.rank
+        patience = _PATIENCE_WITH_THE_DYING if in_place else timedelta(0)
+        with generation.uninterrupted():
+            return kept.open(
+                root,
+                identity,
+                trained.process,
+                rank,
+                saves,
+                patience=patience,
+                run=trained.identity,
+            )
 
     try:
         store = together(open_store, trained.device)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Mapping
 
 import torch.distributed as dist
@@ -10,24 +11,34 @@ import torch.distributed as dist
 from megatron_moevement.integrations.megatron.freezing import Freezing
 from megatron_moevement.integrations.megatron.slot_layout import slot_layouts
 from megatron_moevement.integrations.megatron.snapshots import LiveOperators
-from megatron_moevement.policy.facts import Facts
-from megatron_moevement.policy.newest_state import is_memory_newest
-from megatron_moevement.policy.plan import Origin, Plan
-from megatron_moevement.policy.recovery import plan_recovery
+from megatron_moevement.policy.facts import Condition, Facts, InconsistentFactsError
+from megatron_moevement.policy.facts_document import FACTS, dump_facts
+from megatron_moevement.policy.plan import Origin, Plan, Verdict, WindowEdges
+from megatron_moevement.policy.ranks import LogicalRank
+from megatron_moevement.policy.recovery import plan_start
+from megatron_moevement.policy.replay_doubt import Doubt, doubt_of, without
 from megatron_moevement.policy.schedule import WindowSchedule
 from megatron_moevement.runtime.agreement import all_gather_json
+from megatron_moevement.runtime.commit_barrier import DisagreementError
+from megatron_moevement.runtime.events import Events
 from megatron_moevement.runtime.ledger import LedgerEntry, loss_from_hex, loss_to_hex
 from megatron_moevement.runtime.replication.state_reader import StateReader
 from megatron_moevement.runtime.slots.journal import JournalState
+from megatron_moevement.settings.faults import Place
 from megatron_moevement.strategies.boundaries import ReplayedBoundaries
 from megatron_moevement.strategies.kept import GIVEN_UP, Kept, Live
 from megatron_moevement.strategies.left_state import alike_steps, gather_facts, read_left_state
 from megatron_moevement.strategies.memory import DEADLINE, JobMemory
 from megatron_moevement.strategies.own_slots import OwnSlots
 from megatron_moevement.strategies.replay import Injection, Replay, Slots
+from megatron_moevement.strategies.replay_witness import (
+    FirstCaptures,
+    ReplayWitness,
+    first_captures,
+)
 from megatron_moevement.strategies.replicas import Replicas, StandingState, copy_state
 from megatron_moevement.strategies.scalars import decode_entry
-from megatron_moevement.strategies.strategy import InitialStateLostError
+from megatron_moevement.strategies.strategy import Durable, InitialStateLostError
 from megatron_moevement.strategies.survivors import Survivor
 from megatron_moevement.strategies.trained import Trained
 
@@ -54,6 +65,17 @@ def origin_of(plan: Plan, stage: int) -> Origin | None:
     return next((replay.origin for replay in plan.replays if replay.stage == stage), None)
 
 
+def _has_no_use_of_memory(facts: Facts) -> bool:
+    """Returns whether a job would go back, or end, unless more is found than its processes hold."""
+    try:
+        plan = plan_start(facts)
+    except InconsistentFactsError:
+        return False
+    if plan is None or plan.edges is WindowEdges.ANEW:
+        return True
+    return plan.verdict in {Verdict.ROLLBACK, Verdict.ABORT}
+
+
 class MemoryRecovery:
     """Recovers a job from what its processes hold: those that live, and what others left.
 
@@ -67,6 +89,8 @@ class MemoryRecovery:
         live: LiveOperators,
         kept: Kept,
         replicas: Replicas,
+        *,
+        events: Events,
     ) -> None:
         """Names what is recovered, and from where."""
         self._trained = trained
@@ -74,27 +98,60 @@ class MemoryRecovery:
         self._live = live
         self._kept = kept
         self._replicas = replicas
+        self._events = events
         self._survivor = Survivor(trained, kept)
         self._facts: Facts | None = None
+        self._first: FirstCaptures = {}
         self._slots: OwnSlots | None = None
+        self.is_continuing = False
+        """Whether the job has trained before, as far as its processes know."""
 
-    def make_plan(self, durable: int) -> Plan | None:
+    def make_plan(self, durable: Durable) -> Plan | None:
         """Plans the recovery with all other ranks.
 
         Args:
-            durable: k of the S_k that could be loaded or built instead.
+            durable: what could be loaded instead, as all ranks see it.
 
         Returns:
-            The plan; None when no process left anything, or `durable` is what to go on from.
+            The plan; None when a launch finds nothing that is newer than what it loads.
 
         Raises:
             UserError: a store is another job's.
         """
+        trained = self._trained
+        facts = self._look(durable)
+        if _has_no_use_of_memory(facts):
+            with self._memory.generation.uninterrupted():
+                taken = self._kept.store.take_in_left()
+            if any(all_gather_json(taken, trained.device)):
+                facts = self._look(durable)
+        self._facts = facts
+        if dist.get_rank() == 0:  # before anything is made of them
+            self._events.keep(FACTS, dump_facts(facts))
+        plan = plan_start(facts)
+        if plan is None:
+            return None
+        digests = set(all_gather_json(plan.digest, trained.device))
+        if len(digests) > 1:
+            raise DisagreementError(f"ranks have different plans: {sorted(digests)}")
+        trained.faults.strike_outside(Place.PLAN)
+        return plan
+
+    def _look(self, durable: Durable) -> Facts:
+        """Returns the facts of all processes, as their stores and live objects are now."""
         trained, log = self._trained, self._memory.log
+        trained.faults.strike_outside(Place.FACTS)
+        left, state = read_left_state(self._memory.store, self._memory.host), self._kept.live.state
+        committed = left.committed
+        if committed is not None and state.condition is Condition.DENSE:
+            committed = max(committed, state.step)  # a state that is there was committed
         process = dataclasses.replace(
-            read_left_state(self._memory.store, self._memory.host),
-            live=self._kept.live.state,
+            left,
+            committed=committed,
+            live=state,
+            holdings=without(left.holdings, self._kept.doubted),
             logs=() if log is None else log.extents(),
+            is_new=self._kept.is_new,
             holds=self._replicas.name,
             alike=range(0) if self._replicas.name is None else alike_steps(self._memory.store),
         )
@@ -102,27 +159,34 @@ class MemoryRecovery:
             generation=self._memory.generation.number,
             layout=trained.layout,
             ends=trained.ends,
-            durable=durable,
+            durable=durable.loadable,
             processes=(process,),
         )
         facts = gather_facts(own, trained.device)
-        if not is_memory_newest(facts):
-            return None
-        self._facts = facts
-        plan = plan_recovery(facts)
-        digests = set(all_gather_json(plan.digest, trained.device))
-        assert len(digests) == 1, f"ranks have different plans: {sorted(digests)}"
-        return plan
+        self.is_continuing = facts.generation > 0 or any(
+            each.committed is not None for each in facts.processes
+        )
+        newest = durable.newest(is_continuing=self.is_continuing)
+        return dataclasses.replace(facts, durable=newest)
 
-    def start_over(self, durable: int) -> None:
+    def next_era(self) -> int:
+        """Returns the era of a history that begins although no plan says so; all ranks call it.
+
+        It is later than all that is known of, and than what a machine that is away may bring back.
+        """
+        assert self._facts is not None
+        known = max(process.era for process in self._facts.processes)
+        (now, *_) = all_gather_json(int(time.time()), self._trained.device)
+        return max(known + 1, int(now))
+
+    def start_over(self) -> None:
         """Gets ready to load a durable checkpoint, or to begin with the initial weights.
-
-        Args:
-            durable: the step of the checkpoint; 0: there is none.
 
         Raises:
             InitialStateLostError: there is none, and weights have changed since the start.
         """
+        assert self._facts is not None
+        durable = self._facts.durable
         pristine = all_gather_json(self._kept.is_pristine, self._trained.device)
         if durable == 0 and not all(pristine):
             raise InitialStateLostError(
@@ -148,13 +212,13 @@ class MemoryRecovery:
             The replay, which `enter` begins; None for a bystander.
         """
         trained, memory, stage = self._trained, self._memory, self._trained.rank.pp
+        assert self._facts is not None
+        if self._facts.by_rank[trained.rank].era != plan.era:
+            memory.store.clear()  # of another history: its slots may have equal names
+        self._first = first_captures(memory.store, plan, trained.rank, trained.device)
         memory.open()
         ledger = self._share_ledger(plan)
-        for rolling in plan.roll_forward:
-            if rolling.rank == trained.rank:
-                self._survivor.roll_forward(ledger.entry(rolling.step))
-        self._survivor.reset()
-        self._write_journal(plan, ledger)
+        self._come_to_target(plan, ledger)
         slots = self.own_slots(plan)
         if plan.copies:
             self._offer_state(plan)
@@ -170,6 +234,22 @@ class MemoryRecovery:
         dist.barrier()  # nobody overwrites a slot that another one still fetches
         memory.offer(None)
         return None if stage not in plan.start_of else self._replay(plan, ledger, freezing)
+
+    def _come_to_target(self, plan: Plan, ledger: _LeftLedger) -> None:
+        """Applies the step that this rank lacks, if it rolls forward, and writes the journal.
+
+        A state beyond what any journal says would be lost with the processes that were at it.
+        """
+        for rolling in plan.roll_forward:
+            if rolling.rank == self._trained.rank:
+                with self._memory.generation.uninterrupted():
+                    self._survivor.roll_forward(
+                        ledger.entry(rolling.step), lambda: self._write_journal(plan, ledger)
+                    )
+        self._survivor.reset()
+        if self._kept.is_new:
+            self._kept.live = GIVEN_UP  # from now on it knows what the job has agreed on
+        self._write_journal(plan, ledger)
 
     def _offer_state(self, plan: Plan) -> None:
         """Lets who lost its state read that of this rank, and waits until all offer theirs."""
@@ -198,6 +278,11 @@ class MemoryRecovery:
         if self._slots is None:
             self._slots = OwnSlots(self._memory, self._facts, self._trained.rank, plan)
         return self._slots
+
+    def doubt(self, plan: Plan, rank: LogicalRank) -> Doubt:
+        """Returns what the replay of a rank began with, the same on all ranks."""
+        assert self._facts is not None
+        return doubt_of(plan, self._facts.processes, rank)
 
     def boundaries(self, plan: Plan) -> ReplayedBoundaries:
         """Returns between whom the stages of a plan replay."""
@@ -238,6 +323,7 @@ class MemoryRecovery:
         kept = None
         if origin_of(plan, trained.rank.pp) is Origin.KEPT:
             kept = self._survivor.scalars.progress
+        assert self._kept.guarantee is not None
         start = window.start if kept is None else kept.committed
         trained.ledger.restore_losses(
             {step: loss for step, loss in ledger.losses.items() if step <= start}
@@ -249,6 +335,7 @@ class MemoryRecovery:
             slots,
             entries={step: decode_entry(text) for step, text in ledger.entries.items()},
             target=plan.target,
+            witness=ReplayWitness(self._first, plan.target, self._kept.guarantee.level),
             injection=Injection.ALWAYS if plan.is_apart else Injection.WHILE_FROZEN,
             kept=kept,
         )
@@ -281,11 +368,10 @@ class MemoryRecovery:
         journal = self._memory.journal
         known = journal.state
         start = min(ledger.entries, default=plan.target + 1) - 1
+        journal.restore_losses(ledger.losses)
         if known is None or known.era != plan.era:
-            state = self._state(plan, start)
-            journal.restore_losses(ledger.losses)
-            journal.write_state(state)
-            known = state
+            known = self._state(plan, start)
+            journal.write_state(known)
         for step in range(max(known.committed, start) + 1, plan.target + 1):
             loss = ledger.losses.get(step)
             journal.commit(self._state(plan, step), step, ledger.entries[step], loss)

@@ -28,6 +28,7 @@ from megatron_moevement.runtime.replication.connection import DamagedSlotError
 from megatron_moevement.runtime.slots.ring_file import RingFile
 from megatron_moevement.runtime.slots.slot_record import EXTRAS
 from megatron_moevement.settings.faults import Place
+from megatron_moevement.strategies.replay_witness import ReplayWitness
 from megatron_moevement.strategies.scalars import SlotScalars, same_scalars
 from megatron_moevement.strategies.trained import Trained
 
@@ -117,6 +118,7 @@ class Replay:
         *,
         entries: Mapping[int, LedgerEntry],
         target: int,
+        witness: ReplayWitness,
         injection: Injection = Injection.WHILE_FROZEN,
         kept: Progress | None = None,
     ) -> None:
@@ -129,6 +131,7 @@ class Replay:
             slots: the window.
             entries: the ledger's entries of the steps (start, target].
             target: T.
+            witness: compares what is replayed with the first time.
             injection: when the ledger's statistics are taken.
             kept: of the live state that an interrupted replay has left, which is dense and from
                 which this one goes on; None: it begins with the window's first slot.
@@ -139,6 +142,7 @@ class Replay:
         self._slots = slots
         self._entries = entries
         self.target = target
+        self.witness = witness
         self._injection = injection
         self._active: frozenset[OperatorId] = frozenset()
         self._is_kept = kept is not None
@@ -185,6 +189,7 @@ class Replay:
         self._live.complete()
         self._freezing.set_active(self._active)
         if slot == self.window.size - 1:
+            self.witness.note_state(step, scalars.state, self._live.digest())
             self._trained.faults.strike(step, Place.DENSE)
 
     def statistics(self, step: int) -> GradientStatistics | None:

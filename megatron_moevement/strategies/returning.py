@@ -5,25 +5,41 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+
+import torch.distributed as dist
 
 from megatron_moevement.integrations.megatron.freezing import Freezing
 from megatron_moevement.policy.guarantee import Level, unverified
 from megatron_moevement.policy.plan import Plan
+from megatron_moevement.policy.ranks import LogicalRank
 from megatron_moevement.policy.recovery_account import RankAccount, RecoveryAccount
+from megatron_moevement.policy.replay_doubt import Consequence, Doubt, consequence_of
+from megatron_moevement.policy.replay_proof import proof_of_all
 from megatron_moevement.policy.schedule import Window
 from megatron_moevement.runtime.agreement import all_gather_json
-from megatron_moevement.runtime.commit_barrier import Agreement, CommitBarrier, StopRequest, Vote
+from megatron_moevement.runtime.commit_barrier import (
+    Agreement,
+    CommitBarrier,
+    DisagreementError,
+    StopRequest,
+    Vote,
+)
 from megatron_moevement.runtime.events import EventName, Events
 from megatron_moevement.runtime.ledger import LedgerEntry
 from megatron_moevement.runtime.meeting import Meeting
 from megatron_moevement.runtime.progress import Progress
+from megatron_moevement.settings.faults import Place
 from megatron_moevement.strategies.boundaries import Boundaries
-from megatron_moevement.strategies.kept import Kept, Live
+from megatron_moevement.strategies.kept import GIVEN_UP, Kept, Live
 from megatron_moevement.strategies.memory import JobMemory
 from megatron_moevement.strategies.own_slots import OwnSlots
 from megatron_moevement.strategies.replay import Replay
-from megatron_moevement.strategies.strategy import NO_WINDOW
+from megatron_moevement.strategies.strategy import (
+    NO_WINDOW,
+    UnprovenStateError,
+    UnverifiedReplayError,
+)
 from megatron_moevement.strategies.trained import Trained
 
 
@@ -45,7 +61,6 @@ class Returning:
         self._plan: Plan | None = None
         self._entry: LedgerEntry | None = None
         self._progress: Progress | None = None
-        self._verified = True
         self._meeting: Meeting | None = None
         self._barrier = CommitBarrier(trained.device, trained.groups.tp_dp_cp)
         self.replay: Replay | None = None
@@ -70,8 +85,17 @@ class Returning:
         slots.share(windows, last)
         self._shared = windows[0] if windows and slots.is_whole(windows[0]) else None
 
-    def replays(self, replay: Replay | None, plan: Plan) -> None:
-        """Learns what this rank replays, and what the job does."""
+    def replays(
+        self, replay: Replay | None, plan: Plan, doubt: Callable[[Plan, LogicalRank], Doubt]
+    ) -> None:
+        """Learns what this rank replays, and what the job does.
+
+        Args:
+            replay: of this rank; None for a bystander.
+            plan: that is carried out.
+            doubt: returns what the replay of a rank began with.
+        """
+        self._doubt = doubt
         assert self._memory.session is not None
         self.replay = replay
         self._plan = plan
@@ -113,8 +137,8 @@ class Returning:
         assert entry is not None
         step = self.replay.replayed(entry)
         sent = boundaries.verify(entry.step)
+        self.replay.witness.note_step(sent, scalars_equal=step.verified)
         verified = step.verified and (sent is None or sent.verified)
-        self._verified = self._verified and verified
         if self._meeting is not None:
             self._meeting.note_progress()
         self._events.emit(
@@ -136,56 +160,132 @@ class Returning:
 
         Returns:
             What all ranks tell of the recovery, the restart before it included.
+
+        Raises:
+            UnverifiedReplayError: on all ranks: a replay differed from the first time, though the
+                job promised the same bits.
         """
         replay, plan = self.replay, self._plan
         assert plan is not None
         if replay is not None:
-            assert replay.is_over
+            if not replay.is_over:
+                raise DisagreementError(f"a replay to {plan.target} ends at {replay.reached}")
             self._trained.optimizer.adam_step()  # all operators count the same steps again
-            self._kept.live = Live.dense(self._trained.scalars(self._progress or replay.start))
+            if not replay.witness.has_differed:
+                self._kept.live = Live.dense(self._trained.scalars(self._progress or replay.start))
         self._lap("replay")
+        self._trained.faults.strike_outside(Place.REPROTECT)
         if self._shared is not None:
             self._memory.copies.await_second_holder(self._shared)
         self._lap("reprotect")
         assert self._meeting is not None
+        self._trained.faults.strike_outside(Place.REJOIN)
         self._meeting.wait()
-        self._memory.forget_others()
         self._lap("wait")
-        self._kept.downtime_s, self._kept.joined_s = {}, None
+        ranks = self._gather()
+        self._judge(plan, ranks)
+        self._memory.forget_others()
+        self._kept.doubted = frozenset()
+        return self._tell(plan, plan.target, ranks)
+
+    def goes_back(self, plan: Plan) -> None:
+        """Learns that the job goes back to a durable checkpoint, or to its beginning."""
+        self._plan = plan
+
+    def went_back(self, step: int) -> RecoveryAccount:
+        """Tells of a rollback once the job can go on.
+
+        Args:
+            step: that it went back to.
+        """
+        assert self._plan is not None
+        self._lap("fetch")
+        return self._tell(self._plan, step, self._gather())
+
+    def _gather(self) -> list[RankAccount]:
+        """Returns what each rank tells of the recovery."""
+        replay = self.replay
         own = RankAccount(
             0 if replay is None else replay.reached - replay.start.committed,
-            None if replay is None else self._verified,
+            None if replay is None else replay.witness.proof,
             self._durations_s,
             self._memory.copies.acknowledgements.owed_copies(),
+            self._memory.copies.moved,
         )
-        account = self._account(plan, own)
+        told = all_gather_json(own.document(), self._trained.device)
+        return [RankAccount.of_document(one) for one in told]
+
+    def _tell(self, plan: Plan, target: int, ranks: Sequence[RankAccount]) -> RecoveryAccount:
+        """Records the recovery, and puts together what all ranks tell of it."""
+        self._kept.downtime_s, self._kept.joined_s = {}, None
+        own = ranks[dist.get_rank()]
+        account = self._account(plan, target, ranks)
         passes = self._trained.schedule.passes.since(self._passes)
         self._events.emit(
             EventName.RECOVERED,
-            plan.target,
+            target,
             verdict=account.verdict,
             scope=account.scope,
             guarantee=account.level,
             replayed_steps=own.replayed_steps,
             replay_verified=own.verified,
+            replay_proof=None if own.proof is None else own.proof.document(),
             forward_passes=passes.forward,
             backward_passes=passes.backward,
             duration_s=sum(self._durations_s.values()),
             breakdown_s=self._durations_s,
             owed_copies=own.owed_copies,
+            moved_copies=own.moved_copies,
         )
         return account
 
-    def _account(self, plan: Plan, own: RankAccount) -> RecoveryAccount:
+    def _judge(self, plan: Plan, ranks: Sequence[RankAccount]) -> None:
+        """Lets nobody train on a state that was promised and differs; on all ranks alike."""
+        assert self._kept.guarantee is not None
+        doubts = {
+            rank: self._doubt(plan, rank)
+            for rank, own in zip(self._trained.layout.ranks, ranks, strict=True)
+            if own.verified is False
+        }
+        consequence = consequence_of(self._kept.guarantee.level, doubts.values())
+        if not doubts:
+            return
+        wrong = proof_of_all(own.proof for own in ranks).words
+        places = ", ".join(str(rank) for rank in doubts)
+        self._events.emit(
+            EventName.REPLAY_DIFFERED,
+            plan.target,
+            ranks=[str(rank) for rank in doubts],
+            consequence=consequence.value,
+            proof=wrong,
+        )
+        if consequence is Consequence.GO_ON:
+            return
+        if self.replay is not None:
+            self._kept.live = GIVEN_UP
+        self._kept.doubted |= {
+            key
+            for doubt in doubts.values()
+            for key, source in doubt.replaceable.items()
+            if source == self._memory.host.process
+        }
+        what = f"the replay up to step {plan.target} differs from the first time on {places}"
+        if consequence is Consequence.AGAIN:
+            raise UnverifiedReplayError(f"{what} ({wrong}); there are other copies to replay from")
+        raise UnprovenStateError(
+            f"{what} ({wrong}) though the guarantee is EXACT, and there is no other copy to replay "
+            "from (`moevement clean` removes what is kept, to go on from a checkpoint)"
+        )
+
+    def _account(self, plan: Plan, target: int, ranks: Sequence[RankAccount]) -> RecoveryAccount:
         """Puts together what the ranks tell; a replay that went wrong costs the guarantee."""
-        told = all_gather_json(dataclasses.asdict(own), self._trained.device)
         account = RecoveryAccount(
             generation=self._memory.generation.number,
             verdict=plan.verdict,
             scope=tuple(sorted(plan.start_of)),
-            target=plan.target,
+            target=target,
             level=Level.EXACT,
-            ranks=[RankAccount(**one) for one in told],
+            ranks=ranks,
         )
         guarantee = self._kept.guarantee
         assert guarantee is not None

@@ -7,14 +7,18 @@ back the same floats.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 from collections.abc import Mapping
 from typing import Any
 
+from megatron_moevement.integrations.megatron.optimizer import SplitOptimizer
 from megatron_moevement.integrations.megatron.random_state import (
     decode_random_state,
     encode_random_state,
+    random_state,
 )
+from megatron_moevement.integrations.megatron.scheduler import Scheduler
 from megatron_moevement.runtime.ledger import LedgerEntry, ParameterGroup
 from megatron_moevement.runtime.progress import Progress
 
@@ -29,6 +33,8 @@ class SlotScalars:
         scalers: state of each chained optimizer's loss scaler.
         scheduler: position in the schedules of learning rate and weight decay.
         random_state: this rank's random streams, as step k + 1 finds them.
+        state: stands for all masters, moments and buffers of this rank in S_k; None where it was
+            not computed.
     """
 
     progress: Progress
@@ -36,6 +42,29 @@ class SlotScalars:
     scalers: tuple[Mapping[str, Any] | None, ...]
     scheduler: Mapping[str, Any]
     random_state: Mapping[str, Any]
+    state: str | None = None
+
+    @classmethod
+    def of(cls, progress: Progress, optimizer: SplitOptimizer, scheduler: Scheduler) -> SlotScalars:
+        """Returns the scalars of the live state; not in mid-replay.
+
+        Args:
+            progress: of that state.
+            optimizer: with complete state.
+            scheduler: learning rate and weight decay.
+        """
+        return cls(
+            progress=progress,
+            adam_step=optimizer.first_adam_step(),
+            scalers=optimizer.scalers(),
+            scheduler=scheduler.position(),
+            random_state=random_state(),
+        )
+
+    @property
+    def digest(self) -> str:
+        """SHA-256, as hex, over all of them."""
+        return hashlib.sha256(self.encode()).hexdigest()
 
     def encode(self) -> bytes:
         """Returns the scalars as JSON."""
@@ -45,6 +74,7 @@ class SlotScalars:
             "scalers": list(self.scalers),
             "scheduler": dict(self.scheduler),
             "random_state": encode_random_state(dict(self.random_state)),
+            "state": self.state,
         }
         return json.dumps(document, separators=(",", ":")).encode()
 
@@ -58,6 +88,7 @@ class SlotScalars:
             scalers=tuple(document["scalers"]),
             scheduler=document["scheduler"],
             random_state=decode_random_state(document["random_state"]),
+            state=document["state"],
         )
 
 

@@ -17,6 +17,22 @@ NO_WINDOW = -1
 """Instead of the start of a window where there is none."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Covered:
+    """What one rank, or the whole job, could be recovered from.
+
+    Attributes:
+        start: of the newest such window; NO_WINDOW.
+        copies: the fewest copies of a slot of it, besides those of the slots' own ranks.
+    """
+
+    start: int
+    copies: int
+
+
+NOT_COVERED = Covered(NO_WINDOW, 0)
+
+
 class InitialStateLostError(RuntimeError):
     """Training has to begin anew, and some process no longer has the weights to begin with.
 
@@ -24,8 +40,42 @@ class InitialStateLostError(RuntimeError):
     """
 
 
+class CaptureLostError(RuntimeError):
+    """A slot is damaged in its own ring, and the state that it captured has passed.
+
+    The generation can't go on: no window with this slot would ever be persisted. The next one finds
+    an intact copy, replays, or begins windows anew.
+    """
+
+
 class RecoveryAbortedError(RuntimeError):
     """The plan says that the job ends; every process raises it."""
+
+
+class UnverifiedReplayError(RuntimeError):
+    """A replay differed from the first time, though the job promised the same bits."""
+
+
+class UnprovenStateError(UnverifiedReplayError):
+    """No other copy is left to replay from: the job stops with its memory kept."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Durable:
+    """The newest durable checkpoints of a job, by their steps; 0 where there is none.
+
+    Attributes:
+        loadable: in `--load`, which every launch may go on from.
+        saved: in `--save`, saved by this history of training: a launch that begins anew goes on
+            from none of them, a job that has trained before does.
+    """
+
+    loadable: int = 0
+    saved: int = 0
+
+    def newest(self, *, is_continuing: bool) -> int:
+        """Returns what a job goes on from that finds nothing in memory."""
+        return max(self.loadable, self.saved) if is_continuing else self.loadable
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,23 +85,37 @@ class Recovered:
     Attributes:
         progress: of the state that this rank goes on from; steps up to the target are replayed.
         target: T, the newest step that was committed before the fault.
+        is_bare: whether nothing in memory protects that state but the processes that hold it, and
+            will not before a window is persisted.
     """
 
     progress: Progress
     target: int
+    is_bare: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Anew:
+    """Nothing was brought back: the job starts from a durable checkpoint, or from its beginning.
+
+    Attributes:
+        is_continuing: whether the job has trained before, so that its own saves count.
+    """
+
+    is_continuing: bool = False
 
 
 class Strategy(Protocol):
     """Protects a job."""
 
-    def recover(self, durable: int) -> Recovered | None:
+    def recover(self, durable: Durable) -> Recovered | Anew:
         """Brings back what the processes of the job hold, or an earlier launch of it left.
 
         Args:
-            durable: k of the S_k that could be loaded or built instead.
+            durable: what could be loaded instead.
 
         Returns:
-            What was brought back; None when the job starts from `durable`.
+            What was brought back, or how the job starts where that is nothing.
 
         Raises:
             InitialStateLostError: the job starts from the initial weights, and they are not there.
@@ -70,12 +134,8 @@ class Strategy(Protocol):
         While operators are frozen, no norm of all gradients can be computed.
         """
 
-    def await_commit(self, step: int) -> int:
-        """Waits until the state may change.
-
-        Returns:
-            The start of the newest window that this rank could be recovered from; NO_WINDOW.
-        """
+    def await_commit(self, step: int) -> Covered:
+        """Waits until the state may change; returns what this rank could be recovered from."""
 
     def streams(self) -> ReplicaStreams | None:
         """Returns the random streams behind the passes of a step; None: nobody wants to know."""
@@ -90,13 +150,13 @@ class Strategy(Protocol):
     def enter_commit(self) -> None:
         """Learns that the state is about to change, and is neither old nor new until `commit`."""
 
-    def commit(self, entry: LedgerEntry, progress: Progress, persisted_start: int) -> None:
+    def commit(self, entry: LedgerEntry, progress: Progress, covered: Covered) -> None:
         """Notes that a step is committed; called in the commit section, without collectives.
 
         Args:
             entry: of the step.
             progress: after the step.
-            persisted_start: the least of what the ranks returned from `await_commit`.
+            covered: the least of what the ranks returned from `await_commit`.
         """
 
     def after_step(self) -> None:
@@ -121,10 +181,10 @@ class Strategy(Protocol):
 class Off:
     """Protects by durable checkpoints alone."""
 
-    def recover(self, durable: int) -> Recovered | None:
+    def recover(self, durable: Durable) -> Recovered | Anew:
         """Brings nothing back."""
         del durable
-        return None
+        return Anew()
 
     def begin(self, progress: Progress) -> None:
         """Does nothing."""
@@ -134,10 +194,10 @@ class Off:
         del step
         return None
 
-    def await_commit(self, step: int) -> int:
+    def await_commit(self, step: int) -> Covered:
         """Waits for nothing."""
         del step
-        return NO_WINDOW
+        return NOT_COVERED
 
     def streams(self) -> ReplicaStreams | None:
         """Compares nothing."""
@@ -151,7 +211,7 @@ class Off:
     def enter_commit(self) -> None:
         """Does nothing."""
 
-    def commit(self, entry: LedgerEntry, progress: Progress, persisted_start: int) -> None:
+    def commit(self, entry: LedgerEntry, progress: Progress, covered: Covered) -> None:
         """Does nothing."""
 
     def after_step(self) -> None:

@@ -6,6 +6,8 @@ everything is reset that an interrupted step leaves behind.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from megatron_moevement.integrations.megatron.optimizer import (
     GradientStatistics,
     UnlikeLedgerError,
@@ -13,7 +15,9 @@ from megatron_moevement.integrations.megatron.optimizer import (
 from megatron_moevement.integrations.megatron.random_state import restore_random_state
 from megatron_moevement.integrations.megatron.snapshots import LiveOperators
 from megatron_moevement.integrations.megatron.step_commit import DecidedStep
+from megatron_moevement.runtime.fault_points import Strike
 from megatron_moevement.runtime.ledger import LedgerEntry
+from megatron_moevement.settings.faults import Place
 from megatron_moevement.strategies.kept import TORN, Kept, Live
 from megatron_moevement.strategies.scalars import SlotScalars, same_scalars
 from megatron_moevement.strategies.trained import Trained
@@ -33,11 +37,15 @@ class Survivor:
         assert self._kept.live.scalars is not None
         return self._kept.live.scalars
 
-    def roll_forward(self, entry: LedgerEntry) -> None:
+    def roll_forward(self, entry: LedgerEntry, write_journal: Callable[[], None]) -> None:
         """Applies the step after the present one, whose gradients are finished; no collective.
+
+        As in a commit the state is published once the journal has the step: the target of the next
+        plan is what journals say. Nothing may interrupt it.
 
         Args:
             entry: what a rank that has committed the step wrote of it.
+            write_journal: makes the journal say that the step is committed.
 
         Raises:
             UnlikeLedgerError: it did not come to the same.
@@ -49,13 +57,27 @@ class Survivor:
         decided = DecidedStep(
             statistics, entry.loss, entry.num_tokens, before.random_state, entry.streams_alike
         )
-        own, progress = self._trained.commit.apply(before.progress, decided)
+        own, progress = self._trained.commit.apply(before.progress, decided, self._strike(entry))
         if not same_scalars(own, entry):
             raise UnlikeLedgerError(
                 f"step {entry.step}, applied after a fault, differs from what the ledger says"
             )
         restore_random_state(dict(random_after))
+        self._trained.faults.strike(entry.step, Place.LEDGER)
+        write_journal()
+        self._trained.faults.strike(entry.step, Place.COMMITTED)
         self._kept.live = Live.dense(self._trained.scalars(progress))
+
+    def _strike(self, entry: LedgerEntry) -> Strike:
+        """Returns what passes the fault points of a commit, and that of a roll-forward."""
+        faults = self._trained.faults
+
+        def strike(place: Place) -> None:
+            faults.strike(entry.step, place)
+            if place is Place.AFTER_OPTIMIZERS:
+                faults.strike_outside(Place.ROLL_FORWARD)
+
+        return strike
 
     def reset(self) -> None:
         """Makes everything look as between two steps; the finished gradients are gone."""

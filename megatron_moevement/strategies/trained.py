@@ -11,10 +11,7 @@ import torch
 from megatron_moevement.backends.backend import BackendName, CopyStream
 from megatron_moevement.integrations.megatron.optimizer import SplitOptimizer
 from megatron_moevement.integrations.megatron.process_groups import Groups
-from megatron_moevement.integrations.megatron.random_state import (
-    random_state,
-    restore_random_state,
-)
+from megatron_moevement.integrations.megatron.random_state import restore_random_state
 from megatron_moevement.integrations.megatron.schedule import PipelineSchedule
 from megatron_moevement.integrations.megatron.scheduler import Scheduler
 from megatron_moevement.integrations.megatron.step_commit import StepCommit
@@ -25,6 +22,7 @@ from megatron_moevement.policy.segments import Ends
 from megatron_moevement.runtime.fault_points import FaultPoints
 from megatron_moevement.runtime.ledger import Ledger
 from megatron_moevement.runtime.progress import Progress
+from megatron_moevement.runtime.slots.identity import RunIdentity
 from megatron_moevement.strategies.scalars import SlotScalars
 
 
@@ -41,7 +39,7 @@ class Trained:
         process: number of this process in the job.
         layout: sizes of the job.
         ends: whether the first and the last stage share the embedding.
-        fingerprint: digest of every flag that decides bits.
+        identity: of the run.
         device: where collectives keep their tensors.
         copy_stream: makes what copies to the host run on.
         pin: makes host memory a target of such copies.
@@ -54,6 +52,8 @@ class Trained:
         log_bytes: what this rank sends over its stage's boundaries in a step; 0 without a log.
         patience: how long a rank may be waited for.
         computation: what decides the bits of this process.
+        replication_key: by which processes of the job recognise each other; None where the launcher
+            made no secret.
     """
 
     chunks: Sequence[torch.nn.Module]
@@ -64,7 +64,7 @@ class Trained:
     process: int
     layout: Layout
     ends: Ends
-    fingerprint: str
+    identity: RunIdentity
     device: torch.device
     copy_stream: Callable[[], CopyStream]
     pin: Callable[[torch.Tensor], None]
@@ -77,19 +77,14 @@ class Trained:
     log_bytes: int
     patience: timedelta
     computation: Computation
+    replication_key: bytes | None = dataclasses.field(default=None, repr=False)
 
     def scalars(self, progress: Progress) -> SlotScalars:
         """Returns what belongs to the present state besides tensors; not in mid-replay."""
-        return SlotScalars(
-            progress=progress,
-            adam_step=self.optimizer.first_adam_step(),
-            scalers=self.optimizer.scalers(),
-            scheduler=self.scheduler.state_dict(),
-            random_state=random_state(),
-        )
+        return SlotScalars.of(progress, self.optimizer, self.scheduler)
 
     def restore(self, scalars: SlotScalars) -> None:
         """Puts back what `scalars` returned, but for the step counters, which operators have."""
         self.optimizer.load_scalers(scalars.scalers)
-        self.scheduler.load_state_dict(dict(scalars.scheduler))
+        self.scheduler.go_on_at(dict(scalars.scheduler))
         restore_random_state(dict(scalars.random_state))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 
 import torch
@@ -16,6 +17,7 @@ from megatron_moevement.policy.retention import retain
 from megatron_moevement.policy.ring import SlotRing
 from megatron_moevement.policy.schedule import Window, WindowSchedule
 from megatron_moevement.runtime.capture import Capture, CaptureError, HostCopy
+from megatron_moevement.runtime.commit_barrier import DisagreementError
 from megatron_moevement.runtime.fault_points import NO_FAULTS, FaultPoints
 from megatron_moevement.runtime.slots.ring_file import RingFile
 from megatron_moevement.runtime.slots.slot_record import EXTRAS, SlotPart, SlotRecord
@@ -38,6 +40,8 @@ class WindowCapture:
         era: int,
         ring: SlotRing,
         faults: FaultPoints = NO_FAULTS,
+        state_digest: Callable[[], str | None] = lambda: None,
+        admits: Callable[[SlotRecord], bool] = lambda _: True,
     ) -> None:
         """Goes on where a former launch ended, or begins.
 
@@ -50,6 +54,8 @@ class WindowCapture:
             era: rollbacks that lie behind the job.
             ring: what the ring file holds that is needed.
             faults: where this process fails on purpose.
+            state_digest: returns what stands for all of the live state.
+            admits: is asked, on the capture's thread, whether a slot may be kept.
         """
         self._capture = capture
         self._file = ring_file
@@ -59,6 +65,8 @@ class WindowCapture:
         self._era = era
         self._ring = ring
         self._faults = faults
+        self._state_digest = state_digest
+        self._admits = admits
         self.captured_bytes = 0
         self.metadata_bytes = 0
         self.stall = timedelta()
@@ -75,7 +83,8 @@ class WindowCapture:
             step: the state that was just committed.
             scalars: what belongs to it besides tensors.
         """
-        assert step == self._ring.next_step, f"S_{step} after {self._ring.steps}"
+        if step != self._ring.next_step:
+            raise DisagreementError(f"S_{step} after {self._ring.steps}")
         self._ring = self._ring.captured()
         slot = self._schedule.slot_of(step)
         if slot == 0:
@@ -83,7 +92,7 @@ class WindowCapture:
         layout = self._layouts[slot]
         self._file.invalidate(step)
         memory = self._file.buffer(step)
-        extras = scalars.encode()
+        extras = dataclasses.replace(scalars, state=self._state_digest()).encode()
         payload_bytes = layout.size_bytes + len(extras)
         if payload_bytes > len(memory):
             raise CaptureError(f"a slot of {payload_bytes} bytes, there is room for {len(memory)}")
@@ -110,6 +119,7 @@ class WindowCapture:
         """
         self.stall = self._capture.await_copies()
         started_s = time.perf_counter()
+        self._copies.mend()
         if not may_vote(self._ring, self._copies.acknowledgements):
             self._capture.await_landed()
         while not may_vote(self._ring, self._copies.acknowledgements):
@@ -142,6 +152,8 @@ class WindowCapture:
                 for name, offset, size in places
             ),
         )
+        if not self._admits(record):
+            return
         self._faults.strike(step, Place.PUBLISH)
         self._file.publish(record)
         self._faults.strike(step, Place.AFTER_PUBLISH)

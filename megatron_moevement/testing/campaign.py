@@ -45,6 +45,7 @@ class Tally:
         verdicts: in how many seeds each verdict was reached.
         scopes: in how many seeds each kind of scope was replayed.
         replayed_steps: how many recoveries replayed so many steps.
+        places: the fault places of production that processes came to.
         unfinished: worlds whose job ended before its last step.
         ticks: commands that all worlds executed.
         failures: seeds in which something did not hold.
@@ -54,6 +55,7 @@ class Tally:
     verdicts: Counter[str] = dataclasses.field(default_factory=Counter)
     scopes: Counter[str] = dataclasses.field(default_factory=Counter)
     replayed_steps: Counter[int] = dataclasses.field(default_factory=Counter)
+    places: set[str] = dataclasses.field(default_factory=set)
     unfinished: int = 0
     ticks: int = 0
     failures: list[int] = dataclasses.field(default_factory=list)
@@ -64,6 +66,7 @@ class Tally:
         self.verdicts.update({plan.verdict.value for plan in plans})
         self.scopes.update({plan.scope_kind.value for plan in plans if plan.replays})
         self.replayed_steps.update(plan.replayed_steps for plan in plans if plan.replays)
+        self.places |= {place.value for place in outcome.places}
         self.unfinished += outcome.aborted is not None
         self.ticks += outcome.ticks
 
@@ -73,6 +76,7 @@ class Tally:
         self.verdicts.update(other.verdicts)
         self.scopes.update(other.scopes)
         self.replayed_steps.update(other.replayed_steps)
+        self.places |= other.places
         self.unfinished += other.unfinished
         self.ticks += other.ticks
         self.failures += other.failures

@@ -222,8 +222,8 @@ class Row:
 
     @property
     def replicas(self) -> int:
-        """Copies of a slot, r; where a fault costs one of them, another one is left."""
-        return 1 + self.turn % 2 if self.restarts else 2
+        """Copies of a slot, r."""
+        return 1 + self.turn % 2
 
     @property
     def verdicts(self) -> frozenset[str]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from megatron_moevement.settings.secret import Secret
 from megatron_moevement.testing.fork_server_protocol import Event, JobSpec, receive, send
 
 START_TIMEOUT_S = 120.0
@@ -92,6 +93,7 @@ class Job:
         self._ended = False
         self.store_address = ("", 0)
         self.control_port = 0
+        self.secret = Secret(b"")
         self.pids: tuple[int, ...] = ()
         self._read_until(lambda: bool(self.pids), START_TIMEOUT_S)
 
@@ -189,6 +191,7 @@ class Job:
                 host, port = message["store_address"]
                 self.store_address = (host, port)
                 self.control_port = message["control_port"]
+                self.secret = Secret(message["secret"].encode())
                 self.pids = tuple(message["pids"])
             case Event.RANK_ENDED:
                 self._exit_codes[message["rank"]] = message["exit_code"]

@@ -99,8 +99,8 @@ class Event(Enum):
     """What a supervisor tells the test process."""
 
     STARTED = "started"
-    """All ranks run; `pids` in the order of the ranks, the `store_address` of the job, and the
-    `control_port` of the store of in-process restart."""
+    """All ranks run; `pids` in the order of the ranks, the `store_address` of the job, the
+    `control_port` of the store of in-process restart, and the `secret` of the job."""
     RANK_ENDED = "rank_ended"
     """`rank` ended with `exit_code`, negative for a signal."""
     TIMED_OUT = "timed_out"

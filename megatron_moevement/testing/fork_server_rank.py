@@ -28,7 +28,7 @@ from megatron_moevement.testing.fork_server_protocol import EXIT_RAISED, JobSpec
 
 
 def run_rank(
-    job: JobSpec, rank: int, store_address: tuple[str, int], control_port: int
+    job: JobSpec, rank: int, store_address: tuple[str, int], control_port: int, secret: str
 ) -> NoReturn:
     """Runs the job's target as one rank and ends the process.
 
@@ -37,11 +37,12 @@ def run_rank(
         rank: the place of this process in the job.
         store_address: where the job's TCPStore listens.
         control_port: where the store of in-process restart listens.
+        secret: of the job.
     """
     code = EXIT_RAISED
     try:
         _redirect_streams(job, rank)
-        _set_environment(job, rank, store_address, control_port)
+        _set_environment(job, rank, store_address, control_port, secret)
         _seed(job.seed + rank)
         code = _run_target(job, rank)
         threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001
@@ -74,7 +75,7 @@ def _redirect_streams(job: JobSpec, rank: int) -> None:
 
 
 def _set_environment(
-    job: JobSpec, rank: int, store_address: tuple[str, int], control_port: int
+    job: JobSpec, rank: int, store_address: tuple[str, int], control_port: int, secret: str
 ) -> None:
     host, port = store_address
     os.environ.update(
@@ -85,6 +86,7 @@ def _set_environment(
         MASTER_ADDR=host,
         MASTER_PORT=str(port),
         MOEVEMENT_CONTROL_PORT=str(control_port),
+        MOEVEMENT_SECRET=secret,
         # The store lives outside of the ranks; rank 0 must join it, not host another one.
         TORCHELASTIC_USE_AGENT_STORE="True",
         GLOO_SOCKET_IFNAME=_loopback_interface(),

@@ -19,6 +19,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import NoReturn
 
+from megatron_moevement.settings.secret import SECRET_VARIABLE, new_secret
 from megatron_moevement.testing.fork_server_protocol import (
     Event,
     JobSpec,
@@ -73,6 +74,7 @@ class _Supervisor:
         self._selector = selectors.DefaultSelector()
         self._pidfds: dict[int, int] = {}
         self._pids: dict[int, int] = {}
+        self._secret = job.env.get(SECRET_VARIABLE) or new_secret()
         self._deadline = time.monotonic() + job.timeout_s
         self._aborting = False
 
@@ -95,6 +97,7 @@ class _Supervisor:
                 "pids": pids,
                 "store_address": list(address),
                 "control_port": control_port,
+                "secret": self._secret,
             },
         )
         while self._pidfds:
@@ -120,7 +123,7 @@ class _Supervisor:
             self._selector.close()
             for pidfd in self._pidfds.values():
                 os.close(pidfd)
-            run_rank(self._job, rank, address, control_port)
+            run_rank(self._job, rank, address, control_port, self._secret)
         pidfd = os.pidfd_open(pid)
         self._pids[rank] = pid
         self._pidfds[rank] = pidfd

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import random
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,9 +20,13 @@ from megatron_moevement.integrations.megatron.random_state import (
 )
 from megatron_moevement.integrations.megatron.schedule import BatchLoss, MicroBatch
 from megatron_moevement.policy.operators import OperatorId, OperatorKind
+from megatron_moevement.runtime.commit_barrier import StopRequest
+from megatron_moevement.runtime.progress import START
 from megatron_moevement.settings.precision import ComputeType
 from megatron_moevement.testing.gemm_flops import gemm_flops
+from megatron_moevement.testing.tiny_job import tiny_job
 from megatron_moevement.training.job import Job
+from megatron_moevement.training.steps import build_datasets, open_steps
 
 Values = dict[str, torch.Tensor]
 _UNUSED_STEP = 7777.0
@@ -192,6 +197,23 @@ class FrozenStep:
                 self._tokens[operator] = self._tokens.get(operator, 0) + count
 
         return hook
+
+
+@contextlib.contextmanager
+def opened_frozen_step(base: Sequence[str], flags: Sequence[str]) -> Iterator[FrozenStep]:
+    """Yields a tiny job after two steps, ready to repeat the third.
+
+    Args:
+        base: flags that all tests share.
+        flags: of the test; they win.
+    """
+    with (
+        tiny_job(*flags, "--clip-grad=0.1", base=base) as job,
+        open_steps(job, build_datasets(job), START) as step,
+    ):
+        for _ in range(2):
+            step.run(StopRequest.NONE)
+        yield FrozenStep(job, list(step._micro_batches()))  # noqa: SLF001
 
 
 def random_streams(state: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -142,7 +142,8 @@ def remove_barrier() -> None:
 def skip_roll_forward() -> None:
     """Counts the step that a survivor is behind, and does not apply it."""
 
-    def count(self: Survivor, entry: LedgerEntry) -> None:
+    def count(self: Survivor, entry: LedgerEntry, write_journal: Callable[[], None]) -> None:
+        del write_journal
         progress = dataclasses.replace(self.scalars.progress, committed=entry.step)
         scalars = dataclasses.replace(self.scalars, progress=progress)
         self._kept.live = Live.dense(scalars)
@@ -171,12 +172,12 @@ def copy_before_roll_forward() -> None:
     read = StandingState.read
     before: dict[str, bytes] = {}
 
-    def remember(self: Survivor, entry: LedgerEntry) -> None:
+    def remember(self: Survivor, entry: LedgerEntry, write_journal: Callable[[], None]) -> None:
         trained = self._trained
         live = LiveOperators(trained.chunks, trained.optimizer)
         state = StandingState(live, self.scalars)
         before.update((name, bytes(read(state, entry.step - 1, name))) for name in state.names)
-        roll_forward(self, entry)
+        roll_forward(self, entry, write_journal)
 
     def read_before(self: StandingState, step: int, name: str) -> memoryview:
         return memoryview(before[name]) if name in before else read(self, step, name)

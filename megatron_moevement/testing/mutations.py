@@ -6,13 +6,16 @@ Production code knows nothing of them: a mutation exchanges one policy for a wro
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from megatron_moevement.policy import commit, placement, recovery
 from megatron_moevement.policy.boundary import BoundarySend, BoundaryTag, Direction
 from megatron_moevement.policy.commit import Command, EarlyState, Fate
 from megatron_moevement.policy.facts import Condition, Facts, LiveState
+from megatron_moevement.policy.newest_state import is_memory_newest
 from megatron_moevement.policy.operators import OperatorId
+from megatron_moevement.policy.peer_trouble import Remedy
+from megatron_moevement.policy.persistence import Acknowledgements, SlotKey
 from megatron_moevement.policy.placement import Host, Placement
 from megatron_moevement.policy.plan import Plan, Verdict
 from megatron_moevement.policy.ranks import LogicalRank
@@ -179,8 +182,29 @@ def _without(command: Command) -> tuple[Command, ...]:
     return tuple(each for each in commit.TRAINING_STEP if each is not command)
 
 
+def _only_of_those_who_were_there(facts: Facts) -> bool:
+    there = tuple(process for process in facts.processes if not process.is_new)
+    return bool(there) and is_memory_newest(dataclasses.replace(facts, processes=there))
+
+
+class _CopiesUncounted(Acknowledgements):
+    """Counts a slot as complete when nobody is waited for, whether anybody keeps a copy or not."""
+
+    def _has_its_copies(self, slot: SlotKey) -> bool:
+        return self.owing[slot] <= self.excused
+
+
+class _DamageOverlooked(Acknowledgements):
+    """Does not mind that a slot can't be copied any more."""
+
+    def lost_of(self, damaged: Collection[SlotKey]) -> tuple[SlotKey, ...]:
+        del damaged
+        return ()
+
+
 _CLIP_EARLY = (*commit.TRAINING_STEP[:-1], Command.CLIP, Command.COMMIT)
 _SECTION_WITHOUT_CLIP = commit.COMMIT_SECTION[1:]
+_RECORD = {Command.LEDGER, Command.COMMITTED}
 
 MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
@@ -192,6 +216,31 @@ MUTATIONS: tuple[Mutation, ...] = (
         "persisted-per-rank",
         "a rank takes a window for persisted when its own slots are acknowledged",
         Policies(persisted=_persisted_for_self),
+    ),
+    Mutation(
+        "complete-without-copies",
+        "a slot counts as complete where nobody can be made to keep a copy",
+        Policies(acknowledgements=_CopiesUncounted),
+    ),
+    Mutation(
+        "failed-transfer-given-up",
+        "a holder to which one transfer has failed gets nothing for the rest of the generation",
+        Policies(remedy=lambda trouble, now: Remedy.WAIT),
+    ),
+    Mutation(
+        "damaged-slot-overlooked",
+        "a rank trains on although its own slot was damaged before its copies were made",
+        Policies(acknowledgements=_DamageOverlooked),
+    ),
+    Mutation(
+        "adopted-at-launch-only",
+        "a process that opens its store after a restart does not look at what the dead left",
+        Policies(adopts_in=lambda generation: generation == 0),
+    ),
+    Mutation(
+        "found-memory-ignored",
+        "what only new processes hold counts as nothing",
+        Policies(is_memory_newest=_only_of_those_who_were_there),
     ),
     Mutation(
         "log-dropped-on-one-side",
@@ -247,6 +296,15 @@ MUTATIONS: tuple[Mutation, ...] = (
         "roll-forward-skipped",
         "survivors at T - 1 stay there",
         Policies(plan_recovery=_skip_roll_forward),
+    ),
+    Mutation(
+        "rolled-forward-unrecorded",
+        "a survivor publishes the state that it rolled forward to before its journal has the step",
+        Policies(
+            roll_forward_section=tuple(
+                command for command in commit.ROLL_FORWARD_SECTION if command not in _RECORD
+            )
+        ),
     ),
     Mutation(
         "copied-before-roll-forward",

@@ -15,7 +15,7 @@ import torch
 
 from megatron_moevement.integrations.megatron import optimizer, snapshots
 from megatron_moevement.integrations.megatron.optimizer import GradientStatistics, SplitOptimizer
-from megatron_moevement.integrations.megatron.random_state import TRACKER
+from megatron_moevement.integrations.megatron.random_state import TRACKER, random_state
 from megatron_moevement.integrations.megatron.snapshots import LiveOperators, Timing
 from megatron_moevement.policy.operators import OperatorKind
 from megatron_moevement.policy.window import WindowPlan
@@ -24,6 +24,7 @@ from megatron_moevement.settings.launch import Launch
 from megatron_moevement.strategies import job_plan, trained
 from megatron_moevement.strategies.moevement import SparseCheckpointing
 from megatron_moevement.strategies.replay import Replay
+from megatron_moevement.strategies.strategy import Covered
 from megatron_moevement.training import job
 
 _EXPERT_STREAM = "expert-parallel-rng"
@@ -116,7 +117,7 @@ def capture_gathered_parameters() -> None:
     await_commit, begin = SparseCheckpointing.await_commit, Capture.begin
     before: dict[int, torch.Tensor] = {}
 
-    def remember(self: SparseCheckpointing, step: int) -> int:
+    def remember(self: SparseCheckpointing, step: int) -> Covered:
         live = self._live
         for operator in live.operators:
             for piece in live.pieces(operator.id, snapshots.Content.COMPUTE):
@@ -166,10 +167,10 @@ def differ_between_replicas() -> None:
 
 def forget_expert_stream() -> None:
     """Leaves the experts' random stream as it is in a new process."""
-    restore, current = (vars(trained)[name] for name in ("restore_random_state", "random_state"))
+    restore = vars(trained)["restore_random_state"]
 
     def restore_others(state: dict[str, Any]) -> None:
-        stream = current()[TRACKER][_EXPERT_STREAM]
+        stream = random_state()[TRACKER][_EXPERT_STREAM]
         restore({**state, TRACKER: {**state[TRACKER], _EXPERT_STREAM: stream}})
 
     _replace(trained, "restore_random_state", restore_others)

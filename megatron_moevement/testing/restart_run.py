@@ -16,6 +16,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from megatron_moevement.backends.backend import choose, load
 from megatron_moevement.integrations.megatron.process_groups import leave_job
 from megatron_moevement.runtime.fault_points import FaultPoints
@@ -28,12 +30,14 @@ from megatron_moevement.settings.launch import Launch
 from megatron_moevement.strategies import returning
 from megatron_moevement.testing.localized_mutations import LOCALIZED_MUTATIONS
 from megatron_moevement.testing.localized_run import STANDS_BY
+from megatron_moevement.testing.state_mutations import STATE_MUTATIONS
 from megatron_moevement.testing.tiny_job import tiny_arguments
+from megatron_moevement.training.job import Job
 from megatron_moevement.training.loop import train
 from megatron_moevement.training.resident import Resident
+from megatron_moevement.training.state_digest import state_digests
 from megatron_moevement.training.stop_request import StopSources
 
-_OTHER_SEED = 4711
 _PATIENCE = timedelta(seconds=60)
 
 
@@ -97,6 +101,7 @@ class RestartRun:
         self._arguments = tiny_arguments(*flags, world_size=self._launch.world_size, base=())
         self._backend = load(choose(self._arguments.run.moevement_backend))
         self._resident = Resident(self._arguments, self._backend)
+        self._is_new = False
         self._number = 0
         self.passes = 0
 
@@ -117,16 +122,19 @@ class RestartRun:
         try:
             with generation, self._leaving(place == STANDS_BY):
                 joined = self._resident.enter(generation, self._launch)
+                if self._is_new:
+                    _change_weights(joined)
+                    self._is_new = False
                 faults = Interruptions([place] if place not in {None, STANDS_BY} else [])
                 hooks = [each.register_forward_pre_hook(self._count) for each in joined.chunks]
-                job, progress = train(
-                    # What was built with another seed trains on the job's own data.
-                    dataclasses.replace(joined, faults=faults, arguments=self._arguments),
+                job, ending = train(
+                    dataclasses.replace(joined, faults=faults),
                     StopSources(None),
                     self._resident,
                     generation,
                 )
-                return Ended(progress.committed, job.digests(), job.ledger.losses())
+                progress = ending.progress
+                return Ended(progress.committed, state_digests(job, progress), job.ledger.losses())
         except InterruptedOnPurposeError:
             for hook in hooks:
                 hook.remove()
@@ -170,10 +178,8 @@ class RestartRun:
         assert run_id is not None
         self._resident.close()
         shutil.rmtree(process_folder(Path(root), run_id, self._launch.process))
-        seed = dataclasses.replace(self._arguments.run, seed=_OTHER_SEED)
-        # With another seed nothing can come from the weights that a process builds.
-        built_with = dataclasses.replace(self._arguments, run=seed)
-        self._resident = Resident(built_with, self._backend)
+        self._resident = Resident(self._arguments, self._backend)
+        self._is_new = True
 
     def close(self) -> None:
         """Leaves the job."""
@@ -182,6 +188,18 @@ class RestartRun:
 
     def _count(self, *_: object) -> None:
         self.passes += 1
+
+
+@torch.no_grad()
+def _change_weights(job: Job) -> None:
+    """Lets nothing come from the weights that a new process builds."""
+    for chunk in job.chunks:
+        for parameter in chunk.parameters():
+            parameter.add_(1)
+    for part in job.optimizer.parts:
+        for group in [] if part.is_stub_optimizer else part.optimizer.param_groups:
+            for master in group["params"]:
+                master.add_(1)
 
 
 def train_through(
@@ -197,7 +215,7 @@ def train_through(
     Returns:
         The digest of each operator, the losses, and the forward passes of the last generation.
     """
-    LOCALIZED_MUTATIONS[mutation]()
+    {**LOCALIZED_MUTATIONS, **STATE_MUTATIONS}[mutation]()
     run = RestartRun(flags)
     for document in restarts:
         restart = Restart.of_document(document)

@@ -31,8 +31,9 @@ RESTARTABLE = (
     "--inprocess-completion-timeout=40",
     "--inprocess-last-call-wait=0",
     "--inprocess-termination-grace-time=0.1",
+    "--moevement-no-adoption",
 )
-"""Quick to notice a dead process, and patient with a slow machine."""
+"""Quick to notice a dead process, and patient with a slow machine; its memory goes with it."""
 _POLL_S = 0.02
 
 

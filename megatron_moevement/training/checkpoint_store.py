@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import mmap
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from megatron_moevement.runtime.agreement import AgreementError, all_gather_json
 from megatron_moevement.runtime.fault_points import NO_FAULTS, FaultPoints
 from megatron_moevement.settings.checkpointing import Checkpointing
 from megatron_moevement.settings.faults import Place
+from megatron_moevement.strategies.strategy import Durable
 from megatron_moevement.training.checkpoints import (
     CheckpointFolder,
     FileRecord,
@@ -27,6 +29,8 @@ from megatron_moevement.training.model_description import model_differences
 
 _SPARE_BYTES = 16 << 20
 """Room that a save leaves for the small files beside the tensors."""
+_HISTORY_BYTES = mmap.PAGESIZE
+"""The file that names the history of training is written before the first save."""
 
 
 class CheckpointStore:
@@ -39,6 +43,8 @@ class CheckpointStore:
         model: Mapping[str, Any],
         device: torch.device,
         faults: FaultPoints = NO_FAULTS,
+        *,
+        run: Mapping[str, str] | None = None,
     ) -> None:
         """Names what is saved.
 
@@ -48,10 +54,12 @@ class CheckpointStore:
             model: describes the model; a checkpoint of another model is refused.
             device: where collectives keep their tensors.
             faults: where this process fails on purpose.
+            run: tells whose checkpoints they are (`identity.checkpoint_mark`).
         """
         self._settings = settings
         self._state = state
         self._model = dict(model)
+        self._run = dict(run or {})
         self._device = device
         self._faults = faults
 
@@ -86,8 +94,8 @@ class CheckpointStore:
         needed = self._needed_bytes()
 
         def check() -> None:
-            if (self.newest() or 0) < train_iters:
-                _check_space(folder.root, needed, folder.left_over_bytes())
+            if next(iter(self._loadable()), 0) < train_iters:
+                _check_space(folder.root, needed + _HISTORY_BYTES, folder.left_over_bytes())
 
         try:
             self._on_first_rank(check)
@@ -126,7 +134,8 @@ class CheckpointStore:
         writing = folder.root / "moevement" / f"iter_{iteration:07d}.writing"
         needed = self._needed_bytes()
         self._on_first_rank(lambda: _check_space(writing, needed))
-        self._state.save(writing, {**common, "iteration": iteration, "model": self._model})
+        marks = {"iteration": iteration, "model": self._model, "run": self._run}
+        self._state.save(writing, {**common, **marks})
         records = self._record_files(writing)
         self._faults.strike(iteration, Place.SAVE)
         self._on_first_rank(lambda: folder.commit(iteration, records))
@@ -148,27 +157,63 @@ class CheckpointStore:
             merged |= {name: FileRecord(**record) for name, record in records.items()}
         return merged
 
-    def newest(self) -> int | None:
-        """Returns the iteration that `resume` would go on from, None for the initial state."""
+    def begin_history(self) -> None:
+        """Begins a history of training: what is in `--save` already was saved by others.
+
+        Raises:
+            UserError: it can't be written down.
+        """
+        if self._settings.save is None:
+            return
+        folder = CheckpointFolder(Path(self._settings.save))
+        try:
+            self._on_first_rank(folder.begin_history)
+        except AgreementError as error:
+            raise UserError(f"can't write to --save {folder.root}: {error.reason}") from error
+
+    def newest(self) -> Durable:
+        """Returns what `resume` would go on from, as all ranks see it."""
+        return Durable(
+            next(iter(self._seen_by_all(self._loadable())), 0),
+            next(iter(self._seen_by_all(self._saved())), 0),
+        )
+
+    def _loadable(self) -> list[int]:
+        """Returns the iterations in `--load` that this rank sees, best first."""
         if self._settings.load is None or self._settings.finetune:
-            return None
+            return []
         candidates = CheckpointFolder(Path(self._settings.load)).candidates()
         wanted = self._settings.ckpt_step
-        return next((k for k in candidates if wanted in {None, k}), None)
+        return [k for k in candidates if wanted in {None, k}]
 
-    def resume(self, warn: Callable[[str], None]) -> dict[str, Any] | None:
-        """Loads the newest whole checkpoint of `--load`.
+    def _saved(self) -> list[int]:
+        """Returns the iterations in `--save` that this history has saved and this rank sees."""
+        save = self._settings.save
+        return [] if save is None else CheckpointFolder(Path(save)).of_history()
+
+    def _seen_by_all(self, iterations: Sequence[int]) -> list[int]:
+        """Returns those that every rank sees: not all see the newest name at once."""
+        seen = [set(each) for each in all_gather_json(list(iterations), self._device)]
+        return [k for k in iterations if all(k in each for each in seen)]
+
+    def resume(
+        self, warn: Callable[[str], None], *, is_continuing: bool = False
+    ) -> dict[str, Any] | None:
+        """Loads the newest whole checkpoint of `--load`, or a newer one that this job has saved.
 
         Args:
             warn: told about what was passed over.
+            is_continuing: whether the job has trained before, so that its own saves count.
 
         Returns:
-            The common part of the checkpoint, None when the folder has none.
+            The common part of the checkpoint, None when training begins with step 1.
 
         Raises:
             UserError: there is no whole checkpoint where one must be, or it is another model's or
                 can't be loaded.
         """
+        if is_continuing and (common := self._resume_own(warn)) is not None:
+            return common
         if self._settings.load is None:
             return None
         folder = CheckpointFolder(Path(self._settings.load))
@@ -177,21 +222,54 @@ class CheckpointStore:
             if self._settings.exit_on_missing_checkpoint:
                 raise UserError(f"--load {folder.root} holds no checkpoint")
             return None
-        common = self._common(folder, iteration)
         finetune = self._settings.finetune
-        wants_random_state = not (finetune or self._settings.no_load_rng)
+        common = self._load(
+            folder,
+            iteration,
+            warn,
+            with_optimizer=not (finetune or self._settings.no_load_optim),
+            with_random_state=not (finetune or self._settings.no_load_rng),
+        )
+        return None if finetune else common
+
+    def _resume_own(self, warn: Callable[[str], None]) -> dict[str, Any] | None:
+        """Loads what this history of training has saved, where `--load` has nothing as new."""
+        if self._settings.save is None:
+            return None
+        folder = CheckpointFolder(Path(self._settings.save))
+        loadable = self.newest().loadable
+        for iteration in self._seen_by_all(self._saved()):
+            if iteration <= loadable:
+                break
+            damage = self._damage(folder, iteration)
+            if damage is None:
+                return self._load(folder, iteration, warn)
+            warn(f"checkpoint {folder.path(iteration)} is not usable: {damage}")
+        return None
+
+    def _load(
+        self,
+        folder: CheckpointFolder,
+        iteration: int,
+        warn: Callable[[str], None],
+        *,
+        with_optimizer: bool = True,
+        with_random_state: bool = True,
+    ) -> dict[str, Any]:
+        """Loads a checkpoint and returns its common part."""
+        common = self._common(folder, iteration)
         try:
             has_random_state = self._state.load(
                 folder.path(iteration),
-                with_optimizer=not (finetune or self._settings.no_load_optim),
-                with_random_state=wants_random_state,
+                with_optimizer=with_optimizer,
+                with_random_state=with_random_state,
             )
         except UnloadableError as error:
             raise UserError(
                 f"checkpoint {folder.path(iteration)} can't be loaded: {error}; give the flags of "
                 "the job that saved it, or another --load"
             ) from error
-        if wants_random_state and not has_random_state:
+        if with_random_state and not has_random_state:
             warn(
                 f"checkpoint {folder.path(iteration)} was written with other parallel sizes: "
                 "its random streams are not taken, dropout goes on from --seed"
@@ -203,7 +281,7 @@ class CheckpointStore:
             self._on_first_rank(folder.recover)
         except AgreementError as error:
             raise UserError(f"--load {folder.root} can't be made whole: {error.reason}") from error
-        candidates = folder.candidates()
+        candidates = self._seen_by_all(folder.candidates())
         if self._settings.ckpt_step is not None:
             candidates = [k for k in candidates if k == self._settings.ckpt_step]
             if not candidates:

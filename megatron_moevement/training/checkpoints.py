@@ -3,6 +3,7 @@
     DIR/latest_checkpointed_iteration.txt     the newest whole checkpoint, as Megatron-LM names it
     DIR/iter_0000100/                         a whole checkpoint (torch_dist)
     DIR/moevement/iter_0000100.json           size and checksum of each of its files
+    DIR/moevement/history.json                names the history of training that saves here now
     DIR/moevement/iter_0000100.writing/       one that is being written, or was when a job died
     DIR/moevement/iter_0000100.replaced/      one that is being replaced, and its list of files
     DIR/moevement/iter_0000100.replaced.json
@@ -18,6 +19,7 @@ import dataclasses
 import json
 import os
 import re
+import secrets
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -25,6 +27,7 @@ from pathlib import Path
 import xxhash
 
 TRACKER = "latest_checkpointed_iteration.txt"
+_HISTORY = "history.json"
 _CHUNK_BYTES = 1 << 22
 
 
@@ -107,6 +110,20 @@ class CheckpointFolder:
             return iterations
         return sorted(iterations, key=lambda k: (k > latest, -k))
 
+    def begin_history(self) -> None:
+        """Begins a history of training: checkpoints that are here already are not of it."""
+        self._own.mkdir(parents=True, exist_ok=True)
+        write_atomically(self._own / _HISTORY, json.dumps({"history": secrets.token_hex(16)}))
+
+    def of_history(self) -> list[int]:
+        """Returns the iterations that the present history of training has saved, newest first."""
+        history = _history_in(self._own / _HISTORY)
+        return [
+            k
+            for k in self.iterations()
+            if history is not None and _history_in(self._manifest(k)) == history
+        ]
+
     def latest(self) -> int | None:
         """Returns the iteration that the tracker file names, None without a readable one."""
         try:
@@ -149,7 +166,9 @@ class CheckpointFolder:
             os.replace(final, replaced)
             with contextlib.suppress(FileNotFoundError):
                 os.replace(self._manifest(iteration), self._replaced_manifest(iteration))
-        write_atomically(self._manifest(iteration), json.dumps({"files": manifest}, indent=1))
+        history = _history_in(self._own / _HISTORY)
+        document = {"files": manifest, "history": history}
+        write_atomically(self._manifest(iteration), json.dumps(document, indent=1))
         os.replace(writing, final)
         sync_folder(self.root)
         self._replaced_manifest(iteration).unlink(missing_ok=True)
@@ -217,6 +236,15 @@ class CheckpointFolder:
 
     def _replaced_manifest(self, iteration: int) -> Path:
         return self._own / f"iter_{iteration:07d}.replaced.json"
+
+
+def _history_in(path: Path) -> str | None:
+    """Returns the history of training that a file names; None: none, or it can't be read."""
+    try:
+        history = json.loads(path.read_text())["history"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return history if isinstance(history, str) else None
 
 
 def checkpoint_files(folder: Path) -> Iterator[str]:

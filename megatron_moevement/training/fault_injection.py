@@ -7,7 +7,8 @@ import dataclasses
 import hashlib
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import ClassVar
 
 import torch.distributed as dist
@@ -16,11 +17,16 @@ from megatron_moevement.errors import ExitCode, UserError
 from megatron_moevement.policy.fault_schedule import TimedFault
 from megatron_moevement.runtime.agreement import AgreementError, all_gather_json, together
 from megatron_moevement.runtime.events import EventName, Events
-from megatron_moevement.runtime.fault_points import never_struck
+from megatron_moevement.runtime.fault_points import FaultPoints, never_struck
 from megatron_moevement.runtime.fault_record import FaultRecord, forget_rank
 from megatron_moevement.runtime.fault_timer import FaultTimer
 from megatron_moevement.runtime.progress import Progress
-from megatron_moevement.settings.faults import Fault
+from megatron_moevement.runtime.slots.identity import RunIdentity
+from megatron_moevement.settings.faults import Fault, Place
+from megatron_moevement.settings.launch import Launch
+from megatron_moevement.strategies import opening
+from megatron_moevement.training.arguments import Arguments
+from megatron_moevement.training.identity import identify
 from megatron_moevement.training.job import Job
 from megatron_moevement.training.protection import store_place
 
@@ -29,6 +35,37 @@ class NeverStruckError(UserError):
     """The job is done and a scripted fault never struck: what was to be shown was not."""
 
     exit_code: ClassVar[ExitCode] = ExitCode.FAILURE
+
+
+def scripted_faults(
+    arguments: Arguments, launch: Launch, identity: RunIdentity | None
+) -> FaultPoints:
+    """Returns the fault points of a process that has yet to join the job.
+
+    What struck while a process joined is known on its own machine alone.
+
+    Args:
+        arguments: of the job.
+        launch: the place of this process.
+        identity: of the run; None where this process has not been told yet, and finds it itself.
+    """
+    points = FaultPoints(arguments.fault_injection.moevement_faults, launch.rank)
+    if any(fault.place is Place.CONNECT for fault in arguments.fault_injection.moevement_faults):
+        place = opening.store_place(arguments.fault_tolerance, identity or identify(arguments))
+        with contextlib.closing(FaultRecord(*place, launch.rank)) as record:
+            points.know(record.read().struck)
+        points.tell(_note_outside(place, launch.rank))
+    return points
+
+
+def _note_outside(place: tuple[Path, str], rank: int) -> Callable[[Fault], None]:
+    """Returns what notes a fault that strikes while no generation has the record open."""
+
+    def note(fault: Fault) -> None:
+        with contextlib.closing(FaultRecord(*place, rank)) as record:
+            record.note(str(fault))
+
+    return note
 
 
 @contextlib.contextmanager
@@ -84,12 +121,15 @@ def _armed(job: Job, events: Events) -> Iterator[None]:
             EventName.FAULT_INJECTED, job.faults.step, kind=fault.kind, place=None, at_s=at_s
         )
 
-    job.faults.tell(scripted)
     own = (one for one in settings.timed_faults(job.launch.world_size) if one.rank == rank)
     with contextlib.closing(record):
         began_s = _begin(job, record)
-        with FaultTimer(own, began_s, timed) if settings.draws else contextlib.nullcontext():
-            yield
+        job.faults.tell(scripted)
+        try:
+            with FaultTimer(own, began_s, timed) if settings.draws else contextlib.nullcontext():
+                yield
+        finally:  # the next generation connects before it has a record
+            job.faults.tell(_note_outside((root, run_id), rank))
 
 
 def _begin(job: Job, record: FaultRecord) -> float:
@@ -123,7 +163,9 @@ def tell_what_lies_behind(job: Job, start: int) -> None:
     """
     job.faults.begin_at(start)
     behind = [
-        str(fault) for fault in job.arguments.fault_injection.moevement_faults if fault.step < start
+        str(fault)
+        for fault in job.arguments.fault_injection.moevement_faults
+        if fault.place.is_of_step and fault.step < start
     ]
     if behind and dist.get_rank() == 0:
         sys.stderr.write(

@@ -34,11 +34,14 @@ from megatron_moevement.integrations.megatron.transients import Transients
 from megatron_moevement.runtime.commit_barrier import CommitBarrier
 from megatron_moevement.runtime.fault_points import FaultPoints
 from megatron_moevement.runtime.ledger import Ledger
+from megatron_moevement.runtime.slots.identity import RunIdentity
+from megatron_moevement.settings.faults import Place
 from megatron_moevement.settings.launch import Launch
 from megatron_moevement.settings.run import num_microbatches
 from megatron_moevement.training.arguments import Arguments
 from megatron_moevement.training.checkpoint_store import CheckpointStore
 from megatron_moevement.training.data.batches import BatchLayout
+from megatron_moevement.training.identity import agree_on_identity, checkpoint_mark
 from megatron_moevement.training.model_description import model_description
 
 _RETAINED_LEDGER_STEPS = 64
@@ -49,6 +52,7 @@ class Job:
     """The live objects of one process; `position` says which part of the job they are."""
 
     arguments: Arguments
+    identity: RunIdentity
     backend: Backend
     device: torch.device
     launch: Launch
@@ -89,11 +93,17 @@ def build_job(arguments: Arguments, launch: Launch, backend: Backend) -> Job:
         UserError: the arguments don't fit the machine.
     """
     faults = FaultPoints(arguments.fault_injection.moevement_faults, launch.rank)
-    return build_part(arguments, launch, backend, join(arguments, launch, backend), faults=faults)
+    groups = join(arguments, launch, backend, faults)
+    identity = agree_on_identity(None, arguments, backend.device(launch.local_rank))
+    return build_part(arguments, identity, launch, backend, groups, faults=faults)
 
 
 def join(
-    arguments: Arguments, launch: Launch, backend: Backend, generation: int | None = None
+    arguments: Arguments,
+    launch: Launch,
+    backend: Backend,
+    faults: FaultPoints,
+    generation: int | None = None,
 ) -> Groups:
     """Joins the job and returns its groups; every rank calls it, in step.
 
@@ -101,6 +111,7 @@ def join(
         arguments: of the job.
         launch: the place of this process.
         backend: its device.
+        faults: of this process.
         generation: in-process restarts so far, where there can be any.
 
     Raises:
@@ -112,11 +123,13 @@ def join(
         backend.use_deterministic_kernels()
     timeout = timedelta(minutes=parallelism.distributed_timeout_minutes)
     join_job(launch, backend.process_group_backend, timeout, generation)
+    faults.strike_outside(Place.CONNECT)
     return build_groups(parallelism, int(arguments.architecture.num_layers or 0))
 
 
 def build_part(
     arguments: Arguments,
+    identity: RunIdentity,
     launch: Launch,
     backend: Backend,
     groups: Groups,
@@ -128,6 +141,7 @@ def build_part(
 
     Args:
         arguments: of the job.
+        identity: of the run.
         launch: the place of this process.
         backend: its device.
         groups: of the job.
@@ -139,12 +153,13 @@ def build_part(
     seed_everything(arguments.run.seed, place.pp)
     device = backend.device(launch.local_rank)
     return _build_part(
-        arguments, launch, backend, device, place, groups, faults=faults, known=known
+        arguments, identity, launch, backend, device, place, groups, faults=faults, known=known
     )
 
 
 def _build_part(  # noqa: PLR0917  (what a process is, piece by piece)
     arguments: Arguments,
+    identity: RunIdentity,
     launch: Launch,
     backend: Backend,
     device: torch.device,
@@ -177,6 +192,7 @@ def _build_part(  # noqa: PLR0917  (what a process is, piece by piece)
     durable = DurableState(chunks, optimizer, scheduler, layout=layout, device=device)
     return Job(
         arguments=arguments,
+        identity=identity,
         backend=backend,
         device=device,
         launch=launch,
@@ -196,7 +212,7 @@ def _build_part(  # noqa: PLR0917  (what a process is, piece by piece)
         metrics=MoEMetrics(arguments.architecture, arguments.moe, groups, device),
         timers=timers,
         durable=durable,
-        checkpoints=_checkpoint_store(arguments, durable, device, faults),
+        checkpoints=_checkpoint_store(arguments, identity, durable, device, faults),
         faults=faults,
     )
 
@@ -226,10 +242,14 @@ def _batches(arguments: Arguments, dp_size: int) -> BatchLayout:
 
 
 def _checkpoint_store(
-    arguments: Arguments, durable: DurableState, device: torch.device, faults: FaultPoints
+    arguments: Arguments,
+    identity: RunIdentity,
+    durable: DurableState,
+    device: torch.device,
+    faults: FaultPoints,
 ) -> CheckpointStore:
-    model = model_description(arguments)
-    return CheckpointStore(arguments.checkpointing, durable, model, device, faults)
+    model, run = model_description(arguments), checkpoint_mark(identity)
+    return CheckpointStore(arguments.checkpointing, durable, model, device, faults, run=run)
 
 
 def _model_config(arguments: Arguments, backend: Backend) -> Config:

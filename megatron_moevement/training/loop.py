@@ -4,30 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
-
-import torch.distributed as dist
 
 from megatron_moevement.errors import UserError
 from megatron_moevement.policy.slow_ranks import SlowRankWatch
 from megatron_moevement.runtime.agreement import AgreementError, together
 from megatron_moevement.runtime.commit_barrier import StopRequest
 from megatron_moevement.runtime.generation import Generation
-from megatron_moevement.runtime.ledger import loss_from_hex, loss_to_hex
-from megatron_moevement.runtime.progress import START, Progress
+from megatron_moevement.runtime.ledger import loss_to_hex
 from megatron_moevement.runtime.watch import Moment, Watch
-from megatron_moevement.strategies.strategy import InitialStateLostError, Recovered, Strategy
+from megatron_moevement.strategies.strategy import Anew, Recovered, Strategy
 from megatron_moevement.training.data.splits import Datasets
+from megatron_moevement.training.ending import Ending, reason_to_stop
 from megatron_moevement.training.evaluation import evaluate
 from megatron_moevement.training.fault_injection import injected_faults, tell_what_lies_behind
 from megatron_moevement.training.job import Job
-from megatron_moevement.training.protection import open_strategy
 from megatron_moevement.training.reporting.flops import flops_per_iteration
 from megatron_moevement.training.reporting.reporter import ReportedRun, Reporter
 from megatron_moevement.training.resident import Resident
+from megatron_moevement.training.starting import protect, start_from
 from megatron_moevement.training.step import StepOutcome, TrainStep
 from megatron_moevement.training.steps import build_datasets, open_steps
 from megatron_moevement.training.stop_request import StopSources
@@ -35,7 +32,7 @@ from megatron_moevement.training.stop_request import StopSources
 
 def train(
     job: Job, stop: StopSources, resident: Resident, generation: Generation
-) -> tuple[Job, Progress]:
+) -> tuple[Job, Ending]:
     """Trains a job to its end, or until it is asked to stop; every rank calls it.
 
     After a restart every rank calls it again, survivors with the same objects.
@@ -47,8 +44,8 @@ def train(
         generation: owns what is opened.
 
     Returns:
-        The job, which may have been built anew, and how far it came. What it reached is saved if
-        the job saves at all.
+        The job, which may have been built anew, and how its training ended. What it reached is
+        saved if the job saves at all.
 
     Raises:
         UserError: the data or the checkpoint don't fit the arguments, or a state is to be recovered
@@ -62,13 +59,13 @@ def train(
     with _reporter_everywhere(job, generation) as reporter:
         resident.announce(reporter.events)
         with injected_faults(job, reporter.events), contextlib.ExitStack() as opened:
-            strategy, recovered = _protect(job, opened, reporter, resident, generation)
-            if recovered is None and generation.number:
+            strategy, recovered = protect(job, opened, reporter, resident, generation)
+            if isinstance(recovered, Anew) and generation.number:
                 # Survivors have trained, and nothing is there to bring their state back from.
                 opened.close()
                 job = resident.rebuild(job)
-                strategy, recovered = _protect(job, opened, reporter, resident, generation)
-            start, target = _start(job, strategy, recovered, resident.watch, is_first=is_first)
+                strategy, recovered = protect(job, opened, reporter, resident, generation)
+            start = start_from(job, strategy, recovered, resident.watch, is_first=is_first)
             tell_what_lies_behind(job, start.committed)
             datasets = build_datasets(job)
             step = opened.enter_context(open_steps(job, datasets, start, strategy, generation))
@@ -80,8 +77,9 @@ def train(
                 stop,
                 strategy=strategy,
                 generation=generation,
-                target=target,
+                recovered=recovered if isinstance(recovered, Recovered) else None,
                 watch=resident.watch,
+                stepped=resident.note_step,
             )
             return job, loop.convert() if recover_only else loop.run()
 
@@ -99,8 +97,9 @@ class TrainingLoop:
         *,
         strategy: Strategy,
         generation: Generation | None = None,
-        target: int | None = None,
+        recovered: Recovered | None = None,
         watch: Watch | None = None,
+        stepped: Callable[[], None] = lambda: None,
     ) -> None:
         """Binds what it drives.
 
@@ -112,9 +111,10 @@ class TrainingLoop:
             stop: reasons to stop.
             strategy: protects the job.
             generation: is told of progress.
-            target: the newest step that an earlier launch committed, where its state was recovered
-                from memory: what is due after that step may not have been done.
+            recovered: where the state was brought back from memory: what is due after its target
+                may not have been done.
             watch: is told of steps and saves.
+            stepped: called after each step.
         """
         self._job = job
         self._reporter = reporter
@@ -123,24 +123,31 @@ class TrainingLoop:
         self._stop = stop
         self._strategy = strategy
         self._generation = generation or Generation()
-        self._target = target
+        self._target = target = None if recovered is None else recovered.target
+        self._is_bare = recovered is not None and recovered.is_bare
         self._watch = watch or Watch()
+        self._stepped = stepped
         self._train_iters = int(job.arguments.run.train_iters or 0)
         self._saved: int | None = step.progress.committed if target is None else None
         factor = job.arguments.fault_tolerance.moevement_slow_rank_factor
         self._slow_ranks = SlowRankWatch(factor)
+        self._why: str | None = None
         self._unreported = 0  # steps whose auxiliary losses nobody has asked for yet
 
-    def run(self) -> Progress:
+    def run(self) -> Ending:
         """Trains until the last iteration or a reason to stop, and saves what it reached."""
-        if self._target is not None and self._after(self._target, self._catch_up(self._target)):
-            return self._end()
+        if self._target is not None:
+            stop = self._catch_up(self._target)
+            if self._is_bare:
+                self._save(self._target)  # before a window is persisted nothing else is near
+            if self._after(self._target, stop):
+                return self._end()
         while self._step.progress.committed < self._train_iters:
             if self.iterate():
                 break
         return self._end()
 
-    def convert(self) -> Progress:
+    def convert(self) -> Ending:
         """Replays up to the newest step that was committed and saves its state; trains nothing.
 
         What is due besides after that step is left to who resumes from the checkpoint.
@@ -156,7 +163,7 @@ class TrainingLoop:
                 f"the state of step {self._target} is not saved in "
                 f"{self._job.arguments.checkpointing.save}; it is still in memory"
             )
-        return self._step.progress
+        return Ending(self._step.progress, is_saved=True, is_reported=False)
 
     def _catch_up(self, target: int) -> StopRequest:
         """Replays what is to be replayed here, and waits for the ranks that replay more.
@@ -172,7 +179,7 @@ class TrainingLoop:
         self._unreported = 0
         return stop
 
-    def _end(self) -> Progress:
+    def _end(self) -> Ending:
         self._generation.rest()
         self._save(self._step.progress.committed)
         if self._step.progress.committed == self._train_iters:
@@ -183,7 +190,8 @@ class TrainingLoop:
             or self._saved == self._step.progress.committed
         ):
             self._strategy.finish()
-        return self._step.progress
+        progress = self._step.progress
+        return Ending(progress, is_saved=self._saved == progress.committed, why=self._why)
 
     def iterate(self) -> bool:
         """Trains one step and does what is due after it; returns whether the job ends here."""
@@ -203,6 +211,7 @@ class TrainingLoop:
         self._watch.begin_step()
         outcome = self._step.run(self._stop.request())
         self._watch.end_step()
+        self._stepped()
         duration = timedelta(seconds=time.perf_counter() - started_s)
         self._unreported += 1
         if self._target is None or outcome.entry.step > self._target:
@@ -251,8 +260,8 @@ class TrainingLoop:
         self._reporter.evaluation(iteration, split, loss)
 
     def _ends_at(self, iteration: int, stop: StopRequest) -> bool:
-        interval = self._job.arguments.run.exit_interval
-        return stop is not StopRequest.NONE or (interval is not None and iteration % interval == 0)
+        self._why = reason_to_stop(self._job.arguments.run, iteration, stop)
+        return self._why is not None
 
     def _save_if_due(self, iteration: int) -> None:
         interval = self._job.arguments.checkpointing.save_interval
@@ -317,65 +326,3 @@ def open_reporter(job: Job, generation: int = 0) -> Reporter:
         save=arguments.checkpointing.save,
     )
     return Reporter(arguments.logging, reported)
-
-
-def _protect(
-    job: Job,
-    opened: contextlib.ExitStack,
-    reporter: Reporter,
-    resident: Resident,
-    generation: Generation,
-) -> tuple[Strategy, Recovered | None]:
-    """Opens what protects the job, and brings back what earlier generations left in memory."""
-    strategy = opened.enter_context(open_strategy(job, reporter.events, resident.kept, generation))
-    try:
-        return strategy, strategy.recover(job.checkpoints.newest() or 0)
-    except InitialStateLostError:  # on all ranks
-        return strategy, None
-
-
-def _start(
-    job: Job,
-    strategy: Strategy,
-    recovered: Recovered | None,
-    watch: Watch,
-    *,
-    is_first: bool,
-) -> tuple[Progress, int | None]:
-    """Returns where training starts, and the step that a state recovered from memory goes up to."""
-    if job.arguments.fault_tolerance.moevement_recover_only:
-        if recovered is None:
-            raise _nothing_recovered(job.checkpoints.newest() or 0)
-        job.checkpoints.check_writable()
-    if recovered is not None:
-        return recovered.progress, recovered.target
-    if is_first:
-        job.checkpoints.check_room(int(job.arguments.run.train_iters or 0))
-    start = _resume(job)
-    if start.committed:
-        watch.loaded()
-    strategy.begin(start)
-    return start, None
-
-
-def _nothing_recovered(durable: int) -> UserError:
-    newer = f"newer than the checkpoint of step {durable} in --load" if durable else "persisted"
-    return UserError(
-        f"--moevement-recover-only: the processes of such a job left no window in memory that is "
-        f"whole and {newer}; give the flags of the job, --moevement-store-dir and "
-        "--moevement-run-id included, and start as many ranks on the same machines"
-    )
-
-
-def _resume(job: Job) -> Progress:
-    """Loads the checkpoint, if there is one, and returns where training starts."""
-
-    def warn(message: str) -> None:
-        if dist.get_rank() == 0:
-            sys.stderr.write(f"pretrain_moe.py: {message}\n")
-
-    common = job.checkpoints.resume(warn)
-    if common is None or job.arguments.checkpointing.finetune:
-        return START
-    job.ledger.restore_losses({int(k): loss_from_hex(v) for k, v in common["losses"].items()})
-    return Progress(**common["progress"])

@@ -89,9 +89,22 @@ def _run(arguments: Arguments, launch: Launch, backend: Backend, stop: StopSourc
     try:
         if arguments.restart.inprocess_restart:
             return _run_restartable(run, arguments, launch, backend)
-        run.alone(launch)
+        return _run_alone(run, launch)
     finally:
         _let_go(run, stop)
+
+
+def _run_alone(run: GenerationRun, launch: Launch) -> int:
+    """Runs in the only generation of a process; returns the exit code."""
+    from megatron_moevement.strategies.strategy import (  # noqa: PLC0415
+        CaptureLostError,
+        UnverifiedReplayError,
+    )
+
+    try:
+        run.alone(launch)
+    except (CaptureLostError, UnverifiedReplayError) as error:
+        return _stop(run, launch, error, None)
     return ExitCode.DONE
 
 
@@ -156,6 +169,7 @@ def _run_restartable(
         UnfitError,
         run_restartable,
     )
+    from megatron_moevement.strategies.strategy import UnprovenStateError  # noqa: PLC0415
 
     resident = run.resident
     backend.device(launch.local_rank)  # a spare has its device before it is needed
@@ -185,6 +199,8 @@ def _run_restartable(
         if run.place is not None and run.place.rank == 0:  # all ranks find the same
             sys.stderr.write(f"pretrain_moe.py: {failure}\n")
         return failure.exit_code
+    if isinstance(failure, UnprovenStateError):
+        return _stop(run, launch, failure, arguments.checkpointing.save)
     if failure is not None:
         raise failure
     return ExitCode.DONE

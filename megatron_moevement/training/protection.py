@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import hashlib
 import importlib.metadata
-import json
 import os
 import socket
 import sys
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -35,18 +31,7 @@ from megatron_moevement.strategies.kept import Kept
 from megatron_moevement.strategies.opening import open_sparse_checkpointing
 from megatron_moevement.strategies.strategy import Off, Strategy
 from megatron_moevement.strategies.trained import Trained
-from megatron_moevement.training.arguments import Arguments
 from megatron_moevement.training.job import Job
-
-_RUN_FLAGS = ("micro_batch_size", "global_batch_size", "train_iters", "seed", "deterministic_mode")
-_DATA_FLAGS = (
-    "source",
-    "vocab_size",
-    "seq_length",
-    "make_vocab_size_divisible_by",
-    "reset_position_ids",
-    "eod_mask_loss",
-)
 
 
 @contextlib.contextmanager
@@ -106,7 +91,7 @@ def trained(job: Job) -> Trained:
         process=job.launch.process,
         layout=layout,
         ends=Ends.INDEPENDENT if untied or layout.pp == 1 else Ends.TIED,
-        fingerprint=fingerprint(arguments, job.launch.world_size),
+        identity=job.identity,
         device=job.device,
         copy_stream=job.backend.copy_stream,
         pin=job.backend.pin,
@@ -119,7 +104,13 @@ def trained(job: Job) -> Trained:
         log_bytes=_log_bytes(job),
         patience=timedelta(minutes=arguments.parallelism.distributed_timeout_minutes),
         computation=_computation(job),
+        replication_key=_replication_key(job),
     )
+
+
+def _replication_key(job: Job) -> bytes | None:
+    secret = job.launch.secret
+    return None if secret is None else secret.derive("replication", job.launch.attempt)
 
 
 def _computation(job: Job) -> Computation:
@@ -177,25 +168,7 @@ def _layout(job: Job) -> Layout:
 
 def store_place(job: Job) -> tuple[Path, str]:
     """Returns the store directory, and the name of the job's folder in it."""
-    digest = fingerprint(job.arguments, job.launch.world_size)
-    return opening.store_place(job.arguments.fault_tolerance, digest)
-
-
-def fingerprint(arguments: Arguments, world_size: int) -> str:
-    """Returns a digest of every flag that decides a bit, or what the bytes of a snapshot mean."""
-    run, data = dataclasses.asdict(arguments.run), vars(arguments.data)
-    deciding: dict[str, Any] = {
-        "world_size": world_size,
-        "architecture": dataclasses.asdict(arguments.architecture),
-        "moe": dataclasses.asdict(arguments.moe),
-        "parallelism": dataclasses.asdict(arguments.parallelism),
-        "precision": dataclasses.asdict(arguments.precision),
-        "optimization": dataclasses.asdict(arguments.optimization),
-        "run": {name: run[name] for name in _RUN_FLAGS},
-        "data": {name: data[name] for name in _DATA_FLAGS},
-        "window": arguments.fault_tolerance.moevement_window,
-    }
-    return hashlib.sha256(json.dumps(deciding, sort_keys=True, default=str).encode()).hexdigest()
+    return opening.store_place(job.arguments.fault_tolerance, job.identity)
 
 
 def _say(line: str) -> None:

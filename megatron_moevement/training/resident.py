@@ -8,8 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import sys
 import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
+
+import torch.distributed as dist
 
 from megatron_moevement.backends.backend import Backend
 from megatron_moevement.integrations.megatron.group_keys import gather_as_upstream
@@ -17,16 +22,19 @@ from megatron_moevement.integrations.megatron.group_references import GroupRefer
 from megatron_moevement.integrations.megatron.process_groups import abandon_groups
 from megatron_moevement.runtime.agreement import all_gather_json
 from megatron_moevement.runtime.events import EventName, Events
-from megatron_moevement.runtime.fault_points import NO_FAULTS, FaultPoints
-from megatron_moevement.runtime.generation import Generation, Interruption
+from megatron_moevement.runtime.fault_points import NO_FAULTS
+from megatron_moevement.runtime.generation import Generation, Interruption, Loss
 from megatron_moevement.runtime.host_health import HostHealth
 from megatron_moevement.runtime.interruptible_wait import count_connecting
 from megatron_moevement.runtime.reaper import count_stuck
+from megatron_moevement.runtime.slots.identity import RunIdentity
 from megatron_moevement.runtime.slots.store import default_store_dir
 from megatron_moevement.runtime.watch import Watch
 from megatron_moevement.settings.launch import Launch
 from megatron_moevement.strategies.kept import Kept
 from megatron_moevement.training.arguments import Arguments
+from megatron_moevement.training.fault_injection import scripted_faults
+from megatron_moevement.training.identity import agree_on_identity
 from megatron_moevement.training.job import Job, build_part, join
 from megatron_moevement.training.watching import open_watch
 
@@ -54,9 +62,12 @@ class Resident:
         self._backend = backend
         self._faults = NO_FAULTS
         self._part: _Part | None = None
+        self.identity: RunIdentity | None = None
+        """Of the run; None before this process was in a generation."""
         self._generation: Generation | None = None
         self._is_known = False
         self._entered_s = self._joined_s = 0.0
+        self._stepped_s: float | None = None
         self.interruption = Interruption()
         self.kept = Kept()
         self.watch = watch or Watch()
@@ -97,30 +108,37 @@ class Resident:
         self.kept.store.keep()
         is_restartable = self._arguments.restart.inprocess_restart
         number = generation.number if is_restartable else None
-        groups = join(self._arguments, launch, self._backend, number)
-        self._joined_s = time.time()
         part = self._part
         if part is not None and part.job.launch != launch:
             self._part = part = None
+        if part is None:
+            self._faults = scripted_faults(self._arguments, launch, self.identity)
+        self._faults.enter(generation.number)
+        groups = join(self._arguments, launch, self._backend, self._faults, number)
+        self._joined_s = time.time()
+        device = self._backend.device(launch.local_rank)
+        self.identity = agree_on_identity(self.identity, self._arguments, device)
         known = None
         if generation.number:
             # Who was built before does not build again, so a newcomer must not wait for it.
             own = None if part is None else part.job.keys
-            device = self._backend.device(launch.local_rank)
             known = next((one for one in all_gather_json(own, device) if one is not None), None)
         if part is None:
             self.kept = Kept.anew(self.kept)
-            scripted = self._arguments.fault_injection.moevement_faults
-            self._faults = FaultPoints(scripted, launch.rank)
             job = build_part(
-                self._arguments, launch, self._backend, groups, faults=self._faults, known=known
+                self._arguments,
+                self.identity,
+                launch,
+                self._backend,
+                groups,
+                faults=self._faults,
+                known=known,
             )
             self._keep(job)
         else:
             part.references.rebind()
             part.job.timers.forget()
             job = part.job
-        self._faults.enter(generation.number)
         return job
 
     def check_health(self) -> None:
@@ -139,17 +157,27 @@ class Resident:
     def announce(self, events: Events) -> None:
         """Records that this process begins, or that it survived a fault."""
         noticed_s = self.interruption.noticed_s
+        losses = self.interruption.losses
+        if losses and dist.get_rank() == 0:
+            self._tell(losses)
         if not self._is_known or noticed_s is None:
             events.emit(EventName.PROCESS_START, 0)
         else:
+            detect_s = max(0.0, noticed_s - (self._stepped_s or noticed_s))
             teardown_s = self._entered_s - noticed_s
             rendezvous_s = self._joined_s - self._entered_s
-            self.kept.downtime_s = {"teardown": teardown_s, "rendezvous": rendezvous_s}
+            self.kept.downtime_s = {
+                "detect": detect_s,
+                "teardown": teardown_s,
+                "rendezvous": rendezvous_s,
+            }
             self.kept.joined_s = self._joined_s
             events.emit(
                 EventName.FAULT_DETECTED,
                 self.committed,
                 noticed_s=noticed_s,
+                losses=[dataclasses.asdict(loss) for loss in losses],
+                last_step_s=self._stepped_s,
                 teardown_s=teardown_s,
                 rendezvous_s=rendezvous_s,
                 builds=self.builds,
@@ -159,17 +187,30 @@ class Resident:
             )
         self._is_known = True
 
+    def note_step(self) -> None:
+        """Notes that a step is trained: an outage begins with the newest one."""
+        self._stepped_s = time.time()
+
+    def _tell(self, losses: Sequence[Loss]) -> None:
+        """Gives the user a line for each lost process."""
+        noticed_s = self.interruption.noticed_s or self._entered_s
+        when = datetime.fromtimestamp(noticed_s, UTC).isoformat(timespec="milliseconds")
+        for loss in losses:
+            sys.stderr.write(f"pretrain_moe.py: {when} loss of {loss.line}\n")
+
     def rebuild(self, job: Job) -> Job:
         """Builds model and optimizer anew, as at the start of the program, with the same groups.
 
         Args:
             job: has trained, and nothing is there to bring its state back from.
         """
-        launch, groups = job.launch, job.groups
+        launch, groups, identity = job.launch, job.groups, job.identity
         self._part = None
         self.kept = Kept.anew(self.kept)
         del job
-        job = build_part(self._arguments, launch, self._backend, groups, faults=self._faults)
+        job = build_part(
+            self._arguments, identity, launch, self._backend, groups, faults=self._faults
+        )
         self._keep(job)
         return job
 

@@ -11,16 +11,19 @@ from megatron_moevement.runtime.fault_record import remove_record
 from megatron_moevement.runtime.generation import Generation
 from megatron_moevement.settings.launch import Launch
 from megatron_moevement.strategies.opening import store_place
-from megatron_moevement.strategies.strategy import RecoveryAbortedError
+from megatron_moevement.strategies.strategy import RecoveryAbortedError, UnprovenStateError
 from megatron_moevement.training.arguments import Arguments
+from megatron_moevement.training.ending import report_end
 from megatron_moevement.training.fault_injection import check_struck
 from megatron_moevement.training.loop import train
 from megatron_moevement.training.operator_table import write_operators
-from megatron_moevement.training.protection import fingerprint
 from megatron_moevement.training.resident import Resident
 from megatron_moevement.training.state_digest import check_state_digest_path, write_state_digest
 from megatron_moevement.training.step import DivergenceError
 from megatron_moevement.training.stop_request import StopSources
+
+Ending = UserError | DivergenceError | RecoveryAbortedError | UnprovenStateError
+"""What another generation would end with as well."""
 
 _PATIENCE_DONE = timedelta(seconds=60)
 """The last rank draws its plots and closes its writers meanwhile."""
@@ -66,21 +69,19 @@ class GenerationRun:
         finally:
             leave_job(patience)
 
-    def in_generation(
-        self, generation: Generation, launch: Launch
-    ) -> UserError | DivergenceError | RecoveryAbortedError | None:
+    def in_generation(self, generation: Generation, launch: Launch) -> Ending | None:
         """Trains in one of several generations; every rank calls it.
 
         An exception leads to another generation, which cleans up; so what another one would end
         with as well is returned.
         """
         self.place = launch
-        failure: UserError | DivergenceError | RecoveryAbortedError | None = None
+        failure: Ending | None = None
         patience = _PATIENCE_DONE
         try:
             with generation:
                 self._train(generation, launch)
-        except (UserError, DivergenceError, RecoveryAbortedError) as error:
+        except (UserError, DivergenceError, RecoveryAbortedError, UnprovenStateError) as error:
             failure, patience = error.with_traceback(None), _PATIENCE_REFUSED
         leave_job(patience)
         return failure
@@ -102,10 +103,8 @@ class GenerationRun:
         settings = self._arguments.fault_tolerance
         if not settings.moevement_recover_only:
             self.resident.kept.store.abandon(_PATIENCE_WITH_THE_DYING)
-            if self.place is not None:
-                root, run_id = store_place(
-                    settings, fingerprint(self._arguments, self.place.world_size)
-                )
+            if self.resident.identity is not None:
+                root, run_id = store_place(settings, self.resident.identity)
                 remove_record(root / run_id)
         self.resident.close()
 
@@ -119,7 +118,8 @@ class GenerationRun:
             return
         if file is not None:
             check_state_digest_path(job, Path(file))
-        job, progress = train(job, self.stop, self.resident, generation)
+        job, ending = train(job, self.stop, self.resident, generation)
         if file is not None:
-            write_state_digest(job, progress, Path(file))
-        check_struck(job, progress)
+            write_state_digest(job, ending.progress, Path(file))
+        check_struck(job, ending.progress)
+        report_end(job, ending)

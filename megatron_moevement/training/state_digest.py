@@ -1,7 +1,10 @@
 """`--moevement-state-digest`: one JSON file that two runs share exactly when their states do.
 
 {"iteration": k, "loss": {"1": "<FP32 bits, hex>", ...},
- "ranks": {"<logical rank>": {"<operator>": "<SHA-256>"}}}
+ "ranks": {"<logical rank>": {"<operator>": "<SHA-256>", "scalars": "<SHA-256>"}}}
+
+`scalars` covers what decides later bits besides tensors: loss scalers, random streams, the schedule
+of learning rate and weight decay, Adam's step, consumed samples and skipped steps.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from megatron_moevement.errors import UserError
 from megatron_moevement.runtime.agreement import AgreementError, all_gather_json, together
 from megatron_moevement.runtime.ledger import loss_to_hex
 from megatron_moevement.runtime.progress import Progress
+from megatron_moevement.strategies.scalars import SlotScalars
 from megatron_moevement.training.checkpoints import check_writable, write_atomically
 from megatron_moevement.training.job import Job
 
@@ -37,13 +41,19 @@ def check_state_digest_path(job: Job, path: Path) -> None:
     _together(check, job, path)
 
 
+def state_digests(job: Job, progress: Progress) -> dict[str, str]:
+    """Returns the SHA-256 of each operator and of the scalars of S_k; every rank calls it."""
+    scalars = SlotScalars.of(progress, job.optimizer, job.scheduler)
+    return {**job.digests(), "scalars": scalars.digest}
+
+
 def write_state_digest(job: Job, progress: Progress, path: Path) -> None:
     """Writes the digest of S_k; every rank calls it, rank 0 writes.
 
     Raises:
         UserError: on all ranks, if the file can't be written.
     """
-    own = {str(job.position.logical_rank): job.digests()}
+    own = {str(job.position.logical_rank): state_digests(job, progress)}
     ranks: dict[str, dict[str, str]] = {}
     for one in all_gather_json(own, job.device):
         ranks |= one

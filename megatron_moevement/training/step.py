@@ -35,7 +35,7 @@ from megatron_moevement.runtime.interruptible_wait import waited_s
 from megatron_moevement.runtime.ledger import LedgerEntry
 from megatron_moevement.runtime.progress import Progress
 from megatron_moevement.settings.faults import Place
-from megatron_moevement.strategies.strategy import Strategy
+from megatron_moevement.strategies.strategy import Covered, Strategy
 
 
 class DivergenceError(RuntimeError):
@@ -137,7 +137,7 @@ class TrainStep:
                 f"step {step}: the gradient norm is {statistics.norm}; the step was not applied"
             )
         own_s = own_time.seconds()
-        window_start = self._strategy.await_commit(step)
+        covered = self._strategy.await_commit(step)
         strike(Place.BARRIER)
         vote = Vote(
             step=step,
@@ -146,7 +146,8 @@ class TrainStep:
             found_inf=statistics.found_inf,
             grad_norm=statistics.norm,
             stop=stop,
-            window_start=window_start,
+            window_start=covered.start,
+            copies=covered.copies,
             streams=self._strategy.streams(),
             own_s=own_s,
         )
@@ -177,5 +178,6 @@ class TrainStep:
             agreement.streams_alike,
         )
         entry, self.progress = self._step_commit.apply(self.progress, decided, strike)
-        self._strategy.commit(entry, self.progress, agreement.window_start)
+        covered = Covered(agreement.window_start, agreement.copies)
+        self._strategy.commit(entry, self.progress, covered)
         return entry

@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 
 from megatron_moevement.cli import main
-from megatron_moevement.policy.facts_document import dump_facts, load_facts
+from megatron_moevement.policy.facts import Condition, LiveState
+from megatron_moevement.policy.facts_document import FACTS, dump_facts, load_facts
 from megatron_moevement.policy.ranks import Layout, LogicalRank
 from megatron_moevement.policy.recovery import plan_recovery
+from megatron_moevement.runtime.events import EventLog
 from megatron_moevement.testing.job_facts import (
     Interrupt,
     Job,
@@ -183,3 +185,46 @@ def test_another_hash_seed_gives_the_same_plan(tmp_path):
         for seed in ("1", "2")
     }
     assert len(outputs) == 1
+
+
+def test_who_lost_what_is_told(explain):
+    job = dataclasses.replace(JOB, behind=frozenset({LogicalRank(1, 1)}))
+    lines = explain(without_processes(job.facts(), {2}))
+    lost = [line for line in lines if line.startswith("lost: ")]
+    assert len(lost) == 1
+    assert lost[0].startswith("lost: the live state of pp1.dp0.tp0.cp0.ep0 (p8 on ")
+    assert lost[0].endswith("; no slot of its own is left")
+    assert any(line.startswith("behind: pp1.dp1.tp0.cp0.ep0 (p3 on ") for line in lines)
+
+
+def test_a_folder_of_events_has_all_recoveries_in_the_order_of_time(tmp_path, capsys):
+    with EventLog(tmp_path, logical_rank=0, generation=1) as events:
+        events.keep(FACTS, dump_facts(without_processes(JOB.facts(), {2})))
+        events.keep(FACTS, dump_facts(with_replicas(without_processes(JOB.facts(), {2}))))
+    assert main(["explain", str(tmp_path)]) == 0
+    output = capsys.readouterr().out
+    assert output.count(f"--- {tmp_path}/") == 2
+    assert output.index("LOCALIZED: stage 1") < output.index("COPIED: stage 1")
+
+
+def test_a_start_with_nothing_in_memory_is_told(tmp_path, capsys):
+    facts = without_processes(JOB.facts(), {2})
+    nothing = tuple(
+        dataclasses.replace(one, committed=None, live=LiveState(Condition.ABSENT), holdings=())
+        for one in facts.processes
+    )
+    path = tmp_path / "facts.json"
+    said = (
+        "nothing in memory is newer than the initial weights",
+        "ROLLBACK: nothing is left in memory",
+    )
+    for generation, line in enumerate(said):
+        changes = {"durable": 0, "processes": nothing, "generation": generation}
+        path.write_text(dump_facts(dataclasses.replace(facts, **changes)))
+        assert main(["explain", str(path)]) == 0
+        assert line in capsys.readouterr().out
+
+
+def test_a_folder_without_facts_is_refused(tmp_path, capsys):
+    assert main(["explain", str(tmp_path)]) == 2
+    assert "holds no facts of a recovery" in capsys.readouterr().err

@@ -3,11 +3,13 @@
 import pytest
 
 from megatron_moevement.cli import main
+from megatron_moevement.policy.replay_proof import Compared, ReplayProof
 from megatron_moevement.runtime.events import EventLog, EventName
 
 
 def told(folder, rank, *, verdict="LOCALIZED", verified=True, generation=1, target=9):
     """Writes what a rank tells of a recovery."""
+    proof = ReplayProof(Compared(5), Compared(7, int(not verified)), targets=1)
     with EventLog(folder, rank, generation) as events:
         events.emit(
             EventName.RECOVERED,
@@ -17,6 +19,7 @@ def told(folder, rank, *, verdict="LOCALIZED", verified=True, generation=1, targ
             guarantee="EXACT",
             replayed_steps=5 * (rank > 0),
             replay_verified=verified if rank > 0 else None,
+            replay_proof=proof.document() if rank > 0 else None,
             breakdown_s={"teardown": 0.5, "plan": 0.25, "replay": 2.0 * rank, "wait": 2.0 - rank},
             owed_copies=0,
         )
@@ -36,7 +39,8 @@ def test_each_recovery_is_one_line(tmp_path, capsys):
         f"generation {generation}: LOCALIZED" for generation in (1, 2, 3, 3)
     ]
     assert lines[0] == (
-        "generation 1: LOCALIZED, stage 1 replayed 5 steps (same bits sent), resumed at step 9, "
+        "generation 1: LOCALIZED, stage 1 replayed 5 steps (5 steps' scalars, "
+        "7 sent tensors equal; final state compared on 1 of 1 ranks), resumed at step 9, "
         "3.8 s (teardown 0.5, plan 0.2, replay 2.0, wait 1.0), guarantee EXACT"
     )
 

@@ -151,24 +151,24 @@ def test_inspect_looks_at_a_store_in_use_and_changes_nothing(store_dir, capsys):
     assert len(lines) == 8
 
 
-@pytest.mark.parametrize("command", ["inspect", "clean"])
+@pytest.mark.parametrize("command", [["inspect"], ["clean", "--all"]], ids=lambda words: words[0])
 def test_where_nothing_is_there_is_nothing_to_do(tmp_path, capsys, command):
     (tmp_path / "something else").mkdir()
     for folder in (tmp_path, tmp_path / "missing"):
-        assert said(capsys, command, "--store-dir", folder) == [f"nothing in {folder}"]
+        assert said(capsys, *command, "--store-dir", folder) == [f"nothing in {folder}"]
     assert [path.name for path in tmp_path.iterdir()] == ["something else"]
 
 
-@pytest.mark.parametrize("command", ["inspect", "clean"])
+@pytest.mark.parametrize("command", [["inspect"], ["clean", "--all"]], ids=lambda words: words[0])
 def test_a_store_directory_that_is_a_file_is_refused(tmp_path, capsys, command):
     (tmp_path / "file").write_text("")
-    assert main([command, "--store-dir", str(tmp_path / "file")]) == 2
+    assert main([*command, "--store-dir", str(tmp_path / "file")]) == 2
     assert "can't read" in capsys.readouterr().err
 
 
 def test_clean_removes_what_was_left_and_says_so(store_dir, capsys):
     folder = store_dir / "run-1"
-    lines = said(capsys, "clean", "--store-dir", store_dir)
+    lines = said(capsys, "clean", "--all", "--store-dir", store_dir)
     assert [line.split(":")[0] for line in lines] == [
         f"removed {folder}/process-0",
         f"removed {folder}/process-1",
@@ -186,15 +186,37 @@ def test_clean_removes_the_run_that_it_is_told_only(store_dir, capsys):
     assert [path.name for path in store_dir.iterdir()] == ["run-1"]
 
 
-def test_clean_refuses_what_is_in_use(store_dir, capsys):
+@pytest.mark.parametrize("dry_run", [[], ["--dry-run"]], ids=["clean", "dry-run"])
+def test_clean_leaves_a_run_of_which_a_process_lives_as_it_is(store_dir, capsys, dry_run):
+    opened(store_dir, 0, "run-2").close()
     with opened(store_dir, 1):
-        assert main(["clean", "--store-dir", str(store_dir)]) == 2
+        assert main(["clean", "--all", "--store-dir", str(store_dir), *dry_run]) == 2
         captured = capsys.readouterr()
-        assert captured.out.split(":")[0] == f"removed {store_dir}/run-1/process-0"
+        (line,) = captured.out.splitlines()
+        assert f"remove {store_dir}/run-2/" in line.replace("removed", "remove")
+        assert "run run-1 stays as it is" in captured.err
         assert f"process-1 is in use by process {os.getpid()} of " in captured.err
-    assert [path.name for path in (store_dir / "run-1").iterdir()] == ["process-1"]
+    # That of the dead process is still there, too.
+    assert len(list((store_dir / "run-1").iterdir())) == 2
     with opened(store_dir, 1) as store:
         assert store.open_ring(RingRole.OWN, SECOND) is not None
+    assert (store_dir / "run-2").exists() == bool(dry_run)
+
+
+def test_clean_removes_nothing_without_a_word_on_which(store_dir, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["clean", "--store-dir", str(store_dir)])
+    assert ended.value.code == 2
+    assert "one of the arguments --run-id --all is required" in capsys.readouterr().err
+    assert len(list((store_dir / "run-1").iterdir())) == 2
+
+
+def test_clean_says_what_it_would_remove(store_dir, capsys):
+    lines = said(capsys, "clean", "--run-id", "run-1", "--dry-run", "--store-dir", store_dir)
+    assert [line.split(":")[0] for line in lines] == [
+        f"would remove {store_dir}/run-1/process-{number}" for number in (0, 1)
+    ]
+    assert len(list((store_dir / "run-1").iterdir())) == 2
 
 
 def test_each_user_has_a_store_directory_in_shared_memory():
@@ -207,7 +229,7 @@ def test_each_user_has_a_store_directory_in_shared_memory():
 def test_what_a_job_flushed_is_cleaned_like_a_store(store_dir, tmp_path, capsys):
     with opened(store_dir, 0) as store:
         flushed = flush_store(store, tmp_path)
-    (line,) = said(capsys, "clean", "--store-dir", tmp_path / "moevement" / "flushed")
+    (line,) = said(capsys, "clean", "--all", "--store-dir", tmp_path / "moevement" / "flushed")
     assert line.startswith(f"removed {flushed}: ")
     assert not flushed.exists()
     assert list(store_dir.rglob("process-*"))

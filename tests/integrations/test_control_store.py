@@ -1,5 +1,6 @@
 """What becomes of the questions to a control store, also to one that is lost."""
 
+import pickle
 import signal
 import socket
 import threading
@@ -8,15 +9,19 @@ from datetime import timedelta
 import pytest
 from nvidia_resiliency_ext.inprocess import monitor_process, wrap
 from nvidia_resiliency_ext.inprocess.attribution import Interruption, InterruptionRecord
-from nvidia_resiliency_ext.inprocess.store import BarrierTimeout
+from nvidia_resiliency_ext.inprocess.state import State
+from nvidia_resiliency_ext.inprocess.store import BarrierTimeout, StoreMixin
 
 from megatron_moevement.cli.launch import serve_store
+from megatron_moevement.integrations.nvrx.sealed_store import ForeignValueError, SealedStore
 from megatron_moevement.integrations.nvrx.stores import (
     ControlStore,
     GenerationStore,
     mend_generation_stores,
 )
+from megatron_moevement.settings.secret import Secret
 
+SECRET = Secret(b"the secret of this job, and of no other")
 LIMIT = timedelta(seconds=20)
 LONG = timedelta(hours=1)
 SHORT = timedelta(milliseconds=1)
@@ -26,7 +31,7 @@ def serve():
     """Returns what serves a control store here, and a connection to it."""
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
-    return serve_store(listener), ControlStore("127.0.0.1", port, LIMIT)
+    return serve_store(listener), ControlStore("127.0.0.1", port, LIMIT, SECRET)
 
 
 def ask_a_lost_store():
@@ -50,11 +55,11 @@ def ask_a_lost_store():
         store.wait_for_completed(LIMIT)
 
 
-def ask_as_upstream():
+def ask_and_answer():
     server, control = serve()
-    store, upstream = GenerationStore(3, control), wrap.StoreMixin
+    store = GenerationStore(3, control)
     record = InterruptionRecord(1, Interruption.SOFT_TIMEOUT)
-    upstream.record_interrupted(store, [record])
+    store.record_interrupted([record])
     store.wait_for_interrupted(LIMIT)
     store.lock_interruption_records()
     store.record_interrupted([InterruptionRecord(0, Interruption.EXCEPTION)])
@@ -100,9 +105,95 @@ def test_a_lost_store_interrupts_and_what_processes_agree_on_fails(megatron_fork
     megatron_fork_server.run(ask_a_lost_store, world_size=1).check()
 
 
+def meet_a_stranger():
+    server, control = serve()
+    store, other = GenerationStore(1, control), GenerationStore(2, control)
+    store.set(store.ANY_RANK_COMPLETED, "")
+    with pytest.raises(ForeignValueError, match="any_rank_completed what no process of this job"):
+        store.wait_for_completed(timedelta(seconds=0.3))
+    store.record_completed()
+    store.wait_for_completed(LIMIT)
+    # Neither another key nor another generation takes what was written.
+    for key in (store.ANY_RANK_INTERRUPTED, store.INTERRUPTION_RECORDS_LOCK):
+        store.set(key, store.get(store.ANY_RANK_COMPLETED))
+        with pytest.raises(ForeignValueError):
+            store.wait_for_interrupted(timedelta(seconds=0.3))
+    other.record_interrupted([InterruptionRecord(0, Interruption.EXCEPTION)])
+    store.set(store.ANY_RANK_INTERRUPTED, other.get(store.ANY_RANK_INTERRUPTED))
+    with pytest.raises(ForeignValueError):
+        store.wait_for_interrupted(timedelta(seconds=0.3))
+    # What is in a list goes on counting, once.
+    store.append(store.TERMINATED_RANKS, "7,")
+    store.record_terminated_ranks([1])
+    store.append(store.TERMINATED_RANKS, store.get(store.TERMINATED_RANKS).decode() + "x")
+    assert store.get_terminated_ranks() == {1}
+    store.completion_barrier(ranks=[0], rendezvous_count=2, timeout=timedelta(0))
+    key = f"{store.BARRIER_PREFIX}:{store.COMPLETION_BARRIER}:arrived"
+    store.append(key, store.get(key).decode())
+    with pytest.raises(BarrierTimeout):
+        store.completion_barrier(ranks=[1], rendezvous_count=3, timeout=SHORT)
+    # A sign of life of an earlier moment is none.
+    store.send_heartbeat(0)
+    first = store.get(store.HEARTBEAT.format(rank=0))
+    store.send_heartbeat(0)
+    heard = store.get_heartbeat(0)
+    for old in (first, pickle.dumps(0.0), b"nan"):
+        store.set(store.HEARTBEAT.format(rank=0), old)
+        assert store.get_all_heartbeats(1) == [heard]
+    del server
+
+
+def wait_for_what_a_stranger_overwrites():
+    server, control = serve()
+    address = control.underlying_store.host, control.underlying_store.port
+    peer = ControlStore(*address, LIMIT, SECRET)
+    control.send_state(State(rank=0, world_size=2), 0)
+    control.set(control.STATE.format(rank=0), pickle.dumps(State(rank=0, world_size=2)))
+    control.set(control.STATE.format(rank=1), b"x")
+    later = threading.Timer(0.3, peer.send_state, [State(rank=1, world_size=2), 1])
+    later.start()
+    assert [state.rank for state in control.get_states(range(2))] == [0, 1]
+    later.join()
+    meets = threading.Timer(
+        0.3, peer.initial_barrier, [], {"ranks": [1], "rendezvous_count": 2, "timeout": LIMIT}
+    )
+    emptied = threading.Timer(0.1, empty, [control])
+    meets.start()
+    emptied.start()
+    control.initial_barrier(ranks=[0], rendezvous_count=2, timeout=LIMIT, timeout_chunk=SHORT)
+    meets.join()
+    emptied.join()
+    stranger = ControlStore(*address, timedelta(seconds=1), Secret(b"x" * 32))
+    stranger.send_key(["job"], 0)
+    control._written.clear()
+    control.set_timeout(timedelta(seconds=0.3))
+    with pytest.raises(ForeignValueError, match="key_0"):
+        control.get_keys([0])
+    del server
+
+
+def empty(control):
+    control.delete_key(f"{control.BARRIER_PREFIX}:{control.INITIAL_BARRIER}:arrived")
+
+
 @pytest.mark.distributed
-def test_the_keys_of_a_generation_are_those_of_upstream(megatron_fork_server):
-    megatron_fork_server.run(ask_as_upstream, world_size=1).check()
+@pytest.mark.parametrize("body", [meet_a_stranger, wait_for_what_a_stranger_overwrites])
+def test_what_no_process_of_the_job_wrote_does_not_count(megatron_fork_server, body):
+    result = megatron_fork_server.run(body, world_size=1, timeout_s=40)
+    result.check()
+    assert "what no process of this job wrote: no seal" in result.ranks[0].stderr
+
+
+def test_nothing_of_upstream_is_read_unsealed():
+    upstream = {name for name, value in vars(StoreMixin).items() if not name.startswith("_")}
+    unused = {"get_packed", "set_active_rank", "get_all_active_ranks", "critical_ranks"}
+    methods = {name for name in upstream - unused if not name.isupper()}
+    assert methods <= set(vars(SealedStore))
+
+
+@pytest.mark.distributed
+def test_what_a_generation_writes_it_reads(megatron_fork_server):
+    megatron_fork_server.run(ask_and_answer, world_size=1).check()
 
 
 def test_processes_and_their_monitors_ask_so():

@@ -7,10 +7,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from megatron_moevement.runtime.commit_barrier import StopRequest
-from megatron_moevement.runtime.progress import START
 from megatron_moevement.testing.default_run import slow_but
-from megatron_moevement.testing.tiny_job import PLAIN, TINY, tiny_job
+from megatron_moevement.testing.tiny_job import PLAIN, TINY
 
 pytestmark = pytest.mark.distributed
 
@@ -58,19 +56,11 @@ JOBS = {
 }
 
 
-@contextlib.contextmanager
 def frozen_step(base, flags):
     """Yields a job after two steps, ready to repeat the third."""
-    from megatron_moevement.testing.frozen_step import FrozenStep  # noqa: PLC0415
-    from megatron_moevement.training.steps import build_datasets, open_steps  # noqa: PLC0415
+    from megatron_moevement.testing.frozen_step import opened_frozen_step  # noqa: PLC0415
 
-    with (
-        tiny_job(*flags, "--clip-grad=0.1", base=base) as job,
-        open_steps(job, build_datasets(job), START) as step,
-    ):
-        for _ in range(2):
-            step.run(StopRequest.NONE)
-        yield FrozenStep(job, step._micro_batches())
+    return opened_frozen_step(base, flags)
 
 
 def compare(step, expected, active):
@@ -344,7 +334,7 @@ MUTATIONS = {
     "all masters are cast": ("optimizer", "casting_all_but", nothing, "bf16"),
     "all shards are cast": ("optimizer", "casting_all_but", nothing, "dp3-sharded"),
     "norms are added up shorter": ("freezing", "Freezing._as_if_trained", nothing, "tp4"),
-    "no graph to recompute": ("freezing", "Freezing._graph_from_embedding", nothing, "recompute"),
+    "no graph to recompute": ("freezing", "Freezing._graph_from", nothing, "recompute"),
     "reductions overlap": ("freezing", "_no_overlap", nothing, "dp3"),
 }
 SEEN_BY = {

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from megatron_moevement.errors import UserError
 from megatron_moevement.integrations.nvrx import restarter
+from megatron_moevement.integrations.nvrx.places import lacking_spares
 from megatron_moevement.runtime.generation import Interruption
 from megatron_moevement.settings.launch import Launch
 from megatron_moevement.settings.restart import Granularity, InProcessRestart, check_restart
@@ -32,7 +33,11 @@ def wrapper(flags):
     """Returns NVRx's wrapper as the program makes it."""
     what = restarter.Restartable(lambda *_: None, lambda: None, lambda: 0, lambda: None)
     times = restarter._times(flags)
-    return restarter._wrapper(what, flags, LAUNCH, "gloo", Interruption(), "here", times)
+    parts = (what, flags, LAUNCH, "gloo", Interruption(), "here", times)
+    connection = restarter._connection(LAUNCH, times["barrier_timeout"])
+    return restarter._wrapper(
+        *parts, processes=(0, 1), store_kwargs=connection, await_watched=lambda: None
+    )
 
 
 def test_each_time_is_the_wrappers():
@@ -49,16 +54,16 @@ def test_the_other_flags_are_the_wrappers_parts():
         InProcessRestart(
             inprocess_restart=True,
             inprocess_max_iterations=7,
-            inprocess_granularity=Granularity.RANK,
+            inprocess_granularity=Granularity.NODE,
             inprocess_empty_cuda_cache=True,
         )
     )
     assert made.initialize._max_restarts == 7
     assert made.finalize._empty_cuda_cache
-    assert len(made.rank_assignment.layers) == 1
+    assert len(made.rank_assignment.layers) == 2
     assert made.health_check is not None
     assert made.store_kwargs["timeout"] == made.barrier_timeout
-    assert len(wrapper(InProcessRestart()).rank_assignment.layers) == 2
+    assert len(wrapper(InProcessRestart()).rank_assignment.layers) == 1
 
 
 LARGE = {"soft_timeout": 2, "heartbeat_timeout": 2, "hard_timeout": 3, "barrier_timeout": 4}
@@ -88,3 +93,20 @@ def test_what_the_wrapper_refuses_our_check_refuses_in_one_line(name):
         except ValueError:
             with pytest.raises(UserError, match="must be less than"):
                 check_restart(flags)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "active", "is_said"),
+    [
+        ({}, 4, False),
+        ({"a": 2, "b": 2}, 4, False),
+        ({"a": 2, "b": 2, "c": 1}, 4, True),
+        ({"a": 2, "b": 3}, 4, True),
+        ({"a": 4, "b": 6}, 8, True),
+        ({"a": 4, "b": 4, "c": 4}, 8, False),
+    ],
+)
+def test_spares_that_could_not_replace_a_domain_are_named(sizes, active, is_said):
+    said = lacking_spares(sizes, active)
+    assert (said is not None) == is_said
+    assert said is None or "--inprocess-granularity rank" in said

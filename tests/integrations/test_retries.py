@@ -17,7 +17,7 @@ class State:
 
 
 def limits(max_restarts=None, committed=lambda: 0):
-    return BoundedRetries(4, max_restarts, committed)
+    return BoundedRetries(4, max_restarts, committed, lambda: None)
 
 
 def stopped_after(retries, states):

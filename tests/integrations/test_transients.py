@@ -183,6 +183,8 @@ def dirty_wanted_gradients(job):
 
     (embedding,) = modules(job, "LanguageModelEmbedding")
     embedding.register_forward_hook(freezing._want_gradient)
+    for layer in modules(job, "TransformerLayer"):
+        layer.register_forward_pre_hook(freezing._want_gradient_of_input, with_kwargs=True)
 
 
 def dirty_hooks(job):

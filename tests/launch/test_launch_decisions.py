@@ -70,7 +70,7 @@ def test_of_deaths_noticed_together_a_signal_comes_first():
 
 def test_spares_count_for_the_world_and_not_for_the_cores(monkeypatch):
     monkeypatch.setattr("os.sched_getaffinity", lambda _: range(8))
-    environment = rank_environment(job(4, 2), 5, StorePorts(1234, 1235), {"HOME": "/h"})
+    environment = rank_environment(job(4, 2), 5, StorePorts(1234, 1235), "s", {"HOME": "/h"})
     assert environment == {
         "HOME": "/h",
         "RANK": "5",
@@ -82,6 +82,7 @@ def test_spares_count_for_the_world_and_not_for_the_cores(monkeypatch):
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": "1234",
         "MOEVEMENT_CONTROL_PORT": "1235",
+        "MOEVEMENT_SECRET": "s",
         "OMP_NUM_THREADS": "2",
         "TORCHELASTIC_USE_AGENT_STORE": "True",
     }
@@ -89,12 +90,12 @@ def test_spares_count_for_the_world_and_not_for_the_cores(monkeypatch):
 
 def test_a_rank_has_one_thread_where_ranks_outnumber_cores(monkeypatch):
     monkeypatch.setattr("os.sched_getaffinity", lambda _: range(2))
-    assert rank_environment(job(8), 0, StorePorts(1, 2), {})["OMP_NUM_THREADS"] == "1"
+    assert rank_environment(job(8), 0, StorePorts(1, 2), "s", {})["OMP_NUM_THREADS"] == "1"
 
 
 def test_threads_and_failure_domain_that_are_given_stay():
     given = {"OMP_NUM_THREADS": "3", "MOEVEMENT_FAILURE_DOMAIN": "rack7", "RANK": "9"}
-    environment = rank_environment(job(), 1, StorePorts(1, 2), given)
+    environment = rank_environment(job(), 1, StorePorts(1, 2), "s", given)
     assert environment["OMP_NUM_THREADS"] == "3"
     assert environment["MOEVEMENT_FAILURE_DOMAIN"] == "rack7"
     assert environment["RANK"] == "1"

@@ -70,6 +70,7 @@ def any_facts(draw):
             logs=tuple(draw(st.lists(LOGS, max_size=2))),
             ledger=range(*sorted(draw(st.tuples(STEPS, STEPS)))),
             era=draw(st.integers(0, 2)),
+            is_new=draw(st.booleans()),
             epoch=draw(st.integers(0, 2)),
             holds=draw(st.none() | st.text(max_size=4)),
             alike=range(*sorted(draw(st.tuples(STEPS, STEPS)))),

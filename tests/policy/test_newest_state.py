@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 
+from megatron_moevement.policy.eras import of_newest_era
 from megatron_moevement.policy.facts import Condition, LiveState
 from megatron_moevement.policy.newest_state import is_memory_newest
 from megatron_moevement.policy.ranks import Layout
@@ -36,3 +37,13 @@ def test_a_job_that_has_just_begun_with_the_durable_state_begins_with_it_again()
 def test_without_any_process_that_knows_of_a_step_there_is_no_memory():
     assert not is_memory_newest(facts_of(None, committed=None))
     assert not is_memory_newest(facts_of(13, committed=None))
+
+
+def test_another_history_that_a_new_process_finds_is_not_gone_on_from():
+    facts = facts_of(12)
+    first, second = facts.processes[:2]
+    found = dataclasses.replace(second, committed=40, era=9, is_new=True)
+    facts = dataclasses.replace(facts, processes=(first, found))
+    assert {process.committed for process in of_newest_era(facts).processes} == {13, None}
+    assert is_memory_newest(facts)
+    assert not is_memory_newest(dataclasses.replace(facts, durable=14))

@@ -81,23 +81,77 @@ def test_a_successor_owes_what_its_forerunner_had_confirmed():
 
 def test_without_a_successor_the_others_are_enough():
     state = acknowledge(landed(*SLOTS[:2]), *SLOTS[:2], holders=(1,))
-    assert state.holder_replaced(2, None, SLOTS[:2]).is_complete(WINDOWS[0])
+    assert not state.is_complete(WINDOWS[0])
+    state = state.holder_excused(2)
+    assert state.is_complete(WINDOWS[0])
+    assert (state.fewest_copies(), state.owed_copies()) == (1, 2)
+
+
+def test_a_slot_is_not_complete_without_any_copy_for_as_long_as_there_is_a_holder():
+    state = landed(*SLOTS[:2], holders=(2,)).holder_excused(2)
+    assert not state.is_complete(WINDOWS[0])
+    assert state.newest_complete() is None
+    state = landed(*SLOTS[:2]).holder_excused(1).holder_excused(2)
+    assert not state.is_complete(WINDOWS[0])
+    state = acknowledge(state, SLOTS[0], holders=(1,))
+    assert not state.holder_excused(1).is_complete(WINDOWS[0])
+
+
+def test_a_holder_that_confirms_a_copy_again_is_waited_for():
+    state = acknowledge(landed(*SLOTS[:2]), *SLOTS[:2], holders=(1,)).holder_excused(2)
+    state = acknowledge(state, SLOTS[0], holders=(2,))
+    assert state.excused == frozenset()
+    assert not state.is_complete(WINDOWS[0])
+    assert acknowledge(state, SLOTS[1], holders=(2,)).is_complete(WINDOWS[0])
+
+
+def test_who_takes_the_place_of_an_excused_holder_is_waited_for():
+    state = acknowledge(landed(*SLOTS[:2]), *SLOTS[:2], holders=(1,)).holder_excused(2)
+    state = state.holder_replaced(2, 5, SLOTS[:2])
+    assert not state.is_complete(WINDOWS[0])
+    assert acknowledge(state, *SLOTS[:2], holders=(5,)).is_complete(WINDOWS[0])
+
+
+def test_the_fewest_copies_are_those_of_the_worst_slot_of_the_newer_windows():
+    state = acknowledge(landed(*SLOTS[:2]), *SLOTS[:2], holders=(1,)).holder_excused(2)
+    state = acknowledge(state.landed(SLOTS[2], (1, 2)).landed(SLOTS[3], (1, 2)), SLOTS[3])
+    assert (state.newest_complete(), state.fewest_copies()) == (None, 0)
+    state = acknowledge(state, *SLOTS[:3])
+    assert (state.newest_complete(), state.fewest_copies()) == (WINDOWS[1], 2)
+    worse = landed(*SLOTS[:2], holders=(1,)).landed(SLOTS[2], (1, 2)).landed(SLOTS[3], (1, 2))
+    worse = acknowledge(worse, *SLOTS[:4])
+    assert worse.fewest_copies() == 1
+    assert worse.fewest_copies(WINDOWS[0]) == 2
+    assert worse.fewest_copies(WINDOWS[1]) == 2
+
+
+def test_who_keeps_a_slot_already_counts_as_a_copy():
+    state = landed().landed(SLOTS[0], (2,), (1,)).landed(SLOTS[1], (), (1, 2))
+    assert state.has_second_holder(WINDOWS[0])
+    assert acknowledge(state, SLOTS[0], holders=(2,)).fewest_copies() == 2
 
 
 def test_a_second_holder_is_enough_to_train_on():
     state = landed(*SLOTS[:2], holders=(1, 2))
-    assert not state.has_second_holder(WINDOWS[0], (1, 2))
+    assert not state.has_second_holder(WINDOWS[0])
     state = acknowledge(state, SLOTS[0], holders=(1,))
-    assert not state.has_second_holder(WINDOWS[0], (1, 2))
+    assert not state.has_second_holder(WINDOWS[0])
     state = acknowledge(state, SLOTS[1], holders=(2,))
-    assert state.has_second_holder(WINDOWS[0], (1, 2))
+    assert state.has_second_holder(WINDOWS[0])
     assert not state.is_complete(WINDOWS[0])
     assert state.owed_copies() == 2
 
 
 def test_without_holders_a_slot_has_what_it_can_have_when_it_has_landed():
-    assert not landed(SLOTS[0], holders=()).has_second_holder(WINDOWS[0], ())
-    assert landed(*SLOTS[:2], holders=()).has_second_holder(WINDOWS[0], ())
+    assert not landed(SLOTS[0], holders=()).has_second_holder(WINDOWS[0])
+    assert landed(*SLOTS[:2], holders=()).has_second_holder(WINDOWS[0])
+
+
+def test_a_second_holder_of_a_window_that_was_dropped_is_not_waited_for():
+    state = acknowledge(landed(*SLOTS[:2]).landed(SLOTS[2], (1, 2)), SLOTS[2])
+    assert not state.has_second_holder(WINDOWS[0])
+    assert state.dropped_before(WINDOWS[1]).has_second_holder(WINDOWS[0])
+    assert not Acknowledgements().has_second_holder(WINDOWS[0])
 
 
 def test_dropped_windows_are_forgotten():

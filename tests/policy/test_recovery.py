@@ -77,6 +77,14 @@ def test_a_survivor_that_can_not_roll_forward_is_never_papered_over():
         plan_recovery(changed(facts, {2: slow}))
 
 
+@pytest.mark.parametrize("live", [LiveState(Condition.DENSE, 14), LiveState(Condition.DENSE, 15)])
+def test_a_state_beyond_what_any_journal_has_is_never_a_bystander(live):
+    facts = PIPELINE.facts()
+    ahead = dataclasses.replace(facts.processes[1], live=live)
+    with pytest.raises(InconsistentFactsError, match=f"process 1 holds step {live.step}"):
+        plan_recovery(without_processes(changed(facts, {1: ahead}), {2}))
+
+
 def test_localized_to_the_stage_that_lost_a_rank():
     plan = plan_after(PIPELINE, 2)
     assert (plan.verdict, plan.scope_kind) == (Verdict.LOCALIZED, ScopeKind.SINGLE_STAGE)

@@ -1,17 +1,20 @@
 """The line of a recovery tells what the ranks told."""
 
 import dataclasses
+import json
 
 from megatron_moevement.policy.guarantee import Level
 from megatron_moevement.policy.plan import Verdict
 from megatron_moevement.policy.recovery_account import RankAccount, RecoveryAccount
+from megatron_moevement.policy.replay_proof import Compared, ReplayProof
 
 BEFORE = {"teardown": 0.5, "rendezvous": 1.0, "build": 1.5}
 BYSTANDER = RankAccount(
     0, None, {**BEFORE, "plan": 0.2, "fetch": 0.1, "replay": 0.0, "reprotect": 0.0, "wait": 3.0}, 0
 )
+PROOF = ReplayProof(Compared(5), Compared(12), Compared(2), Compared(1), targets=1)
 NEWCOMER = RankAccount(
-    5, True, {"plan": 0.1, "fetch": 0.3, "replay": 2.5, "reprotect": 0.2, "wait": 0.0}, 0
+    5, PROOF, {"plan": 0.1, "fetch": 0.3, "replay": 2.5, "reprotect": 0.2, "wait": 0.0}, 0
 )
 ACCOUNT = RecoveryAccount(1, Verdict.LOCALIZED, (1,), 174, Level.EXACT, [BYSTANDER, NEWCOMER])
 
@@ -24,17 +27,36 @@ def test_the_parts_are_those_of_the_rank_that_all_waited_for():
 
 def test_one_line_tells_it_all():
     assert ACCOUNT.line == (
-        "generation 1: LOCALIZED, stage 1 replayed 5 steps (same bits sent), resumed at step 174, "
+        "generation 1: LOCALIZED, stage 1 replayed 5 steps (5 steps' scalars, 12 sent tensors, "
+        "2 slots, 1 state equal; final state compared on 1 of 1 ranks), resumed at step 174, "
         "6.1 s (teardown 0.5, rendezvous 1.0, build 1.5, plan 0.1, fetch 0.3, replay 2.5, "
         "reprotect 0.2, wait 0.0), guarantee EXACT"
     )
 
 
-def test_a_replay_that_sent_other_bits_is_told():
-    wrong = dataclasses.replace(NEWCOMER, verified=False)
+def test_a_replay_that_differed_says_what_did():
+    proof = dataclasses.replace(PROOF, slots=Compared(1, 1), states=Compared(0, 1))
+    wrong = dataclasses.replace(NEWCOMER, proof=proof)
     account = dataclasses.replace(ACCOUNT, ranks=[BYSTANDER, wrong])
     assert not account.verified
-    assert "OTHER BITS SENT" in account.line
+    assert (
+        "(1 slot UNEQUAL; 1 state UNEQUAL; 5 steps' scalars, 12 sent tensors, 1 slot equal; "
+        in (account.line)
+    )
+
+
+def test_where_nothing_was_sent_no_line_says_that_it_was_the_same():
+    proof = ReplayProof(scalars=Compared(3), targets=0)
+    ranks = [dataclasses.replace(NEWCOMER, proof=proof)] * 2
+    line = dataclasses.replace(ACCOUNT, verdict=Verdict.GLOBAL, ranks=ranks).line
+    assert "(6 steps' scalars equal; final state compared on 0 of 2 ranks)" in line
+    assert "sent" not in line
+
+
+def test_accounts_travel_as_documents():
+    for account in (BYSTANDER, NEWCOMER):
+        document = json.loads(json.dumps(account.document()))
+        assert RankAccount.of_document(document) == account
 
 
 def test_a_resumption_replays_nothing():

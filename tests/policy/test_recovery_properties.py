@@ -8,11 +8,11 @@ import dataclasses
 import itertools
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from megatron_moevement.policy.boundary import is_ring
-from megatron_moevement.policy.facts import Condition
+from megatron_moevement.policy.facts import Condition, InconsistentFactsError, LiveState
 from megatron_moevement.policy.plan import Origin, Verdict, WindowEdges
 from megatron_moevement.policy.ranks import Layout
 from megatron_moevement.policy.recovery import plan_recovery
@@ -35,7 +35,7 @@ from megatron_moevement.testing.facts_truth import (
     target_of,
     with_ledger,
 )
-from megatron_moevement.testing.job_facts import Job, without_processes
+from megatron_moevement.testing.job_facts import Job, changed, without_processes
 
 REPLAYS = {Verdict.LOCALIZED, Verdict.GLOBAL}
 GETTING_WORSE = [
@@ -126,6 +126,20 @@ def test_the_target_is_the_newest_step_that_any_survivor_committed(case):
         assert plan.target == case.facts.durable
     else:
         assert plan.target == target_of(case.facts)
+
+
+@often
+@given(CASES, st.data())
+def test_nobody_goes_on_from_a_state_that_is_ahead_of_the_target(case, data):
+    facts = case.facts
+    target = target_of(facts)
+    dense = [one for one in facts.processes if one.live.condition is Condition.DENSE]
+    assume(target is not None and dense and not facts.vacant)
+    ahead = data.draw(st.sampled_from(dense))
+    live = LiveState(Condition.DENSE, target + data.draw(st.integers(1, 3)))
+    again = changed(facts, {ahead.process: dataclasses.replace(ahead, live=live)})
+    with pytest.raises(InconsistentFactsError):
+        plan_recovery(again)
 
 
 @settings(often, max_examples=200)

@@ -1,5 +1,7 @@
 """Roll-forward: what ranks that step together can go on from when they were cut at any moment."""
 
+import dataclasses
+
 import pytest
 
 from megatron_moevement.policy.facts import (
@@ -105,3 +107,11 @@ def test_a_state_serves_the_window_it_converts_and_every_one_that_began_before_i
 def test_the_target_is_the_newest_committed_step():
     assert newest_committed(stage(dense(12), dense(12), committed=[12, 13])) == 13
     assert newest_committed([]) is None
+
+
+def test_what_was_left_to_a_new_process_is_no_step_that_the_others_agreed_on():
+    first, second = stage(dense(12), LiveState(Condition.ABSENT), committed=[12, 13])
+    found = dataclasses.replace(second, is_new=True)
+    assert newest_committed([first, found]) == 12
+    assert newest_committed([found]) == 13
+    assert newest_committed([dataclasses.replace(first, committed=None), found]) == 13

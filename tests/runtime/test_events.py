@@ -17,6 +17,7 @@ from megatron_moevement.runtime.events import (
     EventLog,
     EventName,
     NoEvents,
+    kept_documents,
     open_events,
     read_events,
 )
@@ -67,6 +68,28 @@ def test_a_process_keeps_its_file_over_generations(tmp_path):
         (1, 1),
         (2, 2),
     ]
+
+
+def test_documents_lie_whole_beside_the_events_in_the_order_of_time(tmp_path):
+    with EventLog(tmp_path, logical_rank=0, generation=0) as events:
+        for text in ("first", "second"):
+            events.keep("facts", text)
+        events.emit(EventName.ITERATION, 1)
+    assert [path.read_text() for path in kept_documents(tmp_path, "facts")] == ["first", "second"]
+    assert kept_documents(tmp_path, "other") == []
+    assert [event.iteration for event in read_events(tmp_path)] == [1]
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_a_document_that_can_not_be_written_ends_the_recording_with_a_line(tmp_path, capsys):
+    folder = tmp_path / "events"
+    with EventLog(folder, logical_rank=0, generation=0) as events:
+        for path in folder.iterdir():
+            path.unlink()
+        folder.rmdir()
+        events.keep("facts", "text")
+        events.emit(EventName.ITERATION, 1)
+    assert "no more events are recorded" in capsys.readouterr().err
 
 
 def test_records_of_several_threads_do_not_mix(tmp_path):

@@ -56,6 +56,28 @@ def test_what_struck_in_a_former_launch_does_not_strike_again():
     assert strikes(points, 8, Place.BARRIER)
 
 
+def test_outside_of_steps_a_fault_strikes_once_in_its_generation_whatever_its_step():
+    points = FaultPoints(faults("7:facts", "9:facts#1", "8:plan"))
+    struck = []
+    for generation in range(3):
+        points.enter(generation)
+        for _ in range(2):
+            try:
+                points.strike_outside(Place.FACTS)
+            except InjectedFaultError:
+                struck.append(generation)
+    assert struck == [0, 1]
+
+
+def test_a_fault_outside_of_steps_must_strike_by_its_step():
+    points = FaultPoints(faults("7:rejoin", "7:facts"))
+    with pytest.raises(InjectedFaultError):
+        points.strike_outside(Place.FACTS)
+    points.begin_at(0)
+    assert points.spared(6) == frozenset()
+    assert points.spared(7) == {"exception:7:rejoin"}
+
+
 def test_a_witness_is_told_before_it_strikes():
     points, told = FaultPoints(faults("7:barrier")), []
     points.tell(told.append)

@@ -41,7 +41,7 @@ class FullFolder:
     def __truediv__(self, name):
         return FullFolder()
 
-    def write_bytes(self, content):
+    def open(self, mode):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 

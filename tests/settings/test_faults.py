@@ -57,6 +57,7 @@ def test_places_have_the_names_of_the_commands_of_a_step():
         "optimizers",
         "ledger",
         "committed",
+        "capture",
     }
 
 

@@ -23,7 +23,6 @@ OF_MEGATRON = {
     "completion_timeout": 120,
     "last_call_wait": 1,
     "termination_grace_time": 1,
-    "granularity": Granularity.NODE,
     "empty_cuda_cache": False,
 }
 """As `_add_inprocess_restart_args` in Megatron-LM's megatron/training/arguments.py has them."""
@@ -37,6 +36,8 @@ def test_the_defaults_are_those_of_megatron():
     found = dataclasses.asdict(parse(TINY, 1).restart)
     # Megatron's is WORLD_SIZE; here it is what the launcher says.
     assert found.pop("inprocess_active_world_size") is None
+    # Megatron's is the node, also where it has lost one process of several.
+    assert found.pop("inprocess_granularity") is Granularity.RANK
     assert found == {f"inprocess_{name}": value for name, value in OF_MEGATRON.items()}
     assert restart().restart.interval("soft_timeout").total_seconds() == 60
 

@@ -4,11 +4,13 @@ import sys
 
 from megatron_moevement.testing.localized_mutations import LOCALIZED_MUTATIONS
 from megatron_moevement.testing.recovery_mutations import MUTATIONS
+from megatron_moevement.testing.state_mutations import STATE_MUTATIONS
 from megatron_moevement.training.program import main
 
 if __name__ == "__main__":
     prefix = "--mutation="
     for argument in sys.argv:
         if argument.startswith(prefix):
-            {**MUTATIONS, **LOCALIZED_MUTATIONS}[argument.removeprefix(prefix)]()
+            mutations = {**MUTATIONS, **LOCALIZED_MUTATIONS, **STATE_MUTATIONS}
+            mutations[argument.removeprefix(prefix)]()
     sys.exit(main([argument for argument in sys.argv[1:] if not argument.startswith(prefix)]))

@@ -12,8 +12,9 @@ import torch
 import torch.distributed as dist
 
 from megatron_moevement.policy.ranks import LogicalRank
+from megatron_moevement.runtime.fault_points import NO_FAULTS
 from megatron_moevement.runtime.generation import Generation
-from megatron_moevement.runtime.slots.identity import StoreIdentity
+from megatron_moevement.runtime.slots.identity import RunIdentity, StoreIdentity
 from megatron_moevement.runtime.slots.store import JournalShape, StoreDirectory
 from megatron_moevement.settings.fault_tolerance import FaultTolerance
 from megatron_moevement.strategies.kept_store import KeptStore
@@ -83,7 +84,7 @@ def test_what_a_restart_cuts_short_is_removed_later(tmp_path, monkeypatch, momen
         with monkeypatch.context() as patch:
             patch.setattr(Path, "unlink", interrupted_at(removal, moment))
             with pytest.raises(KeyboardInterrupt):
-                kept.remove_left_behind()
+                kept.remove_left_behind(kept.left_behind())
         kept.keep()
         kept.finish()
         kept.close()
@@ -108,13 +109,18 @@ def open_in_a_generation(root):
     seen = []
 
     class Watched(KeptStore):
-        def open(self, *args):
+        def open(self, *args, **keywords):
             seen.append(protected.locked())
-            return super().open(*args)
+            return super().open(*args, **keywords)
 
     protected = threading.Lock()
+    run = RunIdentity({"--lr": "1"}, {})
     trained = SimpleNamespace(
-        process=0, rank=LogicalRank(), fingerprint="0123", device=torch.device("cpu")
+        process=0,
+        rank=LogicalRank(),
+        identity=run,
+        device=torch.device("cpu"),
+        faults=NO_FAULTS,
     )
     settings = FaultTolerance(moevement_store_dir=root)
     _open_store(settings, trained, Watched(), Generation(0, lambda: protected), []).remove()
@@ -161,3 +167,17 @@ def interrupted_at(number, moment, act=Path.unlink):
         return done
 
     return act_or_stop
+
+
+def test_what_is_left_after_a_generation_began_stays(tmp_path):
+    leave(tmp_path)
+    kept = opened(tmp_path)
+    known = kept.left_behind()
+    assert known == (7,)
+    with StoreDirectory(tmp_path, IDENTITY, 8) as dying:
+        dying.journal(SHAPE)
+    assert set(kept.left_behind()) == {*known, 8}
+    kept.remove_left_behind(known)
+    assert kept.left_behind() == (8,)
+    kept.finish()
+    kept.close()

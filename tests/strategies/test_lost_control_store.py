@@ -148,7 +148,7 @@ def test_nor_does_it_when_a_rank_dies_right_after(start, check_relaunch, seed):
 def test_nor_when_they_are_lost_in_a_restart(start, check_relaunch, seed):
     with start() as (stores, run, job):
         await_step(run, job, CASE.protected_from)
-        request_restart(stores.control, 0)
+        request_restart(stores.control, 0, job.secret)
         time.sleep(Random(seed).uniform(0, 0.8))
         stores.lose()
         check_all_flushed(stores, job)

@@ -69,7 +69,7 @@ def test_when_more_is_lost_the_durable_checkpoint_is_loaded_and_said_so(
     (plan,) = plans_of(run)
     assert plan["verdict"] == "ROLLBACK"
     said = [
-        line for rank in result.ranks for line in rank.stderr.splitlines() if "ROLLBACK" in line
+        line for rank in result.ranks for line in rank.stderr.splitlines() if "ROLLBACK:" in line
     ]
     assert len(said) == 1
     assert f"back to the durable checkpoint of step {plan['target']}" in said[0]

@@ -37,7 +37,7 @@ NOT_ALWAYS_PASSED = (
     Place.DENSE,
     Place.SAVE,
 )
-PLACES = [place for place in Place if place not in NOT_ALWAYS_PASSED]
+PLACES = [place for place in Place if place.is_of_step and place not in NOT_ALWAYS_PASSED]
 EXAMPLES = (
     Case.of("edp3 fp16 distributed bias", 3),
     Case.of("vpp2 fp16 replicated grouped", 2),

@@ -106,7 +106,7 @@ def interrupted(server, text, folder, case, times, seed):
         for number in range(times):
             before = generation_of(run)
             time.sleep(random.uniform(0, 0.8))
-            request_restart(control_of(job), before)
+            request_restart(control_of(job), before, job.secret)
             while generation_of(run) == before:
                 job.poll()
                 assert not job.has_ended, job.wait().describe()

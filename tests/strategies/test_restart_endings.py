@@ -27,7 +27,7 @@ def lose_store(run, process):
         await_step(run, job, CASE.protected_from)
         (folder,) = run.store.glob(f"*/process-{process}")
         shutil.rmtree(folder)
-        request_restart(control_of(job), generation_of(run))
+        request_restart(control_of(job), generation_of(run), job.secret)
         return job.wait()
 
 
@@ -66,10 +66,10 @@ def test_as_many_restarts_as_the_flag_says_and_a_relaunch_loses_nothing(
     run = Run(restartable_program(CASE, megatron_fork_server, text, 1), tmp_path)
     with run.start("--inprocess-max-iterations=1") as job:
         await_step(run, job, CASE.protected_from)
-        request_restart(control_of(job), 0)
+        request_restart(control_of(job), 0, job.secret)
         while generation_of(run) == 0:
             job.poll()
-        request_restart(control_of(job), 1)
+        request_restart(control_of(job), 1, job.secret)
         result = job.wait()
     # A spare that never had a place has nothing to keep.
     assert sorted(result.exit_codes) == [1, 75, 75, 75, 75], result.describe()

@@ -6,7 +6,9 @@ from megatron_moevement.policy.operators import Inventory, Operator, OperatorId,
 from megatron_moevement.policy.ranks import LogicalRank
 from megatron_moevement.policy.schedule import WindowSchedule
 from megatron_moevement.runtime.events import EventName, read_events
+from megatron_moevement.runtime.slots.identity import RUN_NAME
 from megatron_moevement.runtime.slots.slot_record import EXTRAS
+from megatron_moevement.runtime.slots.status_file import STATUS_NAME
 from megatron_moevement.runtime.slots.store import LOCK_NAME, RingRole, process_folders
 from megatron_moevement.runtime.slots.survey import survey
 from megatron_moevement.settings.faults import Place
@@ -15,6 +17,8 @@ from megatron_moevement.testing.protected_run import Case, die
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(200)]
 
+UNANNOUNCED = (LOCK_NAME, RUN_NAME, STATUS_NAME)
+"""A few kilobytes that tell whose files the others are."""
 FILE_SYSTEMS_OWN_BYTES = 16384
 SMALL = Case.of("vpp2 fp16 replicated grouped", 2)
 CASES = [
@@ -103,7 +107,7 @@ def test_every_step_captures_its_slot_and_the_files_are_as_large_as_announced(
     assert written == {place: told[place] for place in written}
     (run_folder,) = run.store.iterdir()
     for process, folder in process_folders(run_folder).items():
-        files = [path.stat() for path in folder.iterdir() if path.name != LOCK_NAME]
+        files = [path.stat() for path in folder.iterdir() if path.name not in UNANNOUNCED]
         assert sum(file.st_size for file in files) == plans[process]["file_bytes"]
         # Reserved, not only promised; a file system counts in blocks, and some for itself.
         used = sum(file.st_blocks * 512 for file in files)

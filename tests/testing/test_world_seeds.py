@@ -4,6 +4,7 @@ import pytest
 
 from megatron_moevement.policy.plan import Verdict
 from megatron_moevement.policy.segments import ScopeKind
+from megatron_moevement.settings.faults import Place
 from megatron_moevement.testing.campaign import Tally, play_seeds
 
 SEEDS = 300
@@ -32,3 +33,10 @@ def test_these_seeds_reach_every_verdict_and_every_kind_of_scope(tallies):
     assert set(total.scopes) == {kind.value for kind in ScopeKind} - {ScopeKind.NONE.value}
     assert min(total.scopes.values()) >= 5
     assert len(total.replayed_steps) >= 9
+
+
+def test_these_seeds_come_to_every_place_where_production_has_faults(tallies):
+    places = set()
+    for first in range(0, SEEDS, AT_A_TIME):
+        places |= (tallies.get(first) or play_seeds(range(first, first + AT_A_TIME), None)).places
+    assert places == {place.value for place in Place}

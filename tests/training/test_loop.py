@@ -33,10 +33,10 @@ def train(folder, flags, duration_s=None, signal_in=None, signalled=None):
         if signal_in is not None and dist.get_rank() in signalled:
             terminate_in(job, signal_in)
         resident = Resident(job.arguments, job.backend)
-        _, progress = run_loop(job, stop, resident, Generation())
+        _, ending = run_loop(job, stop, resident, Generation())
         done = events(folder)
     assert signal.getsignal(signal.SIGTERM) == handler
-    return [progress.committed, done]
+    return [ending.progress.committed, done]
 
 
 def terminate_in(job, iteration):

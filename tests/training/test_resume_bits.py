@@ -141,6 +141,42 @@ def test_the_uninterrupted_run_clips_warms_up_and_skips_what_overflows(uninterru
         assert len(applied) == len(steps)
 
 
+BUCKETS = "--ddp-bucket-size=3001"
+"""Divisible by nothing: buckets of dense parameters and of experts end in padding."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "levels",
+    [
+        "edp3 bf16 distributed-overlap",
+        "edp3 fp32 distributed-overlap grouped bias",
+        "pp2-ep2 bf16 distributed-overlap grouped",
+        "ep2-edp3 fp16 distributed-overlap",
+    ],
+)
+def test_a_run_with_several_buckets_resumes_where_it_was(program, tmp_path, levels):
+    job = program(Combination.of(levels), BUCKETS)
+    whole, stopped = Run(job, tmp_path / "whole"), Run(job, tmp_path / "stopped")
+    expected = whole.finish()
+    assert digest_differences(whole.finish(), expected) == []  # loads, and does no step
+    assert stopped.finish("--exit-interval=4")["iteration"] == 4
+    assert digest_differences(stopped.finish(), expected) == []
+
+
+def test_tensor_peers_that_hold_the_same_experts_train_them_alike(program, tmp_path):
+    combination = Combination.of("tp2 bf16 replicated-overlap")
+    job = program(combination, "--expert-tensor-parallel-size=1")
+    run, uninterrupted = Run(job, tmp_path / "stopped"), Run(job, tmp_path / "uninterrupted")
+    stopped_at = run.finish("--exit-interval=4")["iteration"]
+    digest = run.finish()
+    one, other = digest["ranks"].values()
+    experts = [name for name in one if ".experts." in name]
+    assert (stopped_at, digest["iteration"], len(experts)) == (4, TRAIN_ITERS, 8)
+    assert [name for name in experts if one[name] != other[name]] == []
+    assert digest_differences(digest, uninterrupted.finish()) == []
+
+
 def operators(digest):
     """Returns the checksum of every operator of every rank."""
     return {

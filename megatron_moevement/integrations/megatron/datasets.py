@@ -36,7 +36,7 @@ Blend = tuple[Sequence[str], Sequence[float] | None]
 """Prefixes and weights, as Megatron-Core's configuration takes them."""
 
 _INDEX_NAMES = ("document_index", "sample_index", "shuffle_index")
-_Indices = tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]
+Indices = tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,7 +130,7 @@ class _Config(GPTDatasetConfig):  # type: ignore[misc]
     index_cache_path: str | None = None
 
 
-class _IndexedGptDataset(GPTDataset):  # type: ignore[misc]
+class IndexedGptDataset(GPTDataset):  # type: ignore[misc]
     """A `GPTDataset` that shares its index files by atomic renames, without a process group."""
 
     dataset: CheckedIndexedDataset
@@ -162,7 +162,7 @@ class _IndexedGptDataset(GPTDataset):  # type: ignore[misc]
         """Opens one data set, checked."""
         return open_indexed(dataset_path, mmap=config.mmap_bin_files)
 
-    def _build_document_sample_shuffle_indices(self) -> _Indices:
+    def _build_document_sample_shuffle_indices(self) -> Indices:
         # the description lacks the data's content: data prepared anew must not meet old indices
         identity = f"{self.unique_description}\n{self.dataset.fingerprint}"
         key = hashlib.blake2b(identity.encode(), digest_size=16).hexdigest()
@@ -178,19 +178,19 @@ class _IndexedGptDataset(GPTDataset):  # type: ignore[misc]
                 ) from error
         return _load(folder)
 
-    def _build_in_memory(self) -> _Indices:
+    def _build_in_memory(self) -> Indices:
         """Has Megatron build the arrays without reading or writing files, as for mock data."""
         shared = self.config
         self.config = copy.copy(shared)
         self.config.mock = True
         try:
-            indices: _Indices = super()._build_document_sample_shuffle_indices()
+            indices: Indices = super()._build_document_sample_shuffle_indices()
         finally:
             self.config = shared
         return indices
 
 
-class _RankLocalBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[misc]
+class RankLocalBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[misc]
     """Megatron's builder without its barriers: what is built is the same on each rank."""
 
     @staticmethod
@@ -200,6 +200,7 @@ class _RankLocalBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[misc]
         synchronize_ranks: bool,
         *args: Any,
     ) -> Any:
+        """Builds a data set on the rank that asks for it, as Megatron's own does on all."""
         del is_built_on_rank, synchronize_ranks
         return kind(*args)
 
@@ -216,10 +217,10 @@ class _RankLocalBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[misc]
 
 
 def _build(request: DatasetRequest) -> Datasets:
-    config = _megatron_config(request)
-    kind = MockGPTDataset if config.mock else _IndexedGptDataset
-    with _without_cache_warnings():
-        builder = _RankLocalBuilder(kind, list(request.samples), lambda: True, config)
+    config = megatron_config(request)
+    kind = MockGPTDataset if config.mock else IndexedGptDataset
+    with without_cache_warnings():
+        builder = RankLocalBuilder(kind, list(request.samples), lambda: True, config)
         built = builder.build()
     for split, dataset, needed in zip(Split, built, request.samples, strict=True):
         if split is Split.train and dataset is None and needed:
@@ -233,7 +234,8 @@ def _build(request: DatasetRequest) -> Datasets:
     return Datasets(*built)
 
 
-def _megatron_config(request: DatasetRequest) -> _Config:
+def megatron_config(request: DatasetRequest) -> _Config:
+    """Returns Megatron-Core's configuration of a request."""
     wanted = [samples > 0 for samples in request.samples]
     per_split = None
     if request.blend_per_split is not None:
@@ -269,7 +271,7 @@ def _as_lists(blend: Blend | None) -> tuple[list[str], list[float] | None] | Non
     return list(prefixes), None if weights is None else list(weights)
 
 
-def _publish(folder: Path, indices: _Indices, identity: str) -> None:
+def _publish(folder: Path, indices: Indices, identity: str) -> None:
     """Writes the arrays into a folder that appears whole; an equal one may be there already."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     staging = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
@@ -289,7 +291,7 @@ def _publish(folder: Path, indices: _Indices, identity: str) -> None:
         shutil.rmtree(staging, ignore_errors=True)
 
 
-def _load(folder: Path) -> _Indices:
+def _load(folder: Path) -> Indices:
     try:
         document, sample, shuffle = (
             np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False)
@@ -301,7 +303,7 @@ def _load(folder: Path) -> _Indices:
 
 
 @contextmanager
-def _without_cache_warnings() -> Iterator[None]:
+def without_cache_warnings() -> Iterator[None]:
     """Silences Megatron's warning that it saves no index files: that is done here."""
     names = ("gpt_dataset", "blended_dataset")
     loggers = [logging.getLogger(f"megatron.core.datasets.{name}") for name in names]

@@ -153,7 +153,8 @@ class DurableState:
         )
         return weights + optimizer
 
-    def read_common(self, folder: Path) -> dict[str, Any]:
+    @staticmethod
+    def read_common(folder: Path) -> dict[str, Any]:
         """Returns our part of a checkpoint's common state, without loading anything else."""
         common = dist_checkpointing.load_common_state_dict(str(folder))
         return dict(common[COMMON_KEY])
@@ -244,7 +245,7 @@ class DurableState:
 def _only_sharded(state: Any) -> Any:
     """Marks what is not sharded as this rank's own business, neither saved nor loaded.
 
-    Its form depends on the layout: with expert parallelism there are two optimizers, else one. What
+    Its form depends on the layout: experts with a group of their own have an own optimizer. What
     matters in it (step, scalers, schedule) is in our own part of the common state.
     """
     if isinstance(state, ShardedBase):

@@ -21,6 +21,7 @@ from megatron.core.utils import unwrap_model
 
 from megatron_moevement.integrations.megatron.inventory import operator_of_parameters
 from megatron_moevement.integrations.megatron.optimizer import SplitOptimizer
+from megatron_moevement.policy.graph_start import NO_LAYER, first_layer
 from megatron_moevement.policy.operators import OperatorId
 
 _NUMBERED = re.compile(r"(weight|bias)\d+")
@@ -59,17 +60,15 @@ class Freezing:
         self._config: Any = self._chunks[0].config
         self._parameters: dict[OperatorId, list[torch.nn.Parameter]] = {}
         self._together: list[list[torch.nn.Parameter]] = []
-        self._embeddings: list[torch.nn.Module] = []
         chunks = unwrap_model(self._chunks)
         self._model: Any = chunks[0]
+        self._first_chunks: list[Any] = [chunk for chunk in chunks if chunk.pre_process]
         for chunk in chunks:
             for _, tensor, operator in operator_of_parameters(chunk):
                 own = self._parameters.setdefault(operator, [])
                 if isinstance(tensor, torch.nn.Parameter):
                     own.append(tensor)
             self._together += frozen_together(chunk)
-            if chunk.pre_process:
-                self._embeddings.append(chunk.embedding)
         self._frozen: frozenset[OperatorId] = frozenset()
         self._replays = False
         self._replaying = contextlib.ExitStack()
@@ -112,10 +111,10 @@ class Freezing:
             trained = any(parameter.requires_grad for parameter in group)
             for parameter in group:
                 parameter.requires_grad_(trained)
-        if frozen:
-            self._graph.enter_context(self._graph_from_embedding())
+        anywhere, start = self._agree_within_stage()
+        if anywhere:
+            self._graph.enter_context(self._graph_from(start))
         # A rank without anything frozen must reduce and gather in the order of those that have.
-        anywhere = self._is_any_rank_frozen()
         if anywhere and not self._replays:
             self._replaying.enter_context(_no_overlap(self._chunks))
             self._replaying.enter_context(self._own_finalization())
@@ -123,11 +122,27 @@ class Freezing:
             self._replaying.close()
         self._replays = anywhere
 
-    def _is_any_rank_frozen(self) -> bool:
-        """Returns whether a rank of the stage has frozen operators; a collective within it."""
-        frozen = torch.tensor(len(self._frozen), device=next(self._chunks[0].parameters()).device)
-        dist.all_reduce(frozen, op=dist.ReduceOp.MAX, group=self._model.pg_collection.tp_dp_cp)
-        return bool(frozen.item())
+    def close(self) -> None:
+        """Ends a replay that was interrupted: nothing of it may be put back at a later time.
+
+        Without this the hooks would be put back when garbage is collected, into another replay.
+        """
+        self._graph.close()
+        self._replaying.close()
+        self._replays = False
+
+    def _agree_within_stage(self) -> tuple[bool, int]:
+        """Returns whether a rank of the stage has frozen operators, and where graphs begin.
+
+        Both decide in which collectives of the passes a rank takes part, so they are the same on
+        all ranks of the stage: a collective within it.
+        """
+        own = [-len(self._frozen), first_layer(self.operators - self._frozen)]
+        device = next(self._chunks[0].parameters()).device
+        least = torch.tensor(own, dtype=torch.int64, device=device)
+        dist.all_reduce(least, op=dist.ReduceOp.MIN, group=self._model.pg_collection.tp_dp_cp)
+        frozen, start = least.tolist()
+        return frozen < 0, start
 
     @contextlib.contextmanager
     def _own_finalization(self) -> Iterator[None]:
@@ -185,21 +200,30 @@ class Freezing:
                 parameter.requires_grad_(False)
 
     @contextlib.contextmanager
-    def _graph_from_embedding(self) -> Iterator[None]:
-        """Begins the graph at the embedding's output where what is recomputed needs it.
+    def _graph_from(self, start: int) -> Iterator[None]:
+        """Begins the graph of a stage whose input wants no gradient at a layer's input.
 
-        A recomputed block whose input wants no gradient has none for its parameters either.
+        A recomputed block whose input wants no gradient has none for its parameters either, and
+        it may begin before that layer: so the graph begins at the embedding's output.
+
+        Args:
+            start: the layer, the same on all ranks of the stage.
         """
-        everything = self._frozen == self.operators
-        if self._config.recompute_granularity is None or everything:
-            yield
-            return
-        hooks = [each.register_forward_hook(_want_gradient) for each in self._embeddings]
+        hooks = []
+        if start != NO_LAYER:
+            for chunk in self._first_chunks:
+                if self._config.recompute_granularity is not None:
+                    hooks.append(chunk.embedding.register_forward_hook(_want_gradient))
+                    continue
+                for layer in chunk.decoder.layers:
+                    if layer.layer_number - 1 == start:
+                        hook = _want_gradient_of_input
+                        hooks.append(layer.register_forward_pre_hook(hook, with_kwargs=True))
         try:
             yield
         finally:
-            for hook in hooks:
-                hook.remove()
+            for each in hooks:
+                each.remove()
 
 
 def frozen_together(chunk: torch.nn.Module) -> list[list[torch.nn.Parameter]]:
@@ -251,14 +275,25 @@ def _no_overlap(chunks: Sequence[DistributedDataParallel]) -> Iterator[None]:
 
 
 def forget_wanted_gradients(chunks: Sequence[DistributedDataParallel]) -> None:
-    """Removes the hooks that an interrupted replay left at embeddings."""
+    """Removes the hooks that an interrupted replay left in the model."""
     for chunk in unwrap_model(list(chunks)):
         for module in chunk.modules():
-            hooks = module._forward_hooks  # noqa: SLF001  (the handles are lost)
-            for key in [key for key, hook in hooks.items() if hook is _want_gradient]:
-                del hooks[key]
+            for hooks, own in (
+                (module._forward_hooks, _want_gradient),  # noqa: SLF001  (the handles are lost)
+                (module._forward_pre_hooks, _want_gradient_of_input),  # noqa: SLF001
+            ):
+                for key in [key for key, hook in hooks.items() if hook is own]:
+                    del hooks[key]
 
 
 def _want_gradient(module: torch.nn.Module, args: Any, output: torch.Tensor) -> torch.Tensor:
     del module, args
     return output if output.requires_grad else output.requires_grad_()
+
+
+def _want_gradient_of_input(
+    module: torch.nn.Module, args: Any, kwargs: dict[str, Any]
+) -> tuple[Any, dict[str, Any]]:
+    """Hooks a transformer layer, which upstream calls with `hidden_states` by name."""
+    hidden_states = _want_gradient(module, args, kwargs["hidden_states"])
+    return args, {**kwargs, "hidden_states": hidden_states}

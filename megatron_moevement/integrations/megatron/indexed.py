@@ -160,7 +160,8 @@ class DocumentWriter:
         for length in lengths:
             self._builder.add_document(ids[start : start + length], [length])
             start += length
-        assert start == len(ids)
+        if start != len(ids):
+            raise ValueError(f"documents of {start} tokens in all, and {len(ids)} are given")
 
     def finish(self) -> None:
         """Writes the index; the data set is whole after it."""

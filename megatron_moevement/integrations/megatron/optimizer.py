@@ -22,6 +22,7 @@ from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.optimizer.grad_scaler import DynamicGradScaler
 from megatron.core.optimizer.optimizer import ChainedOptimizer, MixedPrecisionOptimizer
 
+from megatron_moevement.integrations.megatron.empty_parts import mend_empty_parts
 from megatron_moevement.integrations.megatron.masters import (
     casting_all_but,
     drop_gradient,
@@ -81,6 +82,10 @@ class GradientStatistics:
         return any(self.found_inf)
 
 
+class UnequalStepsError(RuntimeError):
+    """Adam counts different steps for parameters that were all trained as often."""
+
+
 class UnlikeLedgerError(RuntimeError):
     """A replayed step differs from the step that the ledger tells of."""
 
@@ -97,6 +102,7 @@ class SplitOptimizer:
             if isinstance(optimizer, ChainedOptimizer)
             else (optimizer,)
         )
+        mend_empty_parts(self.parts)
         self._chunks = chunks
         self._frozen: tuple[torch.Tensor, ...] = ()
         for part in self.parts:
@@ -224,10 +230,11 @@ class SplitOptimizer:
         """Returns the steps that were applied, by the count of each parameter.
 
         Raises:
-            AssertionError: parameters count different steps, as in the middle of a replay.
+            UnequalStepsError: parameters count different steps, as in the middle of a replay.
         """
         steps = set(self._step_counters())
-        assert len(steps) <= 1, f"parameters count different steps: {sorted(steps)}"
+        if len(steps) > 1:
+            raise UnequalStepsError(f"parameters count different steps: {sorted(steps)}")
         return steps.pop() if steps else 0
 
     def first_adam_step(self) -> int:

@@ -18,6 +18,7 @@ class Scheduler:
 
     def __init__(self, megatron: OptimizerParamScheduler) -> None:
         self._megatron = megatron
+        self._given = self._schedule()
 
     def advance(self, samples: int) -> None:
         """Moves on by the samples of a step and sets the values of the next one."""
@@ -52,6 +53,34 @@ class Scheduler:
                 f"the checkpoint has another schedule: {error}; give its flags, or "
                 "--override-opt-param-scheduler, or --use-checkpoint-opt-param-scheduler"
             ) from error
+
+    def position(self) -> dict[str, Any]:
+        """Returns the position in the schedules, and these where the flags did not give them.
+
+        A longer run has other flags and may have the same schedules.
+        """
+        schedule = {} if self._schedule() == self._given else self._schedule()
+        return {**schedule, "num_steps": self._megatron.num_steps}
+
+    def go_on_at(self, position: dict[str, Any]) -> None:
+        """Takes the position that a process of the same run had.
+
+        Args:
+            position: what `position` returned there.
+
+        Raises:
+            UserError: that run took its schedules from a checkpoint, and this one does not.
+        """
+        if len(position) > 1:
+            self.load_state_dict(position)
+            return
+        self._megatron.num_steps = 0
+        self._megatron.step(increment=position["num_steps"])
+
+    def _schedule(self) -> dict[str, Any]:
+        state = dict(self._megatron.state_dict())
+        del state["num_steps"]
+        return state
 
 
 def build_scheduler(

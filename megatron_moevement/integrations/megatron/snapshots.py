@@ -13,6 +13,7 @@ Source: section 3.2 of the paper.
 from __future__ import annotations
 
 import dataclasses
+import struct
 from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 
@@ -24,6 +25,7 @@ from megatron.core.utils import unwrap_model
 from megatron_moevement.integrations.megatron.inventory import OperatorState, operator_states
 from megatron_moevement.integrations.megatron.optimizer import SplitOptimizer
 from megatron_moevement.policy.operators import Operator, OperatorId
+from megatron_moevement.runtime.slots.mapped_file import checksum_of
 
 _STEP = ".step"
 _MASTER = ".master"
@@ -135,6 +137,21 @@ class LiveOperators:
         for operator in operators:
             for counter in self._steps[operator]:
                 counter.fill_(step)
+
+    def digest(self) -> str | None:
+        """Returns what stands for the FULL state of all operators; None on a device.
+
+        It reads all of it once. Where the state lies in a device's memory, that would take
+        kernels and a wait of the host in every step.
+        """
+        sums = []
+        for operator in sorted(self._full):
+            for piece in self._full[operator]:
+                if piece.live.device.type != "cpu":
+                    return None
+                flat = piece.live.detach().contiguous().view(-1)
+                sums.append(checksum_of(flat.view(torch.uint8).numpy().data))
+        return f"{checksum_of(struct.pack(f'<{len(sums)}Q', *sums)):016x}"
 
     @torch.no_grad()
     def complete(self) -> None:

@@ -3,35 +3,125 @@
 from __future__ import annotations
 
 import dataclasses
+import socket
+import sys
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from nvidia_resiliency_ext.inprocess.attribution import Interruption as Reason
 from nvidia_resiliency_ext.inprocess.rank_assignment import Layer, LayerFlag, Tree
 
+from megatron_moevement.runtime.generation import Interruption, Loss
 from megatron_moevement.settings.restart import Granularity
+
+_REASONS = {
+    Reason.HARD_TIMEOUT: "no progress within --inprocess-hard-timeout, it is killed",
+    Reason.UNRESPONSIVE: "no heartbeat within --inprocess-heartbeat-timeout",
+    Reason.TERMINATED: "its process has ended",
+    Reason.SOFT_TIMEOUT: "no progress within --inprocess-soft-timeout, it is interrupted",
+    Reason.BASE_EXCEPTION: "it leaves the job",
+    Reason.MONITOR_PROCESS_EXCEPTION: "its monitor has failed",
+    Reason.EXCEPTION: "an exception, its own line says which",
+}
+"""What is known from outside; the launcher that started a process reports the signal."""
+_UNKNOWN = "its process has ended or does not answer"
+"""Where others noticed it first, and the list of reasons was closed before its monitor wrote."""
+_WEIGHT = {reason: weight for weight, reason in enumerate(reversed(_REASONS))}
+"""Of several reasons the one that tells most: what ended a process before what that led to."""
 
 
 class KeptPlaces(Tree):  # type: ignore[misc]  # upstream is not typed
     """Assigns places; where a whole failure domain is given up, its size is what it starts with."""
 
-    def __init__(self, active_ranks: int, granularity: Granularity, domain: str) -> None:
+    def __init__(
+        self,
+        active_ranks: int,
+        granularity: Granularity,
+        domain: str,
+        interruption: Interruption,
+        processes: Sequence[int],
+    ) -> None:
         """Makes the layers of upstream's tree.
 
         Args:
             active_ranks: places of the job.
             granularity: what is given up with a process.
             domain: the failure domain of this process.
+            interruption: gets the processes whose loss ended a generation.
+            processes: that take part, in the order in which NVRx counts them.
         """
+        self._interruption = interruption
+        self._processes = processes
+        self._hosts: dict[int, str] = {}
         # With too few processes left the job stops as a whole: the limit of retries sees to it.
         layers = [
             Layer(min_ranks=1, max_ranks=active_ranks, key_or_fn="job", flag=LayerFlag.RESERVE)
         ]
         if granularity is Granularity.NODE:
             layers.append(Layer(key_or_fn=domain, flag=LayerFlag.RESERVE))
+        self._active_ranks = active_ranks
         super().__init__(layers)
 
     def build_tree(self, state: Any, store: Any) -> None:
         """Builds the tree from what all processes say, once, at the start."""
+        store.send_host(socket.gethostname(), state.rank)
         super().build_tree(state, store)
-        for domain in [] if len(self.layers) == 1 else self.tree.children.values():
+        self._hosts = dict(enumerate(store.get_hosts(range(state.world_size))))
+        domains = {} if len(self.layers) == 1 else self.tree.children
+        if state.rank == 0:
+            warning = lacking_spares(
+                {name: len(domain.children) for name, domain in domains.items()},
+                self._active_ranks,
+            )
+            if warning is not None:
+                sys.stderr.write(f"pretrain_moe.py: {warning}\n")
+        for domain in domains.values():
             size = len(domain.children)
             domain.layer = dataclasses.replace(domain.layer, min_ranks=size, max_ranks=size)
+
+    def __call__(self, ctx: Any) -> Any:
+        """Assigns the places of a generation, and notes why the one before it ended."""
+        if self.tree is not None:
+            self._interruption.losses = self._losses(ctx)
+        return super().__call__(ctx)
+
+    def _losses(self, ctx: Any) -> tuple[Loss, ...]:
+        """Returns the processes that are lost; where none is, those that ended the generation."""
+        reasons: dict[int, Reason] = {}
+        for record in ctx.store.get_interruption_records():
+            former = reasons.get(record.rank)
+            if former is None or _WEIGHT[record.interruption] > _WEIGHT[former]:
+                reasons[record.rank] = record.interruption
+        named = ctx.terminated_ranks or reasons.keys()
+        found = []
+        for rank in sorted(named):
+            state = self.rank_map[rank].state
+            number = int(state.initial_rank)
+            reason = reasons.get(rank)
+            found.append(
+                Loss(
+                    self._processes[number],
+                    None if state.active_rank is None else int(state.active_rank),
+                    self._hosts.get(number, "an unknown machine"),
+                    _UNKNOWN if reason is None else _REASONS[reason],
+                )
+            )
+        return tuple(found)
+
+
+def lacking_spares(sizes: Mapping[str, int], active_ranks: int) -> str | None:
+    """Returns what to say where spares are too few to replace each failure domain.
+
+    Args:
+        sizes: processes of each failure domain, where one is given up as a whole.
+        active_ranks: places of the job.
+    """
+    spares = sum(sizes.values()) - active_ranks
+    if spares <= 0 or spares >= max(sizes.values()):
+        return None
+    largest = max(sizes, key=lambda name: sizes[name])
+    return (
+        "--inprocess-granularity node gives up a whole failure domain with a process, and "
+        f"{spares} spares can't replace {largest} with its {sizes[largest]} processes: the job "
+        "would stop; start as many spares, or give --inprocess-granularity rank"
+    )

@@ -6,12 +6,14 @@ they take the place of a lost process. Restarts are numbered alike on all of the
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import gc
 import logging
+import os
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, Generic, TypeVar
 
@@ -19,15 +21,17 @@ import torch.distributed as dist
 from nvidia_resiliency_ext.inprocess import CallWrapper, Wrapper
 from nvidia_resiliency_ext.inprocess.exception import HealthCheckError, RestartAbort
 from nvidia_resiliency_ext.inprocess.rank_assignment import RankDiscarded
+from nvidia_resiliency_ext.inprocess.store import BarrierError
 
 from megatron_moevement.errors import UserError
 from megatron_moevement.integrations.nvrx.health import ProcessHealth
+from megatron_moevement.integrations.nvrx.interrupts import mend_interrupts
 from megatron_moevement.integrations.nvrx.places import KeptPlaces
-from megatron_moevement.integrations.nvrx.retries import BoundedRetries
+from megatron_moevement.integrations.nvrx.retries import BoundedRetries, StartAgainAbort
+from megatron_moevement.integrations.nvrx.sealed_store import ForeignValueError
 from megatron_moevement.integrations.nvrx.stores import (
     ControlStore,
     mend_generation_stores,
-    mend_initial_ranks,
 )
 from megatron_moevement.integrations.nvrx.teardown import (
     AbortCollectives,
@@ -37,8 +41,10 @@ from megatron_moevement.integrations.nvrx.teardown import (
 from megatron_moevement.integrations.nvrx.termination import mend_termination
 from megatron_moevement.runtime.generation import Generation, Interruption
 from megatron_moevement.runtime.interruptible_wait import make_waits_interruptible
-from megatron_moevement.settings.launch import Address, Launch
+from megatron_moevement.runtime.roll_call import LostAtStartError, RollCall
+from megatron_moevement.settings.launch import Launch
 from megatron_moevement.settings.restart import InProcessRestart
+from megatron_moevement.settings.secret import SECRET_VARIABLE
 
 T = TypeVar("T")
 
@@ -124,26 +130,44 @@ def run_restartable(
     """
     returned: list[T] = []
     times = _times(settings)
-    wrapper = _wrapper(what, settings, launch, collectives, interruption, domain, times)
-    # The wrapper collects garbage at every restart: what is there by now is none.
-    gc.collect()
-    gc.freeze()
-    warnings.filterwarnings("ignore", message="logging not initialized")
-    logging.getLogger("nvidia_resiliency_ext").setLevel(logging.CRITICAL + 1)  # we say it ourselves
+    _prepare_process(launch)
+    wrapper: Any = None
     try:
-        result: T | None = wrapper(_training_function(what, launch, returned))()
+        kwargs, store, roll = _join(launch, times["barrier_timeout"])
+        while True:
+            called = _numbered(roll.call(store.connection), launch)
+            wrapper = _wrapper(
+                *(what, settings, launch, collectives, interruption, domain, times),
+                processes=called,
+                store_kwargs=kwargs | {"roll": roll},
+                await_watched=lambda: roll.await_hold(store.connection),
+            )
+            with contextlib.suppress(LostAtStartError, StartAgainAbort):
+                result: T | None = wrapper(_training_function(what, launch, returned))()
+                break
     except RestartAbort as error:
         raise RestartsEndedError(str(error)) from None
     except RankDiscarded as error:
         raise DiscardedError("it is given up with its failure domain") from error
     except HealthCheckError as error:
         raise UnfitError(f"it is not healthy: {error.__cause__}") from error
+    except (BarrierError, ForeignValueError) as error:
+        raise RestartsEndedError(f"processes did not meet: {error}") from None
     except dist.DistError as error:
         if returned:
             return returned[0]
-        raise _control_store_lost(launch, wrapper.initialize, error) from error
+        raise _control_store_lost(launch, error, wrapper) from error
     time.sleep(_LOOKS_OF_THE_MONITOR * times["monitor_process_interval"].total_seconds())
     return result
+
+
+def _prepare_process(launch: Launch) -> None:
+    _check_stores(launch)
+    # The wrapper collects garbage at every restart: what is there by now is none.
+    gc.collect()
+    gc.freeze()
+    warnings.filterwarnings("ignore", message="logging not initialized")
+    logging.getLogger("nvidia_resiliency_ext").setLevel(logging.CRITICAL + 1)  # we say it ourselves
 
 
 def _wrapper(  # noqa: PLR0917  (what `run_restartable` was given)
@@ -154,17 +178,18 @@ def _wrapper(  # noqa: PLR0917  (what `run_restartable` was given)
     interruption: Interruption,
     domain: str,
     times: dict[str, timedelta],
+    *,
+    processes: Sequence[int],
+    store_kwargs: dict[str, Any],
+    await_watched: Callable[[], None],
 ) -> Any:
     """Puts NVRx's wrapper together."""
     control, store = launch.control_store, launch.store
-    if control is None or store is None:
-        raise UserError(
-            "--inprocess-restart needs stores that are hosted outside of the ranks: start with "
-            "scripts/run_local.sh, or run `moevement stores` and give each rank what it prints"
-        )
+    assert control is not None
+    assert store is not None
     mend_generation_stores()
-    mend_initial_ranks()
     mend_termination()
+    mend_interrupts()
     is_cuda = collectives == "nccl"
     if not is_cuda:
         make_waits_interruptible()
@@ -176,12 +201,16 @@ def _wrapper(  # noqa: PLR0917  (what `run_restartable` was given)
     active = launch.world_size
     return Wrapper(
         store_factory=ControlStore,
-        store_kwargs=_connection(control, times["barrier_timeout"]) | {"attempt": launch.attempt},
-        initialize=BoundedRetries(active, settings.inprocess_max_iterations, what.committed),
+        store_kwargs=store_kwargs,
+        initialize=BoundedRetries(
+            active, settings.inprocess_max_iterations, what.committed, await_watched
+        ),
         abort=abort,
         finalize=EndGeneration(what.end, empty_cuda_cache=settings.inprocess_empty_cuda_cache),
         health_check=ProcessHealth(what.check_health),
-        rank_assignment=KeptPlaces(active, settings.inprocess_granularity, domain),
+        rank_assignment=KeptPlaces(
+            active, settings.inprocess_granularity, domain, interruption, processes
+        ),
         **times,
     )
 
@@ -204,8 +233,28 @@ def _times(settings: InProcessRestart) -> dict[str, timedelta]:
     return {name: timedelta(seconds=value) for name, value in seconds.items()}
 
 
-def _connection(address: Address, timeout: timedelta) -> dict[str, Any]:
-    return {"host": address[0], "port": address[1], "timeout": timeout}
+def _connection(launch: Launch, timeout: timedelta) -> dict[str, Any]:
+    """Returns how this process connects to the control store."""
+    assert launch.control_store is not None
+    host, port = launch.control_store
+    return {
+        "host": host,
+        "port": port,
+        "timeout": timeout,
+        "secret": launch.secret,
+        "attempt": launch.attempt,
+    }
+
+
+def _join(launch: Launch, patience: timedelta) -> tuple[dict[str, Any], ControlStore, RollCall]:
+    kwargs = _connection(launch, patience)
+    return kwargs, ControlStore(**kwargs), _roll_of(launch, patience)
+
+
+def _roll_of(launch: Launch, patience: timedelta) -> RollCall:
+    assert launch.secret is not None
+    members = (launch.process, launch.processes)
+    return RollCall(*members, secret=launch.secret, attempt=launch.attempt, patience=patience)
 
 
 def _tell(generation: int, process: int, error: Exception) -> None:
@@ -216,12 +265,56 @@ def _tell(generation: int, process: int, error: Exception) -> None:
     logger.warning("%s", line, exc_info=None if is_consequence else error)
 
 
-def _control_store_lost(
-    launch: Launch, retries: BoundedRetries, error: Exception
-) -> ControlStoreLostError:
+def _check_stores(launch: Launch) -> None:
+    """Checks what in-process restart needs of a launcher.
+
+    Raises:
+        UserError: it serves no stores, or has made no secret.
+    """
+    if launch.control_store is None or launch.store is None:
+        raise UserError(
+            "--inprocess-restart needs stores that are hosted outside of the ranks: start with "
+            "scripts/run_local.sh, or run `moevement stores` and give each rank what it prints"
+        )
+    if launch.secret is None:
+        raise UserError(
+            f"--inprocess-restart needs {SECRET_VARIABLE}, the same random characters for all "
+            "processes: start with scripts/run_local.sh, or give each rank what "
+            "`moevement stores` prints"
+        )
+
+
+def _numbered(called: tuple[int, ...], launch: Launch) -> tuple[int, ...]:
+    """Takes the number that NVRx counts this process by, which is its own if nobody is missing.
+
+    Args:
+        called: the processes that take part.
+        launch: of this process.
+
+    Returns:
+        The processes that take part.
+
+    Raises:
+        DiscardedError: the others have begun without it.
+        RestartsEndedError: too few take part.
+    """
+    if launch.process not in called:
+        raise DiscardedError("it came too late: the others have begun without it")
+    if len(called) < launch.world_size:
+        raise RestartsEndedError(
+            f"{len(called)} processes are there and {launch.world_size} are needed: others were "
+            "lost before they had begun"
+        )
+    os.environ["RANK"] = str(called.index(launch.process))
+    os.environ["WORLD_SIZE"] = str(len(called))
+    return called
+
+
+def _control_store_lost(launch: Launch, error: Exception, wrapper: Any) -> ControlStoreLostError:
     assert launch.control_store is not None
+    has_begun = wrapper is not None and wrapper.initialize.has_begun
     where = "the control store at {}:{}".format(*launch.control_store)
-    if not retries.has_begun:
+    if not has_begun:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         return ControlStoreLostError(f"{where} does not answer: {reason}", has_begun=False)
     return ControlStoreLostError(f"{where} is lost", has_begun=True)
@@ -242,7 +335,11 @@ def _training_function(
         returned.clear()
         place = launch.occupying(call.state.active_rank, launch.world_size)
         generation = Generation(
-            call.iteration, call.atomic, call.ping, call.progress_watchdog.reset
+            call.iteration,
+            call.atomic,
+            call.ping,
+            call.progress_watchdog.reset,
+            spares=call.state.world_size - launch.world_size,
         )
         try:
             returned.append(what.run(generation, place))

@@ -8,15 +8,25 @@ from nvidia_resiliency_ext.inprocess.exception import RestartAbort
 from nvidia_resiliency_ext.inprocess.initialize import Initialize
 from nvidia_resiliency_ext.inprocess.state import FrozenState
 
+from megatron_moevement.runtime.roll_call import LostAtStartError
+
 _FUTILE_RESTARTS = 10
 """Restarts that lost no process and committed no step: the next would fail too."""
+
+
+class StartAgainAbort(RestartAbort):  # type: ignore[misc]  # upstream is not typed
+    """The job begins again: a process was lost before its monitor watched it."""
 
 
 class BoundedRetries(Initialize):  # type: ignore[misc]  # upstream is not typed
     """Stops the job where another restart would not help; called before every generation."""
 
     def __init__(
-        self, active_ranks: int, max_restarts: int | None, committed: Callable[[], int]
+        self,
+        active_ranks: int,
+        max_restarts: int | None,
+        committed: Callable[[], int],
+        await_watched: Callable[[], None],
     ) -> None:
         """Names the limits.
 
@@ -24,7 +34,9 @@ class BoundedRetries(Initialize):  # type: ignore[misc]  # upstream is not typed
             active_ranks: processes that training needs.
             max_restarts: restarts at the most.
             committed: returns the newest step that this process committed.
+            await_watched: waits until a monitor watches each process of the job.
         """
+        self._await_watched = await_watched
         self._active_ranks = active_ranks
         self._max_restarts = max_restarts
         self._committed = committed
@@ -42,7 +54,12 @@ class BoundedRetries(Initialize):  # type: ignore[misc]  # upstream is not typed
 
         Raises:
             RestartAbort: the job stops; says why.
+            StartAgainAbort: it begins again, without a process that nobody watched.
         """
+        try:
+            self._await_watched()
+        except LostAtStartError as error:
+            raise StartAgainAbort(str(error)) from error
         if state.world_size < self._active_ranks or state.active_world_size < self._active_ranks:
             raise RestartAbort(
                 f"{state.world_size} processes are left and {self._active_ranks} are needed"

@@ -14,31 +14,49 @@ from typing import Any
 import torch.distributed as dist
 from nvidia_resiliency_ext.inprocess import monitor_process, wrap
 from nvidia_resiliency_ext.inprocess.attribution import Interruption, InterruptionRecord
-from nvidia_resiliency_ext.inprocess.store import PrefixStore, StoreMixin
+from nvidia_resiliency_ext.inprocess.store import PrefixStore
 
+from megatron_moevement.integrations.nvrx.sealed_store import SealedStore
+from megatron_moevement.runtime.roll_call import RollCall, newest_round, prefix_of
+from megatron_moevement.runtime.seal import Seal
 from megatron_moevement.runtime.sockets import bound_silence
 from megatron_moevement.settings.launch import Address
+from megatron_moevement.settings.secret import Secret
 
 _PATIENCE = timedelta(seconds=10)
 _SLICE = timedelta(seconds=0.25)
 
 
-class ControlStore(dist.PrefixStore, StoreMixin):  # type: ignore[misc, name-defined]
+class ControlStore(SealedStore, dist.PrefixStore):  # type: ignore[misc, name-defined]
     """A connection to the store that the launcher hosts; no rank is critical to it."""
 
-    def __init__(self, host: str, port: int, timeout: timedelta, attempt: str = "0") -> None:
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        timeout: timedelta,
+        secret: Secret,
+        attempt: str = "0",
+        *,
+        roll: RollCall | None = None,
+    ) -> None:
         """Connects.
 
         Args:
             host: where it is served.
             port: where it is served.
             timeout: of every question to it, and of the silence of its machine.
+            secret: of the job; what nobody wrote who has it does not count.
             attempt: name of the start of the job, under which its keys lie.
+            roll: the processes that take part; None: those of the newest round.
         """
-        super().__init__(
-            f"attempt{attempt}",
-            dist.TCPStore(host, port, None, False, timeout),  # type: ignore[attr-defined]
-        )
+        self.connection = dist.TCPStore(host, port, None, False, timeout)  # type: ignore[attr-defined]
+        self._roll = roll
+        number = newest_round(self.connection, attempt) if roll is None else roll.number
+        prefix = prefix_of(attempt, number)
+        super().__init__(prefix, self.connection)
+        self.seal = Seal(secret.derive("control store", prefix))
+        self._begin(self.seal, "")
         # A process that ends closes its connections; a machine that is gone doesn't.
         bound_silence(port, timeout)
 
@@ -47,9 +65,11 @@ class ControlStore(dist.PrefixStore, StoreMixin):  # type: ignore[misc, name-def
 
         Raises:
             DistStoreError: the time is over.
+            LostAtStartError: a process is lost that nobody watched.
         """
         deadline_s = time.monotonic() + (timeout or self.timeout).total_seconds()
         while True:
+            self.check_start()
             left = timedelta(seconds=max(deadline_s - time.monotonic(), 0.001))
             try:
                 super().wait(keys, min(left, _SLICE))
@@ -59,13 +79,32 @@ class ControlStore(dist.PrefixStore, StoreMixin):  # type: ignore[misc, name-def
             else:
                 return
 
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        """Returns values, once all are there."""
+        self.wait(keys)
+        return list(super().multi_get(keys))
+
+    def check_start(self) -> None:
+        """Checks that no process was lost before it was watched.
+
+        Raises:
+            LostAtStartError: one was.
+        """
+        if self._roll is not None:
+            self._roll.check(self.connection)
+
+    def note_watched(self) -> None:
+        """Notes that this process, a monitor, watches the one that it belongs to."""
+        if self._roll is not None:
+            self._roll.note_watched(self.connection)
+
     @property
     def critical_ranks(self) -> tuple[int, ...]:
         """The ranks that must leave last: none."""
         return ()
 
 
-class GenerationStore(PrefixStore):  # type: ignore[misc]
+class GenerationStore(SealedStore, PrefixStore):  # type: ignore[misc]
     """The keys of one generation; that the control store is lost is a fault of all processes.
 
     NVRx's monitors (0.4.1) die of the lost connection, each by itself: training goes on without
@@ -79,7 +118,20 @@ class GenerationStore(PrefixStore):  # type: ignore[misc]
     def __init__(self, iteration: int, store: Any) -> None:
         """Begins with nobody lost."""
         super().__init__(iteration, store)
+        self._begin(store.seal, str(iteration))
         self._terminated: set[int] = set()
+        self._control: ControlStore = store
+        store.note_watched()
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        """Waits for keys.
+
+        Raises:
+            DistStoreError: the time is over.
+            LostAtStartError: a process is lost that nobody watched, and nobody will speak for it.
+        """
+        self._control.check_start()
+        super().wait(keys, timeout or self.timeout)
 
     def wait_for_interrupted(self, timeout: timedelta) -> None:
         """Waits until any process is interrupted, or the store is lost."""
@@ -144,33 +196,17 @@ def _lost_is_fine() -> contextlib.suppress:
 
 
 def mend_generation_stores() -> None:
-    """Makes NVRx treat a lost control store as a fault, in this process and its monitor."""
+    """Makes NVRx use sealed stores whose loss is a fault, in this process and its monitor."""
     wrap.PrefixStore = monitor_process.PrefixStore = GenerationStore
 
 
-def mend_initial_ranks() -> None:
-    """Makes NVRx read initial ranks as the numbers that it takes them for.
-
-    `StoreMixin.get_initial_ranks` (0.4.1 to 0.7) returns bytes. After the death of a node `b'2'` is
-    written to the termination barrier, where the next reader takes it for a number and fails.
-    """
-    upstream = StoreMixin.get_initial_ranks
-    if getattr(upstream, "is_mended", False):
-        return
-
-    def get_initial_ranks(self: StoreMixin, ranks: Iterable[int]) -> list[int]:
-        return [int(rank) for rank in upstream(self, ranks)]
-
-    get_initial_ranks.is_mended = True  # type: ignore[attr-defined]
-    StoreMixin.get_initial_ranks = get_initial_ranks
-
-
-def request_restart(control: Address, generation: int) -> None:
-    """Has all processes of a job begin another generation, wherever they are; anybody may call it.
+def request_restart(control: Address, generation: int, secret: Secret) -> None:
+    """Has all processes of a job begin another generation, wherever they are.
 
     Args:
         control: address of the control store.
         generation: the present one; nothing happens when it is over already.
+        secret: of the job.
     """
-    store = PrefixStore(generation, ControlStore(*control, _PATIENCE))
+    store = GenerationStore(generation, ControlStore(*control, _PATIENCE, secret))
     store.record_interrupted([InterruptionRecord(0, Interruption.EXCEPTION)])

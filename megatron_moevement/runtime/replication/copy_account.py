@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 
+from megatron_moevement.policy.peer_trouble import Trouble
 from megatron_moevement.policy.persistence import Acknowledgements, SlotKey
 from megatron_moevement.runtime.news import News
 
@@ -22,6 +24,7 @@ class CopyAccount:
         self._news = News()
         self._acknowledgements = Acknowledgements()
         self._silent: dict[int, str] = {}
+        self._troubles: dict[int, Trouble] = {}
         self._damaged: frozenset[SlotKey] = frozenset()
 
     @property
@@ -32,9 +35,15 @@ class CopyAccount:
 
     @property
     def silent(self) -> Mapping[int, str]:
-        """The processes that are sent nothing any more, each with the reason."""
+        """The processes that are sent nothing until they are tried again, each with the reason."""
         with self._lock:
             return dict(self._silent)
+
+    @property
+    def troubles(self) -> Mapping[int, Trouble]:
+        """The processes that have confirmed no copy since a transfer to them failed."""
+        with self._lock:
+            return dict(self._troubles)
 
     @property
     def damaged(self) -> frozenset[SlotKey]:
@@ -51,24 +60,46 @@ class CopyAccount:
         """Notes that a process has checked and keeps a copy."""
         with self._lock:
             self._acknowledgements = self._acknowledgements.acknowledged(key, process)
+            trouble = self._troubles.pop(process, None)
             self._changed()
+        if trouble is not None:
+            logger.warning(
+                "replication: process %d keeps copies again, after %d failed transfers",
+                process,
+                trouble.failures,
+            )
 
-    def note_silent(self, process: int, reason: str) -> None:
-        """Notes that a process is not relied on any more."""
-        logger.warning("replication: process %d is silent: %s", process, reason)
+    def note_silent(self, process: int, reason: str, began_s: float) -> None:
+        """Notes that a transfer to a process has failed.
+
+        Args:
+            process: the peer.
+            reason: why it failed.
+            began_s: when it began, on the monotonic clock.
+        """
         with self._lock:
+            former = self._troubles.get(process)
+            trouble = Trouble.after(former, began_s, time.monotonic(), reason)
+            self._troubles[process] = trouble
             self._silent[process] = reason
             self._changed()
+        if former is None or former.reason != reason:
+            logger.warning("replication: a transfer to process %d has failed: %s", process, reason)
 
     def note_damaged(self, key: SlotKey) -> None:
-        """Notes that a slot is damaged in this process's own memory."""
-        logger.error("replication: slot %d of %s is damaged in this memory", key.slot, key.owner)
+        """Notes that a slot is damaged in this process's own memory.
+
+        The buffer of a slot that is accounted for no more may hold another one.
+        """
         with self._lock:
+            if key not in self._acknowledgements.owing:
+                return
             self._damaged |= {key}
             self._changed()
+        logger.error("replication: slot %d of %s is damaged in this memory", key.slot, key.owner)
 
     def forgive(self, process: int) -> None:
-        """Forgets that a process was silent."""
+        """Lets a process be sent copies again; that transfers to it failed is not forgotten."""
         with self._lock:
             self._silent.pop(process, None)
 

@@ -1,8 +1,9 @@
 """Who is at the other end: both sides prove that they know the job's token, without telling it.
 
 Each sends a random challenge; the answer is an HMAC-SHA256 over both challenges, both process
-numbers, both generations and the role, so that no answer fits anywhere else. What follows is not
-encrypted: the interface is the job's own.
+numbers, both generations and the role, so that no answer fits anywhere else. The keys that prove
+all messages after it are made in the same way. What follows is not encrypted: the interface is the
+job's own.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _CHALLENGE_BYTES = 32
 _MAX_DOCUMENT_BYTES = 1024
 """Of somebody who has not yet proved anything."""
 _MIN_TOKEN_BYTES = 16
-_PURPOSE = b"megatron-moevement replication 1"
+_PURPOSE = b"megatron-moevement replication 2"
 
 
 class RefusedError(Exception):
@@ -67,11 +68,18 @@ class _Parties:
     server_challenge: bytes
 
     def proof(self, role: bytes, token: bytes) -> str:
+        return self._key(role, token).hex()
+
+    def message_keys(self, token: bytes) -> tuple[bytes, bytes]:
+        """Returns the keys of what the client sends, and of what the server sends."""
+        return self._key(b"from client", token), self._key(b"from server", token)
+
+    def _key(self, role: bytes, token: bytes) -> bytes:
         numbers = (self.client, self.client_generation, self.server, self.server_generation)
         text = b"\0".join(
             (_PURPOSE, role, self.client_challenge + self.server_challenge)
         ) + struct.pack("<4Q", *numbers)
-        return hmac.new(token, text, hashlib.sha256).hexdigest()
+        return hmac.new(token, text, hashlib.sha256).digest()
 
     def check(self, role: bytes, token: bytes, proof: object) -> None:
         if not isinstance(proof, str) or not hmac.compare_digest(
@@ -106,6 +114,7 @@ def call(channel: Channel, me: Session, process: int, deadline: Deadline) -> Non
     parties.check(b"server", me.token, answer.document.get("proof"))
     proof = {"proof": parties.proof(b"client", me.token)}
     channel.send(Kind.PROOF, me.generation, proof, None, deadline)
+    channel.secure(*parties.message_keys(me.token))
     _expect(channel, Kind.WELCOME, deadline)
 
 
@@ -130,6 +139,8 @@ def answer_call(channel: Channel, me: Session, deadline: Deadline) -> int:
     channel.send(Kind.CHALLENGE, me.generation, own, None, deadline)
     answer = _expect(channel, Kind.PROOF, deadline)
     parties.check(b"client", me.token, answer.document.get("proof"))
+    from_client, from_server = parties.message_keys(me.token)
+    channel.secure(from_server, from_client)
     if not is_current(hello.generation, me.generation):
         reason = f"a caller of generation {hello.generation} in generation {me.generation}"
         channel.send(Kind.REFUSED, me.generation, {"reason": reason}, None, deadline)

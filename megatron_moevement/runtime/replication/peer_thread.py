@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import queue
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from datetime import timedelta
@@ -31,16 +32,26 @@ class SilentPeerError(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Delivery:
-    """A copy that waits for its turn; its bytes stay where they are."""
+    """A copy that waits for its turn; its bytes stay where they are.
+
+    Attributes:
+        owner: whose slot.
+        record: what it consists of.
+        payload: its bytes.
+        outcome: what becomes of it.
+        is_accounted: whether it is sent only for as long as the slot is accounted for: then its
+            bytes make room for another slot.
+    """
 
     owner: LogicalRank
     record: SlotRecord
     payload: memoryview
     outcome: Future[None]
+    is_accounted: bool = False
 
 
 class PeerThread:
-    """Sends what is queued until the peer is silent, or the sender is closed."""
+    """Sends what is queued until a transfer fails, or the sender is closed."""
 
     def __init__(
         self,
@@ -73,6 +84,7 @@ class PeerThread:
         self._channel: Channel | None = None
         self._closed = False
         self._end: str | None = None
+        self._began_s = 0.0  # of the transfer under way
         name = f"slot-sender {process}"
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -102,6 +114,7 @@ class PeerThread:
     def _run(self) -> None:
         current: Delivery | None = None
         reason = "its thread ended"
+        self._began_s = time.monotonic()
         try:
             deadline = Deadline(self._deadline)
             with PeerConnection(
@@ -111,6 +124,9 @@ class PeerThread:
                     self._transfer(peer, current)
         except FAILURES as error:
             reason = str(error) or type(error).__name__
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise
         finally:
             self._finish(reason, current)
 
@@ -124,6 +140,10 @@ class PeerThread:
         """Sends one copy; raises what makes the peer silent."""
         owner, record = delivery.owner, delivery.record
         key = key_of(owner, record)
+        if delivery.is_accounted and key not in self._account.acknowledgements.owing:
+            delivery.outcome.cancel()
+            return
+        self._began_s = time.monotonic()
         try:
             deadline = Deadline(self._deadline)
             peer.store(owner, record, delivery.payload, deadline, self._halfway)
@@ -143,7 +163,7 @@ class PeerThread:
         with self._lock:
             self._end = reason
         if not self._closed:
-            self._account.note_silent(self._process, reason)
+            self._account.note_silent(self._process, reason, self._began_s)
         left = [current]
         while not self._waiting.empty():
             left.append(self._waiting.get())

@@ -1,7 +1,8 @@
 """The sender of a process: streams its slots to peers, and gets slots from them.
 
-Each peer that is sent to has one thread and one connection. Nothing is tried twice: who does not
-acknowledge in time is reported as silent, and the training thread decides who takes its place.
+Each peer that is sent to has one thread and one connection. Where a transfer fails both end, and
+the peer is reported as silent. The training thread decides when it is tried again, and whether
+another process takes its place.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from concurrent.futures import Future
 from datetime import timedelta
 from typing import Self
 
+from megatron_moevement.policy.peer_trouble import Trouble
 from megatron_moevement.policy.persistence import Acknowledgements, SlotKey
 from megatron_moevement.policy.ranks import LogicalRank
 from megatron_moevement.policy.schedule import Window
@@ -41,7 +43,7 @@ class FetchError(Exception):
 class SlotSender:
     """Sends copies of slots in the background, and keeps the account of who has which.
 
-    One thread, the training thread, calls it. A payload must stay untouched until all its copies
+    One thread calls it at a time. A payload must stay untouched until all its copies
     are acknowledged, refused or given up: the ring of the policy sees to it.
     """
 
@@ -75,8 +77,13 @@ class SlotSender:
 
     @property
     def silent(self) -> Mapping[int, str]:
-        """The processes that are sent nothing any more, each with the reason."""
+        """The processes that are sent nothing until they are tried again, each with the reason."""
         return self._account.silent
+
+    @property
+    def troubles(self) -> Mapping[int, Trouble]:
+        """The processes that have confirmed no copy since a transfer to them failed."""
+        return self._account.troubles
 
     @property
     def damaged(self) -> frozenset[SlotKey]:
@@ -93,6 +100,7 @@ class SlotSender:
         record: SlotRecord,
         payload: memoryview,
         holders: Iterable[int],
+        held: Iterable[int] = (),
     ) -> None:
         """Declares one of its own slots landed, and sends it to its holders.
 
@@ -100,10 +108,11 @@ class SlotSender:
             owner: the rank of this process.
             record: what the slot consists of.
             payload: its bytes, in the ring.
-            holders: the processes that are to keep copies.
+            holders: the processes that are to keep copies and lack them.
+            held: the processes that keep one already.
         """
         to = tuple(holders)
-        self.update(lambda known: known.landed(key_of(owner, record), to))
+        self.update(lambda known: known.landed(key_of(owner, record), to, held))
         self.send(owner, record, payload, to)
 
     def send(
@@ -121,7 +130,13 @@ class SlotSender:
         for process in to:
             outcome: Future[None] = Future()
             outcomes[process] = outcome
-            delivery = Delivery(owner, record, payload[: record.payload_bytes], outcome)
+            delivery = Delivery(
+                owner,
+                record,
+                payload[: record.payload_bytes],
+                outcome,
+                is_accounted=key_of(owner, record) in self.acknowledgements.owing,
+            )
             if process not in self._peers:
                 self._peers[process] = PeerThread(
                     self._me,
@@ -135,11 +150,15 @@ class SlotSender:
         return outcomes
 
     def set_address(self, process: int, address: Address) -> None:
-        """Learns where a process is; one that was silent is given another chance."""
+        """Sets where a process is; one that was silent is tried again."""
+        self._addresses[process] = address
+        self.try_again(process)
+
+    def try_again(self, process: int) -> None:
+        """Lets a silent process be sent copies again, over a new connection."""
         former = self._peers.pop(process, None)
         if former is not None:
             former.close()
-        self._addresses[process] = address
         self._account.forgive(process)
 
     def await_change(self, timeout: timedelta) -> bool:

@@ -11,13 +11,15 @@ import socket
 import threading
 import time
 from collections import defaultdict
+from collections.abc import Callable, Mapping
 from datetime import timedelta
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 from megatron_moevement.errors import UserError
 from megatron_moevement.policy.commit import is_current
 from megatron_moevement.policy.persistence import SlotKey
 from megatron_moevement.policy.ranks import LogicalRank
+from megatron_moevement.runtime.replication.admission import Admission, SparseLog
 from megatron_moevement.runtime.replication.handshake import RefusedError, Session, answer_call
 from megatron_moevement.runtime.replication.interface import listen_on
 from megatron_moevement.runtime.replication.log_messages import (
@@ -85,7 +87,9 @@ class ReplicaServer:
         *,
         deadline: timedelta,
         log: ServedLog | None = None,
-        max_connections: int = 1024,
+        max_unproven: int = 128,
+        max_proved: int = 1024,
+        halfway: Callable[[Kind], None] = lambda kind: None,
     ) -> None:
         """Starts to listen.
 
@@ -95,7 +99,10 @@ class ReplicaServer:
             slots: where copies go, and what requests are answered from.
             deadline: for one message with its payload.
             log: this process's upstream log, if it has one.
-            max_connections: as many are open at a time; more are turned away.
+            max_unproven: as many callers are connected at a time that have not proved who they
+                are; one more takes the place of another.
+            max_proved: as many peers are connected at a time; more are hung up on.
+            halfway: called with the kind of an answer when half of its payload was sent.
 
         Raises:
             UserError: the interface is none of this machine's, or all of them.
@@ -105,7 +112,10 @@ class ReplicaServer:
         self._deadline = deadline
         self._log = log
         self._state: OfferedState | None = None
-        self._max_connections = max_connections
+        self._admission = Admission(max_unproven, max_proved)
+        self._most_threads = max_proved + 2 * max_unproven
+        self._lines = SparseLog(logger)
+        self._halfway = halfway
         self._lock = threading.Lock()
         self._ring_locks: defaultdict[LogicalRank, threading.Lock] = defaultdict(threading.Lock)
         self._connections: dict[Channel, threading.Thread] = {}
@@ -151,9 +161,8 @@ class ReplicaServer:
                 time.sleep(_PAUSE_S)
                 continue
             with self._lock:
-                if self._is_closed or len(self._connections) >= self._max_connections:
+                if self._is_closed or len(self._connections) >= self._most_threads:
                     connection.close()
-                    logger.warning("replication: %s is turned away: too many connections", caller)
                     continue
                 channel = Channel(connection)
                 thread = threading.Thread(
@@ -163,23 +172,32 @@ class ReplicaServer:
                     daemon=True,
                 )
                 self._connections[channel] = thread
+                left = self._admission.enter(channel, caller[0])
                 thread.start()
+            if left is not None:
+                text = "replication: a caller at %s is hung up on: too many proved nothing"
+                self._lines.write(logging.WARNING, text, left)
 
     def _serve(self, channel: Channel, caller: str) -> None:
         """Answers one peer until it hangs up or breaks the protocol."""
         try:
             process = answer_call(channel, self._me, Deadline(_HANDSHAKE_TIME))
             caller = f"process {process} at {caller}"
+            if not self._admission.prove(channel):
+                raise ProtocolError("too many peers")
             while True:
                 channel.await_message()
                 deadline = Deadline(self._deadline)
                 self._answer(channel, channel.receive(deadline), deadline)
         except (ProtocolError, RefusedError) as error:
-            logger.warning("replication: connection of %s is closed: %s", caller, error)
+            text = "replication: connection of %s is closed: %s"
+            self._lines.write(logging.WARNING, text, caller, str(error))
         except OSError as error:
             if not self._is_closed:
-                logger.info("replication: connection of %s ended: %s", caller, error)
+                text = "replication: connection of %s ended: %s"
+                self._lines.write(logging.INFO, text, caller, str(error))
         finally:
+            self._admission.leave(channel)
             with self._lock:
                 self._connections.pop(channel, None)
             channel.close()
@@ -242,7 +260,7 @@ class ReplicaServer:
             return
         ring, record = found
         document = slot_document(key.owner, record)
-        channel.send(Kind.FOUND, self._me.generation, document, ring.payload(record), deadline)
+        self._send(channel, Kind.FOUND, document, ring.payload(record), deadline)
 
     def _give_logged(self, channel: Channel, message: Message, deadline: Deadline) -> None:
         """Sends a tensor of the upstream log out of its memory; who asked checks what arrives."""
@@ -256,7 +274,7 @@ class ReplicaServer:
             return
         header = TensorHeader(tensor.dtype, tuple(tensor.shape), logged_hash)
         document, payload = header.document(), tensor_bytes(tensor)
-        channel.send(Kind.LOGGED, self._me.generation, document, payload, deadline)
+        self._send(channel, Kind.LOGGED, document, payload, deadline)
 
     def _give_hashes(self, channel: Channel, message: Message, deadline: Deadline) -> None:
         """Sends the hashes of what this process received in a step."""
@@ -279,7 +297,25 @@ class ReplicaServer:
             self._refuse(channel, str(error), deadline)
             return
         document = found_document(part, checksum_of(payload))
-        channel.send(Kind.STATE_PART, self._me.generation, document, payload, deadline)
+        self._send(channel, Kind.STATE_PART, document, payload, deadline)
+
+    def _send(
+        self,
+        channel: Channel,
+        kind: Kind,
+        document: Mapping[str, Any],
+        payload: memoryview,
+        deadline: Deadline,
+    ) -> None:
+        """Sends an answer with a payload."""
+        channel.send(
+            kind,
+            self._me.generation,
+            document,
+            payload,
+            deadline,
+            halfway=lambda: self._halfway(kind),
+        )
 
     def _refuse(self, channel: Channel, reason: str, deadline: Deadline) -> None:
         channel.send(Kind.REFUSED, self._me.generation, {"reason": reason}, None, deadline)

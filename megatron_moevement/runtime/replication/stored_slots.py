@@ -37,16 +37,24 @@ class StoredSlots:
         self._lock = threading.Lock()
         self._taking_over = threading.Lock()
         self._held: dict[LogicalRank, RingFile] = {}
+        self._left: tuple[RingFile, ...] = ()
 
     def keep(self, ring: RingFile) -> None:
         """Takes copies of the slots of the ring's owner from now on."""
         with self._lock:
             self._held[ring.owner] = ring
 
-    def drop(self, owner: LogicalRank) -> None:
-        """Takes and gives no copies of an owner's slots any more."""
+    def serve(self, ring: RingFile) -> None:
+        """Gives the slots of a ring that nobody writes to any more, whoever its owner is."""
         with self._lock:
-            self._held.pop(owner, None)
+            self._left += (ring,)
+
+    def drop(self, ring: RingFile) -> None:
+        """Takes and gives no slots of a ring any more."""
+        with self._lock:
+            self._left = tuple(each for each in self._left if each is not ring)
+            if self._held.get(ring.owner) is ring:
+                self._held.pop(ring.owner)
 
     def ring_for(self, owner: LogicalRank, record: SlotRecord) -> RingFile | None:
         """Returns the ring for copies of an owner's slots, whichever they are.
@@ -66,10 +74,10 @@ class StoredSlots:
         self._stored(slot, record)
 
     def find(self, slot: SlotKey) -> tuple[RingFile, SlotRecord] | None:
-        """Returns a slot of the own ring or of one with copies."""
+        """Returns a slot of the own ring, of one with copies, or of one that was left."""
         with self._lock:
-            ring = self._held.get(slot.owner)
-        for each in (self._own, ring):
+            rings = (self._own, self._held.get(slot.owner), *self._left)
+        for each in rings:
             if each is None or each.owner != slot.owner:
                 continue
             record = each.record(slot.step)

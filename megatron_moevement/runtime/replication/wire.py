@@ -1,13 +1,17 @@
 """Messages between two processes: a fixed header, JSON of bounded length, and raw bytes.
 
 Nothing is allocated before its length was compared with a limit, and nothing that arrives is ever
-run: no pickle.
+run: no pickle. Once both ends have proved who they are, each message and each payload carries an
+HMAC-SHA256 under a key of its connection and direction. Messages are counted in it, so that none
+can be altered, left out, repeated, or sent back.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
+import hmac
 import json
 import socket
 import struct
@@ -19,7 +23,7 @@ from typing import Any, Self
 
 from megatron_moevement.runtime.slots.mapped_file import checksum_of
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 MAX_DOCUMENT_BYTES = 16 * 2**20
 """Of a peer that has proved that it belongs to the job: room for a slot of 100,000 parts."""
 
@@ -28,6 +32,8 @@ _HEADER = struct.Struct("<4sBBIQQ")
 _CHECKSUM = struct.Struct("<Q")
 """After the header: of header and document. A payload has the checksums of its parts."""
 _SCRATCH_BYTES = 2**16
+_PIECE_BYTES = 2**20
+"""Of a payload, so that it is in the processor's cache while it is proved and sent."""
 
 
 class Kind(IntEnum):
@@ -90,6 +96,32 @@ class Message:
     payload_bytes: int
 
 
+class _Proofs:
+    """Proofs of what goes in one direction of a connection, in order."""
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+        self._number = 0
+        self._running = self._next()
+
+    def _next(self) -> hmac.HMAC:
+        return hmac.new(self._key, struct.pack("<Q", self._number), hashlib.sha256)
+
+    def begin(self, *parts: bytes | bytearray) -> bytes:
+        """Returns the proof of the next message; of its payload, `add` and `end` do it."""
+        self._running = self._next()
+        self._number += 1
+        for part in parts:
+            self._running.update(part)
+        return self._running.digest()
+
+    def add(self, piece: memoryview) -> None:
+        self._running.update(piece)
+
+    def end(self) -> bytes:
+        return self._running.digest()
+
+
 class Channel:
     """A connection that carries messages; one thread sends and receives on it."""
 
@@ -98,6 +130,19 @@ class Channel:
         self._socket = connection
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        self._sent: _Proofs | None = None
+        self._received: _Proofs | None = None
+        self._expected_bytes = 0
+        """Of a payload that has not arrived whole."""
+
+    def secure(self, sent_key: bytes, received_key: bytes) -> None:
+        """From now on every message is proved, in both directions.
+
+        Args:
+            sent_key: of what this end sends; of no other connection.
+            received_key: of what the other end sends.
+        """
+        self._sent, self._received = _Proofs(sent_key), _Proofs(received_key)
 
     def send(
         self,
@@ -127,14 +172,24 @@ class Channel:
         header = _HEADER.pack(_MAGIC, PROTOCOL_VERSION, kind, len(text), payload_bytes, generation)
         checksum = _CHECKSUM.pack(checksum_of(header + text))
         self._socket.settimeout(deadline.remaining_s())
-        self._socket.sendall(header + checksum + text)
+        proof = b"" if self._sent is None else self._sent.begin(header, text)
+        self._socket.sendall(header + checksum + text + proof)
         if payload is not None:
             middle = payload_bytes // 2
-            self._socket.settimeout(deadline.remaining_s())
-            self._socket.sendall(payload[:middle])
+            self._send_pieces(payload[:middle], deadline)
             halfway()
+            self._send_pieces(payload[middle:], deadline)
+        if payload_bytes and self._sent is not None:
+            self._socket.sendall(self._sent.end())
+
+    def _send_pieces(self, payload: memoryview, deadline: Deadline) -> None:
+        step = payload.nbytes or 1 if self._sent is None else _PIECE_BYTES
+        for start in range(0, payload.nbytes, step):
+            piece = payload[start : start + step]
+            if self._sent is not None:
+                self._sent.add(piece)
             self._socket.settimeout(deadline.remaining_s())
-            self._socket.sendall(payload[middle:])
+            self._socket.sendall(piece)
 
     def await_message(self) -> None:
         """Waits until a message begins, or the peer hangs up."""
@@ -149,7 +204,7 @@ class Channel:
             OSError: the peer is gone, or does not send in time.
         """
         start = bytearray(_HEADER.size + _CHECKSUM.size)
-        self.receive_into(memoryview(start), deadline)
+        self._fill(memoryview(start), deadline)
         header, checksum = start[: _HEADER.size], start[_HEADER.size :]
         magic, version, number, length, payload_bytes, generation = _HEADER.unpack(header)
         if magic != _MAGIC:
@@ -161,22 +216,41 @@ class Channel:
         if number not in Kind.__members__.values():
             raise ProtocolError(f"no kind of message: {number}")
         text = bytearray(length)
-        self.receive_into(memoryview(text), deadline)
+        self._fill(memoryview(text), deadline)
         if _CHECKSUM.pack(checksum_of(header + text)) != checksum:
             raise ProtocolError("a message that was damaged on its way")
+        if self._received is not None:
+            self._check(self._received.begin(header, text), deadline)
+        self._expected_bytes = payload_bytes
         return Message(Kind(number), generation, _parsed(text), payload_bytes)
 
     def receive_into(self, target: memoryview, deadline: Deadline) -> None:
-        """Fills memory with the bytes that come next.
+        """Fills memory with the bytes of a payload that come next; checks it with the last ones.
 
         Raises:
+            ProtocolError: it is not what the peer sent.
             OSError: the peer is gone, or does not send in time.
         """
+        self._fill(target, deadline, self._received)
+        self._expected_bytes -= target.nbytes
+        if self._received is not None and target.nbytes and not self._expected_bytes:
+            self._check(self._received.end(), deadline)
+
+    def _check(self, proof: bytes, deadline: Deadline) -> None:
+        sent = bytearray(len(proof))
+        self._fill(memoryview(sent), deadline)
+        if not hmac.compare_digest(proof, bytes(sent)):
+            raise ProtocolError("what arrived is not what the peer sent")
+
+    def _fill(self, target: memoryview, deadline: Deadline, proofs: _Proofs | None = None) -> None:
         while target.nbytes:
             self._socket.settimeout(deadline.remaining_s())
-            received = self._socket.recv_into(target)
+            limit = 0 if proofs is None else min(target.nbytes, _PIECE_BYTES)
+            received = self._socket.recv_into(target, limit)
             if received == 0:
                 raise ConnectionResetError("the peer hung up")
+            if proofs is not None:
+                proofs.add(target[:received])
             target = target[received:]
 
     def discard(self, size_bytes: int, deadline: Deadline) -> None:

@@ -1,8 +1,9 @@
 """Adoption: a process goes on with the store that the last occupant of its rank left here.
 
-A job whose processes were exchanged on the way is launched again with ranks in their first order.
-What the newest occupant of a rank left on this machine then lies in another process's folder, or
-among what the processes flushed to durable storage when they stopped.
+A job whose processes were exchanged on the way is launched again with ranks in their first order,
+and a process takes the place of one that died on the same machine. What the newest occupant of a
+rank left here then lies in another process's folder, or among what the processes flushed to durable
+storage when they stopped.
 """
 
 from __future__ import annotations
@@ -10,18 +11,20 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Iterator
+from datetime import timedelta
 from pathlib import Path
 
 from megatron_moevement.errors import UserError
+from megatron_moevement.policy.adoption import NOTHING, age_of
 from megatron_moevement.policy.ranks import LogicalRank
-from megatron_moevement.runtime.slots.flushing import bring_back
+from megatron_moevement.runtime.slots.flushing import bring_back, bring_back_file
 from megatron_moevement.runtime.slots.identity import DamagedFileError
 from megatron_moevement.runtime.slots.journal import Journal, JournalState
 from megatron_moevement.runtime.slots.mapped_file import Access
 from megatron_moevement.runtime.slots.store import (
     JOURNAL_NAME,
-    LOCK_NAME,
     StoreDirectory,
     left_behind,
     process_folder,
@@ -31,17 +34,26 @@ from megatron_moevement.runtime.slots.store_lock import StoreLockedError
 
 logger = logging.getLogger(__name__)
 
+_POLL_S = 0.05
 
-def adopt_store(own: StoreDirectory, rank: LogicalRank, flushed: Iterable[Path] = ()) -> int | None:
-    """Takes over the store of the newest occupant of a rank, where it is newer than the own one.
+
+def adopt_store(
+    own: StoreDirectory,
+    rank: LogicalRank,
+    flushed: Iterable[Path] = (),
+    patience: timedelta = timedelta(0),
+) -> int | None:
+    """Takes over the store of the newest occupant of a rank, where the own one is not newer.
 
     Its files are moved, not copied, but for those of a flushed store; each slot in them counts by
-    its checksum only.
+    its checksum only. What the own store holds of another rank stays: somebody needs it. A process
+    that dies on the way leaves two stores, which are taken over together.
 
     Args:
         own: the store of this process, in which nothing is open.
         rank: the rank that this process occupies.
         flushed: folders of what processes of the run flushed.
+        patience: how long to wait for a process that dies and still has its store locked.
 
     Returns:
         The process whose store it was; None when the own one stays.
@@ -50,38 +62,138 @@ def adopt_store(own: StoreDirectory, rank: LogicalRank, flushed: Iterable[Path] 
         UserError: there is no room for a flushed store, or it is another job's, as the own one may
             be: nothing of it may be lost by a flag that was forgotten.
     """
-    mine = _state(own, own.folder)
-    newest, adopted = _age(mine, rank), None
-    for process in left_behind(own.root, own.identity.run_id):
-        left_folder = process_folder(own.root, own.identity.run_id, process)
-        with contextlib.suppress(UserError):  # another job's is no business of ours
-            age = _age(_state(own, left_folder), rank)
-            if age > newest:
-                newest, adopted = age, process
-    durable = None
+    mine = age_of(_state(own, own.folder), rank)
+    _await_the_dying(own, rank, patience)
+    left = {
+        process: _age_left(own, process_folder(own.root, own.identity.run_id, process), rank)
+        for process in left_behind(own.root, own.identity.run_id)
+    }
+    newest, durable, adopted = max([mine, *left.values()]), None, None
     for process, folder in (one for each in flushed for one in process_folders(each).items()):
-        age = _age(_flushed_state(own, folder), rank)
+        age = age_of(_flushed_state(own, folder), rank)
         if age > newest:
-            newest, adopted, durable = age, process, folder
-    if adopted is None:
-        return None
-    if durable is not None:
+            newest, durable, adopted = age, folder, process
+    if durable is not None and adopted is not None:
+        _make_room(own, rank)
         return _bring_back(own, durable, adopted)
-    try:
-        with StoreDirectory(own.root, own.identity, adopted) as left:
-            own.clear()
-            for path in left.folder.iterdir():
-                if path.name != LOCK_NAME:
-                    os.rename(path, own.folder / path.name)
-            left.remove()
-    except StoreLockedError:
-        return None
-    logger.info("process %d goes on with what process %d left", own.process, adopted)
+    is_older = newest > mine
+    for process, age in left.items():
+        if age == newest != NOTHING and _move(own, process, rank, is_older=is_older):
+            adopted, is_older = process, False
     return adopted
 
 
+def take_in_left(own: StoreDirectory) -> tuple[int, ...]:
+    """Moves here what others left on this machine and nobody has adopted, whichever rank's it is.
+
+    Where a launch exchanges ranks between machines, the slots of a rank lie with a process of
+    another one, which serves them. Several processes share what there is; each store goes to the
+    one that locks it first.
+
+    Args:
+        own: the store of this process.
+
+    Returns:
+        The processes whose slots are here now.
+    """
+    own.read_again()
+    taken = []
+    for process in left_behind(own.root, own.identity.run_id):
+        folder = process_folder(own.root, own.identity.run_id, process)
+        with contextlib.suppress(UserError):  # another job's
+            left, mine = _state(own, folder), _state(own, own.folder)
+            is_old = left is not None and mine is not None and left.era < mine.era
+            if (
+                left is not None
+                and not is_old
+                and _take_in(own, process, has_state=mine is not None)
+            ):
+                taken.append(process)
+    return tuple(taken)
+
+
+def _take_in(own: StoreDirectory, process: int, *, has_state: bool) -> bool:
+    try:
+        with StoreDirectory(own.root, own.identity, process) as left:
+            if not has_state:
+                bring_back_file(left.folder / JOURNAL_NAME, own.folder)
+            lacking = [
+                stored.path
+                for stored in left.rings()
+                if not (own.folder / stored.path.name).exists()
+            ]
+            for path in lacking:
+                os.replace(path, own.folder / path.name)
+            if not left.rings():
+                left.remove()
+    except (StoreLockedError, FileNotFoundError):
+        return False
+    return bool(lacking)
+
+
+def _move(own: StoreDirectory, process: int, rank: LogicalRank, *, is_older: bool) -> bool:
+    """Moves what a dead process left, and the own store lacks; returns whether there was anything.
+
+    The journal is copied: until the last ring is here, either store is found by its own.
+    """
+    lacking = []
+    try:
+        with StoreDirectory(own.root, own.identity, process) as left:
+            if is_older:
+                _make_room(own, rank)
+                if _is_newer(own, left.folder):
+                    bring_back_file(left.folder / JOURNAL_NAME, own.folder)
+            lacking = [
+                stored.path
+                for stored in left.rings()
+                if is_older or not (own.folder / stored.path.name).exists()
+            ]
+            for path in lacking:
+                os.replace(path, own.folder / path.name)
+            if not left.rings():
+                left.remove()
+    except (StoreLockedError, FileNotFoundError):  # whoever gives the run up removes its files
+        return False
+    if is_older or lacking:
+        logger.info("process %d goes on with what process %d left", own.process, process)
+    return is_older or bool(lacking)
+
+
+def _make_room(own: StoreDirectory, rank: LogicalRank) -> None:
+    """Removes what is older of the same rank, or of none, from the own store."""
+    state = _state(own, own.folder)
+    if state is None or state.rank in {None, rank}:
+        own.clear()
+
+
+def _is_newer(own: StoreDirectory, folder: Path) -> bool:
+    """Returns whether the state in a folder is as new as the own one, whichever rank's."""
+    mine, other = _state(own, own.folder), _state(own, folder)
+    if mine is None or other is None:
+        return mine is None
+    return (other.era, other.committed) >= (mine.era, mine.committed)
+
+
+def _await_the_dying(own: StoreDirectory, rank: LogicalRank, patience: timedelta) -> None:
+    """Waits until the system has taken the former occupant of a rank apart, which frees its lock.
+
+    Who only hangs keeps its lock, and its store is not waited for any longer.
+    """
+    deadline_s = time.monotonic() + patience.total_seconds()
+    while time.monotonic() < deadline_s and any(
+        _age_left(own, folder, rank) != NOTHING for folder in _locked_by_others(own)
+    ):
+        time.sleep(_POLL_S)
+
+
+def _locked_by_others(own: StoreDirectory) -> Iterator[Path]:
+    free = left_behind(own.root, own.identity.run_id)
+    for process, folder in process_folders(own.folder.parent).items():
+        if process not in free and process != own.process:
+            yield folder
+
+
 def _bring_back(own: StoreDirectory, flushed: Path, process: int) -> int:
-    own.clear()
     try:
         bring_back(flushed, own.folder)
     except OSError as error:
@@ -118,8 +230,8 @@ def _state(own: StoreDirectory, folder: Path) -> JournalState | None:
     return state
 
 
-def _age(state: JournalState | None, rank: LogicalRank) -> tuple[int, int]:
-    """Returns what is greater the newer a rank's state is; nothing of another rank is newer."""
-    if state is None or state.rank != rank:
-        return (-1, -1)
-    return (state.era, state.committed)
+def _age_left(own: StoreDirectory, folder: Path, rank: LogicalRank) -> tuple[int, int]:
+    """Returns the age of what another process left; another job's is no business of ours."""
+    with contextlib.suppress(UserError):
+        return age_of(_state(own, folder), rank)
+    return NOTHING

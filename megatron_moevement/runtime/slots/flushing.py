@@ -64,10 +64,18 @@ def bring_back(flushed: Path, folder: Path) -> None:
     """
     names = sorted((path.name for path in flushed.iterdir()), key=lambda name: name == JOURNAL_NAME)
     for name in names:
-        whole = folder / name
-        creating = folder / f"{name}{CREATING_SUFFIX}"
-        _copy(flushed / name, creating)
-        creating.rename(whole)
+        bring_back_file(flushed / name, folder)
+
+
+def bring_back_file(file: Path, folder: Path) -> None:
+    """Copies a file of a store into a process's folder, where it is whole or not there at all.
+
+    Raises:
+        OSError: the file system is full.
+    """
+    creating = folder / f"{file.name}{CREATING_SUFFIX}"
+    _copy(file, creating)
+    creating.rename(folder / file.name)
 
 
 def remove_flushed(folder: Path) -> None:
@@ -80,8 +88,9 @@ def _root(save: Path) -> Path:
 
 
 def _copy(source: Path, target: Path) -> None:
-    with source.open("rb") as reading:
-        descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    flags = os.O_NOFOLLOW | os.O_CLOEXEC
+    with open(os.open(source, os.O_RDONLY | flags), "rb") as reading:
+        descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | flags, 0o600)
         with open(descriptor, "wb") as writing:
             shutil.copyfileobj(reading, writing, 1 << 20)
             writing.flush()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,11 +16,68 @@ FORMAT_VERSION = 1
 """Raised with every change of a file's layout."""
 
 _RUN_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
+RUN_NAME = "run.json"
+"""Beside the files of a process: what its run is."""
+
+_SHOWN_CHARACTERS = 120
 _FINGERPRINT = re.compile(r"[!-~]{1,200}")
 
 
 class DamagedFileError(Exception):
     """A file of the store does not read as it was written; nothing of it is relied on."""
+
+
+@dataclasses.dataclass(frozen=True)
+class RunIdentity:
+    """What a run is: it decides the run's name, and which memory a launch goes on from.
+
+    Attributes:
+        deciding: whatever decides a bit of the training, by the names that users know.
+        layout: what decides besides what the bytes of a slot mean, and no bit of the training.
+    """
+
+    deciding: Mapping[str, str]
+    layout: Mapping[str, str]
+
+    @property
+    def digest(self) -> str:
+        """Digest of what decides bits."""
+        return _digest(self.deciding)
+
+    @property
+    def fingerprint(self) -> str:
+        """Digest of what decides the meaning of a slot's bytes."""
+        return _digest({"run": self.digest, **self.layout})
+
+    def document(self) -> dict[str, Any]:
+        """Returns it as JSON."""
+        return {"deciding": dict(self.deciding), "layout": dict(self.layout)}
+
+    @classmethod
+    def of_document(cls, document: Mapping[str, Any]) -> RunIdentity:
+        """Returns what `document` returned.
+
+        Raises:
+            KeyError, TypeError, ValueError: it is no such document.
+        """
+        deciding, layout = dict(document["deciding"]), dict(document["layout"])
+        if not all(isinstance(one, str) for one in [*deciding.values(), *layout.values()]):
+            raise TypeError("values are text")
+        return cls(deciding, layout)
+
+    def differences(self, other: RunIdentity) -> list[str]:
+        """Returns in what another run differs, as `name value there (here: value)`."""
+        found = []
+        for name in sorted({*self.deciding, *other.deciding}):
+            mine, theirs = self.deciding.get(name, "none"), other.deciding.get(name, "none")
+            if mine != theirs:
+                short = f"{name} {theirs} (here: {mine})"
+                found.append(short if len(short) <= _SHOWN_CHARACTERS else name)
+        return found
+
+
+def _digest(values: Mapping[str, str]) -> str:
+    return hashlib.sha256(json.dumps(dict(values), sort_keys=True).encode()).hexdigest()
 
 
 @dataclasses.dataclass(frozen=True)

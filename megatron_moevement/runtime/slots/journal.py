@@ -94,8 +94,11 @@ class Journal(StoreFile):
         retained_steps: int,
         entry_bytes: int,
         last_step: int,
+        *,
+        state: JournalState | None = None,
+        losses: Mapping[int, float] | None = None,
     ) -> Journal:
-        """Creates an empty journal in place of the file of that name; its bytes are reserved.
+        """Creates a journal in place of the file of that name; its bytes are reserved.
 
         Args:
             path: the file's name.
@@ -103,10 +106,12 @@ class Journal(StoreFile):
             retained_steps: how many of the newest steps keep their ledger entry.
             entry_bytes: the most that an entry has.
             last_step: the last step of the run; every step until then has room for its loss.
+            state: that it begins with.
+            losses: of the steps before; the former file is there until all of it is written.
 
         Raises:
             UserError: the file system is too full, or refuses the file.
-            ValueError: a size is less than one.
+            ValueError: a size is less than one, or a step has no room for its loss.
         """
         if min(retained_steps, entry_bytes) < 1 or last_step < 0:
             raise ValueError(f"no journal: {retained_steps} x {entry_bytes} bytes, to {last_step}")
@@ -116,12 +121,44 @@ class Journal(StoreFile):
             "last_step": last_step,
         }
         total_bytes = journal_bytes(retained_steps, entry_bytes, last_step)
-        nothing = dict.fromkeys(_SUPERBLOCKS, encode_superblock(0, None))
+        contents = dict.fromkeys(_SUPERBLOCKS, encode_superblock(0, state))
+        history = bytearray((last_step + 1) * _LOSS_BYTES)
+        for step, loss in (losses or {}).items():
+            if not 0 <= step <= last_step:
+                raise ValueError(f"{path} is made for {last_step} steps, not for {step}")
+            history[step * _LOSS_BYTES : (step + 1) * _LOSS_BYTES] = _guarded_loss(
+                step, struct.pack("<f", loss)
+            )
+        if losses:
+            contents[_losses_offset(retained_steps, entry_bytes)] = bytes(history)
         return cls(
             MappedFile.create(
-                path, cls.MAGIC, identity, header, total_bytes=total_bytes, contents=nothing
+                path, cls.MAGIC, identity, header, total_bytes=total_bytes, contents=contents
             )
         )
+
+    def extended(self, last_step: int) -> Journal:
+        """Returns the same journal with room for the losses of a longer run; closes this one.
+
+        Args:
+            last_step: the last step of the longer run.
+
+        Raises:
+            UserError: the file system is too full, or refuses the file.
+        """
+        header = {
+            "retained_steps": self.retained_steps,
+            "entry_bytes": self.entry_bytes,
+            "last_step": last_step,
+        }
+        total_bytes = journal_bytes(self.retained_steps, self.entry_bytes, last_step)
+        kept = {PAGE_BYTES: bytes(self._file.view[PAGE_BYTES:])}
+        path, identity = self.path, self.identity
+        file = MappedFile.create(
+            path, self.MAGIC, identity, header, total_bytes=total_bytes, contents=kept
+        )
+        self.close()
+        return type(self)(file)
 
     @property
     def state(self) -> JournalState | None:

@@ -185,7 +185,8 @@ class MappedFile:
 
 
 def _header_page(magic: bytes, document: Mapping[str, Any]) -> bytes:
-    assert len(magic) == _MAGIC_BYTES
+    if len(magic) != _MAGIC_BYTES:
+        raise ValueError(f"{magic!r} has not {_MAGIC_BYTES} bytes")
     text = json.dumps(document).encode()
     page = magic + _LENGTH.pack(len(text)) + text
     body_bytes = PAGE_BYTES - _CHECKSUM.size

@@ -7,17 +7,19 @@ import dataclasses
 import logging
 import os
 import re
-import stat
+from collections.abc import Mapping
 from enum import Enum
 from pathlib import Path
 from typing import Self
 
 from megatron_moevement.errors import UserError
 from megatron_moevement.policy.ranks import LogicalRank
-from megatron_moevement.runtime.slots.identity import DamagedFileError, StoreIdentity
-from megatron_moevement.runtime.slots.journal import Journal, journal_bytes
+from megatron_moevement.runtime.ownership import check_folder
+from megatron_moevement.runtime.slots.identity import RUN_NAME, DamagedFileError, StoreIdentity
+from megatron_moevement.runtime.slots.journal import Journal, JournalState, journal_bytes
 from megatron_moevement.runtime.slots.mapped_file import CREATING_SUFFIX, free_bytes, out_of_space
 from megatron_moevement.runtime.slots.ring_file import RingFile, ring_file_bytes
+from megatron_moevement.runtime.slots.status_file import STATUS_NAME
 from megatron_moevement.runtime.slots.store_lock import StoreLock, lock_owner
 
 logger = logging.getLogger(__name__)
@@ -219,18 +221,33 @@ class StoreDirectory:
         if found is None:
             path = self.folder / JOURNAL_NAME
             found = Journal.create(path, self.identity, **dataclasses.asdict(shape))
-            self._journal = found
-        self._check_shape(
-            found.path,
-            JournalShape(found.retained_steps, found.entry_bytes, found.last_step),
-            shape,
-        )
+        if found.last_step < shape.last_step:  # a longer run
+            found = found.extended(shape.last_step)
+        self._journal = found
+        # A shorter run leaves room unused.
+        there = JournalShape(found.retained_steps, found.entry_bytes, shape.last_step)
+        self._check_shape(found.path, there, shape)
         return found
+
+    def begin_journal(
+        self, shape: JournalShape, state: JournalState, losses: Mapping[int, float]
+    ) -> None:
+        """Puts a journal of a history that begins anew in the place of the one that is there.
+
+        Raises:
+            UserError: the file system is full; the former one is still there.
+        """
+        path = self.folder / JOURNAL_NAME
+        sizes = dataclasses.asdict(shape)
+        journal = Journal.create(path, self.identity, **sizes, state=state, losses=losses)
+        former, self._journal = self._journal, journal
+        if former is not None:
+            former.close()
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing but the lock is there."""
-        return all(path.name == LOCK_NAME for path in self.folder.iterdir())
+        """Whether nothing is there but the lock, and what is said of the run."""
+        return {path.name for path in self.folder.iterdir()} <= {LOCK_NAME, RUN_NAME, STATUS_NAME}
 
     def rings(self) -> tuple[StoredRing, ...]:
         """Returns the rings that are there."""
@@ -290,11 +307,15 @@ class StoreDirectory:
         self._ring_path(role, owner).unlink(missing_ok=True)
 
     def clear(self) -> None:
-        """Removes the journal and all rings, of a job that begins anew."""
+        """Removes the journal and all rings."""
         if self._journal is not None:
             self._journal.close()
             self._journal = None
         (self.folder / JOURNAL_NAME).unlink(missing_ok=True)
+        self.clear_rings()
+
+    def clear_rings(self) -> None:
+        """Removes all rings."""
         for stored in self.rings():
             self.drop_ring(stored.role, stored.owner)
 
@@ -339,23 +360,16 @@ def make_folders(root: Path, *folders: Path) -> None:
     Raises:
         FileNotFoundError: somebody has just removed one.
         OSError: the system refuses.
-        UserError: one of them is another user's.
+        UserError: one of them is another user's, or another user could put its own in their place.
     """
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
-    _check_root(root)
+    check_folder(root, "--moevement-store-dir")
     for folder in folders:
         with contextlib.suppress(FileExistsError):
             folder.mkdir(mode=0o700)
         if folder.is_symlink() or folder.stat().st_uid != os.geteuid():
             raise _foreign_folder(folder)
         folder.chmod(0o700)
-
-
-def _check_root(root: Path) -> None:
-    """Refuses a folder in which another user could put other files in the place of ours."""
-    status = root.stat()
-    if status.st_uid not in (0, os.geteuid()) and not status.st_mode & stat.S_ISVTX:
-        raise _foreign_folder(root)
 
 
 def _foreign_folder(folder: Path) -> UserError:

@@ -7,9 +7,12 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from megatron_moevement.policy.commit import Command
+from megatron_moevement.policy.lifecycle import Phase
+from megatron_moevement.policy.operators import OperatorId
 from megatron_moevement.policy.persistence import SlotKey
+from megatron_moevement.settings.faults import Place
 from megatron_moevement.testing.world import arithmetic
-from megatron_moevement.testing.world.process import Process, Run
+from megatron_moevement.testing.world.process import At, Commands, Process, Run, Until
 from megatron_moevement.testing.world.reference import scaler_of
 from megatron_moevement.testing.world.scenario import Links
 from megatron_moevement.testing.world.store import StoredSlot
@@ -29,51 +32,75 @@ class Commits:
         """Acts on the processes of a world."""
         self._world = world
 
-    def execute(self, process: Process, run: Run, section: Iterable[Command]) -> None:
-        """Commits a step; a fault may tear it, nothing else can interrupt it."""
-        torn = self._world.faults.tears(process)
+    def execute(self, process: Process, run: Run, section: Iterable[Command]) -> Commands:
+        """Commits a step; faults may tear it, nothing else can interrupt it."""
+        live = process.live
+        assert live is not None
+        is_torn_here = self._world.faults.tears(process)
+        live.torn = True
+        yield At(Place.COMMIT)
         for command in section:
-            self._step(process, run, command, torn)
-            if torn and command is Command.OPTIMIZERS:
-                assert process.live is not None
-                process.live.torn = True
-                self._world.report(f"{process} is torn in the commit of step {run.step}")
-                self._world.restarts.restart_soon()
-                return
+            if command is Command.OPTIMIZERS:
+                yield from self._optimizers(process, run, is_torn_here)
+            elif command is Command.CAPTURE:
+                if live.window is None or live.step > live.window.last:
+                    yield from self.capture(process)
+            else:
+                if command is Command.LEDGER:
+                    yield At(Place.LEDGER)
+                self._step(process, run, command)
+                if command is Command.COMMITTED:
+                    yield At(Place.COMMITTED)
         process.run = None
-        if run.plan is None:
-            self._learn(process, run)
-            self._save_durably(process)
-        assert process.live is not None
-        if process.live.window is None or process.live.step > process.live.window.last:
-            process.live.window = None
-            self.capture(process)
         self._world.invariants.committed(process)
+        if run.plan is None:
+            yield At(Place.GATHER)
+            yield from self._save_durably(process)
 
-    def _step(self, process: Process, run: Run, command: Command, torn: bool) -> None:
+    def _step(self, process: Process, run: Run, command: Command) -> None:
         live, entry, store = process.live, run.entry, process.store
         assert live is not None
         assert entry is not None
         if command is Command.CLIP:
             run.clips += 1
-        elif command is Command.OPTIMIZERS:
-            self._optimizers(process, run, torn)
         elif command is Command.SCHEDULES:
             live.cursor = self._world.history.of("cursor", live.cursor)
+            live.step = run.step
         elif command is Command.LEDGER:
             store.ledger[run.step] = entry
             store.losses[run.step] = entry.loss
         elif command is Command.COMMITTED:
-            live.step = run.step
             store.committed = max(store.committed or 0, run.step)
+            store.rank, store.schedule = process.rank, process.schedule
+            self._world.has_trained = True
+            if run.plan is None:
+                self._learn(process, run)
+        elif command is Command.PUBLISHED:
+            live.torn = False
+            if live.window is not None and live.step > live.window.last:
+                live.window = None
 
-    def _optimizers(self, process: Process, run: Run, torn: bool) -> None:
+    def _optimizers(self, process: Process, run: Run, is_torn_here: bool) -> Commands:
+        assert process.live is not None
+        operators = list(process.live.active)
+        half = len(operators) // 2
+        self._apply(process, run, operators[:half])
+        if is_torn_here:
+            self._world.report(f"{process} is torn in the commit of step {run.step}")
+            self._world.restarts.restart_soon()
+            yield Until(lambda: False, "the restart")
+        yield At(Place.OPTIMIZERS)
+        self._apply(process, run, operators[half:])
+        yield At(Place.AFTER_OPTIMIZERS)
+        if run.plan is not None and process.lifecycle.phase is Phase.SETTLING:
+            yield At(Place.ROLL_FORWARD)
+
+    def _apply(self, process: Process, run: Run, operators: Iterable[OperatorId]) -> None:
         live, entry, reduced = process.live, run.entry, run.reduced
         assert live is not None
         assert entry is not None
         assert reduced is not None
-        operators = list(live.active)
-        for operator in operators[: len(operators) // 2] if torn else operators:
+        for operator in operators:
             which = scaler_of(operator)
             if not entry.found_inf[which]:
                 live.active[operator] = arithmetic.apply_gradient(
@@ -89,16 +116,22 @@ class Commits:
         newest = self._world.policies.newest_persisted(former, run.agreed_persisted)
         if newest != former:
             process.store.persisted = newest
-            self._world.invariants.learnt(process)
+            self._world.invariants.learnt(process, run.agreed_copies)
             self.drop(process)
+        self.forget_left(process)
+
+    def forget_left(self, process: Process) -> None:
+        """Removes what others left, once nothing of it can be needed any more."""
+        is_returning = process.lifecycle.phase is not Phase.TRAINING
+        may_forget = self._world.policies.may_forget_left
+        if process.has_left and may_forget(process.store.persisted, is_returning=is_returning):
+            process.has_left = False
+            self._world.machines.forget(process)
 
     def drop(self, process: Process) -> None:
         """Forgets everything that the newest persisted window makes garbage."""
         policies, store = self._world.policies, process.store
         kept = policies.retain(store.persisted, process.schedule.first_step)
-        old = [key for key in store.slots if key.step < kept.oldest_slot_step]
-        self._world.invariants.drops(process, old)
-        store.drop_slots(old)
         process.ring = process.ring.dropped_before(kept.oldest_slot_step)
         if store.persisted is not None:
             process.acknowledgements = process.acknowledgements.dropped_before(store.persisted)
@@ -114,7 +147,14 @@ class Commits:
         for step in [step for step in store.ledger if step < kept.oldest_ledger_step]:
             del store.ledger[step]
 
-    def capture(self, process: Process) -> None:
+    def make_room(self, process: Process, key: SlotKey) -> None:
+        """Invalidates the buffer that a slot is about to be written to."""
+        former = process.store.overwritten_by(key, process.ring.capacity)
+        self._world.invariants.drops(process, former)
+        process.store.drop_slots(former)
+        process.store.slots.pop(key, None)
+
+    def capture(self, process: Process) -> Commands:
         """Starts the copy of S_step to the host; the optimizer of the next step waits for it."""
         live, rank, schedule = process.live, process.rank, process.schedule
         assert live is not None
@@ -122,15 +162,25 @@ class Commits:
         assert process.ring.next_step == live.step
         window = schedule.window_of(live.step)
         key = SlotKey(rank, window, schedule.slot_of(live.step))
+        if key.slot == 0:
+            yield At(Place.WINDOW_EDGE)
+        yield At(Place.CAPTURE)
         full, compute = self._world.contents(schedule, rank, key.slot)
         content = live.capture(self._world.history, full, compute)
         process.ring = process.ring.captured()
+        self.make_room(process, key)
         process.capturing = key
         self._world.invariants.captured(process, key, content)
         duration = CAPTURE_TIME
         if self._world.scenario.links is Links.SLOW:
             duration += SLOW_CAPTURE_TIME * self._world.random.random()
-        self._world.clock.after(duration, self._land, process, process.generation, key, content)
+        now = self._world.clock
+        now.after(duration / 2, self._pass_halfway, process, process.generation)
+        now.after(duration, self._land, process, process.generation, key, content)
+
+    def _pass_halfway(self, process: Process, generation: int) -> None:
+        if process.alive and process.generation == generation:
+            self._world.faults.pass_by(process, Place.COPY)
 
     def _land(self, process: Process, generation: int, key: SlotKey, content: SlotContent) -> None:
         live = process.live
@@ -140,17 +190,24 @@ class Commits:
             torn = self._world.history.of("overwritten", key.step)
             content = dataclasses.replace(content, full=dict.fromkeys(content.full, torn))
         self._world.invariants.landed(process, key, content)
+        self._world.faults.pass_by(process, Place.PUBLISH)
+        if not process.alive:
+            return
         process.store.slots[key] = StoredSlot(content)
         process.capturing = None
         process.acknowledgements = process.acknowledgements.landed(key, process.holders)
         self._world.invariants.stored(process, key)
+        self._world.faults.pass_by(process, Place.AFTER_PUBLISH)
+        if not process.alive:
+            return
         for holder in process.holders:
             self._world.replicator.send(process, process, key, holder)
         self._world.poke(process)
 
-    def _save_durably(self, process: Process) -> None:
+    def _save_durably(self, process: Process) -> Commands:
         live = process.live
         assert live is not None
         every = self._world.scenario.durable_every
         if every and live.step % every == 0:
+            yield At(Place.SAVE)
             self._world.durable.save(process)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from megatron_moevement.policy.persistence import SlotKey
 from megatron_moevement.policy.plan import Plan, WindowEdges
 from megatron_moevement.policy.ring import SlotRing
-from megatron_moevement.testing.world.process import Join, Pass, Process, Sleep, Until, Wait
+from megatron_moevement.settings.faults import Place
+from megatron_moevement.testing.world.process import At, Commands, Join, Pass, Process, Sleep, Until
 from megatron_moevement.testing.world.store import StoredSlot
 
 if TYPE_CHECKING:
@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
 FETCH_TIME = 0.6
 COPY_TIME = 1.5
-
-Commands = Generator[Wait, Any, None]
 
 
 def copy_states(world: World, process: Process, plan: Plan, members: tuple[int, ...]) -> Commands:
@@ -32,6 +30,7 @@ def copy_states(world: World, process: Process, plan: Plan, members: tuple[int, 
             yield from _fetch(world, process, key, copy.source)
         yield Sleep(COPY_TIME)
         source = world.processes[copy.source]
+        yield At(Place.SERVE_STATE, copy.source)
         if not source.alive or source.live is None:
             yield Until(lambda: False, "the restart")
         assert source.live is not None
@@ -66,12 +65,15 @@ def _fetch(world: World, process: Process, key: SlotKey, source: int) -> Command
     assert process.rank is not None
     yield Sleep(FETCH_TIME)
     holder = world.processes[source]
+    yield At(Place.SERVE_SLOT, source)
     stored = holder.store.slots.get(key) if holder.alive else None
     if stored is None or not stored.intact:
         world.report(f"{process} finds no intact {key} at {holder}")
         world.restarts.restart_soon()
         yield Until(lambda: False, "the restart")
     assert stored is not None
+    yield At(Place.FETCH)
     own = SlotKey(process.rank, key.window, key.slot)
+    world.commits.make_room(process, own)
     process.store.slots[own] = StoredSlot(stored.content)
     world.invariants.stored(process, own)

@@ -26,14 +26,14 @@ class Durable:
     """Storage that survives everything."""
 
     def __init__(self, world: World) -> None:
-        """Holds the initial state, where the scenario lets it be built anew."""
+        """Holds the initial state."""
         self._world = world
-        self._saved: dict[int, dict[LogicalRank, SavedRank]] = {}
-        if world.scenario.initial_state:
-            self._saved[0] = {
+        self._saved: dict[int, dict[LogicalRank, SavedRank]] = {
+            0: {
                 rank: SavedRank(initial_state(world.history, world.shape, rank), {})
                 for rank in world.shape.layout.ranks
             }
+        }
 
     def save(self, process: Process) -> None:
         """Saves a rank's part; the checkpoint counts once every rank has saved its own."""
@@ -44,10 +44,11 @@ class Durable:
 
     @property
     def newest(self) -> int | None:
-        """Step of the newest whole checkpoint."""
+        """Step of the newest whole checkpoint; 0 where the initial state can be built anew."""
         ranks = len(self._world.shape.layout.ranks)
-        whole = [step for step, parts in self._saved.items() if len(parts) == ranks]
-        return max(whole, default=None)
+        newest = max(step for step, parts in self._saved.items() if len(parts) == ranks)
+        is_initial_lost = self._world.has_trained and not self._world.scenario.initial_state
+        return None if newest == 0 and is_initial_lost else newest
 
     def load(self, step: int, rank: LogicalRank) -> SavedRank:
         """Returns a rank's part of a checkpoint."""

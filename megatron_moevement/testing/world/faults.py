@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from enum import Enum
 
+from megatron_moevement.settings.faults import Place
+
 
 class FaultKind(Enum):
     """What goes wrong."""
@@ -12,8 +14,14 @@ class FaultKind(Enum):
     CRASH = "crash"
     """A process dies."""
 
+    EXCEPTION = "exception"
+    """A process stops where it is, and lives; everybody is interrupted."""
+
     HANG = "hang"
     """A process stops; the wrapper kills it after a long silence."""
+
+    HICCUP = "hiccup"
+    """Transfers from a process to everybody else fail for a while; it notices nothing else."""
 
     NODE = "node"
     """All processes of a failure domain die, and the memory of the node with them."""
@@ -43,8 +51,11 @@ class Fault:
         tick: the command of the world, counted from 0, right before which it happens.
         victim: chooses the process among the live ones, modulo their number; -1 is the process
             whose command it is.
+        place: it happens when a process first comes to this place from that command on; None:
+            at that command.
     """
 
     kind: FaultKind
     tick: int
     victim: int = -1
+    place: Place | None = None

@@ -15,8 +15,10 @@ from megatron_moevement.policy.persistence import SlotKey
 from megatron_moevement.policy.plan import Ending, Origin, Plan, Verdict, WindowEdges
 from megatron_moevement.policy.ring import ring_capacity
 from megatron_moevement.policy.schedule import Window
+from megatron_moevement.testing.world.left_invariants import LeftInvariants
 from megatron_moevement.testing.world.live import SlotContent
 from megatron_moevement.testing.world.log_invariants import LogInvariants
+from megatron_moevement.testing.world.plan_sources import has_sources
 from megatron_moevement.testing.world.policies import slot_contents
 from megatron_moevement.testing.world.process import Process
 from megatron_moevement.testing.world.violations import ViolationError, require
@@ -40,6 +42,7 @@ class Invariants:
         self._newest_window: dict[int, Window] = {}
         self._slot_of: dict[tuple[int, Window, OperatorId], int] = {}
         self.logs = LogInvariants(world)
+        self.left = LeftInvariants(world)
         self.damaged_slots: set[tuple[int, SlotKey]] = set()
         self.lags: list[int] = []
 
@@ -73,6 +76,9 @@ class Invariants:
         former = self._committed.get(key, 0)
         require(store.committed >= former, "4 committed", process, "went back from", former)
         self._committed[key] = store.committed
+        live = process.live
+        recorded = live is None or live.step <= store.committed
+        require(recorded, "4 recorded", process, "is beyond", store.committed, "of its journal")
         self._equals_reference(process)
         if process.lifecycle.phase is Phase.TRAINING:
             self.logs.landed(process)
@@ -168,8 +174,13 @@ class Invariants:
         there = self._has(holder, key) or owner.ring.oldest > key.step
         require(there, "2 copies", f"p{holder} acknowledged", key, "to", owner, "and lacks it")
 
-    def learnt(self, process: Process) -> None:
-        """Checks that a window which a rank takes for persisted is so for the whole job."""
+    def learnt(self, process: Process, claimed: int) -> None:
+        """Checks that a window which a rank takes for persisted is so for the whole job.
+
+        Args:
+            process: who learns it.
+            claimed: the copies that it learns each slot to have, besides the rank's own.
+        """
         window, era = process.store.persisted, process.store.era
         assert window is not None
         known = self._persisted.get(era)
@@ -186,13 +197,18 @@ class Invariants:
                     if self._has(number, key)
                 ]
                 require(
-                    len(set(copies)) > len(owner.holders),
+                    len(set(copies)) > self._wanted_copies(owner, claimed),
                     "2 persisted",
                     f"{process} takes {window} for persisted with {key} at {sorted(copies)}",
                 )
         self._persisted[era] = window
         assert process.live is not None
         self.lags.append(process.live.step - window.last)
+
+    def _wanted_copies(self, owner: Process, claimed: int) -> int:
+        """Returns how many copies a slot must have: what is claimed, and one if there can be."""
+        elsewhere = any(other.domain != owner.domain for other in self._world.live)
+        return max(claimed, int(self._world.scenario.replicas > 0 and elsewhere))
 
     def _has(self, number: int, key: SlotKey) -> bool:
         """Returns whether a process has a slot, unless a fault has taken it."""
@@ -217,15 +233,18 @@ class Invariants:
             return
         self._judged.add(plan.generation)
         era = max(each.era for each in facts.processes)
-        known = [
-            each.committed
-            for each in facts.processes
-            if each.committed is not None and each.era == era
-        ]
+        there = [each for each in facts.processes if each.committed is not None]
+        there = [each for each in there if not each.is_new] or there
+        era = max((each.era for each in there), default=era)
+        known = [each.committed or 0 for each in there if each.era == era]
         if plan.verdict not in {Verdict.ROLLBACK, Verdict.ABORT}:
             newest = max(known)
             require(plan.target == newest, "4 target", plan.target, "instead of", newest)
-            _has_sources(plan, facts)
+            for each in facts.processes:
+                beyond = each.live.condition is Condition.DENSE and each.live.step > plan.target
+                what = f"p{each.process} is at {each.live.step}, the target is {plan.target}"
+                require(not beyond, "4 target", what)
+            has_sources(plan, facts)
             self._keeps_progress(plan, facts)
             if plan.edges is WindowEdges.ANEW:
                 self._nothing_left(facts, plan)
@@ -364,24 +383,3 @@ class Invariants:
             )
         left = [name for name in self._world.network.unfinished if name[0] < generation]
         require(not left, "9 leftovers", "collectives", left, "of an older generation")
-
-
-def _has_sources(plan: Plan, facts: Facts) -> None:
-    """5: what a plan reads from a log or loads from a store was published to be there."""
-    for log in plan.logs:
-        wanted = range(log.first, log.last + 1)
-        for process in facts.stage(log.sender):
-            there = [each.steps for each in process.logs if each.direction is log.direction]
-            covers = any(steps.issuperset(wanted) for steps in there)
-            what = f"p{process.process} is to serve steps {log.first} to {log.last} from its log"
-            require(covers, "5 sources", what)
-    held = {
-        (process.process, holding.owner, holding.window): holding.slots
-        for process in facts.processes
-        for holding in process.holdings
-    }
-    for each in plan.slots:
-        assert plan.window is not None
-        for slot, number in enumerate(each.processes, start=each.first_slot):
-            has = held.get((number, each.rank, plan.window), 0) >> slot & 1
-            require(has == 1, "5 sources", f"p{number} is to send slot {slot} of", each.rank)

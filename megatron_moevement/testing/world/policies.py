@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from megatron_moevement.policy import (
+    adoption,
     boundary,
     commit,
     edges,
     lifecycle,
+    newest_state,
     persistence,
     placement,
     recovery,
@@ -23,9 +25,15 @@ from megatron_moevement.policy import (
     spares,
 )
 from megatron_moevement.policy.boundary import BoundarySend, BoundaryTag, Direction
-from megatron_moevement.policy.commit import COMMIT_SECTION, TRAINING_STEP, Command
+from megatron_moevement.policy.commit import (
+    COMMIT_SECTION,
+    ROLL_FORWARD_SECTION,
+    TRAINING_STEP,
+    Command,
+)
 from megatron_moevement.policy.facts import Facts
 from megatron_moevement.policy.operators import OperatorId
+from megatron_moevement.policy.peer_trouble import Remedy, Trouble
 from megatron_moevement.policy.plan import Plan
 from megatron_moevement.policy.ranks import LogicalRank
 from megatron_moevement.policy.retention import Retention
@@ -54,13 +62,19 @@ def slot_contents(
     return schedule.full(slot) & own, schedule.compute(slot) & own
 
 
+def every_generation(generation: int) -> bool:
+    """Returns whether a process that opens its store in some generation adopts another one."""
+    del generation
+    return True
+
+
 @dataclasses.dataclass(frozen=True)
 class Policies:
     """The decisions, by what they are about."""
 
     training_step: tuple[Command, ...] = TRAINING_STEP
     commit_section: tuple[Command, ...] = COMMIT_SECTION
-    roll_forward_section: tuple[Command, ...] = COMMIT_SECTION
+    roll_forward_section: tuple[Command, ...] = ROLL_FORWARD_SECTION
     may_commit: Callable[[int, int, commit.Abort], bool] = commit.may_commit
     votes_suffice: Callable[[int, int], bool] = operator.eq
     may_vote: Callable[..., bool] = commit.may_vote
@@ -70,6 +84,13 @@ class Policies:
         commit.newest_persisted
     )
     persisted: Callable[..., Window | None] = persisted_for_all
+    adopts_in: Callable[[int], bool] = every_generation
+    may_forget_left: Callable[..., bool] = adoption.may_forget_left
+    of_no_use: Callable[[Collection[int], Collection[int]], tuple[int, ...]] = adoption.of_no_use
+    is_memory_newest: Callable[[Facts], bool] = newest_state.is_memory_newest
+    acknowledgements: type[persistence.Acknowledgements] = persistence.Acknowledgements
+    trouble_after: Callable[[Trouble | None, float, float, str], Trouble] = Trouble.after
+    remedy: Callable[[Trouble, float], Remedy] = Trouble.remedy
     retain: Callable[[Window | None, int], Retention] = retention.retain
     oldest_log_step: Callable[[Retention, int, Direction], int] = oldest_log_step
     log_tag: Callable[[BoundarySend], BoundaryTag] = boundary.log_tag

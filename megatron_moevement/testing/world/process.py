@@ -17,6 +17,7 @@ from megatron_moevement.policy.plan import Plan
 from megatron_moevement.policy.ranks import LogicalRank
 from megatron_moevement.policy.ring import SlotRing
 from megatron_moevement.policy.schedule import Window, WindowSchedule
+from megatron_moevement.settings.faults import Place
 from megatron_moevement.testing.lost_states import LostStates
 from megatron_moevement.testing.world.arithmetic import Local, Reduced
 from megatron_moevement.testing.world.live import Live
@@ -28,6 +29,19 @@ from megatron_moevement.testing.world.store import Store
 @dataclasses.dataclass(frozen=True)
 class Pass:
     """Go on at once; a fault may come in between."""
+
+
+@dataclasses.dataclass(frozen=True)
+class At:
+    """Go on at once; production has a fault place here.
+
+    Attributes:
+        place: which one.
+        whose: number of the process that comes to it, None for the own one.
+    """
+
+    place: Place
+    whose: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,8 +87,9 @@ class Join:
     suffice: Callable[[int, int], bool] = operator.eq
 
 
-Wait = Pass | Sleep | Receive | Until | Join
-Program = Generator[Wait, Any, None]
+Wait = Pass | At | Sleep | Receive | Until | Join
+Commands = Generator[Wait, Any, None]
+Program = Commands
 
 
 @dataclasses.dataclass
@@ -93,6 +108,7 @@ class Run:
         clips: how often the gradients were clipped.
         agreed_step: the step that the barrier's result spoke of.
         agreed_persisted: the window that it told to be persisted.
+        agreed_copies: the fewest copies of a slot of that window, as it told.
         finished: whether the gradients are complete, reduced and logged.
         logged_at: when the last copy to the upstream log lands.
     """
@@ -108,6 +124,7 @@ class Run:
     clips: int = 0
     agreed_step: int = -1
     agreed_persisted: Window | None = None
+    agreed_copies: int = 0
     finished: bool = False
     logged_at: float = 0.0
 
@@ -119,6 +136,13 @@ class Process:
     Attributes:
         number: unique among all processes that the job ever had.
         domain: its failure domain.
+        machine: where its store lies in memory.
+        index: its number among those of its launch.
+        is_new: whether it has never had a state of the job.
+        is_open: whether it has opened its store.
+        has_looked: whether it has looked for what others left of its rank.
+        left_behind: processes whose stores lay on its machine when the generation began.
+        has_left: whether what others left may still be there.
         rank: the logical rank that it occupies, None for a spare.
         ring: of its own slots.
         schedule: the window schedule that it knows.
@@ -127,6 +151,7 @@ class Process:
         run: the step in hand.
         acknowledgements: of its own slots.
         holders: who keeps copies of its slots.
+        damaged: own slots that were found damaged in this generation, before they were sent.
         capturing: the slot whose copy to the host is under way.
         lifecycle: where it is.
         program: what it executes.
@@ -145,12 +170,20 @@ class Process:
     run: Run | None = None
     acknowledgements: Acknowledgements = dataclasses.field(default_factory=Acknowledgements)
     holders: tuple[int, ...] = ()
+    damaged: set[SlotKey] = dataclasses.field(default_factory=set)
     capturing: SlotKey | None = None
     lifecycle: Lifecycle = dataclasses.field(default_factory=Lifecycle)
     program: Program | None = None
     wait: Wait | None = None
     mailbox: dict[BoundaryTag, int] = dataclasses.field(default_factory=dict)
     abort: Abort = Abort.NONE
+    machine: str = ""
+    index: int = 0
+    is_new: bool = True
+    is_open: bool = False
+    has_looked: bool = False
+    left_behind: frozenset[int] = frozenset()
+    has_left: bool = True
     alive: bool = True
     hung: bool = False
 
@@ -193,6 +226,7 @@ class Process:
             epoch=self.schedule.epoch,
             holds=holds,
             alike=range(0) if holds is None else store.ledger_steps(),
+            is_new=self.is_new,
         )
 
     def _live_state(self) -> LiveState:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Generator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from megatron_moevement.policy.persistence import Acknowledgements, SlotKey
 from megatron_moevement.policy.placement import Placement
 from megatron_moevement.policy.ranks import LogicalRank
 from megatron_moevement.policy.replication import ReplicationPlan, Urgency
-from megatron_moevement.testing.world.process import Join, Process, Until, Wait
+from megatron_moevement.settings.faults import Place
+from megatron_moevement.testing.world.process import At, Commands, Join, Process, Until
 
 if TYPE_CHECKING:
     from megatron_moevement.testing.world.world import World
@@ -37,14 +38,15 @@ class Inventory:
 
 @dataclasses.dataclass(frozen=True)
 class Protection:
-    """What everybody agrees on: who holds copies, which have to be made, and what is nowhere."""
+    """What everybody agrees on: who holds copies, what is to be copied, what is where and lost."""
 
     placement: Placement
     copies: ReplicationPlan
     lost: tuple[tuple[LogicalRank, int], ...]
+    held: Mapping[SlotKey, frozenset[int]]
 
 
-def protect(world: World, process: Process, members: tuple[int, ...]) -> Generator[Wait, Any, None]:
+def protect(world: World, process: Process, members: tuple[int, ...]) -> Commands:
     """Plans the copies that are missing and waits for those that are urgent."""
     if process.capturing is not None:
         yield Until(lambda: process.capturing is None, "the capture")
@@ -66,7 +68,7 @@ def protect(world: World, process: Process, members: tuple[int, ...]) -> Generat
     if process.rank is not None:
         process.holders = protection.placement.holders[process.rank]
         world.invariants.placed(process, members)
-        process.acknowledgements = _acknowledgements(process, own, protection)
+        process.acknowledgements = _acknowledgements(world, process, own, protection)
     urgent = []
     for copy in protection.copies.copies:
         if copy.source != process.number:
@@ -77,6 +79,7 @@ def protect(world: World, process: Process, members: tuple[int, ...]) -> Generat
         if copy.urgency is Urgency.BEFORE_TRAINING:
             urgent.append(copy.slot)
     yield Until(lambda: all(_is_safe(world, process, key) for key in urgent), "urgent copies")
+    yield At(Place.REJOIN)
     yield Join(("protected",), members, process.number, None, len)
 
 
@@ -97,16 +100,19 @@ def _plan(world: World, published: dict[int, Inventory]) -> Protection:
         if inventory.rank is not None
     }
     replicas = world.scenario.replicas
-    placement = world.policies.repair_placement(Placement(rows, replicas, replicas), hosts)
+    if any(rows.values()):
+        former = Placement(rows, replicas, replicas)
+        placement = world.policies.repair_placement(former, hosts)
+    else:
+        placement = world.policies.place_replicas(hosts, replicas)
     needed = {inventory.rank: inventory.needed for inventory in published.values()}
     held: dict[SlotKey, set[int]] = {}
     for number, inventory in sorted(published.items()):
         for key in inventory.slots:
             if key.step in needed.get(key.owner, ()):
                 held.setdefault(key, set()).add(number)
-    copies = world.policies.plan_replication(
-        {key: frozenset(numbers) for key, numbers in held.items()}, placement, hosts
-    )
+    everywhere = {key: frozenset(numbers) for key, numbers in held.items()}
+    copies = world.policies.plan_replication(everywhere, placement, hosts)
     there = {(key.owner, key.step) for key in held}
     lost = (
         (inventory.rank, step)
@@ -114,10 +120,12 @@ def _plan(world: World, published: dict[int, Inventory]) -> Protection:
         for step in sorted(inventory.in_flight)
         if inventory.rank is not None and (inventory.rank, step) not in there
     )
-    return Protection(placement, copies, tuple(lost))
+    return Protection(placement, copies, tuple(lost), everywhere)
 
 
-def _acknowledgements(process: Process, own: Inventory, protection: Protection) -> Acknowledgements:
+def _acknowledgements(
+    world: World, process: Process, own: Inventory, protection: Protection
+) -> Acknowledgements:
     """Returns what a rank knows of the copies of its slots in flight.
 
     The persisted window is not among them: what faults take from it must not hold up the next one.
@@ -134,7 +142,8 @@ def _acknowledgements(process: Process, own: Inventory, protection: Protection) 
     for copy in protection.copies.copies:
         if copy.slot.owner == process.rank and in_flight(copy.slot):
             missing.setdefault(copy.slot, []).append(copy.target)
-    acknowledgements = Acknowledgements()
+    acknowledgements = world.policies.acknowledgements()
     for key, targets in missing.items():
-        acknowledgements = acknowledgements.landed(key, targets)
+        held = protection.held.get(key, frozenset()) & frozenset(process.holders)
+        acknowledgements = acknowledgements.landed(key, targets, held)
     return acknowledgements

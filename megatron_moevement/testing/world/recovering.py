@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
-from megatron_moevement.policy.commit import EarlyState, Fate
 from megatron_moevement.policy.facts import Facts, ProcessFacts
 from megatron_moevement.policy.lifecycle import Event, event_of
 from megatron_moevement.policy.persistence import SlotKey
 from megatron_moevement.policy.plan import Origin, Plan, Verdict, WindowEdges
 from megatron_moevement.policy.ring import SlotRing, ring_capacity
+from megatron_moevement.settings.faults import Place
 from megatron_moevement.testing.world.copying import FETCH_TIME, copy_states
 from megatron_moevement.testing.world.live import Live
 from megatron_moevement.testing.world.process import (
+    At,
+    Commands,
     Join,
     Pass,
     Process,
@@ -24,6 +26,7 @@ from megatron_moevement.testing.world.process import (
     Wait,
 )
 from megatron_moevement.testing.world.protecting import protect
+from megatron_moevement.testing.world.settling import settle
 from megatron_moevement.testing.world.store import StoredSlot
 from megatron_moevement.testing.world.training import run_step, train
 
@@ -33,38 +36,46 @@ if TYPE_CHECKING:
 FACTS_TIME = 0.5
 DURABLE_TIME = 4.0
 
-Commands = Generator[Wait, Any, None]
-
 
 def recover(world: World, process: Process, members: tuple[int, ...]) -> Program:
-    """Gets a process from an interrupt back to training, or to its end."""
+    """Gets a process from the start of a generation to training, or to its end."""
+    yield At(Place.CONNECT)
+    yield At(Place.START)
+    yield Join(("started",), members, process.number, None, len)
+    world.machines.open_store(process, world.restarts.restarts_in_place)
+    process.has_left = True
     plan = yield from _agree(world, process, members)
-    yield from _share_ledger(world, process, plan)
-    if plan.verdict is not Verdict.ABORT:
-        _settle(world, process, plan)
-    yield Pass()
-    rolled = any(roll.rank == process.rank for roll in plan.roll_forward)
-    if rolled and process.live is not None and process.live.torn:
-        yield Until(lambda: False, "the restart")
+    yield At(Place.PLAN)
     event = event_of(plan, process.rank)
-    process.lifecycle = world.policies.advance(process.lifecycle, event)
     if plan.verdict is Verdict.ABORT:
+        process.lifecycle = world.policies.advance(process.lifecycle, event)
         yield from _end(world, process, plan)
         return
+    if plan.verdict is Verdict.ROLLBACK:
+        process.run, process.live = None, None
+    yield At(Place.OPEN)
+    if plan.verdict is not Verdict.ROLLBACK:
+        yield from settle(world, process, plan, members)
+        if _gives_up(process, plan):
+            process.live = None
+    yield Pass()
+    process.lifecycle = world.policies.advance(process.lifecycle, event)
     yield from _come_to_target(world, process, plan, members)
     yield Join(("replayed",), members, process.number, None, len)
     if event is not Event.LOADS:
         _go_on(world, process, plan)
     if event is Event.SERVES:
         process.lifecycle = world.policies.advance(process.lifecycle, Event.SERVED)
+    yield At(Place.REPROTECT)
     yield from protect(world, process, members)
     if process.rank is None:
         process.lifecycle = world.policies.advance(process.lifecycle, Event.PROTECTED_SPARE)
         return
     process.lifecycle = world.policies.advance(process.lifecycle, Event.PROTECTED)
     world.invariants.resumed(process, plan)
+    world.commits.forget_left(process)
     if process.live is not None and process.ring.next_step == process.live.step:
-        world.commits.capture(process)
+        yield from world.commits.capture(process)
     yield from train(world, process)
 
 
@@ -85,8 +96,10 @@ def _come_to_target(
 def _agree(world: World, process: Process, members: tuple[int, ...]) -> Generator[Wait, Any, Plan]:
     """Publishes facts, makes the plan from everybody's, and compares it with the others'."""
     yield Sleep(FACTS_TIME)
+    yield At(Place.FACTS)
     own = process.facts(world.shape, world.scenario.lost_states)
     published: dict[int, ProcessFacts] = yield Join(("facts",), members, process.number, own, dict)
+    world.machines.note_left(process)
     order = [number for number in published if number >= process.number]
     order += [number for number in published if number < process.number]
     facts = Facts(
@@ -96,6 +109,8 @@ def _agree(world: World, process: Process, members: tuple[int, ...]) -> Generato
         world.restarts.durable_at(process.generation),
         tuple(published[number] for number in order),
     )
+    if _begins_with_durable(world, facts):
+        return _beginning(world, process, facts)
     plan = world.policies.plan_recovery(facts)
     digests: dict[int, str] = yield Join(("digest",), members, process.number, plan.digest, dict)
     world.invariants.agreed(process, facts, plan, digests)
@@ -104,85 +119,43 @@ def _agree(world: World, process: Process, members: tuple[int, ...]) -> Generato
     return plan
 
 
-def _share_ledger(world: World, process: Process, plan: Plan) -> Commands:
-    """Takes over the ledger before anything else: nobody knows the target alone any more.
-
-    Only then a process counts the target as committed; the plan of a later generation may rely on
-    any single survivor.
-    """
-    if plan.ledger_source is None:
-        return
-    source = world.processes[plan.ledger_source]
-    if not source.alive:
-        yield Until(lambda: False, "the restart")
-    process.store.ledger.update(source.store.ledger)
-    process.store.losses.update(source.store.losses)
-    process.store.committed = plan.target
-
-
-def _settle(world: World, process: Process, plan: Plan) -> None:
-    """Rolls forward, or puts back what the interrupted step changed early."""
-    run, live, store = process.run, process.live, process.store
-    step = next((roll.step for roll in plan.roll_forward if roll.rank == process.rank), None)
-    if plan.verdict is not Verdict.ROLLBACK:
-        store.era = plan.era
-        store.persisted = world.policies.newest_persisted(store.persisted, plan.persisted)
-        if plan.window in {None, plan.persisted}:
-            world.commits.drop(process)
-        if process.schedule.epoch != plan.epoch and plan.ledger_source is not None:
-            process.schedule = world.processes[plan.ledger_source].schedule
-    if step is None:
-        _forget_cut_capture(process)
-    if run is not None and live is not None and not live.torn:
-        if step == run.step and plan.ledger_source is not None:
-            run.entry = world.processes[plan.ledger_source].store.ledger[step]
-            run.plan = plan
-            world.commits.execute(process, run, world.policies.roll_forward_section)
-        else:
-            _put_back(world, live, run)
-    process.run = None
-    if _gives_up(process, plan):
-        process.live = None
-
-
-def _forget_cut_capture(process: Process) -> None:
-    """Makes room to capture the live state again, if its slot did not land or is damaged."""
-    live, rank = process.live, process.rank
-    process.capturing = None
-    if live is None or rank is None or live.window is not None:
-        return
-    if process.ring.next_step == live.step + 1:
-        key = process.store.own_slot(rank, live.step)
-        if key is None or not process.store.slots[key].intact:
-            process.ring = process.ring.rewound(live.step)
-
-
 def _gives_up(process: Process, plan: Plan) -> bool:
     """Returns whether the state of a process is of no use: its gradients went with the reset."""
-    if plan.verdict is Verdict.ROLLBACK:
-        return True
     if process.rank is None:
         return False
     origins = {replay.stage: replay.origin for replay in plan.replays}
     return origins.get(process.rank.pp) is Origin.WINDOW
 
 
-def _put_back(world: World, live: Live, run: Run) -> None:
-    put_back = world.policies.put_back(Fate.REPEATED)
-    if not run.saved_scalers:
-        return
-    if EarlyState.EXPERT_BIAS in put_back:
-        live.bias = dict(run.saved_bias)
-    for place, scaler in enumerate((EarlyState.DENSE_SCALER, EarlyState.EXPERT_SCALER)):
-        if scaler in put_back:
-            live.scalers[place] = run.saved_scalers[place]
+def _begins_with_durable(world: World, facts: Facts) -> bool:
+    if facts.durable is None or facts.vacant:
+        return False
+    return not world.policies.is_memory_newest(facts)
+
+
+def _beginning(world: World, process: Process, facts: Facts) -> Plan:
+    """Returns what is done without a plan: all load what is durable, and a history begins."""
+    assert facts.durable is not None
+    plan = Plan(
+        process.generation,
+        Verdict.ROLLBACK,
+        "nothing in memory is newer",
+        facts.durable,
+        edges=WindowEdges.ANEW,
+        era=max(each.era for each in facts.processes) + 1,
+        epoch=max(each.epoch for each in facts.processes) + 1,
+    )
+    world.invariants.left.begins(plan)
+    process.lifecycle = world.policies.advance(process.lifecycle, Event.AGREED)
+    return plan
 
 
 def _end(world: World, process: Process, plan: Plan) -> Commands:
     if plan.is_flush:
         yield Sleep(FACTS_TIME)
+        world.machines.flush(process)
         process.lifecycle = world.policies.advance(process.lifecycle, Event.FLUSHED)
-    world.restarts.ended(process, plan.is_flush, plan.reason)
+    world.restarts.ended(plan.reason)
 
 
 def _load(world: World, process: Process, plan: Plan) -> Commands:
@@ -196,14 +169,16 @@ def _load(world: World, process: Process, plan: Plan) -> Commands:
     store.persisted = None
     store.committed = None
     store.era = plan.era
+    process.is_new = process.is_new and process.rank is None
     process.schedule = world.policies.schedule_after(plan, process.schedule)
-    process.acknowledgements = type(process.acknowledgements)()
+    process.acknowledgements = world.policies.acknowledgements()
     process.capturing = None
     if process.rank is not None:
         saved = world.durable.load(plan.target, process.rank)
         process.live = saved.live
         store.losses.update(saved.losses)
         store.committed = plan.target
+    store.rank, store.schedule = process.rank, process.schedule
     process.ring = SlotRing(process.ring.capacity, plan.target, plan.target)
     process.lifecycle = world.policies.advance(process.lifecycle, Event.LOADED)
 
@@ -247,12 +222,15 @@ def _copy_slot(world: World, process: Process, key: SlotKey, source: int) -> Com
     holder = world.processes[source]
     if not holder.alive:
         yield Until(lambda: False, "the restart")
-    stored = holder.store.slots.get(key)
+    yield At(Place.SERVE_SLOT, source)
+    stored = holder.store.slots.get(key) if holder.alive else None
     if stored is None or not stored.intact:
         world.report(f"{process} finds no intact {key} at {holder}")
         world.restarts.restart_soon()
         yield Until(lambda: False, "the restart")
     assert stored is not None
+    yield At(Place.FETCH)
+    world.commits.make_room(process, key)
     process.store.slots[key] = StoredSlot(stored.content)
     world.invariants.stored(process, key)
 
@@ -280,10 +258,11 @@ def _replay(world: World, process: Process, plan: Plan) -> Commands:
     window = plan.window
     start = plan.start(process.rank.pp)
     if process.live is not None and process.ring.next_step == process.live.step:
-        world.commits.capture(process)
+        yield from world.commits.capture(process)
     for step in range(start + 1, plan.target + 1):
         yield from _activate(world, process, plan, step - 1)
         yield from run_step(world, process, Run(step, plan))
+        yield At(Place.REPLAY)
     yield from _activate(world, process, plan, plan.target)
     assert process.live is not None
     if process.live.window is not None and plan.target >= window.last:
@@ -309,3 +288,5 @@ def _activate(world: World, process: Process, plan: Plan, step: int) -> Commands
         process.live = Live.of_first_slot(stored.content, window)
     else:
         live.load(stored.content)
+    if step == window.last:
+        yield At(Place.DENSE)

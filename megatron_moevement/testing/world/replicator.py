@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
+from megatron_moevement.policy.peer_trouble import Remedy, Trouble
 from megatron_moevement.policy.persistence import SlotKey
 from megatron_moevement.policy.placement import Placement
+from megatron_moevement.settings.faults import Place
 from megatron_moevement.testing.world.process import Process
 from megatron_moevement.testing.world.scenario import Links
 from megatron_moevement.testing.world.store import StoredSlot
@@ -16,8 +18,6 @@ if TYPE_CHECKING:
 
 COPY_TIME = 0.5
 ACKNOWLEDGE_TIME = 0.1
-RETRY_TIME = 2.0
-ATTEMPTS = 3
 _SLOWNESS = {Links.DEFAULT: 1.0, Links.LOSSY: 1.5, Links.SLOW: 14.0}
 _LOSS = {Links.DEFAULT: 0.0, Links.LOSSY: 0.15, Links.SLOW: 0.02}
 
@@ -32,7 +32,7 @@ class Parcel:
         key: what is copied.
         target: number of the process that gets it.
         sent_in: the generation in which it was sent.
-        attempt: how often it was sent before.
+        sent_at: when.
     """
 
     source: Process
@@ -40,7 +40,7 @@ class Parcel:
     key: SlotKey
     target: int
     sent_in: int
-    attempt: int = 0
+    sent_at: float
 
 
 class Replicator:
@@ -49,10 +49,17 @@ class Replicator:
     def __init__(self, world: World) -> None:
         """Acts on the processes of a world."""
         self._world = world
+        self._cut_off: dict[int, float] = {}
+        self._troubles: dict[tuple[int, int, int], Trouble] = {}
+
+    def cut_off(self, source: Process, lasts: float) -> None:
+        """Lets every transfer from a process fail for a while."""
+        self._cut_off[source.number] = self._world.clock.now + lasts
 
     def send(self, source: Process, owner: Process, key: SlotKey, target: int) -> None:
         """Sends a copy of a slot; it is sent again until it is acknowledged."""
-        self._ship(Parcel(source, owner, key, target, source.generation))
+        now = self._world.clock.now
+        self._ship(Parcel(source, owner, key, target, source.generation, now))
 
     def _ship(self, parcel: Parcel) -> None:
         draw = self._world.random
@@ -65,6 +72,8 @@ class Replicator:
         """Ends a transfer: lost, cut, refused by its checksum, late, or stored."""
         world, source = self._world, parcel.source
         target = world.processes[parcel.target]
+        if source.alive:
+            world.faults.pass_by(source, Place.SEND)
         stored = source.store.slots.get(parcel.key)
         if not source.alive and world.random.random() < 0.5:
             return
@@ -73,14 +82,16 @@ class Replicator:
         if not world.policies.is_current(parcel.sent_in, target.generation):
             return
         if stored is not None and not stored.intact:
-            world.report(f"{source} finds its slot of step {parcel.key.step} damaged")
-            world.restarts.restart_soon()
+            self._note_damaged(parcel)
             return
+        fails = fails or world.clock.now < self._cut_off.get(source.number, 0.0)
         if fails or target.hung or stored is None:
             if source.alive and source.generation == parcel.sent_in and stored is not None:
-                world.clock.after(RETRY_TIME, self._retry, parcel)
+                self._failed(parcel)
             return
+        self._troubles.pop(self._line(parcel), None)
         self._take_along(target, parcel)
+        world.commits.make_room(target, parcel.key)
         target.store.slots[parcel.key] = StoredSlot(stored.content)
         world.invariants.stored(target, parcel.key)
         world.poke(source)
@@ -91,15 +102,10 @@ class Replicator:
         """Takes over what travels with a slot: what a lost rank would take with it.
 
         A spare hears of no barrier: it learns from the copies what is committed, what is persisted
-        and what it may forget. A rank forgets what the owner forgot already.
+        and what it may forget.
         """
         owner, store = parcel.owner.store, target.store
         if target.rank is not None:
-            oldest = parcel.owner.ring.oldest
-            whose = parcel.key.owner
-            old = [key for key in store.slots if key.owner == whose and key.step < oldest]
-            self._world.invariants.drops(target, old)
-            store.drop_slots(old)
             return
         store.ledger.update(owner.ledger)
         store.losses.update(owner.losses)
@@ -120,38 +126,76 @@ class Replicator:
         self._world.invariants.acknowledged(owner, parcel.key, parcel.target)
         self._world.poke(owner)
 
-    def _retry(self, parcel: Parcel) -> None:
+    def _note_damaged(self, parcel: Parcel) -> None:
+        """Notes a slot that can't be sent; who needs it must not go on."""
+        source, owner = parcel.source, parcel.owner
+        self._world.report(f"{source} finds its slot of step {parcel.key.step} damaged")
+        source.damaged.add(parcel.key)
+        if owner is not source or owner.acknowledgements.lost_of(source.damaged):
+            self._world.restarts.restart_soon()
+
+    def _line(self, parcel: Parcel) -> tuple[int, int, int]:
+        return parcel.source.number, parcel.target, parcel.sent_in
+
+    def _failed(self, parcel: Parcel) -> None:
+        """Sees to a transfer that has failed: it is repeated, or somebody else gets the copies."""
+        world, line = self._world, self._line(parcel)
+        now, former = world.clock.now, self._troubles.get(line)
+        trouble = world.policies.trouble_after(former, parcel.sent_at, now, "a transfer failed")
+        self._troubles[line] = trouble
+        owing = parcel.owner.acknowledgements.owing.get(parcel.key, frozenset())
+        is_owing = parcel.owner is parcel.source and parcel.target in owing
+        if trouble.is_lasting and is_owing and self._replace(parcel):
+            return
+        world.clock.after(trouble.pause_s, self._retry, parcel, trouble)
+
+    def _retry(self, parcel: Parcel, trouble: Trouble) -> None:
         source = parcel.source
         if not source.alive or source.generation != parcel.sent_in:
             return
         if parcel.key not in source.store.slots:
             return
-        again = dataclasses.replace(parcel, attempt=parcel.attempt + 1)
-        owing = parcel.owner.acknowledgements.owing.get(parcel.key, frozenset())
-        if again.attempt >= ATTEMPTS and parcel.owner is source and parcel.target in owing:
-            self._replace(again)
+        now = self._world.clock.now
+        if self._world.policies.remedy(trouble, now) is Remedy.WAIT:
+            self._world.clock.after(trouble.pause_s, self._retry, parcel, trouble)
             return
-        self._ship(again)
+        self._ship(dataclasses.replace(parcel, sent_at=now))
 
-    def _replace(self, parcel: Parcel) -> None:
-        """Gives the copies of a holder that does not acknowledge to another process."""
+    def _may_keep(self, process: Process, owner: Process, parcel: Parcel) -> bool:
+        """Returns whether transfers to a process have not failed lately."""
+        trouble = self._troubles.get((owner.number, process.number, parcel.sent_in))
+        is_known = process is owner or process.number in owner.holders
+        return is_known or trouble is None or trouble.is_forgotten(self._world.clock.now)
+
+    def _replace(self, parcel: Parcel) -> bool:
+        """Gives the copies of a holder that does not acknowledge to another process.
+
+        Where there is none it is tried on, and slots with another copy are complete without.
+
+        Returns:
+            Whether somebody took its place, before or now.
+        """
         world, owner = self._world, parcel.owner
         assert owner.rank is not None
         if parcel.target not in owner.holders:
-            return
-        hosts = [process.host for process in world.live]
+            return True
+        hosts = [process.host for process in world.live if self._may_keep(process, owner, parcel)]
         rows = {process.rank: process.holders for process in world.live if process.rank is not None}
         placement = Placement(rows, len(owner.holders), world.scenario.replicas)
         after = world.policies.replace_holder(placement, hosts, owner.rank, parcel.target)
         new = set(after.holders[owner.rank]) - set(owner.holders)
         world.report(f"{owner} replaces holder p{parcel.target} by {sorted(new) or 'nobody'}")
-        successor = new.pop() if new else None
+        if not new:
+            owner.acknowledgements = owner.acknowledgements.holder_excused(parcel.target)
+            world.poke(owner)
+            return False
+        successor = new.pop()
         own = [key for key in owner.store.slots if key.owner == owner.rank]
         owner.holders = after.holders[owner.rank]
         owner.acknowledgements = owner.acknowledgements.holder_replaced(
             parcel.target, successor, own
         )
-        if successor is not None:
-            for key in own:
-                self.send(owner, owner, key, successor)
+        for key in own:
+            self.send(owner, owner, key, successor)
         world.poke(owner)
+        return True

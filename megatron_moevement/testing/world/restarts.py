@@ -11,9 +11,6 @@ from megatron_moevement.policy.ranks import LogicalRank
 from megatron_moevement.policy.ring import SlotRing, ring_capacity
 from megatron_moevement.testing.world.process import Join, Process, Receive
 from megatron_moevement.testing.world.recovering import recover
-from megatron_moevement.testing.world.reference import initial_state
-from megatron_moevement.testing.world.store import Store
-from megatron_moevement.testing.world.training import train
 
 if TYPE_CHECKING:
     from megatron_moevement.testing.world.world import World
@@ -24,7 +21,11 @@ LAUNCH_TIME = 5.0
 
 
 class Restarts:
-    """The restart wrapper and the launcher of a simulated job."""
+    """The restart wrapper and the launcher of a simulated job.
+
+    Attributes:
+        generation: of all launches.
+    """
 
     def __init__(self, world: World) -> None:
         """Acts on the processes of a world."""
@@ -32,48 +33,51 @@ class Restarts:
         self.generation = 0
         self._is_pending = False
         self._launches = 0
-        self._left: dict[LogicalRank, tuple[str, Store]] = {}
         self._domain_of: dict[LogicalRank, str] = {}
         self._durable: dict[int, int | None] = {}
         self._relaunches_left = world.scenario.relaunches
-        self._flushed: list[Process] = []
+        self._first_generation = 1
+
+    @property
+    def restarts_in_place(self) -> int:
+        """Generations since the last launch."""
+        return self.generation - self._first_generation
 
     def launch(self) -> None:
-        """Starts the job at S_0."""
+        """Starts the job."""
         world = self._world
-        self._create(world.scenario.spares)
-        world.report(f"{len(world.processes)} processes are launched: {world.scenario.summary}")
-        hosts = [process.host for process in world.live]
-        placement = world.policies.place_replicas(hosts, world.scenario.replicas)
-        for process in world.live:
-            if process.rank is None:
-                process.lifecycle = world.policies.advance(process.lifecycle, Event.STARTED_SPARE)
-                continue
-            process.lifecycle = world.policies.advance(process.lifecycle, Event.STARTED)
-            process.holders = placement.holders[process.rank]
-            process.live = initial_state(world.history, world.shape, process.rank)
-            process.store.committed = 0
-        for process in world.live:
-            if process.rank is not None:
-                world.invariants.placed(process, world.processes)
-                world.commits.capture(process)
-                process.program = train(world, process)
-                world.clock.after(world.random.random(), world.resume, process)
+        world.report(f"{self._create()} processes are launched: {world.scenario.summary}")
 
-    def _create(self, spares: int) -> None:
-        """Creates a process for every logical rank, and spares."""
+    def _create(self) -> int:
+        """Creates a process for every logical rank, and spares; returns how many."""
         world = self._world
         capacity = ring_capacity(world.scenario.window, world.scenario.lag)
+        spares = world.scenario.spares
         places: list[LogicalRank | None] = [*world.shape.layout.ranks, *[None] * spares]
         first = len(world.processes)
         for offset, rank in enumerate(places):
             domain = f"node{offset // world.scenario.processes_per_domain}"
             number = first + offset
-            ring = SlotRing(capacity)
-            process = Process(number, domain, rank, ring, world.shape.schedule)
+            process = Process(
+                number,
+                domain,
+                rank,
+                SlotRing(capacity),
+                world.shape.schedule,
+                acknowledgements=world.policies.acknowledgements(),
+                machine="machine" if world.scenario.one_machine else domain,
+                index=offset,
+            )
             world.processes[number] = process
+            event = Event.STARTED_SPARE if rank is None else Event.STARTED
+            process.lifecycle = world.policies.advance(process.lifecycle, event)
             if rank is not None:
                 self._domain_of[rank] = domain
+        self._is_pending = True
+        self._launches += 1
+        self._first_generation = self.generation + 1
+        world.clock.after(LAUNCH_TIME, self._interrupt_all, self._launches)
+        return len(places)
 
     def kill(self, process: Process, keeps_memory: bool) -> None:
         """Lets a process die; with shared memory its store stays on the node."""
@@ -83,16 +87,14 @@ class Restarts:
         world.report(f"{process} dies, {process.lifecycle.phase.value}")
         process.alive = False
         self._stop(process)
-        if process.rank is not None:
-            self._left.pop(process.rank, None)
-            if keeps_memory:
-                process.store.drop_unlanded(world.clock.now)
-                self._left[process.rank] = (process.domain, process.store)
+        if keeps_memory:
+            world.machines.leave(process)
         self.restart_soon()
 
-    def lose_memory_of(self, domain: str) -> None:
-        """Forgets the stores that dead processes left on a node."""
-        self._left = {rank: left for rank, left in self._left.items() if left[0] != domain}
+    def stop(self, process: Process) -> None:
+        """Ends what a process does; it lives, and everybody is interrupted."""
+        self._stop(process)
+        self.restart_soon()
 
     def restart_soon(self) -> None:
         """Notices, after a while, that something is wrong."""
@@ -130,6 +132,7 @@ class Restarts:
         self._let_run_on(process)
         self._stop(process)
         process.store.drop_unlanded(world.clock.now)
+        process.damaged.clear()
         process.abort = Abort.NONE
         process.lifecycle = world.policies.advance(process.lifecycle, Event.INTERRUPTED, generation)
 
@@ -187,37 +190,23 @@ class Restarts:
             process = world.processes[number]
             process.rank = rank
             self._domain_of[rank] = process.domain
-            left = self._left.pop(rank, None)
             world.report(f"{process} takes the rank")
-            if left is not None and left[0] == process.domain:
-                self._adopt(process, left[1])
-
-    def _adopt(self, process: Process, left: Store) -> None:
-        """Goes on with a store that another process left; what it holds for others stays too."""
-        held = process.store.slots
-        process.store = left
-        process.store.slots.update(held)
-        for key in process.store.slots:
-            self._world.invariants.stored(process, key)
 
     def durable_at(self, generation: int) -> int | None:
         """Returns the newest durable checkpoint as everybody in a generation sees it."""
         return self._durable[generation]
 
-    def ended(self, process: Process, is_flushed: bool, reason: str) -> None:
+    def ended(self, reason: str) -> None:
         """Notes that a process ended; the last one ends the job."""
-        if is_flushed:
-            self._flushed.append(process)
         if not self._world.live:
             self._conclude(reason)
 
     def _conclude(self, reason: str) -> None:
-        """Launches the job again where something was written, and ends it otherwise."""
+        """Launches the job again where something is left, and ends it otherwise."""
         self._launches += 1
-        if self._flushed and self._relaunches_left > 0:
+        if any(True for _ in self._world.machines.stores) and self._relaunches_left > 0:
             self._relaunches_left -= 1
-            flushed = list(self._flushed)
-            self._world.clock.after(LAUNCH_TIME, self._launch_again, flushed, self._launches)
+            self._world.clock.after(LAUNCH_TIME, self._launch_again, self._launches)
             return
         self._end(reason)
 
@@ -228,38 +217,20 @@ class Restarts:
 
     def relaunch_from_memory(self) -> None:
         """Ends in-process restart: all processes exit and a launch adopts their stores."""
-        self._relaunch(self._world.live)
+        self._relaunch()
 
-    def _launch_again(self, former: list[Process], launch: int) -> None:
+    def _launch_again(self, launch: int) -> None:
         if launch == self._launches:
-            self._relaunch(former)
+            self._relaunch()
 
-    def _relaunch(self, former: list[Process]) -> None:
-        """Starts the job again with new processes and the stores of former ones."""
+    def _relaunch(self) -> None:
+        """Starts the job again with new processes; the stores of former ones are left."""
         world = self._world
-        former = [process for process in former if process.alive]
-        for process in [*world.live, *former]:
+        for process in world.live:
             self._stop(process)
             process.alive = False
-            process.store.drop_unlanded(world.clock.now)
-        self._left.clear()
-        self._flushed.clear()
+            world.machines.leave(process)
+        for process in world.processes.values():
+            process.alive = False
         world.report("the job is launched again")
-        self._create(world.scenario.spares)
-        new = list(world.live)
-        by_rank = {process.rank: process for process in former if process.rank is not None}
-        idle = [process for process in former if process.rank is None]
-        for process in new:
-            process.lifecycle = world.policies.advance(
-                process.lifecycle,
-                Event.STARTED_SPARE if process.rank is None else Event.STARTED,
-            )
-            left = by_rank.get(process.rank) if process.rank else None
-            if process.rank is None and idle:
-                left = idle.pop()
-            if left is not None:
-                process.schedule = left.schedule
-                self._adopt(process, left.store)
-        self._is_pending = True
-        self._launches += 1
-        world.clock.after(LAUNCH_TIME, self._interrupt_all, self._launches)
+        self._create()

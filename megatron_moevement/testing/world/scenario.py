@@ -10,6 +10,7 @@ from typing import Any
 
 from megatron_moevement.policy.ranks import Layout
 from megatron_moevement.policy.segments import Ends
+from megatron_moevement.settings.faults import Place
 from megatron_moevement.testing.lost_states import LostStates
 from megatron_moevement.testing.world.faults import Fault, FaultKind
 
@@ -46,6 +47,7 @@ class Scenario:
         overflows: steps whose gradients overflow, in the dense and in the expert optimizer.
         faults: what goes wrong.
         lost_states: whether a lost state may be copied from a replica.
+        one_machine: whether all processes share a machine, whatever they may be lost with.
     """
 
     seed: int
@@ -67,6 +69,7 @@ class Scenario:
     overflows: tuple[tuple[int, bool, bool], ...] = ()
     faults: tuple[Fault, ...] = ()
     lost_states: LostStates = LostStates.REPLAYED
+    one_machine: bool = False
 
     @property
     def summary(self) -> str:
@@ -85,6 +88,7 @@ class Scenario:
         document["lost_states"] = self.lost_states.value
         for fault, written in zip(self.faults, document["faults"], strict=True):
             written["kind"] = fault.kind.value
+            written["place"] = None if fault.place is None else fault.place.value
         return document
 
     @classmethod
@@ -97,7 +101,12 @@ class Scenario:
         fields["lost_states"] = LostStates(document.get("lost_states", "replayed"))
         fields["overflows"] = tuple(map(tuple, document["overflows"]))
         fields["faults"] = tuple(
-            Fault(FaultKind(fault["kind"]), fault["tick"], fault["victim"])
+            Fault(
+                FaultKind(fault["kind"]),
+                fault["tick"],
+                fault["victim"],
+                None if fault.get("place") is None else Place(fault["place"]),
+            )
             for fault in document["faults"]
         )
         return cls(**fields)
@@ -126,16 +135,38 @@ _FAULTS = (
     *(FaultKind.NODE,) * 2,
     *(FaultKind.TORN,) * 2,
     FaultKind.HANG,
+    FaultKind.EXCEPTION,
+    FaultKind.HICCUP,
     FaultKind.FALSE_ALARM,
     FaultKind.CORRUPT_SLOT,
     *(FaultKind.CORRUPT_LOG,) * 2,
     FaultKind.CONTROL_STORE,
 )
+_FAULTS_AT_PLACES = (
+    *(FaultKind.CRASH,) * 6,
+    *(FaultKind.EXCEPTION,) * 5,
+    FaultKind.NODE,
+    FaultKind.HANG,
+    FaultKind.HICCUP,
+    FaultKind.CORRUPT_SLOT,
+)
+_SHARE_WITH_PLACES = 0.5
+_SHARE_WITH_LAUNCH = 0.1
+_SHARE_WITH_DAMAGE = 0.1
+_ROUND_A_COMMIT = (Place.AFTER_BARRIER, Place.LEDGER, Place.COMMITTED, Place.GATHER)
+_IN_A_STEP = tuple(place for place in Place if place.is_of_step)
+_IN_A_RECOVERY = (
+    *(place for place in Place if not place.is_of_step),
+    Place.FETCH,
+    Place.REPLAY,
+    Place.DENSE,
+    Place.COMMITTED,
+)
 
 
 def ticks_per_step(scenario: Scenario) -> int:
     """Returns about how many commands the world executes in one step without faults."""
-    per_rank = 10 + 8 * scenario.micro_batches * scenario.layout.chunks + 2 * scenario.replicas
+    per_rank = 23 + 12 * scenario.micro_batches * scenario.layout.chunks + 2 * scenario.replicas
     return scenario.layout.num_ranks * per_rank
 
 
@@ -165,7 +196,20 @@ def scenario_of(seed: int) -> Scenario:
     )
     # Drawn apart: which worlds there are does not depend on it.
     lost = random.Random(f"lost states {seed}").choice(list(LostStates))  # noqa: S311
-    return dataclasses.replace(scenario, faults=_draw_faults(scenario, draw), lost_states=lost)
+    one_machine = random.Random(f"machines {seed}").random() < 0.4  # noqa: S311
+    scenario = dataclasses.replace(scenario, one_machine=one_machine)
+    faults = _draw_faults(scenario, draw)
+    apart = random.Random(f"places {seed}")  # noqa: S311
+    if apart.random() < _SHARE_WITH_PLACES:
+        faults = _draw_faults_at_places(scenario, apart)
+    scenario = dataclasses.replace(scenario, faults=faults, lost_states=lost)
+    launches = random.Random(f"launches {seed}")  # noqa: S311
+    if launches.random() < _SHARE_WITH_LAUNCH:
+        return _with_launch(scenario, launches)
+    if launches.random() < _SHARE_WITH_DAMAGE:
+        faults = (*scenario.faults, *_draw_damage(scenario, launches))
+        scenario = dataclasses.replace(scenario, faults=faults)
+    return scenario
 
 
 def _draw_faults(scenario: Scenario, draw: random.Random) -> tuple[Fault, ...]:
@@ -190,3 +234,55 @@ def _draw_faults(scenario: Scenario, draw: random.Random) -> tuple[Fault, ...]:
         else:
             tick = draw.randrange(earliest, last)
     return tuple(sorted(faults, key=lambda fault: fault.tick))
+
+
+def _draw_faults_at_places(scenario: Scenario, draw: random.Random) -> tuple[Fault, ...]:
+    """Draws faults where production has a place for them: in a step, then in the recovery of it."""
+    per_step = ticks_per_step(scenario)
+    early = draw.random() < 0.15
+    tick = draw.randrange(0 if early else per_step, per_step * (scenario.steps + 1))
+    places = draw.choice((_IN_A_STEP, _IN_A_STEP, _ROUND_A_COMMIT, (None,)))
+    faults = []
+    for _ in range(draw.choice((1, 2, 2, 3))):
+        place = draw.choice(places)
+        victim = draw.choice((-1, -1, draw.randrange(64)))
+        faults.append(Fault(draw.choice(_FAULTS_AT_PLACES), tick, victim, place))
+        while draw.random() < 0.4:
+            also = draw.choice((FaultKind.CRASH, FaultKind.CRASH, FaultKind.EXCEPTION))
+            faults.append(Fault(also, tick, draw.randrange(64), place))
+        places = _IN_A_RECOVERY
+    return tuple(faults)
+
+
+def _draw_damage(scenario: Scenario, draw: random.Random) -> tuple[Fault, ...]:
+    """Draws a slot that is damaged before it is sent, or logs right before they are needed."""
+    per_step = ticks_per_step(scenario)
+    tick = draw.randrange(per_step, per_step * scenario.steps)
+    if draw.random() < 0.5:
+        return (Fault(FaultKind.CORRUPT_SLOT, tick, -1, Place.AFTER_PUBLISH),)
+    victims = [draw.randrange(64) for _ in range(3)]
+    logs = [Fault(FaultKind.CORRUPT_LOG, tick + place, each) for place, each in enumerate(victims)]
+    return (*logs, Fault(FaultKind.CRASH, tick + len(logs), draw.randrange(64)))
+
+
+def _with_launch(scenario: Scenario, draw: random.Random) -> Scenario:
+    """Draws a job that new processes go on with: in place of all that died, or launched again.
+
+    All its memory is there, but for what a fault in the start-up of the new processes takes.
+    """
+    ranks, per_step = scenario.layout.num_ranks, ticks_per_step(scenario)
+    tick = draw.randrange(2 * scenario.window * per_step, per_step * (scenario.steps + 1))
+    in_place = draw.random() < 0.5
+    lost = ranks if in_place else 2
+    places = (Place.CONNECT, Place.START, Place.START, Place.FACTS, Place.PLAN, Place.OPEN)
+    kinds = (FaultKind.CRASH, FaultKind.CRASH, FaultKind.EXCEPTION)
+    later = tick + (0 if in_place else draw.randrange(4, 30) * ranks)
+    again = [Fault(draw.choice(kinds), later, -1, draw.choice(places))]
+    return dataclasses.replace(
+        scenario,
+        spares=ranks + 1 if in_place else 1,
+        replicas=draw.choice((0, scenario.replicas)),
+        one_machine=True,
+        shared_memory=True,
+        faults=(*[Fault(FaultKind.CRASH, tick, 0)] * lost, *again * draw.randrange(2)),
+    )

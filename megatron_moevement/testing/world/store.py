@@ -9,7 +9,7 @@ from megatron_moevement.policy.boundary import BoundaryTag, Direction
 from megatron_moevement.policy.facts import Holding, LogExtent
 from megatron_moevement.policy.persistence import SlotKey
 from megatron_moevement.policy.ranks import LogicalRank
-from megatron_moevement.policy.schedule import Window
+from megatron_moevement.policy.schedule import Window, WindowSchedule
 from megatron_moevement.testing.world.live import SlotContent
 from megatron_moevement.testing.world.reference import Entry
 from megatron_moevement.testing.world.shape import Shape
@@ -44,6 +44,8 @@ class Store:
         committed: newest step known to be committed.
         persisted: newest window known to be persisted.
         era: how many rollbacks lie behind it.
+        rank: of the process that wrote its journal.
+        schedule: the window schedule that was in force.
     """
 
     slots: dict[SlotKey, StoredSlot] = dataclasses.field(default_factory=dict)
@@ -53,6 +55,23 @@ class Store:
     committed: int | None = None
     persisted: Window | None = None
     era: int = 0
+    rank: LogicalRank | None = None
+    schedule: WindowSchedule | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nobody could go on from it."""
+        return self.committed is None and not self.slots
+
+    def copy(self) -> Store:
+        """Returns an independent copy; what was logged is in no file."""
+        return dataclasses.replace(
+            self,
+            slots={key: dataclasses.replace(stored) for key, stored in self.slots.items()},
+            logs={},
+            ledger=dict(self.ledger),
+            losses=dict(self.losses),
+        )
 
     def holdings(self) -> tuple[Holding, ...]:
         """Returns which intact slots are there, by owner and window."""
@@ -86,6 +105,14 @@ class Store:
     def own_slot(self, owner: LogicalRank, step: int) -> SlotKey | None:
         """Returns the key of the slot of S_step of a rank, None when it is not there."""
         return next((key for key in self.slots if key.owner == owner and key.step == step), None)
+
+    def overwritten_by(self, key: SlotKey, capacity: int) -> tuple[SlotKey, ...]:
+        """Returns the slots that lie in the buffer of another one of the same rank."""
+        return tuple(
+            other
+            for other in self.slots
+            if other != key and other.owner == key.owner and (other.step - key.step) % capacity == 0
+        )
 
     def drop_slots(self, keys: Iterable[SlotKey]) -> None:
         """Forgets slots."""

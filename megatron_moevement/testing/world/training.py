@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING, Any
 from megatron_moevement.policy.boundary import BoundarySend, BoundaryTag, Direction
 from megatron_moevement.policy.commit import Command
 from megatron_moevement.policy.lifecycle import Event
+from megatron_moevement.settings.faults import Place
 from megatron_moevement.testing.world import arithmetic
 from megatron_moevement.testing.world.arithmetic import Local
 from megatron_moevement.testing.world.process import (
+    At,
+    Commands,
     Join,
     Pass,
     Process,
@@ -32,8 +35,6 @@ CLIP_TIME = 0.3
 LOG_COPY_TIME = 0.3
 LOG_FETCH_TIME = 0.4
 
-Commands = Generator[Wait, Any, None]
-
 
 def train(world: World, process: Process) -> Program:
     """Trains until the job is done."""
@@ -54,6 +55,8 @@ def run_step(world: World, process: Process, run: Run) -> Commands:
     process.run = run
     run.agreed_step = run.step
     for command in policies.training_step:
+        if command in _PLACES:
+            yield At(_PLACES[command])
         if command is Command.BARRIER:
             run.finished = True
         yield from _HANDLERS[command](world, process, run)
@@ -63,7 +66,7 @@ def run_step(world: World, process: Process, run: Run) -> Commands:
 def _commit(world: World, process: Process, run: Run) -> Commands:
     run.finished = True
     if world.policies.may_commit(run.step, run.agreed_step, process.abort):
-        world.commits.execute(process, run, world.policies.commit_section)
+        yield from world.commits.execute(process, run, world.policies.commit_section)
         yield Pass()
     assert process.live is not None
     if process.live.step != run.step:
@@ -98,6 +101,7 @@ def _forward_backward(world: World, process: Process, run: Run) -> Commands:
                     run.step, Direction.FORWARD, part.number - 1, part.number, micro_batch
                 )
                 x = yield from _receive(world, process, run, tag)
+            yield At(Place.FORWARD)
             yield Sleep(COMPUTE_TIME)
             inputs[chunk].append(x)
             y = history.of("forward", x, weights[chunk])
@@ -108,6 +112,7 @@ def _forward_backward(world: World, process: Process, run: Run) -> Commands:
                 yield from _send(world, process, run, tag, y)
             else:
                 losses.append(y)
+    yield At(Place.FORWARD_BACKWARD)
     for chunk, part in reversed(list(enumerate(parts))):
         for micro_batch in range(shape.micro_batches):
             if part.number == shape.last_part:
@@ -117,6 +122,7 @@ def _forward_backward(world: World, process: Process, run: Run) -> Commands:
                     run.step, Direction.BACKWARD, part.number + 1, part.number, micro_batch
                 )
                 gradient = yield from _receive(world, process, run, tag)
+            yield At(Place.BACKWARD)
             yield Sleep(COMPUTE_TIME)
             upstream[chunk].append(gradient)
             if part.number > 0:
@@ -135,6 +141,7 @@ def _forward_backward(world: World, process: Process, run: Run) -> Commands:
 
 def _send(world: World, process: Process, run: Run, tag: BoundaryTag, value: int) -> Commands:
     """Sends a boundary tensor and logs it; a replay sends only to neighbours that replay too."""
+    yield At(Place.BOUNDARY_SEND)
     send = BoundarySend(tag, buffer=0)
     landed_at = world.clock.now + LOG_COPY_TIME * (1 + 9 * world.random.random() ** 2)
     run.logged_at = max(run.logged_at, landed_at)
@@ -159,6 +166,7 @@ def _receive(
     if neighbour is None:
         yield Until(lambda: False, "the restart")
     assert neighbour is not None
+    yield At(Place.SERVE_LOG, neighbour.number)
     logged = neighbour.store.logs.get(tag.step, {}).get(
         world.policies.log_tag(BoundarySend(tag, buffer=0))
     )
@@ -189,8 +197,7 @@ def _finalize(world: World, process: Process, run: Run) -> Commands:
     for gate in live.bias:
         if gate in live.active:
             live.bias[gate] = world.history.of("bias update", live.bias[gate], reduced.tokens[gate])
-    return
-    yield
+    yield At(Place.AFTER_FINALIZE)
 
 
 def _gradient_norm(world: World, process: Process, run: Run) -> Commands:
@@ -245,23 +252,34 @@ def _barrier(world: World, process: Process, run: Run) -> Commands:
     rank = process.rank
     assert rank is not None
     ranks = world.shape.layout.ranks if run.plan is None else world.shape.groups[rank.pp]
-    vote = process.acknowledgements.newest_complete()
+    acknowledgements = process.acknowledgements
+    vote = acknowledgements.newest_complete()
+    copies = acknowledgements.fewest_copies(process.store.persisted)
     name = ("barrier", run.step, ranks[0].pp, len(ranks))
 
     def combine(votes: dict[Any, Any]) -> tuple[int, dict[Any, Any]]:
         return run.step, votes
 
     suffice = world.policies.votes_suffice
-    run.agreed_step, votes = yield Join(name, ranks, rank, vote, combine, suffice)
+    run.agreed_step, votes = yield Join(name, ranks, rank, (vote, copies), combine, suffice)
+    yield At(Place.AFTER_BARRIER)
     if run.plan is None:
-        agreed = world.policies.persisted(votes, ranks, rank)
-        run.agreed_persisted = agreed
+        windows = {voter: window for voter, (window, _) in votes.items()}
+        run.agreed_persisted = world.policies.persisted(windows, ranks, rank)
+        run.agreed_copies = min((each for _, each in votes.values()), default=0)
 
 
 def _clip(world: World, process: Process, run: Run) -> Commands:
     run.clips += 1
     yield Sleep(CLIP_TIME)
 
+
+_PLACES = {
+    Command.REDUCE_GRADIENTS: Place.FINALIZE,
+    Command.GRADIENT_NORM: Place.PREPARE,
+    Command.BARRIER: Place.BARRIER,
+}
+"""Where production has a fault place in front of a command."""
 
 _HANDLERS: dict[Command, Callable[[World, Process, Run], Commands]] = {
     Command.SAVE_EARLY_STATE: _save_early_state,

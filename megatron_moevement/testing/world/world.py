@@ -13,15 +13,17 @@ from megatron_moevement.policy.plan import Plan
 from megatron_moevement.policy.ranks import LogicalRank
 from megatron_moevement.policy.schedule import WindowSchedule
 from megatron_moevement.policy.segments import receivers_from
+from megatron_moevement.settings.faults import Place
 from megatron_moevement.testing.world.clock import Clock
 from megatron_moevement.testing.world.commits import Commits
 from megatron_moevement.testing.world.durable import Durable
 from megatron_moevement.testing.world.fault_injection import FaultInjection
 from megatron_moevement.testing.world.history import History
 from megatron_moevement.testing.world.invariants import Invariants
+from megatron_moevement.testing.world.machines import Machines
 from megatron_moevement.testing.world.network import Network
 from megatron_moevement.testing.world.policies import Policies
-from megatron_moevement.testing.world.process import Join, Pass, Process, Receive, Sleep, Until
+from megatron_moevement.testing.world.process import At, Join, Pass, Process, Receive, Sleep, Until
 from megatron_moevement.testing.world.reference import Reference
 from megatron_moevement.testing.world.replicator import Replicator
 from megatron_moevement.testing.world.restarts import Restarts
@@ -29,6 +31,9 @@ from megatron_moevement.testing.world.scenario import Scenario
 from megatron_moevement.testing.world.shape import shape_of
 from megatron_moevement.testing.world.story import Story
 from megatron_moevement.testing.world.violations import ViolationError
+
+MAX_TIME = 20_000.0
+"""Units of time that no job and no recovery takes."""
 
 MAX_TICKS = 40_000
 """A world of several faults ends after some thousand commands, or goes round in circles."""
@@ -43,12 +48,14 @@ class Outcome:
         aborted: the reason, when the job ended unfinished.
         ticks: commands that the world executed.
         lags: L of every window that was persisted.
+        places: the fault places of production that processes came to.
     """
 
     plans: list[Plan] = dataclasses.field(default_factory=list)
     aborted: str | None = None
     ticks: int = 0
     lags: list[int] = dataclasses.field(default_factory=list)
+    places: frozenset[Place] = frozenset()
 
 
 class World:
@@ -72,12 +79,14 @@ class World:
         self.outcome = Outcome()
         self.processes: dict[int, Process] = {}
         self.finished = False
+        self.has_trained = False
         self.is_over = False
         self.invariants = Invariants(self)
         self.network = Network(self)
         self.replicator = Replicator(self)
         self.commits = Commits(self)
         self.durable = Durable(self)
+        self.machines = Machines(self)
         self.faults = FaultInjection(self)
         self.restarts = Restarts(self)
         self._contents: dict[
@@ -104,6 +113,8 @@ class World:
             event = self.clock.pop()
             if event is None or self.outcome.ticks > MAX_TICKS:
                 raise ViolationError("8 training resumes", self._standstill())
+            if self.clock.now > MAX_TIME:
+                raise ViolationError("8 training resumes", self._standstill())
             action, arguments = event
             action(*arguments)
             self.invariants.tick()
@@ -112,6 +123,7 @@ class World:
                 if process.alive and process.rank is not None:
                     self.invariants.is_dense(process, self.scenario.steps)
         self.outcome.lags = self.invariants.lags
+        self.outcome.places = frozenset(self.faults.passed)
         return self.outcome
 
     def _standstill(self) -> str:
@@ -126,6 +138,10 @@ class World:
         while program is not None and process.program is program:
             self.outcome.ticks += 1
             self.faults.strike(process)
+            if isinstance(process.wait, At):
+                whose = process.wait.whose
+                actor = process if whose is None else self.processes[whose]
+                self.faults.pass_by(actor, process.wait.place)
             if process.program is not program or process.hung:
                 return
             try:
@@ -137,7 +153,7 @@ class World:
             self.invariants.tick()
             process.wait = wait
             value = None
-            if isinstance(wait, Pass):
+            if isinstance(wait, Pass | At):
                 continue
             if isinstance(wait, Receive) and wait.tag in process.mailbox:
                 value = process.mailbox.pop(wait.tag)

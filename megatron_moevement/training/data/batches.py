@@ -80,7 +80,8 @@ class MicroBatches:
     def __init__(
         self, dataset: SampleDataset, layout: BatchLayout, dp_rank: int, vocab_size: int
     ) -> None:
-        assert 0 <= dp_rank < layout.dp_size
+        if not 0 <= dp_rank < layout.dp_size:
+            raise ValueError(f"no data-parallel rank of {layout.dp_size}: {dp_rank}")
         self.layout = layout
         self._dataset = dataset
         self._dp_rank = dp_rank

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from megatron_moevement.integrations.megatron.datasets import (
     Blend as MegatronBlend,
@@ -14,14 +15,24 @@ from megatron_moevement.integrations.megatron.datasets import (
     SampleCounts,
     build_datasets,
 )
+from megatron_moevement.integrations.megatron.sample_order import sample_orders
 from megatron_moevement.training.data.arguments import (
     Blend,
     BlendPerSplit,
     DataConfig,
     OneBlend,
+    data_prefixes,
 )
+from megatron_moevement.training.data.content import tokens_digest
 
-__all__ = ["Datasets", "IndexRole", "SampleCounts", "build_splits", "count_samples"]
+__all__ = [
+    "Datasets",
+    "IndexRole",
+    "SampleCounts",
+    "build_splits",
+    "count_samples",
+    "training_data",
+]
 
 
 def count_samples(
@@ -60,10 +71,56 @@ def build_splits(
     Raises:
         UserError: see `integrations.megatron.datasets.build_datasets`.
     """
+    return build_datasets(_request(config, samples, seed), role, barrier)
+
+
+def training_data(config: DataConfig, train_samples: int, *, seed: int) -> dict[str, Any]:
+    """Returns what decides the training samples and their order, seed and sizes besides.
+
+    Neither paths nor what else is drawn from the data decide any of them.
+
+    Args:
+        config: the checked data flags.
+        train_samples: how many are drawn.
+        seed: decides the order, too.
+
+    Raises:
+        UserError: data are damaged or too small.
+        OSError: a file can't be read.
+    """
+    samples = SampleCounts(train=train_samples, valid=0, test=0)
+    orders = sample_orders(_request(config, samples, seed))
+    source = config.source
+    train: tuple[float, ...] = ()
+    if isinstance(source, OneBlend):
+        train = (source.shares[0] / sum(source.shares),)
+    blend = source.blend if isinstance(source, OneBlend) else getattr(source, "train", None)
+    place = {prefix: number for number, prefix in enumerate(data_prefixes(source))}
+    return {
+        "share": train,
+        "weights": None if blend is None else _normalized(blend),
+        "sets": [
+            {
+                "index": one.index,
+                "tokens": tokens_digest(one.prefix) if one.prefix else "mock",
+                "epochs": "one" if one.samples is None else f"those of {one.samples} samples",
+            }
+            for one in sorted(orders, key=lambda each: place.get(each.prefix, 0))
+        ],
+    }
+
+
+def _normalized(blend: Blend) -> list[float] | None:
+    if blend.weights is None:
+        return None
+    return [weight / sum(blend.weights) for weight in blend.weights]
+
+
+def _request(config: DataConfig, samples: SampleCounts, seed: int) -> DatasetRequest:
     source = config.source
     one = source if isinstance(source, OneBlend) else None
     apart = source if isinstance(source, BlendPerSplit) else None
-    request = DatasetRequest(
+    return DatasetRequest(
         samples=samples,
         seq_length=config.seq_length,
         seed=seed,
@@ -79,7 +136,6 @@ def build_splits(
         eod_mask_loss=config.eod_mask_loss,
         builder_threads=config.num_dataset_builder_threads,
     )
-    return build_datasets(request, role, barrier)
 
 
 def _pair(blend: Blend | None) -> MegatronBlend | None:

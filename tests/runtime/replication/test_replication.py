@@ -154,6 +154,7 @@ def test_a_slot_that_is_damaged_at_home_is_reported_and_kept_nowhere(job):
     damaged, good = capture(owner.ring, 3), capture(owner.ring, 4)
     owner.ring.payload(damaged)[1] ^= 1
     with owner.sender(holder) as sender:
+        sender.update(lambda known: known.landed(key_of(owner.owner, damaged), (1,)))
         outcomes = [
             sender.send(owner.owner, record, owner.ring.payload(record), (1,))[1]
             for record in (damaged, good)

@@ -7,20 +7,22 @@ import logging
 import pickle
 import socket
 import struct
+import threading
 import time
 import tracemalloc
 from datetime import timedelta
+from unittest import mock
 
 import pytest
 import xxhash
 
 from megatron_moevement.policy.ranks import LogicalRank
 from megatron_moevement.runtime.replication import server as server_module
-from megatron_moevement.runtime.replication.handshake import Session, call
+from megatron_moevement.runtime.replication.handshake import Session, answer_call, call
 from megatron_moevement.runtime.replication.sender import FetchError, SilentPeerError
 from megatron_moevement.runtime.replication.server import ReplicaServer
 from megatron_moevement.runtime.replication.slot_messages import slot_document
-from megatron_moevement.runtime.replication.wire import Channel, Deadline, Kind
+from megatron_moevement.runtime.replication.wire import Channel, Deadline, Kind, ProtocolError
 from megatron_moevement.runtime.slots.slot_record import SlotRecord
 
 from .conftest import DEADLINE, SHAPE, TOKEN, capture
@@ -28,7 +30,7 @@ from .conftest import DEADLINE, SHAPE, TOKEN, capture
 HEADER = struct.Struct("<4sBBIQQ")
 
 
-def header(kind=Kind.HELLO, length=0, payload=0, generation=5, *, magic=b"MOEV", version=1):
+def header(kind=Kind.HELLO, length=0, payload=0, generation=5, *, magic=b"MOEV", version=2):
     return HEADER.pack(magic, version, kind, length, payload, generation) + bytes(8)
 
 
@@ -44,7 +46,7 @@ STRANGE = {
     "http": b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n" + b"x" * 100,
     "a pickle": pickle.dumps({"process": 1}) * 10,
     "half a header": header()[:10],
-    "another version": message(Kind.HELLO, HELLO, version=2),
+    "another version": message(Kind.HELLO, HELLO, version=1),
     "a huge document": header(length=2**32 - 1),
     "a document that is too long before the proof": header(length=1025) + b" " * 1025,
     "no kind": header(kind=99),
@@ -183,9 +185,8 @@ def test_another_generation_is_refused_with_the_reason(job, generation):
 def test_a_peer_that_lives_on_in_the_next_generation_is_reached_there(job):
     owner, holder = job(2)
     record = capture(owner.ring, 3)
-    me = Session(TOKEN, 1, 6)
     with (
-        ReplicaServer("127.0.0.1", me, holder.slots, deadline=DEADLINE) as server,
+        ReplicaServer("127.0.0.1", Session(TOKEN, 1, 6), holder.slots, deadline=DEADLINE) as server,
         owner.sender(holder, generation=6) as sender,
     ):
         payload = owner.ring.payload(record)
@@ -205,29 +206,40 @@ def test_a_process_that_answers_for_another_is_refused(job):
 
 
 PEER_ERRORS = {
-    "another generation": lambda good: message(Kind.SLOT, good, payload=3000, generation=4),
-    "no request": lambda good: message(Kind.WELCOME, good),
-    "no owner": lambda good: message(Kind.SLOT, good | {"owner": "me"}, payload=3000),
-    "no record": lambda good: message(Kind.SLOT, good | {"record": {}}, payload=3000),
-    "less than it says": lambda good: message(Kind.SLOT, good, payload=2999),
-    "more than it says": lambda good: message(Kind.SLOT, good, payload=3001),
-    "a fetch with a payload": lambda good: message(Kind.FETCH, good, payload=3000),
-    "a fetch of nothing": lambda good: message(Kind.FETCH, {"owner": good["owner"]}),
-    "a fetch of text": lambda good: message(
-        Kind.FETCH, {"owner": good["owner"], "window": ["0", "3", "0"], "slot": "0"}
+    "another generation": (lambda good: (Kind.SLOT, 4, good, 3000), "a message of generation 4"),
+    "no request": (lambda good: (Kind.WELCOME, 5, good, 0), "is no request"),
+    "no owner": (lambda good: (Kind.SLOT, 5, good | {"owner": "me"}, 3000), ""),
+    "no record": (lambda good: (Kind.SLOT, 5, good | {"record": {}}, 3000), ""),
+    "less than it says": (lambda good: (Kind.SLOT, 5, good, 2999), "2999 bytes of 3000"),
+    "more than it says": (lambda good: (Kind.SLOT, 5, good, 3001), "3001 bytes of 3000"),
+    "a fetch with a payload": (lambda good: (Kind.FETCH, 5, good, 3000), "with a payload"),
+    "a fetch of nothing": (lambda good: (Kind.FETCH, 5, {"owner": good["owner"]}, 0), ""),
+    "a fetch of text": (
+        lambda good: (
+            Kind.FETCH,
+            5,
+            {"owner": good["owner"], "window": ["0", "3", "0"], "slot": "0"},
+            0,
+        ),
+        "",
     ),
 }
 
 
-@pytest.mark.parametrize("data", PEER_ERRORS.values(), ids=PEER_ERRORS)
-def test_a_peer_that_breaks_the_protocol_is_hung_up_on(job, caplog, data):
+@pytest.mark.parametrize(("said", "reason"), PEER_ERRORS.values(), ids=PEER_ERRORS)
+def test_a_peer_that_breaks_the_protocol_is_hung_up_on(job, caplog, said, reason):
     owner, holder = job(2)
     good = slot_document(owner.owner, capture(owner.ring, 3))
     with Channel(socket.create_connection(holder.server.address, timeout=10)) as channel:
         call(channel, owner.me, 1, Deadline(DEADLINE))
-        channel._socket.sendall(data(good))
-        assert channel._socket.recv(100) == b""
+        kind, generation, document, size = said(good)
+        payload = memoryview(bytes(size)) if size else None
+        with hang_ups_allowed():
+            channel.send(kind, generation, document, payload, Deadline(DEADLINE))
+            assert channel._socket.recv(100) == b""
     await_log(caplog, "connection of process 0 at 127.0.0.1:")
+    assert reason in caplog.text
+    assert "not what the peer sent" not in caplog.text
     assert holder.held[0].records() == ()
 
 
@@ -253,16 +265,125 @@ def test_who_says_nothing_does_not_stay(job, monkeypatch, caplog):
         assert connection.recv(1) == b""
 
 
-def test_too_many_connections_are_turned_away(job, caplog):
+def few_strangers(process, **limits):
+    return ReplicaServer("127.0.0.1", process.me, process.slots, deadline=DEADLINE, **limits)
+
+
+def test_a_new_caller_takes_the_place_of_one_that_proved_nothing(job, caplog):
+    owner, holder = job(2)
+    record = capture(owner.ring, 3)
+    with few_strangers(holder, max_unproven=2) as server, contextlib.ExitStack() as stack:
+        silent = [
+            stack.enter_context(socket.create_connection(server.address, timeout=10))
+            for _ in range(5)
+        ]
+        for turned_away in silent[:3]:
+            assert turned_away.recv(1) == b""
+        await_log(caplog, "a caller at 127.0.0.1 is hung up on: too many proved nothing")
+        sender = stack.enter_context(owner.sender())
+        sender.set_address(1, server.address)
+        outcomes = sender.send(owner.owner, record, owner.ring.payload(record), (1,))
+        assert outcomes[1].result() is None
+
+
+def test_callers_of_one_address_do_not_shut_out_those_of_another(job):
+    owner, holder = job(2)
+    with few_strangers(holder, max_unproven=8) as server, contextlib.ExitStack() as stack:
+        slow = stack.enter_context(Channel(socket.create_connection(server.address, timeout=10)))
+        for _ in range(200):
+            stranger = socket.create_connection(server.address, 10, ("127.0.0.2", 0))
+            stack.enter_context(stranger)
+        call(slow, owner.me, 1, Deadline(DEADLINE))
+
+
+def test_peers_have_room_of_their_own(job):
+    owner, holder = job(2)
+    with (
+        few_strangers(holder, max_unproven=4, max_proved=1) as server,
+        Channel(socket.create_connection(server.address, timeout=10)) as first,
+    ):
+        call(first, owner.me, 1, Deadline(DEADLINE))
+        strangers = [socket.create_connection(server.address) for _ in range(20)]
+        first.send(Kind.RECEIVED, 5, {"step": 3}, None, Deadline(DEADLINE))
+        assert first.receive(Deadline(DEADLINE)).kind is Kind.REFUSED
+        for stranger in strangers:
+            stranger.close()
+
+
+def test_strangers_do_not_fill_the_log(job, caplog):
     (process,) = job(1)
-    with ReplicaServer(
-        "127.0.0.1", process.me, process.slots, deadline=DEADLINE, max_connections=2
-    ) as server:
-        silent = [socket.create_connection(server.address, timeout=10) for _ in range(3)]
-        assert silent[2].recv(1) == b""
-        await_log(caplog, "too many connections")
-        for connection in silent:
-            connection.close()
+    for _ in range(60):
+        said_to(process.server.address, STRANGE["another version"])
+    await_log(caplog, "no more such lines for 60 s")
+    assert caplog.text.count("protocol version 1") <= 20
+
+
+def connected(owner, holder):
+    """Returns the two ends of a connection after the proofs."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX)
+    ends = [Channel.__new__(Channel) for _ in range(2)]
+    for end, each in zip(ends, (ours, theirs), strict=True):
+        end._socket, end._sent, end._received, end._expected_bytes = each, None, None, 0
+    answers = threading.Thread(target=answer_call, args=(ends[1], holder.me, Deadline(DEADLINE)))
+    answers.start()
+    call(ends[0], owner.me, 1, Deadline(DEADLINE))
+    answers.join()
+    return ends
+
+
+PAYLOAD = memoryview(bytes(range(200)) * 10)
+
+
+def sent_by(end):
+    """Returns the bytes of a message with a payload that an end sends next."""
+    heard = bytearray()
+    real, end._socket = end._socket, mock.Mock(sendall=heard.extend)
+    end.send(Kind.FOUND, 5, {"key": 1}, PAYLOAD, Deadline(DEADLINE))
+    end._socket = real
+    return bytes(heard)
+
+
+def received_by(end, peer, data):
+    peer._socket.sendall(data)
+    message = end.receive(Deadline(timedelta(seconds=0.3)))
+    into = bytearray(message.payload_bytes)
+    end.receive_into(memoryview(into), Deadline(timedelta(seconds=0.3)))
+    return bytes(into)
+
+
+def mended(data):
+    """Returns a message whose checksum without a key fits its altered document."""
+    length = HEADER.unpack_from(data)[3]
+    start, text = data[: HEADER.size], data[HEADER.size + 8 :][:length].replace(b"1", b"2")
+    checksum = struct.pack("<Q", xxhash.xxh3_64_intdigest(start + text))
+    return start + checksum + text + data[HEADER.size + 8 + length :]
+
+
+FORGED = {
+    "a message that was altered": lambda one, two, back: mended(one),
+    "a payload that was altered": lambda one, two, back: one[:-40] + b"x" + one[-39:],
+    "a message that was left out": lambda one, two, back: two,
+    "a message that was sent back": lambda one, two, back: back,
+}
+
+
+@pytest.mark.parametrize("forge", FORGED.values(), ids=FORGED)
+def test_who_sits_between_peers_cannot_alter_what_they_say(job, forge):
+    client, server = connected(*job(2))
+    with client, server:
+        forged = forge(sent_by(server), sent_by(server), sent_by(client))
+        with pytest.raises(ProtocolError, match="not what the peer sent"):
+            received_by(client, server, forged)
+
+
+def test_what_peers_say_arrives_once(job):
+    client, server = connected(*job(2))
+    with client, server:
+        first = sent_by(server)
+        assert received_by(client, server, first) == bytes(PAYLOAD)
+        assert received_by(client, server, sent_by(server)) == bytes(PAYLOAD)
+        with pytest.raises(ProtocolError, match="not what the peer sent"):
+            received_by(client, server, first)
 
 
 def test_a_token_that_can_be_guessed_is_refused():
@@ -273,7 +394,6 @@ def test_a_token_that_can_be_guessed_is_refused():
 
 def test_an_owner_that_nobody_knows_is_not_found(job):
     (process,) = job(1)
-    record = capture(process.ring, 3)
-    into = memoryview(bytearray(SHAPE.buffer_bytes))
+    record, into = capture(process.ring, 3), memoryview(bytearray(SHAPE.buffer_bytes))
     with process.sender(process) as sender, pytest.raises(FetchError, match="does not hold"):
         sender.fetch(0, LogicalRank(cp=7), record.window, record.slot, into)

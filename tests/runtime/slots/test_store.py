@@ -1,6 +1,7 @@
 """The folder of a process: locked, adopted, refused when it is another's, removed when done."""
 
 import contextlib
+import dataclasses
 import json
 import multiprocessing
 import os
@@ -246,10 +247,29 @@ def test_a_ring_or_journal_of_other_sizes_is_refused(shared_memory):
         store.ring(RingRole.OWN, OWNER, RING)
         with pytest.raises(UserError, match=r"'capacity': 3.* needs .*'capacity': 4"):
             store.ring(RingRole.OWN, OWNER, RingShape(4, 200, 3))
-        with pytest.raises(UserError, match=r"'last_step': 10.* needs .*'last_step': 11"):
-            store.journal(JournalShape(3, 100, 11))
+        with pytest.raises(UserError, match=r"'retained_steps': 3.* needs .*'retained_steps': 4"):
+            store.journal(JournalShape(4, 100, 10))
         made = store.create_ring(RingRole.OWN, OWNER, RingShape(4, 200, 3))
         assert made.capacity == store.open_ring(RingRole.OWN, OWNER).capacity == 4
+
+
+def test_a_journal_of_a_run_that_becomes_longer_or_shorter_keeps_what_it_has(shared_memory):
+    with opened(shared_memory) as store:
+        journal = store.journal(JOURNAL)
+        for step in range(1, 4):
+            state = dataclasses.replace(STATE, committed=step)
+            journal.commit(state, step, b"entry %d" % step, loss=float(step))
+    for last_step in (5000, 10):
+        with opened(shared_memory) as store:
+            journal = store.journal(JournalShape(3, 100, last_step))
+            assert journal.last_step == 5000
+            assert journal.state == STATE
+            assert [journal.entry(step) for step in (1, 2, 3)] == [
+                b"entry 1",
+                b"entry 2",
+                b"entry 3",
+            ]
+            assert journal.losses() == {1: 1.0, 2: 2.0, 3: 3.0}
 
 
 @pytest.mark.parametrize("name", ["journal", "own-pp1.dp0.tp0.cp0.ep1.ring"])

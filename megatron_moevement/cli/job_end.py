@@ -1,0 +1,82 @@
+"""Why processes and jobs end, and what to do then, in a line."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+from megatron_moevement.errors import ExitCode
+
+_MEANINGS = {
+    ExitCode.STATE_FLUSHED: "it stopped with its state kept",
+    ExitCode.INTERRUPTED: "Ctrl-C",
+    ExitCode.BAD_ARGUMENTS: "flags, data or machine don't fit",
+}
+
+
+def describe_status(status: int) -> str:
+    """Returns how a process ended.
+
+    Args:
+        status: its exit status, or the negative number of the signal that killed it.
+    """
+    if status < 0:
+        try:
+            name = signal.Signals(-status).name
+        except ValueError:
+            name = f"signal {-status}"
+        return f"was killed by {name}"
+    meaning = next((text for code, text in _MEANINGS.items() if code == status), "it failed")
+    return f"ended with exit code {status}" + (f" ({meaning})" if status else "")
+
+
+def describe_job_end(code: int, lost: Sequence[str], *, protected: bool) -> str | None:
+    """Returns why a job ended, and what to do; None where that is said already, or all went well.
+
+    Args:
+        code: of the job.
+        lost: its processes that did not end well, with how they ended.
+        protected: whether a strategy keeps state in memory.
+    """
+    if not lost or code == ExitCode.BAD_ARGUMENTS:  # whoever refused them has said it
+        return None
+    if code == ExitCode.DONE:
+        return f"the job is done in spite of what was lost: {'; '.join(lost)}"
+    because = f"the job ended with exit code {code}: {'; '.join(lost)}"
+    if code == ExitCode.STATE_FLUSHED:
+        return f"{because}; launch it again as it was to go on, with as many ranks"
+    if code == ExitCode.INTERRUPTED:
+        return f"{because}; nothing is kept in memory, a launch goes on from the newest checkpoint"
+    if protected:
+        return (
+            f"{because}; what processes keep in memory is still there: mend the reason (above) and "
+            "launch it again as it was to go on (`moevement inspect` shows what is kept)"
+        )
+    return f"{because}; mend the reason (above), a launch goes on from the newest checkpoint"
+
+
+def report_death(process: int, status: int) -> None:
+    """Prints how a process ended that did not end by itself."""
+    now = datetime.now(UTC).isoformat(timespec="milliseconds")
+    _print(f"{now} process {process} {describe_status(status)}")
+
+
+def report_end(code: int, ends: Sequence[tuple[int, int]], flags: Sequence[str]) -> None:
+    """Prints why a job ended, and what to do, where no process did.
+
+    Args:
+        code: of the job.
+        ends: number and status of each process.
+        flags: of the program.
+    """
+    lost = [f"process {number} {describe_status(status)}" for number, status in ends if status]
+    protected = any(flag.endswith("moevement") for flag in flags)
+    told = describe_job_end(code, lost, protected=protected)
+    if told is not None:
+        _print(told)
+
+
+def _print(line: str) -> None:
+    print(f"run_local.sh: {line}", file=sys.stderr, flush=True)

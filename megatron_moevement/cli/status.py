@@ -1,0 +1,120 @@
+"""`moevement status`: how far a job is, and how protected, from what its processes publish."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from megatron_moevement.cli.store_dir import add_store_dir
+from megatron_moevement.errors import ExitCode, UserError
+from megatron_moevement.runtime.events import EventName, EventRecord, read_events
+from megatron_moevement.runtime.slots.status_file import read_status
+from megatron_moevement.runtime.slots.store import LOCK_NAME, process_folders
+from megatron_moevement.runtime.slots.store_lock import lock_owner
+from megatron_moevement.runtime.slots.survey import run_folders
+
+_DESCRIPTION = """
+Prints step, newest persisted window, copies, spares, and what a single loss would cost. Without
+EVENT_DIR it looks at the runs that keep something in the memory of this machine.
+"""
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Adds `moevement status`."""
+    parser = subparsers.add_parser(
+        "status",
+        help="show how protected a running job is",
+        description=_DESCRIPTION,
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "event_dir", metavar="EVENT_DIR", nargs="?", help="the run's --moevement-event-dir"
+    )
+    parser.add_argument("--run-id", metavar="ID", help="of this run alone")
+    add_store_dir(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Looks and prints.
+
+    Raises:
+        UserError: there is no such folder or run.
+    """
+    if args.event_dir is not None:
+        if args.run_id is not None:
+            raise UserError("give EVENT_DIR or --run-id: events are those of one run")
+        lines = _of_events(args.event_dir)
+    else:
+        lines = _of_stores(args.store_dir, args.run_id)
+    for line in lines:
+        print(line)
+    return ExitCode.DONE
+
+
+def _of_stores(store_dir: Path, run_id: str | None) -> list[str]:
+    """Returns a line for each run; the process with the first rank publishes its status."""
+    lines = []
+    for folder in run_folders(store_dir):
+        if run_id not in {None, folder.name}:
+            continue
+        processes = process_folders(folder)
+        owners = {number: lock_owner(process / LOCK_NAME) for number, process in processes.items()}
+        live = sum(owner is not None for owner in owners.values())
+        found = [read_status(process) for process in processes.values()]
+        known = max((one for one in found if one), key=lambda one: float(one["time"]), default=None)
+        on = f"run {folder.name}: {live} of {len(processes)} processes of this machine live"
+        if known is None:
+            lines.append(f"{on}, no window is persisted yet or rank 0 is on another machine")
+            continue
+        lines.append(
+            f"{on}, generation {known['generation']}, step {known['step']} "
+            f"{_ago(float(known['time']))}, window {_window(known)}; {known['line']}"
+        )
+    if not lines:
+        which = "" if run_id is None else f" of run {run_id}"
+        raise UserError(
+            f"nothing{which} in {store_dir}: give the job's --moevement-store-dir as --store-dir, "
+            "or its --moevement-event-dir"
+        )
+    return lines
+
+
+def _of_events(event_dir: str) -> list[str]:
+    if not Path(event_dir).is_dir():
+        raise UserError(f"{event_dir} is no folder; give the run's --moevement-event-dir")
+    events = read_events(event_dir)
+    if not events:
+        raise UserError(f"{event_dir} has no events yet")
+    steps = [one for one in events if one.event is EventName.ITERATION]
+    generation = events[-1].generation
+    step = max((one.iteration for one in steps), default=0)
+    lines = [f"generation {generation}, step {step} {_ago(events[-1].time)}"]
+    last = _newest(events, EventName.PROTECTION)
+    window = _newest(events, EventName.WINDOW_PERSISTED)
+    if last is None or window is None:
+        lines.append("protection: no window is persisted yet")
+        return lines
+    fields = last.fields
+    told = f"protection: {fields['level']}, {window.fields['copies']} of {fields['wanted']} copies"
+    spares = fields["spares"]
+    told += "" if spares is None else f", spares left: {spares}"
+    lines[0] += f", window {_window(window.fields)}"
+    lines.append("; ".join([told, *fields["costs"]]))
+    return lines
+
+
+def _newest(events: Sequence[EventRecord], name: EventName) -> EventRecord | None:
+    return next((one for one in reversed(events) if one.event is name), None)
+
+
+def _window(told: Mapping[str, Any]) -> str:
+    last = int(told["start"]) + int(told["size"]) - 1
+    return f"{told['start']} to {last} persisted with a lag of {told['lag']}"
+
+
+def _ago(then_s: float) -> str:
+    return f"({max(0.0, time.time() - then_s):.0f} s ago)"

@@ -1,0 +1,300 @@
+"""What NVRx keeps in its store, as sealed JSON documents.
+
+NVRx (0.4.1) pickles what processes write there, and anybody who reaches the store may write. Here
+nothing is unpickled, and what carries no seal of this job counts as not written: a line says so,
+and who waits for it goes on waiting, for as long as its limit allows.
+
+A store of torch can be emptied by whoever reaches it, too. So processes that wait write again what
+they have written, where it is gone.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Iterable, Sequence
+from datetime import timedelta
+from typing import Any, ClassVar
+
+import torch.distributed as dist
+from nvidia_resiliency_ext.inprocess.attribution import InterruptionRecord
+from nvidia_resiliency_ext.inprocess.state import State
+from nvidia_resiliency_ext.inprocess.store import BarrierOverflow, BarrierTimeout, StoreMixin
+
+from megatron_moevement.runtime.seal import BrokenSealError, Seal
+
+logger = logging.getLogger(__name__)
+
+_SLICE_S = 0.25
+_LOOK_S = 1.0
+"""So often a process that waits at a barrier looks whether its arrival is still noted."""
+_NONCE_BYTES = 8
+_HOST = "moevement_host_{rank}"
+
+
+class ForeignValueError(dist.DistStoreError):
+    """For a whole time limit, the store held what no process of this job wrote."""
+
+
+class SealedStore(StoreMixin):  # type: ignore[misc]  # upstream is not typed
+    """Overrides everything that NVRx reads or writes; mixed into a store of torch."""
+
+    _seal: Seal
+    _scope: str
+    """Where the keys lie, so that no value counts in another generation."""
+    _complained: ClassVar[set[tuple[str, str]]] = set()
+
+    def _begin(self, seal: Seal, scope: str) -> None:
+        self._seal = seal
+        self._scope = scope
+        self._written: dict[str, str] = {}
+        self._heard: dict[int, float] = {}
+
+    def set_initial_rank(self, rank: int, initial_rank: int) -> None:
+        """Notes the number of the process that has a rank."""
+        self._put(self.INITIAL_RANK.format(rank=rank), initial_rank)
+
+    def get_initial_ranks(self, ranks: Iterable[int]) -> list[int]:
+        """Returns the numbers of processes; upstream (0.4.1 to 0.7) returns bytes."""
+        return [int(n) for n in self._read([self.INITIAL_RANK.format(rank=r) for r in ranks])]
+
+    def send_heartbeat(self, rank: int) -> None:
+        """Notes that a process lives."""
+        self._put(self.HEARTBEAT.format(rank=rank), time.time())
+
+    def get_heartbeat(self, rank: int) -> float:
+        """Returns when a process last lived."""
+        return self._heartbeats([rank])[0]
+
+    def get_all_heartbeats(self, world_size: int) -> list[float]:
+        """Returns when each process last lived."""
+        return self._heartbeats(range(world_size))
+
+    def send_state(self, state: Any, rank: int) -> None:
+        """Notes that a process is there, before places are assigned."""
+        document = {"rank": state.rank, "world_size": state.world_size}
+        self._put(self.STATE.format(rank=rank), document)
+
+    def get_states(self, ranks: Iterable[int]) -> list[Any]:
+        """Returns the states of processes that have just started; waits for them."""
+        found = self._read([self.STATE.format(rank=rank) for rank in ranks])
+        return [State(rank=each["rank"], world_size=each["world_size"]) for each in found]
+
+    def send_key(self, key: Sequence[str], rank: int) -> None:
+        """Notes what groups a process."""
+        self._put(self.KEY.format(rank=rank), list(key))
+
+    def get_keys(self, ranks: Iterable[int]) -> list[list[str]]:
+        """Returns what groups processes."""
+        found = self._read([self.KEY.format(rank=rank) for rank in ranks])
+        return [[str(one) for one in key] for key in found]
+
+    def send_host(self, host: str, rank: int) -> None:
+        """Notes the machine of a process, before places are assigned."""
+        self._put(_HOST.format(rank=rank), host)
+
+    def get_hosts(self, ranks: Iterable[int]) -> list[str]:
+        """Returns the machines of processes that have just started; waits for them."""
+        return [str(host) for host in self._read([_HOST.format(rank=rank) for rank in ranks])]
+
+    def record_interrupted(self, records: Iterable[InterruptionRecord] | None = None) -> None:
+        """Interrupts all processes, with reasons unless the list of them is closed."""
+        if records is not None and not self._is_put(self.INTERRUPTION_RECORDS_LOCK):
+            for record in records:
+                self.append(*self._line(self.INTERRUPTION_RECORDS, str(record)))
+        self._put(self.ANY_RANK_INTERRUPTED, True)
+
+    def lock_interruption_records(self) -> None:
+        """Closes the list of reasons."""
+        self._put(self.INTERRUPTION_RECORDS_LOCK, True)
+
+    def get_interruption_records(self) -> list[InterruptionRecord]:
+        """Returns the list of reasons."""
+        texts = self._lines(self.INTERRUPTION_RECORDS).values()
+        return [InterruptionRecord.from_str(text) for text in texts]
+
+    def wait_for_interrupted(self, timeout: timedelta) -> None:
+        """Waits until any process is interrupted.
+
+        Raises:
+            DistStoreError: the time is over.
+        """
+        self._await(self.ANY_RANK_INTERRUPTED, timeout)
+
+    def record_completed(self) -> None:
+        """Notes that a process has done all its work."""
+        self._put(self.ANY_RANK_COMPLETED, True)
+
+    def wait_for_completed(self, timeout: timedelta) -> None:
+        """Waits until any process has done all its work.
+
+        Raises:
+            DistStoreError: the time is over.
+        """
+        self._await(self.ANY_RANK_COMPLETED, timeout)
+
+    def record_terminated_ranks(self, ranks: Iterable[int]) -> None:
+        """Notes whose processes are lost, or leave."""
+        self.append(*self._line(self.TERMINATED_RANKS, list(ranks)))
+
+    def get_terminated_ranks(self) -> set[int]:
+        """Returns whose processes are lost, or left."""
+        return {rank for ranks in self._lines(self.TERMINATED_RANKS).values() for rank in ranks}
+
+    def barrier(
+        self,
+        ranks: Iterable[int],
+        group_name: str,
+        rendezvous_count: int,
+        timeout: timedelta,
+        timeout_chunk: timedelta | None = None,
+    ) -> None:
+        """Waits until as many ranks have arrived; nobody arrives twice.
+
+        Raises:
+            BarrierOverflow: more have arrived.
+            BarrierTimeout: the time is over.
+        """
+        ranks = sorted(set(ranks))
+        key = f"{self.BARRIER_PREFIX}:{group_name}"
+        arrived, complete = f"{key}:arrived", f"{key}:complete"
+        own = self._line(arrived, ranks)
+
+        def look() -> None:
+            lines = self._lines(arrived)
+            if own[1].encode().strip() not in lines:
+                self.append(*own)
+            count = self._count(group_name, lines.values())
+            if count > rendezvous_count:
+                raise BarrierOverflow(f"{count} of {rendezvous_count} are at {group_name}")
+            if count == rendezvous_count:
+                self._put(complete, True)
+
+        self.append(*own)
+        look()
+        if timeout:
+            self._wait_at(complete, group_name, timeout, timeout_chunk or timeout, look)
+
+    def reentrant_barrier(self, *args: Any, **kwargs: Any) -> None:
+        """Waits until as many ranks have arrived; a rank that arrives twice counts once."""
+        self.barrier(*args, **kwargs)
+
+    def initial_barrier(self, **kwargs: Any) -> None:
+        """Waits until all processes have started."""
+        self.barrier(group_name=self.INITIAL_BARRIER, **kwargs)
+
+    def completion_barrier(self, **kwargs: Any) -> None:
+        """Waits until all processes have done their work."""
+        self.barrier(group_name=self.COMPLETION_BARRIER, **kwargs)
+
+    def iteration_barrier(
+        self,
+        ranks: Iterable[int],
+        rendezvous_count: int,
+        timeout: timedelta,
+        timeout_chunk: timedelta | None = None,
+    ) -> None:
+        """Waits until all processes have left the generation, or are lost."""
+        self.barrier(ranks, self.ITERATION_BARRIER, rendezvous_count, timeout, timeout_chunk)
+
+    def termination_barrier(self, **kwargs: Any) -> None:
+        """Notes that processes leave the job; who waits waits until all have left."""
+        self.barrier(group_name=self.TERMINATION_BARRIER, **kwargs)
+
+    def is_rank_at_reentrant_barrier(self, rank: int, group_name: str) -> bool:
+        """Returns whether a process has arrived at a barrier."""
+        lines = self._lines(f"{self.BARRIER_PREFIX}:{group_name}:arrived")
+        return any(rank in ranks for ranks in lines.values())
+
+    def _count(self, group_name: str, arrivals: Iterable[Sequence[int]]) -> int:
+        ranks = [rank for some in arrivals for rank in some]
+        again = {self.ITERATION_BARRIER, self.TERMINATION_BARRIER}
+        return len(set(ranks) if group_name in again else ranks)
+
+    def _wait_at(
+        self, key: str, group_name: str, timeout: timedelta, chunk: timedelta, look: Any
+    ) -> None:
+        deadline_s = time.monotonic() + timeout.total_seconds()
+        looked_s = time.monotonic()
+        while True:
+            try:
+                return self._await(key, min(chunk, timeout))
+            except dist.DistStoreError as error:
+                now_s = time.monotonic()
+                if now_s >= deadline_s:
+                    raise BarrierTimeout(f"{group_name} after {timeout}") from error
+            if now_s >= looked_s + _LOOK_S:
+                looked_s = now_s
+                look()
+
+    def _put(self, key: str, document: Any) -> None:
+        """Writes a document in the place of the one before."""
+        self._written[key] = text = self._seal.close(self._place(key), document)
+        self.set(key, text)
+
+    def _is_put(self, key: str) -> bool:
+        return bool(self.check([key])) and self._opened(key, self.get(key)) is not None
+
+    def _await(self, key: str, timeout: timedelta) -> None:
+        """Waits until a document is there."""
+        deadline_s = time.monotonic() + timeout.total_seconds()
+        self.wait([key], timeout)
+        while not self._is_put(key):
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0:
+                raise ForeignValueError(self._foreign(key))
+            time.sleep(min(left_s, _SLICE_S))
+
+    def _read(self, keys: Sequence[str]) -> list[Any]:
+        """Returns documents; waits until all of them are there."""
+        deadline_s = time.monotonic() + self.timeout.total_seconds()
+        while True:
+            texts = self.multi_get(list(keys))
+            found = [self._opened(key, text) for key, text in zip(keys, texts, strict=True)]
+            if None not in found:
+                return found
+            if time.monotonic() >= deadline_s:
+                raise ForeignValueError(self._foreign(keys[found.index(None)]))
+            for key, document in zip(keys, found, strict=True):
+                if document is None and key in self._written:
+                    self.set(key, self._written[key])
+            time.sleep(_SLICE_S)
+
+    def _heartbeats(self, ranks: Sequence[int]) -> list[float]:
+        """Returns the newest signs of life; one that was copied from an earlier moment is none."""
+        keys = [self.HEARTBEAT.format(rank=rank) for rank in ranks]
+        for rank, key, text in zip(ranks, keys, self.multi_get(keys), strict=True):
+            sign = self._opened(key, text)
+            newest = self._heard.setdefault(rank, time.time() if sign is None else sign)
+            self._heard[rank] = max(newest, newest if sign is None else sign)
+        return [self._heard[rank] for rank in ranks]
+
+    def _line(self, key: str, document: Any) -> tuple[str, str]:
+        """Returns a key, and what adds a document to the list there."""
+        signed = [secrets.token_hex(_NONCE_BYTES), document]
+        return key, f"\n{self._seal.close(self._place(key), signed)}\n"
+
+    def _lines(self, key: str) -> dict[bytes, Any]:
+        """Returns the documents of a list by their lines; one that was copied is there once."""
+        if not self.check([key]):
+            return {}
+        lines = dict.fromkeys(line for line in self.get(key).split(b"\n") if line)
+        opened = {line: self._opened(key, line) for line in lines}
+        return {line: signed[1] for line, signed in opened.items() if signed is not None}
+
+    def _opened(self, key: str, text: bytes) -> Any:
+        """Returns the document, None where nobody of this job wrote it: that is said once."""
+        try:
+            return self._seal.open(self._place(key), text)
+        except BrokenSealError as error:
+            if (self._scope, key) not in self._complained:
+                self._complained.add((self._scope, key))
+                logger.warning("%s: %s; it does not count", self._foreign(key), error)
+            return None
+
+    def _place(self, key: str) -> str:
+        return f"{self._scope}/{key}"
+
+    def _foreign(self, key: str) -> str:
+        return f"the control store holds under {key} what no process of this job wrote"

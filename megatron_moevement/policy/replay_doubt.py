@@ -1,0 +1,111 @@
+"""What follows from a replay that differed from the first time: other copies, or an end.
+
+Where the job promised the same bits, a wrong state is never trained on. The next replay passes over
+the copies that this one began with, wherever there are others. Nothing is removed: where no copy is
+left that was not tried, the job ends with everything that it has in memory.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Iterable, Mapping
+from enum import Enum
+
+from megatron_moevement.policy.facts import Holding, ProcessFacts
+from megatron_moevement.policy.guarantee import Level
+from megatron_moevement.policy.persistence import SlotKey
+from megatron_moevement.policy.plan import Origin, Plan
+from megatron_moevement.policy.ranks import LogicalRank
+
+
+@dataclasses.dataclass(frozen=True)
+class Doubt:
+    """What the replay of one rank began with.
+
+    Attributes:
+        sources: for each slot that it loaded, the process that it came from; empty where it went
+            on from what an interrupted replay had reached.
+        others: for each of these slots the processes that have another copy.
+    """
+
+    sources: Mapping[SlotKey, int]
+    others: Mapping[SlotKey, frozenset[int]]
+
+    @property
+    def replaceable(self) -> Mapping[SlotKey, int]:
+        """The loaded slots with their sources, as far as there is another copy."""
+        return {key: source for key, source in self.sources.items() if self.others[key]}
+
+    @property
+    def may_be_mended(self) -> bool:
+        """Whether another attempt would begin with something else."""
+        return not self.sources or bool(self.replaceable)
+
+
+def doubt_of(plan: Plan, processes: Iterable[ProcessFacts], rank: LogicalRank) -> Doubt:
+    """Returns what the replay of a rank began with.
+
+    Args:
+        plan: that was carried out.
+        processes: what they held when it was made.
+        rank: in the plan's scope.
+    """
+    origin = next((one.origin for one in plan.replays if one.stage == rank.pp), None)
+    window = plan.window
+    if origin is not Origin.WINDOW or window is None:
+        return Doubt({}, {})
+    loaded = next(one for one in plan.slots if one.rank == rank)
+    sources = {
+        SlotKey(rank, window, slot): process
+        for slot, process in enumerate(loaded.processes, start=loaded.first_slot)
+    }
+    others = {
+        key: frozenset(
+            process.process
+            for process in processes
+            for held in process.holdings
+            if (held.owner, held.window) == (rank, window) and held.slots >> key.slot & 1
+        )
+        - {source}
+        for key, source in sources.items()
+    }
+    return Doubt(sources, others)
+
+
+def without(holdings: Iterable[Holding], doubted: Collection[SlotKey]) -> tuple[Holding, ...]:
+    """Returns holdings but for slots that are doubted."""
+    found = []
+    for held in holdings:
+        left = held.slots
+        for key in doubted:
+            if (key.owner, key.window) == (held.owner, held.window):
+                left &= ~(1 << key.slot)
+        if left or not held.slots:
+            found.append(dataclasses.replace(held, slots=left))
+    return tuple(found)
+
+
+class Consequence(Enum):
+    """What follows from the proof of a recovery's replays."""
+
+    GO_ON = "go on"
+    """Nothing differed, or no bits were promised."""
+
+    AGAIN = "again"
+    """Another replay, from other copies."""
+
+    STOP = "stop"
+    """The job ends with its memory kept."""
+
+
+def consequence_of(level: Level, doubts: Iterable[Doubt]) -> Consequence:
+    """Returns what follows where replays differed from the first time.
+
+    Args:
+        level: that the job had when they began.
+        doubts: of the ranks whose replay differed.
+    """
+    found = list(doubts)
+    if not found or level is Level.CONSISTENT:
+        return Consequence.GO_ON
+    return Consequence.AGAIN if any(one.may_be_mended for one in found) else Consequence.STOP

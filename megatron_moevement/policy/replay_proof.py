@@ -1,0 +1,111 @@
+"""The proof of a replay: what of it was compared with the first time, and what differed.
+
+Four kinds of things are there to compare with: the ledger's scalars of each step, hashes of the
+tensors that bystanders received, a digest of the state that every slot carries, and the slots that
+a replay captures again, of which holders keep the first capture.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Compared:
+    """What of one kind was compared.
+
+    Attributes:
+        equal: how many were the same, bit for bit.
+        unequal: how many were not.
+    """
+
+    equal: int = 0
+    unequal: int = 0
+
+    def __add__(self, other: Compared) -> Compared:
+        return Compared(self.equal + other.equal, self.unequal + other.unequal)
+
+    @classmethod
+    def one(cls, is_equal: bool) -> Compared:
+        """Returns what a single comparison adds."""
+        return cls(int(is_equal), int(not is_equal))
+
+
+_KINDS = {
+    "scalars": ("step's scalars", "steps' scalars"),
+    "tensors": ("sent tensor", "sent tensors"),
+    "slots": ("slot", "slots"),
+    "states": ("state", "states"),
+}
+"""By their names in `ReplayProof`, how a line counts them."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ReplayProof:
+    """What was compared in the replay of one rank, or of several.
+
+    Attributes:
+        scalars: of steps, with the ledger.
+        tensors: sent to bystanders, with the hashes that those kept.
+        slots: captured again, with the first capture.
+        states: the dense state at the end of the window, with the digest in its last slot.
+        targets: ranks whose state at the target was compared, by one of the last two.
+        ranks: that replayed.
+    """
+
+    scalars: Compared = Compared()
+    tensors: Compared = Compared()
+    slots: Compared = Compared()
+    states: Compared = Compared()
+    targets: int = 0
+    ranks: int = 1
+
+    @property
+    def verified(self) -> bool:
+        """Whether nothing differed from the first time."""
+        return not any(getattr(self, kind).unequal for kind in _KINDS)
+
+    def __add__(self, other: ReplayProof) -> ReplayProof:
+        return ReplayProof(
+            **{
+                field.name: getattr(self, field.name) + getattr(other, field.name)
+                for field in dataclasses.fields(self)
+            }
+        )
+
+    @property
+    def words(self) -> str:
+        """What was compared and how that ended, for people."""
+        wrong = [
+            f"{_count(kind, getattr(self, kind).unequal)} UNEQUAL"
+            for kind in _KINDS
+            if getattr(self, kind).unequal
+        ]
+        right = [
+            _count(kind, getattr(self, kind).equal) for kind in _KINDS if getattr(self, kind).equal
+        ]
+        parts = [*wrong, *([f"{', '.join(right)} equal"] if right else [])]
+        whose = f"final state compared on {self.targets} of {self.ranks} ranks"
+        return "; ".join([*parts, whose] if parts else ["nothing to compare with"])
+
+    def document(self) -> dict[str, Any]:
+        """Returns the proof as JSON holds it."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def of_document(cls, document: Mapping[str, Any]) -> ReplayProof:
+        """Returns the proof that `document` encoded."""
+        kinds = {kind: Compared(**document[kind]) for kind in _KINDS}
+        return cls(**kinds, targets=document["targets"], ranks=document["ranks"])
+
+
+def proof_of_all(proofs: Iterable[ReplayProof | None]) -> ReplayProof:
+    """Returns what was compared by all ranks that replayed; None stands for a bystander."""
+    return sum((each for each in proofs if each is not None), ReplayProof(ranks=0))
+
+
+def _count(kind: str, number: int) -> str:
+    singular, plural = _KINDS[kind]
+    return f"{number} {singular if number == 1 else plural}"

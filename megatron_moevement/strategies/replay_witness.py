@@ -1,0 +1,128 @@
+"""The witness of a replay: compares what it computes with what the job kept of the first time.
+
+A slot's record has a checksum for each of its parts, made when it was captured. Holders keep the
+records of slots that a replay captures again. Every slot also carries a digest of the rank's whole
+state, so that a dense state can be compared although its slot holds a part of it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Mapping
+
+import torch
+
+from megatron_moevement.integrations.megatron.boundary_replay import Verification
+from megatron_moevement.policy.guarantee import Level
+from megatron_moevement.policy.plan import Plan
+from megatron_moevement.policy.ranks import LogicalRank
+from megatron_moevement.policy.replay_proof import Compared, ReplayProof
+from megatron_moevement.runtime.agreement import all_gather_json
+from megatron_moevement.runtime.slots.mapped_file import checksum_of
+from megatron_moevement.runtime.slots.slot_record import SlotRecord, record_document
+from megatron_moevement.runtime.slots.store import StoreDirectory
+
+FirstCaptures = Mapping[int, frozenset[str]]
+"""For each step the digests of the records that anybody has of one rank's slot."""
+
+
+def record_digest(record: SlotRecord) -> str:
+    """Returns what stands for a slot: its place, and the checksums of all its parts."""
+    return f"{checksum_of(json.dumps(record_document(record)).encode()):016x}"
+
+
+def first_captures(
+    store: StoreDirectory, plan: Plan, rank: LogicalRank, device: torch.device
+) -> FirstCaptures:
+    """Returns what all processes have of the slots of a rank that a plan captures again.
+
+    Every rank calls it, before its replay overwrites its own.
+
+    Args:
+        store: of this process.
+        plan: the same on all ranks.
+        rank: that this process occupies.
+        device: where collectives keep their tensors.
+    """
+    if not plan.start_of:
+        return {}
+    own: dict[str, dict[int, str]] = defaultdict(dict)
+    for stored in store.rings():
+        ring = store.open_ring(stored.role, stored.owner)
+        if ring is None or stored.owner.pp not in plan.start_of:
+            continue
+        for record in ring.records():
+            if record.era == plan.era and plan.start(stored.owner.pp) < record.step <= plan.target:
+                own[str(stored.owner)][record.step] = record_digest(record)
+    found: dict[int, set[str]] = defaultdict(set)
+    for document in all_gather_json(own, device):
+        for step, digest in document.get(str(rank), {}).items():
+            found[int(step)].add(digest)
+    return {step: frozenset(digests) for step, digests in found.items()}
+
+
+class ReplayWitness:
+    """Compares one replay of this rank; the capture's thread calls `admits`, the others none."""
+
+    def __init__(self, first: FirstCaptures, target: int, level: Level) -> None:
+        """Names what there is to compare with.
+
+        Args:
+            first: captures of this rank's slots.
+            target: T.
+            level: that the job has; it decides whether what differs may be captured.
+        """
+        self._first = first
+        self._target = target
+        self._promises = level is Level.EXACT
+        self._scalars = Compared()
+        self._tensors = Compared()
+        self._slots = Compared()
+        self._states = Compared()
+        self._targets = 0
+
+    @property
+    def has_differed(self) -> bool:
+        """Whether anything was not the same as the first time."""
+        return not self.proof.verified
+
+    @property
+    def proof(self) -> ReplayProof:
+        """What was compared so far."""
+        return ReplayProof(self._scalars, self._tensors, self._slots, self._states, self._targets)
+
+    def note_step(self, sent: Verification | None, *, scalars_equal: bool) -> None:
+        """Takes in the comparison of a replayed step.
+
+        Args:
+            sent: what was sent to bystanders; None where nobody stands by. What can't be compared
+                though a bystander received it counts as different.
+            scalars_equal: whether the step's scalars are those of the ledger.
+        """
+        self._scalars += Compared.one(scalars_equal)
+        if sent is not None:
+            self._tensors += Compared(sent.equal, len(sent.unequal) + len(sent.unknown))
+
+    def note_state(self, step: int, captured: str | None, replayed: str | None) -> None:
+        """Compares the state that is dense now with what its slot says of it.
+
+        Args:
+            step: of the state.
+            captured: the slot's digest; None where none was computed.
+            replayed: the live state's; None likewise.
+        """
+        if captured is not None and replayed is not None:
+            self._states += Compared.one(captured == replayed)
+            self._targets += step == self._target
+
+    def admits(self, record: SlotRecord) -> bool:
+        """Compares a slot that was captured again; returns whether it may take the first's place.
+
+        Where bits are promised, no slot of a replay that differs replaces what there is.
+        """
+        known = self._first.get(record.step)
+        if known is not None:
+            self._slots += Compared.one(known == {record_digest(record)})
+            self._targets += record.step == self._target
+        return not (self._promises and self.has_differed)

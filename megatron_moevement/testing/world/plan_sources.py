@@ -1,0 +1,28 @@
+"""Sources of a plan: what it reads from a log or loads from a store was published to be there."""
+
+from __future__ import annotations
+
+from megatron_moevement.policy.facts import Facts
+from megatron_moevement.policy.plan import Plan
+from megatron_moevement.testing.world.violations import require
+
+
+def has_sources(plan: Plan, facts: Facts) -> None:
+    """5: what a plan reads from a log or loads from a store was published to be there."""
+    for log in plan.logs:
+        wanted = range(log.first, log.last + 1)
+        for process in facts.stage(log.sender):
+            there = [each.steps for each in process.logs if each.direction is log.direction]
+            covers = any(steps.issuperset(wanted) for steps in there)
+            what = f"p{process.process} is to serve steps {log.first} to {log.last} from its log"
+            require(covers, "5 sources", what)
+    held = {
+        (process.process, holding.owner, holding.window): holding.slots
+        for process in facts.processes
+        for holding in process.holdings
+    }
+    for each in plan.slots:
+        assert plan.window is not None
+        for slot, number in enumerate(each.processes, start=each.first_slot):
+            has = held.get((number, each.rank, plan.window), 0) >> slot & 1
+            require(has == 1, "5 sources", f"p{number} is to send slot {slot} of", each.rank)

@@ -1,0 +1,105 @@
+"""Settling: how a simulated process comes to the target of a plan, and writes its journal."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Generator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from megatron_moevement.policy.commit import EarlyState, Fate
+from megatron_moevement.policy.plan import Plan
+from megatron_moevement.testing.world.live import Live
+from megatron_moevement.testing.world.process import Commands, Join, Pass, Process, Run, Sleep, Wait
+from megatron_moevement.testing.world.reference import Entry
+
+if TYPE_CHECKING:
+    from megatron_moevement.testing.world.world import World
+
+RESET_TIME = 0.5
+
+
+@dataclasses.dataclass(frozen=True)
+class LeftLedger:
+    """What the process that has all of it says of the steps up to the target."""
+
+    entries: Mapping[int, Entry]
+    losses: Mapping[int, int]
+
+
+def settle(world: World, process: Process, plan: Plan, members: tuple[int, ...]) -> Commands:
+    """Rolls forward or puts back what the interrupted step changed, and writes the journal."""
+    yield Join(("opened",), members, process.number, None, len)
+    ledger = yield from _share_ledger(process, plan, members)
+    run, live = process.run, process.live
+    step = next((roll.step for roll in plan.roll_forward if roll.rank == process.rank), None)
+    if step is None:
+        _forget_cut_capture(process)
+    if run is not None and live is not None and not live.torn:
+        if step == run.step:
+            run.entry, run.plan = ledger.entries[step], plan
+            yield from world.commits.execute(process, run, world.policies.roll_forward_section)
+        else:
+            _put_back(world, live, run)
+    process.run = None
+    yield Sleep(RESET_TIME * (1 + 9 * world.random.random()))
+    process.is_new = process.is_new and process.rank is None
+    yield from _write_journal(world, process, plan, ledger)
+
+
+def _share_ledger(
+    process: Process, plan: Plan, members: tuple[int, ...]
+) -> Generator[Wait, Any, LeftLedger]:
+    """Returns the ledger of the one who has it; nobody has written it down yet."""
+    own = None
+    if process.number == plan.ledger_source:
+        own = LeftLedger(dict(process.store.ledger), dict(process.store.losses))
+
+    def combine(said: dict[int, LeftLedger | None]) -> LeftLedger:
+        return next((each for each in said.values() if each is not None), LeftLedger({}, {}))
+
+    ledger: LeftLedger = yield Join(("ledger",), members, process.number, own, combine)
+    return ledger
+
+
+def _write_journal(world: World, process: Process, plan: Plan, ledger: LeftLedger) -> Commands:
+    """Makes the journal say what the job knows, step by step."""
+    store = process.store
+    store.era = plan.era
+    for step in range((store.committed or 0) + 1, plan.target + 1):
+        yield Pass()
+        if step in ledger.entries:
+            store.ledger[step] = ledger.entries[step]
+            store.losses[step] = ledger.losses[step]
+        store.committed = step
+    store.ledger.update(ledger.entries)
+    store.losses.update(ledger.losses)
+    store.committed = plan.target
+    store.rank, store.schedule = process.rank, process.schedule
+    store.persisted = world.policies.newest_persisted(store.persisted, plan.persisted)
+    if plan.window in {None, plan.persisted}:
+        world.commits.drop(process)
+    if process.schedule.epoch != plan.epoch and plan.ledger_source is not None:
+        process.schedule = world.processes[plan.ledger_source].schedule
+
+
+def _forget_cut_capture(process: Process) -> None:
+    """Makes room to capture the live state again, if its slot did not land or is damaged."""
+    live, rank = process.live, process.rank
+    process.capturing = None
+    if live is None or rank is None or live.window is not None:
+        return
+    if process.ring.next_step == live.step + 1:
+        key = process.store.own_slot(rank, live.step)
+        if key is None or not process.store.slots[key].intact:
+            process.ring = process.ring.rewound(live.step)
+
+
+def _put_back(world: World, live: Live, run: Run) -> None:
+    put_back = world.policies.put_back(Fate.REPEATED)
+    if not run.saved_scalers:
+        return
+    if EarlyState.EXPERT_BIAS in put_back:
+        live.bias = dict(run.saved_bias)
+    for place, scaler in enumerate((EarlyState.DENSE_SCALER, EarlyState.EXPERT_SCALER)):
+        if scaler in put_back:
+            live.scalers[place] = run.saved_scalers[place]

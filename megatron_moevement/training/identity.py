@@ -1,0 +1,177 @@
+"""The identity of a run: what decides its bits, the data's content included, and nothing else.
+
+It names the folder of the run's memory, so that a launch goes on from the memory of its own run
+only. Flags are sorted in `deciding.py`. What several of them decide together is in here as what it
+comes to: the data by their content, wherever they lie; the number of steps by the learning rate
+and the order of samples that it leads to; a checkpoint to begin with by what is in it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from enum import Enum
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import megatron_moevement
+from megatron_moevement.backends.backend import choose
+from megatron_moevement.errors import UserError
+from megatron_moevement.integrations.megatron.fork.series import load_series
+from megatron_moevement.runtime.agreement import (
+    AgreementError,
+    all_gather_json,
+    broadcast_json,
+    together,
+)
+from megatron_moevement.runtime.slots.identity import RunIdentity
+from megatron_moevement.settings.run import num_microbatches
+from megatron_moevement.training.arguments import Arguments
+from megatron_moevement.training.data.splits import training_data
+from megatron_moevement.training.deciding import DECIDING
+from megatron_moevement.training.origin import find_origin
+
+_ORIGIN = "begins with"
+
+
+def agree_on_identity(
+    known: RunIdentity | None, arguments: Arguments, device: torch.device
+) -> RunIdentity:
+    """Returns the identity of the run, the same on all ranks; every rank calls it, in step.
+
+    One rank reads data and checkpoints, once in the life of a job: who comes later takes over what
+    those know that were there.
+
+    Args:
+        known: what this process knows; None: nothing.
+        arguments: of this process.
+        device: where collectives keep their tensors.
+
+    Raises:
+        UserError: on all ranks: their flags differ, or the data can't be read.
+    """
+    own = _text(given(arguments))
+    digest = hashlib.sha256(own.encode()).hexdigest()
+    everybody = all_gather_json([digest, known is not None], device)
+    unlike = [rank for rank, (other, _) in enumerate(everybody) if other != everybody[0][0]]
+    if unlike:
+        raise UserError(
+            f"flags that decide bits differ between ranks 0 and {unlike[0]}: give all processes "
+            "of a job the same"
+        )
+    knows = [rank for rank, (_, does) in enumerate(everybody) if does]
+    source = knows[0] if knows else 0
+    if not knows:
+        try:
+            known = together(lambda: identify(arguments) if dist.get_rank() == 0 else None, device)
+        except AgreementError as error:
+            raise UserError(error.reason) from error
+    document = None if known is None else known.document()
+    return RunIdentity.of_document(broadcast_json(document, source, device))
+
+
+def identify(arguments: Arguments) -> RunIdentity:
+    """Returns the identity of the run that a process by itself finds.
+
+    Raises:
+        UserError: the data are damaged or too small.
+    """
+    deciding = given(arguments)
+    per_step = _global_batch_size(arguments)
+    steps = int(arguments.run.train_iters or 0)
+    try:
+        deciding["training data"] = training_data(
+            arguments.data, steps * per_step, seed=arguments.run.seed
+        )
+    except OSError as error:
+        raise UserError(f"can't read the data: {error}") from error
+    texts = {name: _text(value) for name, value in deciding.items()}
+    lineage = RunIdentity(texts, {}).digest
+    texts[_ORIGIN] = find_origin(arguments.checkpointing, lineage)
+    layout = {
+        _flag(name): _text(getattr(arguments.fault_tolerance, name))
+        for name in sorted(DECIDING[type(arguments.fault_tolerance)].layout)
+    }
+    return RunIdentity(texts, layout)
+
+
+def checkpoint_mark(identity: RunIdentity) -> dict[str, str]:
+    """Returns what a checkpoint of a run tells of it, for `find_origin` to read."""
+    rest = {name: text for name, text in identity.deciding.items() if name != _ORIGIN}
+    return {"lineage": RunIdentity(rest, {}).digest, "origin": identity.deciding[_ORIGIN]}
+
+
+def given(arguments: Arguments) -> dict[str, Any]:
+    """Returns what decides bits and needs no look at files, by its name."""
+    values: dict[str, Any] = {}
+    groups = (
+        arguments.architecture,
+        arguments.moe,
+        arguments.parallelism,
+        arguments.precision,
+        arguments.run,
+        arguments.optimization,
+    )
+    for group in groups:
+        for name in sorted(DECIDING[type(group)].bits):
+            values[_flag(name)] = getattr(group, name)
+    data = arguments.data
+    return values | {
+        "--seq-length": data.seq_length,
+        "--make-vocab-size-divisible-by": data.make_vocab_size_divisible_by,
+        "--reset-position-ids": data.reset_position_ids,
+        "--eod-mask-loss": data.eod_mask_loss,
+        "--vocab-size": data.vocab_size,
+        "tokenizer": dict(data.tokenizer.unique_identifiers),
+        "ranks": arguments.world_size,
+        "--global-batch-size": _global_batch_size(arguments),
+        "device": choose(arguments.run.moevement_backend).value,
+        "software": _software(),
+        **_schedules(arguments),
+    }
+
+
+def _schedules(arguments: Arguments) -> dict[str, Any]:
+    """Returns the steps over which learning rate and weight decay change; none where they don't."""
+    optimization, steps = arguments.optimization, int(arguments.run.train_iters or 0)
+    decays = optimization.lr_decay_style != "constant"
+    by_share = optimization.lr_warmup_fraction is not None
+    grows = optimization.weight_decay_incr_style != "constant"
+    return {
+        "steps of the learning rate": (optimization.lr_decay_iters or steps)
+        if decays or by_share
+        else None,
+        "steps of the weight decay": steps if grows else None,
+    }
+
+
+def _global_batch_size(arguments: Arguments) -> int:
+    run = arguments.run
+    ranks = arguments.parallelism.data_parallel_size(arguments.world_size)
+    return num_microbatches(run, ranks) * int(run.micro_batch_size or 0) * ranks
+
+
+def _software() -> dict[str, str]:
+    """Returns the versions of what computes; libraries below torch belong to the guarantee."""
+    series = load_series()
+    patches = "".join(patch.digest for patch in series.patches)
+    return {
+        "moevement": megatron_moevement.__version__,
+        "megatron-core": series.upstream.tag,
+        "patches": hashlib.sha256(patches.encode()).hexdigest()[:16],
+        "torch": torch.__version__,
+    }
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, default=_plain)
+
+
+def _plain(value: Any) -> Any:
+    return value.value if isinstance(value, Enum) else str(value)

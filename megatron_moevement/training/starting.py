@@ -1,0 +1,114 @@
+"""Starting: what protects a job is opened, and brings back its state; else a checkpoint does."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+
+import torch.distributed as dist
+
+from megatron_moevement.errors import UserError
+from megatron_moevement.runtime.generation import Generation
+from megatron_moevement.runtime.ledger import loss_from_hex
+from megatron_moevement.runtime.progress import START, Progress
+from megatron_moevement.runtime.watch import Watch
+from megatron_moevement.strategies.strategy import (
+    Anew,
+    InitialStateLostError,
+    Recovered,
+    Strategy,
+)
+from megatron_moevement.training.job import Job
+from megatron_moevement.training.left_runs import report_left_runs
+from megatron_moevement.training.protection import open_strategy
+from megatron_moevement.training.reporting.reporter import Reporter
+from megatron_moevement.training.resident import Resident
+
+
+def protect(
+    job: Job,
+    opened: contextlib.ExitStack,
+    reporter: Reporter,
+    resident: Resident,
+    generation: Generation,
+) -> tuple[Strategy, Recovered | Anew]:
+    """Opens what protects the job, and brings back what earlier generations left in memory.
+
+    Args:
+        job: is protected.
+        opened: closes what is opened.
+        reporter: has the events.
+        resident: the living part of this process.
+        generation: owns threads and connections.
+
+    Returns:
+        What protects the job, and what it brought back.
+    """
+    strategy = opened.enter_context(open_strategy(job, reporter.events, resident.kept, generation))
+    try:
+        return strategy, strategy.recover(job.checkpoints.newest())
+    except InitialStateLostError:  # on all ranks
+        return strategy, Anew(is_continuing=True)
+
+
+def start_from(
+    job: Job,
+    strategy: Strategy,
+    recovered: Recovered | Anew,
+    watch: Watch,
+    *,
+    is_first: bool,
+) -> Progress:
+    """Returns where training starts; loads a checkpoint where nothing was brought back.
+
+    Args:
+        job: what is trained.
+        strategy: protects it from here on.
+        recovered: what it brought back.
+        watch: is told of a checkpoint that was loaded.
+        is_first: whether no generation was before this one.
+
+    Raises:
+        UserError: a checkpoint does not fit, or nothing was recovered where that is all to be done.
+    """
+    if job.arguments.fault_tolerance.moevement_recover_only:
+        if isinstance(recovered, Anew):
+            raise _nothing_recovered(job.checkpoints.newest().loadable)
+        job.checkpoints.check_writable()
+    if isinstance(recovered, Recovered):
+        return recovered.progress
+    is_continuing = recovered.is_continuing or not is_first
+    if is_first:
+        job.checkpoints.check_room(int(job.arguments.run.train_iters or 0))
+    if not is_continuing:
+        job.checkpoints.begin_history()
+    start = _resume(job, is_continuing=is_continuing)
+    if start.committed:
+        watch.loaded()
+    if is_first:
+        report_left_runs(job, start.committed)
+    strategy.begin(start)
+    return start
+
+
+def _nothing_recovered(durable: int) -> UserError:
+    newer = f"newer than the checkpoint of step {durable} in --load" if durable else "persisted"
+    return UserError(
+        f"--moevement-recover-only: the processes of such a job left no window in memory that is "
+        f"whole and {newer}; give the flags of the job, --moevement-store-dir and "
+        "--moevement-run-id included, and start as many ranks on the same machines"
+    )
+
+
+def _resume(job: Job, *, is_continuing: bool) -> Progress:
+    """Loads the checkpoint, if there is one, and returns where training starts."""
+
+    def warn(message: str) -> None:
+        if dist.get_rank() == 0:
+            sys.stderr.write(f"pretrain_moe.py: {message}\n")
+
+    common = job.checkpoints.resume(warn, is_continuing=is_continuing)
+    if common is None:
+        return START
+    job.ledger.restore_losses({int(k): loss_from_hex(v) for k, v in common["losses"].items()})
+    return Progress(**common["progress"])

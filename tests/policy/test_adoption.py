@@ -1,0 +1,38 @@
+"""Which of the stores that were left a process goes on with, and when they may be removed."""
+
+import dataclasses
+
+import pytest
+
+from megatron_moevement.policy.adoption import NOTHING, age_of, may_forget_left, of_no_use
+from megatron_moevement.policy.ranks import LogicalRank
+from megatron_moevement.policy.schedule import Window
+
+
+@dataclasses.dataclass(frozen=True)
+class Left:
+    era: int
+    committed: int
+    rank: LogicalRank | None
+
+
+def test_a_later_era_is_newer_than_any_step():
+    rank = LogicalRank(pp=1)
+    assert age_of(Left(1, 3, rank), rank) > age_of(Left(0, 9, rank), rank)
+    assert age_of(Left(0, 9, rank), rank) > age_of(Left(0, 8, rank), rank) > NOTHING
+
+
+@pytest.mark.parametrize("state", [None, Left(5, 9, LogicalRank(pp=2)), Left(5, 9, None)])
+def test_what_is_of_another_rank_is_nothing(state):
+    assert age_of(state, LogicalRank(pp=1)) == NOTHING
+
+
+def test_what_was_left_stays_until_a_window_is_persisted_and_the_recovery_is_over():
+    window = Window(4, 2, 0)
+    assert may_forget_left(window, is_returning=False)
+    assert not may_forget_left(window, is_returning=True)
+    assert not may_forget_left(None, is_returning=False)
+
+
+def test_what_a_process_leaves_that_has_just_died_is_of_use():
+    assert of_no_use([3, 1, 7], {1, 3, 5}) == (1, 3)

@@ -1,0 +1,159 @@
+"""The roll is called until every process that was called is watched; all find the same."""
+
+import threading
+from datetime import timedelta
+
+import pytest
+import torch.distributed as dist
+
+from megatron_moevement.runtime.roll_call import (
+    LostAtStartError,
+    RollCall,
+    _Notes,
+    newest_round,
+    note_gone,
+    prefix_of,
+)
+from megatron_moevement.settings.secret import Secret
+
+SECRET = Secret(b"s" * 64)
+LONG = timedelta(seconds=60)
+SHORT = timedelta(seconds=0.3)
+
+
+@pytest.fixture
+def store():
+    return dist.HashStore()
+
+
+def in_threads(*calls):
+    """Calls functions at the same time; returns what they returned or raised."""
+    found = [None] * len(calls)
+
+    def call(number):
+        try:
+            found[number] = calls[number]()
+        except LostAtStartError as error:
+            found[number] = error
+
+    threads = [threading.Thread(target=call, args=(number,)) for number in range(len(calls))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    return found
+
+
+def watch(store, roll, process):
+    """Notes what the monitor of a process notes."""
+    _Notes(store, SECRET, "0").add(f"moevement/roll{roll}/watched", process)
+
+
+def agree(store, key, document):
+    """Has processes agree on something."""
+    assert _Notes(store, SECRET, "0").agreed(f"moevement/roll0/{key}", document) == document
+
+
+def member(store, process, processes, patience=LONG, then=lambda roll: None):
+    """Returns a process that calls the roll, and then does something."""
+
+    def call():
+        roll = RollCall(process, processes, secret=SECRET, attempt="0", patience=patience)
+        called = roll.call(store)
+        return called, then(roll)
+
+    return call
+
+
+def test_everybody_who_is_there_is_called(store):
+    found = in_threads(*(member(store, process, 3) for process in range(3)))
+    assert found == [((0, 1, 2), None)] * 3
+
+
+def test_who_is_gone_is_not_waited_for(store):
+    note_gone(store, 1, SECRET)
+    found = in_threads(member(store, 0, 3), member(store, 2, 3))
+    assert found == [((0, 2), None)] * 2
+
+
+def test_who_does_not_come_in_time_has_come_too_late(store):
+    found = in_threads(*(member(store, process, 3, SHORT) for process in (0, 2)))
+    assert found == [((0, 2), None)] * 2
+    assert member(store, 1, 3)() == ((0, 2), None)
+
+
+def test_a_round_holds_once_all_are_watched(store):
+    for process in range(2):
+        watch(store, 0, process)
+    found = in_threads(
+        *(member(store, process, 2, then=lambda roll: roll.await_hold(store)) for process in (0, 1))
+    )
+    assert found == [((0, 1), None)] * 2
+
+
+def hold(store):
+    return lambda roll: roll.await_hold(store)
+
+
+def test_who_is_lost_before_it_is_watched_ends_the_round_for_all(store):
+    def die(roll):
+        note_gone(store, 1, SECRET)
+
+    watch(store, 0, 0)
+    calls = [member(store, process, 3, then=hold(store)) for process in (0, 2)]
+    found = in_threads(*calls, member(store, 1, 3, then=die))
+    assert [str(error) for error in found[:2]] == ["process 1 was lost at the start"] * 2
+
+
+def test_who_is_lost_once_it_is_watched_is_nobody_elses_concern(store):
+    for process in range(2):
+        watch(store, 0, process)
+    note_gone(store, 1, SECRET)
+    agree(store, "called", [0, 1])
+    assert member(store, 0, 2, then=hold(store))() == ((0, 1), None)
+
+
+def test_what_one_process_found_all_find(store):
+    """One saw all watched; another one, which looks later, sees that a process is gone."""
+    agree(store, "called", [0, 1])
+    agree(store, "outcome", "again")
+    watch(store, 0, 0)
+    watch(store, 0, 1)
+    with pytest.raises(LostAtStartError):
+        member(store, 0, 2, then=hold(store))()
+
+
+def test_who_is_never_watched_ends_the_round_in_time(store):
+    watch(store, 0, 0)
+    calls = [member(store, process, 2, SHORT, hold(store)) for process in (0, 1)]
+    assert all(isinstance(error, LostAtStartError) for error in in_threads(*calls))
+
+
+def test_the_next_round_is_called_without_the_lost_one(store):
+    def again(roll):
+        with pytest.raises(LostAtStartError):
+            roll.await_hold(store)
+        return roll.call(store), roll.number
+
+    calls = [member(store, process, 3, then=again) for process in (0, 2)]
+    found = in_threads(*calls, member(store, 1, 3, then=lambda roll: note_gone(store, 1, SECRET)))
+    assert found[:2] == [((0, 1, 2), ((0, 2), 1))] * 2
+    assert newest_round(store) == 1
+
+
+def test_other_threads_are_not_bothered(store):
+    roll = RollCall(0, 1, secret=SECRET, attempt="0", patience=LONG)
+    roll.call(store)
+    note_gone(store, 0, SECRET)
+    assert in_threads(lambda: roll.check(store)) == [None]
+    with pytest.raises(LostAtStartError):
+        roll.check(store)
+
+
+def test_what_nobody_of_the_job_wrote_does_not_count(store):
+    keys = dist.PrefixStore(prefix_of("0"), store)
+    note_gone(store, 0, Secret(b"x" * 64))
+    keys.set("moevement/roll0/called", "[1]")
+    keys.append("moevement/roll0/here", "\n2\n")
+    found = in_threads(*(member(store, process, 2) for process in range(2)))
+    assert found == [((0, 1), None)] * 2

@@ -1,0 +1,43 @@
+"""The training program of which one process dies while it starts: `--dies-at=PLACE:PROCESS`."""
+
+import os
+import signal
+import sys
+
+from nvidia_resiliency_ext.inprocess.monitor_process import MonitorProcess
+
+from megatron_moevement.integrations.nvrx import restarter
+from megatron_moevement.integrations.nvrx.retries import BoundedRetries
+from megatron_moevement.integrations.nvrx.stores import ControlStore
+from megatron_moevement.settings.launch import Launch
+from megatron_moevement.training.program import main
+
+PREFIX = "--dies-at="
+PLACES = {
+    "imports": None,
+    "roll": (restarter, "_take_number"),
+    "monitor": (MonitorProcess, "__init__"),
+    "barrier": (ControlStore, "initial_barrier"),
+    "counted": (MonitorProcess, "can_create_store"),
+    "state": (ControlStore, "send_state"),
+    "key": (ControlStore, "send_key"),
+    "unwatched": (MonitorProcess, "start"),
+    "unsaid": (MonitorProcess, "start_iteration"),
+    "watched": (BoundedRetries, "__call__"),
+}
+"""What a process is about to call when it dies, in the order of a start."""
+
+
+def die(*_, **__):
+    """Ends the process as the system does it that has no memory left."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    (given,) = [argument for argument in sys.argv if argument.startswith(PREFIX)]
+    place, number = given.removeprefix(PREFIX).split(":")
+    if Launch.from_environment().process == int(number):
+        if PLACES[place] is None:
+            die()
+        setattr(*PLACES[place], die)
+    sys.exit(main([argument for argument in sys.argv[1:] if argument != given]))

@@ -1,0 +1,100 @@
+"""A process is lost while a launch starts: the others do not hang, and a spare takes its place."""
+
+import dataclasses
+import signal
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+
+from megatron_moevement.runtime.events import EventName
+from megatron_moevement.runtime.roll_call import note_gone
+from megatron_moevement.settings.faults import Place
+from megatron_moevement.testing.default_run import slow_but
+from megatron_moevement.testing.interruption import Run, digest_differences
+from megatron_moevement.testing.protected_run import Case, plans_of
+from megatron_moevement.testing.restarted_run import control_of, events_of, restartable_program
+
+pytestmark = [pytest.mark.distributed, pytest.mark.timeout(300)]
+
+PROGRAM = Path(__file__).with_name("starting_pretrain.py")
+PLACES = (
+    "imports",
+    "roll",
+    "monitor",
+    "barrier",
+    "counted",
+    "state",
+    "key",
+    "unwatched",
+    "unsaid",
+    "watched",
+)
+CASE = dataclasses.replace(Case.of("vpp2 fp32 replicated no-dropout", 2), replicas=1)
+RANKS = CASE.combination.world_size
+KILLED, STATE_FLUSHED = -signal.SIGKILL, 75
+PATIENCE = ("--inprocess-barrier-timeout=250", "--inprocess-completion-timeout=250")
+"""Longer than the test: nobody gets on by waiting."""
+
+
+def await_death(job, process):
+    """Waits until a process has died, and notes it as the launcher does."""
+    host, port = control_of(job)
+    job.wait_for_rank(process)
+    store = dist.TCPStore(host, port, None, False, timedelta(seconds=30))
+    note_gone(store, process, job.secret)
+
+
+def start_and_lose(server, text, folder, place, process, spares):
+    """Runs a job of which a process dies in its start; returns the run and how it ended."""
+    program = restartable_program(
+        CASE, server, text, spares, *PATIENCE, f"--dies-at={place}:{process}"
+    )
+    run = Run(dataclasses.replace(program, path=PROGRAM, timeout_s=150), folder)
+    with run.start() as job:
+        await_death(job, process)
+        result = job.wait()
+    return run, result
+
+
+@pytest.mark.parametrize("place", slow_but(("imports", "unsaid"), PLACES))
+@pytest.mark.parametrize("process", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_spare_takes_the_place_of_who_dies_in_the_start(
+    megatron_fork_server, text, uninterrupted, tmp_path, place, process
+):
+    run, result = start_and_lose(megatron_fork_server, text, tmp_path, place, process, spares=1)
+    codes = [KILLED if each == process else 0 for each in range(RANKS + 1)]
+    assert list(result.exit_codes) == codes, result.describe()
+    assert digest_differences(run._digest(), uninterrupted(CASE)) == []
+    assert list(run.store.rglob("*")) == []
+
+
+@pytest.mark.slow
+def test_without_a_spare_the_others_say_so_and_end(megatron_fork_server, text, tmp_path):
+    _, result = start_and_lose(megatron_fork_server, text, tmp_path, "barrier", 1, spares=0)
+    assert list(result.exit_codes) == [1, KILLED], result.describe()
+    (line,) = [line for line in result.ranks[0].stderr.splitlines() if "stops" in line]
+    assert "1 processes are there and 2 are needed" in line
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", ["imports", "counted", "unsaid"])
+def test_who_dies_in_the_start_of_a_relaunch_takes_no_step_along(
+    megatron_fork_server, text, uninterrupted, tmp_path, place
+):
+    step = CASE.protected_from + 2
+    program = restartable_program(CASE, megatron_fork_server, text, 0, *PATIENCE)
+    run = Run(program, tmp_path)
+    with run.start("--moevement-faults", f"{step}:{Place.BACKWARD.value}") as job:
+        assert set(job.wait().exit_codes) <= {KILLED, STATE_FLUSHED}
+    flags = (*program.flags, f"--dies-at={place}:1")
+    run._program = dataclasses.replace(program, path=PROGRAM, world_size=RANKS + 1, flags=flags)
+    with run.start() as job:
+        await_death(job, 1)
+        result = job.wait()
+    assert list(result.exit_codes) == [0, KILLED, 0], result.describe()
+    assert digest_differences(run._digest(), uninterrupted(CASE)) == []
+    assert plans_of(run)[-1]["target"] == step - 1
+    assert not events_of(run, EventName.PLAN, 1)
+    assert list(run.store.rglob("*")) == []

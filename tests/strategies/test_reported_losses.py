@@ -1,0 +1,48 @@
+"""A loss names the process, its place, its machine and the reason; a recovery the whole outage."""
+
+import socket
+
+import pytest
+
+from megatron_moevement.runtime.events import EventName
+from megatron_moevement.testing.interruption import Run
+from megatron_moevement.testing.protected_run import Case
+from megatron_moevement.testing.restarted_run import events_of, restartable_program
+
+pytestmark = [pytest.mark.distributed, pytest.mark.timeout(300)]
+
+CASE = Case.of("vpp2", 2)
+
+
+def test_a_loss_and_its_outage_are_reported(megatron_fork_server, text, tmp_path):
+    struck = CASE.protected_from + 2
+    flags = ("--moevement-replicas=1", "--moevement-faults", f"{struck}:backward@1")
+    program = restartable_program(CASE, megatron_fork_server, text, 1, *flags)
+    run = Run(program, tmp_path)
+    with run.start() as job:
+        ranks = job.wait().ranks
+    assert [rank.exit_code for rank in ranks] == [0, -9, 0]
+    (fault,) = events_of(run, EventName.FAULT_DETECTED, generation=1)
+    host = socket.gethostname()
+    (loss,) = fault.fields["losses"]
+    assert (loss["process"], loss["rank"], loss["host"]) == (1, 1, host)
+    assert loss["reason"].startswith("its process has ended")  # who notices first is chance
+    assert fault.fields["last_step_s"] < fault.fields["noticed_s"]
+    lines = ranks[0].stderr.splitlines()
+    (line,) = (one for one in lines if " loss of " in one)
+    assert f"loss of process 1 (rank 1) on {host}: its process has ended" in line
+    recovered = events_of(run, EventName.RECOVERED, generation=1)
+    survivor = next(event for event in recovered if event.logical_rank == 0)
+    outage_s = fault.fields["noticed_s"] - fault.fields["last_step_s"]
+    assert survivor.fields["breakdown_s"]["detect"] == pytest.approx(outage_s)
+    assert any("resumed at step" in one and "(detect " in one for one in lines)
+    protection = [
+        event
+        for event in events_of(run, EventName.PROTECTION, generation=None)
+        if event.logical_rank == 0
+    ]
+    assert [event.fields["spares"] for event in protection] == [1, 0]
+    assert "0 spares left" in "".join(lines)
+    last = CASE.train_iters
+    assert lines[-1].endswith(f"done: iteration {last} of {last} is trained")
+    assert ranks[2].stderr.count("done:") == 0

@@ -1,0 +1,55 @@
+"""The key by which processes recognise each other: from the launcher's secret, or drawn."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from megatron_moevement.errors import UserError
+from megatron_moevement.settings.secret import Secret, new_secret
+from megatron_moevement.strategies import memory
+
+
+def agreed(monkeypatch, keys):
+    """Returns what processes with these keys agree on, and all that they told each other."""
+    told, values = [], []
+    for ask in (told.append, lambda _: None):
+        monkeypatch.setattr(
+            memory, "all_gather_json", lambda value, _, ask=ask: (ask(value), list(told))[1]
+        )
+        values = [
+            memory.JobMemory._agree_on_token(SimpleNamespace(_key=key, _device=None))
+            for key in keys
+        ]
+    return values, repr(told)
+
+
+def test_a_key_of_the_launchers_secret_never_travels(monkeypatch):
+    key = Secret(new_secret().encode()).derive("replication", "0")
+    values, told = agreed(monkeypatch, [key, key])
+    assert values == [key, key]
+    assert key.hex() not in told
+
+
+def test_processes_with_different_secrets_are_refused(monkeypatch):
+    for keys in ([b"a" * 32, b"b" * 32], [b"a" * 32, None]):
+        with pytest.raises(UserError, match="processes have different secrets; give all the same"):
+            agreed(monkeypatch, keys)
+
+
+def test_without_a_secret_all_take_what_the_first_one_drew(monkeypatch):
+    values, told = agreed(monkeypatch, [None, None])
+    assert values[0] == values[1]
+    assert values[0].hex() in told
+
+
+def test_a_secret_is_long_is_not_shown_and_gives_a_key_for_each_purpose(monkeypatch):
+    monkeypatch.setenv("MOEVEMENT_SECRET", "short")
+    with pytest.raises(UserError, match="has 5 characters and needs 32"):
+        Secret.from_environment()
+    monkeypatch.setenv("MOEVEMENT_SECRET", "x" * 32)
+    secret = Secret.from_environment()
+    assert "xxx" not in repr(secret)
+    names = (("a", "bc"), ("ab", "c"), ("abc",), ("a", "b", "c"))
+    assert len({secret.derive(*name) for name in names}) == 4
+    monkeypatch.delenv("MOEVEMENT_SECRET")
+    assert Secret.from_environment() is None

@@ -1,0 +1,51 @@
+"""The training program with trouble in what carries copies, named by its first arguments.
+
+`--flip=PROCESS:STEP` changes one bit of the slot of a step in the memory of a process, once, when
+its checksums are made and nothing of it is sent. `--unreachable=PROCESS:PEER:STEP` lets every copy
+of the slot of that step or a later one break off on its way from a process to a peer.
+"""
+
+import os
+import sys
+
+from megatron_moevement.runtime.replication.connection import PeerConnection
+from megatron_moevement.runtime.slots.ring_file import RingFile
+from megatron_moevement.strategies.copies import Copies
+from megatron_moevement.training.program import main
+
+
+def flip(process, step):
+    land, done = Copies.land, []
+
+    def damage(self, record):
+        ring: RingFile = self._ring
+        if os.environ["RANK"] == str(process) and record.step == step and not done:
+            done.append(record)
+            ring.buffer(step)[record.payload_bytes // 2] ^= 1
+        land(self, record)
+
+    Copies.land = damage
+
+
+def cut(process, peer, step):
+    store = PeerConnection.store
+
+    def break_off(self, owner, record, *rest):
+        if (self._me.process, self._process) == (process, peer) and record.step >= step:
+            raise ConnectionResetError("the link is cut on purpose")
+        store(self, owner, record, *rest)
+
+    PeerConnection.store = break_off
+
+
+TROUBLES = {"--flip": flip, "--unreachable": cut}
+
+
+if __name__ == "__main__":
+    kept = sys.argv[1:]
+    for argument in sys.argv[1:]:
+        name, _, numbers = argument.partition("=")
+        if name in TROUBLES:
+            TROUBLES[name](*(int(number) for number in numbers.split(":")))
+            kept.remove(argument)
+    sys.exit(main(kept))
