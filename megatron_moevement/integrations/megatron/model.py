@@ -16,6 +16,7 @@ from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.module import Float16Module, MegatronModule
 from megatron.core.transformer.moe.experts import SequentialMLP
+from megatron.core.transformer.moe.moe_layer import MoELayer
 from megatron.core.transformer.moe.router import TopKRouter
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.torch_norm import WrappedTorchNorm
@@ -173,6 +174,8 @@ def build_model(
         )
         for parameter in chunk.parameters():
             tensor_parallel.set_defaults_if_not_set_tensor_model_parallel_attributes(parameter)
+        if config.expert_tensor_parallel_size != config.tensor_model_parallel_size:
+            _reduce_experts_in_their_group(chunk)
         chunk.to(device)
         chunks.append(Float16Module(config, chunk) if config.fp16 or config.bf16 else chunk)
     for chunk in chunks:
@@ -182,6 +185,18 @@ def build_model(
         for chunk in wrapped:
             chunk.broadcast_params()
     return wrapped
+
+
+def _reduce_experts_in_their_group(chunk: MegatronModule) -> None:
+    """Makes gradients and optimizer of the experts use the group of ranks that hold the same ones.
+
+    Upstream does so with expert-parallel ranks alone. Without any, experts that are cut into fewer
+    pieces than the dense part have replicas among tensor peers, which would train apart.
+    """
+    for layer in chunk.modules():
+        if isinstance(layer, MoELayer):
+            for parameter in layer.experts.parameters():
+                parameter.allreduce = False
 
 
 def keep_expert_bias_in_fp32(module: torch.nn.Module) -> None:
