@@ -1,0 +1,84 @@
+"""The explorer's command, started by `scripts/explore.sh`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+from megatron_moevement.errors import ExitCode, UserError
+from megatron_moevement.testing.explorer.exploring import explore_seeds, open_explorer
+from megatron_moevement.testing.explorer.report import print_report
+from megatron_moevement.testing.explorer.results import Result, Results, digest_of_sources
+from megatron_moevement.testing.explorer.story import read_story
+
+_DESCRIPTION = """
+Draws jobs and what happens to them, runs them, and judges them by what is promised. What came of
+each seed is in build/explorer/results.jsonl: seeds that ran with the same sources are left out.
+"""
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="explore.sh", description=_DESCRIPTION, allow_abbrev=False
+    )
+    parser.add_argument("--seeds", type=int, default=20, metavar="N", help="how many (20)")
+    parser.add_argument("--first", type=int, default=0, metavar="K", help="the first of them (0)")
+    parser.add_argument(
+        "--minutes", type=float, default=float("inf"), metavar="M", help="begin no seed later"
+    )
+    parser.add_argument(
+        "--shrink", type=int, default=8, metavar="N", help="runs to make a failure smaller (8)"
+    )
+    parser.add_argument("--again", action="store_true", help="run seeds that have run, too")
+    parser.add_argument("--story", type=Path, metavar="PATH", help="run a kept failure again")
+    parser.add_argument("--report", action="store_true", help="print what was found, run nothing")
+    parser.add_argument(
+        "--folder", type=Path, default=Path("build/explorer"), help="of results and stories"
+    )
+    return parser
+
+
+def main(arguments: list[str]) -> int:
+    """Explores; returns 1 when something was not as promised."""
+    args = _parser().parse_args(arguments)
+    folder: Path = args.folder.resolve()
+    results, sources = Results(folder / "results.jsonl"), digest_of_sources()
+    if args.report:
+        print_report(results.read(), sources)
+        return ExitCode.DONE
+    if args.story is not None:
+        scenario = read_story(args.story)
+        with open_explorer(folder, sources) as explorer:
+            return _tell(explorer.explore(scenario, args.shrink))
+    seeds = list(range(args.first, args.first + args.seeds))
+    if not args.again:
+        done = {result.seed for result in results.read(sources)}
+        seeds = [seed for seed in seeds if seed not in done]
+    deadline, wrong = time.monotonic() + 60 * args.minutes, 0
+    with open_explorer(folder, sources) as explorer:
+        for result in explore_seeds(explorer, seeds, results, tries=args.shrink, deadline=deadline):
+            wrong += _tell(result)
+    return ExitCode.FAILURE if wrong else ExitCode.DONE
+
+
+def _tell(result: Result) -> int:
+    """Prints what came of a scenario; returns 1 when something was wrong."""
+    verdicts = " ".join(result.verdicts) or "no recovery"
+    what = f"{result.layout}, W {result.window}, r {result.replicas}, {result.strikes} strikes"
+    state = "WRONG" if result.is_wrong else "good"
+    print(f"seed {result.seed}: {state}, {what}: {verdicts}, {result.seconds:.0f} s", flush=True)
+    for complaint in result.complaints:
+        print(f"  {complaint}", flush=True)
+    if result.story:
+        print(f"  story: {result.story}", flush=True)
+    return int(result.is_wrong)
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except UserError as error:
+        sys.stderr.write(f"explore.sh: {error}\n")
+        sys.exit(error.exit_code)

@@ -1,0 +1,128 @@
+"""What the oracle demands of recoveries: their plans, what they lose, and what they do again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from megatron_moevement.policy.facts import Condition
+from megatron_moevement.policy.plan import Plan, Verdict
+from megatron_moevement.runtime.events import EventName, EventRecord
+from megatron_moevement.testing.explorer.outcome import Outcome
+from megatron_moevement.testing.explorer.scenario import Scenario
+from megatron_moevement.testing.explorer.timeline import Recovery, Timeline
+
+
+def check_plans(scenario: Scenario, outcome: Outcome, timeline: Timeline) -> Iterator[str]:
+    """Checks that each plan is the one that the policy makes of the facts that were written."""
+    del scenario, outcome
+    for recovery in timeline.recoveries:
+        if recovery.broken:
+            yield f"{recovery.name}: the facts have no plan: {recovery.broken}"
+            continue
+        for event in _of(timeline, recovery, EventName.PLAN):
+            if recovery.plan is None:
+                yield f"{recovery.name}: {event.fields['verdict']} where nothing is in memory"
+            elif event.fields["digest"] != recovery.plan.digest:
+                yield (
+                    f"{recovery.name}: rank {event.logical_rank} planned "
+                    f"{event.fields['verdict']} to {event.fields['target']}, its facts say "
+                    f"{recovery.plan.verdict.value} to {recovery.plan.target}"
+                )
+
+
+def check_lost_work(scenario: Scenario, outcome: Outcome, timeline: Timeline) -> Iterator[str]:
+    """Checks that no step is lost, or done again from further back than promised.
+
+    That holds where no more memories are lost than copies were made, since the newest persisted
+    window was captured. What is lost otherwise has to be said.
+    """
+    del outcome
+    protection, ranks = scenario.job.protection, scenario.job.layout.ranks
+    copies = min(protection.replicas, ranks - 1)
+    for recovery in timeline.recoveries:
+        lost = recovery.newest - recovery.target
+        persisted = timeline.persisted_before(recovery.time)
+        gone = timeline.memories_lost(recovery, 0.0 if persisted is None else persisted[1])
+        if persisted is not None and gone <= copies:
+            if lost > _at_the_edge(recovery):
+                yield (
+                    f"{recovery.name}: {lost} committed steps are lost ({recovery.newest} to "
+                    f"{recovery.target}) with {gone} memories, of each slot there were "
+                    f"{copies} copies: {_reason(recovery.plan)}"
+                )
+            yield from _further_back(recovery)
+        elif lost > 1 and recovery.plan is None:
+            yield f"{recovery.name}: {lost} committed steps are lost and nobody says so"
+
+
+def _at_the_edge(recovery: Recovery) -> int:
+    """Returns how many steps may be lost that only those had committed who are dead: one.
+
+    Where anybody lives who is a step behind, what the dead one left says nothing: its gradients of
+    that step are given up.
+    """
+    processes = recovery.facts.processes
+    alive = [one for one in processes if one.live.condition is not Condition.ABSENT]
+    committed = [one.committed for one in alive or processes if one.committed is not None]
+    return 1 if max(committed, default=0) < recovery.newest else 0
+
+
+def _further_back(recovery: Recovery) -> Iterator[str]:
+    """Checks that a replay begins with the newest window that anybody knows to be persisted."""
+    plan = recovery.plan
+    if plan is None or plan.window is None:
+        return
+    known = [one.persisted for one in recovery.facts.processes if one.persisted is not None]
+    newest = max((window.start for window in known), default=0)
+    if plan.window.start < newest:
+        yield (
+            f"{recovery.name}: the replay begins with the window of step {plan.window.start}, "
+            f"that of step {newest} was persisted"
+        )
+
+
+def _reason(plan: Plan | None) -> str:
+    return "no plan" if plan is None else f"{plan.verdict.value}: {plan.reason}"
+
+
+def check_replays(scenario: Scenario, outcome: Outcome, timeline: Timeline) -> Iterator[str]:
+    """Checks that each stage replays what its plan says, once, and others nothing."""
+    del scenario, outcome
+    for recovery in timeline.recoveries:
+        plan = recovery.plan
+        if plan is None:
+            continue
+        replays = _of(timeline, recovery, EventName.REPLAY)
+        for event in replays:
+            if not event.fields["replay_verified"]:
+                yield f"{recovery.name}: step {event.iteration} sent other bits: {event.fields}"
+        for rank, place in enumerate(recovery.facts.layout.ranks):
+            steps = [event.iteration for event in replays if event.logical_rank == rank]
+            start = plan.start(place.pp)
+            if steps != list(range(start + 1, start + 1 + len(steps))):
+                yield f"{recovery.name}: rank {rank} replayed {steps}, to begin after {start}"
+            elif steps and steps[-1] > plan.target:
+                yield f"{recovery.name}: rank {rank} replayed {steps} beyond {plan.target}"
+        yield from _check_recovered(timeline, recovery, plan)
+
+
+def _check_recovered(timeline: Timeline, recovery: Recovery, plan: Plan) -> Iterator[str]:
+    if plan.verdict is Verdict.ROLLBACK:
+        return
+    ranks = recovery.facts.layout.ranks
+    for event in _of(timeline, recovery, EventName.RECOVERED):
+        stage = ranks[event.logical_rank].pp
+        steps, passes = event.fields["replayed_steps"], event.fields["forward_passes"]
+        if steps != plan.target - plan.start(stage):
+            yield f"{recovery.name}: rank {event.logical_rank} says that it replayed {steps} steps"
+        if not steps and (passes or event.fields["backward_passes"]):
+            yield f"{recovery.name}: rank {event.logical_rank} stood by and made {passes} passes"
+
+
+def _of(timeline: Timeline, recovery: Recovery, name: EventName) -> list[EventRecord]:
+    """Returns the events of a recovery."""
+    return [
+        event
+        for event in timeline.of(recovery.launch, name, recovery.facts.generation)
+        if recovery.time <= event.time < recovery.until
+    ]

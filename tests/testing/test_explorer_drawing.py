@@ -1,0 +1,78 @@
+"""What the explorer draws: jobs that can be started, the same ones from the same seed."""
+
+import json
+from collections import Counter
+
+import pytest
+
+from megatron_moevement.policy.fault_schedule import FaultKind
+from megatron_moevement.settings.faults import Place
+from megatron_moevement.testing.explorer.drawn_history import MOST_PROCESSES
+from megatron_moevement.testing.explorer.job import Source
+from megatron_moevement.testing.explorer.scenario import (
+    draw_scenario,
+    dump_scenario,
+    load_scenario,
+)
+from megatron_moevement.testing.random_text import prepare_random_text
+from megatron_moevement.training.arguments import parse
+
+SEEDS = range(500)
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    return prepare_random_text(tmp_path_factory.mktemp("text"))
+
+
+def launches():
+    for seed in SEEDS:
+        for launch in draw_scenario(seed).history.launches:
+            yield draw_scenario(seed), launch
+
+
+@pytest.mark.parametrize("first", range(0, 150, 50))
+def test_every_job_that_is_drawn_can_be_started(first, text, tmp_path):
+    for seed in range(first, first + 50):
+        scenario = draw_scenario(seed)
+        for launch in scenario.history.launches:
+            flags = scenario.launch_flags(launch, text, tmp_path)
+            arguments = parse(flags, scenario.job.layout.ranks + launch.spares)
+            assert arguments.world_size == scenario.job.layout.ranks
+
+
+def test_a_seed_gives_the_same_scenario_again():
+    for seed in SEEDS:
+        assert draw_scenario(seed) == draw_scenario(seed)
+
+
+def test_a_scenario_is_read_as_it_was_written():
+    for seed in SEEDS:
+        scenario = draw_scenario(seed)
+        assert load_scenario(json.loads(json.dumps(dump_scenario(scenario)))) == scenario
+
+
+def test_every_place_and_every_kind_is_drawn():
+    faults = [fault for _, launch in launches() for fault in launch.faults]
+    assert {fault.place for fault in faults} == set(Place)
+    assert {fault.kind for fault in faults} == set(FaultKind)
+    assert {fault.generation for fault in faults} >= {0, 1, 2}
+
+
+def test_histories_have_one_to_four_strikes_and_few_processes():
+    strikes = Counter(draw_scenario(seed).history.strikes for seed in SEEDS)
+    assert {1, 2, 3, 4} <= set(strikes)
+    for scenario, launch in launches():
+        ranks = scenario.job.layout.ranks
+        assert launch.faults or launch.kills
+        assert launch.spares <= max(0, MOST_PROCESSES - ranks)
+
+
+def test_jobs_are_asymmetric_often_enough():
+    jobs = [draw_scenario(seed).job for seed in SEEDS]
+    assert sum(job.model.vocabulary >= 1000 for job in jobs) > 75
+    assert sum(job.layout.ep > 1 for job in jobs) > 75
+    assert sum(job.layout.ep > 1 and "distributed" in job.training.optimizer for job in jobs) > 75
+    assert sum(job.protection.window == 4 for job in jobs) > 100
+    assert {job.protection.window for job in jobs} >= {1, 2, 3, 4, 5, 6, 8}
+    assert {job.training.source for job in jobs} == set(Source)

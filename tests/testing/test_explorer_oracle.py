@@ -1,0 +1,215 @@
+"""The oracle finds nothing in what a good run left, and each broken promise in a doctored one."""
+
+import dataclasses
+
+import pytest
+
+from megatron_moevement.policy.facts_document import FACTS, dump_facts
+from megatron_moevement.policy.ranks import Layout as RankLayout
+from megatron_moevement.policy.recovery import plan_recovery
+from megatron_moevement.runtime.events import EventLog, EventName
+from megatron_moevement.testing.explorer.history import History, Launch
+from megatron_moevement.testing.explorer.job import DrawnJob, Layout, Protection
+from megatron_moevement.testing.explorer.oracle import judge
+from megatron_moevement.testing.explorer.outcome import Killed, LaunchOutcome, Outcome
+from megatron_moevement.testing.explorer.scenario import Scenario
+from megatron_moevement.testing.job_facts import Job, without_processes
+
+JOB = Job(RankLayout(pp=4), step=13)
+LOST = 1
+DIGEST = {"iteration": 20, "operators": {"one": "a"}, "losses": {"1": "b"}}
+SCENARIO = Scenario(
+    None,
+    DrawnJob(layout=Layout(pp=4), protection=Protection(window=3, replicas=2, adopts=False)),
+    History((Launch(spares=1),)),
+)
+
+
+class Run:
+    """Writes what a run left in which one process was killed, and its stage replayed."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.of_generation(1)
+        self.codes = [0, -9, 0, 0, 0]
+        self.digest = DIGEST
+        self.left = ()
+        self.said = {}
+        self.timed_out = False
+        self.replayed = list(range(self.plan.start(LOST) + 1, self.plan.target + 1))
+        self.verified = True
+        self.passes = 0
+        self.clock = 0.0
+        self.newest = 13
+
+    def of_generation(self, generation):
+        """Writes down the facts of a generation, and what the policy makes of them."""
+        facts = without_processes(JOB.facts(), {LOST})
+        self.facts = dataclasses.replace(facts, generation=generation)
+        self.plan = plan_recovery(self.facts)
+        self.plan_fields = {"digest": self.plan.digest}
+
+    def outcome(self, monkeypatch):
+        launch = self.folder / "launch0"
+        (launch / "events").mkdir(parents=True)
+        monkeypatch.setattr("time.time", self._now)
+        monkeypatch.setattr("time.time_ns", lambda: int(self._now() * 1e9))
+        for rank in range(4):
+            self._train(rank, launch / "events")
+        self.clock = 100.0
+        with EventLog(launch / "events", 0, 1) as events:
+            events.keep(FACTS, dump_facts(self.facts))
+        for rank in range(4):
+            self._recover(rank, launch / "events")
+        for process, text in self.said.items():
+            (launch / f"rank{process}.stderr").write_text(text)
+        ended = LaunchOutcome(
+            launch=SCENARIO.history.launches[0],
+            folder=launch,
+            pids=(10, 11, 12, 13, 14),
+            exit_codes=tuple(self.codes),
+            timed_out=self.timed_out,
+            seconds=1.0,
+            killed=(Killed(LOST, 90.0, False),),
+            missed=0,
+            left=self.left,
+        )
+        return Outcome((ended,), DIGEST, self.digest)
+
+    def _now(self):
+        self.clock += 0.01
+        return self.clock
+
+    def _train(self, rank, folder):
+        self.clock = 1.0
+        with EventLog(folder, rank, 0) as events:
+            for step in range(1, self.newest + 1):
+                self.clock = step
+                events.emit(EventName.ITERATION, step)
+                if step == 12:
+                    events.emit(EventName.WINDOW_PERSISTED, step, start=9, size=3, lag=1)
+
+    def _recover(self, rank, folder):
+        with EventLog(folder, rank, self.facts.generation) as events:
+            fields = {
+                "verdict": self.plan.verdict.value,
+                "target": self.plan.target,
+                **self.plan_fields,
+            }
+            events.emit(EventName.PLAN, 13, **fields)
+            replays = self.replayed if rank == LOST else []
+            for step in replays:
+                events.emit(EventName.REPLAY, step, replay_verified=self.verified)
+            events.emit(
+                EventName.RECOVERED,
+                13,
+                replayed_steps=self.plan.target - self.plan.start(LOST) if rank == LOST else 0,
+                forward_passes=6 if rank == LOST else self.passes,
+                backward_passes=0,
+            )
+
+
+@pytest.fixture
+def run(tmp_path):
+    return Run(tmp_path)
+
+
+def test_a_good_run_has_no_complaint(run, monkeypatch):
+    assert run.plan.verdict.value == "LOCALIZED"
+    assert judge(SCENARIO, run.outcome(monkeypatch)) == []
+
+
+def _another_plan(run):
+    run.plan_fields = {"digest": "0" * 64}
+
+
+def _other_bits(run):
+    run.digest = {**DIGEST, "losses": {"1": "c"}}
+
+
+def _no_end(run):
+    run.digest = None
+
+
+def _hangs(run):
+    run.timed_out = True
+
+
+def _innocent(run):
+    run.codes[2] = -9
+
+
+def _left(run):
+    run.left = ("abc/process-0/journal",)
+
+
+def _traceback(run):
+    run.said[0] = "Traceback (most recent call last):\n  File 'x', line 1\nValueError: no\n"
+
+
+def _unverified(run):
+    run.verified = False
+
+
+def _twice(run):
+    run.replayed += run.replayed[-1:]
+
+
+def _too_far_back(run):
+    run.replayed = [run.replayed[0] - 1, *run.replayed]
+
+
+def _busy_bystander(run):
+    run.passes = 3
+
+
+def _lost_steps(run):
+    run.newest = 16
+
+
+def _stopped_and_went_on(run):
+    run.codes[3] = 75
+
+
+@pytest.mark.parametrize(
+    ("doctor", "check"),
+    [
+        (_another_plan, "plans"),
+        (_other_bits, "bits"),
+        (_no_end, "bits"),
+        (_hangs, "time"),
+        (_innocent, "ends"),
+        (_stopped_and_went_on, "ends"),
+        (_left, "leftovers"),
+        (_traceback, "output"),
+        (_unverified, "replays"),
+        (_twice, "replays"),
+        (_too_far_back, "replays"),
+        (_busy_bystander, "replays"),
+        (_lost_steps, "lost work"),
+    ],
+    ids=lambda one: getattr(one, "__name__", one),
+)
+def test_what_is_not_as_promised_is_found(run, monkeypatch, doctor, check):
+    doctor(run)
+    found = {complaint.check for complaint in judge(SCENARIO, run.outcome(monkeypatch))}
+    assert found == {check}
+
+
+def test_more_restarts_than_strikes_are_found(run, monkeypatch):
+    run.of_generation(2)
+    found = {complaint.check for complaint in judge(SCENARIO, run.outcome(monkeypatch))}
+    assert found == {"restarts"}
+
+
+def test_an_exception_on_purpose_is_no_strange_traceback(run, monkeypatch):
+    error = "x.InjectedFaultError: an exception on purpose"
+    run.said[0] = f"Traceback (most recent call last):\n  File 'x', line 1\n{error}\n"
+    assert judge(SCENARIO, run.outcome(monkeypatch)) == []
+
+
+def test_facts_of_which_the_policy_makes_another_plan_are_found(run, monkeypatch):
+    processes = tuple(dataclasses.replace(one, ledger=range(13, 14)) for one in run.facts.processes)
+    run.facts = dataclasses.replace(run.facts, processes=processes)
+    found = {complaint.check for complaint in judge(SCENARIO, run.outcome(monkeypatch))}
+    assert "plans" in found
