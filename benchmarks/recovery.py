@@ -71,6 +71,7 @@ TINY = (
     f"--moevement-window={WINDOW}",
     "--moevement-replicas=2",
     "--inprocess-restart",
+    "--moevement-no-adoption",
 )
 LAYOUT = (
     f"--pipeline-model-parallel-size={STAGES}",

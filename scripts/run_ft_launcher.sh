@@ -30,6 +30,10 @@ export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$((cores > ranks ? cores / ranks : 1)
 run="${RUN_ID:-moevement-$$}"
 own+=(--rdzv-backend c10d --rdzv-id "$run" --local-addr 127.0.0.1)
 
+# What the ranks prove to each other that they belong together with; no command line has it.
+MOEVEMENT_SECRET="$(od -vAn -N32 -tx1 /dev/urandom | tr -d ' \n')"
+export MOEVEMENT_SECRET
+
 in_place=false
 [[ " $* " != *" --inprocess-restart "* ]] || in_place=true
 if [ "$spares" -ne 0 ] && ! "$in_place"; then
