@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import functools
 import shutil
+import signal
 import time
 from pathlib import Path
 from random import Random
@@ -25,6 +26,7 @@ from megatron_moevement.testing.interruption import (
     Stop,
     digest_differences,
     kill_all,
+    send,
 )
 from megatron_moevement.testing.random_text import data_flags, prepare_random_text
 from megatron_moevement.training.checkpoints import CheckpointFolder
@@ -271,20 +273,42 @@ LONGEST_SAVE_S = 0.1
 
 def saves_in_progress(run):
     """Returns what identifies the save that is going on, or was when the job died."""
-    return {
-        (path.name, path.stat().st_ctime_ns)
-        for path in (run.checkpoints / "moevement").glob("*.writing")
-    }
-
-
-def await_a_save(run, job):
-    """Waits until a save has begun; returns at once when the job is over."""
-    before = saves_in_progress(run)
-    while psutil.pid_exists(job.pids[0]):
+    found = set()
+    for path in (run.checkpoints / "moevement").glob("*.writing"):
         with contextlib.suppress(FileNotFoundError):
-            if saves_in_progress(run) - before:
-                return
+            found.add((path.name, path.stat().st_ctime_ns))
+    return found
+
+
+def kill_in_a_save(run, job, world_size, delay_s):
+    """Kills all ranks in a save, about a time after it began; returns whether one was going on.
+
+    A save may be over before the time is: the ranks are stopped to see that, and the next save is
+    met earlier.
+    """
+    left, ranks = saves_in_progress(run), range(world_size)
+    while psutil.pid_exists(job.pids[0]):
         time.sleep(0.001)
+        if not saves_in_progress(run) - left:
+            continue
+        time.sleep(delay_s)
+        send(job, signal.SIGSTOP, ranks)
+        await_stops(job)
+        if saves_in_progress(run) - left:
+            break
+        send(job, signal.SIGCONT, ranks)
+        delay_s /= 2
+    kill_all(job, world_size)
+    return bool(saves_in_progress(run) - left)
+
+
+def await_stops(job):
+    """Waits until each process of a job is stopped or has ended."""
+    for pid in job.pids:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process = psutil.Process(pid)
+            while process.status() not in {psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE}:
+                time.sleep(0.001)
 
 
 @pytest.mark.parametrize(
@@ -298,10 +322,8 @@ def test_a_kill_at_any_moment_of_a_save_leaves_a_whole_checkpoint(program, tmp_p
     unfinished = 0
     for _ in range(LIVES):
         with run.start() as job:
-            await_a_save(run, job)
-            time.sleep(random.uniform(0, LONGEST_SAVE_S))
-            kill_all(job, saving.world_size)
-        unfinished += bool(saves_in_progress(run))
+            delay_s = random.uniform(0, LONGEST_SAVE_S)
+            unfinished += kill_in_a_save(run, job, saving.world_size, delay_s)
         assert [folder.damage(iteration) for iteration in folder.iterations()[:1]] in ([], [None])
     assert unfinished > 0
     expected = Run(saving, tmp_path / "uninterrupted").finish()
