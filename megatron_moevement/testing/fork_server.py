@@ -65,6 +65,8 @@ class JobOptions(TypedDict, total=False):
     """Limit of the job; then each rank dumps its stacks and is killed. 60 by default."""
     abort_grace_s: float
     """How long ranks then get to dump their stacks. 5 by default."""
+    orphans_s: float
+    """How long processes that ranks have started may outlive them; then they are reported."""
     on_rank_failure: OnRankFailure
     """Whether the other ranks go on when one fails; by default they do."""
 
@@ -187,6 +189,7 @@ class ForkServer:
             seed=options.get("seed", 0),
             timeout_s=options.get("timeout_s", 60.0),
             abort_grace_s=options.get("abort_grace_s", 5.0),
+            orphans_s=options.get("orphans_s", 0.0),
             on_rank_failure=options.get("on_rank_failure", OnRankFailure.CONTINUE),
         )
         spec.write()

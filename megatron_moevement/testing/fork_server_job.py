@@ -46,6 +46,8 @@ class JobResult:
 
     ranks: tuple[RankResult, ...]
     timed_out: bool
+    orphans: tuple[str, ...] = ()
+    """Processes that outlived the ranks for longer than they may: name, number, open ports."""
 
     @property
     def exit_codes(self) -> tuple[int, ...]:
@@ -91,6 +93,7 @@ class Job:
         self._exit_codes: dict[int, int] = {}
         self._timed_out = False
         self._ended = False
+        self._orphans: tuple[str, ...] = ()
         self.store_address = ("", 0)
         self.control_port = 0
         self.secret = Secret(b"")
@@ -198,6 +201,7 @@ class Job:
             case Event.TIMED_OUT:
                 self._timed_out = True
             case Event.JOB_ENDED:
+                self._orphans = tuple(message["orphans"])
                 self._ended = True
             case Event.FAILED:
                 self._connection.close()
@@ -207,6 +211,7 @@ class Job:
         return JobResult(
             ranks=tuple(self._rank_result(rank) for rank in range(self._spec.world_size)),
             timed_out=self._timed_out,
+            orphans=self._orphans,
         )
 
     def _rank_result(self, rank: int) -> RankResult:

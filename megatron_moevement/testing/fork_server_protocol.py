@@ -60,6 +60,7 @@ class JobSpec:
     seed: int
     timeout_s: float
     abort_grace_s: float
+    orphans_s: float
     on_rank_failure: OnRankFailure
 
     def write(self) -> None:
@@ -106,7 +107,7 @@ class Event(Enum):
     TIMED_OUT = "timed_out"
     """The time is over; the ranks that still ran are being killed."""
     JOB_ENDED = "job_ended"
-    """No process of the job is left."""
+    """No process of the job is left; `orphans` that had to be killed, as text."""
     FAILED = "failed"
     """The job could not be started; `reason`."""
 

@@ -16,10 +16,10 @@ import time
 import traceback
 from collections.abc import Sequence
 from datetime import timedelta
-from pathlib import Path
 from typing import NoReturn
 
 from megatron_moevement.settings.secret import SECRET_VARIABLE, new_secret
+from megatron_moevement.testing.fork_server_orphans import await_orphans, children
 from megatron_moevement.testing.fork_server_protocol import (
     Event,
     JobSpec,
@@ -84,8 +84,7 @@ class _Supervisor:
         address, (_, control_port) = (listener.getsockname() for listener in listeners)
         for rank in range(self._job.world_size):
             self._start_rank(rank, address, control_port, listeners)
-        for listener in listeners:
-            _fork_store(listener, self._connection)
+        stores = {_fork_store(listener, self._connection) for listener in listeners}
         for listener in listeners:
             listener.close()
         self._selector.register(self._connection, selectors.EVENT_READ, None)
@@ -103,8 +102,9 @@ class _Supervisor:
         while self._pidfds:
             self._step()
         self._selector.close()
+        orphans = await_orphans(stores, self._job.orphans_s)
         _kill_descendants()
-        send(self._connection, {"event": Event.JOB_ENDED.value})
+        send(self._connection, {"event": Event.JOB_ENDED.value, "orphans": orphans})
 
     def _start_rank(
         self,
@@ -171,13 +171,17 @@ class _Supervisor:
             signal.pidfd_send_signal(pidfd, number)
 
 
-def _fork_store(listener: socket.socket, connection: socket.socket) -> None:
+def _fork_store(listener: socket.socket, connection: socket.socket) -> int:
     """Forks the process that hosts a TCPStore of the job on a socket that listens already.
 
     The ranks may connect before it runs: the kernel queues them.
+
+    Returns:
+        The process.
     """
-    if os.fork() != 0:
-        return
+    pid = os.fork()
+    if pid != 0:
+        return pid
     try:
         die_with_parent()
         connection.close()
@@ -202,13 +206,8 @@ def _fork_store(listener: socket.socket, connection: socket.socket) -> None:
 
 def _kill_descendants() -> None:
     """Kills and reaps every process below this one, until there is none."""
-    while children := _children():
-        for pid in children:
+    while left := children():
+        for pid in left:
             os.kill(pid, signal.SIGKILL)
-        for pid in children:
+        for pid in left:
             os.waitpid(pid, 0)
-
-
-def _children() -> list[int]:
-    """Returns the children of the calling process, which has one thread."""
-    return [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]

@@ -4,15 +4,18 @@ import dataclasses
 
 import pytest
 
+from megatron_moevement.policy.facts import Condition, LiveState
 from megatron_moevement.policy.facts_document import FACTS, dump_facts
+from megatron_moevement.policy.plan import Verdict
 from megatron_moevement.policy.ranks import Layout as RankLayout
 from megatron_moevement.policy.recovery import plan_recovery
 from megatron_moevement.runtime.events import EventLog, EventName
 from megatron_moevement.testing.explorer.history import History, Launch
-from megatron_moevement.testing.explorer.job import DrawnJob, Layout, Protection
+from megatron_moevement.testing.explorer.job import DrawnJob, Layout, Protection, Training
 from megatron_moevement.testing.explorer.oracle import judge
 from megatron_moevement.testing.explorer.outcome import Killed, LaunchOutcome, Outcome
 from megatron_moevement.testing.explorer.scenario import Scenario
+from megatron_moevement.testing.explorer.timeline import Timeline
 from megatron_moevement.testing.job_facts import Job, without_processes
 
 JOB = Job(RankLayout(pp=4), step=13)
@@ -34,6 +37,8 @@ class Run:
         self.codes = [0, -9, 0, 0, 0]
         self.digest = DIGEST
         self.left = ()
+        self.orphans = ()
+        self.killed_at = 90.0
         self.said = {}
         self.timed_out = False
         self.replayed = list(range(self.plan.start(LOST) + 1, self.plan.target + 1))
@@ -46,6 +51,10 @@ class Run:
         """Writes down the facts of a generation, and what the policy makes of them."""
         facts = without_processes(JOB.facts(), {LOST})
         self.facts = dataclasses.replace(facts, generation=generation)
+        self.planned()
+
+    def planned(self):
+        """Writes down what the policy makes of the facts."""
         self.plan = plan_recovery(self.facts)
         self.plan_fields = {"digest": self.plan.digest}
 
@@ -70,9 +79,10 @@ class Run:
             exit_codes=tuple(self.codes),
             timed_out=self.timed_out,
             seconds=1.0,
-            killed=(Killed(LOST, 90.0, False),),
+            killed=(Killed(LOST, self.killed_at, False),),
             missed=0,
             left=self.left,
+            orphans=self.orphans,
         )
         return Outcome((ended,), DIGEST, self.digest)
 
@@ -94,9 +104,10 @@ class Run:
             fields = {
                 "verdict": self.plan.verdict.value,
                 "target": self.plan.target,
-                **self.plan_fields,
+                **(self.plan_fields or {}),
             }
-            events.emit(EventName.PLAN, 13, **fields)
+            if self.plan_fields is not None:
+                events.emit(EventName.PLAN, 13, **fields)
             replays = self.replayed if rank == LOST else []
             for step in replays:
                 events.emit(EventName.REPLAY, step, replay_verified=self.verified)
@@ -143,6 +154,10 @@ def _left(run):
     run.left = ("abc/process-0/journal",)
 
 
+def _outlived(run):
+    run.orphans = ("python 77, listens at 29500",)
+
+
 def _traceback(run):
     run.said[0] = "Traceback (most recent call last):\n  File 'x', line 1\nValueError: no\n"
 
@@ -181,6 +196,7 @@ def _stopped_and_went_on(run):
         (_innocent, "ends"),
         (_stopped_and_went_on, "ends"),
         (_left, "leftovers"),
+        (_outlived, "leftovers"),
         (_traceback, "output"),
         (_unverified, "replays"),
         (_twice, "replays"),
@@ -194,6 +210,109 @@ def test_what_is_not_as_promised_is_found(run, monkeypatch, doctor, check):
     doctor(run)
     found = {complaint.check for complaint in judge(SCENARIO, run.outcome(monkeypatch))}
     assert found == {check}
+
+
+@pytest.mark.parametrize(
+    ("killed_at", "more", "is_found"),
+    [
+        pytest.param(200.0, (), False, id="nobody is there afterwards"),
+        pytest.param(90.0, (), True, id="others go on"),
+        pytest.param(200.0, ("abc/process-2/journal",), True, id="another one's, too"),
+    ],
+)
+def test_who_is_killed_behind_the_last_step_may_leave_its_memory(
+    run, monkeypatch, killed_at, more, is_found
+):
+    run.left = ("abc", f"abc/process-{LOST}", f"abc/process-{LOST}/journal", *more)
+    run.killed_at = killed_at
+    training = Training(steps=run.newest)
+    scenario = dataclasses.replace(
+        SCENARIO, job=dataclasses.replace(SCENARIO.job, training=training)
+    )
+    complaints = judge(scenario, run.outcome(monkeypatch))
+    assert {complaint.check for complaint in complaints} == ({"leftovers"} if is_found else set())
+
+
+DURABLE = 8
+
+
+class RunThatGoesBack(Run):
+    """A run in which all memory is lost, that goes back to a durable checkpoint."""
+
+    def __init__(self, folder):
+        super().__init__(folder)
+        processes = tuple(
+            dataclasses.replace(one, holdings=(), persisted=None, live=LiveState(Condition.ABSENT))
+            for one in self.facts.processes
+        )
+        self.facts = dataclasses.replace(self.facts, processes=processes, durable=DURABLE)
+        self.planned()
+        self.replayed = []
+        self.passes = 0
+        self.said[0] = f"pretrain_moe.py: ROLLBACK: {self.plan.reason}\n"
+
+    def is_written(self, folder, at, monkeypatch):
+        """Writes the facts of this recovery into a folder of events, as of some time."""
+        monkeypatch.setattr("time.time_ns", lambda: int(at * 1e9))
+        with EventLog(folder, 0, 1) as events:
+            events.keep(FACTS, dump_facts(self.facts))
+
+    def forgets(self):
+        """Loses the memory of more processes than there are copies."""
+        return tuple(Killed(process, 90.0, True) for process in range(4))
+
+
+@pytest.fixture
+def back(tmp_path):
+    return RunThatGoesBack(tmp_path)
+
+
+def _loses_memory(outcome, run):
+    launch = dataclasses.replace(outcome.launches[0], killed=run.forgets(), exit_codes=CODES)
+    return dataclasses.replace(outcome, launches=(launch,))
+
+
+CODES = (-9, -9, -9, -9, 0)
+
+
+def test_lost_steps_that_are_said_are_no_complaint_where_all_memory_is_lost(back, monkeypatch):
+    assert back.plan.verdict is Verdict.ROLLBACK
+    assert back.plan.lost_steps == back.newest - DURABLE
+    assert judge(SCENARIO, _loses_memory(back.outcome(monkeypatch), back)) == []
+
+
+def test_lost_steps_that_nobody_says_are_found(back, monkeypatch):
+    back.said = {}
+    complaints = judge(SCENARIO, _loses_memory(back.outcome(monkeypatch), back))
+    assert [one.check for one in complaints] == ["lost work"]
+    assert "nobody says" in complaints[0].detail
+
+
+@pytest.mark.parametrize("more", [2, -3])
+def test_another_number_of_lost_steps_than_is_said_is_found(back, monkeypatch, more):
+    back.newest += more
+    complaints = judge(SCENARIO, _loses_memory(back.outcome(monkeypatch), back))
+    assert [one.check for one in complaints] == ["lost work"]
+    assert f"{back.newest - DURABLE} committed steps are lost and" in complaints[0].detail
+
+
+def test_a_recovery_that_nobody_planned_is_found(run, monkeypatch):
+    run.plan_fields = None
+    complaints = judge(SCENARIO, run.outcome(monkeypatch))
+    assert [one.check for one in complaints] == ["plans"]
+    assert "no LOCALIZED was planned" in complaints[0].detail
+
+
+def test_what_was_persisted_before_windows_began_anew_protects_no_more(run, monkeypatch):
+    """A rollback, and the loss of a rank before a window of the new history is persisted."""
+    outcome = run.outcome(monkeypatch)
+    (launch,) = outcome.launches
+    timeline = Timeline(outcome)
+    assert timeline.persisted_before(100.0) == (9, 11.01)
+    back = RunThatGoesBack(run.folder / "back")
+    back.is_written(launch.event_dir, 50.0, monkeypatch)
+    assert Timeline(outcome).persisted_before(100.0) is None
+    assert Timeline(outcome).persisted_before(12.5) == (9, 11.01)
 
 
 def test_more_restarts_than_strikes_are_found(run, monkeypatch):

@@ -2,11 +2,13 @@
 
 import dataclasses
 import io
+import os
 
 import pytest
 from rich.console import Console
 
 from megatron_moevement.errors import UserError
+from megatron_moevement.testing.explorer.mend import Mend
 from megatron_moevement.testing.explorer.oracle import Complaint
 from megatron_moevement.testing.explorer.report import longest_row, print_report
 from megatron_moevement.testing.explorer.results import Result, Results
@@ -118,3 +120,15 @@ def test_what_is_no_story_is_refused(tmp_path, text):
     (tmp_path / "scenario.json").write_text(text)
     with pytest.raises(UserError, match="is no scenario"):
         read_story(tmp_path)
+
+
+def take_out():
+    """Takes a mend out of this process, each rank another one."""
+    from megatron_moevement.testing.explorer.mends import WITHOUT  # noqa: PLC0415  (Megatron)
+
+    WITHOUT[list(Mend)[int(os.environ["RANK"])]]()
+
+
+@pytest.mark.distributed
+def test_what_mends_have_changed_is_still_there_to_be_replaced(megatron_fork_server):
+    megatron_fork_server.run(take_out, world_size=len(Mend)).check()

@@ -4,6 +4,7 @@ import atexit
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -104,6 +105,23 @@ def daemonize_a_grandchild() -> int:
         [sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True
     )
     return child.pid
+
+
+def leave_a_listener() -> list[int]:
+    listener = socket.create_server(("127.0.0.1", 0))
+    pid = os.fork()
+    if pid == 0:
+        os.setsid()
+        time.sleep(600)
+        os._exit(0)
+    return [pid, listener.getsockname()[1]]
+
+
+def leave_somebody_for_a_moment() -> None:
+    if os.fork() == 0:
+        os.setsid()
+        time.sleep(0.3)
+        os._exit(0)
 
 
 def facts() -> dict[str, object]:
@@ -233,6 +251,20 @@ def test_the_store_outlives_rank_0(fork_server):
 def test_no_process_of_a_job_is_left_not_even_a_daemon(fork_server):
     result = fork_server.run(daemonize_a_grandchild, world_size=2).check()
     assert not any(Path(f"/proc/{pid}").exists() for pid in result.values)
+
+
+def test_who_outlives_the_ranks_for_too_long_is_reported_and_killed(fork_server):
+    result = fork_server.run(leave_a_listener, world_size=2, orphans_s=0.1).check()
+    assert len(result.orphans) == 2
+    for pid, port in result.values:
+        (line,) = [one for one in result.orphans if f" {pid}" in one]
+        assert line.endswith(f" {pid}, listens at {port}")
+        assert not Path(f"/proc/{pid}").exists()
+
+
+def test_who_ends_soon_after_the_ranks_is_not_reported(fork_server):
+    job = fork_server.run(leave_somebody_for_a_moment, world_size=2, orphans_s=60)
+    assert job.check().orphans == ()
 
 
 def test_leaving_a_job_kills_what_still_runs(fork_server):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from megatron_moevement.errors import ExitCode, UserError
 from megatron_moevement.testing.explorer.exploring import explore_seeds, open_explorer
+from megatron_moevement.testing.explorer.mend import Mend
 from megatron_moevement.testing.explorer.report import print_report
 from megatron_moevement.testing.explorer.results import Result, Results, digest_of_sources
 from megatron_moevement.testing.explorer.story import read_story
@@ -33,6 +34,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--again", action="store_true", help="run seeds that have run, too")
     parser.add_argument("--story", type=Path, metavar="PATH", help="run a kept failure again")
+    parser.add_argument(
+        "--without",
+        type=Mend,
+        metavar="MEND",
+        help="take a mend out, and end with 0 at the first seed that finds it: "
+        + ", ".join(mend.value for mend in Mend),
+    )
     parser.add_argument("--report", action="store_true", help="print what was found, run nothing")
     parser.add_argument(
         "--folder", type=Path, default=Path("build/explorer"), help="of results and stories"
@@ -53,6 +61,8 @@ def main(arguments: list[str]) -> int:
         with open_explorer(folder, sources) as explorer:
             return _tell(explorer.explore(scenario, args.shrink))
     seeds = list(range(args.first, args.first + args.seeds))
+    if args.without is not None:
+        return _do_without(args.without, seeds, folder, sources)
     if not args.again:
         done = {result.seed for result in results.read(sources)}
         seeds = [seed for seed in seeds if seed not in done]
@@ -61,6 +71,20 @@ def main(arguments: list[str]) -> int:
         for result in explore_seeds(explorer, seeds, results, tries=args.shrink, deadline=deadline):
             wrong += _tell(result)
     return ExitCode.FAILURE if wrong else ExitCode.DONE
+
+
+def _do_without(mend: Mend, seeds: list[int], folder: Path, sources: str) -> int:
+    """Returns 0 when a seed finds that a mend is taken out; its results are kept apart."""
+    name = f"without-{mend.value}"
+    without, results = f"{sources}-{name}", Results(folder / f"{name}.jsonl")
+    with open_explorer(folder, without, mend) as explorer:
+        found = explore_seeds(explorer, seeds, results, tries=0, deadline=float("inf"))
+        for number, result in enumerate(found, 1):
+            if _tell(result):
+                print(f"red: {name}: seed {result.seed}, number {number} of {len(seeds)}")
+                return ExitCode.DONE
+    print(f"NOT FOUND: {name}, in {len(seeds)} seeds")
+    return ExitCode.FAILURE
 
 
 def _tell(result: Result) -> int:

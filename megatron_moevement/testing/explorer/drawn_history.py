@@ -40,7 +40,8 @@ class Way(Enum):
     HICCUP = "hiccup"
     """By an exception in a thread that sends copies, or that makes them, and then a loss."""
     BEHIND = "behind"
-    """By an exception around a commit, so that some are a step behind; others are lost then."""
+    """By an exception around a commit, so that some are a step behind; others are lost then, or
+    once those that are behind were cut again while they caught up."""
     WHOLE = "whole"
     """By SIGKILL to every process; the job is launched again."""
 
@@ -51,8 +52,8 @@ _WAYS = (
     (4, Way.RECOVERY),
     (2, Way.START),
     (3, Way.WHOLE),
-    (2, Way.HICCUP),
-    (1, Way.BEHIND),
+    (3, Way.HICCUP),
+    (3, Way.BEHIND),
 )
 _KINDS = (
     (6, FaultKind.KILL),
@@ -121,7 +122,7 @@ def _strike(random: Random, job: DrawnJob, draft: _Draft, step: int, way: Way) -
             draft.restarts += 1
         case Way.OUTSIDE:
             ranks = _draw_ranks(random, job)
-            after_s = round(random.uniform(0, _LONGEST_WAIT_S), 2)
+            after_s = _draw_wait(random)
             draft.kills.append(Kill(step, ranks, after_s, forgets=random.random() < 0.5))
             draft.lost += len(ranks)
             draft.restarts += 1
@@ -137,29 +138,48 @@ def _strike(random: Random, job: DrawnJob, draft: _Draft, step: int, way: Way) -
 
 
 def _whole(random: Random, draft: _Draft, step: int) -> _Draft:
-    draft.kills.append(Kill(step, None, round(random.uniform(0, _LONGEST_WAIT_S), 2)))
+    draft.kills.append(Kill(step, None, _draw_wait(random)))
     return draft
 
 
 def _hiccup(random: Random, job: DrawnJob, draft: _Draft, step: int) -> None:
-    """Adds exceptions of a rank's threads, and the loss of that rank some steps later."""
+    """Adds exceptions of a rank's threads, and the loss of that rank some steps later.
+
+    Its memory is lost with it now and then: then copies are all that is left of its slots.
+    """
     rank = (random.randrange(job.layout.ranks),)
     place = random.choice([Place.SEND, Place.SEND, Place.COPY, Place.AFTER_PUBLISH])
     first = max(1, random.randint(step // 2, step - 1))
     _add_fault(random, job, draft, place, first, ranks=rank, kind=FaultKind.EXCEPTION)
     last = min(step + random.randint(0, 4), job.training.steps - 1)
+    if random.random() < 0.5:
+        draft.kills.append(Kill(last, rank, _draw_wait(random), forgets=True))
+        draft.lost += 1
+        draft.restarts += 1
+        return
     _add_fault(random, job, draft, Place.BACKWARD, last, ranks=rank, kind=FaultKind.KILL)
 
 
 def _leave_behind(random: Random, job: DrawnJob, draft: _Draft, step: int) -> None:
-    """Adds an exception of some ranks behind the barrier of a step, and the loss of the others."""
+    """Adds an exception of some ranks behind the barrier of a step, and the loss of the others.
+
+    Those that are behind may be cut once more, in their roll-forward, and the others lost then.
+    """
     everybody = range(job.layout.ranks)
     behind = tuple(sorted(random.sample(everybody, random.randint(1, len(everybody) - 1))))
     ahead = tuple(rank for rank in everybody if rank not in behind)
     place = Place.AFTER_BARRIER
     _add_fault(random, job, draft, place, step, ranks=behind, kind=FaultKind.EXCEPTION)
     place = random.choice(IN_RECOVERIES)
+    if random.random() < 0.6:
+        cut = random.choice([Place.LEDGER, Place.LEDGER, Place.COMMITTED, Place.ROLL_FORWARD])
+        _add_fault(random, job, draft, cut, step, ranks=behind, kind=FaultKind.EXCEPTION)
+        place = random.choice([Place.CONNECT, Place.START, Place.FACTS])
     _add_fault(random, job, draft, place, step, ranks=ahead, kind=FaultKind.KILL)
+
+
+def _draw_wait(random: Random) -> float:
+    return round(random.uniform(0, _LONGEST_WAIT_S), 2)
 
 
 def _add_fault(

@@ -67,7 +67,7 @@ The shards of the rest differ in size. It takes a wide embedding, narrow experts
 
 def draw_job(random: Random) -> DrawnJob:
     """Draws a job."""
-    if random.random() < 0.12:
+    if random.random() < 0.16:
         return _draw_lopsided(random)
     layout = weighted(random, LAYOUTS)
     protection = _draw_protection(random)

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from megatron_moevement.testing.explorer.mend import Mend
 from megatron_moevement.testing.explorer.oracle import judge
 from megatron_moevement.testing.explorer.results import Result, Results, result_of
 from megatron_moevement.testing.explorer.running import Runner
@@ -86,12 +87,13 @@ class Explorer:
 
 
 @contextlib.contextmanager
-def open_explorer(kept: Path, sources: str) -> Iterator[Explorer]:
+def open_explorer(kept: Path, sources: str, without: Mend | None = None) -> Iterator[Explorer]:
     """Starts the fork server and prepares text; ends and removes both.
 
     Args:
         kept: folder of stories.
         sources: digest of the sources.
+        without: the mend that struck jobs do without.
     """
     memory = Path("/dev/shm")  # noqa: S108  (private: mkdtemp makes a folder of its own)
     with (
@@ -101,7 +103,7 @@ def open_explorer(kept: Path, sources: str) -> Iterator[Explorer]:
         documents = Path(scratch) / "text"
         documents.mkdir()
         text = prepare_random_text(documents)
-        yield Explorer(Runner(server, text), Path(scratch), text, kept, sources)
+        yield Explorer(Runner(server, text, without), Path(scratch), text, kept, sources)
 
 
 def explore_seeds(

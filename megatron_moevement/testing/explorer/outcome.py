@@ -48,6 +48,7 @@ class LaunchOutcome:
         killed: from outside.
         missed: kills whose time never came.
         left: files that lie in the store directory behind it.
+        orphans: processes that were there for long after all ranks had ended, and what they do.
     """
 
     launch: Launch
@@ -59,6 +60,7 @@ class LaunchOutcome:
     killed: tuple[Killed, ...]
     missed: int
     left: tuple[str, ...]
+    orphans: tuple[str, ...] = ()
 
     @property
     def event_dir(self) -> Path:

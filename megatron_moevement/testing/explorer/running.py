@@ -13,6 +13,7 @@ from typing import Any
 from megatron_moevement.errors import ExitCode
 from megatron_moevement.runtime.events import EventName, EventRecord, read_events
 from megatron_moevement.testing.explorer.history import Kill, Launch
+from megatron_moevement.testing.explorer.mend import Mend
 from megatron_moevement.testing.explorer.outcome import (
     NEVER_STRUCK,
     Killed,
@@ -32,21 +33,27 @@ _START_S = 45.0
 _SLOWER = 12
 """How many times longer than the reference the steps of a struck launch may take."""
 _POLL_S = 0.03
+_ORPHANS_S = 30.0
+"""For processes that ranks have started to notice that those are gone."""
 _ENV = {"OMP_NUM_THREADS": "1"}
+_UNMENDED = Path(__file__).with_name("unmended_pretrain.py")
 
 
 class Runner:
     """Runs scenarios, one at a time; references are kept by what decides their bits."""
 
-    def __init__(self, server: ForkServer, text: Path) -> None:
+    def __init__(self, server: ForkServer, text: Path, without: Mend | None = None) -> None:
         """Runs nothing yet.
 
         Args:
             server: forks processes that have Megatron imported.
             text: prefix of prepared text.
+            without: the mend that struck jobs do without.
         """
         self._server = server
         self._text = text
+        self._program = PROGRAM if without is None else _UNMENDED
+        self._more = () if without is None else (f"--without={without.value}",)
         self._references: dict[tuple[str, ...], tuple[dict[str, Any], float]] = {}
 
     def run(self, scenario: Scenario, folder: Path) -> Outcome:
@@ -68,8 +75,22 @@ class Runner:
             place = folder / f"launch{number}"
             (place / "events").mkdir(parents=True)
             limit_s = _START_S * (2 + len(launch.faults) + len(launch.kills)) + _SLOWER * seconds
-            struck = _StruckLaunch(scenario, launch, self._text, folder, place)
-            launches.append(struck.run(self._server, digest, limit_s))
+            flags = scenario.launch_flags(launch, self._text, folder)
+            struck = _StruckLaunch(scenario, launch, folder, place)
+            with self._server.start_program(
+                self._program,
+                [
+                    *self._more,
+                    *flags,
+                    f"--moevement-event-dir={place / 'events'}",
+                    f"--moevement-state-digest={digest}",
+                ],
+                world_size=scenario.job.layout.ranks + launch.spares,
+                timeout_s=limit_s,
+                orphans_s=_ORPHANS_S,
+                env=_ENV,
+            ) as job:
+                launches.append(struck.run(job))
             if launches[-1].timed_out or not _goes_on(launches[-1]):
                 break
         return Outcome(tuple(launches), reference, read_digest(digest))
@@ -103,37 +124,22 @@ def _goes_on(launch: LaunchOutcome) -> bool:
 class _StruckLaunch:
     """One launch, from its start to its end."""
 
-    def __init__(
-        self, scenario: Scenario, launch: Launch, text: Path, folder: Path, place: Path
-    ) -> None:
+    def __init__(self, scenario: Scenario, launch: Launch, folder: Path, place: Path) -> None:
         self._scenario = scenario
         self._launch = launch
-        self._text = text
         self._folder = folder
         self._place = place
         self._killed: list[Killed] = []
         self._pending = sorted(launch.kills, key=lambda kill: kill.step)
         self._due: float | None = None
 
-    def run(self, server: ForkServer, digest: Path, limit_s: float) -> LaunchOutcome:
-        """Runs it."""
-        flags = self._scenario.launch_flags(self._launch, self._text, self._folder)
+    def run(self, job: Job) -> LaunchOutcome:
+        """Strikes the launch when its times come, and returns what it left."""
         began = time.monotonic()
-        with server.start_program(
-            PROGRAM,
-            [
-                *flags,
-                f"--moevement-event-dir={self._place / 'events'}",
-                f"--moevement-state-digest={digest}",
-            ],
-            world_size=self._scenario.job.layout.ranks + self._launch.spares,
-            timeout_s=limit_s,
-            env=_ENV,
-        ) as job:
-            self._strike(job)
-            result = job.wait()
-            for file in job.folder.glob("rank*.std*"):
-                shutil.copy(file, self._place)
+        self._strike(job)
+        result = job.wait()
+        for file in job.folder.glob("rank*.std*"):
+            shutil.copy(file, self._place)
         return self._outcome(job, result, time.monotonic() - began)
 
     def _strike(self, job: Job) -> None:
@@ -199,4 +205,5 @@ class _StruckLaunch:
             killed=tuple(self._killed),
             missed=len(self._pending),
             left=tuple(left),
+            orphans=result.orphans,
         )

@@ -8,7 +8,7 @@ from functools import cached_property
 
 from megatron_moevement.policy.facts import Facts, InconsistentFactsError
 from megatron_moevement.policy.fault_schedule import FaultKind
-from megatron_moevement.policy.plan import Plan, WindowEdges
+from megatron_moevement.policy.plan import Plan, Verdict, WindowEdges
 from megatron_moevement.policy.recovery import plan_start
 from megatron_moevement.runtime.events import EventName, EventRecord
 from megatron_moevement.testing.explorer.outcome import LaunchOutcome, Outcome
@@ -43,6 +43,8 @@ class Recovery:
         broken: why the policy makes none.
         newest: the newest step that any process had reported.
         until: seconds since the epoch, of the next recovery.
+        said: how many steps its plan says to be lost, those included that were said by recoveries
+            that were cut before it; None: the plan says that nobody knows how many.
     """
 
     launch: int
@@ -52,6 +54,7 @@ class Recovery:
     broken: str
     newest: int
     until: float
+    said: int | None = 0
 
     @property
     def target(self) -> int:
@@ -115,15 +118,38 @@ class Timeline:
         ]
         gathered.sort(key=lambda each: each[0])
         found: list[Recovery] = []
-        newest, since = 0, 0.0
+        newest, since, said = 0, 0.0, 0
         for index, (time, launch, facts) in enumerate(gathered):
             until = gathered[index + 1][0] if index + 1 < len(gathered) else float("inf")
             newest = max([newest, *self._steps(since, time)])
             plan, broken = _planned(facts)
-            recovery = Recovery(launch, time, facts, plan, broken, newest, until)
+            rolls_back = plan is not None and plan.verdict is Verdict.ROLLBACK
+            lost = plan.lost_steps if rolls_back and plan is not None else 0
+            recovery = Recovery(
+                launch,
+                time,
+                facts,
+                plan,
+                broken,
+                newest,
+                until,
+                None if lost is None else said + lost,
+            )
             found.append(recovery)
-            newest, since = recovery.target, time
+            since = time
+            if self.has_come_back(recovery):
+                newest, said = recovery.target, 0
+            else:
+                said += lost or 0
         return found
+
+    def has_come_back(self, recovery: Recovery) -> bool:
+        """Returns whether a recovery was carried out before the next one began, on any rank."""
+        return any(
+            recovery.time <= event.time < recovery.until
+            for name in (EventName.RECOVERED, EventName.ITERATION)
+            for event in self.of(recovery.launch, name, recovery.facts.generation)
+        )
 
     def of(self, launch: int, name: EventName, generation: int | None = None) -> list[EventRecord]:
         """Returns the events of a name, of a generation of a launch or of all of them."""
@@ -145,7 +171,10 @@ class Timeline:
         Returns:
             Its first step, and the seconds since the epoch at which its last slot was captured.
         """
-        windows = [event for event in self._all(EventName.WINDOW_PERSISTED) if event.time < time]
+        began = self._began_anew(time)
+        windows = [
+            event for event in self._all(EventName.WINDOW_PERSISTED) if began <= event.time < time
+        ]
         if not windows:
             return None
         newest = max(windows, key=lambda event: event.time)

@@ -19,7 +19,10 @@ def check_plans(scenario: Scenario, outcome: Outcome, timeline: Timeline) -> Ite
         if recovery.broken:
             yield f"{recovery.name}: the facts have no plan: {recovery.broken}"
             continue
-        for event in _of(timeline, recovery, EventName.PLAN):
+        events = _of(timeline, recovery, EventName.PLAN)
+        if recovery.plan is not None and not events and timeline.has_come_back(recovery):
+            yield f"{recovery.name}: no {recovery.plan.verdict.value} was planned"
+        for event in events:
             if recovery.plan is None:
                 yield f"{recovery.name}: {event.fields['verdict']} where nothing is in memory"
             elif event.fields["digest"] != recovery.plan.digest:
@@ -34,9 +37,8 @@ def check_lost_work(scenario: Scenario, outcome: Outcome, timeline: Timeline) ->
     """Checks that no step is lost, or done again from further back than promised.
 
     That holds where no more memories are lost than copies were made, since the newest persisted
-    window was captured. What is lost otherwise has to be said.
+    window was captured. What is lost otherwise has to be said, with the number of steps.
     """
-    del outcome
     protection, ranks = scenario.job.protection, scenario.job.layout.ranks
     copies = min(protection.replicas, ranks - 1)
     for recovery in timeline.recoveries:
@@ -53,6 +55,23 @@ def check_lost_work(scenario: Scenario, outcome: Outcome, timeline: Timeline) ->
             yield from _further_back(recovery)
         elif lost > 1 and recovery.plan is None:
             yield f"{recovery.name}: {lost} committed steps are lost and nobody says so"
+        yield from _not_said(outcome, timeline, recovery)
+
+
+def _not_said(outcome: Outcome, timeline: Timeline, recovery: Recovery) -> Iterator[str]:
+    """Checks that the line of a rollback is printed, and has the number of steps that are lost.
+
+    A step may have been committed and not reported yet; one that only the dead had may be unknown.
+    """
+    plan, lost, said = recovery.plan, recovery.newest - recovery.target, recovery.said
+    if plan is None or plan.verdict is not Verdict.ROLLBACK or not timeline.has_come_back(recovery):
+        return
+    if said is not None and not lost - _at_the_edge(recovery) <= said <= lost + 1:
+        yield f"{recovery.name}: {lost} committed steps are lost and {said} are said to be"
+    line = f"{plan.verdict.value}: {plan.reason}"
+    launch = outcome.launches[recovery.launch]
+    if not any(line in launch.output(process) for process in range(len(launch.pids))):
+        yield f"{recovery.name}: nobody says {line!r}"
 
 
 def _at_the_edge(recovery: Recovery) -> int:
