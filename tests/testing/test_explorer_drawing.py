@@ -6,10 +6,13 @@ from collections import Counter
 import pytest
 
 from megatron_moevement.policy.fault_schedule import FaultKind
-from megatron_moevement.settings.faults import Place
+from megatron_moevement.settings.faults import Fault, Place
+from megatron_moevement.settings.restart import check_restart
 from megatron_moevement.testing.explorer.drawn_history import MOST_PROCESSES
-from megatron_moevement.testing.explorer.job import Source
+from megatron_moevement.testing.explorer.history import History, Launch
+from megatron_moevement.testing.explorer.job import DrawnJob, Source
 from megatron_moevement.testing.explorer.scenario import (
+    Scenario,
     draw_scenario,
     dump_scenario,
     load_scenario,
@@ -39,6 +42,19 @@ def test_every_job_that_is_drawn_can_be_started(first, text, tmp_path):
             flags = scenario.launch_flags(launch, text, tmp_path)
             arguments = parse(flags, scenario.job.layout.ranks + launch.spares)
             assert arguments.world_size == scenario.job.layout.ranks
+
+
+@pytest.mark.parametrize("run_s", [0.0, 4.0, 60.0, 240.0])
+@pytest.mark.parametrize("fault", ["stop:3:barrier@0", "kill:3:barrier@0"])
+def test_a_busy_machine_is_given_more_time(fault, run_s, text, tmp_path):
+    launch = Launch(1, (Fault.parse(fault),))
+    arguments = parse(
+        Scenario(None, DrawnJob(), History((launch,))).launch_flags(launch, text, tmp_path, run_s),
+        2,
+    )
+    check_restart(arguments.restart)
+    assert arguments.restart.inprocess_soft_timeout >= 2 * run_s
+    assert arguments.restart.inprocess_heartbeat_timeout >= run_s
 
 
 def test_a_seed_gives_the_same_scenario_again():
@@ -76,3 +92,15 @@ def test_jobs_are_asymmetric_often_enough():
     assert sum(job.protection.window == 4 for job in jobs) > 100
     assert {job.protection.window for job in jobs} >= {1, 2, 3, 4, 5, 6, 8}
     assert {job.training.source for job in jobs} == set(Source)
+
+
+def test_whole_failure_domains_are_struck():
+    struck = 0
+    for scenario, launch in launches():
+        job = scenario.job
+        if job.protection.domain > 1:
+            assert job.copies >= min(1, job.protection.replicas)
+            groups = [fault.ranks for fault in launch.faults]
+            groups += [kill.ranks for kill in launch.kills if kill.ranks is not None]
+            struck += any(set(ranks) == {0, 1} for ranks in groups)
+    assert struck > 5

@@ -307,12 +307,20 @@ def test_what_was_persisted_before_windows_began_anew_protects_no_more(run, monk
     """A rollback, and the loss of a rank before a window of the new history is persisted."""
     outcome = run.outcome(monkeypatch)
     (launch,) = outcome.launches
-    timeline = Timeline(outcome)
+    timeline = Timeline(outcome, SCENARIO.job.protection)
     assert timeline.persisted_before(100.0) == (9, 11.01)
     back = RunThatGoesBack(run.folder / "back")
     back.is_written(launch.event_dir, 50.0, monkeypatch)
-    assert Timeline(outcome).persisted_before(100.0) is None
-    assert Timeline(outcome).persisted_before(12.5) == (9, 11.01)
+    assert Timeline(outcome, SCENARIO.job.protection).persisted_before(100.0) is None
+    assert Timeline(outcome, SCENARIO.job.protection).persisted_before(12.5) == (9, 11.01)
+
+
+@pytest.mark.parametrize(("domain", "lost"), [(1, 4), (2, 2), (4, 1)])
+def test_processes_of_a_failure_domain_are_lost_together(back, monkeypatch, domain, lost):
+    outcome = _loses_memory(back.outcome(monkeypatch), back)
+    timeline = Timeline(outcome, Protection(domain=domain))
+    (recovery,) = timeline.recoveries
+    assert timeline.memories_lost(recovery, since=0.0) == lost
 
 
 def test_more_restarts_than_strikes_are_found(run, monkeypatch):

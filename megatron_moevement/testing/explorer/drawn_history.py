@@ -245,8 +245,11 @@ def _draw_place_of_recovery(
 
 
 def _draw_ranks(random: Random, job: DrawnJob) -> tuple[int, ...]:
-    """Draws who is struck: mostly one rank, sometimes several, seldom all."""
-    ranks = job.layout.ranks
+    """Draws who is struck: mostly one rank, or a failure domain, sometimes several, seldom all."""
+    ranks, domain = job.layout.ranks, job.protection.domain
+    if domain > 1 and random.random() < 0.5:
+        one = random.randrange(ranks) // domain * domain
+        return tuple(range(one, min(one + domain, ranks)))
     most = random.choices([1, 2, 3, ranks], [16, 3, 1, 1])[0]
     count = min(most, ranks)
     return tuple(sorted(random.sample(range(ranks), count)))

@@ -38,6 +38,8 @@ LAYOUTS: tuple[tuple[int, Layout], ...] = (
 )
 """How often each layout is drawn: mostly two to four ranks."""
 _MOST_LAYERS = 6
+_RANKS_OF_DOMAINS = 4
+"""A job of fewer has too few failure domains of several processes."""
 _WIDE: dict[str, Any] = {
     "hidden": 128,
     "ffn": 256,
@@ -71,6 +73,9 @@ def draw_job(random: Random) -> DrawnJob:
         return _draw_lopsided(random)
     layout = weighted(random, LAYOUTS)
     protection = _draw_protection(random)
+    if layout.ranks >= _RANKS_OF_DOMAINS:
+        domain = weighted(random, ((2, 1), (1, 2)))
+        protection = dataclasses.replace(protection, domain=domain)
     return DrawnJob(
         layout,
         _draw_model(random, layout),

@@ -141,6 +141,7 @@ class Protection:
         skips_frozen: whether a replay leaves out weight gradients of frozen operators.
         logs: whether there is an upstream log.
         adopts: whether who takes the place of a dead process takes over what that one left.
+        domain: processes of a failure domain.
     """
 
     window: int = 4
@@ -149,6 +150,12 @@ class Protection:
     skips_frozen: bool = True
     logs: bool = True
     adopts: bool = True
+    domain: int = 1
+
+    @property
+    def domain_flags(self) -> tuple[str, ...]:
+        """What puts processes into failure domains: no flags of the training program."""
+        return (f"--domain-size={self.domain}",) if self.domain > 1 else ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,6 +173,12 @@ class DrawnJob:
         return (
             self.layout.pp * self.layout.vpp * self.model.layers_per_chunk + self.model.more_layers
         )
+
+    @property
+    def copies(self) -> int:
+        """Copies of each slot: no two of them, nor the original, in one failure domain."""
+        domains = -(-self.layout.ranks // self.protection.domain)
+        return min(self.protection.replicas, domains - 1)
 
     @property
     def protected_from(self) -> int:

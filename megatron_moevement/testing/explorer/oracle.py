@@ -66,7 +66,7 @@ CHECKS: dict[str, Check] = {
 
 def judge(scenario: Scenario, outcome: Outcome) -> list[Complaint]:
     """Returns what is not as promised; empty when all of it is."""
-    timeline = Timeline(outcome, adopts=scenario.job.protection.adopts)
+    timeline = Timeline(outcome, scenario.job.protection)
     return [
         Complaint(name, detail)
         for name, check in CHECKS.items()

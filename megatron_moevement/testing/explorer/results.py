@@ -106,7 +106,7 @@ def result_of(
     scenario: Scenario, outcome: Outcome, complaints: Iterable[Complaint], sources: str
 ) -> Result:
     """Returns the result of a scenario that ran."""
-    timeline = Timeline(outcome)
+    timeline = Timeline(outcome, scenario.job.protection)
     struck = [fault for launch in outcome.launches for _, fault in launch.struck()]
     outside = sum(len(launch.killed) for launch in outcome.launches)
     recoveries = [each for each in timeline.recoveries if each.plan is not None]
@@ -147,6 +147,7 @@ def features(scenario: Scenario) -> tuple[str, ...]:
         "no frozen skip": not protection.skips_frozen,
         "no upstream log": not protection.logs,
         "no adoption": not protection.adopts,
+        "domains of two": protection.domain > 1,
     }
     chosen = (
         training.precision,

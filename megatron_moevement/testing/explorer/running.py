@@ -21,7 +21,7 @@ from megatron_moevement.testing.explorer.outcome import (
     Outcome,
     read_digest,
 )
-from megatron_moevement.testing.explorer.scenario import Scenario
+from megatron_moevement.testing.explorer.scenario import Scenario, soft_time_out_s
 from megatron_moevement.testing.fork_server import ForkServer, Job, JobFailedError, JobResult
 from megatron_moevement.testing.protected_run import PROGRAM
 
@@ -36,7 +36,7 @@ _POLL_S = 0.03
 _ORPHANS_S = 30.0
 """For processes that ranks have started to notice that those are gone."""
 _ENV = {"OMP_NUM_THREADS": "1"}
-_UNMENDED = Path(__file__).with_name("unmended_pretrain.py")
+_EXPLORED = Path(__file__).with_name("explored_pretrain.py")
 
 
 class Runner:
@@ -52,8 +52,7 @@ class Runner:
         """
         self._server = server
         self._text = text
-        self._program = PROGRAM if without is None else _UNMENDED
-        self._more = () if without is None else (f"--without={without.value}",)
+        self._without = () if without is None else (f"--without={without.value}",)
         self._references: dict[tuple[str, ...], tuple[dict[str, Any], float]] = {}
 
     def run(self, scenario: Scenario, folder: Path) -> Outcome:
@@ -74,13 +73,16 @@ class Runner:
         for number, launch in enumerate((*drawn, *more)):
             place = folder / f"launch{number}"
             (place / "events").mkdir(parents=True)
-            limit_s = _START_S * (2 + len(launch.faults) + len(launch.kills)) + _SLOWER * seconds
-            flags = scenario.launch_flags(launch, self._text, folder)
+            flags = scenario.launch_flags(launch, self._text, folder, seconds)
+            strikes = len(launch.faults) + len(launch.kills)
+            patience_s = _START_S + 2 * soft_time_out_s(launch, seconds) * launch.stops
+            limit_s = patience_s * (2 + strikes) + _SLOWER * seconds
+            extra = (*self._without, *scenario.job.protection.domain_flags)
             struck = _StruckLaunch(scenario, launch, folder, place)
             with self._server.start_program(
-                self._program,
+                _EXPLORED if extra else PROGRAM,
                 [
-                    *self._more,
+                    *extra,
                     *flags,
                     f"--moevement-event-dir={place / 'events'}",
                     f"--moevement-state-digest={digest}",

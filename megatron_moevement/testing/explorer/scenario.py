@@ -28,10 +28,15 @@ from megatron_moevement.testing.explorer.job import (
 )
 from megatron_moevement.testing.restarted_run import RESTARTABLE
 
-_PATIENT = ("--inprocess-soft-timeout=30", "--inprocess-hard-timeout=36")
+_SOFT_S = 30.0
 """Where nobody hangs on purpose, a slow machine must not make a process look as if it did."""
-_HANGS = ("--inprocess-soft-timeout=10", "--inprocess-hard-timeout=13")
-_BARRIERS = ("--inprocess-barrier-timeout=60", "--inprocess-completion-timeout=60")
+_SOFT_WITH_HANGS_S = 10.0
+_HEARTBEAT_S = 10.0
+_BARRIER_S = 60.0
+_HARD = 1.2
+"""Times the soft time-out."""
+_RUNS = 2
+"""How many whole runs a healthy process may look as if it hung for: a machine may be busy."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,13 +53,16 @@ class Scenario:
     job: DrawnJob
     history: History
 
-    def launch_flags(self, launch: Launch, text: Path, folder: Path) -> tuple[str, ...]:
+    def launch_flags(
+        self, launch: Launch, text: Path, folder: Path, run_s: float = 0.0
+    ) -> tuple[str, ...]:
         """Returns the flags of a launch; where events and digest go is not among them.
 
         Args:
             launch: the launch.
             text: prefix of prepared text.
             folder: of the whole run.
+            run_s: what the run without a fault took on this machine.
         """
         faults = ("--moevement-faults", *map(str, launch.faults)) if launch.faults else ()
         return (
@@ -62,8 +70,7 @@ class Scenario:
             *self.job.protection_flags(),
             *self.job.saving_flags(folder / "checkpoints"),
             *(flag for flag in RESTARTABLE if flag != NO_ADOPTION),
-            *(_HANGS if launch.stops else _PATIENT),
-            *_BARRIERS,
+            *time_outs(launch, run_s),
             f"--inprocess-active-world-size={self.job.layout.ranks}",
             f"--moevement-store-dir={folder / 'store'}",
             f"--data-cache-path={folder / 'index'}",
@@ -81,6 +88,29 @@ class Scenario:
         for launch in self.history.launches:
             flags = shlex.join(self.launch_flags(launch, text, folder))
             yield f"./scripts/run_local.sh -n {self.job.layout.ranks} -s {launch.spares} -- {flags}"
+
+
+def soft_time_out_s(launch: Launch, run_s: float) -> float:
+    """Returns the seconds without progress after which a process is interrupted."""
+    return max(_SOFT_WITH_HANGS_S if launch.stops else _SOFT_S, _RUNS * run_s)
+
+
+def time_outs(launch: Launch, run_s: float) -> tuple[str, ...]:
+    """Returns the flags of the times after which somebody counts as lost.
+
+    Args:
+        launch: the launch.
+        run_s: what the run without a fault took on this machine.
+    """
+    hard = _HARD * soft_time_out_s(launch, run_s)
+    times = {
+        "soft-timeout": hard / _HARD,
+        "hard-timeout": hard,
+        "heartbeat-timeout": max(_HEARTBEAT_S, run_s),
+        "barrier-timeout": max(_BARRIER_S, 2 * hard),
+        "completion-timeout": max(_BARRIER_S, 2 * hard),
+    }
+    return tuple(f"--inprocess-{name}={seconds:.1f}" for name, seconds in times.items())
 
 
 def draw_scenario(seed: int) -> Scenario:

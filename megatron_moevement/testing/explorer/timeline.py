@@ -11,6 +11,7 @@ from megatron_moevement.policy.fault_schedule import FaultKind
 from megatron_moevement.policy.plan import Plan, Verdict, WindowEdges
 from megatron_moevement.policy.recovery import plan_start
 from megatron_moevement.runtime.events import EventName, EventRecord
+from megatron_moevement.testing.explorer.job import Protection
 from megatron_moevement.testing.explorer.outcome import LaunchOutcome, Outcome
 
 
@@ -20,13 +21,13 @@ class Death:
 
     Attributes:
         launch: its launch.
-        pid: the process.
+        process: its number in the launch.
         time: seconds since the epoch.
         forgot: whether its memory was removed.
     """
 
     launch: int
-    pid: int
+    process: int
     time: float
     forgot: bool
 
@@ -70,14 +71,14 @@ class Recovery:
 class Timeline:
     """What happened in all launches of a scenario."""
 
-    def __init__(self, outcome: Outcome, *, adopts: bool = False) -> None:
+    def __init__(self, outcome: Outcome, protection: Protection) -> None:
         """Reads what the launches left.
 
         Args:
             outcome: of the scenario.
-            adopts: whether who takes the place of a dead process takes over its memory.
+            protection: of its job.
         """
-        self._adopts = adopts
+        self._protection = protection
         self.launches: Sequence[LaunchOutcome] = outcome.launches
         self.events: list[list[EventRecord]] = [launch.events() for launch in outcome.launches]
 
@@ -86,12 +87,9 @@ class Timeline:
         """Processes that were killed or ended on purpose, by time."""
         found = []
         for number, launch in enumerate(self.launches):
+            found += [Death(number, one.process, one.time, one.forgot) for one in launch.killed]
             found += [
-                Death(number, launch.pids[one.process], one.time, one.forgot)
-                for one in launch.killed
-            ]
-            found += [
-                Death(number, event.pid, event.time, forgot=False)
+                Death(number, launch.pids.index(event.pid), event.time, forgot=False)
                 for event in self.of(number, EventName.FAULT_INJECTED)
                 if event.fields["kind"] != FaultKind.EXCEPTION.value
             ]
@@ -106,7 +104,7 @@ class Timeline:
             if pid in known or fault.kind is FaultKind.EXCEPTION:
                 continue
             later = [time for time, facts in launch.facts() if facts.generation > fault.generation]
-            yield Death(number, pid, min(later, default=float("inf")) - 1e-3, forgot=False)
+            yield Death(number, process, min(later, default=float("inf")) - 1e-3, forgot=False)
 
     @cached_property
     def recoveries(self) -> list[Recovery]:
@@ -196,12 +194,12 @@ class Timeline:
         return max(anew, default=0.0)
 
     def memories_lost(self, recovery: Recovery, since: float) -> int:
-        """Returns of how many processes the memory was lost before a recovery, since a time.
+        """Returns in how many failure domains memory was lost before a recovery, since a time.
 
         What a process left in memory is there for who takes its place, unless it was removed, or
         the job does without adoption and went on in place.
         """
-        lost = 0
+        lost = set()
         for death in self.deaths:
             if not since <= death.time < recovery.time:
                 continue
@@ -209,8 +207,9 @@ class Timeline:
                 one.launch == death.launch and death.time < one.time <= recovery.time
                 for one in self.recoveries
             )
-            lost += death.forgot or (in_place and not self._adopts)
-        return lost
+            if death.forgot or (in_place and not self._protection.adopts):
+                lost.add((death.launch, death.process // self._protection.domain))
+        return len(lost)
 
     def _all(self, name: EventName) -> Iterator[EventRecord]:
         for events in self.events:

@@ -36,11 +36,11 @@ def check_plans(scenario: Scenario, outcome: Outcome, timeline: Timeline) -> Ite
 def check_lost_work(scenario: Scenario, outcome: Outcome, timeline: Timeline) -> Iterator[str]:
     """Checks that no step is lost, or done again from further back than promised.
 
-    That holds where no more memories are lost than copies were made, since the newest persisted
-    window was captured. What is lost otherwise has to be said, with the number of steps.
+    That holds where memory is lost in no more failure domains than copies were made, since the
+    newest persisted window was captured. What is lost otherwise has to be said, with the number of
+    steps.
     """
-    protection, ranks = scenario.job.protection, scenario.job.layout.ranks
-    copies = min(protection.replicas, ranks - 1)
+    copies = scenario.job.copies
     for recovery in timeline.recoveries:
         lost = recovery.newest - recovery.target
         persisted = timeline.persisted_before(recovery.time)
@@ -49,8 +49,8 @@ def check_lost_work(scenario: Scenario, outcome: Outcome, timeline: Timeline) ->
             if lost > _at_the_edge(recovery):
                 yield (
                     f"{recovery.name}: {lost} committed steps are lost ({recovery.newest} to "
-                    f"{recovery.target}) with {gone} memories, of each slot there were "
-                    f"{copies} copies: {_reason(recovery.plan)}"
+                    f"{recovery.target}) with the memory of {gone} domains, there were "
+                    f"{copies} copies of each slot: {_reason(recovery.plan)}"
                 )
             yield from _further_back(recovery)
         elif lost > 1 and recovery.plan is None:
