@@ -21,13 +21,17 @@ from megatron_moevement.testing.explorer.outcome import (
     Outcome,
     read_digest,
 )
-from megatron_moevement.testing.explorer.scenario import Scenario, soft_time_out_s
+from megatron_moevement.testing.explorer.scenario import (
+    Scenario,
+    data_cache_flag,
+    soft_time_out_s,
+)
 from megatron_moevement.testing.fork_server import ForkServer, Job, JobFailedError, JobResult
 from megatron_moevement.testing.protected_run import PROGRAM
 
 MOST_RELAUNCHES = 2
 """Beyond those that are drawn, for a job that stopped with its memory kept."""
-_REFERENCE_LIMIT_S = 240.0
+_REFERENCE_LIMIT_S = 600.0
 _START_S = 45.0
 """For a launch and each restart, beyond what its steps may take."""
 _SLOWER = 12
@@ -65,7 +69,7 @@ class Runner:
         Raises:
             JobFailedError: the reference failed, which nothing had struck.
         """
-        reference, seconds = self._reference(scenario, folder / "reference")
+        reference, seconds = self._reference(scenario, folder)
         digest = folder / "digest.json"
         launches: list[LaunchOutcome] = []
         more = (Launch(),) * MOST_RELAUNCHES
@@ -100,11 +104,10 @@ class Runner:
     def _reference(self, scenario: Scenario, folder: Path) -> tuple[dict[str, Any], float]:
         flags = scenario.job.training_flags(self._text)
         if flags not in self._references:
-            folder.mkdir(parents=True)
-            digest, began = folder / "digest.json", time.monotonic()
+            digest, began = folder / "reference.json", time.monotonic()
             result = self._server.run_program(
                 PROGRAM,
-                [*flags, f"--moevement-state-digest={digest}"],
+                [*flags, data_cache_flag(folder), f"--moevement-state-digest={digest}"],
                 world_size=scenario.job.layout.ranks,
                 timeout_s=_REFERENCE_LIMIT_S,
                 env=_ENV,

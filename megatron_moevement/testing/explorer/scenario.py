@@ -73,7 +73,7 @@ class Scenario:
             *time_outs(launch, run_s),
             f"--inprocess-active-world-size={self.job.layout.ranks}",
             f"--moevement-store-dir={folder / 'store'}",
-            f"--data-cache-path={folder / 'index'}",
+            data_cache_flag(folder),
             "--log-interval=1",
             *faults,
         )
@@ -88,6 +88,15 @@ class Scenario:
         for launch in self.history.launches:
             flags = shlex.join(self.launch_flags(launch, text, folder))
             yield f"./scripts/run_local.sh -n {self.job.layout.ranks} -s {launch.spares} -- {flags}"
+
+
+def data_cache_flag(folder: Path) -> str:
+    """Returns where indices of samples lie: mock data have millions, which take a while to shuffle.
+
+    Args:
+        folder: of the whole run, the one without a fault included.
+    """
+    return f"--data-cache-path={folder / 'index'}"
 
 
 def soft_time_out_s(launch: Launch, run_s: float) -> float:
