@@ -39,6 +39,7 @@ class Run:
         self.left = ()
         self.orphans = ()
         self.killed_at = 90.0
+        self.builds_anew = False
         self.said = {}
         self.timed_out = False
         self.replayed = list(range(self.plan.start(LOST) + 1, self.plan.target + 1))
@@ -66,8 +67,11 @@ class Run:
         for rank in range(4):
             self._train(rank, launch / "events")
         self.clock = 100.0
-        with EventLog(launch / "events", 0, 1) as events:
-            events.keep(FACTS, dump_facts(self.facts))
+        self._gather(launch / "events")
+        for rank in range(4):
+            self._plan(rank, launch / "events")
+        if self.builds_anew:
+            self._gather(launch / "events")
         for rank in range(4):
             self._recover(rank, launch / "events")
         for process, text in self.said.items():
@@ -99,7 +103,12 @@ class Run:
                 if step == 12:
                     events.emit(EventName.WINDOW_PERSISTED, step, start=9, size=3, lag=1)
 
-    def _recover(self, rank, folder):
+    def _gather(self, folder):
+        self.clock += 0.01
+        with EventLog(folder, 0, self.facts.generation) as events:
+            events.keep(FACTS, dump_facts(self.facts))
+
+    def _plan(self, rank, folder):
         with EventLog(folder, rank, self.facts.generation) as events:
             fields = {
                 "verdict": self.plan.verdict.value,
@@ -108,6 +117,9 @@ class Run:
             }
             if self.plan_fields is not None:
                 events.emit(EventName.PLAN, 13, **fields)
+
+    def _recover(self, rank, folder):
+        with EventLog(folder, rank, self.facts.generation) as events:
             replays = self.replayed if rank == LOST else []
             for step in replays:
                 events.emit(EventName.REPLAY, step, replay_verified=self.verified)
@@ -278,6 +290,11 @@ CODES = (-9, -9, -9, -9, 0)
 def test_lost_steps_that_are_said_are_no_complaint_where_all_memory_is_lost(back, monkeypatch):
     assert back.plan.verdict is Verdict.ROLLBACK
     assert back.plan.lost_steps == back.newest - DURABLE
+    assert judge(SCENARIO, _loses_memory(back.outcome(monkeypatch), back)) == []
+
+
+def test_a_generation_may_build_its_objects_anew_and_gather_facts_again(back, monkeypatch):
+    back.builds_anew = True
     assert judge(SCENARIO, _loses_memory(back.outcome(monkeypatch), back)) == []
 
 

@@ -110,7 +110,8 @@ def result_of(
     struck = [fault for launch in outcome.launches for _, fault in launch.struck()]
     outside = sum(len(launch.killed) for launch in outcome.launches)
     recoveries = [each for each in timeline.recoveries if each.plan is not None]
-    lost = [each.newest - each.target for each in timeline.recoveries]
+    carried_out = [each for each in timeline.recoveries if timeline.has_come_back(each)]
+    lost = [each.newest - each.target for each in carried_out]
     return Result(
         seed=-1 if scenario.seed is None else scenario.seed,
         sources=sources,

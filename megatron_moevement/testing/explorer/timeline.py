@@ -44,8 +44,8 @@ class Recovery:
         broken: why the policy makes none.
         newest: the newest step that any process had reported.
         until: seconds since the epoch, of the next recovery.
-        said: how many steps its plan says to be lost, those included that were said by recoveries
-            that were cut before it; None: the plan says that nobody knows how many.
+        said: how many steps its plan says to be lost, or one that was cut before it; None: the plan
+            says that nobody knows how many.
     """
 
     launch: int
@@ -131,14 +131,14 @@ class Timeline:
                 broken,
                 newest,
                 until,
-                None if lost is None else said + lost,
+                None if lost is None else max(said, lost),
             )
             found.append(recovery)
             since = time
             if self.has_come_back(recovery):
                 newest, said = recovery.target, 0
             else:
-                said += lost or 0
+                said = max(said, lost or 0)
         return found
 
     def has_come_back(self, recovery: Recovery) -> bool:

@@ -20,7 +20,9 @@ def check_plans(scenario: Scenario, outcome: Outcome, timeline: Timeline) -> Ite
             yield f"{recovery.name}: the facts have no plan: {recovery.broken}"
             continue
         events = _of(timeline, recovery, EventName.PLAN)
-        if recovery.plan is not None and not events and timeline.has_come_back(recovery):
+        # A generation may build its objects anew in order to carry out what it has planned.
+        any_events = timeline.of(recovery.launch, EventName.PLAN, recovery.facts.generation)
+        if recovery.plan is not None and not any_events and timeline.has_come_back(recovery):
             yield f"{recovery.name}: no {recovery.plan.verdict.value} was planned"
         for event in events:
             if recovery.plan is None:
