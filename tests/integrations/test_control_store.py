@@ -136,10 +136,12 @@ def meet_a_stranger():
     store.send_heartbeat(0)
     first = store.get(store.HEARTBEAT.format(rank=0))
     store.send_heartbeat(0)
-    heard = store.get_heartbeat(0)
-    for old in (first, pickle.dumps(0.0), b"nan"):
+    assert store.get_heartbeat(0) == 0
+    for looks, old in enumerate((first, pickle.dumps(0.0), b"nan"), start=1):
         store.set(store.HEARTBEAT.format(rank=0), old)
-        assert store.get_all_heartbeats(1) == [heard]
+        assert store.get_all_heartbeats(1) == [looks]
+    store.send_heartbeat(0)
+    assert store.get_all_heartbeats(2) == [0, 1]
     del server
 
 

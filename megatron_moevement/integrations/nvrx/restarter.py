@@ -25,6 +25,7 @@ from nvidia_resiliency_ext.inprocess.store import BarrierError
 
 from megatron_moevement.errors import UserError
 from megatron_moevement.integrations.nvrx.health import ProcessHealth
+from megatron_moevement.integrations.nvrx.heartbeats import mend_heartbeats
 from megatron_moevement.integrations.nvrx.interrupts import mend_interrupts
 from megatron_moevement.integrations.nvrx.places import KeptPlaces
 from megatron_moevement.integrations.nvrx.retries import BoundedRetries, StartAgainAbort
@@ -188,6 +189,7 @@ def _wrapper(  # noqa: PLR0917  (what `run_restartable` was given)
     assert control is not None
     assert store is not None
     mend_generation_stores()
+    mend_heartbeats()
     mend_termination()
     mend_interrupts()
     is_cuda = collectives == "nccl"

@@ -22,6 +22,7 @@ from nvidia_resiliency_ext.inprocess.attribution import InterruptionRecord
 from nvidia_resiliency_ext.inprocess.state import State
 from nvidia_resiliency_ext.inprocess.store import BarrierOverflow, BarrierTimeout, StoreMixin
 
+from megatron_moevement.integrations.nvrx.heartbeats import Heartbeats
 from megatron_moevement.runtime.seal import BrokenSealError, Seal
 
 logger = logging.getLogger(__name__)
@@ -49,7 +50,7 @@ class SealedStore(StoreMixin):  # type: ignore[misc]  # upstream is not typed
         self._seal = seal
         self._scope = scope
         self._written: dict[str, str] = {}
-        self._heard: dict[int, float] = {}
+        self._heartbeats = Heartbeats()
 
     def set_initial_rank(self, rank: int, initial_rank: int) -> None:
         """Notes the number of the process that has a rank."""
@@ -61,15 +62,24 @@ class SealedStore(StoreMixin):  # type: ignore[misc]  # upstream is not typed
 
     def send_heartbeat(self, rank: int) -> None:
         """Notes that a process lives."""
-        self._put(self.HEARTBEAT.format(rank=rank), time.time())
+        self._put(self.HEARTBEAT.format(rank=rank), self._heartbeats.give())
 
-    def get_heartbeat(self, rank: int) -> float:
-        """Returns when a process last lived."""
-        return self._heartbeats([rank])[0]
+    def get_heartbeat(self, rank: int) -> int:
+        """Looks for a sign of life; returns how many looks in a row have found nothing new."""
+        return self.get_heartbeats([rank])[0]
 
-    def get_all_heartbeats(self, world_size: int) -> list[float]:
-        """Returns when each process last lived."""
-        return self._heartbeats(range(world_size))
+    def get_all_heartbeats(self, world_size: int) -> list[int]:
+        """Looks for signs of life of all processes."""
+        return self.get_heartbeats(range(world_size))
+
+    def get_heartbeats(self, ranks: Iterable[int]) -> list[int]:
+        """Looks for signs of life of some processes; waits for none."""
+        found = []
+        for rank in ranks:
+            key = self.HEARTBEAT.format(rank=rank)
+            sign = self._opened(key, self.get(key)) if self.check([key]) else None
+            found.append(self._heartbeats.look(rank, sign))
+        return found
 
     def send_state(self, state: Any, rank: int) -> None:
         """Notes that a process is there, before places are assigned."""
@@ -260,15 +270,6 @@ class SealedStore(StoreMixin):  # type: ignore[misc]  # upstream is not typed
                 if document is None and key in self._written:
                     self.set(key, self._written[key])
             time.sleep(_SLICE_S)
-
-    def _heartbeats(self, ranks: Sequence[int]) -> list[float]:
-        """Returns the newest signs of life; one that was copied from an earlier moment is none."""
-        keys = [self.HEARTBEAT.format(rank=rank) for rank in ranks]
-        for rank, key, text in zip(ranks, keys, self.multi_get(keys), strict=True):
-            sign = self._opened(key, text)
-            newest = self._heard.setdefault(rank, time.time() if sign is None else sign)
-            self._heard[rank] = max(newest, newest if sign is None else sign)
-        return [self._heard[rank] for rank in ranks]
 
     def _line(self, key: str, document: Any) -> tuple[str, str]:
         """Returns a key, and what adds a document to the list there."""
