@@ -106,8 +106,8 @@ def job_exit_code(job: Job, exits: Sequence[RankExit]) -> int:
 
     Where the others carry on, a rank killed by a signal is a fault that they dealt with: the job
     is done when as many ranks as were active ended well, and otherwise what the survivors say
-    counts more than what killed the dead. Ctrl-C counts most: whoever had stopped before, for a
-    relaunch, must not be taken at its word.
+    counts more than what killed the dead, and that state is kept more than what else failed.
+    Ctrl-C counts most: whoever had stopped before, for a relaunch, must not be taken at its word.
 
     Args:
         job: The job.
@@ -117,7 +117,8 @@ def job_exit_code(job: Job, exits: Sequence[RankExit]) -> int:
     if job.on_death is OnDeath.CARRY_ON:
         if len(exits) - len(failed) >= job.active_ranks:
             return ExitCode.DONE
-        failed.sort(key=lambda end: (end.status != ExitCode.INTERRUPTED, end.status < 0))
+        first = (ExitCode.INTERRUPTED, ExitCode.STATE_FLUSHED)
+        failed.sort(key=lambda end: ([end.status != code for code in first], end.status < 0))
     return failed[0].code if failed else ExitCode.DONE
 
 

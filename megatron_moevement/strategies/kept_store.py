@@ -14,6 +14,8 @@ import torch
 from megatron_moevement.errors import UserError
 from megatron_moevement.policy.adoption import of_no_use
 from megatron_moevement.policy.ranks import LogicalRank
+from megatron_moevement.runtime.agreement import AgreementError
+from megatron_moevement.runtime.generation import Generation
 from megatron_moevement.runtime.slots.adoption import adopt_store, take_in_left
 from megatron_moevement.runtime.slots.flushing import flush_store, flushed_folder, remove_flushed
 from megatron_moevement.runtime.slots.identity import RunIdentity, StoreIdentity
@@ -22,6 +24,10 @@ from megatron_moevement.runtime.slots.run_record import check_layout, write_run
 from megatron_moevement.runtime.slots.store import StoreDirectory, left_behind, process_folders
 
 _POLL_S = 0.05
+
+
+class NotOpenedError(Exception):
+    """A process can't open its memory in a restart; another one may take its place."""
 
 
 class KeptStore:
@@ -36,6 +42,8 @@ class KeptStore:
         self._adopts = False
         self.flushed: tuple[Path, ...] = ()
         """Folders with what processes of the run flushed: wanted until a window is persisted."""
+        self.refusal: str | None = None
+        """Why this process can't have its files on its machine; None while it can."""
 
     @property
     def folder(self) -> Path | None:
@@ -48,6 +56,25 @@ class KeptStore:
         store = self._store
         journal = None if store is None or not store.folder.exists() else store.open_journal()
         return journal is not None and journal.state is not None
+
+    def not_opened(self, error: AgreementError, generation: Generation) -> Exception:
+        """Returns what it means that a process can't open its store or the files in it.
+
+        Args:
+            error: what all processes know of it.
+            generation: the present one.
+
+        Returns:
+            At the start of a job what its user has to mend. In a restart, where there is memory to
+            be kept: an exception that leads to another one. Who is refused files by its own
+            machine has noted that, and leaves.
+        """
+        if generation.number == 0:
+            return UserError(error.reason)
+        own = error.__cause__
+        if isinstance(own, UserError):
+            self.refusal = str(own)
+        return NotOpenedError(str(error))
 
     def open(
         self,

@@ -135,13 +135,14 @@ class JobMemory:
         Raises:
             UserError: on all ranks: files are of other sizes, the file system is full, the
                 interface is none of the machine's, or processes have different secrets.
+            NotOpenedError: the same in a restart.
         """
         token = self._agree_on_token()
         self.session = me = Session(token, self.host.process, self.generation.number)
         try:
             self._server = together(lambda: self._serve(me), self._device)
         except AgreementError as error:
-            raise UserError(error.reason) from error
+            raise self._kept.not_opened(error, self.generation) from error
         self._faults.strike_outside(Place.OPEN)
         addresses = all_gather_json([self.host.process, *self._server.address], self._device)
         self.peers = {process: (host, port) for process, host, port in addresses}

@@ -8,7 +8,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from megatron_moevement.errors import UserError
 from megatron_moevement.integrations.megatron.freezing import FrozenWork
 from megatron_moevement.integrations.megatron.snapshots import LiveOperators
 from megatron_moevement.policy.placement import Host
@@ -82,6 +81,7 @@ def open_sparse_checkpointing(
     Raises:
         UserError: on all ranks, when one can't take part: its store is another job's or in use,
             others don't reach it, or there is not enough memory.
+        NotOpenedError: there is no room for its store, in a restart.
     """
     live = LiveOperators(trained.chunks, trained.optimizer)
     plan = plan_job(settings, trained, live, domain=domain, train_iters=train_iters)
@@ -190,7 +190,7 @@ def _open_store(
     try:
         store = together(open_store, trained.device)
     except AgreementError as error:
-        raise UserError(error.reason) from error
+        raise kept.not_opened(error, generation) from error
     if settings.moevement_recover_only:
         kept.flushed = ()  # it leaves everything as it is
     return store

@@ -24,7 +24,7 @@ from megatron_moevement.runtime.agreement import all_gather_json
 from megatron_moevement.runtime.events import EventName, Events
 from megatron_moevement.runtime.fault_points import NO_FAULTS
 from megatron_moevement.runtime.generation import Generation, Interruption, Loss
-from megatron_moevement.runtime.host_health import HostHealth
+from megatron_moevement.runtime.host_health import HostHealth, UnhealthyError
 from megatron_moevement.runtime.interruptible_wait import count_connecting
 from megatron_moevement.runtime.reaper import count_stuck
 from megatron_moevement.runtime.slots.identity import RunIdentity
@@ -147,6 +147,8 @@ class Resident:
         Raises:
             UnhealthyError: its machine does not serve it.
         """
+        if self.kept.store.refusal is not None:
+            raise UnhealthyError(self.kept.store.refusal)
         store, root = self.kept.store.folder, None
         settings = self._arguments.fault_tolerance
         if settings.is_on:

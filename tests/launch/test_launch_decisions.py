@@ -53,7 +53,8 @@ def test_without_restart_the_first_failure_is_the_jobs(statuses, expected):
         ((1, 0, 0), 0),
         ((-9, -9, 0), 137),  # one more than there were spares
         ((-9, 75, 75), 75),  # the survivors flushed their state
-        ((-9, 1, 75), 1),
+        ((-9, 1, 75), 75),
+        ((-9, 1, -15), 1),
         ((2, 2, 2), 2),
         ((-9, 75, 130), 130),  # Ctrl-C while the survivors flushed
         ((130, 0, 0), 0),
