@@ -32,7 +32,7 @@ from enum import Enum
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from megatron_moevement.cli.job_end import report_death, report_end
+from megatron_moevement.cli.job_end import describe_status, report_death, report_end
 from megatron_moevement.errors import ExitCode, UserError
 from megatron_moevement.settings.secret import SECRET_VARIABLE, Secret, new_secret
 
@@ -268,20 +268,24 @@ def _supervise(
 ) -> list[RankExit]:
     """Waits until every rank has ended; forwards signals; stops the others after a failure.
 
-    Those that start up learn from the control store who has ended.
+    The others learn from the control store who has ended, and how.
     """
-    from megatron_moevement.runtime.roll_call import note_gone  # noqa: PLC0415  (imports torch)
+    from megatron_moevement.runtime.roll_call import (  # noqa: PLC0415  (imports torch)
+        note_gone,
+        promise_notes,
+    )
 
     exits: list[RankExit] = []
     running = dict(enumerate(ranks))
     deadline: float | None = None
+    promise_notes(control, secret)
     while True:
         had_failed = any(end.status != 0 for end in exits)
         exits += in_order_of_cause(
             [RankExit(rank, p.returncode) for rank, p in running.items() if p.poll() is not None]
         )
         for end in [end for end in exits if end.rank in running]:
-            note_gone(control, end.rank, secret)
+            note_gone(control, end.rank, secret, end=describe_status(end.status))
             if end.status < 0:
                 report_death(end.rank, end.status)
         running = {rank: p for rank, p in running.items() if p.returncode is None}

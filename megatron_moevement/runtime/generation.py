@@ -34,18 +34,21 @@ class Loss:
         rank: the place that it occupied; None for a spare.
         host: its machine.
         reason: why it counts as lost, or what it reported.
+        end: how it ended, as its launcher says; None where that one does not say it.
     """
 
     process: int
     rank: int | None
     host: str
     reason: str
+    end: str | None = None
 
     @property
     def line(self) -> str:
         """All of it, for people."""
         place = "a spare" if self.rank is None else f"rank {self.rank}"
-        return f"process {self.process} ({place}) on {self.host}: {self.reason}"
+        end = "" if self.end is None else f"; it {self.end}"
+        return f"process {self.process} ({place}) on {self.host}: {self.reason}{end}"
 
 
 @dataclasses.dataclass

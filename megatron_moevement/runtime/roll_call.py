@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Collection, Mapping
 from datetime import timedelta
 from enum import Enum
 from typing import Any
@@ -27,6 +28,10 @@ Store = Any
 
 _POLL_S = 0.05
 _GONE = "moevement/gone"
+_ENDS = "moevement/ends"
+_NOTED = "moevement/noted"
+_END_PATIENCE_S = 1.0
+"""A launcher notes an end at once; what it says of one is worth no more of an outage."""
 
 
 class LostAtStartError(Exception):
@@ -48,7 +53,14 @@ def prefix_of(attempt: str, number: int = 0) -> str:
     return f"attempt{attempt}" + (f".{number}" if number else "")
 
 
-def note_gone(store: Store, process: int, secret: Secret, attempt: str = "0") -> None:
+def promise_notes(store: Store, secret: Secret, attempt: str = "0") -> None:
+    """Says that the end of each process of the job will be noted; its launcher calls it."""
+    _Notes(store, secret, attempt).agreed(_NOTED, proposed=True)
+
+
+def note_gone(
+    store: Store, process: int, secret: Secret, attempt: str = "0", *, end: str | None = None
+) -> None:
     """Notes that a process has ended, whenever that is; the launcher calls it.
 
     Args:
@@ -56,8 +68,12 @@ def note_gone(store: Store, process: int, secret: Secret, attempt: str = "0") ->
         process: its number.
         secret: of the job.
         attempt: names the start of the job.
+        end: how it ended; None where the launcher does not know.
     """
-    _Notes(store, secret, attempt).add(_GONE, process)
+    notes = _Notes(store, secret, attempt)
+    if end is not None:
+        notes.add(_ENDS, [process, end])
+    notes.add(_GONE, process)
 
 
 def newest_round(store: Store, attempt: str = "0") -> int:
@@ -158,6 +174,22 @@ class RollCall:
             time.sleep(_POLL_S)
             self.check(store)
 
+    def ends(self, store: Store, awaited: Collection[int]) -> Mapping[int, str]:
+        """Returns how processes have ended, as far as the launcher says it.
+
+        Args:
+            store: a connection of this process.
+            awaited: processes that are known to have ended; a launcher that notes ends is given a
+                moment to do so.
+        """
+        notes = self._notes(store)
+        deadline_s = time.monotonic() + (_END_PATIENCE_S if notes.agreed(_NOTED) else 0.0)
+        while True:
+            found = {int(process): str(end) for process, end in notes.documents(_ENDS)}
+            if found.keys() >= set(awaited) or time.monotonic() >= deadline_s:
+                return found
+            time.sleep(_POLL_S)
+
     def _notes(self, store: Store) -> _Notes:
         return _Notes(store, self._secret, self._attempt)
 
@@ -171,16 +203,20 @@ class _Notes:
         )
         self._seal = Seal(secret.derive("roll call", attempt))
 
-    def add(self, key: str, process: int) -> None:
-        """Adds a process to those that are noted."""
-        self._store.append(key, f"\n{self._seal.close(key, process)}\n")
+    def add(self, key: str, document: Any) -> None:
+        """Adds a note."""
+        self._store.append(key, f"\n{self._seal.close(key, document)}\n")
 
     def all(self, key: str) -> frozenset[int]:
         """Returns the processes that are noted."""
+        return frozenset(self.documents(key))
+
+    def documents(self, key: str) -> list[Any]:
+        """Returns all notes."""
         if not self._store.check([key]):
-            return frozenset()
+            return []
         lines = [line for line in self._store.get(key).split(b"\n") if line]
-        return frozenset(one for line in lines if (one := self._opened(key, line)) is not None)
+        return [one for line in lines if (one := self._opened(key, line)) is not None]
 
     def agreed(self, key: str, proposed: Any = None) -> Any:
         """Returns what the first process has proposed that proposed anything, None before that."""

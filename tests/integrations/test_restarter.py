@@ -36,7 +36,11 @@ def wrapper(flags):
     parts = (what, flags, LAUNCH, "gloo", Interruption(), "here", times)
     connection = restarter._connection(LAUNCH, times["barrier_timeout"])
     return restarter._wrapper(
-        *parts, processes=(0, 1), store_kwargs=connection, await_watched=lambda: None
+        *parts,
+        processes=(0, 1),
+        store_kwargs=connection,
+        await_watched=lambda: None,
+        ends=lambda _: {},
     )
 
 

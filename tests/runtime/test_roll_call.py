@@ -6,6 +6,7 @@ from datetime import timedelta
 import pytest
 import torch.distributed as dist
 
+from megatron_moevement.runtime import roll_call
 from megatron_moevement.runtime.roll_call import (
     LostAtStartError,
     RollCall,
@@ -13,6 +14,7 @@ from megatron_moevement.runtime.roll_call import (
     newest_round,
     note_gone,
     prefix_of,
+    promise_notes,
 )
 from megatron_moevement.settings.secret import Secret
 
@@ -157,3 +159,16 @@ def test_what_nobody_of_the_job_wrote_does_not_count(store):
     keys.append("moevement/roll0/here", "\n2\n")
     found = in_threads(*(member(store, process, 2) for process in range(2)))
     assert found == [((0, 1), None)] * 2
+
+
+def test_a_launcher_says_how_processes_ended(store, monkeypatch):
+    monkeypatch.setattr(roll_call, "_END_PATIENCE_S", LONG.total_seconds())
+    roll = RollCall(0, 3, secret=SECRET, attempt="0", patience=LONG)
+    assert roll.ends(store, [1]) == {}  # nobody has promised anything
+    promise_notes(store, SECRET)
+    later = threading.Timer(0.2, note_gone, [store, 1, SECRET], {"end": "was killed by SIGKILL"})
+    later.start()
+    assert roll.ends(store, [1]) == {1: "was killed by SIGKILL"}
+    later.join()
+    note_gone(store, 2, Secret(b"x" * 64), end="a stranger's words")
+    assert roll.ends(store, [1]) == {1: "was killed by SIGKILL"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from nvidia_resiliency_ext.inprocess.attribution import Interruption as Reason
@@ -23,9 +23,11 @@ _REASONS = {
     Reason.MONITOR_PROCESS_EXCEPTION: "its monitor has failed",
     Reason.EXCEPTION: "an exception, its own line says which",
 }
-"""What is known from outside; the launcher that started a process reports the signal."""
+"""What is known from outside; how its process ended, a launcher may say besides."""
 _UNKNOWN = "its process has ended or does not answer"
 """Where others noticed it first, and the list of reasons was closed before its monitor wrote."""
+_ENDED = frozenset({Reason.TERMINATED, Reason.HARD_TIMEOUT})
+"""Reasons that come with the end of a process."""
 _WEIGHT = {reason: weight for weight, reason in enumerate(reversed(_REASONS))}
 """Of several reasons the one that tells most: what ended a process before what that led to."""
 
@@ -40,6 +42,8 @@ class KeptPlaces(Tree):  # type: ignore[misc]  # upstream is not typed
         domain: str,
         interruption: Interruption,
         processes: Sequence[int],
+        *,
+        ends: Callable[[Collection[int]], Mapping[int, str]],
     ) -> None:
         """Makes the layers of upstream's tree.
 
@@ -49,9 +53,11 @@ class KeptPlaces(Tree):  # type: ignore[misc]  # upstream is not typed
             domain: the failure domain of this process.
             interruption: gets the processes whose loss ended a generation.
             processes: that take part, in the order in which NVRx counts them.
+            ends: returns how processes ended of which it is known that they have.
         """
         self._interruption = interruption
         self._processes = processes
+        self._ends = ends
         self._hosts: dict[int, str] = {}
         # With too few processes left the job stops as a whole: the limit of retries sees to it.
         layers = [
@@ -92,11 +98,17 @@ class KeptPlaces(Tree):  # type: ignore[misc]  # upstream is not typed
             former = reasons.get(record.rank)
             if former is None or _WEIGHT[record.interruption] > _WEIGHT[former]:
                 reasons[record.rank] = record.interruption
-        named = ctx.terminated_ranks or reasons.keys()
+        named = sorted(ctx.terminated_ranks or reasons.keys())
+        numbers = {rank: int(self.rank_map[rank].state.initial_rank) for rank in named}
+        ended = [
+            self._processes[numbers[rank]]
+            for rank in ctx.terminated_ranks
+            if reasons.get(rank, Reason.TERMINATED) in _ENDED
+        ]
+        ends = self._ends(ended) if ended else {}
         found = []
-        for rank in sorted(named):
-            state = self.rank_map[rank].state
-            number = int(state.initial_rank)
+        for rank in named:
+            state, number = self.rank_map[rank].state, numbers[rank]
             reason = reasons.get(rank)
             found.append(
                 Loss(
@@ -104,6 +116,7 @@ class KeptPlaces(Tree):  # type: ignore[misc]  # upstream is not typed
                     None if state.active_rank is None else int(state.active_rank),
                     self._hosts.get(number, "an unknown machine"),
                     _UNKNOWN if reason is None else _REASONS[reason],
+                    ends.get(self._processes[number]),
                 )
             )
         return tuple(found)

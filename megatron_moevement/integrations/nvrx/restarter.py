@@ -13,7 +13,7 @@ import logging
 import os
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Generic, TypeVar
 
@@ -142,6 +142,7 @@ def run_restartable(
                 processes=called,
                 store_kwargs=kwargs | {"roll": roll},
                 await_watched=lambda: roll.await_hold(store.connection),
+                ends=lambda awaited: roll.ends(store.connection, awaited),
             )
             with contextlib.suppress(LostAtStartError, StartAgainAbort):
                 result: T | None = wrapper(_training_function(what, launch, returned))()
@@ -149,7 +150,9 @@ def run_restartable(
     except RestartAbort as error:
         raise RestartsEndedError(str(error)) from None
     except RankDiscarded as error:
-        raise DiscardedError("it is given up with its failure domain") from error
+        raise DiscardedError(
+            "the others have given it up, by itself or with its failure domain"
+        ) from error
     except HealthCheckError as error:
         raise UnfitError(f"it is not healthy: {error.__cause__}") from error
     except (BarrierError, ForeignValueError) as error:
@@ -183,6 +186,7 @@ def _wrapper(  # noqa: PLR0917  (what `run_restartable` was given)
     processes: Sequence[int],
     store_kwargs: dict[str, Any],
     await_watched: Callable[[], None],
+    ends: Callable[[Collection[int]], Mapping[int, str]],
 ) -> Any:
     """Puts NVRx's wrapper together."""
     control, store = launch.control_store, launch.store
@@ -211,7 +215,8 @@ def _wrapper(  # noqa: PLR0917  (what `run_restartable` was given)
         finalize=EndGeneration(what.end, empty_cuda_cache=settings.inprocess_empty_cuda_cache),
         health_check=ProcessHealth(what.check_health),
         rank_assignment=KeptPlaces(
-            active, settings.inprocess_granularity, domain, interruption, processes
+            *(active, settings.inprocess_granularity, domain, interruption, processes),
+            ends=ends,
         ),
         **times,
     )
