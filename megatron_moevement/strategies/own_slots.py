@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
 from collections.abc import Sequence
 
@@ -10,8 +11,11 @@ from megatron_moevement.policy.plan import Plan, StateCopy
 from megatron_moevement.policy.ranks import LogicalRank
 from megatron_moevement.policy.ring import SlotRing
 from megatron_moevement.policy.schedule import Window
+from megatron_moevement.runtime.replication.sender import FetchError
 from megatron_moevement.runtime.slots.slot_record import SlotRecord
 from megatron_moevement.strategies.memory import JobMemory
+
+logger = logging.getLogger(__name__)
 
 
 class OwnSlots:
@@ -106,8 +110,18 @@ class OwnSlots:
     def _fetch(
         self, process: int, window: Window, slot: int, owner: LogicalRank | None = None
     ) -> None:
-        self._memory.copies.fetch(process, window, slot, owner)
+        """Gets a slot from a process; where that one fails, an own one from any that has it."""
         held = self._held[window]
+        others = [one for one, slots in held.items() if slots >> slot & 1 and one != self._own]
+        holders = [process, *(one for one in others if owner is None and one != process)]
+        for one in holders:
+            try:
+                self._memory.copies.fetch(one, window, slot, owner)
+                break
+            except FetchError as error:
+                if one == holders[-1]:
+                    raise
+                logger.warning("%s; another process has it, too", error)
         held[self._own] = held.get(self._own, 0) | 1 << slot
 
     def _record(self, window: Window, slot: int) -> SlotRecord | None:
