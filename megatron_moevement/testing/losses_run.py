@@ -76,7 +76,7 @@ class LossesRun:
         self._result: JobResult | None = None
         self._pids: tuple[int, ...] = ()
 
-    def go(self) -> None:
+    def go(self) -> JobResult:
         """Runs the job, and kills the processes at one moment behind a persisted window."""
         with self._run.start() as job:
             self._pids = job.pids
@@ -87,6 +87,11 @@ class LossesRun:
             if self._cell.memory is Memory.LOST:
                 self._forget(job)
             self._result = job.wait()
+        return self._result
+
+    def digest(self) -> dict[str, Any]:
+        """Returns what the job ended with."""
+        return self._run._digest()  # noqa: SLF001
 
     def _forget(self, job: Job) -> None:
         for process in self._cell.lost:
@@ -112,7 +117,7 @@ class LossesRun:
                 assert code == -signal.SIGKILL, result.describe()
             else:  # who is given up with its domain keeps what it has, and ends
                 assert (code == 0) != (process in cell.given_up), result.describe()
-        found = digest_differences(self._run._digest(), uninterrupted)  # noqa: SLF001
+        found = digest_differences(self.digest(), uninterrupted)
         assert not found, f"{len(found)} digests or losses differ, the first: {found[:3]}"
         self._check_recovery()
         survivors = sorted(set(range(cell.ranks)) - cell.given_up)

@@ -11,7 +11,7 @@ from megatron_moevement.testing.interruption import Run, digest_differences
 from megatron_moevement.testing.protected_run import Case
 from megatron_moevement.testing.restarted_run import events_of, generation_of, restartable_program
 
-pytestmark = [pytest.mark.distributed, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.distributed, pytest.mark.timeout(300)]
 
 PROGRAM = Path(__file__).with_name("clocks_pretrain.py")
 CASE = dataclasses.replace(Case.of("vpp2 fp32 replicated no-dropout", 2), replicas=1)
@@ -20,8 +20,15 @@ KILLED = SET + 4
 HOUR_S = 3600
 
 
-@pytest.mark.parametrize("process", [0, 1], ids=["survivor", "lost"])
-@pytest.mark.parametrize("by_s", [HOUR_S, -HOUR_S], ids=["forward", "back"])
+@pytest.mark.parametrize(
+    ("process", "by_s"),
+    [
+        pytest.param(0, HOUR_S, id="survivor-forward"),
+        pytest.param(0, -HOUR_S, id="survivor-back", marks=pytest.mark.slow),
+        pytest.param(1, HOUR_S, id="lost-forward", marks=pytest.mark.slow),
+        pytest.param(1, -HOUR_S, id="lost-back", marks=pytest.mark.slow),
+    ],
+)
 def test_nobody_is_given_up_and_an_outage_takes_as_long_as_it_takes(
     megatron_fork_server, text, tmp_path, process, by_s
 ):
