@@ -40,6 +40,15 @@ SCENARIOS = {
         PP2,
         launch("exception:5:send@0", "kill:13:backward@0", spares=1),
     ),
+    "those ahead are lost while the one behind is cut in its roll-forward": (
+        PP2,
+        launch(
+            "exception:12:after-barrier@1",
+            "exception:12:ledger@1#1",
+            "kill:12:start@0#2",
+            spares=1,
+        ),
+    ),
     "all ranks at once, with spares": (SAVING, launch("kill:12:barrier@0,1", spares=2)),
     "too few spares, and a relaunch": (
         SAVING,
@@ -57,7 +66,11 @@ SCENARIOS = {
 }
 
 
-SLOW = {"a stage without experts, and the death of all", "too few spares, and a relaunch"}
+SLOW = {
+    "a stage without experts, and the death of all",
+    "those ahead are lost while the one behind is cut in its roll-forward",
+    "too few spares, and a relaunch",
+}
 
 
 @pytest.fixture(scope="module")

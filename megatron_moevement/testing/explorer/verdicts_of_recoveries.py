@@ -70,10 +70,16 @@ def _not_said(outcome: Outcome, timeline: Timeline, recovery: Recovery) -> Itera
         return
     if said is not None and not lost - _at_the_edge(recovery) <= said <= lost + 1:
         yield f"{recovery.name}: {lost} committed steps are lost and {said} are said to be"
-    line = f"{plan.verdict.value}: {plan.reason}"
+    # Once per generation, also where that builds its objects anew and finds more to be lost.
+    lines = [
+        f"{one.plan.verdict.value}: {one.plan.reason}"
+        for one in timeline.recoveries
+        if one.plan is not None and one.name == recovery.name
+    ]
     launch = outcome.launches[recovery.launch]
-    if not any(line in launch.output(process) for process in range(len(launch.pids))):
-        yield f"{recovery.name}: nobody says {line!r}"
+    printed = [launch.output(process) for process in range(len(launch.pids))]
+    if not any(line in output for line in lines for output in printed):
+        yield f"{recovery.name}: nobody says {lines[-1]!r}"
 
 
 def _at_the_edge(recovery: Recovery) -> int:
