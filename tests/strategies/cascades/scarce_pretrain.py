@@ -2,7 +2,8 @@
 
 Each happens in the first generation after a restart. `--fill=PROCESS:BYTES` leaves so much room in
 the file system of the stores, before the process opens its own. `--starve=PROCESS:GENERATIONS`
-denies it all further memory for so many generations, once it has its plan.
+denies it all further memory for so many generations, once it has its plan. `--squeeze=PROCESS`
+moves it into a control group without memory, where the kernel kills it.
 """
 
 import os
@@ -15,6 +16,7 @@ from megatron_moevement.settings.faults import Place
 from megatron_moevement.settings.launch import Launch
 from megatron_moevement.training.program import main
 
+GROUPS = Path("/sys/fs/cgroup/memory")
 ROOM_BYTES = 1 << 20
 
 
@@ -56,7 +58,20 @@ def starve(generations):
     at(Place.CONNECT, 2, deny)
 
 
-TROUBLES = {"--fill": fill, "--starve": starve}
+def squeeze():
+    def enter(generation):
+        if generation > 1:
+            return
+        group = GROUPS / f"moevement-test-{os.getpid()}"
+        group.mkdir()
+        for limit in ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes"):
+            (group / limit).write_text(str(ROOM_BYTES))
+        (group / "cgroup.procs").write_text(str(os.getpid()))
+
+    at(Place.START, 1, enter)
+
+
+TROUBLES = {"--fill": fill, "--starve": starve, "--squeeze": squeeze}
 
 
 if __name__ == "__main__":

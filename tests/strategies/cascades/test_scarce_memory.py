@@ -1,6 +1,8 @@
-"""Memory runs out in a recovery: in the file system of the stores, or for a process."""
+"""Memory runs out in a recovery: in the file system of the stores, of a process, of its machine."""
 
+import contextlib
 import dataclasses
+import os
 import re
 from pathlib import Path
 
@@ -20,6 +22,7 @@ CASE = dataclasses.replace(Case.of("vpp2 fp32 replicated no-dropout", 2), replic
 KILLED = CASE.protected_from + 2
 NEWCOMER = 2
 ROOM_BYTES = 512 << 20
+GROUPS = Path("/sys/fs/cgroup/memory")
 
 
 @pytest.fixture(scope="module")
@@ -86,4 +89,25 @@ def test_a_process_gets_no_memory_in_a_recovery(
     assert result.exit_codes[0] in (0, 75)
     if result.exit_codes[0]:
         goes_on(run, tmp_path, digest)
+    assert digest_differences(run._digest(), digest) == []
+
+
+def test_the_kernel_kills_a_newcomer_for_want_of_memory(
+    megatron_fork_server, text, tmp_path, digest
+):
+    if not os.access(GROUPS, os.W_OK):
+        pytest.skip("control groups can't be made here")
+    spares = (2, 3)  # of which any takes the place
+    squeezed = [f"--squeeze={spare}" for spare in spares]
+    run = scarce(megatron_fork_server, text, tmp_path, len(spares), *squeezed)
+    run.store.mkdir()
+    with small_disk(run.store, ROOM_BYTES):  # in memory, which counts
+        result = killed_once(run)
+    for group in GROUPS.glob("moevement-test-*"):
+        with contextlib.suppress(OSError):  # the kernel is not done with it
+            group.rmdir()
+    assert sorted(result.exit_codes) == [-9, -9, 0, 0], result.describe()
+    last = events_of(run, EventName.PLAN, 2)
+    assert {plan.fields["verdict"] for plan in last} == {"LOCALIZED"}
+    assert all(event.fields["replay_verified"] for event in events_of(run, EventName.REPLAY, 2))
     assert digest_differences(run._digest(), digest) == []
