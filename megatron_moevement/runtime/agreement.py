@@ -11,6 +11,10 @@ import torch.distributed as dist
 
 T = TypeVar("T")
 
+_LENGTH_BYTES = 8
+_INLINE_BYTES = 4096
+"""What goes with the lengths, so that values that are no longer take one collective."""
+
 
 class AgreementError(RuntimeError):
     """An action failed on at least one rank; every rank raises it, with the first rank's reason.
@@ -34,19 +38,28 @@ def all_gather_json(
         device: where the collective's tensors lie (the host with gloo, the GPU with NCCL).
         group: whose ranks; None: the whole job's.
     """
-    payload = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
-    length = torch.tensor([payload.numel()], dtype=torch.int64, device=device)
-    lengths = [torch.zeros_like(length) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(lengths, length, group=group)
-    longest = max(int(one) for one in lengths)
-    padded = torch.zeros(longest, dtype=torch.uint8, device=device)
-    padded[: payload.numel()] = payload.to(device)
-    gathered = [torch.empty_like(padded) for _ in lengths]
-    dist.all_gather(gathered, padded, group=group)
+    payload = json.dumps(value).encode()
+    head = len(payload).to_bytes(_LENGTH_BYTES, "little") + payload[:_INLINE_BYTES]
+    heads = _all_gather(head, _LENGTH_BYTES + _INLINE_BYTES, device, group)
+    lengths = [int.from_bytes(each[:_LENGTH_BYTES], "little") for each in heads]
+    longest_rest = max(lengths) - _INLINE_BYTES
+    rests = [b""] * len(heads)
+    if longest_rest > 0:  # on all ranks alike
+        rests = _all_gather(payload[_INLINE_BYTES:], longest_rest, device, group)
     return [
-        json.loads(bytes(one[: int(size)].cpu().tolist()))
-        for one, size in zip(gathered, lengths, strict=True)
+        json.loads((head[_LENGTH_BYTES:] + rest)[:length])
+        for head, rest, length in zip(heads, rests, lengths, strict=True)
     ]
+
+
+def _all_gather(
+    own: bytes, size: int, device: torch.device, group: dist.ProcessGroup | None
+) -> list[bytes]:
+    """Returns the bytes of all ranks, each filled up to a size."""
+    filled = torch.frombuffer(bytearray(own.ljust(size, b"\0")), dtype=torch.uint8).to(device)
+    gathered = [torch.empty_like(filled) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(gathered, filled, group=group)
+    return [one.cpu().numpy().tobytes() for one in gathered]
 
 
 def broadcast_json(value: Any, source: int, device: torch.device) -> Any:
@@ -68,8 +81,8 @@ def broadcast_json(value: Any, source: int, device: torch.device) -> Any:
     return json.loads(text.cpu().numpy().tobytes())
 
 
-def together(action: Callable[[], T], device: torch.device) -> T:
-    """Runs an action on every rank and returns its result where it succeeded on all of them.
+def gather_together(action: Callable[[], Any], device: torch.device) -> list[Any]:
+    """Runs an action on every rank and returns the JSON values that all of them return.
 
     An action must not leave a collective halfway: what it raises on one rank it may raise before or
     after its collectives only.
@@ -78,14 +91,27 @@ def together(action: Callable[[], T], device: torch.device) -> T:
         AgreementError: on every rank, if it raised an `Exception` on any rank.
     """
     failure: Exception | None = None
-    result: T | None = None
+    own: list[Any] = [None, None]
     try:
-        result = action()
+        own = [action(), None]
     except Exception as error:  # noqa: BLE001  (reported to all ranks, below)
         failure = error
-    reason = None if failure is None else (type(failure).__name__, str(failure))
-    reasons = all_gather_json(reason, device)
-    failed = next((rank for rank, one in enumerate(reasons) if one is not None), None)
-    if failed is not None:
-        raise AgreementError(failed, *reasons[failed]) from failure
-    return result  # type: ignore[return-value]
+        own = [None, [type(error).__name__, str(error)]]
+    told = all_gather_json(own, device)
+    for rank, (_, reason) in enumerate(told):
+        if reason is not None:
+            raise AgreementError(rank, *reason) from failure
+    return [value for value, _ in told]
+
+
+def together(action: Callable[[], T], device: torch.device) -> T:
+    """Runs an action on every rank and returns its result where it succeeded on all of them.
+
+    As `gather_together`, but for results that stay with their ranks.
+
+    Raises:
+        AgreementError: on every rank, if it raised an `Exception` on any rank.
+    """
+    results: list[T] = []
+    gather_together(lambda: results.append(action()), device)
+    return results[0]

@@ -4,46 +4,48 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Mapping
-
-import torch
+from collections.abc import Sequence
+from typing import Any
 
 from megatron_moevement.errors import UserError
 from megatron_moevement.policy.placement import repair_placement
 from megatron_moevement.policy.ranks import LogicalRank
-from megatron_moevement.runtime.agreement import all_gather_json
 from megatron_moevement.runtime.slots.store import RingRole, StoreDirectory
 from megatron_moevement.strategies.job_plan import JobPlan
 
 
-def held_ranks(store: StoreDirectory) -> Mapping[LogicalRank, int]:
-    """Returns the ranks whose slots a process keeps, each with the step of the newest one."""
-    held = {}
+HeldRanks = Sequence[Any]
+"""A process, and the ranks whose slots it keeps, each with the step of the newest one; as JSON."""
+
+
+def held_ranks(store: StoreDirectory, process: int) -> HeldRanks:
+    """Returns the ranks whose slots a process keeps.
+
+    Args:
+        store: of the process.
+        process: its number.
+    """
+    held = []
     for stored in store.rings():
         ring = store.open_ring(stored.role, stored.owner)
         records = () if ring is None or stored.role is not RingRole.HELD else ring.records()
         if records:
-            held[stored.owner] = records[-1].step
-    return held
+            held.append([str(stored.owner), records[-1].step])
+    return [process, held]
 
 
-def keep_placement(
-    plan: JobPlan, process: int, held: Mapping[LogicalRank, int], device: torch.device
-) -> JobPlan:
-    """Returns a plan that leaves copies with the processes that hold them; every rank calls it.
+def keep_placement(plan: JobPlan, held: Sequence[HeldRanks]) -> JobPlan:
+    """Returns a plan that leaves copies with the processes that hold them.
 
     What the stores hold is the placement that was in force: it outlives restarts and launches, and
     processes that come in new need not be given it.
 
     Args:
         plan: agreed on by all ranks, with a placement made anew.
-        process: number of this process.
-        held: the ranks whose slots it keeps, each with the step of the newest one.
-        device: where collectives keep their tensors.
+        held: what the store of each rank's process holds.
     """
-    own = [process, [[str(rank), step] for rank, step in sorted(held.items())]]
     found: dict[LogicalRank, list[tuple[int, int]]] = defaultdict(list)
-    for holder, ranks in all_gather_json(own, device):
+    for holder, ranks in held:
         for name, step in ranks:
             found[LogicalRank.parse(name)].append((-step, holder))
     if not found:

@@ -15,7 +15,7 @@ from megatron_moevement.errors import UserError
 from megatron_moevement.policy.placement import Host
 from megatron_moevement.policy.ranks import LogicalRank
 from megatron_moevement.policy.schedule import WindowSchedule
-from megatron_moevement.runtime.agreement import AgreementError, all_gather_json, together
+from megatron_moevement.runtime.agreement import AgreementError, all_gather_json, gather_together
 from megatron_moevement.runtime.fault_points import FaultPoints
 from megatron_moevement.runtime.generation import Generation
 from megatron_moevement.runtime.replication.connection import Address
@@ -140,11 +140,10 @@ class JobMemory:
         token = self._agree_on_token()
         self.session = me = Session(token, self.host.process, self.generation.number)
         try:
-            self._server = together(lambda: self._serve(me), self._device)
+            addresses = gather_together(lambda: self._serve(me), self._device)
         except AgreementError as error:
             raise self._kept.not_opened(error, self.generation) from error
         self._faults.strike_outside(Place.OPEN)
-        addresses = all_gather_json([self.host.process, *self._server.address], self._device)
         self.peers = {process: (host, port) for process, host, port in addresses}
         assert self.host.rank is not None
         sender = self.generation.own(
@@ -175,8 +174,12 @@ class JobMemory:
             )
         return self._key or bytes.fromhex(offers[0][1])
 
-    def _serve(self, me: Session) -> ReplicaServer:
-        """Opens the files, and a server that keeps copies in them and gives slots back."""
+    def _serve(self, me: Session) -> tuple[int, str, int]:
+        """Opens the files, and a server that keeps copies in them and gives slots back.
+
+        Returns:
+            This process, and the address of its server.
+        """
         assert self.host.rank is not None
         self._check_space(self.plan)
         rings = self.plan.rings
@@ -193,7 +196,7 @@ class JobMemory:
                 slots.keep(ring)
             elif ring is not None:
                 slots.serve(ring)
-        return self.generation.own(
+        self._server = self.generation.own(
             lambda: ReplicaServer(
                 self._interface,
                 me,
@@ -203,6 +206,7 @@ class JobMemory:
                 halfway=lambda kind: self._faults.strike_outside(_SERVED[kind]),
             )
         )
+        return (self.host.process, *self._server.address)
 
     def _take_over(self, owner: LogicalRank) -> RingFile | None:
         """Returns a ring for a rank of which another process was to keep copies.

@@ -12,7 +12,7 @@ from megatron_moevement.integrations.megatron.freezing import FrozenWork
 from megatron_moevement.integrations.megatron.snapshots import LiveOperators
 from megatron_moevement.policy.placement import Host
 from megatron_moevement.policy.protection_level import JobShape
-from megatron_moevement.runtime.agreement import AgreementError, together
+from megatron_moevement.runtime.agreement import AgreementError, gather_together
 from megatron_moevement.runtime.events import Events
 from megatron_moevement.runtime.generation import Generation
 from megatron_moevement.runtime.progress import START
@@ -25,7 +25,7 @@ from megatron_moevement.settings.secret import SECRET_VARIABLE
 from megatron_moevement.strategies.guarantee import agree_on_guarantee
 from megatron_moevement.strategies.job_plan import JobPlan, LogShape, agree_on_plan
 from megatron_moevement.strategies.kept import Kept
-from megatron_moevement.strategies.kept_placement import held_ranks, keep_placement
+from megatron_moevement.strategies.kept_placement import HeldRanks, held_ranks, keep_placement
 from megatron_moevement.strategies.kept_store import KeptStore
 from megatron_moevement.strategies.memory import JobMemory
 from megatron_moevement.strategies.moevement import SparseCheckpointing
@@ -86,8 +86,8 @@ def open_sparse_checkpointing(
     live = LiveOperators(trained.chunks, trained.optimizer)
     plan = plan_job(settings, trained, live, domain=domain, train_iters=train_iters)
     _say_what_holds(plan, trained, kept, say)
-    store = _open_store(settings, trained, kept.store, generation, saves)
-    plan = keep_placement(plan, trained.process, held_ranks(store), trained.device)
+    store, held = _open_store(settings, trained, kept.store, generation, saves)
+    plan = keep_placement(plan, held)
     memory = JobMemory(
         *(plan, _host(trained, domain), kept.store, store),
         settings.moevement_replication_interface,
@@ -165,19 +165,23 @@ def _open_store(
     kept: KeptStore,
     generation: Generation,
     saves: Sequence[Path],
-) -> StoreDirectory:
-    """Opens the stores of all ranks or none, where they reach each other."""
+) -> tuple[StoreDirectory, Sequence[HeldRanks]]:
+    """Opens the stores of all ranks or none, where they reach each other.
+
+    Returns:
+        The own store, and what each rank's holds for others.
+    """
     trained.faults.strike_outside(Place.START)
     check_interface(settings.moevement_replication_interface, trained.process, trained.device)
     root, run_id = store_place(settings, trained.identity)
     identity = StoreIdentity(run_id, trained.identity.fingerprint)
 
-    def open_store() -> StoreDirectory:
+    def open_store() -> HeldRanks:
         in_place = generation.number > 0
         rank = None if in_place and settings.moevement_no_adoption else trained.rank
         patience = _PATIENCE_WITH_THE_DYING if in_place else timedelta(0)
         with generation.uninterrupted():
-            return kept.open(
+            store = kept.open(
                 root,
                 identity,
                 trained.process,
@@ -186,14 +190,17 @@ def _open_store(
                 patience=patience,
                 run=trained.identity,
             )
+        opened.append(store)
+        return held_ranks(store, trained.process)
 
+    opened: list[StoreDirectory] = []
     try:
-        store = together(open_store, trained.device)
+        held = gather_together(open_store, trained.device)
     except AgreementError as error:
         raise kept.not_opened(error, generation) from error
     if settings.moevement_recover_only:
         kept.flushed = ()  # it leaves everything as it is
-    return store
+    return opened[0], held
 
 
 def plan_job(

@@ -8,7 +8,7 @@ import torch
 
 from megatron_moevement.errors import UserError
 from megatron_moevement.policy.reachability import Receiver, check_reachable
-from megatron_moevement.runtime.agreement import AgreementError, all_gather_json, together
+from megatron_moevement.runtime.agreement import AgreementError, gather_together
 from megatron_moevement.runtime.replication.interface import own_address, own_network
 
 
@@ -24,7 +24,10 @@ def check_interface(interface: str, process: int, device: torch.device) -> None:
         UserError: on all ranks: one is none of its machine's, or others don't reach it.
     """
     try:
-        own = together(lambda: Receiver(process, own_network(), own_address(interface)), device)
+        told = gather_together(
+            lambda: dataclasses.asdict(Receiver(process, own_network(), own_address(interface))),
+            device,
+        )
     except AgreementError as error:
         raise UserError(error.reason) from error
-    check_reachable([Receiver(**one) for one in all_gather_json(dataclasses.asdict(own), device)])
+    check_reachable([Receiver(**one) for one in told])

@@ -173,10 +173,8 @@ class CheckpointStore:
 
     def newest(self) -> Durable:
         """Returns what `resume` would go on from, as all ranks see it."""
-        return Durable(
-            next(iter(self._seen_by_all(self._loadable())), 0),
-            next(iter(self._seen_by_all(self._saved())), 0),
-        )
+        loadable, saved = self._seen_by_all(self._loadable(), self._saved())
+        return Durable(next(iter(loadable), 0), next(iter(saved), 0))
 
     def _loadable(self) -> list[int]:
         """Returns the iterations in `--load` that this rank sees, best first."""
@@ -191,10 +189,13 @@ class CheckpointStore:
         save = self._settings.save
         return [] if save is None else CheckpointFolder(Path(save)).of_history()
 
-    def _seen_by_all(self, iterations: Sequence[int]) -> list[int]:
-        """Returns those that every rank sees: not all see the newest name at once."""
-        seen = [set(each) for each in all_gather_json(list(iterations), self._device)]
-        return [k for k in iterations if all(k in each for each in seen)]
+    def _seen_by_all(self, *lists: Sequence[int]) -> list[list[int]]:
+        """Returns of each list what every rank sees: not all see the newest name at once."""
+        seen = all_gather_json([list(each) for each in lists], self._device)
+        return [
+            [k for k in own if all(k in each for each in others)]
+            for own, others in zip(lists, zip(*seen, strict=True), strict=True)
+        ]
 
     def resume(
         self, warn: Callable[[str], None], *, is_continuing: bool = False
@@ -237,9 +238,9 @@ class CheckpointStore:
         if self._settings.save is None:
             return None
         folder = CheckpointFolder(Path(self._settings.save))
-        loadable = self.newest().loadable
-        for iteration in self._seen_by_all(self._saved()):
-            if iteration <= loadable:
+        loadable, saved = self._seen_by_all(self._loadable(), self._saved())
+        for iteration in saved:
+            if iteration <= next(iter(loadable), 0):
                 break
             damage = self._damage(folder, iteration)
             if damage is None:
@@ -281,7 +282,7 @@ class CheckpointStore:
             self._on_first_rank(folder.recover)
         except AgreementError as error:
             raise UserError(f"--load {folder.root} can't be made whole: {error.reason}") from error
-        candidates = self._seen_by_all(folder.candidates())
+        (candidates,) = self._seen_by_all(folder.candidates())
         if self._settings.ckpt_step is not None:
             candidates = [k for k in candidates if k == self._settings.ckpt_step]
             if not candidates:

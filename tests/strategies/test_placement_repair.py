@@ -5,7 +5,6 @@ import pytest
 from megatron_moevement.policy.placement import Host, place_replicas
 from megatron_moevement.policy.ranks import LogicalRank
 from megatron_moevement.runtime.slots.store import JournalShape, RingShape
-from megatron_moevement.strategies import kept_placement
 from megatron_moevement.strategies.job_plan import JobPlan
 from megatron_moevement.strategies.kept_placement import keep_placement
 
@@ -29,7 +28,7 @@ def host(process, rank):
 
 
 @pytest.fixture
-def kept(monkeypatch):
+def kept():
     """Returns a function: the placement that processes keep who hold slots of ranks up to steps."""
 
     def keep(plan, held):
@@ -37,8 +36,7 @@ def kept(monkeypatch):
             [process, [[str(RANKS[rank]), step] for rank, step in ranks.items()]]
             for process, ranks in held.items()
         ]
-        monkeypatch.setattr(kept_placement, "all_gather_json", lambda own, device: told)
-        found = keep_placement(plan, 0, {}, None)
+        found = keep_placement(plan, told)
         return {rank.dp: holders for rank, holders in found.placement.holders.items()}
 
     return keep
