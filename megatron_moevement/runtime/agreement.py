@@ -70,15 +70,21 @@ def broadcast_json(value: Any, source: int, device: torch.device) -> Any:
         source: whose value counts.
         device: where the collective's tensors lie.
     """
-    own = json.dumps(value).encode() if dist.get_rank() == source else b""
-    length = torch.tensor([len(own)], dtype=torch.int64, device=device)
-    dist.broadcast(length, source)
-    text = torch.zeros(int(length), dtype=torch.uint8)
-    if own:
-        text.copy_(torch.frombuffer(bytearray(own), dtype=torch.uint8))
-    text = text.to(device)
-    dist.broadcast(text, source)
-    return json.loads(text.cpu().numpy().tobytes())
+    payload = json.dumps(value).encode() if dist.get_rank() == source else b""
+    head = len(payload).to_bytes(_LENGTH_BYTES, "little") + payload[:_INLINE_BYTES]
+    head = _broadcast(head, _LENGTH_BYTES + _INLINE_BYTES, source, device)
+    length = int.from_bytes(head[:_LENGTH_BYTES], "little")
+    rest = b""
+    if length > _INLINE_BYTES:  # on all ranks alike
+        rest = _broadcast(payload[_INLINE_BYTES:], length - _INLINE_BYTES, source, device)
+    return json.loads((head[_LENGTH_BYTES:] + rest)[:length])
+
+
+def _broadcast(own: bytes, size: int, source: int, device: torch.device) -> bytes:
+    """Returns the bytes of one rank, filled up to a size."""
+    filled = torch.frombuffer(bytearray(own.ljust(size, b"\0")), dtype=torch.uint8).to(device)
+    dist.broadcast(filled, source)
+    return filled.cpu().numpy().tobytes()
 
 
 def gather_together(action: Callable[[], Any], device: torch.device) -> list[Any]:

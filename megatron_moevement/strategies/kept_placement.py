@@ -13,7 +13,6 @@ from megatron_moevement.policy.ranks import LogicalRank
 from megatron_moevement.runtime.slots.store import RingRole, StoreDirectory
 from megatron_moevement.strategies.job_plan import JobPlan
 
-
 HeldRanks = Sequence[Any]
 """A process, and the ranks whose slots it keeps, each with the step of the newest one; as JSON."""
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from enum import Enum
 from typing import Any
 
@@ -20,12 +21,7 @@ import megatron_moevement
 from megatron_moevement.backends.backend import choose
 from megatron_moevement.errors import UserError
 from megatron_moevement.integrations.megatron.fork.series import load_series
-from megatron_moevement.runtime.agreement import (
-    AgreementError,
-    all_gather_json,
-    broadcast_json,
-    together,
-)
+from megatron_moevement.runtime.agreement import AgreementError, gather_together
 from megatron_moevement.runtime.slots.identity import RunIdentity
 from megatron_moevement.settings.run import num_microbatches
 from megatron_moevement.training.arguments import Arguments
@@ -36,40 +32,47 @@ from megatron_moevement.training.origin import find_origin
 _ORIGIN = "begins with"
 
 
-def agree_on_identity(
-    known: RunIdentity | None, arguments: Arguments, device: torch.device
-) -> RunIdentity:
-    """Returns the identity of the run, the same on all ranks; every rank calls it, in step.
+def agree_on_identity(arguments: Arguments, device: torch.device) -> RunIdentity:
+    """Returns the identity of a run that begins, the same on all ranks; every rank calls it.
 
-    One rank reads data and checkpoints, once in the life of a job: who comes later takes over what
-    those know that were there.
+    One rank reads data and checkpoints, once in the life of a job.
 
     Args:
-        known: what this process knows; None: nothing.
         arguments: of this process.
         device: where collectives keep their tensors.
 
     Raises:
-        UserError: on all ranks: their flags differ, or the data can't be read.
+        UserError: on all ranks: the data can't be read.
     """
-    own = _text(given(arguments))
-    digest = hashlib.sha256(own.encode()).hexdigest()
-    everybody = all_gather_json([digest, known is not None], device)
-    unlike = [rank for rank, (other, _) in enumerate(everybody) if other != everybody[0][0]]
+    try:
+        told = gather_together(
+            lambda: identify(arguments).document() if dist.get_rank() == 0 else None, device
+        )
+    except AgreementError as error:
+        raise UserError(error.reason) from error
+    return RunIdentity.of_document(told[0])
+
+
+def flags_digest(arguments: Arguments) -> str:
+    """Returns what stands for the flags that decide bits."""
+    return hashlib.sha256(_text(given(arguments)).encode()).hexdigest()
+
+
+def check_flags(digests: Sequence[str]) -> None:
+    """Checks that all processes have the same flags.
+
+    Args:
+        digests: of all ranks.
+
+    Raises:
+        UserError: they differ.
+    """
+    unlike = [rank for rank, other in enumerate(digests) if other != digests[0]]
     if unlike:
         raise UserError(
             f"flags that decide bits differ between ranks 0 and {unlike[0]}: give all processes "
             "of a job the same"
         )
-    knows = [rank for rank, (_, does) in enumerate(everybody) if does]
-    source = knows[0] if knows else 0
-    if not knows:
-        try:
-            known = together(lambda: identify(arguments) if dist.get_rank() == 0 else None, device)
-        except AgreementError as error:
-            raise UserError(error.reason) from error
-    document = None if known is None else known.document()
-    return RunIdentity.of_document(broadcast_json(document, source, device))
 
 
 def identify(arguments: Arguments) -> RunIdentity:

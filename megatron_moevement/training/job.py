@@ -94,7 +94,7 @@ def build_job(arguments: Arguments, launch: Launch, backend: Backend) -> Job:
     """
     faults = FaultPoints(arguments.fault_injection.moevement_faults, launch.rank)
     groups = join(arguments, launch, backend, faults)
-    identity = agree_on_identity(None, arguments, backend.device(launch.local_rank))
+    identity = agree_on_identity(arguments, backend.device(launch.local_rank))
     return build_part(arguments, identity, launch, backend, groups, faults=faults)
 
 

@@ -178,7 +178,7 @@ def _run_restartable(
             Restartable(
                 run.in_generation,
                 run.leave,
-                lambda: resident.committed,
+                lambda: resident.futility,
                 resident.check_health,
             ),
             arguments.restart,

@@ -14,13 +14,14 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
+import torch
 import torch.distributed as dist
 
 from megatron_moevement.backends.backend import Backend
 from megatron_moevement.integrations.megatron.group_keys import gather_as_upstream
 from megatron_moevement.integrations.megatron.group_references import GroupReferences
 from megatron_moevement.integrations.megatron.process_groups import abandon_groups
-from megatron_moevement.runtime.agreement import all_gather_json
+from megatron_moevement.policy.futility import Futility, InVainError
 from megatron_moevement.runtime.events import EventName, Events
 from megatron_moevement.runtime.fault_points import NO_FAULTS
 from megatron_moevement.runtime.generation import Generation, Interruption, Loss
@@ -34,8 +35,9 @@ from megatron_moevement.settings.launch import Launch
 from megatron_moevement.strategies.kept import Kept
 from megatron_moevement.training.arguments import Arguments
 from megatron_moevement.training.fault_injection import scripted_faults
-from megatron_moevement.training.identity import agree_on_identity
+from megatron_moevement.training.identity import agree_on_identity, flags_digest
 from megatron_moevement.training.job import Job, build_part, join
+from megatron_moevement.training.knowledge import Known, share
 from megatron_moevement.training.watching import open_watch
 
 
@@ -64,6 +66,9 @@ class Resident:
         self._part: _Part | None = None
         self.identity: RunIdentity | None = None
         """Of the run; None before this process was in a generation."""
+        self.futility = Futility()
+        """What came of the restarts so far."""
+        self._flags = flags_digest(arguments)  # a spare has it before it is needed
         self._generation: Generation | None = None
         self._is_known = False
         self._entered_s = self._joined_s = 0.0
@@ -117,14 +122,10 @@ class Resident:
         groups = join(self._arguments, launch, self._backend, self._faults, number)
         self._joined_s = time.time()
         device = self._backend.device(launch.local_rank)
-        self.identity = agree_on_identity(self.identity, self._arguments, device)
-        known = None
-        if generation.number:
-            # Who was built before does not build again, so a newcomer must not wait for it.
-            own = None if part is None else part.job.keys
-            known = next((one for one in all_gather_json(own, device) if one is not None), None)
+        known = self._share(generation, launch, part, device)
         if part is None:
             self.kept = Kept.anew(self.kept)
+            assert self.identity is not None
             job = build_part(
                 self._arguments,
                 self.identity,
@@ -132,7 +133,7 @@ class Resident:
                 self._backend,
                 groups,
                 faults=self._faults,
-                known=known,
+                known=known.keys,  # who was built before does not build again
             )
             self._keep(job)
         else:
@@ -140,6 +141,23 @@ class Resident:
             part.job.timers.forget()
             job = part.job
         return job
+
+    def _share(
+        self, generation: Generation, launch: Launch, part: _Part | None, device: torch.device
+    ) -> Known:
+        """Returns what the job knows, which is the same on all ranks.
+
+        Raises:
+            InVainError: on all ranks: another restart would not help.
+        """
+        own = Known(self.identity, None if part is None else part.job.keys, self.futility)
+        processes = launch.world_size + (generation.spares or 0)
+        known = share(own, self._flags, self.committed, processes, device)
+        self.futility = known.futility
+        if known.futility.is_over:
+            raise InVainError(f"{known.futility.in_vain} restarts in a row led to no new step")
+        self.identity = known.identity or agree_on_identity(self._arguments, device)
+        return known
 
     def check_health(self) -> None:
         """Checks that this process can go on, before it joins a generation.

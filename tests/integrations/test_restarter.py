@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from megatron_moevement.errors import UserError
 from megatron_moevement.integrations.nvrx import restarter
 from megatron_moevement.integrations.nvrx.places import lacking_spares
+from megatron_moevement.policy.futility import Futility
 from megatron_moevement.runtime.generation import Interruption
 from megatron_moevement.settings.launch import Launch
 from megatron_moevement.settings.restart import Granularity, InProcessRestart, check_restart
@@ -31,7 +32,7 @@ def unpatched(monkeypatch):
 
 def wrapper(flags):
     """Returns NVRx's wrapper as the program makes it."""
-    what = restarter.Restartable(lambda *_: None, lambda: None, lambda: 0, lambda: None)
+    what = restarter.Restartable(lambda *_: None, lambda: None, Futility, lambda: None)
     times = restarter._times(flags)
     parts = (what, flags, LAUNCH, "gloo", Interruption(), "here", times)
     connection = restarter._connection(LAUNCH, times["barrier_timeout"])

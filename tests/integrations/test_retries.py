@@ -2,10 +2,10 @@
 
 import dataclasses
 
-import pytest
 from nvidia_resiliency_ext.inprocess.exception import RestartAbort
 
 from megatron_moevement.integrations.nvrx.retries import BoundedRetries
+from megatron_moevement.policy.futility import Futility
 
 
 @dataclasses.dataclass
@@ -16,8 +16,8 @@ class State:
     iteration: int = 0
 
 
-def limits(max_restarts=None, committed=lambda: 0):
-    return BoundedRetries(4, max_restarts, committed, lambda: None)
+def limits(max_restarts=None, futility=Futility):
+    return BoundedRetries(4, max_restarts, futility, lambda: None)
 
 
 def stopped_after(retries, states):
@@ -43,19 +43,28 @@ def test_as_many_restarts_as_wanted():
 
 
 def test_restarts_that_lead_nowhere_stop_the_job():
+    found = iter([Futility(0, 5, number) for number in range(20)])
     states = [State(iteration=number) for number in range(20)]
-    assert stopped_after(limits(), states) == (10, "10 restarts in a row led to no new step")
+    assert stopped_after(limits(futility=lambda: next(found)), states) == (
+        10,
+        "10 restarts in a row led to no new step",
+    )
 
 
-@pytest.mark.parametrize("progress", ["steps", "losses"])
-def test_restarts_with_progress_or_lost_processes_go_on(progress):
-    counter = iter(range(100))
-    committed = (lambda: next(counter)) if progress == "steps" else (lambda: 0)
-    size = {"steps": lambda number: 5, "losses": lambda number: 50 - number}[progress]
-    states = [State(world_size=size(number), iteration=number) for number in range(30)]
-    assert stopped_after(limits(committed=committed), states) is None
+def test_generations_in_which_the_processes_never_meet_stop_the_job():
+    states = [State(iteration=number) for number in range(40)]
+    assert stopped_after(limits(), states) == (
+        30,
+        "in 30 restarts in a row the processes never met",
+    )
+
+
+def test_a_meeting_begins_the_count_anew():
+    found = iter([Futility(number // 20, 5, 0) for number in range(100)])
+    states = [State(iteration=number) for number in range(100)]
+    assert stopped_after(limits(futility=lambda: next(found)), states) is None
 
 
 def test_a_spare_that_waits_counts_nothing():
-    states = [State(active_rank=None, iteration=number) for number in range(30)]
+    states = [State(active_rank=None, iteration=number) for number in range(40)]
     assert stopped_after(limits(), states) is None

@@ -40,6 +40,7 @@ from megatron_moevement.integrations.nvrx.teardown import (
     ShutDownConnections,
 )
 from megatron_moevement.integrations.nvrx.termination import mend_termination
+from megatron_moevement.policy.futility import Futility, InVainError
 from megatron_moevement.runtime.generation import Generation, Interruption
 from megatron_moevement.runtime.interruptible_wait import make_waits_interruptible
 from megatron_moevement.runtime.roll_call import LostAtStartError, RollCall
@@ -90,13 +91,13 @@ class Restartable(Generic[T]):
     Attributes:
         run: trains; called with the generation, and with the place that the process occupies in it.
         end: cleans up after a generation that was interrupted.
-        committed: returns the newest step that this process committed.
+        futility: returns what the processes found of their progress when they met last.
         check_health: raises an exception where this process had better not go on.
     """
 
     run: Callable[[Generation, Launch], T]
     end: Callable[[], None]
-    committed: Callable[[], int]
+    futility: Callable[[], Futility]
     check_health: Callable[[], None]
 
 
@@ -209,7 +210,7 @@ def _wrapper(  # noqa: PLR0917  (what `run_restartable` was given)
         store_factory=ControlStore,
         store_kwargs=store_kwargs,
         initialize=BoundedRetries(
-            active, settings.inprocess_max_iterations, what.committed, await_watched
+            active, settings.inprocess_max_iterations, what.futility, await_watched
         ),
         abort=abort,
         finalize=EndGeneration(what.end, empty_cuda_cache=settings.inprocess_empty_cuda_cache),
@@ -268,8 +269,9 @@ def _tell(generation: int, process: int, error: Exception) -> None:
     """Says why a generation ends; what only tells of a lost peer needs no traceback."""
     text = " ".join(str(error).split())
     line = f"generation {generation} of process {process} ends: {type(error).__name__}: {text}"
-    is_consequence = isinstance(error, (OSError, dist.DistError)) or type(error) is RuntimeError
-    logger.warning("%s", line, exc_info=None if is_consequence else error)
+    explains_itself = isinstance(error, (OSError, dist.DistError, InVainError))
+    is_consequence = type(error) is RuntimeError
+    logger.warning("%s", line, exc_info=None if explains_itself or is_consequence else error)
 
 
 def _check_stores(launch: Launch) -> None:

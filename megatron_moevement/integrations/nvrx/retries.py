@@ -8,10 +8,8 @@ from nvidia_resiliency_ext.inprocess.exception import RestartAbort
 from nvidia_resiliency_ext.inprocess.initialize import Initialize
 from nvidia_resiliency_ext.inprocess.state import FrozenState
 
+from megatron_moevement.policy.futility import RESTARTS_WITHOUT_MEETING, Futility
 from megatron_moevement.runtime.roll_call import LostAtStartError
-
-_FUTILE_RESTARTS = 10
-"""Restarts that lost no process and committed no step: the next would fail too."""
 
 
 class StartAgainAbort(RestartAbort):  # type: ignore[misc]  # upstream is not typed
@@ -25,7 +23,7 @@ class BoundedRetries(Initialize):  # type: ignore[misc]  # upstream is not typed
         self,
         active_ranks: int,
         max_restarts: int | None,
-        committed: Callable[[], int],
+        futility: Callable[[], Futility],
         await_watched: Callable[[], None],
     ) -> None:
         """Names the limits.
@@ -33,21 +31,20 @@ class BoundedRetries(Initialize):  # type: ignore[misc]  # upstream is not typed
         Args:
             active_ranks: processes that training needs.
             max_restarts: restarts at the most.
-            committed: returns the newest step that this process committed.
+            futility: returns what the processes found when they met last.
             await_watched: waits until a monitor watches each process of the job.
         """
         self._await_watched = await_watched
         self._active_ranks = active_ranks
         self._max_restarts = max_restarts
-        self._committed = committed
-        self._best = -1
-        self._processes = 0
-        self._futile = 0
+        self._futility = futility
+        self._known: Futility | None = None
+        self._alone = 0
 
     @property
     def has_begun(self) -> bool:
         """Whether this process was in any generation."""
-        return self._best >= 0
+        return self._known is not None
 
     def __call__(self, state: FrozenState) -> FrozenState:
         """Passes the state on.
@@ -66,10 +63,11 @@ class BoundedRetries(Initialize):  # type: ignore[misc]  # upstream is not typed
             )
         if self._max_restarts is not None and state.iteration > self._max_restarts:
             raise RestartAbort(f"--inprocess-max-iterations {self._max_restarts} is reached")
-        best = max(self._best, self._committed())
-        is_futile = best == self._best and state.world_size == self._processes
-        self._futile = self._futile + 1 if is_futile and state.active_rank is not None else 0
-        self._best, self._processes = best, state.world_size
-        if self._futile >= _FUTILE_RESTARTS:
-            raise RestartAbort(f"{self._futile} restarts in a row led to no new step")
+        known, self._known = self._known, self._futility()
+        if self._known.is_over:  # all have found the same
+            raise RestartAbort(f"{self._known.in_vain} restarts in a row led to no new step")
+        is_alone = state.active_rank is not None and self._known == known
+        self._alone = self._alone + 1 if is_alone else 0
+        if self._alone >= RESTARTS_WITHOUT_MEETING:
+            raise RestartAbort(f"in {self._alone} restarts in a row the processes never met")
         return state
