@@ -13,7 +13,7 @@ import functools
 import types
 from collections.abc import Iterable, Iterator
 from enum import Enum
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -21,6 +21,8 @@ from megatron.core import parallel_state
 
 _WORLD = "WORLD"
 _ATOMS = (str, bytes, int, float, bool, type(None), torch.dtype, torch.device, type)
+_PLAIN = frozenset(_ATOMS)
+"""Most of what is there is of just these types, which is seen at once."""
 
 
 class UnnamedGroupError(RuntimeError):
@@ -34,9 +36,11 @@ class _Place(Enum):
     """Of a tuple, a set or a bound method: nothing can be set there."""
 
 
-@dataclasses.dataclass(frozen=True)
-class _Kept:
-    """Where something is kept: in which object, under which key, and where that one is kept."""
+class _Kept(NamedTuple):
+    """Where something is kept: in which object, under which key, and where that one is kept.
+
+    Thousands are made while a process joins a job that waits for it.
+    """
 
     owner: Any
     key: Any
@@ -129,7 +133,7 @@ class GroupReferences:
                 f"the process group at {kept.path} {why}: a restart could not replace it"
             )
         # With the value the first generation's groups would never end.
-        return _Reference(dataclasses.replace(kept, value=None, parent=None), name)
+        return _Reference(kept._replace(value=None, parent=None), name)
 
 
 def named_groups() -> dict[str, dist.ProcessGroup]:
@@ -163,6 +167,8 @@ def _groups_in(roots: list[Any]) -> Iterator[_Kept]:
             continue
         seen.add(id(value))
         for kept in _parts_of(value, visited):
+            if type(kept.value) in _PLAIN:
+                continue
             if isinstance(kept.value, dist.ProcessGroup):
                 yield kept
             else:

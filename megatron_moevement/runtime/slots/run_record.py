@@ -45,7 +45,7 @@ def write_run(folder: Path, identity: RunIdentity) -> None:
     creating.unlink(missing_ok=True)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     with open(os.open(creating, flags, 0o600), "w", encoding="utf-8") as file:
-        json.dump(identity.document(), file)
+        file.write(json.dumps(identity.document()))
     creating.rename(folder / RUN_NAME)
 
 
