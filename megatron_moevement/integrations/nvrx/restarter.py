@@ -137,10 +137,9 @@ def run_restartable(
     try:
         kwargs, store, roll = _join(launch, times["barrier_timeout"])
         while True:
-            called = _numbered(roll.call(store.connection), launch)
             wrapper = _wrapper(
                 *(what, settings, launch, collectives, interruption, domain, times),
-                processes=called,
+                processes=_numbered(roll.call(store.connection), launch),
                 store_kwargs=kwargs | {"roll": roll},
                 await_watched=lambda: roll.await_hold(store.connection),
                 ends=lambda awaited: roll.ends(store.connection, awaited),
@@ -151,9 +150,7 @@ def run_restartable(
     except RestartAbort as error:
         raise RestartsEndedError(str(error)) from None
     except RankDiscarded as error:
-        raise DiscardedError(
-            "the others have given it up, by itself or with its failure domain"
-        ) from error
+        raise DiscardedError("the others have given it up, or its failure domain") from error
     except HealthCheckError as error:
         raise UnfitError(f"it is not healthy: {error.__cause__}") from error
     except (BarrierError, ForeignValueError) as error:
