@@ -339,6 +339,20 @@ def test_what_was_persisted_before_windows_began_anew_protects_no_more(run, monk
     assert Timeline(outcome, SCENARIO.job.protection).persisted_before(12.5) == (9, 11.01)
 
 
+@pytest.mark.parametrize(("adopts", "lost"), [(False, 5), (True, 0)])
+def test_without_adoption_a_launch_that_is_restarted_before_it_looks_has_no_memory(
+    run, monkeypatch, adopts, lost
+):
+    outcome = run.outcome(monkeypatch)
+    (launch,) = outcome.launches
+    former = dataclasses.replace(launch, folder=run.folder / "former", killed=())
+    outcome = dataclasses.replace(outcome, launches=(former, launch))
+    timeline = Timeline(outcome, Protection(adopts=adopts))
+    (recovery,) = timeline.recoveries
+    assert (recovery.launch, recovery.facts.generation) == (1, 1)
+    assert timeline.memories_lost(recovery, since=0.0) == lost
+
+
 @pytest.mark.parametrize(("domain", "lost"), [(1, 4), (2, 2), (4, 1)])
 def test_processes_of_a_failure_domain_are_lost_together(back, monkeypatch, domain, lost):
     outcome = _loses_memory(back.outcome(monkeypatch), back)

@@ -197,8 +197,11 @@ class Timeline:
         """Returns in how many failure domains memory was lost before a recovery, since a time.
 
         What a process left in memory is there for who takes its place, unless it was removed, or
-        the job does without adoption and went on in place.
+        the job does without adoption and went on in place. Without adoption a launch that is
+        restarted before it has looked takes over nothing at all.
         """
+        if not self._protection.adopts and self._has_looked_late(recovery):
+            return len(self.launches[recovery.launch].pids)
         lost = set()
         for death in self.deaths:
             if not since <= death.time < recovery.time:
@@ -210,6 +213,15 @@ class Timeline:
             if death.forgot or (in_place and not self._protection.adopts):
                 lost.add((death.launch, death.process // self._protection.domain))
         return len(lost)
+
+    def _has_looked_late(self, recovery: Recovery) -> bool:
+        """Returns whether a relaunch had been restarted before its processes looked for memory."""
+        if not recovery.launch:
+            return False
+        generations = [
+            one.facts.generation for one in self.recoveries if one.launch == recovery.launch
+        ]
+        return recovery.facts.generation == min(generations) > 0
 
     def _all(self, name: EventName) -> Iterator[EventRecord]:
         for events in self.events:
