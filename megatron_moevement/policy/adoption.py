@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
 from megatron_moevement.policy.ranks import LogicalRank
@@ -28,11 +28,48 @@ class LeftState(Protocol):
         """The rank of the process that it was."""
 
 
-def age_of(state: LeftState | None, rank: LogicalRank) -> tuple[int, int]:
-    """Returns what is greater the newer a rank's state is; nothing of another rank is newer."""
-    if state is None or state.rank != rank:
+def age_of(state: LeftState | None, rank: LogicalRank, *, era: int = 0) -> tuple[int, int]:
+    """Returns what is greater the newer a rank's state is; nothing of another rank is newer.
+
+    Args:
+        state: what a journal says.
+        rank: whose state is wanted.
+        era: that the process which wants it knows of, as one that kept copies before it had a rank;
+            what lies before it is of no use.
+    """
+    if state is None or state.rank != rank or state.era < era:
         return NOTHING
     return (state.era, state.committed)
+
+
+def adopts_in(generation: int, *, is_refused: bool) -> bool:
+    """Returns whether a process that first opens its store goes on with what another one left.
+
+    It does so in any generation: the launch may have lost a process before it had opened its own.
+
+    Args:
+        generation: restarts in place so far.
+        is_refused: whether what died in place is to be left alone.
+    """
+    return generation == 0 or not is_refused
+
+
+def share_of_flushed(
+    flushed: Mapping[int, LogicalRank | None], rank: LogicalRank, ranks: Sequence[LogicalRank]
+) -> tuple[int, ...]:
+    """Returns from which flushed stores a rank brings back what it lacks, for itself and others.
+
+    Its own may hold the last slots of somebody else, although it went on with a store in memory. A
+    process that only kept copies flushed without a rank: all ranks share those.
+
+    Args:
+        flushed: the rank of each process that flushed, which all ranks see alike.
+        rank: whose share is wanted.
+        ranks: all ranks.
+    """
+    nameless = sorted(process for process, named in flushed.items() if named is None)
+    own = [process for process, named in flushed.items() if named == rank]
+    return tuple(sorted([*own, *nameless[ranks.index(rank) :: len(ranks)]]))
 
 
 def may_forget_left(persisted: Window | None, *, is_returning: bool) -> bool:

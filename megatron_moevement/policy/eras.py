@@ -3,9 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 
 from megatron_moevement.policy.facts import Condition, Facts, LiveState, ProcessFacts
 from megatron_moevement.policy.rollforward import lasting
+
+
+def next_era(known: Iterable[int], now_s: float) -> int:
+    """Returns the era of a history that begins, whether a plan says so or nothing was found.
+
+    It is later than all that is known of, and than what a machine that is away may bring back.
+
+    Args:
+        known: the eras of all processes.
+        now_s: seconds since the epoch, on the same clock for all.
+    """
+    return max(max(known) + 1, int(now_s))
 
 
 def of_newest_era(facts: Facts) -> Facts:

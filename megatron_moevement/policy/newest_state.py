@@ -2,9 +2,29 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from megatron_moevement.policy.eras import of_newest_era
 from megatron_moevement.policy.facts import Condition, Facts
 from megatron_moevement.policy.rollforward import newest_committed
+
+
+@dataclasses.dataclass(frozen=True)
+class Durable:
+    """The newest durable checkpoints of a job, by their steps; 0 where there is none.
+
+    Attributes:
+        loadable: in `--load`, which every launch may go on from.
+        saved: in `--save`, saved by this history of training: a launch that begins anew goes on
+            from none of them, a job that has trained before does.
+    """
+
+    loadable: int = 0
+    saved: int = 0
+
+    def newest(self, *, is_continuing: bool) -> int:
+        """Returns what a job goes on from that finds nothing in memory."""
+        return max(self.loadable, self.saved) if is_continuing else self.loadable
 
 
 def is_memory_newest(facts: Facts) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 
 from megatron_moevement.policy.eras import of_newest_era
-from megatron_moevement.policy.facts import Facts
+from megatron_moevement.policy.facts import Facts, InconsistentFactsError
 from megatron_moevement.policy.log_cover import LogCover
 from megatron_moevement.policy.newest_state import is_memory_newest
 from megatron_moevement.policy.plan import (
@@ -298,7 +298,7 @@ def plan_start(facts: Facts) -> Plan | None:
     Raises:
         InconsistentFactsError: a survivor is behind and can't roll forward.
     """
-    if is_memory_newest(facts):
+    if facts.vacant or is_memory_newest(facts):
         return plan_recovery(facts)
     if facts.generation == 0:
         return None
@@ -306,6 +306,17 @@ def plan_start(facts: Facts) -> Plan | None:
     if newest_committed(facts.processes) is None:
         return _without_memory(facts, "nothing is left in memory")
     return _without_memory(facts, "what is left in memory is not newer than what was saved")
+
+
+def has_no_use_of_memory(facts: Facts) -> bool:
+    """Returns whether a job would go back, or end, unless more is found than its processes hold."""
+    try:
+        plan = plan_start(facts)
+    except InconsistentFactsError:
+        return False
+    if plan is None or plan.edges is WindowEdges.ANEW:
+        return True
+    return plan.verdict in {Verdict.ROLLBACK, Verdict.ABORT}
 
 
 def _without_memory(facts: Facts, why: str) -> Plan:

@@ -4,10 +4,36 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from enum import Enum
 
 from megatron_moevement.policy.facts import Condition, InconsistentFactsError, ProcessFacts
 from megatron_moevement.policy.plan import RollForward
 from megatron_moevement.policy.schedule import Window
+
+
+class Settling(Enum):
+    """What a rank does to come to the target of a plan, before anything is copied or replayed."""
+
+    ROLL_FORWARD = "apply the step that it lacks, if it goes on from there"
+    GIVE_UP = "say that its state is of no use, if it goes back to a window"
+    RESET = "reset what an interrupted step leaves behind; the finished gradients are gone"
+    JOURNAL = "make the journal say what the job knows"
+    BELONG = "count as one who was there, no longer as new"
+
+
+SETTLING: tuple[Settling, ...] = (
+    Settling.ROLL_FORWARD,
+    Settling.GIVE_UP,
+    Settling.RESET,
+    Settling.JOURNAL,
+    Settling.BELONG,
+)
+"""A fault may come between any two.
+
+Who is a step behind applies it while its gradients are there. Who goes back to a window has given
+its state up before they are gone: one that stands and can't follow would break the next plan. Who
+is new may have found a journal that knows a step more than the job, until its own is written.
+"""
 
 _LOST = {Condition.TORN, Condition.ABSENT}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 import weakref
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from datetime import timedelta
 from pathlib import Path
 
@@ -16,7 +16,11 @@ from megatron_moevement.policy.adoption import of_no_use
 from megatron_moevement.policy.ranks import LogicalRank
 from megatron_moevement.runtime.agreement import AgreementError
 from megatron_moevement.runtime.generation import Generation
-from megatron_moevement.runtime.slots.adoption import adopt_store, take_in_left
+from megatron_moevement.runtime.slots.adoption import (
+    adopt_store,
+    take_in_flushed,
+    take_in_left,
+)
 from megatron_moevement.runtime.slots.flushing import flush_store, flushed_folder, remove_flushed
 from megatron_moevement.runtime.slots.identity import RunIdentity, StoreIdentity
 from megatron_moevement.runtime.slots.ring_file import RingFile
@@ -137,16 +141,26 @@ class KeptStore:
         self._store = None  # not before: an interrupted removal is done again by `abandon`
         return where
 
-    def take_in_left(self) -> tuple[int, ...]:
-        """Moves here what others left on this machine and nobody has adopted.
+    def take_in(self, rank: LogicalRank, ranks: Sequence[LogicalRank]) -> tuple[int, ...]:
+        """Brings here what others left on this machine, or flushed, and nobody has adopted.
 
         Call it when all live processes of the run have locked their stores.
 
+        Args:
+            rank: of this process.
+            ranks: all ranks, which share what was flushed.
+
         Returns:
             The processes whose slots are here now.
+
+        Raises:
+            UserError: there is no room for what was flushed.
         """
         assert self._store is not None
-        return take_in_left(self._store) if self._adopts else ()
+        if not self._adopts:
+            return ()
+        flushed = take_in_flushed(self._store, self.flushed, rank, ranks)
+        return (*take_in_left(self._store), *flushed)
 
     def forget_flushed(self) -> None:
         """Removes what the processes of the run flushed; a window in memory is persisted."""

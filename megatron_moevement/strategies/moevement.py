@@ -20,6 +20,7 @@ from megatron_moevement.integrations.megatron.snapshots import LiveOperators
 from megatron_moevement.policy.adoption import may_forget_left
 from megatron_moevement.policy.commit import newest_persisted
 from megatron_moevement.policy.facts import Condition
+from megatron_moevement.policy.newest_state import Durable
 from megatron_moevement.policy.plan import Plan, Verdict, WindowEdges
 from megatron_moevement.policy.retention import retain
 from megatron_moevement.policy.ring import SlotRing
@@ -47,7 +48,6 @@ from megatron_moevement.strategies.strategy import (
     NOT_COVERED,
     Anew,
     Covered,
-    Durable,
     Recovered,
     RecoveryAbortedError,
 )

@@ -10,6 +10,7 @@ from typing import Any
 
 from megatron_moevement.integrations.megatron.freezing import FrozenWork
 from megatron_moevement.integrations.megatron.snapshots import LiveOperators
+from megatron_moevement.policy.adoption import adopts_in
 from megatron_moevement.policy.placement import Host
 from megatron_moevement.policy.protection_level import JobShape
 from megatron_moevement.runtime.agreement import AgreementError, gather_together
@@ -178,7 +179,8 @@ def _open_store(
 
     def open_store() -> HeldRanks:
         in_place = generation.number > 0
-        rank = None if in_place and settings.moevement_no_adoption else trained.rank
+        adopts = adopts_in(generation.number, is_refused=settings.moevement_no_adoption)
+        rank = trained.rank if adopts else None
         patience = _PATIENCE_WITH_THE_DYING if in_place else timedelta(0)
         with generation.uninterrupted():
             store = kept.open(

@@ -8,17 +8,21 @@ from collections.abc import Mapping
 
 import torch.distributed as dist
 
+from megatron_moevement.errors import UserError
 from megatron_moevement.integrations.megatron.freezing import Freezing
 from megatron_moevement.integrations.megatron.slot_layout import slot_layouts
 from megatron_moevement.integrations.megatron.snapshots import LiveOperators
-from megatron_moevement.policy.facts import Condition, Facts, InconsistentFactsError
+from megatron_moevement.policy.eras import next_era
+from megatron_moevement.policy.facts import Condition, Facts
 from megatron_moevement.policy.facts_document import FACTS, dump_facts
-from megatron_moevement.policy.plan import Origin, Plan, Verdict, WindowEdges
+from megatron_moevement.policy.newest_state import Durable
+from megatron_moevement.policy.plan import Origin, Plan
 from megatron_moevement.policy.ranks import LogicalRank
-from megatron_moevement.policy.recovery import plan_start
+from megatron_moevement.policy.recovery import has_no_use_of_memory, plan_start
 from megatron_moevement.policy.replay_doubt import Doubt, doubt_of, without
+from megatron_moevement.policy.rollforward import SETTLING, Settling
 from megatron_moevement.policy.schedule import WindowSchedule
-from megatron_moevement.runtime.agreement import all_gather_json
+from megatron_moevement.runtime.agreement import AgreementError, all_gather_json, together
 from megatron_moevement.runtime.commit_barrier import DisagreementError
 from megatron_moevement.runtime.events import Events
 from megatron_moevement.runtime.ledger import LedgerEntry, loss_from_hex, loss_to_hex
@@ -38,7 +42,7 @@ from megatron_moevement.strategies.replay_witness import (
 )
 from megatron_moevement.strategies.replicas import Replicas, StandingState, copy_state
 from megatron_moevement.strategies.scalars import decode_entry
-from megatron_moevement.strategies.strategy import Durable, InitialStateLostError
+from megatron_moevement.strategies.strategy import InitialStateLostError
 from megatron_moevement.strategies.survivors import Survivor
 from megatron_moevement.strategies.trained import Trained
 
@@ -63,17 +67,6 @@ class _LeftLedger:
 def origin_of(plan: Plan, stage: int) -> Origin | None:
     """Returns what a stage replays from; None where it stands by."""
     return next((replay.origin for replay in plan.replays if replay.stage == stage), None)
-
-
-def _has_no_use_of_memory(facts: Facts) -> bool:
-    """Returns whether a job would go back, or end, unless more is found than its processes hold."""
-    try:
-        plan = plan_start(facts)
-    except InconsistentFactsError:
-        return False
-    if plan is None or plan.edges is WindowEdges.ANEW:
-        return True
-    return plan.verdict in {Verdict.ROLLBACK, Verdict.ABORT}
 
 
 class MemoryRecovery:
@@ -120,9 +113,9 @@ class MemoryRecovery:
         """
         trained = self._trained
         facts = self._look(durable)
-        if _has_no_use_of_memory(facts):
+        if has_no_use_of_memory(facts):
             with self._memory.generation.uninterrupted():
-                taken = self._kept.store.take_in_left()
+                taken = self._take_in()
             if any(all_gather_json(taken, trained.device)):
                 facts = self._look(durable)
         self._facts = facts
@@ -136,6 +129,14 @@ class MemoryRecovery:
             raise DisagreementError(f"ranks have different plans: {sorted(digests)}")
         trained.faults.strike_outside(Place.PLAN)
         return plan
+
+    def _take_in(self) -> tuple[int, ...]:
+        """Takes in what no process of a rank has found as its own; all ranks call it."""
+        rank, ranks = self._trained.rank, self._trained.layout.ranks
+        try:
+            return together(lambda: self._kept.store.take_in(rank, ranks), self._trained.device)
+        except AgreementError as error:
+            raise UserError(error.reason) from error
 
     def _look(self, durable: Durable) -> Facts:
         """Returns the facts of all processes, as their stores and live objects are now."""
@@ -170,14 +171,10 @@ class MemoryRecovery:
         return dataclasses.replace(facts, durable=newest)
 
     def next_era(self) -> int:
-        """Returns the era of a history that begins although no plan says so; all ranks call it.
-
-        It is later than all that is known of, and than what a machine that is away may bring back.
-        """
+        """Returns the era of a history that begins although no plan says so; all ranks call it."""
         assert self._facts is not None
-        known = max(process.era for process in self._facts.processes)
         (now, *_) = all_gather_json(int(time.time()), self._trained.device)
-        return max(known + 1, int(now))
+        return next_era((process.era for process in self._facts.processes), now)
 
     def start_over(self) -> None:
         """Gets ready to load a durable checkpoint, or to begin with the initial weights.
@@ -224,7 +221,6 @@ class MemoryRecovery:
             self._offer_state(plan)
         if origin_of(plan, stage) is Origin.WINDOW:
             assert plan.window is not None
-            self._kept.live = GIVEN_UP
             sources = next(each for each in plan.slots if each.rank == trained.rank)
             slots.fetch_window(plan.window, sources.processes)
         else:
@@ -240,16 +236,32 @@ class MemoryRecovery:
 
         A state beyond what any journal says would be lost with the processes that were at it.
         """
+        actions = {
+            Settling.ROLL_FORWARD: lambda: self._roll_forward(plan, ledger),
+            Settling.GIVE_UP: lambda: self._give_up(plan),
+            Settling.RESET: self._survivor.reset,
+            Settling.JOURNAL: lambda: self._write_journal(plan, ledger),
+            Settling.BELONG: self._belong,
+        }
+        for action in SETTLING:
+            actions[action]()
+
+    def _roll_forward(self, plan: Plan, ledger: _LeftLedger) -> None:
         for rolling in plan.roll_forward:
             if rolling.rank == self._trained.rank:
                 with self._memory.generation.uninterrupted():
                     self._survivor.roll_forward(
                         ledger.entry(rolling.step), lambda: self._write_journal(plan, ledger)
                     )
-        self._survivor.reset()
+
+    def _give_up(self, plan: Plan) -> None:
+        goes_back = origin_of(plan, self._trained.rank.pp) is Origin.WINDOW
+        if goes_back and not self._kept.is_new:
+            self._kept.live = GIVEN_UP
+
+    def _belong(self) -> None:
         if self._kept.is_new:
-            self._kept.live = GIVEN_UP  # from now on it knows what the job has agreed on
-        self._write_journal(plan, ledger)
+            self._kept.live = GIVEN_UP
 
     def _offer_state(self, plan: Plan) -> None:
         """Lets who lost its state read that of this rank, and waits until all offer theirs."""

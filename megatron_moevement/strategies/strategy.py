@@ -9,6 +9,7 @@ import dataclasses
 from typing import Protocol
 
 from megatron_moevement.integrations.megatron.optimizer import GradientStatistics
+from megatron_moevement.policy.newest_state import Durable
 from megatron_moevement.runtime.commit_barrier import Agreement, ReplicaStreams, Vote
 from megatron_moevement.runtime.ledger import LedgerEntry
 from megatron_moevement.runtime.progress import NO_COSTS, IterationCosts, Progress
@@ -58,24 +59,6 @@ class UnverifiedReplayError(RuntimeError):
 
 class UnprovenStateError(UnverifiedReplayError):
     """No other copy is left to replay from: the job stops with its memory kept."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Durable:
-    """The newest durable checkpoints of a job, by their steps; 0 where there is none.
-
-    Attributes:
-        loadable: in `--load`, which every launch may go on from.
-        saved: in `--save`, saved by this history of training: a launch that begins anew goes on
-            from none of them, a job that has trained before does.
-    """
-
-    loadable: int = 0
-    saved: int = 0
-
-    def newest(self, *, is_continuing: bool) -> int:
-        """Returns what a job goes on from that finds nothing in memory."""
-        return max(self.loadable, self.saved) if is_continuing else self.loadable
 
 
 @dataclasses.dataclass(frozen=True)

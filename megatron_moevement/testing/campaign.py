@@ -124,13 +124,22 @@ def play_seeds(seeds: Sequence[int], mutation: str | None) -> Tally:
     return tally
 
 
-def play_all(first: int, seeds: int, mutation: str | None = None) -> Iterator[Tally]:
-    """Runs the worlds of consecutive seeds on all cores, and yields tallies in order of seeds."""
+def play_all(
+    first: int, seeds: int, mutation: str | None = None, *, jobs: int | None = None
+) -> Iterator[Tally]:
+    """Runs the worlds of consecutive seeds, and yields tallies in order of seeds.
+
+    Args:
+        first: the first seed.
+        seeds: how many.
+        mutation: the decision that is taken wrongly, if any.
+        jobs: worlds at a time, each in a process of its own; None for one on each core.
+    """
     chunks = [
         range(start, min(start + CHUNK, first + seeds))
         for start in range(first, first + seeds, CHUNK)
     ]
-    workers = min(len(os.sched_getaffinity(0)), len(chunks))
+    workers = min(jobs or len(os.sched_getaffinity(0)), len(chunks))
     if workers <= 1:
         yield from (play_seeds(chunk, mutation) for chunk in chunks)
         return

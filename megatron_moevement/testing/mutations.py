@@ -9,10 +9,9 @@ import dataclasses
 from collections.abc import Callable, Collection, Iterable, Mapping
 
 from megatron_moevement.policy import commit, placement, recovery
-from megatron_moevement.policy.boundary import BoundarySend, BoundaryTag, Direction
+from megatron_moevement.policy.boundary import BoundarySend, BoundaryTag
 from megatron_moevement.policy.commit import Command, EarlyState, Fate
 from megatron_moevement.policy.facts import Condition, Facts, LiveState
-from megatron_moevement.policy.newest_state import is_memory_newest
 from megatron_moevement.policy.operators import OperatorId
 from megatron_moevement.policy.peer_trouble import Remedy
 from megatron_moevement.policy.persistence import Acknowledgements, SlotKey
@@ -58,12 +57,12 @@ def _persisted_for_self(
     return reported.get(own)
 
 
-def _one_sided_log_step(kept: Retention, stage: int, direction: Direction) -> int:
-    early = stage % 2 == 0 and direction is Direction.FORWARD
-    return kept.oldest_log_step + early
+def _retain_fewer_logs(persisted: Window | None, first_step: int) -> Retention:
+    kept = retain(persisted, first_step)
+    return dataclasses.replace(kept, oldest_log_step=kept.oldest_log_step + 1)
 
 
-def _newest_captured_is_persisted(facts: Facts) -> Plan:
+def _newest_captured_is_persisted(facts: Facts) -> Plan | None:
     captured = max(
         (holding.window for process in facts.processes for holding in process.holdings),
         default=None,
@@ -71,7 +70,7 @@ def _newest_captured_is_persisted(facts: Facts) -> Plan:
     processes = tuple(
         dataclasses.replace(process, persisted=captured) for process in facts.processes
     )
-    return recovery.plan_recovery(dataclasses.replace(facts, processes=processes))
+    return recovery.plan_start(dataclasses.replace(facts, processes=processes))
 
 
 def _move_edge(plan: Plan, schedule: WindowSchedule) -> WindowSchedule:
@@ -88,7 +87,7 @@ def _log_by_buffer(send: BoundarySend) -> BoundaryTag:
     return dataclasses.replace(send.tag, micro_batch=send.buffer)
 
 
-def _target_is_minimum(facts: Facts) -> Plan:
+def _target_is_minimum(facts: Facts) -> Plan | None:
     known = [each.committed for each in facts.processes if each.committed is not None]
     oldest = min(known, default=None)
     processes = tuple(
@@ -97,7 +96,7 @@ def _target_is_minimum(facts: Facts) -> Plan:
         else dataclasses.replace(process, committed=oldest, live=_not_after(process.live, oldest))
         for process in facts.processes
     )
-    return recovery.plan_recovery(dataclasses.replace(facts, processes=processes))
+    return recovery.plan_start(dataclasses.replace(facts, processes=processes))
 
 
 def _not_after(live: LiveState, step: int | None) -> LiveState:
@@ -106,49 +105,52 @@ def _not_after(live: LiveState, step: int | None) -> LiveState:
     return dataclasses.replace(live, step=min(live.step, step))
 
 
-def _forget_intermediate(facts: Facts) -> Plan:
+def _forget_intermediate(facts: Facts) -> Plan | None:
     processes = tuple(
         dataclasses.replace(process, live=LiveState(Condition.ABSENT))
         if process.live.condition is Condition.PARTIAL or process.live.step != process.committed
         else process
         for process in facts.processes
     )
-    return recovery.plan_recovery(dataclasses.replace(facts, processes=processes))
+    return recovery.plan_start(dataclasses.replace(facts, processes=processes))
 
 
-def _skip_roll_forward(facts: Facts) -> Plan:
-    return dataclasses.replace(recovery.plan_recovery(facts), roll_forward=())
+def _skip_roll_forward(facts: Facts) -> Plan | None:
+    plan = recovery.plan_start(facts)
+    return None if plan is None else dataclasses.replace(plan, roll_forward=())
 
 
-def _copy_before_roll_forward(facts: Facts) -> Plan:
-    plan = recovery.plan_recovery(facts)
+def _copy_before_roll_forward(facts: Facts) -> Plan | None:
+    plan = recovery.plan_start(facts)
+    if plan is None:
+        return None
     sources = {copy.source for copy in plan.copies}
     behind = {process.rank for process in facts.processes if process.process in sources}
     rolling = tuple(roll for roll in plan.roll_forward if roll.rank not in behind)
     return dataclasses.replace(plan, roll_forward=rolling)
 
 
-def _all_experts_are_the_same(facts: Facts) -> Plan:
+def _all_experts_are_the_same(facts: Facts) -> Plan | None:
     processes = tuple(
         process
         if process.holds is None or process.rank is None
         else dataclasses.replace(process, holds=f"stage {process.rank.pp}")
         for process in facts.processes
     )
-    return recovery.plan_recovery(dataclasses.replace(facts, processes=processes))
+    return recovery.plan_start(dataclasses.replace(facts, processes=processes))
 
 
-def _trust_torn(facts: Facts) -> Plan:
+def _trust_torn(facts: Facts) -> Plan | None:
     processes = tuple(
         dataclasses.replace(process, live=LiveState(Condition.DENSE, process.live.step))
         if process.live.condition is Condition.TORN
         else process
         for process in facts.processes
     )
-    return recovery.plan_recovery(dataclasses.replace(facts, processes=processes))
+    return recovery.plan_start(dataclasses.replace(facts, processes=processes))
 
 
-def _logs_cover_everything(facts: Facts) -> Plan:
+def _logs_cover_everything(facts: Facts) -> Plan | None:
     everything = frozenset(range(1_000))
     processes = tuple(
         dataclasses.replace(
@@ -157,12 +159,12 @@ def _logs_cover_everything(facts: Facts) -> Plan:
         )
         for process in facts.processes
     )
-    return recovery.plan_recovery(dataclasses.replace(facts, processes=processes))
+    return recovery.plan_start(dataclasses.replace(facts, processes=processes))
 
 
-def _mixed_eras(facts: Facts) -> Plan:
+def _mixed_eras(facts: Facts) -> Plan | None:
     processes = tuple(dataclasses.replace(process, era=0) for process in facts.processes)
-    return recovery.plan_recovery(dataclasses.replace(facts, processes=processes))
+    return recovery.plan_start(dataclasses.replace(facts, processes=processes))
 
 
 def _retain_last_window(persisted: Window | None, first_step: int) -> Retention:
@@ -182,9 +184,14 @@ def _without(command: Command) -> tuple[Command, ...]:
     return tuple(each for each in commit.TRAINING_STEP if each is not command)
 
 
-def _only_of_those_who_were_there(facts: Facts) -> bool:
-    there = tuple(process for process in facts.processes if not process.is_new)
-    return bool(there) and is_memory_newest(dataclasses.replace(facts, processes=there))
+def _ignore_what_new_ones_found(facts: Facts) -> Plan | None:
+    processes = tuple(
+        dataclasses.replace(process, committed=None, persisted=None, holdings=(), ledger=range(0))
+        if process.is_new
+        else process
+        for process in facts.processes
+    )
+    return recovery.plan_start(dataclasses.replace(facts, processes=processes))
 
 
 class _CopiesUncounted(Acknowledgements):
@@ -235,22 +242,22 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "adopted-at-launch-only",
         "a process that opens its store after a restart does not look at what the dead left",
-        Policies(adopts_in=lambda generation: generation == 0),
+        Policies(adopts_in=lambda generation, *, is_refused: generation == 0),
     ),
     Mutation(
         "found-memory-ignored",
         "what only new processes hold counts as nothing",
-        Policies(is_memory_newest=_only_of_those_who_were_there),
+        Policies(plan_start=_ignore_what_new_ones_found),
     ),
     Mutation(
-        "log-dropped-on-one-side",
-        "every other stage forgets its activations one step earlier",
-        Policies(oldest_log_step=_one_sided_log_step),
+        "log-dropped-early",
+        "the oldest step that the persisted window needs is dropped from the logs",
+        Policies(retain=_retain_fewer_logs),
     ),
     Mutation(
         "unpersisted-window",
         "the newest window of which any slot is held is replayed from",
-        Policies(plan_recovery=_newest_captured_is_persisted),
+        Policies(plan_start=_newest_captured_is_persisted),
     ),
     Mutation(
         "window-edge-moved",
@@ -285,17 +292,17 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "target-is-minimum",
         "everybody goes back to the oldest step that a survivor committed last",
-        Policies(plan_recovery=_target_is_minimum),
+        Policies(plan_start=_target_is_minimum),
     ),
     Mutation(
         "intermediate-state-lost",
         "a stage whose replay was interrupted begins it again",
-        Policies(plan_recovery=_forget_intermediate),
+        Policies(plan_start=_forget_intermediate),
     ),
     Mutation(
         "roll-forward-skipped",
         "survivors at T - 1 stay there",
-        Policies(plan_recovery=_skip_roll_forward),
+        Policies(plan_start=_skip_roll_forward),
     ),
     Mutation(
         "rolled-forward-unrecorded",
@@ -309,12 +316,12 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "copied-before-roll-forward",
         "a lost state is copied from a replica that is a step behind",
-        Policies(plan_recovery=_copy_before_roll_forward),
+        Policies(plan_start=_copy_before_roll_forward),
     ),
     Mutation(
         "copied-from-other-experts",
         "a lost state is copied from a rank with other experts",
-        Policies(plan_recovery=_all_experts_are_the_same),
+        Policies(plan_start=_all_experts_are_the_same),
     ),
     Mutation(
         "epoch-not-checked",
@@ -324,7 +331,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "torn-commit-trusted",
         "a state whose commit was cut counts as whole",
-        Policies(plan_recovery=_trust_torn),
+        Policies(plan_start=_trust_torn),
     ),
     Mutation(
         "abort-not-checked",
@@ -334,12 +341,12 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "log-gaps-ignored",
         "a neighbour whose log does not reach back stays a bystander",
-        Policies(plan_recovery=_logs_cover_everything),
+        Policies(plan_start=_logs_cover_everything),
     ),
     Mutation(
         "eras-mixed",
         "what lies before a rollback is mixed with what it began",
-        Policies(plan_recovery=_mixed_eras),
+        Policies(plan_start=_mixed_eras),
     ),
     Mutation(
         "first-slot-dropped",

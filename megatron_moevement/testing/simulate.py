@@ -35,6 +35,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seeds", type=int, default=1000, metavar="N", help="how many worlds")
     parser.add_argument("--first", type=int, default=0, metavar="K", help="the first seed")
     parser.add_argument(
+        "--jobs", type=int, metavar="N", help="worlds at a time; one on each core when left out"
+    )
+    parser.add_argument(
         "--mutate",
         choices=[mutation.name for mutation in MUTATIONS],
         metavar="NAME",
@@ -60,8 +63,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if args.seeds < 1 or args.first < 0:
         parser.error(f"--seeds {args.seeds} --first {args.first}: at least 1 and at least 0")
+    if args.jobs is not None and args.jobs < 1:
+        parser.error(f"--jobs {args.jobs}: at least 1")
     total = Tally()
-    for tally in play_all(args.first, args.seeds, args.mutate):
+    for tally in play_all(args.first, args.seeds, args.mutate, jobs=args.jobs):
         if tally.failures and not total.failures:
             _tell(tally.failures[0], args.mutate)
         total.merge(tally)

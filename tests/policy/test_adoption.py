@@ -4,7 +4,14 @@ import dataclasses
 
 import pytest
 
-from megatron_moevement.policy.adoption import NOTHING, age_of, may_forget_left, of_no_use
+from megatron_moevement.policy.adoption import (
+    NOTHING,
+    adopts_in,
+    age_of,
+    may_forget_left,
+    of_no_use,
+    share_of_flushed,
+)
 from megatron_moevement.policy.ranks import LogicalRank
 from megatron_moevement.policy.schedule import Window
 
@@ -25,6 +32,28 @@ def test_a_later_era_is_newer_than_any_step():
 @pytest.mark.parametrize("state", [None, Left(5, 9, LogicalRank(pp=2)), Left(5, 9, None)])
 def test_what_is_of_another_rank_is_nothing(state):
     assert age_of(state, LogicalRank(pp=1)) == NOTHING
+
+
+def test_what_lies_before_a_rollback_that_is_known_of_is_nothing():
+    rank = LogicalRank(pp=1)
+    assert age_of(Left(1, 3, rank), rank, era=1) > NOTHING
+    assert age_of(Left(0, 9, rank), rank, era=1) == NOTHING
+
+
+def test_what_others_left_is_looked_for_in_any_generation():
+    assert all(adopts_in(generation, is_refused=False) for generation in range(3))
+    assert adopts_in(0, is_refused=True)
+    assert not adopts_in(1, is_refused=True)
+
+
+@pytest.mark.parametrize("stages", [1, 2, 3, 5])
+def test_what_was_flushed_is_brought_back_once_by_its_rank_or_by_some_rank(stages):
+    ranks = [LogicalRank(pp=stage) for stage in range(stages)]
+    flushed = {7: None, 3: ranks[-1], 11: None, 4: None, 5: ranks[0], 8: ranks[0]}
+    shares = {rank: share_of_flushed(flushed, rank, ranks) for rank in ranks}
+    assert sorted(number for share in shares.values() for number in share) == sorted(flushed)
+    assert {5, 8} <= set(shares[ranks[0]])
+    assert 3 in shares[ranks[-1]]
 
 
 def test_what_was_left_stays_until_a_window_is_persisted_and_the_recovery_is_over():

@@ -12,7 +12,7 @@ import pytest
 from megatron_moevement.policy import commit
 from megatron_moevement.policy.plan import Verdict, WindowEdges
 from megatron_moevement.policy.ranks import Layout
-from megatron_moevement.policy.recovery import plan_recovery
+from megatron_moevement.policy.recovery import plan_start
 from megatron_moevement.policy.retention import max_log_steps, max_replayed_steps
 from megatron_moevement.policy.ring import ring_capacity
 from megatron_moevement.testing.campaign import Failure, play
@@ -20,7 +20,7 @@ from megatron_moevement.testing.mutations import mutation_named
 from megatron_moevement.testing.world.faults import Fault, FaultKind
 from megatron_moevement.testing.world.policies import Policies
 from megatron_moevement.testing.world.scenario import Scenario
-from megatron_moevement.testing.world.world import World
+from megatron_moevement.testing.world.world import Outcome, World
 
 LAG = 1
 """L with the default links: steps from a window's last capture to where it is persisted."""
@@ -171,12 +171,36 @@ def test_a_damaged_slot_costs_no_step_while_every_state_stands():
 
 def test_states_that_stand_are_missed_when_they_are_given_up():
     def gives_up(facts):
-        plan = plan_recovery(facts)
-        if plan.edges is WindowEdges.KEPT:
+        plan = plan_start(facts)
+        if plan is None or plan.edges is WindowEdges.KEPT:
             return plan
         return dataclasses.replace(plan, verdict=Verdict.ROLLBACK, target=0, era=1)
 
     scenario = Scenario(1, Layout(pp=2, dp=2), window=3, replicas=0, steps=15)
     worlds = damaged_slots_and_false_alarms(scenario)
-    results = [play(each, Policies(plan_recovery=gives_up)) for each in worlds]
+    results = [play(each, Policies(plan_start=gives_up)) for each in worlds]
     assert "7 progress" in {each.what for each in results if isinstance(each, Failure)}
+
+
+def test_a_job_that_goes_back_although_its_window_is_kept_loses_work():
+    def goes_back(facts):
+        plan = plan_start(facts)
+        if plan is None or not plan.replays:
+            return plan
+        return dataclasses.replace(
+            plan,
+            verdict=Verdict.ROLLBACK,
+            target=0,
+            window=None,
+            replays=(),
+            copies=(),
+            roll_forward=(),
+            edges=WindowEdges.ANEW,
+            epoch=plan.epoch + 1,
+        )
+
+    job = Scenario(1, Layout(pp=3), window=2, replicas=1, steps=11)
+    tick = watch(job).commits[8]
+    lost = dataclasses.replace(job, faults=(Fault(FaultKind.CRASH, tick, 1),))
+    assert isinstance(play(lost), Outcome)
+    assert play(lost, Policies(plan_start=goes_back)).what == "7 lost work"

@@ -5,15 +5,31 @@ from pathlib import Path
 
 import pytest
 
+from megatron_moevement.policy.adoption import share_of_flushed
+from megatron_moevement.policy.rollforward import SETTLING, Settling
 from megatron_moevement.testing.campaign import Failure, play, shrink_failure
 from megatron_moevement.testing.mutations import MUTATIONS, mutation_named
 from megatron_moevement.testing.regression import Regression
+from megatron_moevement.testing.world.policies import Policies
 from megatron_moevement.testing.world.scenario import scenario_of
 from megatron_moevement.testing.world.world import Outcome
 
 REGRESSIONS = sorted(Path(__file__).with_name("regressions").glob("*.json"))
 TELLING = (0, 1, 2, 4, 6, 8, 11, 12, 25, 35, 38, 44, 55, 58, 156)
 """Seeds of which at least one notices each mutation: `scripts/mutations.sh` tells them."""
+
+FORMER = {
+    "flushed-without-a-rank": Policies(share_of_flushed=lambda flushed, rank, ranks: ()),
+    "flushed-for-another-rank": Policies(
+        share_of_flushed=lambda flushed, rank, ranks: share_of_flushed(
+            {process: named for process, named in flushed.items() if named is None}, rank, ranks
+        )
+    ),
+    "gradients-reset-before-the-state-is-given-up": Policies(
+        settling=(*(each for each in SETTLING if each is not Settling.GIVE_UP), Settling.GIVE_UP)
+    ),
+}
+"""Decisions as they once were, each with the kept world that it fails in."""
 
 NAMES = [mutation.name for mutation in MUTATIONS]
 
@@ -61,6 +77,13 @@ def test_a_kept_world_fails_under_the_wrong_decision_and_holds_under_the_real_on
         failure = play(kept.scenario, mutation_named(kept.mutation).policies)
         assert isinstance(failure, Failure)
         assert failure.what == kept.violates
+
+
+@pytest.mark.parametrize("name", FORMER)
+def test_a_kept_world_fails_under_the_decision_as_it_once_was(name):
+    path = Path(__file__).with_name("regressions") / f"{name}.json"
+    scenario = Regression.from_json(path.read_text(encoding="utf-8")).scenario
+    assert isinstance(play(scenario, FORMER[name]), Failure)
 
 
 def test_a_world_is_kept_of_every_wrong_decision():

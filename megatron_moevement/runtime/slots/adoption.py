@@ -12,12 +12,12 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 
 from megatron_moevement.errors import UserError
-from megatron_moevement.policy.adoption import NOTHING, age_of
+from megatron_moevement.policy.adoption import NOTHING, age_of, share_of_flushed
 from megatron_moevement.policy.ranks import LogicalRank
 from megatron_moevement.runtime.slots.flushing import bring_back, bring_back_file
 from megatron_moevement.runtime.slots.identity import DamagedFileError
@@ -29,6 +29,7 @@ from megatron_moevement.runtime.slots.store import (
     left_behind,
     process_folder,
     process_folders,
+    stored_rings,
 )
 from megatron_moevement.runtime.slots.store_lock import StoreLockedError
 
@@ -62,15 +63,16 @@ def adopt_store(
         UserError: there is no room for a flushed store, or it is another job's, as the own one may
             be: nothing of it may be lost by a flag that was forgotten.
     """
-    mine = age_of(_state(own, own.folder), rank)
+    state = _state(own, own.folder)
+    mine, era = age_of(state, rank), 0 if state is None else state.era
     _await_the_dying(own, rank, patience)
     left = {
-        process: _age_left(own, process_folder(own.root, own.identity.run_id, process), rank)
+        process: _age_left(own, process_folder(own.root, own.identity.run_id, process), rank, era)
         for process in left_behind(own.root, own.identity.run_id)
     }
     newest, durable, adopted = max([mine, *left.values()]), None, None
     for process, folder in (one for each in flushed for one in process_folders(each).items()):
-        age = age_of(_flushed_state(own, folder), rank)
+        age = age_of(_flushed_state(own, folder), rank, era=era)
         if age > newest:
             newest, durable, adopted = age, folder, process
     if durable is not None and adopted is not None:
@@ -102,14 +104,68 @@ def take_in_left(own: StoreDirectory) -> tuple[int, ...]:
         folder = process_folder(own.root, own.identity.run_id, process)
         with contextlib.suppress(UserError):  # another job's
             left, mine = _state(own, folder), _state(own, own.folder)
-            is_old = left is not None and mine is not None and left.era < mine.era
-            if (
-                left is not None
-                and not is_old
-                and _take_in(own, process, has_state=mine is not None)
-            ):
+            is_of_use = _is_of_use(left, mine)
+            if is_of_use and _take_in(own, process, has_state=mine is not None):
                 taken.append(process)
     return tuple(taken)
+
+
+def take_in_flushed(
+    own: StoreDirectory, flushed: Iterable[Path], rank: LogicalRank, ranks: Sequence[LogicalRank]
+) -> tuple[int, ...]:
+    """Copies here what is lacking of this rank's share of the flushed stores.
+
+    Args:
+        own: the store of this process.
+        flushed: folders of what processes of the run flushed, which all ranks see alike.
+        rank: of this process.
+        ranks: all ranks.
+
+    Returns:
+        The processes whose slots are here now.
+
+    Raises:
+        UserError: there is no room for them.
+    """
+    own.read_again()
+    taken = []
+    for each in flushed:
+        folders = process_folders(each)
+        found = {process: _flushed_state(own, folder) for process, folder in folders.items()}
+        states = {process: state for process, state in found.items() if state is not None}
+        named = {process: state.rank for process, state in states.items()}
+        for process in share_of_flushed(named, rank, ranks):
+            mine = _state(own, own.folder)
+            is_of_use = _is_of_use(states[process], mine)
+            has_state = mine is not None
+            if is_of_use and _bring_back_rings(own, folders[process], has_state=has_state):
+                taken.append(process)
+    return tuple(taken)
+
+
+def _is_of_use(left: JournalState | None, mine: JournalState | None) -> bool:
+    """Returns whether what a journal stands for could be needed: it is of no older history."""
+    return left is not None and (mine is None or left.era >= mine.era)
+
+
+def _bring_back_rings(own: StoreDirectory, flushed: Path, *, has_state: bool) -> bool:
+    """Copies the rings that the own store lacks, then the journal if it lacks that, too."""
+    lacking = _lacking(own, flushed)
+    names = [path.name for path in lacking] + ([] if has_state else [JOURNAL_NAME])
+    try:
+        for name in names:
+            bring_back_file(flushed / name, own.folder)
+    except OSError as error:
+        raise _no_room(own, flushed, error) from error
+    return bool(lacking)
+
+
+def _lacking(own: StoreDirectory, folder: Path) -> list[Path]:
+    return [
+        stored.path
+        for stored in stored_rings(folder)
+        if not (own.folder / stored.path.name).exists()
+    ]
 
 
 def _take_in(own: StoreDirectory, process: int, *, has_state: bool) -> bool:
@@ -117,11 +173,7 @@ def _take_in(own: StoreDirectory, process: int, *, has_state: bool) -> bool:
         with StoreDirectory(own.root, own.identity, process) as left:
             if not has_state:
                 bring_back_file(left.folder / JOURNAL_NAME, own.folder)
-            lacking = [
-                stored.path
-                for stored in left.rings()
-                if not (own.folder / stored.path.name).exists()
-            ]
+            lacking = _lacking(own, left.folder)
             for path in lacking:
                 os.replace(path, own.folder / path.name)
             if not left.rings():
@@ -197,12 +249,16 @@ def _bring_back(own: StoreDirectory, flushed: Path, process: int) -> int:
     try:
         bring_back(flushed, own.folder)
     except OSError as error:
-        raise UserError(
-            f"can't bring {flushed} back into {own.folder}: {error.strerror or error}; free memory "
-            "there, or give another --moevement-store-dir"
-        ) from error
+        raise _no_room(own, flushed, error) from error
     logger.info("process %d goes on with what process %d flushed", own.process, process)
     return process
+
+
+def _no_room(own: StoreDirectory, flushed: Path, error: OSError) -> UserError:
+    return UserError(
+        f"can't bring {flushed} back into {own.folder}: {error.strerror or error}; free memory "
+        "there, or give another --moevement-store-dir"
+    )
 
 
 def _flushed_state(own: StoreDirectory, folder: Path) -> JournalState | None:
@@ -230,8 +286,10 @@ def _state(own: StoreDirectory, folder: Path) -> JournalState | None:
     return state
 
 
-def _age_left(own: StoreDirectory, folder: Path, rank: LogicalRank) -> tuple[int, int]:
+def _age_left(
+    own: StoreDirectory, folder: Path, rank: LogicalRank, era: int = 0
+) -> tuple[int, int]:
     """Returns the age of what another process left; another job's is no business of ours."""
     with contextlib.suppress(UserError):
-        return age_of(_state(own, folder), rank)
+        return age_of(_state(own, folder), rank, era=era)
     return NOTHING

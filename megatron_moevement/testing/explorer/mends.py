@@ -18,7 +18,7 @@ from megatron_moevement.integrations.megatron.step_commit import DecidedStep
 from megatron_moevement.policy import recovery as policy
 from megatron_moevement.policy.facts import Facts
 from megatron_moevement.policy.graph_start import first_layer
-from megatron_moevement.policy.newest_state import is_memory_newest
+from megatron_moevement.policy.newest_state import Durable, is_memory_newest
 from megatron_moevement.policy.persistence import Acknowledgements
 from megatron_moevement.policy.plan import Plan
 from megatron_moevement.runtime.ledger import LedgerEntry
@@ -28,7 +28,6 @@ from megatron_moevement.strategies.copies import Copies
 from megatron_moevement.strategies.kept import TORN, Live
 from megatron_moevement.strategies.kept_store import KeptStore
 from megatron_moevement.strategies.left_state import gather_facts, read_left_state
-from megatron_moevement.strategies.strategy import Durable
 from megatron_moevement.strategies.survivors import Survivor
 from megatron_moevement.testing.explorer.mend import Mend
 
@@ -114,7 +113,7 @@ def begin_anew_in_silence() -> None:
         return self.loadable
 
     _replace(KeptStore, "open", open_without_the_dead)
-    _replace(KeptStore, "take_in_left", lambda self: ())
+    _replace(KeptStore, "take_in", lambda self, rank, ranks: ())
     _replace(recovery, "plan_start", plan_or_none)
     _replace(Durable, "newest", loadable)
 

@@ -135,15 +135,8 @@ class Commits:
         process.ring = process.ring.dropped_before(kept.oldest_slot_step)
         if store.persisted is not None:
             process.acknowledgements = process.acknowledgements.dropped_before(store.persisted)
-        if process.rank is not None:
-            for direction in self._world.shape.directions[process.rank.pp]:
-                oldest = policies.oldest_log_step(kept, process.rank.pp, direction)
-                for step in [step for step in store.logs if step < oldest]:
-                    tensors = store.logs[step]
-                    for tag in [tag for tag in tensors if tag.direction is direction]:
-                        del tensors[tag]
-                    if not tensors:
-                        del store.logs[step]
+        for step in [step for step in store.logs if step < kept.oldest_log_step]:
+            del store.logs[step]
         for step in [step for step in store.ledger if step < kept.oldest_ledger_step]:
             del store.ledger[step]
 

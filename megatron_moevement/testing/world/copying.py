@@ -25,7 +25,7 @@ def copy_states(world: World, process: Process, plan: Plan, members: tuple[int, 
     if copy is not None:
         process.live, process.run, process.capturing = None, None, None
         if plan.edges is WindowEdges.KEPT:
-            yield from _fetch_slots(world, process, plan)
+            yield from complete(world, process, plan, plan.target)
         for key in copy.slots:
             yield from _fetch(world, process, key, copy.source)
         yield Sleep(COPY_TIME)
@@ -41,13 +41,16 @@ def copy_states(world: World, process: Process, plan: Plan, members: tuple[int, 
     yield Join(("copied",), members, process.number, None, len)
 
 
-def _fetch_slots(world: World, process: Process, plan: Plan) -> Commands:
-    """Brings what any process has of the own slots that are still needed into the own store."""
+def complete(world: World, process: Process, plan: Plan, step: int) -> Commands:
+    """Brings what any process has of the own slots that are still needed into the own store.
+
+    The ring is what the slots are then, for a rank that goes on from S_step.
+    """
     rank, window = process.rank, plan.persisted
     assert rank is not None
     first = process.schedule.first_step if window is None else window.start
-    for step in range(first, plan.target):
-        key = SlotKey(rank, process.schedule.window_of(step), process.schedule.slot_of(step))
+    for each in range(first, step):
+        key = SlotKey(rank, process.schedule.window_of(each), process.schedule.slot_of(each))
         holders = [
             other.number
             for other in world.live
@@ -55,9 +58,9 @@ def _fetch_slots(world: World, process: Process, plan: Plan) -> Commands:
         ]
         if holders and process.number not in holders:
             yield from _fetch(world, process, key, holders[0])
-    own = process.store.own_slot(rank, plan.target)
+    own = process.store.own_slot(rank, step)
     has_last = own is not None and process.store.slots[own].intact
-    process.ring = SlotRing(process.ring.capacity, first, plan.target + has_last)
+    process.ring = SlotRing(process.ring.capacity, first, step + has_last)
 
 
 def _fetch(world: World, process: Process, key: SlotKey, source: int) -> Commands:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
+from megatron_moevement.policy.newest_state import Durable
 from megatron_moevement.policy.ranks import LogicalRank
 from megatron_moevement.testing.world.live import Live
 from megatron_moevement.testing.world.reference import initial_state
@@ -22,7 +23,7 @@ class SavedRank:
     losses: dict[int, int]
 
 
-class Durable:
+class Checkpoints:
     """Storage that survives everything."""
 
     def __init__(self, world: World) -> None:
@@ -43,12 +44,27 @@ class Durable:
         parts[process.rank] = SavedRank(process.live.copy(), dict(process.store.losses))
 
     @property
-    def newest(self) -> int | None:
-        """Step of the newest whole checkpoint; 0 where the initial state can be built anew."""
+    def whole(self) -> Durable | None:
+        """What could be loaded now; None where the initial state is lost and nothing was saved."""
         ranks = len(self._world.shape.layout.ranks)
-        newest = max(step for step, parts in self._saved.items() if len(parts) == ranks)
+        saved = max(step for step, parts in self._saved.items() if len(parts) == ranks)
         is_initial_lost = self._world.has_trained and not self._world.scenario.initial_state
-        return None if newest == 0 and is_initial_lost else newest
+        if saved == 0 and is_initial_lost:
+            return None
+        return Durable(saved if self._world.scenario.loads else 0, saved)
+
+    def newest(self, seen: Durable | None, is_continuing: bool) -> int | None:
+        """Returns the step that a job would load; 0 is the initial state, None that none is left.
+
+        Args:
+            seen: what all processes see.
+            is_continuing: whether the job has trained before, as far as its processes know.
+        """
+        return None if seen is None else seen.newest(is_continuing=is_continuing)
+
+    def begin_history(self, step: int) -> None:
+        """Notes that a history begins: what an earlier one saved beyond it is not its own."""
+        self._saved = {saved: parts for saved, parts in self._saved.items() if saved <= step}
 
     def load(self, step: int, rank: LogicalRank) -> SavedRank:
         """Returns a rank's part of a checkpoint."""

@@ -101,6 +101,7 @@ class FaultInjection:
             if process.domain == victim.domain:
                 self._world.restarts.kill(process, keeps_memory=False)
         self._world.machines.lose(victim.domain)
+        self._world.invariants.work.lost(victim.domain)
 
     def _tear(self, victim: Process, _: Fault) -> None:
         self._tears.add(victim.number)
@@ -114,6 +115,7 @@ class FaultInjection:
             key, stored = slots[-1 if fault.place else fault.tick % len(slots)]
             stored.intact = False
             self._world.invariants.damaged_slots.add((victim.number, key))
+            self._world.invariants.work.lost(victim.domain)
 
     def _corrupt_log(self, victim: Process, fault: Fault) -> None:
         tensors = [tensor for step in victim.store.logs.values() for tensor in step.values()]

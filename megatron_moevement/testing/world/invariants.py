@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from megatron_moevement.policy.facts import Condition, Facts, ProcessFacts
+from megatron_moevement.policy.facts import Condition, Facts, LiveState, ProcessFacts
 from megatron_moevement.policy.lifecycle import Phase
 from megatron_moevement.policy.operators import OperatorId, OperatorKind
 from megatron_moevement.policy.persistence import SlotKey
@@ -22,6 +22,7 @@ from megatron_moevement.testing.world.plan_sources import has_sources
 from megatron_moevement.testing.world.policies import slot_contents
 from megatron_moevement.testing.world.process import Process
 from megatron_moevement.testing.world.violations import ViolationError, require
+from megatron_moevement.testing.world.work_invariants import WorkInvariants
 
 if TYPE_CHECKING:
     from megatron_moevement.testing.world.world import World
@@ -43,6 +44,7 @@ class Invariants:
         self._slot_of: dict[tuple[int, Window, OperatorId], int] = {}
         self.logs = LogInvariants(world)
         self.left = LeftInvariants(world)
+        self.work = WorkInvariants(world)
         self.damaged_slots: set[tuple[int, SlotKey]] = set()
         self.lags: list[int] = []
 
@@ -76,6 +78,7 @@ class Invariants:
         former = self._committed.get(key, 0)
         require(store.committed >= former, "4 committed", process, "went back from", former)
         self._committed[key] = store.committed
+        self.work.committed(process)
         live = process.live
         recorded = live is None or live.step <= store.committed
         require(recorded, "4 recorded", process, "is beyond", store.committed, "of its journal")
@@ -181,6 +184,7 @@ class Invariants:
             process: who learns it.
             claimed: the copies that it learns each slot to have, besides the rank's own.
         """
+        self.work.learnt(process, claimed)
         window, era = process.store.persisted, process.store.era
         assert window is not None
         known = self._persisted.get(era)
@@ -248,7 +252,7 @@ class Invariants:
             self._keeps_progress(plan, facts)
             if plan.edges is WindowEdges.ANEW:
                 self._nothing_left(facts, plan)
-        elif not (plan.verdict is Verdict.ABORT and plan.ending is Ending.FLUSH):
+        elif plan.target < max(known, default=plan.target + 1) and plan.ending is not Ending.FLUSH:
             self._nothing_left(facts, plan)
             stand = not facts.vacant and all(
                 process.era == era
@@ -260,6 +264,10 @@ class Invariants:
 
     def _keeps_progress(self, plan: Plan, facts: Facts) -> None:
         """7: a stage that lost nothing goes on from where it is, if its log reaches back."""
+
+        def comes_to_target(live: LiveState) -> bool:
+            return plan.target in {live.step, live.finished}
+
         for replay in plan.replays:
             if replay.origin is Origin.KEPT:
                 continue
@@ -274,7 +282,8 @@ class Invariants:
                 continue
             if kept <= replay.start or self._coupled_lost(replay.stage):
                 continue
-            if self._slot_in_flight_lost(replay.stage, facts, kept):
+            reached = plan.target if all(map(comes_to_target, lives)) else kept
+            if self._slot_in_flight_lost(replay.stage, facts, reached):
                 continue
             reaches = all(self._log_reaches(process, plan, kept) for process in members)
             require(not reaches, "7 progress", "stage", replay.stage, "gives up step", kept)
@@ -343,6 +352,7 @@ class Invariants:
             self._anew.add(plan.generation)
             self._persisted.pop(plan.era, None)
             self._newest_window.pop(plan.era, None)
+            self.work.begins_anew(plan.era)
 
     def resumed(self, process: Process, plan: Plan) -> None:
         """Checks the state that training goes on from."""

@@ -23,21 +23,19 @@ class LeftInvariants:
         self._world = world
         self._begun: set[int] = set()
 
-    def begins(self, plan: Plan) -> None:
-        """7: a job begins with what is durable only where no memory could bring it further."""
+    def goes_back(self, plan: Plan) -> None:
+        """7: a job goes back to what is durable only where no memory could bring it further."""
         if plan.generation in self._begun:
             return
         self._begun.add(plan.generation)
         live = self._world.live
-        stores = [process.store for process in live]
-        for process in live:
-            stores += self._world.machines.adoptable(process)
+        stores = [*(process.store for process in live), *self._world.machines.within_reach()]
         step = recoverable_step(stores, self._world.shape)
         there = [process.store.committed for process in live if not process.is_new]
         if any(committed is not None for committed in there):
             step = min(step or 0, max(committed or 0 for committed in there))
         further = step is not None and step > plan.target
-        what = f"the job begins with step {plan.target}, step {step} is in memory"
+        what = f"the job goes back to step {plan.target}, step {step} is in memory"
         require(not further, "7 recoverable", what)
 
     def forgets(self, process: Process, removed: Collection[Store]) -> None:

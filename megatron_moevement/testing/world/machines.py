@@ -41,9 +41,9 @@ class Machines:
         yield from self._flushed.values()
 
     @property
-    def has_flushed(self) -> bool:
-        """Whether a launch finds something that was flushed."""
-        return bool(self._flushed)
+    def has_any(self) -> bool:
+        """Whether there is anything; where not, nobody looks for it."""
+        return bool(self._left or self._flushed)
 
     def leave(self, process: Process) -> None:
         """Keeps the store of a process that is no more."""
@@ -77,21 +77,48 @@ class Machines:
         if process.rank is None or process.has_looked:
             return
         process.has_looked = True
-        if self._world.policies.adopts_in(generation):
+        if self._world.policies.adopts_in(generation, is_refused=False):
             self._adopt(process, process.rank)
         for key in process.store.slots:
             self._world.invariants.stored(process, key)
 
-    def adoptable(self, process: Process) -> Iterator[Store]:
-        """Returns what a process could go on with instead of its own store, or with it."""
-        if process.rank is None or not process.is_new:
-            return
-        for left in self._left.values():
-            if left.machine == process.machine and left.store.rank == process.rank:
-                yield left.store
-        for store in self._flushed.values():
-            if store.rank == process.rank:
-                yield store
+    def take_in(self, process: Process, generation: int) -> bool:
+        """Brings what others left on a process's machine, or flushed, and nobody has adopted.
+
+        Args:
+            process: who takes it in; a spare does so, too, where it keeps copies.
+            generation: restarts in place so far.
+
+        Returns:
+            Whether it holds anything now that it did not hold before.
+        """
+        taken = False
+        if not self._world.policies.adopts_in(generation, is_refused=False):
+            return taken
+        for number, left in list(self._left.items()):
+            if left.machine == process.machine and self._take_in(process, left.store):
+                self._world.report(f"{process} takes in what p{number} left")
+                del self._left[number]
+                taken = True
+        if process.rank is None:
+            return taken
+        ranks = self._world.shape.layout.ranks
+        flushed = {
+            number: store.rank
+            for number, store in self._flushed.items()
+            if store.committed is not None
+        }
+        for number in self._world.policies.share_of_flushed(flushed, process.rank, ranks):
+            if self._take_in(process, self._flushed[number].copy()):
+                self._world.report(f"{process} takes in what p{number} flushed")
+                taken = True
+        return taken
+
+    def within_reach(self) -> Iterator[Store]:
+        """Returns what live processes could go on with besides their own stores."""
+        machines = {process.machine for process in self._world.live}
+        yield from (left.store for left in self._left.values() if left.machine in machines)
+        yield from self._flushed.values()
 
     def note_left(self, process: Process) -> None:
         """Notes what others left on a process's machine, now that all have opened their stores."""
@@ -120,16 +147,17 @@ class Machines:
                 self._take(process, left.store)
 
     def _adopt(self, process: Process, rank: LogicalRank) -> None:
-        mine = _age(process.store, rank)
+        era = process.store.era
+        mine = _age(process.store, rank, era)
         left = {
-            number: _age(each.store, rank)
+            number: _age(each.store, rank, era)
             for number, each in self._left.items()
             if each.machine == process.machine
         }
         newest = max([mine, *left.values()])
         durable = max(
-            (store for store in self._flushed.values() if _age(store, rank) > newest),
-            key=lambda store: _age(store, rank),
+            (store for store in self._flushed.values() if _age(store, rank, era) > newest),
+            key=lambda store: _age(store, rank, era),
             default=None,
         )
         if durable is not None:
@@ -141,6 +169,25 @@ class Machines:
                 self._world.report(f"{process} adopts the store of p{number}")
                 self._take(process, self._left.pop(number).store)
 
+    def _take_in(self, process: Process, store: Store) -> bool:
+        """Takes the slots that a process lacks, and the journal where it has none."""
+        own = process.store
+        if store.committed is None or (own.committed is not None and store.era != own.era):
+            return False
+        if own.committed is None:
+            slots, own.slots = own.slots, {}
+            process.store = own = dataclasses.replace(store.copy(), slots=slots)
+            process.schedule = own.schedule or process.schedule
+        lacking = [
+            key
+            for key in store.slots
+            if key not in own.slots and not own.overwritten_by(key, process.ring.capacity)
+        ]
+        for key in lacking:
+            own.slots[key] = store.slots[key]
+            self._world.invariants.stored(process, key)
+        return bool(lacking)
+
     def _take(self, process: Process, store: Store) -> None:
         """Goes on with a store; what is held for others stays, logs died with their process."""
         held, process.store = process.store.slots, store
@@ -151,8 +198,9 @@ class Machines:
         process.schedule = store.schedule or process.schedule
 
 
-def _age(store: Store, rank: LogicalRank) -> tuple[int, int]:
-    return age_of(None if store.committed is None else _State(store, store.committed), rank)
+def _age(store: Store, rank: LogicalRank, era: int) -> tuple[int, int]:
+    state = None if store.committed is None else _State(store, store.committed)
+    return age_of(state, rank, era=era)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,16 +15,17 @@ from megatron_moevement.policy import (
     boundary,
     commit,
     edges,
+    eras,
     lifecycle,
-    newest_state,
     persistence,
     placement,
     recovery,
     replication,
     retention,
+    rollforward,
     spares,
 )
-from megatron_moevement.policy.boundary import BoundarySend, BoundaryTag, Direction
+from megatron_moevement.policy.boundary import BoundarySend, BoundaryTag
 from megatron_moevement.policy.commit import (
     COMMIT_SECTION,
     ROLL_FORWARD_SECTION,
@@ -48,24 +49,12 @@ def persisted_for_all(
     return persistence.persisted_window(reported, ranks)
 
 
-def oldest_log_step(kept: Retention, stage: int, direction: Direction) -> int:
-    """Returns the oldest step whose sends a stage keeps: both sides of every boundary alike."""
-    del stage, direction
-    return kept.oldest_log_step
-
-
 def slot_contents(
     schedule: WindowSchedule, rank: LogicalRank, slot: int
 ) -> tuple[frozenset[OperatorId], frozenset[OperatorId]]:
     """Returns what a rank captures as FULL and as COMPUTE: on all replicas the same."""
     own = frozenset(operator.id for operator in schedule.inventory.by_rank[rank])
     return schedule.full(slot) & own, schedule.compute(slot) & own
-
-
-def every_generation(generation: int) -> bool:
-    """Returns whether a process that opens its store in some generation adopts another one."""
-    del generation
-    return True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,6 +64,7 @@ class Policies:
     training_step: tuple[Command, ...] = TRAINING_STEP
     commit_section: tuple[Command, ...] = COMMIT_SECTION
     roll_forward_section: tuple[Command, ...] = ROLL_FORWARD_SECTION
+    settling: tuple[rollforward.Settling, ...] = rollforward.SETTLING
     may_commit: Callable[[int, int, commit.Abort], bool] = commit.may_commit
     votes_suffice: Callable[[int, int], bool] = operator.eq
     may_vote: Callable[..., bool] = commit.may_vote
@@ -84,20 +74,21 @@ class Policies:
         commit.newest_persisted
     )
     persisted: Callable[..., Window | None] = persisted_for_all
-    adopts_in: Callable[[int], bool] = every_generation
+    adopts_in: Callable[..., bool] = adoption.adopts_in
+    share_of_flushed: Callable[..., tuple[int, ...]] = adoption.share_of_flushed
     may_forget_left: Callable[..., bool] = adoption.may_forget_left
     of_no_use: Callable[[Collection[int], Collection[int]], tuple[int, ...]] = adoption.of_no_use
-    is_memory_newest: Callable[[Facts], bool] = newest_state.is_memory_newest
     acknowledgements: type[persistence.Acknowledgements] = persistence.Acknowledgements
     trouble_after: Callable[[Trouble | None, float, float, str], Trouble] = Trouble.after
     remedy: Callable[[Trouble, float], Remedy] = Trouble.remedy
     retain: Callable[[Window | None, int], Retention] = retention.retain
-    oldest_log_step: Callable[[Retention, int, Direction], int] = oldest_log_step
     log_tag: Callable[[BoundarySend], BoundaryTag] = boundary.log_tag
     slot_contents: Callable[
         [WindowSchedule, LogicalRank, int], tuple[frozenset[OperatorId], frozenset[OperatorId]]
     ] = slot_contents
-    plan_recovery: Callable[[Facts], Plan] = recovery.plan_recovery
+    has_no_use_of_memory: Callable[[Facts], bool] = recovery.has_no_use_of_memory
+    plan_start: Callable[[Facts], Plan | None] = recovery.plan_start
+    next_era: Callable[[Iterable[int], float], int] = eras.next_era
     schedule_after: Callable[[Plan, WindowSchedule], WindowSchedule] = edges.schedule_after
     assign_spares: Callable[..., Mapping[LogicalRank, int]] = spares.assign_spares
     place_replicas: Callable[..., placement.Placement] = placement.place_replicas

@@ -24,7 +24,7 @@ def recoverable_step(stores: Collection[Store], shape: Shape) -> int | None:
     persisted = max((store.persisted for store in knowing if store.persisted), default=None)
     if persisted is None or committed < persisted.last:
         return None
-    there = {key for store in knowing for key in store.slots}
+    there = {key for store in knowing for key, slot in store.slots.items() if slot.intact}
     replayed = range(persisted.start + 1, committed + 1)
     has_ledger = any(all(step in store.ledger for step in replayed) for store in knowing)
     return committed if has_ledger and _is_whole(persisted, there, shape) else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ from megatron_moevement.policy.persistence import SlotKey
 from megatron_moevement.policy.plan import Origin, Plan, Verdict, WindowEdges
 from megatron_moevement.policy.ring import SlotRing, ring_capacity
 from megatron_moevement.settings.faults import Place
-from megatron_moevement.testing.world.copying import FETCH_TIME, copy_states
+from megatron_moevement.testing.world.copying import FETCH_TIME, complete, copy_states
 from megatron_moevement.testing.world.live import Live
 from megatron_moevement.testing.world.process import (
     At,
@@ -56,8 +57,6 @@ def recover(world: World, process: Process, members: tuple[int, ...]) -> Program
     yield At(Place.OPEN)
     if plan.verdict is not Verdict.ROLLBACK:
         yield from settle(world, process, plan, members)
-        if _gives_up(process, plan):
-            process.live = None
     yield Pass()
     process.lifecycle = world.policies.advance(process.lifecycle, event)
     yield from _come_to_target(world, process, plan, members)
@@ -85,6 +84,11 @@ def _come_to_target(
     """Copies, loads or replays what the plan says."""
     if plan.copies:
         yield from copy_states(world, process, plan, members)
+    live, is_copied = process.live, process.rank in {copy.rank for copy in plan.copies}
+    stands = live is not None and live.window is None and process.rank is not None
+    if plan.edges is WindowEdges.KEPT and stands and not is_copied:
+        assert live is not None
+        yield from complete(world, process, plan, live.step)
     event = event_of(plan, process.rank)
     if event is Event.LOADS:
         yield from _load(world, process, plan)
@@ -95,59 +99,79 @@ def _come_to_target(
 
 def _agree(world: World, process: Process, members: tuple[int, ...]) -> Generator[Wait, Any, Plan]:
     """Publishes facts, makes the plan from everybody's, and compares it with the others'."""
-    yield Sleep(FACTS_TIME)
-    yield At(Place.FACTS)
-    own = process.facts(world.shape, world.scenario.lost_states)
-    published: dict[int, ProcessFacts] = yield Join(("facts",), members, process.number, own, dict)
+    facts = yield from _look(world, process, members, 0)
     world.machines.note_left(process)
-    order = [number for number in published if number >= process.number]
-    order += [number for number in published if number < process.number]
-    facts = Facts(
-        process.generation,
-        world.shape.layout,
-        world.shape.ends,
-        world.restarts.durable_at(process.generation),
-        tuple(published[number] for number in order),
-    )
-    if _begins_with_durable(world, facts):
-        return _beginning(world, process, facts)
-    plan = world.policies.plan_recovery(facts)
-    digests: dict[int, str] = yield Join(("digest",), members, process.number, plan.digest, dict)
-    world.invariants.agreed(process, facts, plan, digests)
+    beginning = world.restarts.beginning(process.generation)
+    is_lacking = world.policies.has_no_use_of_memory(_since_launch(world, facts))
+    if is_lacking and not facts.vacant and beginning.has_left:
+        taken = world.machines.take_in(process, world.restarts.restarts_in_place)
+        if (yield Join(("taken",), members, process.number, taken, _any)):
+            facts = yield from _look(world, process, members, 1)
+    found = world.policies.plan_start(_since_launch(world, facts))
+    if found is None:
+        plan = _beginning(process, facts)
+        world.durable.begin_history(plan.target)
+        world.invariants.work.goes_back(plan)
+    else:
+        plan = dataclasses.replace(found, generation=process.generation)
+        if plan.verdict is Verdict.ROLLBACK:
+            world.invariants.work.goes_back(plan)
+        digests: dict[int, str]
+        digests = yield Join(("digest",), members, process.number, plan.digest, dict)
+        world.invariants.agreed(process, facts, plan, digests)
+    if plan.verdict is Verdict.ROLLBACK:
+        era = world.policies.next_era((each.era for each in facts.processes), beginning.time)
+        plan = dataclasses.replace(plan, era=era)
+        world.invariants.left.goes_back(plan)
     process.lifecycle = world.policies.advance(process.lifecycle, Event.AGREED)
-    world.note_plan(plan)
+    if found is not None:
+        world.note_plan(plan)
     return plan
 
 
-def _gives_up(process: Process, plan: Plan) -> bool:
-    """Returns whether the state of a process is of no use: its gradients went with the reset."""
-    if process.rank is None:
-        return False
-    origins = {replay.stage: replay.origin for replay in plan.replays}
-    return origins.get(process.rank.pp) is Origin.WINDOW
+def _look(
+    world: World, process: Process, members: tuple[int, ...], time: int
+) -> Generator[Wait, Any, Facts]:
+    """Publishes facts and returns everybody's, from the own process on."""
+    yield Sleep(FACTS_TIME)
+    yield At(Place.FACTS)
+    own = process.facts(world.shape, world.scenario.lost_states)
+    name = ("facts", time)
+    published: dict[int, ProcessFacts] = yield Join(name, members, process.number, own, dict)
+    order = [number for number in published if number >= process.number]
+    order += [number for number in published if number < process.number]
+    is_continuing = world.restarts.restarts_in_place > 0 or any(
+        each.committed is not None for each in published.values()
+    )
+    return Facts(
+        process.generation,
+        world.shape.layout,
+        world.shape.ends,
+        world.durable.newest(world.restarts.beginning(process.generation).durable, is_continuing),
+        tuple(published[number] for number in order),
+    )
 
 
-def _begins_with_durable(world: World, facts: Facts) -> bool:
-    if facts.durable is None or facts.vacant:
-        return False
-    return not world.policies.is_memory_newest(facts)
+def _since_launch(world: World, facts: Facts) -> Facts:
+    """Returns facts whose generation counts from the launch, as production's do."""
+    return dataclasses.replace(facts, generation=world.restarts.restarts_in_place)
 
 
-def _beginning(world: World, process: Process, facts: Facts) -> Plan:
+def _any(taken: dict[int, bool]) -> bool:
+    return any(taken.values())
+
+
+def _beginning(process: Process, facts: Facts) -> Plan:
     """Returns what is done without a plan: all load what is durable, and a history begins."""
     assert facts.durable is not None
-    plan = Plan(
+    return Plan(
         process.generation,
         Verdict.ROLLBACK,
         "nothing in memory is newer",
         facts.durable,
         edges=WindowEdges.ANEW,
-        era=max(each.era for each in facts.processes) + 1,
         epoch=max(each.epoch for each in facts.processes) + 1,
     )
-    world.invariants.left.begins(plan)
-    process.lifecycle = world.policies.advance(process.lifecycle, Event.AGREED)
-    return plan
 
 
 def _end(world: World, process: Process, plan: Plan) -> Commands:

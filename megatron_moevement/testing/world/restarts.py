@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING
 
 from megatron_moevement.policy.boundary import BoundaryTag, Direction
 from megatron_moevement.policy.commit import Abort
 from megatron_moevement.policy.lifecycle import Event
+from megatron_moevement.policy.newest_state import Durable
 from megatron_moevement.policy.ranks import LogicalRank
 from megatron_moevement.policy.ring import SlotRing, ring_capacity
 from megatron_moevement.testing.world.process import Join, Process, Receive
@@ -18,6 +20,21 @@ if TYPE_CHECKING:
 DETECTION_TIME = 2.0
 STAGGER_TIME = 1.5
 LAUNCH_TIME = 5.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Beginning:
+    """What all processes of a generation see alike.
+
+    Attributes:
+        time: at which it began, on one clock for all.
+        durable: what could be loaded.
+        has_left: whether there is anything without a process; where not, nobody looks for it.
+    """
+
+    time: float
+    durable: Durable | None
+    has_left: bool
 
 
 class Restarts:
@@ -34,7 +51,7 @@ class Restarts:
         self._is_pending = False
         self._launches = 0
         self._domain_of: dict[LogicalRank, str] = {}
-        self._durable: dict[int, int | None] = {}
+        self._begun: dict[int, Beginning] = {}
         self._relaunches_left = world.scenario.relaunches
         self._first_generation = 1
 
@@ -55,8 +72,11 @@ class Restarts:
         spares = world.scenario.spares
         places: list[LogicalRank | None] = [*world.shape.layout.ranks, *[None] * spares]
         first = len(world.processes)
+        nodes = [offset // world.scenario.processes_per_domain for offset in range(len(places))]
+        if world.scenario.permuted and first:
+            world.random.shuffle(nodes)
         for offset, rank in enumerate(places):
-            domain = f"node{offset // world.scenario.processes_per_domain}"
+            domain = f"node{nodes[offset]}"
             number = first + offset
             process = Process(
                 number,
@@ -73,6 +93,7 @@ class Restarts:
             process.lifecycle = world.policies.advance(process.lifecycle, event)
             if rank is not None:
                 self._domain_of[rank] = domain
+        world.has_trained = False
         self._is_pending = True
         self._launches += 1
         self._first_generation = self.generation + 1
@@ -87,6 +108,7 @@ class Restarts:
         world.report(f"{process} dies, {process.lifecycle.phase.value}")
         process.alive = False
         self._stop(process)
+        world.invariants.work.lost(process.domain)
         if keeps_memory:
             world.machines.leave(process)
         self.restart_soon()
@@ -172,7 +194,9 @@ class Restarts:
         world.network.forget_generation(self.generation)
         self._fill_ranks(live)
         world.invariants.generation_begins(self.generation, live)
-        self._durable[self.generation] = world.durable.newest
+        self._begun[self.generation] = Beginning(
+            world.clock.now, world.durable.whole, has_left=world.machines.has_any
+        )
         members = tuple(process.number for process in live)
         for process in live:
             process.program = recover(world, process, members)
@@ -192,9 +216,9 @@ class Restarts:
             self._domain_of[rank] = process.domain
             world.report(f"{process} takes the rank")
 
-    def durable_at(self, generation: int) -> int | None:
-        """Returns the newest durable checkpoint as everybody in a generation sees it."""
-        return self._durable[generation]
+    def beginning(self, generation: int) -> Beginning:
+        """Returns what everybody in a generation knows of its beginning."""
+        return self._begun[generation]
 
     def ended(self, reason: str) -> None:
         """Notes that a process ended; the last one ends the job."""

@@ -47,6 +47,8 @@ class Scenario:
         overflows: steps whose gradients overflow, in the dense and in the expert optimizer.
         faults: what goes wrong.
         lost_states: whether a lost state may be copied from a replica.
+        loads: whether each launch loads what the job has saved; a restart in place always does.
+        permuted: whether a launch puts ranks on other machines than the one before.
         one_machine: whether all processes share a machine, whatever they may be lost with.
     """
 
@@ -69,6 +71,8 @@ class Scenario:
     overflows: tuple[tuple[int, bool, bool], ...] = ()
     faults: tuple[Fault, ...] = ()
     lost_states: LostStates = LostStates.REPLAYED
+    loads: bool = True
+    permuted: bool = False
     one_machine: bool = False
 
     @property
@@ -197,7 +201,13 @@ def scenario_of(seed: int) -> Scenario:
     # Drawn apart: which worlds there are does not depend on it.
     lost = random.Random(f"lost states {seed}").choice(list(LostStates))  # noqa: S311
     one_machine = random.Random(f"machines {seed}").random() < 0.4  # noqa: S311
-    scenario = dataclasses.replace(scenario, one_machine=one_machine)
+    again = random.Random(f"launched again {seed}")  # noqa: S311
+    scenario = dataclasses.replace(
+        scenario,
+        one_machine=one_machine,
+        loads=again.random() < 0.6,
+        permuted=again.random() < 0.4,
+    )
     faults = _draw_faults(scenario, draw)
     apart = random.Random(f"places {seed}")  # noqa: S311
     if apart.random() < _SHARE_WITH_PLACES:

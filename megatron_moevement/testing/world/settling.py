@@ -7,10 +7,12 @@ from collections.abc import Generator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from megatron_moevement.policy.commit import EarlyState, Fate
-from megatron_moevement.policy.plan import Plan
+from megatron_moevement.policy.plan import Origin, Plan
+from megatron_moevement.policy.rollforward import Settling
 from megatron_moevement.testing.world.live import Live
 from megatron_moevement.testing.world.process import Commands, Join, Pass, Process, Run, Sleep, Wait
 from megatron_moevement.testing.world.reference import Entry
+from megatron_moevement.testing.world.store import Store
 
 if TYPE_CHECKING:
     from megatron_moevement.testing.world.world import World
@@ -28,22 +30,48 @@ class LeftLedger:
 
 def settle(world: World, process: Process, plan: Plan, members: tuple[int, ...]) -> Commands:
     """Rolls forward or puts back what the interrupted step changed, and writes the journal."""
+    if process.store.era != plan.era:
+        process.store = Store()  # of another history: its slots may have equal names
     yield Join(("opened",), members, process.number, None, len)
     ledger = yield from _share_ledger(process, plan, members)
-    run, live = process.run, process.live
     step = next((roll.step for roll in plan.roll_forward if roll.rank == process.rank), None)
-    if step is None:
-        _forget_cut_capture(process)
+    process.capturing = None
+    for action in world.policies.settling:
+        if action is Settling.ROLL_FORWARD and step is not None:
+            yield from _roll_forward(world, process, plan, ledger, step)
+        elif action is Settling.GIVE_UP and goes_back(process, plan):
+            process.live = None
+        elif action is Settling.RESET:
+            _reset(world, process)
+            yield Sleep(RESET_TIME * (1 + 9 * world.random.random()))
+        elif action is Settling.JOURNAL:
+            yield from _write_journal(world, process, plan, ledger)
+        elif action is Settling.BELONG:
+            process.is_new = process.is_new and process.rank is None
+
+
+def goes_back(process: Process, plan: Plan) -> bool:
+    """Returns whether a process replays from a window: its state is of no use."""
+    if process.rank is None:
+        return False
+    origins = {replay.stage: replay.origin for replay in plan.replays}
+    return origins.get(process.rank.pp) is Origin.WINDOW
+
+
+def _roll_forward(
+    world: World, process: Process, plan: Plan, ledger: LeftLedger, step: int
+) -> Commands:
+    run, live = process.run, process.live
+    if run is not None and live is not None and not live.torn and step == run.step:
+        run.entry, run.plan = ledger.entries[step], plan
+        yield from world.commits.execute(process, run, world.policies.roll_forward_section)
+
+
+def _reset(world: World, process: Process) -> None:
+    run, live = process.run, process.live
     if run is not None and live is not None and not live.torn:
-        if step == run.step:
-            run.entry, run.plan = ledger.entries[step], plan
-            yield from world.commits.execute(process, run, world.policies.roll_forward_section)
-        else:
-            _put_back(world, live, run)
+        _put_back(world, live, run)
     process.run = None
-    yield Sleep(RESET_TIME * (1 + 9 * world.random.random()))
-    process.is_new = process.is_new and process.rank is None
-    yield from _write_journal(world, process, plan, ledger)
 
 
 def _share_ledger(
@@ -80,18 +108,6 @@ def _write_journal(world: World, process: Process, plan: Plan, ledger: LeftLedge
         world.commits.drop(process)
     if process.schedule.epoch != plan.epoch and plan.ledger_source is not None:
         process.schedule = world.processes[plan.ledger_source].schedule
-
-
-def _forget_cut_capture(process: Process) -> None:
-    """Makes room to capture the live state again, if its slot did not land or is damaged."""
-    live, rank = process.live, process.rank
-    process.capturing = None
-    if live is None or rank is None or live.window is not None:
-        return
-    if process.ring.next_step == live.step + 1:
-        key = process.store.own_slot(rank, live.step)
-        if key is None or not process.store.slots[key].intact:
-            process.ring = process.ring.rewound(live.step)
 
 
 def _put_back(world: World, live: Live, run: Run) -> None:

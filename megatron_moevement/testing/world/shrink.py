@@ -65,6 +65,8 @@ def _smaller_jobs(scenario: Scenario) -> Iterator[Scenario]:
         {"links": Links.DEFAULT},
         {"ends": Ends.INDEPENDENT},
         {"durable_every": 0},
+        {"loads": True},
+        {"permuted": False},
         {"shared_memory": False},
         {"overflows": ()},
     ):

@@ -252,6 +252,7 @@ def _barrier(world: World, process: Process, run: Run) -> Commands:
     rank = process.rank
     assert rank is not None
     ranks = world.shape.layout.ranks if run.plan is None else world.shape.groups[rank.pp]
+    world.invariants.work.votes(process)
     acknowledgements = process.acknowledgements
     vote = acknowledgements.newest_complete()
     copies = acknowledgements.fewest_copies(process.store.persisted)

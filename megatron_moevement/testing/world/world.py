@@ -16,7 +16,7 @@ from megatron_moevement.policy.segments import receivers_from
 from megatron_moevement.settings.faults import Place
 from megatron_moevement.testing.world.clock import Clock
 from megatron_moevement.testing.world.commits import Commits
-from megatron_moevement.testing.world.durable import Durable
+from megatron_moevement.testing.world.durable import Checkpoints
 from megatron_moevement.testing.world.fault_injection import FaultInjection
 from megatron_moevement.testing.world.history import History
 from megatron_moevement.testing.world.invariants import Invariants
@@ -85,7 +85,7 @@ class World:
         self.network = Network(self)
         self.replicator = Replicator(self)
         self.commits = Commits(self)
-        self.durable = Durable(self)
+        self.durable = Checkpoints(self)
         self.machines = Machines(self)
         self.faults = FaultInjection(self)
         self.restarts = Restarts(self)

@@ -8,7 +8,12 @@ from datetime import timedelta
 import pytest
 
 from megatron_moevement.policy.ranks import LogicalRank
-from megatron_moevement.runtime.slots.adoption import adopt_store, take_in_left
+from megatron_moevement.runtime.slots.adoption import (
+    adopt_store,
+    take_in_flushed,
+    take_in_left,
+)
+from megatron_moevement.runtime.slots.flushing import flush_store, flushed_folder
 from megatron_moevement.runtime.slots.journal import JournalState
 from megatron_moevement.runtime.slots.store import (
     JournalShape,
@@ -156,3 +161,54 @@ def test_another_history_is_not_taken_in_nor_what_is_there_already(shared_memory
         assert take_in_left(own) == ()
         assert own.open_journal().state.committed == 3
     assert left_behind(shared_memory, IDENTITY.run_id) == (0, 5, 7)
+
+
+def flush(root, save, process, step, **changes):
+    """Flushes the store of a process that kept the slots of another one's rank."""
+    with opened(root, process) as store:
+        state = dataclasses.replace(STATE, **{"committed": step, "rank": None, **changes})
+        store.journal(JOURNAL).write_state(state)
+        written = fill(store.ring(RingRole.HELD, OWNER, RING), step, byte=process + 1)
+        flush_store(store, save)
+        store.remove()
+    return written
+
+
+def test_what_was_flushed_without_a_rank_is_brought_back_by_one_process(shared_memory, tmp_path):
+    written = flush(shared_memory, tmp_path, 5, step=6)
+    flushed = [flushed_folder(tmp_path, IDENTITY)]
+    ranks = [OWNER, LogicalRank(dp=1)]
+    with opened(shared_memory, 0) as own, opened(shared_memory, 1) as other:
+        assert adopt_store(own, OWNER, flushed) is None
+        assert take_in_flushed(other, flushed, LogicalRank(dp=1), ranks) == ()
+        assert other.is_empty
+        assert take_in_flushed(own, flushed, OWNER, ranks) == (5,)
+        assert own.open_journal().state.committed == 6
+        assert own.open_ring(RingRole.HELD, OWNER).records() == (written,)
+        assert take_in_flushed(own, flushed, OWNER, ranks) == ()
+
+
+def test_a_rank_brings_back_what_it_flushed_for_others_though_its_own_slots_are_in_memory(
+    shared_memory, tmp_path
+):
+    written = flush(shared_memory, tmp_path, 5, step=6, rank=LogicalRank(dp=1))
+    flush(shared_memory, tmp_path, 7, step=7)
+    flushed = [flushed_folder(tmp_path, IDENTITY)]
+    with opened(shared_memory, 0) as store:
+        state = dataclasses.replace(STATE, committed=6, rank=LogicalRank(dp=1))
+        store.journal(JOURNAL).write_state(state)
+    with opened(shared_memory, 0) as own:
+        ranks = [OWNER, LogicalRank(dp=1)]
+        assert adopt_store(own, LogicalRank(dp=1), flushed) is None
+        assert take_in_flushed(own, flushed, LogicalRank(dp=1), ranks) == (5,)
+        assert own.open_ring(RingRole.HELD, OWNER).records() == (written,)
+
+
+def test_what_was_flushed_before_a_rollback_is_not_brought_back(shared_memory, tmp_path):
+    flush(shared_memory, tmp_path, 5, step=6)
+    flushed = [flushed_folder(tmp_path, IDENTITY)]
+    leave(shared_memory, 0, step=3, era=1)
+    with opened(shared_memory, 0) as own:
+        assert adopt_store(own, OWNER, flushed) is None
+        assert take_in_flushed(own, flushed, OWNER, [OWNER]) == ()
+        assert own.open_journal().state.committed == 3
