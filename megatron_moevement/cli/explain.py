@@ -189,7 +189,12 @@ def _activity(plan: Plan, stage: int) -> str:
         return _standing(plan, stage)
     origin = next(replay.origin for replay in plan.replays if replay.stage == stage)
     start = plan.start(stage)
-    basis = "the window" if origin is Origin.WINDOW else f"its kept S_{start}"
+    durable = f"the checkpoint of step {start}" if start else "the initial state"
+    basis = {
+        Origin.WINDOW: "the window",
+        Origin.KEPT: f"its kept S_{start}",
+        Origin.DURABLE: durable,
+    }[origin]
     if start == plan.target:
         return f"takes its state from {basis}"
     return f"replays ({start}, {plan.target}] from {basis}"

@@ -13,8 +13,8 @@ def schedule_after(plan: Plan, schedule: WindowSchedule) -> WindowSchedule:
 
     A replay captures the slots of the window in flight again under that window's own schedule: a
     moved edge would pin the old window for ever where faults come closer than W steps. Only where
-    nothing is left to replay from, a first window begins anew.
+    no window is left to replay from, a first one begins anew.
     """
     if plan.edges is WindowEdges.KEPT:
         return schedule
-    return dataclasses.replace(schedule, epoch=plan.epoch, first_step=plan.target)
+    return dataclasses.replace(schedule, epoch=plan.epoch, first_step=plan.first_captured)

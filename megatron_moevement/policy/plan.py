@@ -53,7 +53,8 @@ class WindowEdges(Enum):
     """Where they would have begun without the fault."""
 
     ANEW = "anew"
-    """At the target. All slots, logs and ledger entries are dropped before training goes on."""
+    """At the state that everybody goes on from: the target, or what is durable. All slots and logs
+    from before are dropped, and all ledger entries that no replay needs."""
 
 
 class Origin(Enum):
@@ -64,6 +65,9 @@ class Origin(Enum):
 
     KEPT = "kept"
     """The state that its interrupted replay had reached."""
+
+    DURABLE = "durable"
+    """What a launch would begin with: the newest durable checkpoint, or the initial state."""
 
 
 @dataclasses.dataclass(frozen=True, order=True)
@@ -151,7 +155,7 @@ class Plan:
         target: T, the newest step that any survivor has committed; training goes on with T + 1.
             After a rollback, the step of the durable checkpoint.
         persisted: the job's newest persisted window; every rank goes on with this knowledge.
-        window: the window that is replayed from.
+        window: the window that is replayed from; None too where all replay from what is durable.
         roll_forward: who applies finished gradients before anything is reset.
         replays: the stages in scope, ascending; all others are bystanders.
         segments: the same stages as runs of neighbours.
@@ -207,6 +211,16 @@ class Plan:
         """Whether stages replay without all others: some stand by, or begin at other steps."""
         starts = {replay.start for replay in self.replays}
         return self.verdict is Verdict.LOCALIZED or len(starts) > 1
+
+    @property
+    def is_from_durable(self) -> bool:
+        """Whether all stages load what is durable and replay from there."""
+        return any(replay.origin is Origin.DURABLE for replay in self.replays)
+
+    @property
+    def first_captured(self) -> int:
+        """Where windows begin that begin anew."""
+        return min((replay.start for replay in self.replays), default=self.target)
 
     @property
     def is_flush(self) -> bool:

@@ -55,7 +55,7 @@ def plan_recovery(facts: Facts) -> Plan:
     if facts.vacant:
         return _without_spare(facts, target)
     if target is None:
-        return _without_memory(facts, "no process knows of a committed step")
+        return plan_from_durable(facts, "no process knows of a committed step")
     check_nobody_is_ahead(facts.processes, target)
     found = survey_of(facts, target)
     survey = without_gaps(facts, found)
@@ -71,7 +71,7 @@ def plan_recovery(facts: Facts) -> Plan:
         return _resume_with_new_windows(
             facts, found, f"{stage_names(survey.behind)} lost a slot, {what}"
         )
-    return _without_memory(facts, f"{stage_names(survey.behind)} can't go on and {what}")
+    return plan_from_durable(facts, f"{stage_names(survey.behind)} can't go on and {what}")
 
 
 def _era(facts: Facts) -> int:
@@ -304,8 +304,8 @@ def plan_start(facts: Facts) -> Plan | None:
         return None
     facts = of_newest_era(facts)
     if newest_committed(facts.processes) is None:
-        return _without_memory(facts, "nothing is left in memory")
-    return _without_memory(facts, "what is left in memory is not newer than what was saved")
+        return plan_from_durable(facts, "nothing is left in memory")
+    return plan_from_durable(facts, "what is left in memory is not newer than what was saved")
 
 
 def has_no_use_of_memory(facts: Facts) -> bool:
@@ -314,16 +314,29 @@ def has_no_use_of_memory(facts: Facts) -> bool:
         plan = plan_start(facts)
     except InconsistentFactsError:
         return False
-    if plan is None or plan.edges is WindowEdges.ANEW:
+    if plan is None or plan.edges is WindowEdges.ANEW or plan.is_from_durable:
         return True
     return plan.verdict in {Verdict.ROLLBACK, Verdict.ABORT}
 
 
-def _without_memory(facts: Facts, why: str) -> Plan:
-    """Falls back to durable storage, or gives up."""
+def plan_from_durable(facts: Facts, why: str) -> Plan:
+    """Returns the plan of a job that has no window to replay from; it gives up without anything.
+
+    What is durable is a state of all operators, so it is replayed from like a window as long as
+    somebody has the ledger of all steps since: no committed step is lost then.
+
+    Args:
+        facts: what all live processes published, of the newest era; a checkpoint that turned out
+            not to be usable is not the durable one.
+        why: there is no window.
+    """
     if facts.durable is None:
         return _abort(facts, f"{why}, and there is no durable checkpoint")
     committed = newest_committed(facts.processes)
+    if committed is not None and committed > facts.durable:
+        source = _ledger_source(facts, facts.durable + 1, committed)
+        if source is not None:
+            return _replay_from_durable(facts, facts.durable, committed, source, why)
     lost = None if committed is None else max(committed - facts.durable, 0)
     return Plan(
         generation=facts.generation,
@@ -337,6 +350,30 @@ def _without_memory(facts: Facts, why: str) -> Plan:
         edges=WindowEdges.ANEW,
         era=_era(facts) + 1,
         epoch=_epoch(facts) + 1,
+    )
+
+
+def _replay_from_durable(facts: Facts, durable: int, target: int, source: int, why: str) -> Plan:
+    """Returns the plan of a job of which all stages replay from what is durable.
+
+    Where that is the state that its first window begins with, this window is captured again.
+    """
+    starts = {held.window.start for process in facts.processes for held in process.holdings}
+    is_first = persisted_of(facts) is None and min(starts, default=durable) == durable
+    scope = set(range(facts.layout.pp))
+    state = f"the durable checkpoint of step {durable}" if durable else "the initial state"
+    return Plan(
+        generation=facts.generation,
+        verdict=Verdict.GLOBAL,
+        reason=f"{why}: all replay from {state}",
+        target=target,
+        replays=tuple(StageReplay(stage, durable, Origin.DURABLE) for stage in sorted(scope)),
+        segments=segments_of(facts.layout, scope),
+        scope_kind=scope_kind(facts.layout, facts.ends, scope),
+        ledger_source=source,
+        era=_era(facts),
+        epoch=_epoch(facts) if is_first else _epoch(facts) + 1,
+        edges=WindowEdges.KEPT if is_first else WindowEdges.ANEW,
     )
 
 

@@ -23,13 +23,14 @@ class Doubt:
     """What the replay of one rank began with.
 
     Attributes:
-        sources: for each slot that it loaded, the process that it came from; empty where it went
-            on from what an interrupted replay had reached.
+        sources: for each slot that it loaded, the process that it came from.
         others: for each of these slots the processes that have another copy.
+        is_kept: whether it went on from what an interrupted replay had reached.
     """
 
     sources: Mapping[SlotKey, int]
     others: Mapping[SlotKey, frozenset[int]]
+    is_kept: bool = False
 
     @property
     def replaceable(self) -> Mapping[SlotKey, int]:
@@ -39,7 +40,7 @@ class Doubt:
     @property
     def may_be_mended(self) -> bool:
         """Whether another attempt would begin with something else."""
-        return not self.sources or bool(self.replaceable)
+        return self.is_kept or bool(self.replaceable)
 
 
 def doubt_of(plan: Plan, processes: Iterable[ProcessFacts], rank: LogicalRank) -> Doubt:
@@ -53,7 +54,7 @@ def doubt_of(plan: Plan, processes: Iterable[ProcessFacts], rank: LogicalRank) -
     origin = next((one.origin for one in plan.replays if one.stage == rank.pp), None)
     window = plan.window
     if origin is not Origin.WINDOW or window is None:
-        return Doubt({}, {})
+        return Doubt({}, {}, is_kept=origin is Origin.KEPT)
     loaded = next(one for one in plan.slots if one.rank == rank)
     sources = {
         SlotKey(rank, window, slot): process

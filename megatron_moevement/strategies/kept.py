@@ -11,10 +11,10 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from megatron_moevement.policy.facts import Condition, LiveState
+from megatron_moevement.policy.facts import Condition, Facts, LiveState
 from megatron_moevement.policy.guarantee import Computation, Guarantee
 from megatron_moevement.policy.persistence import SlotKey
-from megatron_moevement.policy.plan import Verdict
+from megatron_moevement.policy.plan import Plan
 from megatron_moevement.runtime.upstream_log import UpstreamLog
 from megatron_moevement.strategies.kept_store import KeptStore
 from megatron_moevement.strategies.scalars import SlotScalars
@@ -55,6 +55,14 @@ INITIAL = Live(LiveState(Condition.ABSENT))
 """A new process: it holds the weights that the seed gives."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Agreed:
+    """What all processes of a generation have agreed on."""
+
+    facts: Facts
+    plan: Plan
+
+
 @dataclasses.dataclass
 class Kept:
     """What a process keeps; made empty at its start.
@@ -69,7 +77,8 @@ class Kept:
         joined_s: when the present restart had its groups, in seconds since the epoch.
         origin: what the ranks of the job's first generation computed with; None before it.
         guarantee: of the job's newest generation that this process was in.
-        announced: generation and verdict of the newest plan that was told of.
+        agreed: the newest plan; it holds in its generation, also where live objects are built anew
+            in order to carry it out.
         doubted: slots that lie in this process and that a replay began with which differed from
             the first time; plans pass them over until a replay from other copies proves right.
     """
@@ -81,7 +90,7 @@ class Kept:
     joined_s: float | None = None
     origin: tuple[Computation, ...] | None = None
     guarantee: Guarantee | None = None
-    announced: tuple[int, Verdict] | None = None
+    agreed: Agreed | None = None
     doubted: frozenset[SlotKey] = frozenset()
 
     @classmethod
@@ -91,7 +100,7 @@ class Kept:
             former.store,
             origin=former.origin,
             guarantee=former.guarantee,
-            announced=former.announced,
+            agreed=former.agreed,
             doubted=former.doubted,
         )
 

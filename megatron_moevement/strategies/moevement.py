@@ -44,6 +44,7 @@ from megatron_moevement.strategies.replica_audit import ReplicaAudit
 from megatron_moevement.strategies.replicas import Replicas
 from megatron_moevement.strategies.returning import Returning
 from megatron_moevement.strategies.scalars import encode_entry
+from megatron_moevement.strategies.start import Start
 from megatron_moevement.strategies.strategy import (
     NOT_COVERED,
     Anew,
@@ -102,7 +103,7 @@ class SparseCheckpointing:
         self._persisted: Window | None = None
         self._windows: WindowCapture | None = None
         self._returning: Returning | None = None
-        self._rolling_back: Returning | None = None
+        self._start: Start | None = None
         self._witness: ReplayWitness | None = None
         self._has_left = True
         self._era = self._epoch = 0
@@ -119,21 +120,42 @@ class SparseCheckpointing:
             self._kept,
             self._replicas,
             events=self._events,
+            say=self._say,
         )
         plan = recovery.make_plan(durable)
-        if plan is not None:
-            self._emit_plan(plan)
-            self._era, self._epoch = plan.era, plan.epoch
         if plan is not None and plan.verdict is Verdict.ABORT:
             raise RecoveryAbortedError(plan.reason)
         returning.planned()
-        if plan is None or plan.verdict is Verdict.ROLLBACK:
-            self._era = recovery.next_era()
+        start = Start(recovery, returning, plan)
+        if plan is None or plan.verdict is Verdict.ROLLBACK or plan.is_from_durable:
+            self._start = start
             recovery.start_over()
-            if plan is not None:
-                returning.goes_back(plan)
-                self._rolling_back = returning
             return Anew(recovery.is_continuing)
+        return self._carry_out(start, plan)
+
+    def begin(self, progress: Progress) -> Recovered | None:
+        """Replays from the state that the job starts from, or forgets what lies in memory."""
+        assert self._start is not None
+        start, self._start = self._start, None
+        # A durable checkpoint that was loaded meanwhile brought tensors of its own.
+        self._live = LiveOperators(self._trained.chunks, self._trained.optimizer)
+        plan = start.recovery.plan_from(progress.committed, start.plan)
+        if plan is not None and plan.is_from_durable:
+            start.recovery.go_on_from(progress, self._live)
+            return self._carry_out(start, plan)
+        self._era = start.recovery.next_era()
+        self._epoch = 0 if plan is None else plan.epoch
+        self._begin_anew(progress)
+        if plan is not None:
+            account = start.returning.went_back(plan, progress.committed)
+            if dist.get_rank() == 0:
+                self._say(account.line)
+        return None
+
+    def _carry_out(self, start: Start, plan: Plan) -> Recovered:
+        """Brings this rank to where a plan wants it, in order to replay or to stand by."""
+        recovery, returning = start.recovery, start.returning
+        self._era, self._epoch = plan.era, plan.epoch
         replay = recovery.carry_out(plan, self._freezing)
         returning.fetched()
         self._schedule = recovery.schedule(plan)
@@ -141,52 +163,50 @@ class SparseCheckpointing:
         self._drop_logs()
         self._witness = None if replay is None else replay.witness
         slots = recovery.own_slots(plan)
-        if plan.edges is WindowEdges.ANEW:
-            self.begin(self._progress())
+        if replay is None and plan.edges is WindowEdges.ANEW:
+            self._begin_anew(self._progress())
             returning.share(slots, [], plan.target)
-            returning.replays(None, plan, recovery.doubt)
         elif replay is None:
             self._stand_by(plan.target, slots.ring(plan.target))
             returning.share(slots, slots.shareable(), plan.target)
-            returning.replays(None, plan, recovery.doubt)
         else:
-            start = replay.start.committed
-            if replay.is_dense:
-                self._stand_by(start, slots.ring(start))
-                returning.share(slots, slots.shareable(), start)
-            else:
-                window = replay.window
-                ring = SlotRing(self._memory.own_ring.capacity, window.start, window.last + 1)
-                self._windows = self._captures(ring)
-                returning.share(slots, [window], window.last)
-            returning.replays(replay, plan, recovery.doubt)
+            self._prepare(replay, plan, start)
+        returning.replays(replay, plan, recovery.doubt)
+        if replay is not None:
+            begin = replay.start.committed
             if plan.is_apart:
-                self._boundaries.replay(recovery.boundaries(plan), start + 1)
+                self._boundaries.replay(recovery.boundaries(plan), begin + 1)
             else:
                 self._boundaries.train()
-            replay.enter(start)
+            replay.enter(begin)
             self._note_dense(replay, replay.start)
         self._returning = returning
         progress = self._progress() if replay is None else replay.start
-        return Recovered(progress, plan.target, is_bare=plan.edges is WindowEdges.ANEW)
+        is_bare = replay is None and plan.edges is WindowEdges.ANEW
+        return Recovered(progress, plan.target, is_bare=is_bare)
 
-    def begin(self, progress: Progress) -> None:
-        """Forgets what lies in memory, and captures the state that the job starts from."""
+    def _prepare(self, replay: Replay, plan: Plan, start: Start) -> None:
+        """Gets ready to capture what a replay passes."""
+        slots, begin = start.recovery.own_slots(plan), replay.start.committed
+        if replay.is_dense:
+            self._stand_by(begin, slots.ring(begin))
+            start.returning.share(slots, slots.shareable(), begin)
+        else:
+            window = replay.window
+            ring = SlotRing(self._memory.own_ring.capacity, window.start, window.last + 1)
+            self._windows = self._captures(ring)
+            start.returning.share(slots, [window], window.last)
+
+    def _begin_anew(self, progress: Progress) -> None:
+        """Forgets what lies in memory, and captures the live state as the first one."""
         first = progress.committed
         self._schedule = self._memory.schedule_from(first, self._epoch)
         self._persisted = None
         self._memory.begin_anew(self._state(first), self._trained.ledger.losses())
         if self._memory.log is not None:
             self._memory.log.clear()
-        # A durable checkpoint that was loaded meanwhile brought tensors of its own.
-        self._live = LiveOperators(self._trained.chunks, self._trained.optimizer)
         self._kept.live = Live.dense(self._trained.scalars(progress))
         self._stand_by(first, SlotRing(self._memory.own_ring.capacity, first, first))
-        if self._rolling_back is not None:
-            account = self._rolling_back.went_back(first)
-            if dist.get_rank() == 0:
-                self._say(account.line)
-            self._rolling_back = None
 
     def injected_statistics(self, step: int) -> GradientStatistics | None:
         """Returns what the ledger says of a step while this rank replays and needs it."""
@@ -377,24 +397,3 @@ class SparseCheckpointing:
             persisted=self._persisted,
             rank=self._trained.rank,
         )
-
-    def _emit_plan(self, plan: Plan) -> None:
-        if self._kept.announced == (plan.generation, plan.verdict):
-            return  # model and optimizer were built anew for it
-        self._kept.announced = (plan.generation, plan.verdict)
-        self._events.emit(
-            EventName.PLAN,
-            plan.target,
-            verdict=plan.verdict.value,
-            reason=plan.reason,
-            target=plan.target,
-            scope=sorted(plan.start_of),
-            window=None if plan.window is None else plan.window.start,
-            replayed_steps=plan.replayed_steps,
-            lost_steps=plan.lost_steps,
-            roll_forward=[str(one.rank) for one in plan.roll_forward],
-            copies=[str(one.rank) for one in plan.copies],
-            digest=plan.digest,
-        )
-        if dist.get_rank() == 0:
-            self._say(f"{plan.verdict.value}: {plan.reason}")

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from megatron_moevement.policy.facts import Facts
-from megatron_moevement.policy.plan import Plan, StateCopy
+from megatron_moevement.policy.plan import Plan, StateCopy, WindowEdges
 from megatron_moevement.policy.ranks import LogicalRank
 from megatron_moevement.policy.ring import SlotRing
 from megatron_moevement.policy.schedule import Window
@@ -35,7 +35,8 @@ class OwnSlots:
         self._held: dict[Window, dict[int, int]] = defaultdict(dict)
         for process in facts.processes:
             for holding in process.holdings:
-                if process.era == plan.era and holding.owner == rank:
+                is_kept = process.era == plan.era and plan.edges is WindowEdges.KEPT
+                if is_kept and holding.owner == rank:
                     self._held[holding.window][process.process] = holding.slots
         self._persisted = plan.persisted
         self._own = memory.host.process

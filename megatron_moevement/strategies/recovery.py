@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Mapping
+from collections.abc import Callable
 
 import torch.distributed as dist
 
@@ -16,21 +16,25 @@ from megatron_moevement.policy.eras import next_era
 from megatron_moevement.policy.facts import Condition, Facts
 from megatron_moevement.policy.facts_document import FACTS, dump_facts
 from megatron_moevement.policy.newest_state import Durable
-from megatron_moevement.policy.plan import Origin, Plan
+from megatron_moevement.policy.plan import Origin, Plan, WindowEdges
 from megatron_moevement.policy.ranks import LogicalRank
-from megatron_moevement.policy.recovery import has_no_use_of_memory, plan_start
+from megatron_moevement.policy.recovery import (
+    has_no_use_of_memory,
+    plan_from_durable,
+    plan_start,
+)
 from megatron_moevement.policy.replay_doubt import Doubt, doubt_of, without
 from megatron_moevement.policy.rollforward import SETTLING, Settling
 from megatron_moevement.policy.schedule import WindowSchedule
 from megatron_moevement.runtime.agreement import AgreementError, all_gather_json, together
 from megatron_moevement.runtime.commit_barrier import DisagreementError
-from megatron_moevement.runtime.events import Events
-from megatron_moevement.runtime.ledger import LedgerEntry, loss_from_hex, loss_to_hex
+from megatron_moevement.runtime.events import EventName, Events
+from megatron_moevement.runtime.progress import Progress
 from megatron_moevement.runtime.replication.state_reader import StateReader
-from megatron_moevement.runtime.slots.journal import JournalState
 from megatron_moevement.settings.faults import Place
 from megatron_moevement.strategies.boundaries import ReplayedBoundaries
-from megatron_moevement.strategies.kept import GIVEN_UP, Kept, Live
+from megatron_moevement.strategies.kept import GIVEN_UP, Agreed, Kept, Live
+from megatron_moevement.strategies.left_ledger import LeftLedger, share_ledger, write_journal
 from megatron_moevement.strategies.left_state import alike_steps, gather_facts, read_left_state
 from megatron_moevement.strategies.memory import DEADLINE, JobMemory
 from megatron_moevement.strategies.own_slots import OwnSlots
@@ -45,23 +49,6 @@ from megatron_moevement.strategies.scalars import decode_entry
 from megatron_moevement.strategies.strategy import InitialStateLostError
 from megatron_moevement.strategies.survivors import Survivor
 from megatron_moevement.strategies.trained import Trained
-
-
-@dataclasses.dataclass(frozen=True)
-class _LeftLedger:
-    """What a process that has all of it says of the steps up to the target.
-
-    Attributes:
-        entries: of the steps that anybody replays or applies.
-        losses: of all steps.
-    """
-
-    entries: Mapping[int, bytes]
-    losses: Mapping[int, float]
-
-    def entry(self, step: int) -> LedgerEntry:
-        """Returns the entry of a step."""
-        return decode_entry(self.entries[step])
 
 
 def origin_of(plan: Plan, stage: int) -> Origin | None:
@@ -84,14 +71,16 @@ class MemoryRecovery:
         replicas: Replicas,
         *,
         events: Events,
+        say: Callable[[str], None],
     ) -> None:
-        """Names what is recovered, and from where."""
+        """Names what is recovered, from where, and who is told of it."""
         self._trained = trained
         self._memory = memory
         self._live = live
         self._kept = kept
         self._replicas = replicas
         self._events = events
+        self._say = say
         self._survivor = Survivor(trained, kept)
         self._facts: Facts | None = None
         self._first: FirstCaptures = {}
@@ -111,7 +100,10 @@ class MemoryRecovery:
         Raises:
             UserError: a store is another job's.
         """
-        trained = self._trained
+        trained, agreed = self._trained, self._kept.agreed
+        if agreed is not None and agreed.plan.generation == self._memory.generation.number:
+            self._facts, self.is_continuing = agreed.facts, True
+            return agreed.plan  # live objects were built anew for it
         facts = self._look(durable)
         if has_no_use_of_memory(facts):
             with self._memory.generation.uninterrupted():
@@ -128,6 +120,23 @@ class MemoryRecovery:
         if len(digests) > 1:
             raise DisagreementError(f"ranks have different plans: {sorted(digests)}")
         trained.faults.strike_outside(Place.PLAN)
+        self._kept.agreed = Agreed(facts, plan)
+        self._tell(plan)
+        return plan
+
+    def plan_from(self, loaded: int, plan: Plan | None) -> Plan | None:
+        """Returns the plan that holds once a checkpoint was loaded.
+
+        Args:
+            loaded: its step.
+            plan: that it was loaded for; another one is made where no replay can begin with it.
+        """
+        if plan is None or not plan.is_from_durable or plan.first_captured == loaded:
+            return plan
+        assert self._facts is not None
+        self._facts = dataclasses.replace(self._facts, durable=loaded)
+        plan = plan_from_durable(self._facts, "the newest checkpoint can't be loaded")
+        self._tell(plan)
         return plan
 
     def _take_in(self) -> tuple[int, ...]:
@@ -198,6 +207,16 @@ class MemoryRecovery:
         if self._memory.log is not None:
             self._memory.log.clear()
 
+    def go_on_from(self, progress: Progress, live: LiveOperators) -> None:
+        """Learns that what is durable was loaded.
+
+        Args:
+            progress: of that state.
+            live: the operators that hold it.
+        """
+        self._live = live
+        self._kept.live = Live.dense(self._trained.scalars(progress))
+
     def carry_out(self, plan: Plan, freezing: Freezing) -> Replay | None:
         """Makes ready what a plan asks of this rank: to replay, or to stand by.
 
@@ -212,9 +231,12 @@ class MemoryRecovery:
         assert self._facts is not None
         if self._facts.by_rank[trained.rank].era != plan.era:
             memory.store.clear()  # of another history: its slots may have equal names
-        self._first = first_captures(memory.store, plan, trained.rank, trained.device)
+        if plan.edges is WindowEdges.KEPT:  # else slots are of other windows
+            self._first = first_captures(memory.store, plan, trained.rank, trained.device)
+        if plan.is_from_durable and plan.edges is WindowEdges.ANEW:
+            memory.store.clear_rings()  # its ledger stays: nothing else leads to the target
         memory.open()
-        ledger = self._share_ledger(plan)
+        ledger = share_ledger(memory, plan, trained.device)
         self._come_to_target(plan, ledger)
         slots = self.own_slots(plan)
         if plan.copies:
@@ -231,7 +253,7 @@ class MemoryRecovery:
         memory.offer(None)
         return None if stage not in plan.start_of else self._replay(plan, ledger, freezing)
 
-    def _come_to_target(self, plan: Plan, ledger: _LeftLedger) -> None:
+    def _come_to_target(self, plan: Plan, ledger: LeftLedger) -> None:
         """Applies the step that this rank lacks, if it rolls forward, and writes the journal.
 
         A state beyond what any journal says would be lost with the processes that were at it.
@@ -246,13 +268,16 @@ class MemoryRecovery:
         for action in SETTLING:
             actions[action]()
 
-    def _roll_forward(self, plan: Plan, ledger: _LeftLedger) -> None:
+    def _roll_forward(self, plan: Plan, ledger: LeftLedger) -> None:
         for rolling in plan.roll_forward:
             if rolling.rank == self._trained.rank:
                 with self._memory.generation.uninterrupted():
                     self._survivor.roll_forward(
                         ledger.entry(rolling.step), lambda: self._write_journal(plan, ledger)
                     )
+
+    def _write_journal(self, plan: Plan, ledger: LeftLedger) -> None:
+        write_journal(self._memory, plan, ledger, self._trained.rank)
 
     def _give_up(self, plan: Plan) -> None:
         goes_back = origin_of(plan, self._trained.rank.pp) is Origin.WINDOW
@@ -261,7 +286,7 @@ class MemoryRecovery:
 
     def _belong(self) -> None:
         if self._kept.is_new:
-            self._kept.live = GIVEN_UP
+            self._kept.live = GIVEN_UP  # from now on it knows what the job has agreed on
 
     def _offer_state(self, plan: Plan) -> None:
         """Lets who lost its state read that of this rank, and waits until all offer theirs."""
@@ -269,7 +294,7 @@ class MemoryRecovery:
             self._memory.offer(StandingState(self._live, self._survivor.scalars))
         dist.barrier()  # until then sources roll forward
 
-    def _copy_state(self, plan: Plan, slots: OwnSlots, ledger: _LeftLedger) -> None:
+    def _copy_state(self, plan: Plan, slots: OwnSlots, ledger: LeftLedger) -> None:
         """Takes the lost state of this rank from a replica, and what of its slots nobody has."""
         trained, memory = self._trained, self._memory
         copy = next((each for each in plan.copies if each.rank == trained.rank), None)
@@ -314,6 +339,8 @@ class MemoryRecovery:
         assert self._facts is not None
         if plan.window is not None:
             return self._memory.schedule_from(plan.window.start, plan.window.epoch)
+        if plan.is_from_durable:
+            return self._memory.schedule_from(plan.first_captured, plan.epoch)
         starts = [
             holding.window.start
             for process in self._facts.processes
@@ -322,21 +349,16 @@ class MemoryRecovery:
         ]
         return self._memory.schedule_from(min(starts, default=plan.target), plan.epoch)
 
-    def _replay(self, plan: Plan, ledger: _LeftLedger, freezing: Freezing) -> Replay:
-        trained, window = self._trained, plan.window
-        assert window is not None
-        schedule = self.schedule(plan)
-        slots = Slots(
-            self._memory.own_ring,
-            window,
-            schedule,
-            slot_layouts(schedule, trained.rank, self._live),
-        )
-        kept = None
-        if origin_of(plan, trained.rank.pp) is Origin.KEPT:
+    def _replay(self, plan: Plan, ledger: LeftLedger, freezing: Freezing) -> Replay:
+        trained, slots, kept = self._trained, None, None
+        if plan.window is not None:
+            schedule = self.schedule(plan)
+            layouts = slot_layouts(schedule, trained.rank, self._live)
+            slots = Slots(self._memory.own_ring, plan.window, schedule, layouts)
+        if origin_of(plan, trained.rank.pp) is not Origin.WINDOW:
             kept = self._survivor.scalars.progress
         assert self._kept.guarantee is not None
-        start = window.start if kept is None else kept.committed
+        start = plan.start(trained.rank.pp)
         trained.ledger.restore_losses(
             {step: loss for step, loss in ledger.losses.items() if step <= start}
         )
@@ -352,48 +374,20 @@ class MemoryRecovery:
             kept=kept,
         )
 
-    def _share_ledger(self, plan: Plan) -> _LeftLedger:
-        """Returns the ledger of the steps that are done again, and all losses, from who has it."""
-        first = plan.first_ledger_step
-        document = None
-        if self._memory.host.process == plan.ledger_source:
-            journal = self._memory.journal
-            document = {
-                "entries": {
-                    step: journal.entry(step).decode()
-                    for step in range(max(first, journal.entries().start), plan.target + 1)
-                },
-                "losses": {
-                    step: loss_to_hex(loss)
-                    for step, loss in journal.losses().items()
-                    if step <= plan.target
-                },
-            }
-        found = next(one for one in all_gather_json(document, self._trained.device) if one)
-        return _LeftLedger(
-            entries={int(step): text.encode() for step, text in found["entries"].items()},
-            losses={int(step): loss_from_hex(text) for step, text in found["losses"].items()},
+    def _tell(self, plan: Plan) -> None:
+        self._events.emit(
+            EventName.PLAN,
+            plan.target,
+            verdict=plan.verdict.value,
+            reason=plan.reason,
+            target=plan.target,
+            scope=sorted(plan.start_of),
+            window=None if plan.window is None else plan.window.start,
+            replayed_steps=plan.replayed_steps,
+            lost_steps=plan.lost_steps,
+            roll_forward=[str(one.rank) for one in plan.roll_forward],
+            copies=[str(one.rank) for one in plan.copies],
+            digest=plan.digest,
         )
-
-    def _write_journal(self, plan: Plan, ledger: _LeftLedger) -> None:
-        """Makes this process's journal say what the job knows."""
-        journal = self._memory.journal
-        known = journal.state
-        start = min(ledger.entries, default=plan.target + 1) - 1
-        journal.restore_losses(ledger.losses)
-        if known is None or known.era != plan.era:
-            known = self._state(plan, start)
-            journal.write_state(known)
-        for step in range(max(known.committed, start) + 1, plan.target + 1):
-            loss = ledger.losses.get(step)
-            journal.commit(self._state(plan, step), step, ledger.entries[step], loss)
-        journal.write_state(self._state(plan, plan.target))
-
-    def _state(self, plan: Plan, committed: int) -> JournalState:
-        return JournalState(
-            era=plan.era,
-            epoch=plan.epoch if plan.window is None else plan.window.epoch,
-            committed=committed,
-            persisted=plan.persisted,
-            rank=self._trained.rank,
-        )
+        if dist.get_rank() == 0:
+            self._say(f"{plan.verdict.value}: {plan.reason}")

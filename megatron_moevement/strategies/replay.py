@@ -3,7 +3,7 @@
 Slot 0 makes its operators active at S_start, the others frozen. Each replayed step changes the
 active ones as the step did the first time, with the scalars of the ledger; then the next slot makes
 more operators active. After the last slot the state is dense, and the steps that are left to the
-target are ordinary ones.
+target are ordinary ones. A replay from a dense state, as a checkpoint is, has only such steps.
 
 Source: section 3.2, sparse-to-dense conversion.
 """
@@ -114,7 +114,7 @@ class Replay:
         trained: Trained,
         live: LiveOperators,
         freezing: Freezing,
-        slots: Slots,
+        slots: Slots | None,
         *,
         entries: Mapping[int, LedgerEntry],
         target: int,
@@ -128,13 +128,13 @@ class Replay:
             trained: the live objects.
             live: this rank's operators.
             freezing: what freezes them.
-            slots: the window.
+            slots: the window; None where it begins with a checkpoint.
             entries: the ledger's entries of the steps (start, target].
             target: T.
             witness: compares what is replayed with the first time.
             injection: when the ledger's statistics are taken.
-            kept: of the live state that an interrupted replay has left, which is dense and from
-                which this one goes on; None: it begins with the window's first slot.
+            kept: of the live state, which is dense and from which it goes on: an interrupted
+                replay has left it, or it was loaded; None: it begins with the window's first slot.
         """
         self._trained = trained
         self._live = live
@@ -146,14 +146,12 @@ class Replay:
         self._injection = injection
         self._active: frozenset[OperatorId] = frozenset()
         self._is_kept = kept is not None
-        self.start = slots.scalars(0).progress if kept is None else kept
+        if kept is None:
+            assert slots is not None
+            kept = slots.scalars(0).progress
+        self.start = kept
         """The progress that the replay begins with."""
         self.reached = self.start.committed
-
-    @property
-    def schedule(self) -> WindowSchedule:
-        """The schedule that the window was captured under."""
-        return self._slots.schedule
 
     @property
     def is_dense(self) -> bool:
@@ -162,13 +160,15 @@ class Replay:
 
     @property
     def window(self) -> Window:
-        """The window that is converted."""
+        """The window that is converted, where there is one."""
+        assert self._slots is not None
         return self._slots.window
 
     @property
     def is_over(self) -> bool:
         """Whether the state is dense and nothing is left to replay."""
-        return self.reached >= max(self.target, self.window.last)
+        last = self.target if self._slots is None else self._slots.window.last
+        return self.reached >= max(self.target, last)
 
     def enter(self, step: int) -> None:
         """Brings in what was captured of S_step; the state has just reached it.
@@ -176,19 +176,20 @@ class Replay:
         It makes collectives within the stage.
         """
         self.reached = step
-        slot = step - self.window.start
-        if self._is_kept or slot >= self.window.size:
+        slots = self._slots
+        if self._is_kept or slots is None or step > slots.window.last:
             return
-        scalars = self._slots.scalars(slot)
+        slot = step - slots.window.start
+        scalars = slots.scalars(slot)
         if slot == 0:
             self._trained.restore(scalars)
             self._trained.optimizer.set_group_steps(scalars.adam_step)
-        full = self._slots.put_back(slot, self._live)
+        full = slots.put_back(slot, self._live)
         self._live.set_step(full, scalars.adam_step)
         self._active |= full
         self._live.complete()
         self._freezing.set_active(self._active)
-        if slot == self.window.size - 1:
+        if step == slots.window.last:
             self.witness.note_state(step, scalars.state, self._live.digest())
             self._trained.faults.strike(step, Place.DENSE)
 

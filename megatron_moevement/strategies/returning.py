@@ -188,19 +188,15 @@ class Returning:
         self._kept.doubted = frozenset()
         return self._tell(plan, plan.target, ranks)
 
-    def goes_back(self, plan: Plan) -> None:
-        """Learns that the job goes back to a durable checkpoint, or to its beginning."""
-        self._plan = plan
-
-    def went_back(self, step: int) -> RecoveryAccount:
+    def went_back(self, plan: Plan, step: int) -> RecoveryAccount:
         """Tells of a rollback once the job can go on.
 
         Args:
+            plan: of the rollback.
             step: that it went back to.
         """
-        assert self._plan is not None
         self._lap("fetch")
-        return self._tell(self._plan, step, self._gather())
+        return self._tell(plan, step, self._gather())
 
     def _gather(self) -> list[RankAccount]:
         """Returns what each rank tells of the recovery."""

@@ -105,10 +105,13 @@ class Strategy(Protocol):
             RecoveryAbortedError: the job ends.
         """
 
-    def begin(self, progress: Progress) -> None:
+    def begin(self, progress: Progress) -> Recovered | None:
         """Protects the job from here on; model, optimizer and random streams are in place.
 
         Called when nothing was brought back: what lies in memory is forgotten here, not before.
+
+        Returns:
+            How far the steps after that state are known and are replayed; None: none is.
         """
 
     def injected_statistics(self, step: int) -> GradientStatistics | None:
@@ -169,8 +172,10 @@ class Off:
         del durable
         return Anew()
 
-    def begin(self, progress: Progress) -> None:
-        """Does nothing."""
+    def begin(self, progress: Progress) -> Recovered | None:
+        """Knows of no steps."""
+        del progress
+        return None
 
     def injected_statistics(self, step: int) -> GradientStatistics | None:
         """Knows nothing."""

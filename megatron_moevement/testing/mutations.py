@@ -105,6 +105,13 @@ def _not_after(live: LiveState, step: int | None) -> LiveState:
     return dataclasses.replace(live, step=min(live.step, step))
 
 
+def _forget_ledger_of_first_window(facts: Facts) -> Plan | None:
+    if any(process.persisted is not None for process in facts.processes):
+        return recovery.plan_start(facts)
+    processes = tuple(dataclasses.replace(each, ledger=range(0)) for each in facts.processes)
+    return recovery.plan_start(dataclasses.replace(facts, processes=processes))
+
+
 def _forget_intermediate(facts: Facts) -> Plan | None:
     processes = tuple(
         dataclasses.replace(process, live=LiveState(Condition.ABSENT))
@@ -332,6 +339,11 @@ MUTATIONS: tuple[Mutation, ...] = (
         "torn-commit-trusted",
         "a state whose commit was cut counts as whole",
         Policies(plan_start=_trust_torn),
+    ),
+    Mutation(
+        "first-window-done-again",
+        "a fault before a window is persisted costs the steps since the job began",
+        Policies(plan_start=_forget_ledger_of_first_window),
     ),
     Mutation(
         "abort-not-checked",

@@ -65,7 +65,9 @@ def train(
                 opened.close()
                 job = resident.rebuild(job)
                 strategy, recovered = protect(job, opened, reporter, resident, generation)
-            start = start_from(job, strategy, recovered, resident.watch, is_first=is_first)
+            start, replayed = start_from(
+                job, strategy, recovered, resident.watch, is_first=is_first
+            )
             tell_what_lies_behind(job, start.committed)
             datasets = build_datasets(job)
             step = opened.enter_context(open_steps(job, datasets, start, strategy, generation))
@@ -77,7 +79,7 @@ def train(
                 stop,
                 strategy=strategy,
                 generation=generation,
-                recovered=recovered if isinstance(recovered, Recovered) else None,
+                recovered=replayed,
                 watch=resident.watch,
                 stepped=resident.note_step,
             )

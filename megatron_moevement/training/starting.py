@@ -58,7 +58,7 @@ def start_from(
     watch: Watch,
     *,
     is_first: bool,
-) -> Progress:
+) -> tuple[Progress, Recovered | None]:
     """Returns where training starts; loads a checkpoint where nothing was brought back.
 
     Args:
@@ -68,6 +68,9 @@ def start_from(
         watch: is told of a checkpoint that was loaded.
         is_first: whether no generation was before this one.
 
+    Returns:
+        The progress of that state, and how far it is replayed from; None: it is new.
+
     Raises:
         UserError: a checkpoint does not fit, or nothing was recovered where that is all to be done.
     """
@@ -76,7 +79,7 @@ def start_from(
             raise _nothing_recovered(job.checkpoints.newest().loadable)
         job.checkpoints.check_writable()
     if isinstance(recovered, Recovered):
-        return recovered.progress
+        return recovered.progress, recovered
     is_continuing = recovered.is_continuing or not is_first
     if is_first:
         job.checkpoints.check_room(int(job.arguments.run.train_iters or 0))
@@ -87,8 +90,7 @@ def start_from(
         watch.loaded()
     if is_first:
         report_left_runs(job, start.committed)
-    strategy.begin(start)
-    return start
+    return start, strategy.begin(start)
 
 
 def _nothing_recovered(durable: int) -> UserError:

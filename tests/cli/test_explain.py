@@ -127,10 +127,10 @@ def test_a_job_that_can_not_go_on_tells_its_exit_code(explain):
 
 
 def test_a_rollback_says_which_step_is_loaded_and_that_work_is_lost(explain):
-    lines = explain(without_processes(Job(Layout(pp=2), step=1, durable=0).facts(), {0}))
+    lines = explain(without_processes(Job(Layout(pp=2), step=1, durable=1).facts(), {0}))
     assert lines[0].startswith("ROLLBACK: ")
-    assert set(rows_of(lines).values()) == {"loads the checkpoint of step 0"}
-    assert "training goes on with step 1; later work is lost" in lines
+    assert set(rows_of(lines).values()) == {"loads the checkpoint of step 1"}
+    assert "training goes on with step 2; later work is lost" in lines
 
 
 def test_the_example_is_canonical_and_shows_a_scope_that_grew(capsys):

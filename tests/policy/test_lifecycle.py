@@ -148,7 +148,7 @@ def test_a_plan_means_one_event_for_each_process():
     assert event_of(localized, None) is Event.SERVES
     for plan, event in (
         (plan_after(set()), Event.STANDS),
-        (plan_after({0}, step=1, durable=0), Event.LOADS),
+        (plan_after({0}, step=1, durable=1), Event.LOADS),
         (plan_after({0}, spares=0), Event.FLUSHES),
         (plan_after({0}, step=1), Event.GIVES_UP),
     ):
@@ -156,7 +156,7 @@ def test_a_plan_means_one_event_for_each_process():
 
 
 def test_every_event_that_a_plan_means_can_happen_to_a_settled_process():
-    plans = [plan_after(set()), plan_after({0}), plan_after({0}, step=1, durable=0)]
+    plans = [plan_after(set()), plan_after({0}), plan_after({0}, step=1, durable=1)]
     plans += [plan_after({0}, spares=0), plan_after({0}, step=1)]
     replicated = Job(Layout(pp=2, dp=2), step=9)
     plans += [plan_recovery(with_replicas(without_processes(replicated.facts(), {1})))]

@@ -184,20 +184,48 @@ def test_one_stage_is_global_and_says_why():
     assert "one stage only" in plan.reason
 
 
-def test_rollback_when_no_window_was_persisted_yet():
+def test_all_replay_from_the_initial_state_when_no_window_was_persisted_yet():
     plan = plan_after(Job(Layout(pp=2), step=2, durable=0), 0)
-    assert (plan.verdict, plan.target, plan.era) == (Verdict.ROLLBACK, 0, 1)
+    assert (plan.verdict, plan.target, plan.era, plan.lost_steps) == (Verdict.GLOBAL, 2, 0, 0)
+    assert (plan.window, plan.start_of, plan.is_apart) == (None, {0: 0, 1: 0}, False)
+    assert {replay.origin for replay in plan.replays} == {Origin.DURABLE}
+    assert (plan.edges, plan.epoch, plan.first_captured) == (WindowEdges.KEPT, 0, 0)
+    assert (plan.ledger_source, plan.first_ledger_step, plan.replayed_steps) == (1, 1, 2)
+    assert plan.reason.endswith("no window was persisted yet: all replay from the initial state")
+
+
+def test_windows_begin_anew_at_a_checkpoint_in_the_first_window():
+    plan = plan_after(Job(Layout(pp=2), step=2, durable=1), 0)
+    assert (plan.verdict, plan.target, plan.start_of) == (Verdict.GLOBAL, 2, {0: 1, 1: 1})
+    assert (plan.edges, plan.epoch, plan.first_captured) == (WindowEdges.ANEW, 1, 1)
+    assert plan.reason.endswith("all replay from the durable checkpoint of step 1")
+
+
+def test_rollback_without_the_ledger_of_a_step_since():
+    facts = without_processes(Job(Layout(pp=2), step=2, durable=0).facts(), {0})
+    gaps = {
+        each.process: dataclasses.replace(each, ledger=range(2, 3))
+        for each in facts.processes
+        if each.rank is not None
+    }
+    plan = plan_recovery(changed(facts, gaps))
+    assert (plan.verdict, plan.target, plan.era, plan.lost_steps) == (Verdict.ROLLBACK, 0, 1, 2)
     assert "no window was persisted yet" in plan.reason
 
 
-def test_rollback_when_every_holder_of_a_slot_is_lost():
+@pytest.mark.parametrize(
+    ("durable", "verdict", "target", "lost"),
+    [(6, Verdict.ROLLBACK, 6, 7), (10, Verdict.GLOBAL, 13, 0)],
+)
+def test_what_is_durable_counts_when_every_holder_of_a_slot_is_lost(durable, verdict, target, lost):
     facts = PIPELINE.facts()
     rank = LogicalRank(2)
     for process in range(9):
         facts = without_slots(facts, process, rank, 0b010)
-    facts = dataclasses.replace(without_processes(facts, {2}), durable=10)
+    facts = dataclasses.replace(without_processes(facts, {2}), durable=durable)
     plan = plan_recovery(facts)
-    assert (plan.verdict, plan.target) == (Verdict.ROLLBACK, 10)
+    assert (plan.verdict, plan.target, plan.lost_steps) == (verdict, target, lost)
+    assert (plan.edges, plan.persisted, plan.epoch) == (WindowEdges.ANEW, None, 1)
     assert "no persisted window is whole" in plan.reason
 
 
@@ -217,10 +245,10 @@ def test_windows_begin_anew_when_a_slot_is_lost_and_all_states_stand():
     assert "stage 1 lost a slot, no persisted window is whole: windows begin anew" in plan.reason
 
 
-def test_windows_do_not_begin_anew_when_a_state_is_lost_too():
+def test_no_state_stands_when_one_is_lost_beside_a_slot():
     job = Job(Layout(pp=2), step=5, durable=2)
     plan = plan_recovery(without_processes(with_a_slot_in_flight_damaged(job), {0}))
-    assert (plan.verdict, plan.target) == (Verdict.ROLLBACK, 2)
+    assert (plan.verdict, plan.target, plan.start_of) == (Verdict.GLOBAL, 5, {0: 2, 1: 2})
 
 
 def test_who_follows_the_others_does_so_before_windows_begin_anew():

@@ -43,10 +43,16 @@ GETTING_WORSE = [
     (Verdict.LOCALIZED, WindowEdges.KEPT),
     (Verdict.GLOBAL, WindowEdges.KEPT),
     (Verdict.RESUME, WindowEdges.ANEW),
+    Origin.DURABLE,
     (Verdict.ROLLBACK, WindowEdges.ANEW),
     (Verdict.ABORT, WindowEdges.KEPT),
 ]
 CASES = first_faults() | second_faults()
+
+
+def kind_of(plan):
+    return Origin.DURABLE if plan.is_from_durable else (plan.verdict, plan.edges)
+
 
 pytestmark = pytest.mark.timeout(300)
 often = settings(max_examples=60)
@@ -146,7 +152,7 @@ def test_nobody_goes_on_from_a_state_that_is_ahead_of_the_target(case, data):
 @given(CASES)
 def test_as_many_stages_as_possible_keep_as_much_as_possible(case):
     plan = plan_recovery(case.facts)
-    if plan.verdict not in REPLAYS:
+    if plan.verdict not in REPLAYS or plan.is_from_durable:
         return
     starts = best_starts(case, plan.window)
     assert tuple(map(plan.start, range(case.facts.layout.pp))) == starts
@@ -183,8 +189,17 @@ def test_the_window_is_the_newest_that_was_persisted_and_is_whole(case):
         assert (plan.verdict, plan.edges) == (Verdict.RESUME, WindowEdges.ANEW)
         assert (plan.persisted, plan.epoch) == (None, 1)
     else:
-        lost = Verdict.ABORT if facts.durable is None else Verdict.ROLLBACK
-        assert plan.verdict is lost
+        assert plan.window is None
+        assert plan.is_from_durable == (facts.durable is not None and has_ledger(facts))
+        if not plan.is_from_durable:
+            lost = Verdict.ABORT if facts.durable is None else Verdict.ROLLBACK
+            assert plan.verdict is lost
+
+
+def has_ledger(facts):
+    """Returns whether somebody has the ledger of all steps since what is durable."""
+    first, target = facts.durable + 1, target_of(facts)
+    return first <= target and bool(with_ledger(facts, first, target))
 
 
 @often
@@ -192,7 +207,7 @@ def test_the_window_is_the_newest_that_was_persisted_and_is_whole(case):
 def test_every_rank_in_scope_loads_every_slot_it_waits_for_from_one_who_has_it(case):
     facts = case.facts
     plan = plan_recovery(facts)
-    if plan.verdict not in REPLAYS:
+    if plan.verdict not in REPLAYS or plan.is_from_durable:
         return
     starts = tuple(map(plan.start, range(facts.layout.pp)))
     needed = first_slots(case, plan.window, starts)
@@ -260,7 +275,7 @@ def test_one_stage_is_never_localized(case):
     plan = plan_recovery(case.facts)
     assert plan.verdict is not Verdict.LOCALIZED
     if plan.verdict is Verdict.GLOBAL:
-        assert "one stage only" in plan.reason
+        assert ("one stage only" in plan.reason) != plan.is_from_durable
 
 
 @often
@@ -352,8 +367,8 @@ def test_the_ledger_comes_from_one_who_has_all_of_it(case):
 def test_another_copy_never_makes_a_plan_worse(case, data):
     plan = plan_recovery(case.facts)
     better = plan_recovery(data.draw(with_another_copy(case)))
-    former, now = ((each.verdict, each.edges) for each in (plan, better))
-    assert GETTING_WORSE.index(now) <= GETTING_WORSE.index(former)
+    former, now = (GETTING_WORSE.index(kind_of(each)) for each in (plan, better))
+    assert now <= former
     assert better.is_flush or not plan.is_flush or better.verdict is not Verdict.ABORT
     if plan.verdict in REPLAYS:
         for stage in range(case.facts.layout.pp):

@@ -50,6 +50,10 @@ def test_what_an_interrupted_replay_left_is_replaced_by_the_window():
     assert not found.replaceable
 
 
+def test_another_attempt_would_load_the_same_checkpoint():
+    assert not doubt_of(plan(Origin.DURABLE), [holder(1, 0b11)], RANK).may_be_mended
+
+
 def test_with_the_only_copy_there_is_no_other_attempt():
     found = doubt_of(plan(Origin.WINDOW, 1, 1), [holder(1, 0b11), holder(2, 0)], RANK)
     assert not found.may_be_mended

@@ -171,16 +171,17 @@ def test_a_death_in_the_recovery_of_another_one_changes_no_bit(
 
 
 @pytest.mark.slow
-def test_a_fault_before_anything_is_persisted_begins_anew(
+def test_a_fault_before_any_step_is_committed_everywhere_begins_anew(
     megatron_fork_server, text, uninterrupted, tmp_path
 ):
     program = restartable_program(CASE, megatron_fork_server, text, 1)
     run = Run(program, tmp_path)
-    with run.start("--moevement-faults", "2:after-barrier@1") as job:
+    with run.start("--moevement-faults", "1:barrier@1") as job:
         result = job.wait()
     assert sorted(result.exit_codes) == [-9, 0, 0, 0, 0], result.describe()
     assert digest_differences(run._digest(), uninterrupted(CASE)) == []
-    assert {plan.fields["verdict"] for plan in events_of(run, EventName.PLAN, 1)} != {"GLOBAL"}
+    (plan, *_) = events_of(run, EventName.PLAN, 1)
+    assert (plan.fields["verdict"], plan.fields["lost_steps"]) == ("ROLLBACK", 0)
 
 
 @pytest.mark.slow

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from megatron_moevement.policy.adoption import share_of_flushed
 from megatron_moevement.policy.rollforward import SETTLING, Settling
 from megatron_moevement.testing.campaign import Failure, play, shrink_failure
 from megatron_moevement.testing.mutations import MUTATIONS, mutation_named
@@ -20,11 +19,6 @@ TELLING = (0, 1, 2, 4, 6, 8, 11, 12, 25, 35, 38, 44, 55, 58, 156)
 
 FORMER = {
     "flushed-without-a-rank": Policies(share_of_flushed=lambda flushed, rank, ranks: ()),
-    "flushed-for-another-rank": Policies(
-        share_of_flushed=lambda flushed, rank, ranks: share_of_flushed(
-            {process: named for process, named in flushed.items() if named is None}, rank, ranks
-        )
-    ),
     "gradients-reset-before-the-state-is-given-up": Policies(
         settling=(*(each for each in SETTLING if each is not Settling.GIVE_UP), Settling.GIVE_UP)
     ),

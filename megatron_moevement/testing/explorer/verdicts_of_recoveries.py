@@ -39,15 +39,15 @@ def check_lost_work(scenario: Scenario, outcome: Outcome, timeline: Timeline) ->
     """Checks that no step is lost, or done again from further back than promised.
 
     That holds where memory is lost in no more failure domains than copies were made, since the
-    newest persisted window was captured. What is lost otherwise has to be said, with the number of
-    steps.
+    newest persisted window was captured, or the job began. What is lost otherwise has to be said,
+    with the number of steps.
     """
     copies = scenario.job.copies
     for recovery in timeline.recoveries:
         lost = recovery.newest - recovery.target
         persisted = timeline.persisted_before(recovery.time)
         gone = timeline.memories_lost(recovery, 0.0 if persisted is None else persisted[1])
-        if persisted is not None and gone <= copies:
+        if gone <= copies:
             if lost > _at_the_edge(recovery):
                 yield (
                     f"{recovery.name}: {lost} committed steps are lost ({recovery.newest} to "
@@ -95,16 +95,20 @@ def _at_the_edge(recovery: Recovery) -> int:
 
 
 def _further_back(recovery: Recovery) -> Iterator[str]:
-    """Checks that a replay begins with the newest window that anybody knows to be persisted."""
+    """Checks that a replay begins with the newest window that anybody knows to be persisted.
+
+    What is durable counts as much, from the state that the job began with on.
+    """
     plan = recovery.plan
-    if plan is None or plan.window is None:
+    if plan is None or not (plan.is_from_durable or plan.window):
         return
     known = [one.persisted for one in recovery.facts.processes if one.persisted is not None]
     newest = max((window.start for window in known), default=0)
-    if plan.window.start < newest:
+    begin = plan.first_captured if plan.window is None else plan.window.start
+    if begin < newest:
         yield (
-            f"{recovery.name}: the replay begins with the window of step {plan.window.start}, "
-            f"that of step {newest} was persisted"
+            f"{recovery.name}: the replay begins with step {begin}, the window of step {newest} "
+            "was persisted"
         )
 
 

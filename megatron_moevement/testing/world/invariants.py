@@ -250,10 +250,14 @@ class Invariants:
                 require(not beyond, "4 target", what)
             has_sources(plan, facts)
             self._keeps_progress(plan, facts)
-            if plan.edges is WindowEdges.ANEW:
+            if plan.edges is WindowEdges.ANEW or plan.is_from_durable:
                 self._nothing_left(facts, plan)
         elif plan.target < max(known, default=plan.target + 1) and plan.ending is not Ending.FLUSH:
             self._nothing_left(facts, plan)
+            redone = range(plan.target + 1, max(known, default=0) + 1)
+            if plan.verdict is Verdict.ROLLBACK and redone:
+                led = any(set(redone).issubset(each.ledger) for each in there if each.era == era)
+                require(not led, "7 progress", "steps", redone, "are lost, and a ledger has them")
             stand = not facts.vacant and all(
                 process.era == era
                 and process.live.condition is Condition.DENSE
@@ -269,7 +273,7 @@ class Invariants:
             return plan.target in {live.step, live.finished}
 
         for replay in plan.replays:
-            if replay.origin is Origin.KEPT:
+            if replay.origin in {Origin.KEPT, Origin.DURABLE}:
                 continue
             members = facts.stage(replay.stage)
             lives = [process.live for process in members]

@@ -86,12 +86,17 @@ def _come_to_target(
         yield from copy_states(world, process, plan, members)
     live, is_copied = process.live, process.rank in {copy.rank for copy in plan.copies}
     stands = live is not None and live.window is None and process.rank is not None
-    if plan.edges is WindowEdges.KEPT and stands and not is_copied:
+    if plan.is_from_durable:
+        yield from _forget_windows(world, process, plan, members)
+    elif plan.edges is WindowEdges.KEPT and stands and not is_copied:
         assert live is not None
         yield from complete(world, process, plan, live.step)
     event = event_of(plan, process.rank)
     if event is Event.LOADS:
         yield from _load(world, process, plan)
+    elif event is Event.REPLAYS and plan.is_from_durable:
+        yield from _load_again(world, process, plan)
+        yield from _replay(world, process, plan)
     elif event is Event.REPLAYS:
         yield from _fetch(world, process, plan)
         yield from _replay(world, process, plan)
@@ -212,6 +217,8 @@ def _go_on(world: World, process: Process, plan: Plan) -> None:
 
     Where windows begin anew, the live state is kept and all else is dropped.
     """
+    if plan.is_from_durable:
+        return
     process.schedule = world.policies.schedule_after(plan, process.schedule)
     if plan.edges is WindowEdges.KEPT:
         return
@@ -222,6 +229,31 @@ def _go_on(world: World, process: Process, plan: Plan) -> None:
     process.store.persisted = None
     process.capturing = None
     process.ring = SlotRing(process.ring.capacity, plan.target, plan.target)
+
+
+def _forget_windows(
+    world: World, process: Process, plan: Plan, members: tuple[int, ...]
+) -> Commands:
+    """Gets ready for windows from what is durable on; the ledger leads to the target, and stays."""
+    process.schedule = world.policies.schedule_after(plan, process.schedule)
+    process.store.schedule = process.schedule
+    if plan.edges is WindowEdges.ANEW:
+        world.invariants.begins_anew(plan)
+        process.store.slots.clear()
+        process.store.logs.clear()
+        process.store.persisted = None
+        process.acknowledgements = world.policies.acknowledgements()
+    yield Join(("forgotten",), members, process.number, None, len)
+
+
+def _load_again(world: World, process: Process, plan: Plan) -> Commands:
+    """Loads what is durable, to replay from."""
+    assert process.rank is not None
+    yield Sleep(DURABLE_TIME)
+    process.live, process.capturing = None, None
+    process.ring = SlotRing(process.ring.capacity, plan.first_captured, plan.first_captured)
+    process.live = world.durable.load(plan.first_captured, process.rank).live
+    process.lifecycle = world.policies.advance(process.lifecycle, Event.FETCHED)
 
 
 def _fetch(world: World, process: Process, plan: Plan) -> Commands:
@@ -278,8 +310,6 @@ def _rewind(world: World, process: Process, plan: Plan) -> None:
 def _replay(world: World, process: Process, plan: Plan) -> Commands:
     """Converts the sparse window to a dense state and goes on to the target."""
     assert process.rank is not None
-    assert plan.window is not None
-    window = plan.window
     start = plan.start(process.rank.pp)
     if process.live is not None and process.ring.next_step == process.live.step:
         yield from world.commits.capture(process)
@@ -289,7 +319,7 @@ def _replay(world: World, process: Process, plan: Plan) -> Commands:
         yield At(Place.REPLAY)
     yield from _activate(world, process, plan, plan.target)
     assert process.live is not None
-    if process.live.window is not None and plan.target >= window.last:
+    if process.live.window is not None and plan.target >= process.live.window.last:
         process.live.window = None
     world.invariants.replayed(process, plan)
     process.lifecycle = world.policies.advance(process.lifecycle, Event.REPLAYED)
@@ -298,9 +328,10 @@ def _replay(world: World, process: Process, plan: Plan) -> Commands:
 def _activate(world: World, process: Process, plan: Plan, step: int) -> Commands:
     """Loads the slot of S_step, if the window has one and the state waits for it."""
     window = plan.window
-    assert window is not None
     assert process.rank is not None
     live = process.live
+    if window is None:
+        return
     if not window.start <= step <= window.last or (live is not None and live.window is None):
         return
     stored = process.store.slots[SlotKey(process.rank, window, step - window.start)]

@@ -51,11 +51,11 @@ def settle(world: World, process: Process, plan: Plan, members: tuple[int, ...])
 
 
 def goes_back(process: Process, plan: Plan) -> bool:
-    """Returns whether a process replays from a window: its state is of no use."""
+    """Returns whether a process replays from elsewhere than its state, which is of no use then."""
     if process.rank is None:
         return False
     origins = {replay.stage: replay.origin for replay in plan.replays}
-    return origins.get(process.rank.pp) is Origin.WINDOW
+    return origins.get(process.rank.pp) in {Origin.WINDOW, Origin.DURABLE}
 
 
 def _roll_forward(
@@ -103,8 +103,9 @@ def _write_journal(world: World, process: Process, plan: Plan, ledger: LeftLedge
     store.losses.update(ledger.losses)
     store.committed = plan.target
     store.rank, store.schedule = process.rank, process.schedule
-    store.persisted = world.policies.newest_persisted(store.persisted, plan.persisted)
-    if plan.window in {None, plan.persisted}:
+    if not plan.is_from_durable:
+        store.persisted = world.policies.newest_persisted(store.persisted, plan.persisted)
+    if plan.window in {None, plan.persisted} and not plan.is_from_durable:
         world.commits.drop(process)
     if process.schedule.epoch != plan.epoch and plan.ledger_source is not None:
         process.schedule = world.processes[plan.ledger_source].schedule

@@ -1,0 +1,96 @@
+"""The ledger in a recovery: from who has all of it to every journal."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+import torch
+
+from megatron_moevement.policy.plan import Plan
+from megatron_moevement.policy.ranks import LogicalRank
+from megatron_moevement.runtime.agreement import all_gather_json
+from megatron_moevement.runtime.ledger import LedgerEntry, loss_from_hex, loss_to_hex
+from megatron_moevement.runtime.slots.journal import JournalState
+from megatron_moevement.strategies.memory import JobMemory
+from megatron_moevement.strategies.scalars import decode_entry
+
+
+@dataclasses.dataclass(frozen=True)
+class LeftLedger:
+    """What a process that has all of it says of the steps up to the target.
+
+    Attributes:
+        entries: of the steps that anybody replays or applies.
+        losses: of all steps.
+    """
+
+    entries: Mapping[int, bytes]
+    losses: Mapping[int, float]
+
+    def entry(self, step: int) -> LedgerEntry:
+        """Returns the entry of a step."""
+        return decode_entry(self.entries[step])
+
+
+def share_ledger(memory: JobMemory, plan: Plan, device: torch.device) -> LeftLedger:
+    """Returns the ledger of the steps that are done again, and all losses, from who has it.
+
+    Every rank calls it.
+
+    Args:
+        memory: of this process; it is open.
+        plan: that is carried out.
+        device: where collectives keep their tensors.
+    """
+    first = plan.first_ledger_step
+    document = None
+    if memory.host.process == plan.ledger_source:
+        journal = memory.journal
+        document = {
+            "entries": {
+                step: journal.entry(step).decode()
+                for step in range(max(first, journal.entries().start), plan.target + 1)
+            },
+            "losses": {
+                step: loss_to_hex(loss)
+                for step, loss in journal.losses().items()
+                if step <= plan.target
+            },
+        }
+    found = next(one for one in all_gather_json(document, device) if one)
+    return LeftLedger(
+        entries={int(step): text.encode() for step, text in found["entries"].items()},
+        losses={int(step): loss_from_hex(text) for step, text in found["losses"].items()},
+    )
+
+
+def write_journal(memory: JobMemory, plan: Plan, ledger: LeftLedger, rank: LogicalRank) -> None:
+    """Makes this process's journal say what the job knows.
+
+    Args:
+        memory: of this process; it is open.
+        plan: that is carried out.
+        ledger: of the steps up to its target.
+        rank: that this process occupies.
+    """
+
+    def state(committed: int) -> JournalState:
+        return JournalState(
+            era=plan.era,
+            epoch=plan.epoch if plan.window is None else plan.window.epoch,
+            committed=committed,
+            persisted=plan.persisted,
+            rank=rank,
+        )
+
+    journal = memory.journal
+    known = journal.state
+    start = min(ledger.entries, default=plan.target + 1) - 1
+    journal.restore_losses(ledger.losses)
+    if known is None or known.era != plan.era:
+        known = state(start)
+        journal.write_state(known)
+    for step in range(max(known.committed, start) + 1, plan.target + 1):
+        journal.commit(state(step), step, ledger.entries[step], ledger.losses.get(step))
+    journal.write_state(state(plan.target))
