@@ -123,7 +123,8 @@ def open_in_a_generation(root):
         faults=NO_FAULTS,
     )
     settings = FaultTolerance(moevement_store_dir=root)
-    _open_store(settings, trained, Watched(), Generation(0, lambda: protected), []).remove()
+    store, _ = _open_store(settings, trained, Watched(), Generation(0, lambda: protected), [])
+    store.remove()
     return seen
 
 
