@@ -3,8 +3,6 @@
 import dataclasses
 import shutil
 import signal
-import time
-from random import Random
 
 import pytest
 
@@ -14,7 +12,7 @@ from megatron_moevement.testing.fault_cover import UNTIED
 from megatron_moevement.testing.interruption import Run, digest_differences
 from megatron_moevement.testing.lost_states import LostStates
 from megatron_moevement.testing.protected_run import Case
-from megatron_moevement.testing.restarted_run import await_step, events_of, restartable_program
+from megatron_moevement.testing.restarted_run import events_of, restartable_program
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(300)]
 
@@ -140,19 +138,15 @@ def test_who_copies_a_state_turns_to_another_replica(
 def test_no_state_is_ahead_of_what_its_journal_has(
     megatron_fork_server, text, untied, tmp_path, place, target
 ):
-    """The only other process that knows the step dies while this one rolls forward to it."""
-    program = restartable_program(CASE, megatron_fork_server, text, 1, UNTIED)
-    run = Run(program, tmp_path)
-    faults = (f"exception:{STEP}:after-barrier@1", f"exception:{STEP}:{place}@1#1")
-    with run.start("--moevement-faults", *faults) as job:
-        await_step(run, job, 1)
-        (pid,) = {one.pid for one in events_of(run, EventName.ITERATION, 0) if not one.logical_rank}
-        while len(places_of(run)) < len(faults):
-            job.poll()
-            assert not job.has_ended, job.wait().describe()
-            time.sleep(Random(0).random() / 100)
-        job.kill(job.pids.index(pid), signal.SIGKILL)
-        result = job.wait()
+    """The only other process that knows the step dies after this one was cut in rolling forward."""
+    faults = (
+        f"exception:{STEP}:after-barrier@1",
+        f"exception:{STEP}:{place}@1#1",
+        f"{STEP}:start@0#2",
+    )
+    run, result = struck(megatron_fork_server, text, tmp_path, CASE, 1, *faults)
     check(run, result, untied, killed=1, active=2)
-    assert verdicts_of(run, 2) == {("GLOBAL", target)}
-    assert not events_of(run, EventName.PLAN, 3)
+    assert places_of(run) == ["after-barrier", place, "start"]
+    assert not events_of(run, EventName.PLAN, 2)
+    assert verdicts_of(run, 3) == {("GLOBAL", target)}
+    assert not events_of(run, EventName.PLAN, 4)
