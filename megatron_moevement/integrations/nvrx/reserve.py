@@ -16,6 +16,7 @@ import torch.distributed as dist
 from nvidia_resiliency_ext.inprocess import CallWrapper, Wrapper, wrap
 
 from megatron_moevement.integrations.nvrx.notices import StoredNotices
+from megatron_moevement.integrations.nvrx.stores import ControlStore
 from megatron_moevement.runtime.generation import Generation
 
 
@@ -46,15 +47,18 @@ class CalledWrapper(Wrapper):  # type: ignore[misc]  # upstream is not typed
 
 
 def mend_reserve(
-    wrapper: CalledWrapper, hold: Callable[[Generation], Holder], notices: StoredNotices
-) -> None:
-    """Lets processes in the reserve do something.
+    wrapper: CalledWrapper,
+    hold: Callable[[Generation], Holder],
+    connect: Callable[[], ControlStore],
+) -> StoredNotices:
+    """Lets processes in the reserve do something; returns where ranks read of it.
 
     Args:
         wrapper: whose reserve it is.
         hold: begins with it in a generation, which owns what is opened.
-        notices: for ranks to read.
+        connect: opens a connection to the control store.
     """
+    notices = StoredNotices(connect)
 
     def reserve(state: Any, store: Any, watchdog: Any, interval: timedelta) -> None:
         generation = Generation(
@@ -74,6 +78,7 @@ def mend_reserve(
             holder.end()
 
     wrap.reserve_fn = reserve
+    return notices
 
 
 def _has_ended(store: Any, timeout: timedelta) -> bool:

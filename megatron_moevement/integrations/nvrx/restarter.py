@@ -136,13 +136,11 @@ def run_restartable(
         ControlStoreLostError: the control store is lost, and training has not ended.
     """
     returned: list[T] = []
-    times = _times(settings)
-    _prepare_process(launch)
+    times = _prepare_process(settings, launch)
     wrapper: Any = None
     try:
         kwargs, store, roll = _join(launch, times["barrier_timeout"])
         while True:
-            notices = StoredNotices(lambda: ControlStore(**kwargs, roll=roll))
             wrapper = _wrapper(
                 *(what, settings, launch, collectives, interruption, domain, times),
                 processes=_numbered(roll.call(store.connection), launch),
@@ -150,7 +148,7 @@ def run_restartable(
                 await_watched=lambda: roll.await_hold(store.connection),
                 ends=lambda awaited: roll.ends(store.connection, awaited),
             )
-            mend_reserve(wrapper, what.hold, notices)
+            notices = mend_reserve(wrapper, what.hold, lambda: ControlStore(**kwargs, roll=roll))
             with contextlib.suppress(LostAtStartError, StartAgainAbort):
                 result: T | None = wrapper(_training_function(what, launch, notices, returned))()
                 break
@@ -170,13 +168,15 @@ def run_restartable(
     return result
 
 
-def _prepare_process(launch: Launch) -> None:
+def _prepare_process(settings: InProcessRestart, launch: Launch) -> dict[str, timedelta]:
+    """Gets a process ready for restarts; returns their times."""
     _check_stores(launch)
     # The wrapper collects garbage at every restart: what is there by now is none.
     gc.collect()
     gc.freeze()
     warnings.filterwarnings("ignore", message="logging not initialized")
     logging.getLogger("nvidia_resiliency_ext").setLevel(logging.CRITICAL + 1)  # we say it ourselves
+    return _times(settings)
 
 
 def _wrapper(  # noqa: PLR0917  (what `run_restartable` was given)
