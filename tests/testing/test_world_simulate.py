@@ -99,7 +99,7 @@ def test_the_mutation_check_says_which_seed_found_what(capsys, monkeypatch):
     monkeypatch.setattr(mutation_check, "MUTATIONS", few)
     assert mutation_check.main([]) == ExitCode.DONE
     found = capsys.readouterr().out.splitlines()
-    assert re.fullmatch(r"target-is-minimum +seed +\d+  4 target", found[0])
+    assert re.fullmatch(r"target-is-minimum +seed +\d+  .+", found[0])
     assert re.fullmatch(r"torn-commit-trusted +seed +\d+  .+", found[1])
     assert found[2:] == ["2 of 2 mutations found"]
     assert mutation_check.main(["--seeds", "1"]) == ExitCode.FAILURE
