@@ -45,8 +45,6 @@ def share_ledger(memory: JobMemory, plan: Plan, device: torch.device) -> LeftLed
     """
     first = plan.first_ledger_step
     document = None
-    if plan.ledger_source is not None:
-        document = memory.ledger_of_spare(plan.ledger_source, range(first, plan.target + 1))
     if memory.host.process == plan.ledger_source:
         journal = memory.journal
         document = {

@@ -8,8 +8,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
-
 from megatron_moevement.integrations.megatron.freezing import FrozenWork
 from megatron_moevement.integrations.megatron.snapshots import LiveOperators
 from megatron_moevement.policy.adoption import adopts_in
@@ -28,11 +26,7 @@ from megatron_moevement.settings.secret import SECRET_VARIABLE
 from megatron_moevement.strategies.guarantee import agree_on_guarantee
 from megatron_moevement.strategies.job_plan import JobPlan, LogShape, agree_on_plan
 from megatron_moevement.strategies.kept import Kept
-from megatron_moevement.strategies.kept_placement import (
-    HeldRanks,
-    held_ranks_document,
-    keep_placement,
-)
+from megatron_moevement.strategies.kept_placement import HeldRanks, held_ranks, keep_placement
 from megatron_moevement.strategies.kept_store import KeptStore
 from megatron_moevement.strategies.memory import JobMemory
 from megatron_moevement.strategies.moevement import SparseCheckpointing
@@ -40,7 +34,6 @@ from megatron_moevement.strategies.protection_watch import ProtectionWatch
 from megatron_moevement.strategies.reachability import check_interface
 from megatron_moevement.strategies.replica_audit import ReplicaAudit
 from megatron_moevement.strategies.replicas import find_replicas
-from megatron_moevement.strategies.spares import Spare, find_spares
 from megatron_moevement.strategies.trained import Trained
 
 _PATIENCE_WITH_THE_DYING = timedelta(seconds=5)
@@ -92,8 +85,7 @@ def open_sparse_checkpointing(
         NotOpenedError: there is no room for its store, in a restart.
     """
     live = LiveOperators(trained.chunks, trained.optimizer)
-    spares = find_spares(generation) if settings.makes_copies and dist.get_rank() == 0 else ()
-    plan = plan_job(settings, trained, live, domain=domain, train_iters=train_iters, spares=spares)
+    plan = plan_job(settings, trained, live, domain=domain, train_iters=train_iters)
     _say_what_holds(plan, trained, kept, say)
     store, held = _open_store(settings, trained, kept.store, generation, saves)
     plan = keep_placement(plan, held)
@@ -201,7 +193,7 @@ def _open_store(
                 run=trained.identity,
             )
         opened.append(store)
-        return held_ranks_document(store, trained.process)
+        return held_ranks(store, trained.process)
 
     opened: list[StoreDirectory] = []
     try:
@@ -220,7 +212,6 @@ def plan_job(
     *,
     domain: str,
     train_iters: int,
-    spares: tuple[Spare, ...] = (),
 ) -> JobPlan:
     """Returns what the job captures and who keeps copies; every rank calls it, in step.
 
@@ -230,7 +221,6 @@ def plan_job(
         live: this rank's operators.
         domain: what this process may be lost together with.
         train_iters: the last step.
-        spares: processes without a rank that keep copies, as one of the ranks found them.
 
     Raises:
         UserError: there are too few failure domains, or a process would take too much memory.
@@ -244,7 +234,6 @@ def plan_job(
         train_iters=train_iters,
         device=trained.device,
         log_bytes=trained.log_bytes,
-        spares=spares,
     )
 
 

@@ -58,11 +58,8 @@ class OwnSlots:
         for window, held in self._kept_windows():
             for slot in range(window.size):
                 having = [each for each, slots in held.items() if slots >> slot & 1]
-                if not having or window.step_of(slot) >= target:
-                    continue
-                # A spare may have it in the ring of copies that it kept for this rank.
-                if self._record(window, slot) is None:
-                    self._fetch(self._own if self._own in having else having[0], window, slot)
+                if having and self._own not in having and window.step_of(slot) < target:
+                    self._fetch(having[0], window, slot)
 
     def take_from_replica(self, copy: StateCopy) -> None:
         """Gets the slots of a replica that stand in for slots of this rank that nobody has."""

@@ -170,7 +170,7 @@ class MemoryRecovery:
             layout=trained.layout,
             ends=trained.ends,
             durable=durable.loadable,
-            processes=(process, *self._memory.facts_of_spares(self._kept.doubted_of_spares)),
+            processes=(process,),
         )
         facts = gather_facts(own, trained.device)
         self.is_continuing = facts.generation > 0 or any(
@@ -238,7 +238,6 @@ class MemoryRecovery:
         memory.open()
         ledger = share_ledger(memory, plan, trained.device)
         self._come_to_target(plan, ledger)
-        memory.begin_history()
         slots = self.own_slots(plan)
         if plan.copies:
             self._offer_state(plan)
