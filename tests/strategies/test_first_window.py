@@ -65,6 +65,7 @@ def test_a_loss_in_the_first_window_loses_no_step(
     run = Run(restartable_program(CASE, megatron_fork_server, text, 1), tmp_path)
     digest = finished(run, ["4:backward@1"], [-9, 0, 0])
     check_replay(run, 1, 3)
+    assert not events_of(run, EventName.PLAN, 2)
     assert digest_differences(digest, uninterrupted(CASE)) == []
 
 
@@ -75,6 +76,7 @@ def test_a_loss_in_the_first_window_after_a_checkpoint_was_loaded_loses_no_step(
     run.finish("--exit-interval=5")
     digest = finished(run, ["8:barrier@0"], [-9, 0, 0])
     check_replay(run, 6, 7)
+    assert not events_of(run, EventName.PLAN, 2)
     assert digest_differences(digest, uninterrupted(CASE)) == []
 
 
