@@ -39,17 +39,28 @@ def all_gather_json(
         group: whose ranks; None: the whole job's.
     """
     payload = json.dumps(value).encode()
-    head = len(payload).to_bytes(_LENGTH_BYTES, "little") + payload[:_INLINE_BYTES]
+    head = _head(payload)
     heads = _all_gather(head, _LENGTH_BYTES + _INLINE_BYTES, device, group)
-    lengths = [int.from_bytes(each[:_LENGTH_BYTES], "little") for each in heads]
+    lengths = [_length(each) for each in heads]
     longest_rest = max(lengths) - _INLINE_BYTES
     rests = [b""] * len(heads)
     if longest_rest > 0:  # on all ranks alike
         rests = _all_gather(payload[_INLINE_BYTES:], longest_rest, device, group)
-    return [
-        json.loads((head[_LENGTH_BYTES:] + rest)[:length])
-        for head, rest, length in zip(heads, rests, lengths, strict=True)
-    ]
+    return [_value(head, rest) for head, rest in zip(heads, rests, strict=True)]
+
+
+def _head(payload: bytes) -> bytes:
+    """Returns what is sent first: the length of a payload, and its beginning."""
+    return len(payload).to_bytes(_LENGTH_BYTES, "little") + payload[:_INLINE_BYTES]
+
+
+def _length(head: bytes) -> int:
+    return int.from_bytes(head[:_LENGTH_BYTES], "little")
+
+
+def _value(head: bytes, rest: bytes) -> Any:
+    """Returns the JSON value of a payload, from what was sent first and what came after it."""
+    return json.loads((head[_LENGTH_BYTES:] + rest)[: _length(head)])
 
 
 def _all_gather(
@@ -71,13 +82,12 @@ def broadcast_json(value: Any, source: int, device: torch.device) -> Any:
         device: where the collective's tensors lie.
     """
     payload = json.dumps(value).encode() if dist.get_rank() == source else b""
-    head = len(payload).to_bytes(_LENGTH_BYTES, "little") + payload[:_INLINE_BYTES]
-    head = _broadcast(head, _LENGTH_BYTES + _INLINE_BYTES, source, device)
-    length = int.from_bytes(head[:_LENGTH_BYTES], "little")
+    head = _broadcast(_head(payload), _LENGTH_BYTES + _INLINE_BYTES, source, device)
+    longer = _length(head) - _INLINE_BYTES
     rest = b""
-    if length > _INLINE_BYTES:  # on all ranks alike
-        rest = _broadcast(payload[_INLINE_BYTES:], length - _INLINE_BYTES, source, device)
-    return json.loads((head[_LENGTH_BYTES:] + rest)[:length])
+    if longer > 0:  # on all ranks alike
+        rest = _broadcast(payload[_INLINE_BYTES:], longer, source, device)
+    return _value(head, rest)
 
 
 def _broadcast(own: bytes, size: int, source: int, device: torch.device) -> bytes:
