@@ -236,6 +236,14 @@ class Plan:
         """Returns k of the S_k that a stage starts from; the target for a bystander."""
         return self.start_of.get(stage, self.target)
 
+    def origin(self, stage: int) -> Origin | None:
+        """Returns what a stage starts from, None for a bystander."""
+        return next((each.origin for each in self.replays if each.stage == stage), None)
+
+    def gives_up(self, stage: int) -> bool:
+        """Returns whether a stage replays from elsewhere than its state: that is of no use then."""
+        return self.origin(stage) in {Origin.WINDOW, Origin.DURABLE}
+
     @cached_property
     def digest(self) -> str:
         """SHA-256, as hex, over the whole plan: compared by all ranks before a byte moves."""

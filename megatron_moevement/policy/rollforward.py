@@ -15,10 +15,11 @@ class Settling(Enum):
     """What a rank does to come to the target of a plan, before anything is copied or replayed."""
 
     ROLL_FORWARD = "apply the step that it lacks, if it goes on from there"
-    GIVE_UP = "say that its state is of no use, if it goes back to a window"
+    GIVE_UP = "say that its state is of no use, if it replays from elsewhere"
     RESET = "reset what an interrupted step leaves behind; the finished gradients are gone"
     JOURNAL = "make the journal say what the job knows"
     BELONG = "count as one who was there, no longer as new"
+    TAKE_LOADED = "say that its state is the one that was loaded, if it replays from there"
 
 
 SETTLING: tuple[Settling, ...] = (
@@ -27,12 +28,15 @@ SETTLING: tuple[Settling, ...] = (
     Settling.RESET,
     Settling.JOURNAL,
     Settling.BELONG,
+    Settling.TAKE_LOADED,
 )
 """A fault may come between any two.
 
 Who is a step behind applies it while its gradients are there. Who goes back to a window has given
 its state up before they are gone: one that stands and can't follow would break the next plan. Who
 is new may have found a journal that knows a step more than the job, until its own is written.
+What was loaded counts last: the next plan would go on from it, and in the windows of before, which
+some ranks have removed and others not.
 """
 
 _LOST = {Condition.TORN, Condition.ABSENT}

@@ -51,11 +51,6 @@ from megatron_moevement.strategies.survivors import Survivor
 from megatron_moevement.strategies.trained import Trained
 
 
-def origin_of(plan: Plan, stage: int) -> Origin | None:
-    """Returns what a stage replays from; None where it stands by."""
-    return next((replay.origin for replay in plan.replays if replay.stage == stage), None)
-
-
 class MemoryRecovery:
     """Recovers a job from what its processes hold: those that live, and what others left.
 
@@ -84,6 +79,7 @@ class MemoryRecovery:
         self._survivor = Survivor(trained, kept)
         self._facts: Facts | None = None
         self._first: FirstCaptures = {}
+        self._loaded: Live | None = None
         self._slots: OwnSlots | None = None
         self.is_continuing = False
         """Whether the job has trained before, as far as its processes know."""
@@ -214,8 +210,7 @@ class MemoryRecovery:
             progress: of that state.
             live: the operators that hold it.
         """
-        self._live = live
-        self._kept.live = Live.dense(self._trained.scalars(progress))
+        self._live, self._loaded = live, Live.dense(self._trained.scalars(progress))
 
     def carry_out(self, plan: Plan, freezing: Freezing) -> Replay | None:
         """Makes ready what a plan asks of this rank: to replay, or to stand by.
@@ -241,7 +236,7 @@ class MemoryRecovery:
         slots = self.own_slots(plan)
         if plan.copies:
             self._offer_state(plan)
-        if origin_of(plan, stage) is Origin.WINDOW:
+        if plan.origin(stage) is Origin.WINDOW:
             assert plan.window is not None
             sources = next(each for each in plan.slots if each.rank == trained.rank)
             slots.fetch_window(plan.window, sources.processes)
@@ -264,6 +259,7 @@ class MemoryRecovery:
             Settling.RESET: self._survivor.reset,
             Settling.JOURNAL: lambda: self._write_journal(plan, ledger),
             Settling.BELONG: self._belong,
+            Settling.TAKE_LOADED: self._take_loaded,
         }
         for action in SETTLING:
             actions[action]()
@@ -280,13 +276,16 @@ class MemoryRecovery:
         write_journal(self._memory, plan, ledger, self._trained.rank)
 
     def _give_up(self, plan: Plan) -> None:
-        goes_back = origin_of(plan, self._trained.rank.pp) is Origin.WINDOW
-        if goes_back and not self._kept.is_new:
+        if plan.gives_up(self._trained.rank.pp) and not self._kept.is_new:
             self._kept.live = GIVEN_UP
 
     def _belong(self) -> None:
         if self._kept.is_new:
             self._kept.live = GIVEN_UP  # from now on it knows what the job has agreed on
+
+    def _take_loaded(self) -> None:
+        if self._loaded is not None:
+            self._kept.live = self._loaded
 
     def _offer_state(self, plan: Plan) -> None:
         """Lets who lost its state read that of this rank, and waits until all offer theirs."""
@@ -355,7 +354,7 @@ class MemoryRecovery:
             schedule = self.schedule(plan)
             layouts = slot_layouts(schedule, trained.rank, self._live)
             slots = Slots(self._memory.own_ring, plan.window, schedule, layouts)
-        if origin_of(plan, trained.rank.pp) is not Origin.WINDOW:
+        if plan.origin(trained.rank.pp) is not Origin.WINDOW:
             kept = self._survivor.scalars.progress
         assert self._kept.guarantee is not None
         start = plan.start(trained.rank.pp)

@@ -97,7 +97,7 @@ def test_windows_begin_anew_at_a_checkpoint_that_was_saved_in_the_first_one(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fault", ["1:replay@0#1", "2:replay@1#1", "3:barrier@0#1"])
+@pytest.mark.parametrize("fault", ["0:open@1#1", "1:replay@0#1", "2:replay@1#1", "3:barrier@0#1"])
 def test_a_loss_in_the_replay_from_the_start_loses_no_step_either(
     megatron_fork_server, text, uninterrupted, tmp_path, fault
 ):

@@ -54,9 +54,12 @@ def recover(world: World, process: Process, members: tuple[int, ...]) -> Program
         return
     if plan.verdict is Verdict.ROLLBACK:
         process.run, process.live = None, None
+    loaded = (yield from _load_again(world, process, plan)) if plan.is_from_durable else None
     yield At(Place.OPEN)
+    if plan.is_from_durable:
+        yield from _forget_windows(world, process, plan, members)
     if plan.verdict is not Verdict.ROLLBACK:
-        yield from settle(world, process, plan, members)
+        yield from settle(world, process, plan, members, loaded)
     yield Pass()
     process.lifecycle = world.policies.advance(process.lifecycle, event)
     yield from _come_to_target(world, process, plan, members)
@@ -86,19 +89,16 @@ def _come_to_target(
         yield from copy_states(world, process, plan, members)
     live, is_copied = process.live, process.rank in {copy.rank for copy in plan.copies}
     stands = live is not None and live.window is None and process.rank is not None
-    if plan.is_from_durable:
-        yield from _forget_windows(world, process, plan, members)
-    elif plan.edges is WindowEdges.KEPT and stands and not is_copied:
+    if plan.edges is WindowEdges.KEPT and not plan.is_from_durable and stands and not is_copied:
         assert live is not None
         yield from complete(world, process, plan, live.step)
     event = event_of(plan, process.rank)
     if event is Event.LOADS:
         yield from _load(world, process, plan)
-    elif event is Event.REPLAYS and plan.is_from_durable:
-        yield from _load_again(world, process, plan)
-        yield from _replay(world, process, plan)
     elif event is Event.REPLAYS:
-        yield from _fetch(world, process, plan)
+        if not plan.is_from_durable:
+            yield from _fetch(world, process, plan)
+        process.lifecycle = world.policies.advance(process.lifecycle, Event.FETCHED)
         yield from _replay(world, process, plan)
 
 
@@ -246,14 +246,14 @@ def _forget_windows(
     yield Join(("forgotten",), members, process.number, None, len)
 
 
-def _load_again(world: World, process: Process, plan: Plan) -> Commands:
-    """Loads what is durable, to replay from."""
-    assert process.rank is not None
+def _load_again(world: World, process: Process, plan: Plan) -> Generator[Wait, Any, Live | None]:
+    """Returns what is durable, to replay from; None for a spare."""
+    process.run, process.live, process.capturing = None, None, None
     yield Sleep(DURABLE_TIME)
-    process.live, process.capturing = None, None
+    if process.rank is None:
+        return None
     process.ring = SlotRing(process.ring.capacity, plan.first_captured, plan.first_captured)
-    process.live = world.durable.load(plan.first_captured, process.rank).live
-    process.lifecycle = world.policies.advance(process.lifecycle, Event.FETCHED)
+    return world.durable.load(plan.first_captured, process.rank).live
 
 
 def _fetch(world: World, process: Process, plan: Plan) -> Commands:
@@ -271,7 +271,6 @@ def _fetch(world: World, process: Process, plan: Plan) -> Commands:
             yield Pass()
     if origin is Origin.WINDOW:
         _rewind(world, process, plan)
-    process.lifecycle = world.policies.advance(process.lifecycle, Event.FETCHED)
 
 
 def _copy_slot(world: World, process: Process, key: SlotKey, source: int) -> Commands:

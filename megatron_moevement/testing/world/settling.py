@@ -7,7 +7,7 @@ from collections.abc import Generator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from megatron_moevement.policy.commit import EarlyState, Fate
-from megatron_moevement.policy.plan import Origin, Plan
+from megatron_moevement.policy.plan import Plan
 from megatron_moevement.policy.rollforward import Settling
 from megatron_moevement.testing.world.live import Live
 from megatron_moevement.testing.world.process import Commands, Join, Pass, Process, Run, Sleep, Wait
@@ -28,18 +28,23 @@ class LeftLedger:
     losses: Mapping[int, int]
 
 
-def settle(world: World, process: Process, plan: Plan, members: tuple[int, ...]) -> Commands:
-    """Rolls forward or puts back what the interrupted step changed, and writes the journal."""
+def settle(
+    world: World, process: Process, plan: Plan, members: tuple[int, ...], loaded: Live | None
+) -> Commands:
+    """Rolls forward or puts back what the interrupted step changed, and writes the journal.
+
+    What was `loaded`, if anything, is what the process replays from.
+    """
     if process.store.era != plan.era:
         process.store = Store()  # of another history: its slots may have equal names
     yield Join(("opened",), members, process.number, None, len)
     ledger = yield from _share_ledger(process, plan, members)
     step = next((roll.step for roll in plan.roll_forward if roll.rank == process.rank), None)
-    process.capturing = None
+    rank, process.capturing = process.rank, None
     for action in world.policies.settling:
         if action is Settling.ROLL_FORWARD and step is not None:
             yield from _roll_forward(world, process, plan, ledger, step)
-        elif action is Settling.GIVE_UP and goes_back(process, plan):
+        elif action is Settling.GIVE_UP and rank is not None and plan.gives_up(rank.pp):
             process.live = None
         elif action is Settling.RESET:
             _reset(world, process)
@@ -48,14 +53,8 @@ def settle(world: World, process: Process, plan: Plan, members: tuple[int, ...])
             yield from _write_journal(world, process, plan, ledger)
         elif action is Settling.BELONG:
             process.is_new = process.is_new and process.rank is None
-
-
-def goes_back(process: Process, plan: Plan) -> bool:
-    """Returns whether a process replays from elsewhere than its state, which is of no use then."""
-    if process.rank is None:
-        return False
-    origins = {replay.stage: replay.origin for replay in plan.replays}
-    return origins.get(process.rank.pp) in {Origin.WINDOW, Origin.DURABLE}
+        elif action is Settling.TAKE_LOADED and loaded is not None:
+            process.live = loaded
 
 
 def _roll_forward(
