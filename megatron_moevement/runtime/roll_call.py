@@ -30,6 +30,8 @@ _POLL_S = 0.05
 _GONE = "moevement/gone"
 _ENDS = "moevement/ends"
 _NOTED = "moevement/noted"
+_END_POLL_S = 0.005
+"""All processes wait for what is on its way, with training at a standstill."""
 _END_PATIENCE_S = 1.0
 """A launcher notes an end at once; what it says of one is worth no more of an outage."""
 
@@ -188,7 +190,7 @@ class RollCall:
             found = {int(process): str(end) for process, end in notes.documents(_ENDS)}
             if found.keys() >= set(awaited) or time.monotonic() >= deadline_s:
                 return found
-            time.sleep(_POLL_S)
+            time.sleep(_END_POLL_S)
 
     def _notes(self, store: Store) -> _Notes:
         return _Notes(store, self._secret, self._attempt)
