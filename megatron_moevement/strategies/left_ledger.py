@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-
-import torch
+from collections.abc import Iterable, Mapping
+from typing import Any, Self
 
 from megatron_moevement.policy.plan import Plan
 from megatron_moevement.policy.ranks import LogicalRank
-from megatron_moevement.runtime.agreement import all_gather_json
 from megatron_moevement.runtime.ledger import LedgerEntry, loss_from_hex, loss_to_hex
 from megatron_moevement.runtime.slots.journal import JournalState
 from megatron_moevement.strategies.memory import JobMemory
@@ -32,37 +30,42 @@ class LeftLedger:
         """Returns the entry of a step."""
         return decode_entry(self.entries[step])
 
+    @classmethod
+    def of_documents(cls, documents: Iterable[Mapping[str, Any] | None]) -> Self:
+        """Returns the ledger of who has it.
 
-def share_ledger(memory: JobMemory, plan: Plan, device: torch.device) -> LeftLedger:
-    """Returns the ledger of the steps that are done again, and all losses, from who has it.
+        Args:
+            documents: what `own_ledger` returns on all ranks.
+        """
+        found = next(one for one in documents if one)
+        return cls(
+            entries={int(step): text.encode() for step, text in found["entries"].items()},
+            losses={int(step): loss_from_hex(text) for step, text in found["losses"].items()},
+        )
 
-    Every rank calls it.
+
+def own_ledger(memory: JobMemory, plan: Plan) -> dict[str, Any] | None:
+    """Returns the ledger of the steps that are done again, and all losses, as JSON holds them.
 
     Args:
-        memory: of this process; it is open.
+        memory: of this process; its files are open.
         plan: that is carried out.
-        device: where collectives keep their tensors.
+
+    Returns:
+        None where another process has the ledger.
     """
-    first = plan.first_ledger_step
-    document = None
-    if memory.host.process == plan.ledger_source:
-        journal = memory.journal
-        document = {
-            "entries": {
-                step: journal.entry(step).decode()
-                for step in range(max(first, journal.entries().start), plan.target + 1)
-            },
-            "losses": {
-                step: loss_to_hex(loss)
-                for step, loss in journal.losses().items()
-                if step <= plan.target
-            },
-        }
-    found = next(one for one in all_gather_json(document, device) if one)
-    return LeftLedger(
-        entries={int(step): text.encode() for step, text in found["entries"].items()},
-        losses={int(step): loss_from_hex(text) for step, text in found["losses"].items()},
-    )
+    if memory.host.process != plan.ledger_source:
+        return None
+    journal = memory.journal
+    first = max(plan.first_ledger_step, journal.entries().start)
+    return {
+        "entries": {step: journal.entry(step).decode() for step in range(first, plan.target + 1)},
+        "losses": {
+            step: loss_to_hex(loss)
+            for step, loss in journal.losses().items()
+            if step <= plan.target
+        },
+    }
 
 
 def write_journal(memory: JobMemory, plan: Plan, ledger: LeftLedger, rank: LogicalRank) -> None:

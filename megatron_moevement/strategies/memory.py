@@ -8,6 +8,7 @@ import secrets
 import threading
 from collections.abc import Callable, Mapping
 from datetime import timedelta
+from typing import Any
 
 import torch
 
@@ -129,8 +130,14 @@ class JobMemory:
         assert self._copies is not None
         return self._copies
 
-    def open(self) -> None:
+    def open(self, tell: Callable[[], Any] = lambda: None) -> list[Any]:
         """Opens the files that are there, makes those that are missing, connects to the peers.
+
+        Args:
+            tell: returns what this process tells all others, as soon as its files are open.
+
+        Returns:
+            What all processes tell, in the order of ranks.
 
         Raises:
             UserError: on all ranks: files are of other sizes, the file system is full, the
@@ -140,11 +147,11 @@ class JobMemory:
         token = self._agree_on_token()
         self.session = me = Session(token, self.host.process, self.generation.number)
         try:
-            addresses = gather_together(lambda: self._serve(me), self._device)
+            told = gather_together(lambda: [self._serve(me), tell()], self._device)
         except AgreementError as error:
             raise self._kept.not_opened(error, self.generation) from error
         self._faults.strike_outside(Place.OPEN)
-        self.peers = {process: (host, port) for process, host, port in addresses}
+        self.peers = {process: (host, port) for (process, host, port), _ in told}
         assert self.host.rank is not None
         sender = self.generation.own(
             lambda: SlotSender(
@@ -162,6 +169,7 @@ class JobMemory:
             self._faults,
             self.generation.uninterrupted,
         )
+        return [one for _, one in told]
 
     def _agree_on_token(self) -> bytes:
         """Returns the key that all processes have; one that is given never travels."""

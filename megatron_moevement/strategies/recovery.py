@@ -34,15 +34,17 @@ from megatron_moevement.runtime.replication.state_reader import StateReader
 from megatron_moevement.settings.faults import Place
 from megatron_moevement.strategies.boundaries import ReplayedBoundaries
 from megatron_moevement.strategies.kept import GIVEN_UP, Agreed, Kept, Live
-from megatron_moevement.strategies.left_ledger import LeftLedger, share_ledger, write_journal
+from megatron_moevement.strategies.left_ledger import LeftLedger, own_ledger, write_journal
 from megatron_moevement.strategies.left_state import alike_steps, gather_facts, read_left_state
 from megatron_moevement.strategies.memory import DEADLINE, JobMemory
 from megatron_moevement.strategies.own_slots import OwnSlots
 from megatron_moevement.strategies.replay import Injection, Replay, Slots
 from megatron_moevement.strategies.replay_witness import (
     FirstCaptures,
+    OwnCaptures,
     ReplayWitness,
     first_captures,
+    own_captures,
 )
 from megatron_moevement.strategies.replicas import Replicas, StandingState, copy_state
 from megatron_moevement.strategies.scalars import decode_entry
@@ -226,12 +228,14 @@ class MemoryRecovery:
         assert self._facts is not None
         if self._facts.by_rank[trained.rank].era != plan.era:
             memory.store.clear()  # of another history: its slots may have equal names
+        captures: OwnCaptures = {}
         if plan.edges is WindowEdges.KEPT:  # else slots are of other windows
-            self._first = first_captures(memory.store, plan, trained.rank, trained.device)
+            captures = own_captures(memory.store, plan)
         if plan.is_from_durable and plan.edges is WindowEdges.ANEW:
             memory.store.clear_rings()  # its ledger stays: nothing else leads to the target
-        memory.open()
-        ledger = share_ledger(memory, plan, trained.device)
+        told = memory.open(lambda: [captures, own_ledger(memory, plan)])
+        self._first = first_captures(trained.rank, [each for each, _ in told])
+        ledger = LeftLedger.of_documents(one for _, one in told)
         self._come_to_target(plan, ledger)
         slots = self.own_slots(plan)
         if plan.copies:

@@ -9,16 +9,13 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Mapping
-
-import torch
+from collections.abc import Iterable, Mapping
 
 from megatron_moevement.integrations.megatron.boundary_replay import Verification
 from megatron_moevement.policy.guarantee import Level
 from megatron_moevement.policy.plan import Plan
 from megatron_moevement.policy.ranks import LogicalRank
 from megatron_moevement.policy.replay_proof import Compared, ReplayProof
-from megatron_moevement.runtime.agreement import all_gather_json
 from megatron_moevement.runtime.slots.mapped_file import checksum_of
 from megatron_moevement.runtime.slots.slot_record import SlotRecord, record_document
 from megatron_moevement.runtime.slots.store import StoreDirectory
@@ -26,27 +23,22 @@ from megatron_moevement.runtime.slots.store import StoreDirectory
 FirstCaptures = Mapping[int, frozenset[str]]
 """For each step the digests of the records that anybody has of one rank's slot."""
 
+OwnCaptures = Mapping[str, Mapping[int, str]]
+"""For each rank and step the digest of the record that one process has; as JSON."""
+
 
 def record_digest(record: SlotRecord) -> str:
     """Returns what stands for a slot: its place, and the checksums of all its parts."""
     return f"{checksum_of(json.dumps(record_document(record)).encode()):016x}"
 
 
-def first_captures(
-    store: StoreDirectory, plan: Plan, rank: LogicalRank, device: torch.device
-) -> FirstCaptures:
-    """Returns what all processes have of the slots of a rank that a plan captures again.
-
-    Every rank calls it, before its replay overwrites its own.
+def own_captures(store: StoreDirectory, plan: Plan) -> OwnCaptures:
+    """Returns what a process has of the slots that a plan captures again, before it does so.
 
     Args:
         store: of this process.
         plan: the same on all ranks.
-        rank: that this process occupies.
-        device: where collectives keep their tensors.
     """
-    if not plan.start_of:
-        return {}
     own: dict[str, dict[int, str]] = defaultdict(dict)
     for stored in store.rings():
         ring = store.open_ring(stored.role, stored.owner)
@@ -55,8 +47,18 @@ def first_captures(
         for record in ring.records():
             if record.era == plan.era and plan.start(stored.owner.pp) < record.step <= plan.target:
                 own[str(stored.owner)][record.step] = record_digest(record)
+    return own
+
+
+def first_captures(rank: LogicalRank, told: Iterable[OwnCaptures]) -> FirstCaptures:
+    """Returns what all processes have of the slots of a rank that a plan captures again.
+
+    Args:
+        rank: whose slots.
+        told: what `own_captures` returns on all ranks.
+    """
     found: dict[int, set[str]] = defaultdict(set)
-    for document in all_gather_json(own, device):
+    for document in told:
         for step, digest in document.get(str(rank), {}).items():
             found[int(step)].add(digest)
     return {step: frozenset(digests) for step, digests in found.items()}
