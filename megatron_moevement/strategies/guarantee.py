@@ -2,31 +2,41 @@
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Iterable, Sequence
 
 from megatron_moevement.policy.guarantee import Computation, Guarantee, decide_guarantee
-from megatron_moevement.runtime.agreement import all_gather_json
 from megatron_moevement.strategies.kept import Kept
 
 
-def agree_on_guarantee(own: Computation, kept: Kept, device: torch.device) -> Guarantee:
-    """Returns what the job may rely on from now on; every rank calls it, in step.
-
-    Survivors compare with the generation before. A newcomer takes over what they find: where they
-    find no difference, the present generation stands for the first one, and else the level is
-    lost for good.
+def judge(job: tuple[Computation, ...], kept: Kept) -> list[str] | None:
+    """Returns what a survivor finds lacking, which compares with the generation before.
 
     Args:
-        own: of this process.
-        kept: what this process takes over a restart; learns the result.
-        device: where collectives keep their tensors.
+        job: all ranks, as they compute in the present generation.
+        kept: what this process takes over a restart.
+
+    Returns:
+        None on a newcomer.
     """
-    job = tuple(Computation.from_document(one) for one in all_gather_json(own.document(), device))
-    judged = None
-    if kept.origin is not None or kept.guarantee is not None:
-        judged = decide_guarantee(job, kept.origin, kept.guarantee)
-    told = all_gather_json(None if judged is None else list(judged.lacking), device)
-    known = [reason for lacking in told if lacking is not None for reason in lacking]
+    if kept.origin is None and kept.guarantee is None:
+        return None
+    return list(decide_guarantee(job, kept.origin, kept.guarantee).lacking)
+
+
+def agree_on_guarantee(
+    job: tuple[Computation, ...], judged: Iterable[Sequence[str] | None], kept: Kept
+) -> Guarantee:
+    """Returns what the job may rely on from now on, the same on all ranks.
+
+    A newcomer takes over what survivors find: where they find no difference, the present generation
+    stands for the first one, and else the level is lost for good.
+
+    Args:
+        job: all ranks, as they compute in the present generation.
+        judged: what `judge` returns on all ranks.
+        kept: what this process takes over a restart; learns the result.
+    """
+    known = [reason for lacking in judged if lacking is not None for reason in lacking]
     guarantee = decide_guarantee(job, None, Guarantee(tuple(dict.fromkeys(known))))
     kept.origin, kept.guarantee = job, guarantee
     return guarantee

@@ -184,10 +184,28 @@ def agree_on_plan(
     """
     own = Member(host, live.operators, extras_bytes, log_bytes)
     members = [Member.of_document(each) for each in all_gather_json(own.document(), device)]
+    plan = plan_of(settings, members, ends=ends, train_iters=train_iters)
+    check_alike(all_gather_json(plan.schedule.digest, device))
+    return plan
+
+
+def plan_of(
+    settings: FaultTolerance, members: Sequence[Member], *, ends: Ends, train_iters: int
+) -> JobPlan:
+    """Plans a job; `check_alike` must follow.
+
+    Args:
+        settings: the flags.
+        members: all ranks, in their order.
+        ends: whether the first and last stage share the embedding.
+        train_iters: the last step.
+
+    Raises:
+        UserError: there are too few failure domains, or a process would take too much memory.
+    """
     inventory = _inventory(members, ends)
     order = order_operators(inventory.sorted_operators, Ordering.INDEX)
     schedule = plan_window(inventory, order, window=settings.moevement_window).schedule
-    _check_alike(schedule, device)
     strictness = Strictness.REFUSE if settings.moevement_strict_replicas else Strictness.LOWER
     hosts = tuple(member.host for member in members)
     capacity = ring_capacity(schedule.window, LAG)
@@ -224,9 +242,15 @@ def _log_shapes(window: int, members: Sequence[Member]) -> Mapping[LogicalRank, 
     }
 
 
-def _check_alike(schedule: WindowSchedule, device: torch.device) -> None:
-    """Raises UnlikePlansError unless all ranks have the same schedule."""
-    digests = all_gather_json(schedule.digest, device)
+def check_alike(digests: Sequence[str]) -> None:
+    """Checks that all ranks have the same schedule.
+
+    Args:
+        digests: of their schedules.
+
+    Raises:
+        UnlikePlansError: one has another.
+    """
     unlike = [rank for rank, digest in enumerate(digests) if digest != digests[0]]
     if unlike:
         raise UnlikePlansError(

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import secrets
 import threading
 from collections.abc import Callable, Mapping
 from datetime import timedelta
@@ -12,11 +10,10 @@ from typing import Any
 
 import torch
 
-from megatron_moevement.errors import UserError
 from megatron_moevement.policy.placement import Host
 from megatron_moevement.policy.ranks import LogicalRank
 from megatron_moevement.policy.schedule import WindowSchedule
-from megatron_moevement.runtime.agreement import AgreementError, all_gather_json, gather_together
+from megatron_moevement.runtime.agreement import AgreementError, gather_together
 from megatron_moevement.runtime.fault_points import FaultPoints
 from megatron_moevement.runtime.generation import Generation
 from megatron_moevement.runtime.replication.connection import Address
@@ -31,16 +28,12 @@ from megatron_moevement.runtime.slots.ring_file import RingFile
 from megatron_moevement.runtime.slots.store import RingRole, StoreDirectory, StoredRing
 from megatron_moevement.runtime.upstream_log import UpstreamLog
 from megatron_moevement.settings.faults import Place
-from megatron_moevement.settings.secret import SECRET_VARIABLE
 from megatron_moevement.strategies.copies import Copies
 from megatron_moevement.strategies.job_plan import JobPlan
 from megatron_moevement.strategies.kept_store import KeptStore
 
 DEADLINE = timedelta(seconds=60)
 """For one slot, or one logged tensor, to reach a peer and be acknowledged."""
-_TOKEN_BYTES = 32
-_SHOWN_DIGITS = 16
-"""Of a digest of the key, for others to compare."""
 _SERVED = {
     Kind.FOUND: Place.SERVE_SLOT,
     Kind.LOGGED: Place.SERVE_LOG,
@@ -67,8 +60,8 @@ class JobMemory:
         generation: Generation,
         pin: Callable[[torch.Tensor], None],
         faults: FaultPoints,
+        token: bytes,
         log: UpstreamLog | None = None,
-        key: bytes | None = None,
     ) -> None:
         """Takes part in one generation; the store outlives it.
 
@@ -82,9 +75,8 @@ class JobMemory:
             generation: owns the connections.
             pin: makes host memory a target of asynchronous copies.
             faults: where this process fails on purpose.
+            token: the key by which processes of the job recognise each other.
             log: what this process serves of what it sent over its stage's boundaries.
-            key: by which processes of the job recognise each other; without one, rank 0 draws it,
-                and it travels over the job's own network.
         """
         self.plan = plan
         """What all agreed on, and for whom else this process keeps copies since then."""
@@ -100,7 +92,7 @@ class JobMemory:
         self._pin = pin
         self._faults = faults
         self.log = log
-        self._key = key
+        self._token = token
         self.session: Session | None = None
         """Who this process is to its peers, once it is open."""
         self.peers: Mapping[int, Address] = {}
@@ -140,12 +132,11 @@ class JobMemory:
             What all processes tell, in the order of ranks.
 
         Raises:
-            UserError: on all ranks: files are of other sizes, the file system is full, the
-                interface is none of the machine's, or processes have different secrets.
+            UserError: on all ranks: files are of other sizes, the file system is full, or the
+                interface is none of the machine's.
             NotOpenedError: the same in a restart.
         """
-        token = self._agree_on_token()
-        self.session = me = Session(token, self.host.process, self.generation.number)
+        self.session = me = Session(self._token, self.host.process, self.generation.number)
         try:
             told = gather_together(lambda: [self._serve(me), tell()], self._device)
         except AgreementError as error:
@@ -170,17 +161,6 @@ class JobMemory:
             self.generation.uninterrupted,
         )
         return [one for _, one in told]
-
-    def _agree_on_token(self) -> bytes:
-        """Returns the key that all processes have; one that is given never travels."""
-        drawn = None if self._key else secrets.token_hex(_TOKEN_BYTES)
-        shown = hashlib.sha256(self._key).hexdigest()[:_SHOWN_DIGITS] if self._key else None
-        offers = all_gather_json([shown, drawn], self._device)
-        if len({shown for shown, _ in offers}) > 1:
-            raise UserError(
-                f"processes have different secrets; give all the same {SECRET_VARIABLE}"
-            )
-        return self._key or bytes.fromhex(offers[0][1])
 
     def _serve(self, me: Session) -> tuple[int, str, int]:
         """Opens the files, and a server that keeps copies in them and gives slots back.

@@ -13,7 +13,7 @@ from megatron_moevement.integrations.megatron.snapshots import LiveOperators
 from megatron_moevement.policy.adoption import adopts_in
 from megatron_moevement.policy.placement import Host
 from megatron_moevement.policy.protection_level import JobShape
-from megatron_moevement.runtime.agreement import AgreementError, gather_together
+from megatron_moevement.runtime.agreement import AgreementError, all_gather_json, gather_together
 from megatron_moevement.runtime.events import Events
 from megatron_moevement.runtime.generation import Generation
 from megatron_moevement.runtime.progress import START
@@ -23,17 +23,23 @@ from megatron_moevement.runtime.upstream_log import UpstreamLog
 from megatron_moevement.settings.fault_tolerance import FaultTolerance
 from megatron_moevement.settings.faults import Place
 from megatron_moevement.settings.secret import SECRET_VARIABLE
-from megatron_moevement.strategies.guarantee import agree_on_guarantee
-from megatron_moevement.strategies.job_plan import JobPlan, LogShape, agree_on_plan
+from megatron_moevement.strategies.guarantee import agree_on_guarantee, judge
+from megatron_moevement.strategies.introduction import Introduction, introduce
+from megatron_moevement.strategies.job_plan import (
+    JobPlan,
+    LogShape,
+    Member,
+    agree_on_plan,
+    check_alike,
+    plan_of,
+)
 from megatron_moevement.strategies.kept import Kept
 from megatron_moevement.strategies.kept_placement import HeldRanks, held_ranks, keep_placement
 from megatron_moevement.strategies.kept_store import KeptStore
 from megatron_moevement.strategies.memory import JobMemory
 from megatron_moevement.strategies.moevement import SparseCheckpointing
 from megatron_moevement.strategies.protection_watch import ProtectionWatch
-from megatron_moevement.strategies.reachability import check_interface
 from megatron_moevement.strategies.replica_audit import ReplicaAudit
-from megatron_moevement.strategies.replicas import find_replicas
 from megatron_moevement.strategies.trained import Trained
 
 _PATIENCE_WITH_THE_DYING = timedelta(seconds=5)
@@ -85,19 +91,22 @@ def open_sparse_checkpointing(
         NotOpenedError: there is no room for its store, in a restart.
     """
     live = LiveOperators(trained.chunks, trained.optimizer)
-    plan = plan_job(settings, trained, live, domain=domain, train_iters=train_iters)
-    _say_what_holds(plan, trained, kept, say)
+    host = _host(trained, domain)
+    own = Member(host, live.operators, _extras_bytes(trained), trained.log_bytes)
+    told = introduce(settings, trained, live, own)
+    plan = plan_of(settings, told.members, ends=trained.ends, train_iters=train_iters)
+    _agree(plan, told, trained, kept, say)
     store, held = _open_store(settings, trained, kept.store, generation, saves)
     plan = keep_placement(plan, held)
     memory = JobMemory(
-        *(plan, _host(trained, domain), kept.store, store),
+        *(plan, host, kept.store, store),
         settings.moevement_replication_interface,
         trained.device,
         generation=generation,
         pin=trained.pin,
         faults=trained.faults,
-        log=_keep_log(kept, trained, plan.log_of(_host(trained, domain))),
-        key=trained.replication_key,
+        token=told.token,
+        log=_keep_log(kept, trained, plan.log_of(host)),
     )
     if trained.replication_key is None and kept.log is None and generation.number == 0:
         say(f"{SECRET_VARIABLE} is not set: who listens to the job's network can take part in it")
@@ -108,7 +117,7 @@ def open_sparse_checkpointing(
         events,
         say,
         kept=kept,
-        replicas=find_replicas(settings, trained, live),
+        replicas=told.replicas,
         audit=ReplicaAudit(settings.moevement_audit_interval, trained, events, say),
         protection=_watch_protection(settings, trained, plan, events, say, generation),
         frozen_work=_frozen_work(settings),
@@ -148,14 +157,27 @@ def _keep_log(kept: Kept, trained: Trained, shape: LogShape | None) -> UpstreamL
     return kept.log
 
 
-def _say_what_holds(
-    plan: JobPlan, trained: Trained, kept: Kept, say: Callable[[str], None]
+def _agree(
+    plan: JobPlan,
+    told: Introduction,
+    trained: Trained,
+    kept: Kept,
+    say: Callable[[str], None],
 ) -> None:
-    """Says where copies are fewer than asked for, and the guarantee where it is another one."""
+    """Checks that all ranks have the same plan, and agrees on what the job may rely on.
+
+    Says where copies are fewer than asked for, and the guarantee where it is another one.
+
+    Raises:
+        UnlikePlansError: on all ranks: one has another plan.
+    """
+    own = [plan.schedule.digest, judge(told.computations, kept)]
+    digests, judged = zip(*all_gather_json(own, trained.device), strict=True)
+    check_alike(digests)
     if plan.placement.warning is not None:
         say(plan.placement.warning)
     before = kept.guarantee
-    guarantee = agree_on_guarantee(trained.computation, kept, trained.device)
+    guarantee = agree_on_guarantee(told.computations, judged, kept)
     if guarantee != before:
         say(f"guarantee {guarantee}")
 
@@ -167,13 +189,12 @@ def _open_store(
     generation: Generation,
     saves: Sequence[Path],
 ) -> tuple[StoreDirectory, Sequence[HeldRanks]]:
-    """Opens the stores of all ranks or none, where they reach each other.
+    """Opens the stores of all ranks or none.
 
     Returns:
         The own store, and what each rank's holds for others.
     """
     trained.faults.strike_outside(Place.START)
-    check_interface(settings.moevement_replication_interface, trained.process, trained.device)
     root, run_id = store_place(settings, trained.identity)
     identity = StoreIdentity(run_id, trained.identity.fingerprint)
 

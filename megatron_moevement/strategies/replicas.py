@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+from collections.abc import Sequence
 
 import torch
 
@@ -16,7 +17,6 @@ from megatron_moevement.integrations.megatron.masters import is_state_whole
 from megatron_moevement.integrations.megatron.random_state import random_digest, random_state
 from megatron_moevement.integrations.megatron.slot_layout import Part
 from megatron_moevement.integrations.megatron.snapshots import Content, LiveOperators
-from megatron_moevement.runtime.agreement import all_gather_json
 from megatron_moevement.runtime.commit_barrier import ReplicaStreams
 from megatron_moevement.runtime.replication.state_messages import StatePart
 from megatron_moevement.runtime.replication.state_reader import StateReader, StateReadError
@@ -49,25 +49,32 @@ class Replicas:
         return ReplicaStreams(self.group, self.groups, random_digest(random_state()))
 
 
-def find_replicas(settings: FaultTolerance, trained: Trained, live: LiveOperators) -> Replicas:
-    """Returns the place of this rank among its replicas; every rank calls it, in step.
+def place_among(own: str | None, names: Sequence[str | None]) -> Replicas:
+    """Returns the place of a rank among its replicas.
 
     Args:
-        settings: the flags.
-        trained: the live objects.
-        live: this rank's operators.
+        own: name of its state.
+        names: of the states of all ranks.
     """
-    is_whole = is_state_whole(trained.optimizer.parts) and not settings.moevement_no_replica_copy
-    own = _name(trained, live) if is_whole else None
-    names = all_gather_json(own, trained.device)
     groups = sorted({name for name in names if name is not None})
     if own is None or None in names or len(groups) == len(names):
         return Replicas()
     return Replicas(own, groups.index(own), len(groups))
 
 
-def _name(trained: Trained, live: LiveOperators) -> str:
-    """Returns what a rank holds: what every other rank holds the same of that says the same."""
+def name_of_state(settings: FaultTolerance, trained: Trained, live: LiveOperators) -> str | None:
+    """Returns what a rank holds: what every other rank holds the same of that says the same.
+
+    Args:
+        settings: the flags.
+        trained: the live objects.
+        live: this rank's operators.
+
+    Returns:
+        None where nothing is to be copied.
+    """
+    if settings.moevement_no_replica_copy or not is_state_whole(trained.optimizer.parts):
+        return None
     place = f"pp{trained.rank.pp}.tp{trained.rank.tp}.cp{trained.rank.cp}"
     operators = [f"{one.id} {one.full_bytes} {one.compute_bytes}" for one in live.operators]
     digest = hashlib.sha256("\n".join(operators).encode()).hexdigest()

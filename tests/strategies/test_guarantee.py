@@ -8,7 +8,8 @@ import torch.distributed as dist
 
 from megatron_moevement.backends.cpu import CpuBackend
 from megatron_moevement.policy.guarantee import Computation, DeviceKind, Kernels
-from megatron_moevement.strategies.guarantee import agree_on_guarantee
+from megatron_moevement.runtime.agreement import all_gather_json
+from megatron_moevement.strategies.guarantee import agree_on_guarantee, judge
 from megatron_moevement.strategies.kept import Kept
 
 pytestmark = pytest.mark.distributed
@@ -29,7 +30,10 @@ def live_through(generations):
         for newcomers in generations:
             if str(rank) in newcomers:
                 kept, own = Kept(), computation(newcomers[str(rank)])
-            found.append(list(agree_on_guarantee(own, kept, CPU).lacking))
+            told = all_gather_json(own.document(), CPU)
+            job = tuple(Computation.from_document(one) for one in told)
+            judged = all_gather_json(judge(job, kept), CPU)
+            found.append(list(agree_on_guarantee(job, judged, kept).lacking))
     finally:
         dist.destroy_process_group()
     return found

@@ -1,43 +1,33 @@
 """The key by which processes recognise each other: from the launcher's secret, or drawn."""
 
-from types import SimpleNamespace
-
 import pytest
 
 from megatron_moevement.errors import UserError
 from megatron_moevement.settings.secret import Secret, new_secret
-from megatron_moevement.strategies import memory
+from megatron_moevement.strategies.introduction import agree_on_key, offer_key
 
 
-def agreed(monkeypatch, keys):
+def agreed(keys):
     """Returns what processes with these keys agree on, and all that they told each other."""
-    told, values = [], []
-    for ask in (told.append, lambda _: None):
-        monkeypatch.setattr(
-            memory, "all_gather_json", lambda value, _, ask=ask: (ask(value), list(told))[1]
-        )
-        values = [
-            memory.JobMemory._agree_on_token(SimpleNamespace(_key=key, _device=None))
-            for key in keys
-        ]
-    return values, repr(told)
+    told = [offer_key(key) for key in keys]
+    return [agree_on_key(key, told) for key in keys], repr(told)
 
 
-def test_a_key_of_the_launchers_secret_never_travels(monkeypatch):
+def test_a_key_of_the_launchers_secret_never_travels():
     key = Secret(new_secret().encode()).derive("replication", "0")
-    values, told = agreed(monkeypatch, [key, key])
+    values, told = agreed([key, key])
     assert values == [key, key]
     assert key.hex() not in told
 
 
-def test_processes_with_different_secrets_are_refused(monkeypatch):
+def test_processes_with_different_secrets_are_refused():
     for keys in ([b"a" * 32, b"b" * 32], [b"a" * 32, None]):
         with pytest.raises(UserError, match="processes have different secrets; give all the same"):
-            agreed(monkeypatch, keys)
+            agreed(keys)
 
 
-def test_without_a_secret_all_take_what_the_first_one_drew(monkeypatch):
-    values, told = agreed(monkeypatch, [None, None])
+def test_without_a_secret_all_take_what_the_first_one_drew():
+    values, told = agreed([None, None])
     assert values[0] == values[1]
     assert values[0].hex() in told
 
