@@ -58,8 +58,11 @@ class OwnSlots:
         for window, held in self._kept_windows():
             for slot in range(window.size):
                 having = [each for each, slots in held.items() if slots >> slot & 1]
-                if having and self._own not in having and window.step_of(slot) < target:
-                    self._fetch(having[0], window, slot)
+                if not having or window.step_of(slot) >= target:
+                    continue
+                # A spare may have it in the ring of copies that it kept for this rank.
+                if self._record(window, slot) is None:
+                    self._fetch(self._own if self._own in having else having[0], window, slot)
 
     def take_from_replica(self, copy: StateCopy) -> None:
         """Gets the slots of a replica that stand in for slots of this rank that nobody has."""
@@ -67,12 +70,15 @@ class OwnSlots:
             self._fetch(copy.source, key.window, key.slot, key.owner)
 
     def ring(self, target: int) -> SlotRing:
-        """Returns what the ring holds, for a rank whose state is S_target."""
+        """Returns what the ring holds, for a rank whose state is S_target.
+
+        A slot that this process has in a ring of copies alone is not among them: nobody sends that.
+        """
         steps = [
             window.step_of(slot)
             for window, held in self._kept_windows()
             for slot in range(window.size)
-            if held.get(self._own, 0) >> slot & 1
+            if held.get(self._own, 0) >> slot & 1 and self._record(window, slot) is not None
         ]
         is_captured = target in steps
         oldest = min(steps, default=target) if self._persisted is None else self._persisted.start
