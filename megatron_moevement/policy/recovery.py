@@ -181,8 +181,8 @@ def _slots(facts: Facts, window: Window, begins: dict[int, int]) -> tuple[SlotSo
 
 
 def _ledger_source(facts: Facts, first: int, last: int) -> int | None:
-    """Returns a process that has the ledger entries of the steps [first, last]."""
-    for process in facts.processes:
+    """Returns a process that has the ledger entries of the steps [first, last], a rank's first."""
+    for process in sorted(facts.processes, key=lambda process: process.rank is None):
         if last < first or (first in process.ledger and last in process.ledger):
             return process.process
     return None

@@ -14,6 +14,8 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Protocol, Self, TypeVar
 
+from megatron_moevement.runtime.notice_board import NoticeBoard
+
 
 class Closeable(Protocol):
     """What is open until it is closed; closing it again does nothing."""
@@ -72,6 +74,7 @@ class Generation:
         rest: Callable[[], None] = lambda: None,
         *,
         spares: int | None = None,
+        board: NoticeBoard | None = None,
     ) -> None:
         """Begins with nothing open.
 
@@ -82,12 +85,14 @@ class Generation:
             ping: says that training makes progress, and will again before long.
             rest: says that nobody knows how long what comes now will take, until the next `ping`.
             spares: processes that wait for a place; None where none could come in.
+            board: where ranks and spares read what the others post; None where there are none.
         """
         self.number = number
         self.uninterrupted = uninterrupted
         self.ping = ping
         self.rest = rest
         self.spares = spares
+        self.board = board
         self._owned: list[Closeable] = []
 
     def own(self, opening: Callable[[], C]) -> C:

@@ -82,6 +82,11 @@ class FaultTolerance:
         """Whether anything beyond durable checkpoints protects the job."""
         return self.moevement_strategy is not StrategyName.OFF
 
+    @property
+    def makes_copies(self) -> bool:
+        """Whether processes keep snapshots of others."""
+        return self.is_on and self.moevement_replicas > 0 and not self.moevement_recover_only
+
 
 def check_fault_tolerance(settings: FaultTolerance, save: str | None) -> None:
     """Checks what can be checked without the other ranks.

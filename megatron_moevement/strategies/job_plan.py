@@ -21,9 +21,11 @@ from megatron_moevement.policy.schedule import WindowSchedule
 from megatron_moevement.policy.segments import Ends
 from megatron_moevement.policy.window import plan_window
 from megatron_moevement.runtime.agreement import all_gather_json
+from megatron_moevement.runtime.replication.connection import Address
 from megatron_moevement.runtime.slots.store import JournalShape, RingShape
 from megatron_moevement.runtime.upstream_log import buffer_bytes
 from megatron_moevement.settings.fault_tolerance import FaultTolerance
+from megatron_moevement.strategies.spares import Spare
 
 LAG = 1
 """Steps between the last capture of a window and the one at which it is persisted; where copies
@@ -59,12 +61,14 @@ class Member:
         operators: what it holds, with bytes.
         extras_bytes: room that the scalars and random streams of a slot need.
         log_bytes: what it sends over its stage's boundaries in a step; 0 without a log.
+        spares: processes without a rank that keep copies, as far as this rank found any.
     """
 
     host: Host
     operators: tuple[Operator, ...]
     extras_bytes: int
     log_bytes: int = 0
+    spares: tuple[Spare, ...] = ()
 
     def document(self) -> dict[str, Any]:
         """Returns the member as JSON holds it."""
@@ -75,6 +79,7 @@ class Member:
             "operators": [[str(op.id), op.full_bytes, op.compute_bytes] for op in self.operators],
             "extras_bytes": self.extras_bytes,
             "log_bytes": self.log_bytes,
+            "spares": [spare.document() for spare in self.spares],
         }
 
     @classmethod
@@ -88,6 +93,7 @@ class Member:
             ),
             document["extras_bytes"],
             document["log_bytes"],
+            tuple(map(Spare.of_document, document["spares"])),
         )
 
 
@@ -97,12 +103,13 @@ class JobPlan:
 
     Attributes:
         schedule: in which slot each operator is FULL.
-        hosts: all processes.
+        hosts: all processes, those that wait for a place and keep copies included.
         placement: who keeps copies.
         rings: sizes of each rank's ring of slots.
         journal: sizes of every journal.
         logs: sizes of the upstream logs of the ranks that have one.
         limit_bytes: host memory that a process may take; None without a limit.
+        spares: processes without a rank that keep copies.
     """
 
     schedule: WindowSchedule
@@ -112,6 +119,12 @@ class JobPlan:
     journal: JournalShape
     logs: Mapping[LogicalRank, LogShape] = dataclasses.field(default_factory=dict)
     limit_bytes: int | None = None
+    spares: tuple[Spare, ...] = ()
+
+    @property
+    def addresses_of_spares(self) -> Mapping[int, Address]:
+        """Where processes without a rank keep copies."""
+        return {spare.process: spare.address for spare in self.spares}
 
     def kept_for(self, process: int) -> tuple[LogicalRank, ...]:
         """Returns the ranks whose slots a process keeps copies of."""
@@ -207,7 +220,8 @@ def plan_of(
     order = order_operators(inventory.sorted_operators, Ordering.INDEX)
     schedule = plan_window(inventory, order, window=settings.moevement_window).schedule
     strictness = Strictness.REFUSE if settings.moevement_strict_replicas else Strictness.LOWER
-    hosts = tuple(member.host for member in members)
+    found = tuple(spare for member in members for spare in member.spares)
+    hosts = (*(member.host for member in members), *(spare.host for spare in found))
     capacity = ring_capacity(schedule.window, LAG)
     limit_gb = settings.moevement_host_memory_limit_gb
     plan = JobPlan(
@@ -226,6 +240,7 @@ def plan_of(
         ),
         logs=_log_shapes(schedule.window, members),
         limit_bytes=None if limit_gb is None else int(limit_gb * 1e9),
+        spares=found,
     )
     plan.check_limit(*(host.process for host in hosts))
     return plan

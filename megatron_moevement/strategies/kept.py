@@ -81,6 +81,7 @@ class Kept:
             in order to carry it out.
         doubted: slots that lie in this process and that a replay began with which differed from
             the first time; plans pass them over until a replay from other copies proves right.
+        doubted_of_spares: such slots of processes that have no rank, each with the process.
     """
 
     store: KeptStore = dataclasses.field(default_factory=KeptStore)
@@ -92,6 +93,7 @@ class Kept:
     guarantee: Guarantee | None = None
     agreed: Agreed | None = None
     doubted: frozenset[SlotKey] = frozenset()
+    doubted_of_spares: frozenset[tuple[int, SlotKey]] = frozenset()
 
     @classmethod
     def anew(cls, former: Kept) -> Kept:
@@ -102,6 +104,7 @@ class Kept:
             guarantee=former.guarantee,
             agreed=former.agreed,
             doubted=former.doubted,
+            doubted_of_spares=former.doubted_of_spares,
         )
 
     def renew(self) -> None:

@@ -17,20 +17,20 @@ HeldRanks = Sequence[Any]
 """A process, and the ranks whose slots it keeps, each with the step of the newest one; as JSON."""
 
 
-def held_ranks(store: StoreDirectory, process: int) -> HeldRanks:
-    """Returns the ranks whose slots a process keeps.
-
-    Args:
-        store: of the process.
-        process: its number.
-    """
-    held = []
+def held_ranks(store: StoreDirectory) -> dict[LogicalRank, int]:
+    """Returns the ranks whose slots a store has for others, with the step of the newest one."""
+    held = {}
     for stored in store.rings():
         ring = store.open_ring(stored.role, stored.owner)
         records = () if ring is None or stored.role is not RingRole.HELD else ring.records()
         if records:
-            held.append([str(stored.owner), records[-1].step])
-    return [process, held]
+            held[stored.owner] = records[-1].step
+    return held
+
+
+def held_ranks_document(store: StoreDirectory, process: int) -> HeldRanks:
+    """Returns what `held_ranks` does, of the store of a process."""
+    return [process, [[str(rank), step] for rank, step in held_ranks(store).items()]]
 
 
 def keep_placement(plan: JobPlan, held: Sequence[HeldRanks]) -> JobPlan:
@@ -47,6 +47,9 @@ def keep_placement(plan: JobPlan, held: Sequence[HeldRanks]) -> JobPlan:
     for holder, ranks in held:
         for name, step in ranks:
             found[LogicalRank.parse(name)].append((-step, holder))
+    for spare in plan.spares:
+        for rank, step in spare.held.items():
+            found[rank].append((-step, spare.process))
     if not found:
         return plan
     # Who was replaced as a holder has older slots than who took its place.

@@ -25,7 +25,12 @@ from megatron_moevement.runtime.slots.flushing import flush_store, flushed_folde
 from megatron_moevement.runtime.slots.identity import RunIdentity, StoreIdentity
 from megatron_moevement.runtime.slots.ring_file import RingFile
 from megatron_moevement.runtime.slots.run_record import check_layout, write_run
-from megatron_moevement.runtime.slots.store import StoreDirectory, left_behind, process_folders
+from megatron_moevement.runtime.slots.store import (
+    StoreDirectory,
+    left_behind,
+    process_folder,
+    process_folders,
+)
 
 _POLL_S = 0.05
 
@@ -44,6 +49,7 @@ class KeptStore:
         self._pinned: weakref.WeakSet[RingFile] = weakref.WeakSet()
         self._is_wanted = True
         self._adopts = False
+        self._has_rank = False
         self.flushed: tuple[Path, ...] = ()
         """Folders with what processes of the run flushed: wanted until a window is persisted."""
         self.refusal: str | None = None
@@ -53,6 +59,11 @@ class KeptStore:
     def folder(self) -> Path | None:
         """Where the files lie; None before `open`."""
         return None if self._store is None else self._store.folder
+
+    @property
+    def store(self) -> StoreDirectory | None:
+        """The store, where it is open."""
+        return self._store
 
     @property
     def has_state(self) -> bool:
@@ -107,17 +118,45 @@ class KeptStore:
                 another user's, or can't be made.
         """
         self._adopts = rank is not None
-        if self._store is None:
+        if self._store is None or not self._has_rank:
             flushed = tuple(flushed_folder(save, identity) for save in saves)
             if run is not None:
                 check_layout([root / identity.run_id, *flushed], run)
             self._place = (root, identity)
-            self._store = StoreDirectory(root, identity, process)
+            if self._store is None:
+                self._store = StoreDirectory(root, identity, process)
+            self._store.close_files()  # of what a spare keeps: a store that is adopted has more
             self.flushed = flushed
             if rank is not None:
                 adopt_store(self._store, rank, self.flushed, patience)
             if run is not None:
                 write_run(self._store.folder, run)
+            self._has_rank = True
+        assert self._store is not None
+        return self._store
+
+    def hold(
+        self, root: Path, identity: StoreIdentity, process: int, processes: int
+    ) -> StoreDirectory:
+        """Returns the store of a process without a rank, which adopts nothing.
+
+        What a former launch left under its number stays as it is: ranks adopt it, or forget it.
+
+        Args:
+            root: the store directory.
+            identity: of the run.
+            process: number of this process.
+            processes: of the job.
+
+        Raises:
+            UserError: the store is in use, another user's, or can't be made.
+        """
+        if self._store is None:
+            number = process
+            while process_folder(root, identity.run_id, number).exists():
+                number += processes
+            self._place = (root, identity)
+            self._store = StoreDirectory(root, identity, number)
         return self._store
 
     def flush(self, save: Path) -> Path:

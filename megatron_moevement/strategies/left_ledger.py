@@ -47,17 +47,21 @@ class LeftLedger:
 def own_ledger(memory: JobMemory, plan: Plan) -> dict[str, Any] | None:
     """Returns the ledger of the steps that are done again, and all losses, as JSON holds them.
 
+    One rank speaks for processes that have none.
+
     Args:
         memory: of this process; its files are open.
         plan: that is carried out.
 
     Returns:
-        None where another process has the ledger.
+        None where another rank has the ledger, or speaks for who has it.
     """
-    if memory.host.process != plan.ledger_source:
-        return None
+    first, source = plan.first_ledger_step, plan.ledger_source
+    if memory.host.process != source:
+        steps = range(first, plan.target + 1)
+        return None if source is None else memory.ledger_of_spare(source, steps)
     journal = memory.journal
-    first = max(plan.first_ledger_step, journal.entries().start)
+    first = max(first, journal.entries().start)
     return {
         "entries": {step: journal.entry(step).decode() for step in range(first, plan.target + 1)},
         "losses": {

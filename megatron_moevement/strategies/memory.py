@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from datetime import timedelta
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
+from megatron_moevement.policy.facts import ProcessFacts
+from megatron_moevement.policy.persistence import SlotKey
 from megatron_moevement.policy.placement import Host
 from megatron_moevement.policy.ranks import LogicalRank
 from megatron_moevement.policy.schedule import WindowSchedule
 from megatron_moevement.runtime.agreement import AgreementError, gather_together
 from megatron_moevement.runtime.fault_points import FaultPoints
 from megatron_moevement.runtime.generation import Generation
+from megatron_moevement.runtime.notice_board import Topic
 from megatron_moevement.runtime.replication.connection import Address
 from megatron_moevement.runtime.replication.handshake import Session
+from megatron_moevement.runtime.replication.history import OwnHistory
 from megatron_moevement.runtime.replication.sender import SlotSender
 from megatron_moevement.runtime.replication.server import ReplicaServer
 from megatron_moevement.runtime.replication.state_messages import OfferedState
@@ -31,6 +36,7 @@ from megatron_moevement.settings.faults import Place
 from megatron_moevement.strategies.copies import Copies
 from megatron_moevement.strategies.job_plan import JobPlan
 from megatron_moevement.strategies.kept_store import KeptStore
+from megatron_moevement.strategies.spares import facts_of_spares, ledger_of_spare
 
 DEADLINE = timedelta(seconds=60)
 """For one slot, or one logged tensor, to reach a peer and be acknowledged."""
@@ -102,6 +108,7 @@ class JobMemory:
         self._server: ReplicaServer | None = None
         self._slots: StoredSlots | None = None
         self._copies: Copies | None = None
+        self._history: OwnHistory | None = None
         self._files = threading.Lock()  # of the store, once the server listens
 
     @property
@@ -143,13 +150,18 @@ class JobMemory:
             raise self._kept.not_opened(error, self.generation) from error
         self._faults.strike_outside(Place.OPEN)
         self.peers = {process: (host, port) for (process, host, port), _ in told}
+        self.peers |= self.plan.addresses_of_spares
         assert self.host.rank is not None
+        ring = self.plan.rings[self.host.rank]
+        self._history = OwnHistory(self.host.rank, self.store.identity, ring, self.plan.journal)
         sender = self.generation.own(
             lambda: SlotSender(
                 me,
                 self.peers,
                 deadline=DEADLINE,
                 halfway=lambda record: self._faults.strike(record.step, Place.SEND),
+                history=self._history,
+                spares=self.plan.addresses_of_spares,
             )
         )
         self._copies = Copies(
@@ -234,6 +246,38 @@ class JobMemory:
         self.store.begin_journal(self.plan.journal, state, losses)
         self.store.clear_rings()
         self.open()
+        self.begin_history()
+
+    def commit(self, state: JournalState, step: int, entry: bytes, loss: float) -> None:
+        """Writes a step into the journal, and notes it for spares that keep copies."""
+        self.journal.commit(state, step, entry, loss)
+        if self.plan.spares:
+            assert self._history is not None
+            self._history.note(state, step, entry, loss)
+
+    def begin_history(self) -> None:
+        """Lets spares that keep copies know what the journal says; nothing was sent before."""
+        state = self.journal.state
+        if self.plan.spares and state is not None:
+            assert self._history is not None
+            entries = {step: self.journal.entry(step) for step in self.journal.entries()}
+            self._history.begin(state, entries, self.journal.losses)
+
+    def facts_of_spares(self, doubted: Collection[tuple[int, SlotKey]]) -> tuple[ProcessFacts, ...]:
+        """Returns the facts of those that have no rank; one rank speaks for them.
+
+        Args:
+            doubted: slots that are passed over, each with the process that has it.
+        """
+        if dist.get_rank():
+            return ()
+        return facts_of_spares(self.generation, self.plan.spares, doubted)
+
+    def ledger_of_spare(self, process: int, steps: range) -> dict[str, Any] | None:
+        """Returns what a process without a rank knows of steps; one rank speaks for it."""
+        if dist.get_rank() or process not in self.plan.addresses_of_spares:
+            return None
+        return ledger_of_spare(self.generation, process, steps)
 
     def schedule_from(self, step: int, epoch: int) -> WindowSchedule:
         """Returns the schedule of a job whose windows begin at a step."""
@@ -251,6 +295,18 @@ class JobMemory:
                 if ring is not None:
                     self._slots.drop(ring)
                 self.store.drop_ring(stored.role, stored.owner)
+        self._tell_spares()
+
+    def _tell_spares(self) -> None:
+        """Posts whose copies spares are to keep; one rank speaks for all."""
+        board = self.generation.board
+        if board is None or not self.plan.spares or dist.get_rank():
+            return
+        wanted = {
+            str(spare.process): [str(rank) for rank in self.plan.kept_for(spare.process)]
+            for spare in self.plan.spares
+        }
+        board.post(Topic.WANTED, wanted)
 
     def forget_left(self) -> None:
         """Removes what the dead and former launches left; a window is persisted without them."""
@@ -279,6 +335,8 @@ class JobMemory:
     def finish(self) -> None:
         """Says that nobody will go on from the files."""
         self._kept.finish()
+        if self.generation.board is not None and self.plan.spares:
+            self.generation.board.post(Topic.OVER, self.host.process)
 
     def close(self) -> None:
         """Ends the connections; the files stay."""

@@ -249,7 +249,7 @@ class SparseCheckpointing:
         before, self._persisted = self._persisted, newest_persisted(self._persisted, agreed)
         known = step if self._replay is None else max(step, self._replay.target)
         self._trained.faults.strike(step, Place.LEDGER)
-        self._memory.journal.commit(self._state(known), step, encode_entry(entry), entry.loss)
+        self._memory.commit(self._state(known), step, encode_entry(entry), entry.loss)
         self._trained.faults.strike(step, Place.COMMITTED)
         if agreed is not None:
             self._windows.drop_before(agreed)

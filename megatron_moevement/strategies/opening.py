@@ -8,6 +8,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import torch.distributed as dist
+
 from megatron_moevement.integrations.megatron.freezing import FrozenWork
 from megatron_moevement.integrations.megatron.snapshots import LiveOperators
 from megatron_moevement.policy.adoption import adopts_in
@@ -34,12 +36,17 @@ from megatron_moevement.strategies.job_plan import (
     plan_of,
 )
 from megatron_moevement.strategies.kept import Kept
-from megatron_moevement.strategies.kept_placement import HeldRanks, held_ranks, keep_placement
+from megatron_moevement.strategies.kept_placement import (
+    HeldRanks,
+    held_ranks_document,
+    keep_placement,
+)
 from megatron_moevement.strategies.kept_store import KeptStore
 from megatron_moevement.strategies.memory import JobMemory
 from megatron_moevement.strategies.moevement import SparseCheckpointing
 from megatron_moevement.strategies.protection_watch import ProtectionWatch
 from megatron_moevement.strategies.replica_audit import ReplicaAudit
+from megatron_moevement.strategies.spares import find_spares
 from megatron_moevement.strategies.trained import Trained
 
 _PATIENCE_WITH_THE_DYING = timedelta(seconds=5)
@@ -92,7 +99,8 @@ def open_sparse_checkpointing(
     """
     live = LiveOperators(trained.chunks, trained.optimizer)
     host = _host(trained, domain)
-    own = Member(host, live.operators, _extras_bytes(trained), trained.log_bytes)
+    spares = find_spares(generation) if settings.makes_copies and dist.get_rank() == 0 else ()
+    own = Member(host, live.operators, _extras_bytes(trained), trained.log_bytes, spares)
     told = introduce(settings, trained, live, own)
     plan = plan_of(settings, told.members, ends=trained.ends, train_iters=train_iters)
     _agree(plan, told, trained, kept, say)
@@ -214,7 +222,7 @@ def _open_store(
                 run=trained.identity,
             )
         opened.append(store)
-        return held_ranks(store, trained.process)
+        return held_ranks_document(store, trained.process)
 
     opened: list[StoreDirectory] = []
     try:

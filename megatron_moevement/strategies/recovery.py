@@ -168,7 +168,7 @@ class MemoryRecovery:
             layout=trained.layout,
             ends=trained.ends,
             durable=durable.loadable,
-            processes=(process,),
+            processes=(process, *self._memory.facts_of_spares(self._kept.doubted_of_spares)),
         )
         facts = gather_facts(own, trained.device)
         self.is_continuing = facts.generation > 0 or any(
@@ -237,6 +237,7 @@ class MemoryRecovery:
         self._first = first_captures(trained.rank, [each for each, _ in told])
         ledger = LeftLedger.of_documents(one for _, one in told)
         self._come_to_target(plan, ledger)
+        memory.begin_history()
         slots = self.own_slots(plan)
         if plan.copies:
             self._offer_state(plan)

@@ -185,7 +185,7 @@ class Returning:
         ranks = self._gather()
         self._judge(plan, ranks)
         self._memory.forget_others()
-        self._kept.doubted = frozenset()
+        self._kept.doubted, self._kept.doubted_of_spares = frozenset(), frozenset()
         return self._tell(plan, plan.target, ranks)
 
     def went_back(self, plan: Plan, step: int) -> RecoveryAccount:
@@ -264,6 +264,13 @@ class Returning:
             for doubt in doubts.values()
             for key, source in doubt.replaceable.items()
             if source == self._memory.host.process
+        }
+        spares = self._memory.plan.addresses_of_spares
+        self._kept.doubted_of_spares |= {
+            (source, key)
+            for doubt in doubts.values()
+            for key, source in doubt.replaceable.items()
+            if source in spares
         }
         what = f"the replay up to step {plan.target} differs from the first time on {places}"
         if consequence is Consequence.AGAIN:

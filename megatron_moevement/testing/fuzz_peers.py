@@ -29,6 +29,7 @@ from megatron_moevement.runtime.replication.handshake import (
     answer_call,
     call,
 )
+from megatron_moevement.runtime.replication.history import History
 from megatron_moevement.runtime.replication.log_messages import (
     TensorHeader,
     hashes_document,
@@ -41,8 +42,10 @@ from megatron_moevement.runtime.replication.state_messages import StatePart, fou
 from megatron_moevement.runtime.replication.stored_slots import StoredSlots
 from megatron_moevement.runtime.replication.wire import Channel, Deadline, Kind, ProtocolError
 from megatron_moevement.runtime.slots.identity import StoreIdentity
+from megatron_moevement.runtime.slots.journal_state import JournalState
 from megatron_moevement.runtime.slots.ring_file import RingFile
 from megatron_moevement.runtime.slots.slot_record import SlotPart, SlotRecord
+from megatron_moevement.runtime.slots.store import JournalShape, RingShape
 from megatron_moevement.testing.fuzz_bytes import as_document, mutated
 
 _TOKEN = b"a secret of this job"
@@ -53,10 +56,20 @@ _KEY = SlotKey(_OTHER, Window(0, 3), 1)
 _TAG = BoundaryTag(3, Direction.FORWARD, 0, 1, 0)
 _STATE = StatePart(3, "head")
 _SLOT = SlotRecord(0, Window(0, 3), 1, 1, 100, (SlotPart.of("head", 0, memoryview(bytes(100))),))
+_HISTORY = History(
+    _OTHER,
+    StoreIdentity("run-1", "0123abcd"),
+    RingShape(3, 500, 2),
+    JournalShape(3, 100, 9),
+    JournalState(0, 0, 4, Window(0, 3), None),
+    {4: b"entry"},
+    {3: 0.5, 4: 0.25},
+)
 _DOCUMENTS: tuple[tuple[Kind, dict[str, Any], int], ...] = (
     (Kind.FETCH, key_document(_KEY), 0),
     (Kind.SLOT, slot_document(_OTHER, _SLOT), 100),
     (Kind.FOUND, slot_document(_OTHER, _SLOT), 100),
+    (Kind.HISTORY, _HISTORY.document(), 0),
     (Kind.RECEIVED, step_document(3), 0),
     (Kind.HASHES, hashes_document({_TAG: 7}), 0),
     (Kind.LOG, tag_document(_TAG), 0),

@@ -173,10 +173,12 @@ def _run_restartable(
 
     resident = run.resident
     backend.device(launch.local_rank)  # a spare has its device before it is needed
+    domain = arguments.fault_tolerance.moevement_failure_domain or launch.failure_domain
     try:
         failure = run_restartable(
             Restartable(
                 run.in_generation,
+                lambda generation: resident.hold(generation, launch, domain),
                 run.leave,
                 lambda: resident.futility,
                 resident.check_health,
@@ -185,7 +187,7 @@ def _run_restartable(
             launch,
             collectives=backend.process_group_backend,
             interruption=resident.interruption,
-            domain=arguments.fault_tolerance.moevement_failure_domain or launch.failure_domain,
+            domain=domain,
         )
     except ControlStoreLostError as error:
         first = "host both stores anew and " if error.has_begun else ""

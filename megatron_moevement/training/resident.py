@@ -33,6 +33,7 @@ from megatron_moevement.runtime.slots.store import default_store_dir
 from megatron_moevement.runtime.watch import Watch
 from megatron_moevement.settings.launch import Launch
 from megatron_moevement.strategies.kept import Kept
+from megatron_moevement.strategies.spare_memory import SpareMemory, keep_for_others
 from megatron_moevement.training.arguments import Arguments
 from megatron_moevement.training.fault_injection import scripted_faults
 from megatron_moevement.training.identity import agree_on_identity, flags_digest
@@ -47,6 +48,27 @@ class _Part:
 
     job: Job
     references: GroupReferences
+
+
+@dataclasses.dataclass(frozen=True)
+class SpareHolder:
+    """What this process keeps for the ranks while it has no place.
+
+    Attributes:
+        memory: where it keeps copies; None where none are made.
+    """
+
+    memory: SpareMemory | None
+
+    def look(self) -> None:
+        """Forgets what the ranks don't want it to keep any more."""
+        if self.memory is not None:
+            self.memory.look()
+
+    def end(self) -> None:
+        """Learns that the ranks have ended their work."""
+        if self.memory is not None:
+            self.memory.end()
 
 
 class Resident:
@@ -158,6 +180,19 @@ class Resident:
             raise InVainError(f"{known.futility.in_vain} restarts in a row led to no new step")
         self.identity = known.identity or agree_on_identity(self._arguments, device)
         return known
+
+    def hold(self, generation: Generation, launch: Launch, domain: str) -> SpareHolder:
+        """Keeps copies for the ranks while this process waits for a place.
+
+        Args:
+            generation: in which it waits.
+            launch: of this process.
+            domain: what it may be lost together with.
+        """
+        self._generation = generation
+        self.kept.store.keep()
+        settings = self._arguments.fault_tolerance
+        return SpareHolder(keep_for_others(settings, launch, domain, self.kept.store, generation))
 
     def check_health(self) -> None:
         """Checks that this process can go on, before it joins a generation.

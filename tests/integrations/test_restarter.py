@@ -32,7 +32,7 @@ def unpatched(monkeypatch):
 
 def wrapper(flags):
     """Returns NVRx's wrapper as the program makes it."""
-    what = restarter.Restartable(lambda *_: None, lambda: None, Futility, lambda: None)
+    what = restarter.Restartable(lambda *_: None, None, lambda: None, Futility, lambda: None)
     times = restarter._times(flags)
     parts = (what, flags, LAUNCH, "gloo", Interruption(), "here", times)
     connection = restarter._connection(LAUNCH, times["barrier_timeout"])

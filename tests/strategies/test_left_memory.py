@@ -77,7 +77,8 @@ def test_spares_go_on_where_all_ranks_died(megatron_fork_server, text, uninterru
 def test_where_nothing_is_left_the_job_goes_back_to_what_it_saved_itself_and_says_so(
     megatron_fork_server, text, uninterrupted, tmp_path, saved
 ):
-    run = Run(restartable_program(CASE, megatron_fork_server, text, 2), tmp_path)
+    bare = restartable_program(CASE, megatron_fork_server, text, 2, "--moevement-replicas=0")
+    run = Run(bare, tmp_path)  # spares would keep copies
     flags = [f"--load={tmp_path}/nothing", *([] if saved is None else [f"--save-interval={saved}"])]
     faults = ("--moevement-faults", f"{STEP}:barrier@0,1")
     with run.start(*flags, *faults) as job:
@@ -102,7 +103,8 @@ def test_where_nothing_is_left_the_job_goes_back_to_what_it_saved_itself_and_say
 def test_what_another_history_saved_in_the_same_folder_is_not_gone_back_to(
     megatron_fork_server, text, uninterrupted, tmp_path
 ):
-    run = Run(restartable_program(CASE, megatron_fork_server, text, 2), tmp_path)
+    bare = restartable_program(CASE, megatron_fork_server, text, 2, "--moevement-replicas=0")
+    run = Run(bare, tmp_path)  # spares would keep copies
     again = (f"--load={tmp_path}/nothing", "--save-interval=4")
     run.finish(*again)
     with run.start(*again, "--moevement-faults", "6:barrier@0,1") as job:

@@ -18,7 +18,7 @@ from datetime import timedelta
 from typing import Any, Generic, TypeVar
 
 import torch.distributed as dist
-from nvidia_resiliency_ext.inprocess import CallWrapper, Wrapper
+from nvidia_resiliency_ext.inprocess import CallWrapper
 from nvidia_resiliency_ext.inprocess.exception import HealthCheckError, RestartAbort
 from nvidia_resiliency_ext.inprocess.rank_assignment import RankDiscarded
 from nvidia_resiliency_ext.inprocess.store import BarrierError
@@ -27,7 +27,9 @@ from megatron_moevement.errors import UserError
 from megatron_moevement.integrations.nvrx.health import ProcessHealth
 from megatron_moevement.integrations.nvrx.heartbeats import mend_heartbeats
 from megatron_moevement.integrations.nvrx.interrupts import mend_interrupts
+from megatron_moevement.integrations.nvrx.notices import StoredNotices
 from megatron_moevement.integrations.nvrx.places import KeptPlaces
+from megatron_moevement.integrations.nvrx.reserve import CalledWrapper, Holder, mend_reserve
 from megatron_moevement.integrations.nvrx.retries import BoundedRetries, StartAgainAbort
 from megatron_moevement.integrations.nvrx.sealed_store import ForeignValueError
 from megatron_moevement.integrations.nvrx.stores import (
@@ -90,12 +92,15 @@ class Restartable(Generic[T]):
 
     Attributes:
         run: trains; called with the generation, and with the place that the process occupies in it.
+        hold: called with the generation where the process waits for a place; returns what it keeps
+            for the ranks meanwhile.
         end: cleans up after a generation that was interrupted.
         futility: returns what the processes found of their progress when they met last.
         check_health: raises an exception where this process had better not go on.
     """
 
     run: Callable[[Generation, Launch], T]
+    hold: Callable[[Generation], Holder]
     end: Callable[[], None]
     futility: Callable[[], Futility]
     check_health: Callable[[], None]
@@ -131,8 +136,7 @@ def run_restartable(
         ControlStoreLostError: the control store is lost, and training has not ended.
     """
     returned: list[T] = []
-    times = _times(settings)
-    _prepare_process(launch)
+    times = _prepare_process(settings, launch)
     wrapper: Any = None
     try:
         kwargs, store, roll = _join(launch, times["barrier_timeout"])
@@ -144,8 +148,9 @@ def run_restartable(
                 await_watched=lambda: roll.await_hold(store.connection),
                 ends=lambda awaited: roll.ends(store.connection, awaited),
             )
+            notices = mend_reserve(wrapper, what.hold, lambda: ControlStore(**kwargs, roll=roll))
             with contextlib.suppress(LostAtStartError, StartAgainAbort):
-                result: T | None = wrapper(_training_function(what, launch, returned))()
+                result: T | None = wrapper(_training_function(what, launch, notices, returned))()
                 break
     except RestartAbort as error:
         raise RestartsEndedError(str(error)) from None
@@ -163,13 +168,15 @@ def run_restartable(
     return result
 
 
-def _prepare_process(launch: Launch) -> None:
+def _prepare_process(settings: InProcessRestart, launch: Launch) -> dict[str, timedelta]:
+    """Gets a process ready for restarts; returns their times."""
     _check_stores(launch)
     # The wrapper collects garbage at every restart: what is there by now is none.
     gc.collect()
     gc.freeze()
     warnings.filterwarnings("ignore", message="logging not initialized")
     logging.getLogger("nvidia_resiliency_ext").setLevel(logging.CRITICAL + 1)  # we say it ourselves
+    return _times(settings)
 
 
 def _wrapper(  # noqa: PLR0917  (what `run_restartable` was given)
@@ -203,7 +210,7 @@ def _wrapper(  # noqa: PLR0917  (what `run_restartable` was given)
         else ShutDownConnections(control[1], interruption)
     )
     active = launch.world_size
-    return Wrapper(
+    return CalledWrapper(
         store_factory=ControlStore,
         store_kwargs=store_kwargs,
         initialize=BoundedRetries(
@@ -327,13 +334,14 @@ def _control_store_lost(launch: Launch, error: Exception, wrapper: Any) -> Contr
 
 
 def _training_function(
-    what: Restartable[T], launch: Launch, returned: list[T]
+    what: Restartable[T], launch: Launch, notices: StoredNotices, returned: list[T]
 ) -> Callable[[], T | None]:
     """Returns what the wrapper calls, which finds its parameter by the type.
 
     Args:
         what: is restarted.
         launch: of this process.
+        notices: of all generations.
         returned: gets what the newest generation returned.
     """
 
@@ -346,6 +354,7 @@ def _training_function(
             call.ping,
             call.progress_watchdog.reset,
             spares=call.state.world_size - launch.world_size,
+            board=notices.of(call.iteration),
         )
         try:
             returned.append(what.run(generation, place))

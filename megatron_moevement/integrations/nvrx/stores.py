@@ -25,6 +25,7 @@ from megatron_moevement.settings.secret import Secret
 
 _PATIENCE = timedelta(seconds=10)
 _SLICE = timedelta(seconds=0.25)
+_NOTICES = "moevement_notices_"
 
 
 class ControlStore(SealedStore, dist.PrefixStore):  # type: ignore[misc, name-defined]
@@ -182,6 +183,17 @@ class GenerationStore(SealedStore, PrefixStore):  # type: ignore[misc]
             timeout=timedelta(0) if is_leaving else timeout,
             timeout_chunk=timeout_chunk or _SLICE,  # as in `ControlStore.wait`
         )
+
+    def add_notice(self, topic: str, document: Any) -> None:
+        """Adds a document to those of a topic."""
+        with _lost_is_fine():
+            self.append(*self._line(f"{_NOTICES}{topic}", document))
+
+    def notices(self, topic: str) -> list[Any]:
+        """Returns the documents of a topic, the oldest first: none, where the store is lost."""
+        with _lost_is_fine():
+            return list(self._lines(f"{_NOTICES}{topic}").values())
+        return []
 
     def is_rank_at_reentrant_barrier(self, rank: int, group_name: str) -> bool:
         """Returns whether a process waits for the others, which excuses it from signs of life."""

@@ -12,6 +12,7 @@ from megatron_moevement.policy.boundary import BoundaryTag
 from megatron_moevement.policy.persistence import SlotKey
 from megatron_moevement.policy.ranks import LogicalRank
 from megatron_moevement.runtime.replication.handshake import RefusedError, Session, call
+from megatron_moevement.runtime.replication.history import History
 from megatron_moevement.runtime.replication.log_messages import (
     TensorHeader,
     hashes_of_document,
@@ -122,6 +123,17 @@ class PeerConnection:
             deadline,
             halfway=lambda: halfway(record),
         )
+        self._answer(Kind.STORED, deadline)
+
+    def tell(self, history: History, deadline: Deadline) -> None:
+        """Tells a spare what goes with the slots that follow, and waits until it has it.
+
+        Raises:
+            RefusedError: the peer keeps no copies.
+            ProtocolError: the answer is none.
+            OSError: the connection broke, or no answer came in time.
+        """
+        self._channel.send(Kind.HISTORY, self._me.generation, history.document(), None, deadline)
         self._answer(Kind.STORED, deadline)
 
     def fetch(self, key: SlotKey, into: memoryview, deadline: Deadline) -> SlotRecord:

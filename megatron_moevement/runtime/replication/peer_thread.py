@@ -18,6 +18,7 @@ from megatron_moevement.runtime.replication.connection import (
 )
 from megatron_moevement.runtime.replication.copy_account import CopyAccount
 from megatron_moevement.runtime.replication.handshake import RefusedError, Session
+from megatron_moevement.runtime.replication.history import OwnHistory
 from megatron_moevement.runtime.replication.slot_messages import key_of
 from megatron_moevement.runtime.replication.wire import Channel, Deadline, ProtocolError
 from megatron_moevement.runtime.slots.slot_record import SlotRecord
@@ -62,6 +63,7 @@ class PeerThread:
         account: CopyAccount,
         *,
         halfway: Callable[[SlotRecord], None] = lambda record: None,
+        history: OwnHistory | None = None,
     ) -> None:
         """Starts the thread, which connects at once.
 
@@ -72,6 +74,7 @@ class PeerThread:
             deadline: for connecting, and for each transfer with its acknowledgement.
             account: where the outcome is noted.
             halfway: called when half of a slot was sent.
+            history: what goes with the slots, where the peer is a spare.
         """
         self._me = me
         self._process = process
@@ -79,6 +82,8 @@ class PeerThread:
         self._deadline = deadline
         self._account = account
         self._halfway = halfway
+        self._history = history
+        self._told: int | None = None
         self._lock = threading.Lock()
         self._waiting: queue.SimpleQueue[Delivery | None] = queue.SimpleQueue()
         self._channel: Channel | None = None
@@ -146,6 +151,7 @@ class PeerThread:
         self._began_s = time.monotonic()
         try:
             deadline = Deadline(self._deadline)
+            self._tell(peer, deadline)
             peer.store(owner, record, delivery.payload, deadline, self._halfway)
         except DamagedSlotError as error:
             # Whose memory is it? What is intact here was damaged on the way, or there.
@@ -157,6 +163,13 @@ class PeerThread:
         else:
             self._account.note_acknowledged(key, self._process)
             delivery.outcome.set_result(None)
+
+    def _tell(self, peer: PeerConnection, deadline: Deadline) -> None:
+        """Lets a spare know all that this rank knows before it gets a slot."""
+        history = None if self._history is None else self._history.after(self._told)
+        if history is not None:
+            peer.tell(history, deadline)
+            self._told = history.state.committed
 
     def _finish(self, reason: str, current: Delivery | None) -> None:
         """Tells of the end, first the account, then who waits for a copy."""

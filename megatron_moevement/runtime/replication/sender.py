@@ -7,7 +7,7 @@ another process takes its place.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future
 from datetime import timedelta
 from typing import Self
@@ -23,6 +23,7 @@ from megatron_moevement.runtime.replication.connection import (
 )
 from megatron_moevement.runtime.replication.copy_account import CopyAccount
 from megatron_moevement.runtime.replication.handshake import Session
+from megatron_moevement.runtime.replication.history import OwnHistory
 from megatron_moevement.runtime.replication.peer_thread import (
     FAILURES,
     Delivery,
@@ -54,6 +55,8 @@ class SlotSender:
         *,
         deadline: timedelta,
         halfway: Callable[[SlotRecord], None] = lambda record: None,
+        history: OwnHistory | None = None,
+        spares: Collection[int] = (),
     ) -> None:
         """Connects to nobody yet.
 
@@ -62,10 +65,13 @@ class SlotSender:
             peers: for each process its server's address.
             deadline: from the start of a transfer to its acknowledgement.
             halfway: called when half of a slot was sent, by the thread that sends it.
+            history: what goes with the slots to spares.
+            spares: which of the processes these are.
         """
         self._me = me
         self._deadline = deadline
         self._halfway = halfway
+        self._history, self._spares = history, frozenset(spares)
         self._addresses = dict(peers)
         self._peers: dict[int, PeerThread] = {}
         self._account = CopyAccount()
@@ -145,6 +151,7 @@ class SlotSender:
                     self._deadline,
                     self._account,
                     halfway=self._halfway,
+                    history=self._history if process in self._spares else None,
                 )
             self._peers[process].deliver(delivery)
         return outcomes

@@ -21,6 +21,7 @@ from megatron_moevement.policy.persistence import SlotKey
 from megatron_moevement.policy.ranks import LogicalRank
 from megatron_moevement.runtime.replication.admission import Admission, SparseLog
 from megatron_moevement.runtime.replication.handshake import RefusedError, Session, answer_call
+from megatron_moevement.runtime.replication.history import History
 from megatron_moevement.runtime.replication.interface import listen_on
 from megatron_moevement.runtime.replication.log_messages import (
     ServedLog,
@@ -67,6 +68,13 @@ class KeptSlots(Protocol):
 
     def stored(self, slot: SlotKey, record: SlotRecord) -> None:
         """Learns that a copy is complete, checked and published in its ring."""
+
+    def learn(self, history: History) -> None:
+        """Learns what goes with the slots of a rank; a process that has none keeps it.
+
+        Raises:
+            UserError: it can't be kept here.
+        """
 
     def find(self, slot: SlotKey) -> tuple[RingFile, SlotRecord] | None:
         """Returns a slot that is held, own ones included, None when it is not."""
@@ -211,6 +219,8 @@ class ReplicaServer:
             raise ProtocolError("a request with a payload")
         if message.kind is Kind.SLOT:
             self._take(channel, message, deadline)
+        elif message.kind is Kind.HISTORY:
+            self._learn(channel, message, deadline)
         elif message.kind is Kind.FETCH:
             self._give(channel, message, deadline)
         elif message.kind is Kind.LOG:
@@ -248,6 +258,15 @@ class ReplicaServer:
             channel.send(Kind.REFUSED, self._me.generation, refusal, None, deadline)
             return
         self._slots.stored(key_of(owner, record), record)
+        channel.send(Kind.STORED, self._me.generation, {}, None, deadline)
+
+    def _learn(self, channel: Channel, message: Message, deadline: Deadline) -> None:
+        """Takes along what goes with the slots that follow."""
+        try:
+            self._slots.learn(History.of_document(message.document))
+        except UserError as error:
+            self._refuse(channel, str(error), deadline)
+            return
         channel.send(Kind.STORED, self._me.generation, {}, None, deadline)
 
     def _give(self, channel: Channel, message: Message, deadline: Deadline) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from megatron_moevement.policy.persistence import SlotKey
 from megatron_moevement.policy.ranks import LogicalRank
+from megatron_moevement.runtime.replication.history import History
 from megatron_moevement.runtime.slots.ring_file import RingFile
 from megatron_moevement.runtime.slots.slot_record import SlotRecord
 
@@ -22,6 +23,7 @@ class StoredSlots:
         own: RingFile | None,
         take_over: Callable[[LogicalRank], RingFile | None] = lambda owner: None,
         stored: Callable[[SlotKey, SlotRecord], None] = lambda slot, record: None,
+        learn: Callable[[History], None] = lambda history: None,
     ) -> None:
         """Begins without any ring for copies.
 
@@ -30,10 +32,12 @@ class StoredSlots:
             take_over: returns a ring for copies that nobody meant for this process so far, None
                 where it keeps none; threads of the server call it, one at a time.
             stored: is told of every complete copy, by a thread of the server.
+            learn: is told what goes with the slots of a rank, by a thread of the server.
         """
         self._own = own
         self._take_over = take_over
         self._stored = stored
+        self._learn = learn
         self._lock = threading.Lock()
         self._taking_over = threading.Lock()
         self._held: dict[LogicalRank, RingFile] = {}
@@ -72,6 +76,10 @@ class StoredSlots:
     def stored(self, slot: SlotKey, record: SlotRecord) -> None:
         """Passes the word on."""
         self._stored(slot, record)
+
+    def learn(self, history: History) -> None:
+        """Passes the word on."""
+        self._learn(history)
 
     def find(self, slot: SlotKey) -> tuple[RingFile, SlotRecord] | None:
         """Returns a slot of the own ring, of one with copies, or of one that was left."""

@@ -54,6 +54,7 @@ class Kind(IntEnum):
     HASHES = 13
     STATE = 14
     STATE_PART = 15
+    HISTORY = 16
 
 
 class ProtocolError(Exception):

@@ -71,6 +71,9 @@ def adopt_store(
         for process in left_behind(own.root, own.identity.run_id)
     }
     newest, durable, adopted = max([mine, *left.values()]), None, None
+    spare = _state(own, own.folder)
+    if spare is not None and spare.rank is None:
+        flushed = ()  # what it holds came from ranks that had brought that back
     for process, folder in (one for each in flushed for one in process_folders(each).items()):
         age = age_of(_flushed_state(own, folder), rank, era=era)
         if age > newest:
@@ -191,14 +194,16 @@ def _move(own: StoreDirectory, process: int, rank: LogicalRank, *, is_older: boo
     lacking = []
     try:
         with StoreDirectory(own.root, own.identity, process) as left:
+            stays = _is_for_others(own, left.folder)
             if is_older:
-                _make_room(own, rank)
+                if not stays:
+                    _make_room(own, rank)
                 if _is_newer(own, left.folder):
                     bring_back_file(left.folder / JOURNAL_NAME, own.folder)
             lacking = [
                 stored.path
                 for stored in left.rings()
-                if is_older or not (own.folder / stored.path.name).exists()
+                if (is_older and not stays) or not (own.folder / stored.path.name).exists()
             ]
             for path in lacking:
                 os.replace(path, own.folder / path.name)
@@ -216,6 +221,17 @@ def _make_room(own: StoreDirectory, rank: LogicalRank) -> None:
     state = _state(own, own.folder)
     if state is None or state.rank in {None, rank}:
         own.clear()
+
+
+def _is_for_others(own: StoreDirectory, folder: Path) -> bool:
+    """Returns whether the own store is that of a spare, with copies that count beside a left one.
+
+    A dead process may have been writing one of its copies; those of the spare are whole.
+    """
+    mine, left = _state(own, own.folder), _state(own, folder)
+    if mine is None or mine.rank is not None:
+        return False
+    return left is None or mine.era >= left.era
 
 
 def _is_newer(own: StoreDirectory, folder: Path) -> bool:

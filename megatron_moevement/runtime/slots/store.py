@@ -319,14 +319,18 @@ class StoreDirectory:
         for stored in self.rings():
             self.drop_ring(stored.role, stored.owner)
 
-    def close(self) -> None:
-        """Lets go of all files and of the lock; the files stay for the next launch."""
+    def close_files(self) -> None:
+        """Lets go of all files: others may take their place, and are opened when they are used."""
         for ring in self._rings.values():
             ring.close()
         self._rings.clear()
         if self._journal is not None:
             self._journal.close()
             self._journal = None
+
+    def close(self) -> None:
+        """Lets go of all files and of the lock; the files stay for the next launch."""
+        self.close_files()
         self._lock.close()
 
     def remove(self) -> None:

@@ -212,3 +212,35 @@ def test_what_was_flushed_before_a_rollback_is_not_brought_back(shared_memory, t
         assert adopt_store(own, OWNER, flushed) is None
         assert take_in_flushed(own, flushed, OWNER, [OWNER]) == ()
         assert own.open_journal().state.committed == 3
+
+
+def hold(root, process, owner, step, **changes):
+    """Leaves the store of a process without a rank that keeps a copy."""
+    with opened(root, process) as store:
+        state = dataclasses.replace(STATE, rank=None, committed=step, **changes)
+        store.journal(JOURNAL).write_state(state)
+        return fill(store.ring(RingRole.HELD, owner, RING), step, byte=process + 1)
+
+
+def test_a_spare_that_adopts_a_store_keeps_its_own_copies(shared_memory):
+    other = LogicalRank(dp=1)
+    copy = hold(shared_memory, 0, other, step=6)
+    written = leave(shared_memory, 5, step=7)
+    with opened(shared_memory, 5) as store:
+        fill(store.ring(RingRole.HELD, other, RING), 5, byte=6)
+    with opened(shared_memory, 0) as own:
+        assert adopt_store(own, OWNER) == 5
+        assert own.open_ring(RingRole.OWN, OWNER).records() == (written,)
+        held = own.open_ring(RingRole.HELD, other)
+        assert held.records() == (copy,)
+        assert held.damaged_parts(copy) == ()
+        assert own.open_journal().state.rank == OWNER
+
+
+def test_copies_of_an_older_era_make_room_for_what_is_adopted(shared_memory):
+    other = LogicalRank(dp=1)
+    hold(shared_memory, 0, other, step=6)
+    leave(shared_memory, 5, step=2, era=1)
+    with opened(shared_memory, 0) as own:
+        assert adopt_store(own, OWNER) == 5
+        assert own.open_ring(RingRole.HELD, other) is None

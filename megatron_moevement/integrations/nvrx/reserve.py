@@ -1,0 +1,89 @@
+"""What a process does in NVRx's reserve: it keeps copies for the ranks until it gets a place.
+
+NVRx (0.4.1) has it wait for the end of the job, and gives no way to do anything besides.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, Protocol
+
+import torch.distributed as dist
+from nvidia_resiliency_ext.inprocess import CallWrapper, Wrapper, wrap
+
+from megatron_moevement.integrations.nvrx.notices import StoredNotices
+from megatron_moevement.integrations.nvrx.stores import ControlStore
+from megatron_moevement.runtime.generation import Generation
+
+
+class Holder(Protocol):
+    """What a waiting process keeps for the ranks in one generation."""
+
+    def look(self) -> None:
+        """Does what ranks have asked for since the last look."""
+
+    def end(self) -> None:
+        """Learns that ranks have ended their work."""
+
+
+class CalledWrapper(Wrapper):  # type: ignore[misc]  # upstream is not typed
+    """A wrapper that knows its call: upstream shows it to the training function alone."""
+
+    call: Any = None
+
+    def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns the function, restarted after every fault."""
+
+        @functools.wraps(function)
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            with CallWrapper(self) as self.call:
+                return self.call(function, args, kwargs)
+
+        return wrapped
+
+
+def mend_reserve(
+    wrapper: CalledWrapper,
+    hold: Callable[[Generation], Holder],
+    connect: Callable[[], ControlStore],
+) -> StoredNotices:
+    """Lets processes in the reserve do something; returns where ranks read of it.
+
+    Args:
+        wrapper: whose reserve it is.
+        hold: begins with it in a generation, which owns what is opened.
+        connect: opens a connection to the control store.
+    """
+    notices = StoredNotices(connect)
+
+    def reserve(state: Any, store: Any, watchdog: Any, interval: timedelta) -> None:
+        generation = Generation(
+            state.iteration,
+            wrapper.call.atomic,
+            watchdog.ping,
+            watchdog.reset,
+            board=notices.of(state.iteration),
+        )
+        with generation:
+            holder = hold(generation)
+            watchdog.ping()
+            while not _has_ended(store, interval):
+                watchdog.ping()
+                holder.look()
+                time.sleep(sys.getswitchinterval())  # an interrupt arrives here
+            holder.end()
+
+    wrap.reserve_fn = reserve
+    return notices
+
+
+def _has_ended(store: Any, timeout: timedelta) -> bool:
+    try:
+        store.wait_for_completed(timeout)
+    except dist.DistStoreError:
+        return False
+    return True

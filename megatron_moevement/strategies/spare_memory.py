@@ -1,0 +1,249 @@
+"""Spare memory: what a process without a rank keeps for the others while it waits for a place.
+
+It is opened when the first copies come, with what their sender tells of the run: until then a spare
+has nothing to do with the files that former launches have left under its number. What it holds
+outlives its generations, as the memory of a rank does.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import threading
+from pathlib import Path
+
+from megatron_moevement.errors import UserError
+from megatron_moevement.policy.commit import newest_persisted
+from megatron_moevement.policy.placement import Host
+from megatron_moevement.policy.ranks import LogicalRank
+from megatron_moevement.runtime.generation import Generation
+from megatron_moevement.runtime.notice_board import NoticeBoard, Topic
+from megatron_moevement.runtime.replication.handshake import Session
+from megatron_moevement.runtime.replication.history import History
+from megatron_moevement.runtime.replication.interface import own_network
+from megatron_moevement.runtime.replication.server import ReplicaServer
+from megatron_moevement.runtime.replication.stored_slots import StoredSlots
+from megatron_moevement.runtime.slots.journal import Journal
+from megatron_moevement.runtime.slots.store import (
+    RingRole,
+    StoreDirectory,
+    default_store_dir,
+    folder_bytes,
+)
+from megatron_moevement.settings.fault_tolerance import FaultTolerance
+from megatron_moevement.settings.launch import Launch
+from megatron_moevement.strategies.kept_placement import held_ranks
+from megatron_moevement.strategies.kept_store import KeptStore
+from megatron_moevement.strategies.left_state import read_left_state
+from megatron_moevement.strategies.memory import DEADLINE
+from megatron_moevement.strategies.spares import Spare, held_document, ledger_document
+
+logger = logging.getLogger(__name__)
+
+
+def keep_for_others(
+    settings: FaultTolerance, launch: Launch, domain: str, kept: KeptStore, generation: Generation
+) -> SpareMemory | None:
+    """Keeps copies for the ranks from now on; returns None where none are made.
+
+    Args:
+        settings: the flags.
+        launch: of this process.
+        domain: what it may be lost together with.
+        kept: has its store, where it has one.
+        generation: in which it waits; owns the connections.
+    """
+    board = generation.board
+    if not settings.makes_copies or launch.secret is None or board is None:
+        return None
+    key = launch.secret.derive("replication", launch.attempt)
+    root = Path(settings.moevement_store_dir or default_store_dir())
+    limit_gb = settings.moevement_host_memory_limit_gb
+    memory = SpareMemory(
+        kept,
+        root,
+        Session(key, launch.process, generation.number),
+        processes=launch.processes,
+        limit_bytes=None if limit_gb is None else int(limit_gb * 1e9),
+    )
+    try:
+        memory.begin(generation, settings.moevement_replication_interface, domain, board)
+    except (UserError, OSError) as error:  # the job can do without, until this process gets a place
+        logger.warning("process %d keeps no copies while it waits: %s", launch.process, error)
+        board.post(Topic.SPARE, None)
+        return None
+    return memory
+
+
+class SpareMemory:
+    """The copies that a process keeps in one generation in which it has no rank.
+
+    Threads of its server write, one at a time; the training thread does the rest.
+    """
+
+    def __init__(
+        self,
+        kept: KeptStore,
+        root: Path,
+        me: Session,
+        *,
+        processes: int,
+        limit_bytes: int | None,
+    ) -> None:
+        """Keeps nothing yet.
+
+        Args:
+            kept: has what it kept in former generations.
+            root: the store directory.
+            me: who this process is to its peers.
+            processes: of the job.
+            limit_bytes: host memory that it may take; None without a limit.
+        """
+        self._kept = kept
+        self._root = root
+        self._me = me
+        self._processes = processes
+        self._limit_bytes = limit_bytes
+        self._lock = threading.Lock()  # of the store
+        self._slots = StoredSlots(None, learn=self.learn)
+        self._board: NoticeBoard | None = None
+        self._told: set[LogicalRank] = set()
+
+    def begin(
+        self, generation: Generation, interface: str, domain: str, board: NoticeBoard
+    ) -> None:
+        """Listens, and posts where, and what it holds.
+
+        Args:
+            generation: the present one.
+            interface: where copies are received.
+            domain: what this process may be lost together with.
+            board: for ranks to read.
+        """
+        self._board = board
+        store = self._kept.store
+        for stored in () if store is None else store.rings():
+            ring = None if store is None else store.open_ring(stored.role, stored.owner)
+            if ring is not None:
+                self._slots.serve(ring)
+        server = generation.own(
+            lambda: ReplicaServer(interface, self._me, self._slots, deadline=DEADLINE)
+        )
+        held = {} if store is None else held_ranks(store)
+        process = self._me.process
+        spare = Spare(process, domain, server.address, own_network(), held)
+        board.post(Topic.SPARE, spare.document())
+        if store is not None and held:
+            with self._lock:
+                facts = read_left_state(store, Host(process, domain))
+                journal = store.open_journal()
+                if journal is not None:  # before what refers to it
+                    board.post(Topic.LEDGER, ledger_document(process, journal))
+            # It knows by hearsay what is committed: that counts where no rank is left.
+            facts = dataclasses.replace(facts, is_new=True)
+            board.post(Topic.HELD, held_document(facts, generation.number))
+
+    def learn(self, history: History) -> None:
+        """Takes along what a rank knows, and makes room for its slots.
+
+        Raises:
+            UserError: the run is another one, its history an older one, or there is no room.
+        """
+        with self._lock:
+            store = self._kept.hold(self._root, history.identity, self._me.process, self._processes)
+            self._begin_history(store, history)
+            self._check_room(store, history)
+            journal = store.journal(history.journal)
+            ring = store.ring(RingRole.HELD, history.owner, history.ring)
+            _take_along(journal, history, is_first=not self._told)
+            self._told.add(history.owner)
+            self._slots.keep(ring)
+
+    def look(self) -> None:
+        """Forgets slots that the ranks don't want it to keep any more."""
+        store, board = self._kept.store, self._board
+        with self._lock:
+            if store is None or board is None:
+                return
+            held = {stored.owner: stored for stored in store.rings()}
+            if not held.keys() - self._told:
+                return
+        wanted = board.read(Topic.WANTED)
+        if not wanted:
+            return
+        own = wanted[-1].get(str(self._me.process), [])
+        with self._lock:
+            for owner, stored in held.items():
+                if owner in self._told or str(owner) in own:
+                    continue
+                ring = store.open_ring(stored.role, owner)
+                if ring is not None:
+                    self._slots.drop(ring)
+                store.drop_ring(stored.role, owner)
+
+    def end(self) -> None:
+        """Lets the files be removed where ranks have said that nobody will go on from them."""
+        if self._board is not None and self._board.read(Topic.OVER):
+            self._kept.finish()
+
+    def _begin_history(self, store: StoreDirectory, history: History) -> None:
+        """Forgets all of another history: none of it must be taken for this one's.
+
+        Whatever a spare has heard before, a generation goes on with what its ranks agreed on.
+        """
+        journal, told = store.open_journal(), history.state
+        known = None if journal is None else journal.state
+        if known is not None and (known.era, known.epoch) == (told.era, told.epoch):
+            return
+        if self._told:
+            raise UserError(
+                f"process {self._me.process} keeps slots of another history than {history.owner} is"
+            )
+        for stored in store.rings():
+            ring = store.open_ring(stored.role, stored.owner)
+            if ring is not None:
+                self._slots.drop(ring)
+        store.clear_rings()
+        first = min(history.entries, default=told.committed + 1)
+        state = dataclasses.replace(told, committed=max(first - 1, 0), persisted=None)
+        store.begin_journal(history.journal, state, {})
+
+    def _check_room(self, store: StoreDirectory, history: History) -> None:
+        if store.open_ring(RingRole.HELD, history.owner) is not None:
+            return
+        taken_bytes = folder_bytes(store.folder) + history.ring.total_bytes
+        if self._limit_bytes is not None and taken_bytes > self._limit_bytes:
+            raise UserError(
+                f"process {self._me.process} may take {self._limit_bytes} bytes of host memory, "
+                f"and slots of {history.owner} would make it {taken_bytes}"
+            )
+        store.check_space(taken_bytes)
+
+
+def _take_along(journal: Journal, history: History, *, is_first: bool) -> None:
+    """Writes into a spare's journal what a rank knows.
+
+    Args:
+        journal: of the same history.
+        history: what the rank knows.
+        is_first: whether nothing was told in this generation before: then the job may have gone
+            back a step, which a rank had committed alone that was lost.
+    """
+    known = journal.state
+    assert known is not None
+    told = history.state
+    if is_first and told.committed < known.committed:
+        known = dataclasses.replace(known, committed=told.committed)
+        journal.write_state(known)
+    entries = {step: text for step, text in history.entries.items() if step > known.committed}
+    journal.restore_losses(
+        {step: loss for step, loss in history.losses.items() if step not in entries}
+    )
+    for step in sorted(entries):
+        known = dataclasses.replace(known, committed=step)
+        journal.commit(known, step, entries[step], history.losses.get(step))
+    persisted = newest_persisted(known.persisted, told.persisted)
+    committed = max(known.committed, told.committed)
+    newest = dataclasses.replace(known, committed=committed, persisted=persisted)
+    if newest != journal.state:
+        journal.write_state(newest)

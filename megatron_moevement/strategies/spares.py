@@ -1,0 +1,171 @@
+"""Spares as ranks see them: who keeps copies without a rank, where, and what they hold.
+
+Spares post it, and rank 0 tells the other ranks where they gather anyway. A spare that does not
+post in time keeps no copies in this generation.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+from megatron_moevement.policy.facts import Facts, ProcessFacts
+from megatron_moevement.policy.facts_document import dump_facts, load_facts
+from megatron_moevement.policy.persistence import SlotKey
+from megatron_moevement.policy.placement import Host
+from megatron_moevement.policy.ranks import Layout, LogicalRank
+from megatron_moevement.policy.reachability import Receiver
+from megatron_moevement.policy.replay_doubt import without
+from megatron_moevement.policy.segments import Ends
+from megatron_moevement.runtime.generation import Generation
+from megatron_moevement.runtime.ledger import loss_to_hex
+from megatron_moevement.runtime.notice_board import NoticeBoard, Topic
+from megatron_moevement.runtime.replication.connection import Address
+from megatron_moevement.runtime.replication.interface import own_network
+from megatron_moevement.runtime.slots.journal import Journal
+
+_PATIENCE = timedelta(seconds=5)
+"""Spares post before ranks have built their groups, so nobody waits unless one hangs."""
+_POLL_S = 0.01
+
+
+@dataclasses.dataclass(frozen=True)
+class Spare:
+    """A process that waits for a place and keeps copies meanwhile.
+
+    Attributes:
+        process: its number.
+        domain: its failure domain.
+        address: of its server.
+        network: names its loopback interface.
+        held: the ranks whose slots it has, each with the step of the newest one.
+    """
+
+    process: int
+    domain: str
+    address: Address
+    network: str
+    held: Mapping[LogicalRank, int] = dataclasses.field(default_factory=dict)
+
+    @property
+    def host(self) -> Host:
+        """The process, as placement sees it."""
+        return Host(self.process, self.domain)
+
+    def document(self) -> dict[str, Any]:
+        """Returns it as JSON."""
+        return {
+            "process": self.process,
+            "domain": self.domain,
+            "address": list(self.address),
+            "network": self.network,
+            "held": [[str(rank), step] for rank, step in sorted(self.held.items())],
+        }
+
+    @classmethod
+    def of_document(cls, document: Mapping[str, Any]) -> Spare:
+        """Returns the spare of a document."""
+        host, port = document["address"]
+        return cls(
+            document["process"],
+            document["domain"],
+            (host, port),
+            document["network"],
+            {LogicalRank.parse(name): step for name, step in document["held"]},
+        )
+
+
+def find_spares(generation: Generation) -> tuple[Spare, ...]:
+    """Returns the spares that keep copies and that this process reaches; rank 0 calls it.
+
+    Args:
+        generation: the present one.
+    """
+    if generation.board is None or not generation.spares:
+        return ()
+    posted = _await_notices(generation.board, Topic.SPARE, generation.spares)
+    spares = [Spare.of_document(each) for each in posted if each is not None]
+    found = {spare.process: spare for spare in spares}
+    network = own_network()
+    return tuple(
+        found[process]
+        for process in sorted(found)
+        if found[process].network == network
+        or not Receiver(process, network, found[process].address[0]).is_loopback
+    )
+
+
+def facts_of_spares(
+    generation: Generation,
+    spares: Sequence[Spare],
+    doubted: Collection[tuple[int, SlotKey]] = (),
+) -> tuple[ProcessFacts, ...]:
+    """Returns what spares have read of what they hold; rank 0 calls it.
+
+    Args:
+        generation: the present one.
+        spares: those that keep copies.
+        doubted: slots that are passed over, each with the process that has it.
+    """
+    holding = {spare.process for spare in spares if spare.held}
+    if generation.board is None or not holding:
+        return ()
+    found = {}
+    for text in _await_notices(generation.board, Topic.HELD, len(holding)):
+        for process in load_facts(text, "what a spare posted").processes:
+            wrong = {key for holder, key in doubted if holder == process.process}
+            holdings = without(process.holdings, wrong)
+            found[process.process] = dataclasses.replace(process, holdings=holdings)
+    return tuple(found[process] for process in sorted(holding & found.keys()))
+
+
+def ledger_of_spare(generation: Generation, process: int, steps: range) -> dict[str, Any] | None:
+    """Returns what a spare knows of committed steps; rank 0 calls it.
+
+    Args:
+        generation: the present one.
+        process: its number.
+        steps: whose entries are wanted; losses are wanted of all until then.
+    """
+    assert generation.board is not None
+    for posted in generation.board.read(Topic.LEDGER):
+        if posted["process"] == process:
+            return {
+                "entries": {
+                    step: text for step, text in posted["entries"].items() if int(step) in steps
+                },
+                "losses": {
+                    step: loss for step, loss in posted["losses"].items() if int(step) < steps.stop
+                },
+            }
+    return None
+
+
+def ledger_document(process: int, journal: Journal) -> dict[str, Any]:
+    """Returns what a spare posts of committed steps."""
+    return {
+        "process": process,
+        "entries": {step: journal.entry(step).decode() for step in journal.entries()},
+        "losses": {step: loss_to_hex(loss) for step, loss in journal.losses().items()},
+    }
+
+
+def held_document(facts: ProcessFacts, generation: int) -> str:
+    """Returns what a spare posts of what it holds."""
+    return dump_facts(Facts(generation, Layout(), Ends.INDEPENDENT, None, (facts,)))
+
+
+def _await_notices(
+    board: NoticeBoard,
+    topic: Topic,
+    count: int,
+    clock: Callable[[], float] = time.monotonic,
+) -> list[Any]:
+    """Returns the notices of a topic, once there are as many, or the time is over."""
+    deadline_s = clock() + _PATIENCE.total_seconds()
+    while len(posted := board.read(topic)) < count and clock() < deadline_s:
+        time.sleep(_POLL_S)
+    return posted

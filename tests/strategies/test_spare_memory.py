@@ -1,0 +1,211 @@
+"""What a process without a rank keeps, and what ranks learn of it."""
+
+import dataclasses
+
+import pytest
+
+from megatron_moevement.errors import UserError
+from megatron_moevement.policy.facts import Holding
+from megatron_moevement.policy.persistence import SlotKey
+from megatron_moevement.policy.ranks import LogicalRank
+from megatron_moevement.policy.schedule import Window
+from megatron_moevement.runtime.generation import Generation
+from megatron_moevement.runtime.notice_board import Topic
+from megatron_moevement.runtime.replication.handshake import Session
+from megatron_moevement.runtime.replication.history import History
+from megatron_moevement.runtime.slots.identity import StoreIdentity
+from megatron_moevement.runtime.slots.journal import JournalState
+from megatron_moevement.runtime.slots.slot_record import SlotPart, SlotRecord
+from megatron_moevement.runtime.slots.store import (
+    JournalShape,
+    RingRole,
+    RingShape,
+    StoreDirectory,
+    process_folder,
+)
+from megatron_moevement.strategies.kept_store import KeptStore
+from megatron_moevement.strategies.spare_memory import SpareMemory
+from megatron_moevement.strategies.spares import facts_of_spares, find_spares, ledger_of_spare
+
+ONE, OTHER = LogicalRank(), LogicalRank(dp=1)
+IDENTITY = StoreIdentity("run-1", "0123abcd")
+RING = RingShape(capacity=5, buffer_bytes=200, max_parts=3)
+JOURNAL = JournalShape(retained_steps=6, entry_bytes=100, last_step=50)
+WINDOW = Window(3, 3)
+STATE = JournalState(era=7, epoch=0, committed=6, persisted=WINDOW, rank=None)
+PROCESS, PROCESSES = 2, 3
+
+
+class Board:
+    """The notices of one generation, in this process."""
+
+    def __init__(self):
+        self.posted = {}
+
+    def post(self, topic, document):
+        self.posted.setdefault(topic, []).append(document)
+
+    def read(self, topic):
+        return self.posted.get(topic, [])
+
+
+@pytest.fixture
+def spare(shared_memory):
+    """Returns a function that begins a generation of a spare, and ends the one before."""
+    kept, generations = KeptStore(), []
+
+    def begin(limit_bytes=None):
+        for former in generations:
+            former.close()
+        generation = Generation(len(generations), spares=1, board=Board())
+        generations.append(generation)
+        kept.keep()
+        me = Session(b"a secret of this job", PROCESS, generation.number)
+        memory = SpareMemory(kept, shared_memory, me, processes=PROCESSES, limit_bytes=limit_bytes)
+        memory.begin(generation, "127.0.0.1", "node2", generation.board)
+        return memory, generation
+
+    begin.kept, begin.root = kept, shared_memory
+    yield begin
+    for generation in generations:
+        generation.close()
+    kept.close()
+
+
+def told(owner=ONE, first=4, **changes):
+    state = dataclasses.replace(STATE, **changes)
+    steps = range(first, state.committed + 1)
+    entries = {step: b"entry %d" % step for step in steps}
+    losses = {step: step / 8 for step in range(1, state.committed + 1)}
+    return History(owner, IDENTITY, RING, JOURNAL, state, entries, losses)
+
+
+def store_slots(memory, owner, *steps, era=7):
+    for step in steps:
+        payload = bytes([step]) * 100
+        slot = (step - WINDOW.start) % WINDOW.size
+        window = Window(step - slot, WINDOW.size)
+        parts = (SlotPart.of("head", 0, memoryview(payload)),)
+        record = SlotRecord(era, window, slot, step, 100, parts)
+        ring = memory._slots.ring_for(owner, record)
+        ring.invalidate(step)
+        ring.buffer(step)[:100] = payload
+        ring.publish(record)
+
+
+def test_what_a_spare_keeps_is_known_in_the_next_generation(spare):
+    memory, generation = spare()
+    (found,) = find_spares(generation)
+    assert (found.process, found.domain, dict(found.held)) == (PROCESS, "node2", {})
+    assert facts_of_spares(generation, [found]) == ()
+    memory.learn(told())
+    memory.learn(told(OTHER))
+    store_slots(memory, ONE, 3, 4, 5, 6)
+    store_slots(memory, OTHER, 3, 4)
+    _, generation = spare()
+    (found,) = find_spares(generation)
+    assert dict(found.held) == {ONE: 6, OTHER: 4}
+    (facts,) = facts_of_spares(generation, [found])
+    assert facts.is_new
+    assert (facts.rank, facts.committed, facts.era, facts.persisted) == (None, 6, 7, WINDOW)
+    assert facts.ledger == range(4, 7)
+    assert facts.holdings == (
+        Holding(ONE, WINDOW, 0b111),
+        Holding(ONE, Window(6, 3), 0b001),
+        Holding(OTHER, WINDOW, 0b011),
+    )
+    known = ledger_of_spare(generation, PROCESS, range(5, 7))
+    assert known["entries"] == {5: "entry 5", 6: "entry 6"}
+    assert sorted(known["losses"]) == list(range(1, 7))
+    doubted = {(PROCESS, SlotKey(ONE, WINDOW, 1)), (0, SlotKey(ONE, WINDOW, 0))}
+    (doubtful,) = facts_of_spares(generation, [found], doubted)
+    assert doubtful.holdings[0] == Holding(ONE, WINDOW, 0b101)
+    journal = spare.kept.store.open_journal()
+    assert journal.losses() == {step: step / 8 for step in range(1, 7)}
+    assert journal.entry(5) == b"entry 5"
+
+
+def test_news_go_on_from_what_was_told_before(spare):
+    memory, _ = spare()
+    memory.learn(told())
+    memory.learn(told(first=7, committed=8, persisted=Window(6, 3)))
+    memory.learn(told(OTHER, committed=7))
+    state = spare.kept.store.open_journal().state
+    assert (state.committed, state.persisted) == (8, Window(6, 3))
+    assert spare.kept.store.open_journal().entries() == range(4, 9)
+
+
+def test_a_generation_goes_on_with_what_its_ranks_agreed_on(spare):
+    memory, _ = spare()
+    memory.learn(told(committed=8))
+    memory, _ = spare()
+    memory.learn(told(committed=7))
+    assert spare.kept.store.open_journal().state.committed == 7
+
+
+@pytest.mark.parametrize("changes", [{"era": 9}, {"epoch": 1}, {"era": 5}])
+def test_slots_of_another_history_are_forgotten(spare, changes):
+    memory, _ = spare()
+    memory.learn(told())
+    store_slots(memory, ONE, 3, 4, 5)
+    memory.learn(told(OTHER))
+    memory, _ = spare()
+    memory.learn(told(OTHER, persisted=None, **changes))
+    store = spare.kept.store
+    assert [stored.owner for stored in store.rings()] == [OTHER]
+    state = store.open_journal().state
+    assert state == dataclasses.replace(STATE, persisted=None, **changes)
+    with pytest.raises(UserError, match="another history"):
+        memory.learn(told())
+
+
+def test_what_a_former_launch_left_under_its_number_stays(spare):
+    with StoreDirectory(spare.root, IDENTITY, PROCESS) as left:
+        left.ring(RingRole.OWN, OTHER, RING)
+    memory, _ = spare()
+    memory.learn(told())
+    assert spare.kept.folder == process_folder(spare.root, "run-1", PROCESS + PROCESSES)
+    assert [each.name for each in left.folder.glob("*.ring")] == [f"own-{OTHER}.ring"]
+
+
+def test_what_ranks_want_no_more_is_forgotten(spare):
+    memory, _ = spare()
+    for owner in (ONE, OTHER):
+        memory.learn(told(owner))
+        store_slots(memory, owner, 3)
+    memory, generation = spare()
+    memory.look()
+    assert len(spare.kept.store.rings()) == 2  # nobody has asked
+    generation.board.post(Topic.WANTED, {str(PROCESS): [str(OTHER)]})
+    memory.look()
+    assert [stored.owner for stored in spare.kept.store.rings()] == [OTHER]
+
+
+def test_who_sends_copies_in_this_generation_wants_them(spare):
+    memory, _ = spare()
+    memory.learn(told())
+    memory, generation = spare()
+    memory.learn(told())
+    generation.board.post(Topic.WANTED, {str(PROCESS): []})
+    memory.look()
+    assert [stored.owner for stored in spare.kept.store.rings()] == [ONE]
+
+
+def test_more_than_it_may_take_is_refused(spare):
+    memory, _ = spare(limit_bytes=JOURNAL.total_bytes + RING.total_bytes + 8192)
+    memory.learn(told())
+    with pytest.raises(UserError, match="may take"):
+        memory.learn(told(OTHER))
+
+
+@pytest.mark.parametrize("is_over", [True, False])
+def test_its_files_go_where_ranks_say_that_all_is_over(spare, is_over):
+    memory, generation = spare()
+    memory.learn(told())
+    if is_over:
+        generation.board.post(Topic.OVER, 0)
+    memory.end()
+    folder = spare.kept.folder
+    generation.close()
+    spare.kept.close()
+    assert folder.exists() is not is_over
