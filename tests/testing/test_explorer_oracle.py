@@ -15,7 +15,7 @@ from megatron_moevement.testing.explorer.job import DrawnJob, Layout, Protection
 from megatron_moevement.testing.explorer.oracle import judge
 from megatron_moevement.testing.explorer.outcome import Killed, LaunchOutcome, Outcome
 from megatron_moevement.testing.explorer.scenario import Scenario
-from megatron_moevement.testing.explorer.timeline import Timeline
+from megatron_moevement.testing.explorer.timeline import PersistedWindow, Timeline
 from megatron_moevement.testing.job_facts import Job, without_processes
 
 JOB = Job(RankLayout(pp=4), step=13)
@@ -47,6 +47,7 @@ class Run:
         self.passes = 0
         self.clock = 0.0
         self.newest = 13
+        self.copies = 2
 
     def of_generation(self, generation):
         """Writes down the facts of a generation, and what the policy makes of them."""
@@ -101,7 +102,8 @@ class Run:
                 self.clock = step
                 events.emit(EventName.ITERATION, step)
                 if step == 12:
-                    events.emit(EventName.WINDOW_PERSISTED, step, start=9, size=3, lag=1)
+                    window = {"start": 9, "size": 3, "lag": 1, "copies": self.copies}
+                    events.emit(EventName.WINDOW_PERSISTED, step, **window)
 
     def _gather(self, folder, facts):
         self.clock += 0.01
@@ -332,11 +334,12 @@ def test_what_was_persisted_before_windows_began_anew_protects_no_more(run, monk
     outcome = run.outcome(monkeypatch)
     (launch,) = outcome.launches
     timeline = Timeline(outcome, SCENARIO.job.protection)
-    assert timeline.persisted_before(100.0) == (9, 11.01)
+    assert timeline.persisted_before(100.0) == PersistedWindow(9, 11.01, 2)
     back = RunThatGoesBack(run.folder / "back")
     back.is_written(launch.event_dir, 50.0, monkeypatch)
     assert Timeline(outcome, SCENARIO.job.protection).persisted_before(100.0) is None
-    assert Timeline(outcome, SCENARIO.job.protection).persisted_before(12.5) == (9, 11.01)
+    timeline = Timeline(outcome, SCENARIO.job.protection)
+    assert timeline.persisted_before(12.5) == PersistedWindow(9, 11.01, 2)
 
 
 @pytest.mark.parametrize(("adopts", "lost"), [(False, 5), (True, 0)])
@@ -378,3 +381,20 @@ def test_facts_of_which_the_policy_makes_another_plan_are_found(run, monkeypatch
     run.facts = dataclasses.replace(run.facts, processes=processes)
     found = {complaint.check for complaint in judge(SCENARIO, run.outcome(monkeypatch))}
     assert "plans" in found
+
+
+@pytest.mark.parametrize(
+    ("copies", "spares_alone", "durable", "is_found"),
+    [(3, False, 5, False), (4, False, 8, True), (4, True, 8, False), (4, True, 5, True)],
+)
+def test_copies_that_spares_keep_count(back, monkeypatch, copies, spares_alone, durable, is_found):
+    new = tuple(dataclasses.replace(one, is_new=spares_alone) for one in back.facts.processes)
+    back.facts = dataclasses.replace(back.facts, durable=durable, processes=new)
+    back.copies = copies  # 4 of 5 processes lose their memory
+    back.planned()
+    back.said[0] = f"pretrain_moe.py: ROLLBACK: {back.plan.reason}\n"
+    protection = dataclasses.replace(SCENARIO.job.protection, replicas=4)
+    job = dataclasses.replace(SCENARIO.job, protection=protection)
+    outcome = _loses_memory(back.outcome(monkeypatch), back)
+    found = judge(dataclasses.replace(SCENARIO, job=job), outcome)
+    assert {one.check for one in found} == ({"lost work"} if is_found else set())

@@ -68,9 +68,9 @@ def publish_before_journal() -> None:
         return left
 
     def gather_of_journals(own: Facts, device: Any) -> Facts:
-        (process,) = own.processes
+        process, *spares = own.processes
         process = dataclasses.replace(process, committed=journals[-1])
-        return gather_facts(dataclasses.replace(own, processes=(process,)), device)
+        return gather_facts(dataclasses.replace(own, processes=(process, *spares)), device)
 
     _replace(recovery, "read_left_state", read_and_note)
     _replace(recovery, "gather_facts", gather_of_journals)

@@ -68,6 +68,21 @@ class Recovery:
         return f"launch {self.launch}, generation {self.facts.generation}"
 
 
+@dataclasses.dataclass(frozen=True)
+class PersistedWindow:
+    """A window that a job said to be persisted.
+
+    Attributes:
+        start: its first step.
+        captured: seconds since the epoch, of its last slot.
+        copies: that each of its slots had then, those that spares keep included.
+    """
+
+    start: int
+    captured: float
+    copies: int
+
+
 class Timeline:
     """What happened in all launches of a scenario."""
 
@@ -161,13 +176,10 @@ class Timeline:
         """Returns how often a launch was restarted in place."""
         return max((event.generation for event in self.events[launch]), default=0)
 
-    def persisted_before(self, time: float) -> tuple[int, float] | None:
-        """Returns the newest window that was persisted before, and when its last state was there.
+    def persisted_before(self, time: float) -> PersistedWindow | None:
+        """Returns the newest window that was persisted before.
 
         What was persisted before windows began anew is gone.
-
-        Returns:
-            Its first step, and the seconds since the epoch at which its last slot was captured.
         """
         began = self._began_anew(time)
         windows = [
@@ -182,7 +194,8 @@ class Timeline:
             for event in self._all(EventName.ITERATION)
             if event.iteration <= last and event.time <= newest.time
         ]
-        return start, min(max(reached, default=0.0), newest.time)
+        captured = min(max(reached, default=0.0), newest.time)
+        return PersistedWindow(start, captured, newest.fields["copies"])
 
     def _began_anew(self, time: float) -> float:
         """Returns when windows began anew for the last time before."""

@@ -39,16 +39,21 @@ def check_lost_work(scenario: Scenario, outcome: Outcome, timeline: Timeline) ->
     """Checks that no step is lost, or done again from further back than promised.
 
     That holds where memory is lost in no more failure domains than copies were made, since the
-    newest persisted window was captured, or the job began. What is lost otherwise has to be said,
-    with the number of steps.
+    newest persisted window was captured, or the job began. Ranks alone have room for as many as the
+    job is drawn with; spares make more, and the job says how many there are. What is lost otherwise
+    has to be said, with the number of steps.
     """
-    copies = scenario.job.copies
     for recovery in timeline.recoveries:
         lost = recovery.newest - recovery.target
         persisted = timeline.persisted_before(recovery.time)
-        gone = timeline.memories_lost(recovery, 0.0 if persisted is None else persisted[1])
+        gone = timeline.memories_lost(recovery, 0.0 if persisted is None else persisted.captured)
+        copies = max(scenario.job.copies, 0 if persisted is None else persisted.copies)
         if gone <= copies:
-            if lost > _at_the_edge(recovery):
+            if lost > (
+                _at_the_edge(recovery)
+                if gone <= scenario.job.copies
+                else _unheard(scenario, recovery)
+            ):
                 yield (
                     f"{recovery.name}: {lost} committed steps are lost ({recovery.newest} to "
                     f"{recovery.target}) with the memory of {gone} domains, there were "
@@ -92,6 +97,16 @@ def _at_the_edge(recovery: Recovery) -> int:
     alive = [one for one in processes if one.live.condition is not Condition.ABSENT]
     committed = [one.committed for one in alive or processes if one.committed is not None]
     return 1 if max(committed, default=0) < recovery.newest else 0
+
+
+def _unheard(scenario: Scenario, recovery: Recovery) -> int:
+    """Returns how many steps may be lost where spares may be all that is left.
+
+    They hear of a step with a slot, and slots wait to be sent for as long as the ring has room.
+    """
+    if all(process.is_new for process in recovery.facts.processes):
+        return scenario.job.protected_from
+    return _at_the_edge(recovery)
 
 
 def _further_back(recovery: Recovery) -> Iterator[str]:
