@@ -21,6 +21,9 @@ class Topic(Enum):
     LEDGER = "ledger"
     """What such a process knows of committed steps, for where no rank does."""
 
+    CAPTURES = "captures"
+    """The digests of the slots that such a process has, for replays to be compared with."""
+
     WANTED = "wanted"
     """For each such process the ranks of which it is to keep copies."""
 

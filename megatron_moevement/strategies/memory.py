@@ -36,7 +36,12 @@ from megatron_moevement.settings.faults import Place
 from megatron_moevement.strategies.copies import Copies
 from megatron_moevement.strategies.job_plan import JobPlan
 from megatron_moevement.strategies.kept_store import KeptStore
-from megatron_moevement.strategies.spares import facts_of_spares, ledger_of_spare
+from megatron_moevement.strategies.replay_witness import OwnCaptures
+from megatron_moevement.strategies.spares import (
+    captures_of_spares,
+    facts_of_spares,
+    ledger_of_spare,
+)
 
 DEADLINE = timedelta(seconds=60)
 """For one slot, or one logged tensor, to reach a peer and be acknowledged."""
@@ -272,6 +277,12 @@ class JobMemory:
         if dist.get_rank():
             return ()
         return facts_of_spares(self.generation, self.plan.spares, doubted)
+
+    def captures_of_spares(self, era: int) -> tuple[OwnCaptures, ...]:
+        """Returns what those have of slots that have no rank; one rank speaks for them."""
+        if dist.get_rank() or not self.plan.spares:
+            return ()
+        return captures_of_spares(self.generation, era)
 
     def ledger_of_spare(self, process: int, steps: range) -> dict[str, Any] | None:
         """Returns what a process without a rank knows of steps; one rank speaks for it."""

@@ -228,13 +228,14 @@ class MemoryRecovery:
         assert self._facts is not None
         if self._facts.by_rank[trained.rank].era != plan.era:
             memory.store.clear()  # of another history: its slots may have equal names
-        captures: OwnCaptures = {}
+        captures: list[OwnCaptures] = []
         if plan.edges is WindowEdges.KEPT:  # else slots are of other windows
-            captures = own_captures(memory.store, plan)
+            captures = [own_captures(memory.store, plan), *memory.captures_of_spares(plan.era)]
         if plan.is_from_durable and plan.edges is WindowEdges.ANEW:
             memory.store.clear_rings()  # its ledger stays: nothing else leads to the target
         told = memory.open(lambda: [captures, own_ledger(memory, plan)])
-        self._first = first_captures(trained.rank, [each for each, _ in told])
+        captures = [each for several, _ in told for each in several]
+        self._first = first_captures(trained.rank, plan, captures)
         ledger = LeftLedger.of_documents(one for _, one in told)
         self._come_to_target(plan, ledger)
         memory.begin_history()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 from megatron_moevement.errors import UserError
@@ -36,15 +37,76 @@ from megatron_moevement.strategies.kept_placement import held_ranks
 from megatron_moevement.strategies.kept_store import KeptStore
 from megatron_moevement.strategies.left_state import read_left_state
 from megatron_moevement.strategies.memory import DEADLINE
-from megatron_moevement.strategies.spares import Spare, held_document, ledger_document
+from megatron_moevement.strategies.spares import (
+    Spare,
+    captures_document,
+    held_document,
+    ledger_document,
+)
 
 logger = logging.getLogger(__name__)
 
 
+class SpareHolder:
+    """What a process keeps for the ranks in one generation in which it has no place.
+
+    The job can do without. NVRx takes an exception of a process that waits for a fault of the job,
+    and restarts all without a word: so whatever goes wrong is said here, and the process waits on.
+    """
+
+    def __init__(self, process: int, memory: SpareMemory | None = None) -> None:
+        """Takes over what is kept.
+
+        Args:
+            process: number of this process.
+            memory: where copies are; None where none are made.
+        """
+        self._process = process
+        self._memory = memory
+
+    def begin(self, generation: Generation, interface: str, domain: str) -> None:
+        """Keeps copies from now on; where that fails, posts nothing for what ranks wait for.
+
+        Args:
+            generation: the present one, which has a board.
+            interface: where copies are received.
+            domain: what this process may be lost together with.
+        """
+        board = generation.board
+        assert board is not None
+        self._attempt(lambda memory: memory.begin(generation, interface, domain, board))
+        if self._memory is None:
+            for awaited in (Topic.SPARE, Topic.HELD):
+                board.post(awaited, None)
+
+    def look(self) -> None:
+        """Forgets what the ranks don't want it to keep any more."""
+        self._attempt(SpareMemory.look)
+
+    def end(self) -> None:
+        """Learns that the ranks have ended their work."""
+        self._attempt(SpareMemory.end)
+
+    def _attempt(self, do: Callable[[SpareMemory], None]) -> None:
+        if self._memory is None:
+            return
+        try:
+            do(self._memory)
+        except (UserError, OSError) as error:
+            self._give_up(error)
+        except Exception as error:  # noqa: BLE001  (said, with its traceback)
+            self._give_up(error, error)
+
+    def _give_up(self, error: Exception, traced: Exception | None = None) -> None:
+        self._memory = None
+        text = "process %d waits on, and cares for copies no more in this generation: %s: %s"
+        logger.warning(text, self._process, type(error).__name__, error, exc_info=traced)
+
+
 def keep_for_others(
     settings: FaultTolerance, launch: Launch, domain: str, kept: KeptStore, generation: Generation
-) -> SpareMemory | None:
-    """Keeps copies for the ranks from now on; returns None where none are made.
+) -> SpareHolder:
+    """Keeps copies for the ranks from now on, where any are made.
 
     Args:
         settings: the flags.
@@ -53,9 +115,8 @@ def keep_for_others(
         kept: has its store, where it has one.
         generation: in which it waits; owns the connections.
     """
-    board = generation.board
-    if not settings.makes_copies or launch.secret is None or board is None:
-        return None
+    if not settings.makes_copies or launch.secret is None or generation.board is None:
+        return SpareHolder(launch.process)
     key = launch.secret.derive("replication", launch.attempt)
     root = Path(settings.moevement_store_dir or default_store_dir())
     limit_gb = settings.moevement_host_memory_limit_gb
@@ -66,13 +127,9 @@ def keep_for_others(
         processes=launch.processes,
         limit_bytes=None if limit_gb is None else int(limit_gb * 1e9),
     )
-    try:
-        memory.begin(generation, settings.moevement_replication_interface, domain, board)
-    except (UserError, OSError) as error:  # the job can do without, until this process gets a place
-        logger.warning("process %d keeps no copies while it waits: %s", launch.process, error)
-        board.post(Topic.SPARE, None)
-        return None
-    return memory
+    holder = SpareHolder(launch.process, memory)
+    holder.begin(generation, settings.moevement_replication_interface, domain)
+    return holder
 
 
 class SpareMemory:
@@ -139,6 +196,7 @@ class SpareMemory:
                 journal = store.open_journal()
                 if journal is not None:  # before what refers to it
                     board.post(Topic.LEDGER, ledger_document(process, journal))
+                board.post(Topic.CAPTURES, captures_document(store, facts.era))
             # It knows by hearsay what is committed: that counts where no rank is left.
             facts = dataclasses.replace(facts, is_new=True)
             board.post(Topic.HELD, held_document(facts, generation.number))

@@ -7,8 +7,9 @@ post in time keeps no copies in this generation.
 from __future__ import annotations
 
 import dataclasses
+import sys
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -26,10 +27,15 @@ from megatron_moevement.runtime.notice_board import NoticeBoard, Topic
 from megatron_moevement.runtime.replication.connection import Address
 from megatron_moevement.runtime.replication.interface import own_network
 from megatron_moevement.runtime.slots.journal import Journal
+from megatron_moevement.runtime.slots.store import StoreDirectory
+from megatron_moevement.strategies.replay_witness import OwnCaptures, captures_of
 
 _PATIENCE = timedelta(seconds=5)
 """Spares post before ranks have built their groups, so nobody waits unless one hangs."""
+_PATIENCE_WITH_READERS = timedelta(seconds=60)
+"""Who says that it holds something reads all of it, as ranks do; its death ends the generation."""
 _POLL_S = 0.01
+_ALL_STEPS = range(sys.maxsize)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,7 +92,7 @@ def find_spares(generation: Generation) -> tuple[Spare, ...]:
     """
     if generation.board is None or not generation.spares:
         return ()
-    posted = _await_notices(generation.board, Topic.SPARE, generation.spares)
+    posted = _await_notices(generation.board, Topic.SPARE, generation.spares, _PATIENCE)
     spares = [Spare.of_document(each) for each in posted if each is not None]
     found = {spare.process: spare for spare in spares}
     network = own_network()
@@ -114,7 +120,8 @@ def facts_of_spares(
     if generation.board is None or not holding:
         return ()
     found = {}
-    for text in _await_notices(generation.board, Topic.HELD, len(holding)):
+    posted = _await_notices(generation.board, Topic.HELD, len(holding), _PATIENCE_WITH_READERS)
+    for text in filter(None, posted):
         for process in load_facts(text, "what a spare posted").processes:
             wrong = {key for holder, key in doubted if holder == process.process}
             holdings = without(process.holdings, wrong)
@@ -144,6 +151,24 @@ def ledger_of_spare(generation: Generation, process: int, steps: range) -> dict[
     return None
 
 
+def captures_of_spares(generation: Generation, era: int) -> tuple[OwnCaptures, ...]:
+    """Returns what spares have of slots, for replays to be compared with; rank 0 calls it.
+
+    Args:
+        generation: the present one.
+        era: of the history that is meant.
+    """
+    if generation.board is None:
+        return ()
+    posted = generation.board.read(Topic.CAPTURES)
+    return tuple(each["captures"] for each in posted if each["era"] == era)
+
+
+def captures_document(store: StoreDirectory, era: int) -> dict[str, Any]:
+    """Returns what a spare posts of the slots that it has."""
+    return {"era": era, "captures": captures_of(store, era, lambda owner: _ALL_STEPS)}
+
+
 def ledger_document(process: int, journal: Journal) -> dict[str, Any]:
     """Returns what a spare posts of committed steps."""
     return {
@@ -162,10 +187,10 @@ def _await_notices(
     board: NoticeBoard,
     topic: Topic,
     count: int,
-    clock: Callable[[], float] = time.monotonic,
+    patience: timedelta,
 ) -> list[Any]:
     """Returns the notices of a topic, once there are as many, or the time is over."""
-    deadline_s = clock() + _PATIENCE.total_seconds()
-    while len(posted := board.read(topic)) < count and clock() < deadline_s:
+    deadline_s = time.monotonic() + patience.total_seconds()
+    while len(posted := board.read(topic)) < count and time.monotonic() < deadline_s:
         time.sleep(_POLL_S)
     return posted

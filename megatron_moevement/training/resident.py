@@ -33,7 +33,7 @@ from megatron_moevement.runtime.slots.store import default_store_dir
 from megatron_moevement.runtime.watch import Watch
 from megatron_moevement.settings.launch import Launch
 from megatron_moevement.strategies.kept import Kept
-from megatron_moevement.strategies.spare_memory import SpareMemory, keep_for_others
+from megatron_moevement.strategies.spare_memory import SpareHolder, keep_for_others
 from megatron_moevement.training.arguments import Arguments
 from megatron_moevement.training.fault_injection import scripted_faults
 from megatron_moevement.training.identity import agree_on_identity, flags_digest
@@ -48,27 +48,6 @@ class _Part:
 
     job: Job
     references: GroupReferences
-
-
-@dataclasses.dataclass(frozen=True)
-class SpareHolder:
-    """What this process keeps for the ranks while it has no place.
-
-    Attributes:
-        memory: where it keeps copies; None where none are made.
-    """
-
-    memory: SpareMemory | None
-
-    def look(self) -> None:
-        """Forgets what the ranks don't want it to keep any more."""
-        if self.memory is not None:
-            self.memory.look()
-
-    def end(self) -> None:
-        """Learns that the ranks have ended their work."""
-        if self.memory is not None:
-            self.memory.end()
 
 
 class Resident:
@@ -192,7 +171,7 @@ class Resident:
         self._generation = generation
         self.kept.store.keep()
         settings = self._arguments.fault_tolerance
-        return SpareHolder(keep_for_others(settings, launch, domain, self.kept.store, generation))
+        return keep_for_others(settings, launch, domain, self.kept.store, generation)
 
     def check_health(self) -> None:
         """Checks that this process can go on, before it joins a generation.

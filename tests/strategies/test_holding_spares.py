@@ -5,6 +5,7 @@ Each process is a failure domain of its own. Of two ranks and spares, spares kee
 
 import shutil
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -18,6 +19,7 @@ from megatron_moevement.testing.restarted_run import RESTARTABLE, await_step, ev
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(300)]
 
+DOMAINS = Path(__file__).with_name("domains_pretrain.py")
 RANKS = 2
 WINDOW = 3
 PROTECTED = 2 * WINDOW + 1
@@ -47,9 +49,9 @@ def plain_digest(megatron_fork_server, text, tmp_path_factory):
     return Run(program, tmp_path_factory.mktemp("plain")).finish()
 
 
-def protected(server, text, folder, spares):
-    flags = (*TRAINED, *data_flags(text), *PROTECTION)
-    return Run(Program(server, PROGRAM, RANKS + spares, STEPS, flags, 200), folder)
+def protected(server, text, folder, spares, *flags, program=PROGRAM):
+    flags = (*TRAINED, *data_flags(text), *PROTECTION, *flags)
+    return Run(Program(server, program, RANKS + spares, STEPS, flags, 200), folder)
 
 
 def forget(run, job, process):
@@ -90,6 +92,26 @@ def test_all_ranks_are_lost_with_their_memory_and_spares_go_on(
     (plan,) = [one for one in events_of(run, EventName.PLAN, 1) if one.logical_rank == 0]
     assert plan.fields["verdict"] == "GLOBAL"
     assert plan.fields["lost_steps"] == 0
+    assert digest_differences(run._digest(), plain_digest) == []
+    assert list(run.store.rglob("*")) == []
+
+
+def test_more_ranks_than_there_are_copies_are_lost_with_their_domain_and_spares_go_on(
+    megatron_fork_server, text, tmp_path, plain_digest
+):
+    """The ranks are one domain, so the one copy of each lies on a spare."""
+    flags = ("--moevement-replicas=1", f"--domain-size={RANKS}")
+    run = protected(megatron_fork_server, text, tmp_path, 2, *flags, program=DOMAINS)
+    with run.start() as job:
+        await_step(run, job, PROTECTED)
+        assert [held_by(run, process) for process in (0, 1)] == [[], []]
+        kill(run, job, 0, 1)
+        result = job.wait()
+    assert result.exit_codes == (-9, -9, 0, 0), result.describe()
+    assert levels(run, 0) == [1]
+    (plan,) = [one for one in events_of(run, EventName.PLAN, 1) if one.logical_rank == 0]
+    assert (plan.fields["verdict"], plan.fields["lost_steps"]) == ("GLOBAL", 0)
+    assert not events_of(run, EventName.PLAN, 2)
     assert digest_differences(run._digest(), plain_digest) == []
     assert list(run.store.rglob("*")) == []
 

@@ -24,8 +24,15 @@ from megatron_moevement.runtime.slots.store import (
     process_folder,
 )
 from megatron_moevement.strategies.kept_store import KeptStore
-from megatron_moevement.strategies.spare_memory import SpareMemory
-from megatron_moevement.strategies.spares import facts_of_spares, find_spares, ledger_of_spare
+from megatron_moevement.strategies.replay_witness import record_digest
+from megatron_moevement.strategies.spare_memory import SpareHolder, SpareMemory
+from megatron_moevement.strategies.spares import (
+    Spare,
+    captures_of_spares,
+    facts_of_spares,
+    find_spares,
+    ledger_of_spare,
+)
 
 ONE, OTHER = LogicalRank(), LogicalRank(dp=1)
 IDENTITY = StoreIdentity("run-1", "0123abcd")
@@ -117,6 +124,11 @@ def test_what_a_spare_keeps_is_known_in_the_next_generation(spare):
     known = ledger_of_spare(generation, PROCESS, range(5, 7))
     assert known["entries"] == {5: "entry 5", 6: "entry 6"}
     assert sorted(known["losses"]) == list(range(1, 7))
+    (captures,) = captures_of_spares(generation, STATE.era)
+    held = spare.kept.store.open_ring(RingRole.HELD, OTHER)
+    assert captures[str(OTHER)] == {step: record_digest(held.record(step)) for step in (3, 4)}
+    assert sorted(captures[str(ONE)]) == [3, 4, 5, 6]
+    assert captures_of_spares(generation, STATE.era + 1) == ()
     doubted = {(PROCESS, SlotKey(ONE, WINDOW, 1)), (0, SlotKey(ONE, WINDOW, 0))}
     (doubtful,) = facts_of_spares(generation, [found], doubted)
     assert doubtful.holdings[0] == Holding(ONE, WINDOW, 0b101)
@@ -209,3 +221,42 @@ def test_its_files_go_where_ranks_say_that_all_is_over(spare, is_over):
     generation.close()
     spare.kept.close()
     assert folder.exists() is not is_over
+
+
+class Failing:
+    """A memory whose every action fails."""
+
+    def __init__(self, error):
+        self.error, self.tried = error, 0
+
+    def begin(self, *_):
+        self.tried += 1
+        raise self.error
+
+
+@pytest.mark.parametrize("error", [ValueError("no such thing"), UserError("no room"), OSError(5)])
+def test_a_spare_that_can_keep_nothing_says_so_and_waits_on(caplog, error):
+    generation = Generation(1, spares=1, board=Board())
+    memory = Failing(error)
+    holder = SpareHolder(PROCESS, memory)
+    holder.begin(generation, "127.0.0.1", "node2")
+    holder.look()
+    holder.end()
+    assert memory.tried == 1
+    assert find_spares(generation) == ()
+    spare = Spare(PROCESS, "node2", ("127.0.0.1", 1), "net", {ONE: 3})
+    assert facts_of_spares(generation, [spare]) == ()  # neither is waited for
+    assert generation.board.posted == {Topic.SPARE: [None], Topic.HELD: [None]}
+    (line,) = caplog.records
+    assert f"process {PROCESS} waits on" in line.getMessage()
+    assert f"{type(error).__name__}: {error}" in line.getMessage()
+    assert (line.exc_info is not None) == isinstance(error, ValueError)
+
+
+def test_an_error_after_the_beginning_is_said_once(spare, caplog, monkeypatch):
+    memory, _ = spare()
+    monkeypatch.setattr(SpareMemory, "look", lambda self: {}["missing"])
+    holder = SpareHolder(PROCESS, memory)
+    for _ in range(2):
+        holder.look()
+    assert len([one for one in caplog.records if "waits on" in one.getMessage()]) == 1
