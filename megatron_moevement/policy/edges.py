@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from megatron_moevement.policy.facts import Facts
 from megatron_moevement.policy.plan import Plan, WindowEdges
 from megatron_moevement.policy.schedule import WindowSchedule
 
@@ -18,3 +19,18 @@ def schedule_after(plan: Plan, schedule: WindowSchedule) -> WindowSchedule:
     if plan.edges is WindowEdges.KEPT:
         return schedule
     return dataclasses.replace(schedule, epoch=plan.epoch, first_step=plan.first_captured)
+
+
+def windows_start(plan: Plan, facts: Facts) -> int:
+    """Returns the first step of a window of the schedule that a plan goes on with.
+
+    Args:
+        plan: what is carried out.
+        facts: that it was made from, of the newest history.
+    """
+    if plan.window is not None:
+        return plan.window.start
+    if plan.is_from_durable:
+        return plan.first_captured
+    held = (holding.window.start for process in facts.processes for holding in process.holdings)
+    return min(held, default=plan.target)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from megatron_moevement.policy.eras import of_newest_era
+from megatron_moevement.policy.eras import of_newest_history
 from megatron_moevement.policy.facts import Condition, Facts
 from megatron_moevement.policy.rollforward import newest_committed
 
@@ -37,7 +37,7 @@ def is_memory_newest(facts: Facts) -> bool:
     Args:
         facts: what all live processes published.
     """
-    facts = of_newest_era(facts)
+    facts = of_newest_history(facts)
     committed = newest_committed(facts.processes)
     if committed is None or facts.durable is None:
         return committed is not None

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from megatron_moevement.policy.eras import of_newest_era
+from megatron_moevement.policy.eras import of_newest_history
 from megatron_moevement.policy.facts import Facts, InconsistentFactsError
 from megatron_moevement.policy.log_cover import LogCover
 from megatron_moevement.policy.newest_state import is_memory_newest
@@ -50,7 +50,7 @@ def plan_recovery(facts: Facts) -> Plan:
         InconsistentFactsError: a survivor is behind and can't roll forward, or ahead of all that
             was written down.
     """
-    facts = of_newest_era(facts)
+    facts = of_newest_history(facts)
     target = newest_committed(facts.processes)
     if facts.vacant:
         return _without_spare(facts, target)
@@ -302,7 +302,7 @@ def plan_start(facts: Facts) -> Plan | None:
         return plan_recovery(facts)
     if facts.generation == 0:
         return None
-    facts = of_newest_era(facts)
+    facts = of_newest_history(facts)
     if newest_committed(facts.processes) is None:
         return plan_from_durable(facts, "nothing is left in memory")
     return plan_from_durable(facts, "what is left in memory is not newer than what was saved")

@@ -85,7 +85,7 @@ def write_journal(memory: JobMemory, plan: Plan, ledger: LeftLedger, rank: Logic
     def state(committed: int) -> JournalState:
         return JournalState(
             era=plan.era,
-            epoch=plan.epoch if plan.window is None else plan.window.epoch,
+            epoch=plan.epoch,
             committed=committed,
             persisted=plan.persisted,
             rank=rank,

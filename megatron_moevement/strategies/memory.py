@@ -278,11 +278,11 @@ class JobMemory:
             return ()
         return facts_of_spares(self.generation, self.plan.spares, doubted)
 
-    def captures_of_spares(self, era: int) -> tuple[OwnCaptures, ...]:
+    def captures_of_spares(self, era: int, epoch: int) -> tuple[OwnCaptures, ...]:
         """Returns what those have of slots that have no rank; one rank speaks for them."""
         if dist.get_rank() or not self.plan.spares:
             return ()
-        return captures_of_spares(self.generation, era)
+        return captures_of_spares(self.generation, era, epoch)
 
     def ledger_of_spare(self, process: int, steps: range) -> dict[str, Any] | None:
         """Returns what a process without a rank knows of steps; one rank speaks for it."""

@@ -26,7 +26,7 @@ class OwnSlots:
 
         Args:
             memory: this process's; it is open.
-            facts: of all processes.
+            facts: of all processes, of the newest history.
             rank: the rank that this process occupies.
             plan: what is carried out.
         """
@@ -35,8 +35,7 @@ class OwnSlots:
         self._held: dict[Window, dict[int, int]] = defaultdict(dict)
         for process in facts.processes:
             for holding in process.holdings:
-                is_kept = process.era == plan.era and plan.edges is WindowEdges.KEPT
-                if is_kept and holding.owner == rank:
+                if plan.edges is WindowEdges.KEPT and holding.owner == rank:
                     self._held[holding.window][process.process] = holding.slots
         self._persisted = plan.persisted
         self._own = memory.host.process

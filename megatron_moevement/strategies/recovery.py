@@ -12,7 +12,8 @@ from megatron_moevement.errors import UserError
 from megatron_moevement.integrations.megatron.freezing import Freezing
 from megatron_moevement.integrations.megatron.slot_layout import slot_layouts
 from megatron_moevement.integrations.megatron.snapshots import LiveOperators
-from megatron_moevement.policy.eras import next_era
+from megatron_moevement.policy.edges import windows_start
+from megatron_moevement.policy.eras import next_era, of_newest_history
 from megatron_moevement.policy.facts import Condition, Facts
 from megatron_moevement.policy.facts_document import FACTS, dump_facts
 from megatron_moevement.policy.newest_state import Durable
@@ -80,6 +81,7 @@ class MemoryRecovery:
         self._say = say
         self._survivor = Survivor(trained, kept)
         self._facts: Facts | None = None
+        self._eras: list[int] = []
         self._first: FirstCaptures = {}
         self._loaded: Live | None = None
         self._slots: OwnSlots | None = None
@@ -100,7 +102,8 @@ class MemoryRecovery:
         """
         trained, agreed = self._trained, self._kept.agreed
         if agreed is not None and agreed.plan.generation == self._memory.generation.number:
-            self._facts, self.is_continuing = agreed.facts, True
+            self._use(agreed.facts)
+            self.is_continuing = True
             return agreed.plan  # live objects were built anew for it
         facts = self._look(durable)
         if has_no_use_of_memory(facts):
@@ -108,7 +111,7 @@ class MemoryRecovery:
                 taken = self._take_in()
             if any(all_gather_json(taken, trained.device)):
                 facts = self._look(durable)
-        self._facts = facts
+        self._use(facts)
         if dist.get_rank() == 0:  # before anything is made of them
             self._events.keep(FACTS, dump_facts(facts))
         plan = plan_start(facts)
@@ -121,6 +124,9 @@ class MemoryRecovery:
         self._kept.agreed = Agreed(facts, plan)
         self._tell(plan)
         return plan
+
+    def _use(self, facts: Facts) -> None:
+        self._facts, self._eras = of_newest_history(facts), [one.era for one in facts.processes]
 
     def plan_from(self, loaded: int, plan: Plan | None) -> Plan | None:
         """Returns the plan that holds once a checkpoint was loaded.
@@ -179,9 +185,8 @@ class MemoryRecovery:
 
     def next_era(self) -> int:
         """Returns the era of a history that begins although no plan says so; all ranks call it."""
-        assert self._facts is not None
         (now, *_) = all_gather_json(int(time.time()), self._trained.device)
-        return next_era((process.era for process in self._facts.processes), now)
+        return next_era(self._eras, now)
 
     def start_over(self) -> None:
         """Gets ready to load a durable checkpoint, or to begin with the initial weights.
@@ -230,7 +235,10 @@ class MemoryRecovery:
             memory.store.clear()  # of another history: its slots may have equal names
         captures: list[OwnCaptures] = []
         if plan.edges is WindowEdges.KEPT:  # else slots are of other windows
-            captures = [own_captures(memory.store, plan), *memory.captures_of_spares(plan.era)]
+            captures = [
+                own_captures(memory.store, plan),
+                *memory.captures_of_spares(plan.era, plan.epoch),
+            ]
         if plan.is_from_durable and plan.edges is WindowEdges.ANEW:
             memory.store.clear_rings()  # its ledger stays: nothing else leads to the target
         told = memory.open(lambda: [captures, own_ledger(memory, plan)])
@@ -342,17 +350,7 @@ class MemoryRecovery:
     def schedule(self, plan: Plan) -> WindowSchedule:
         """Returns the schedule that windows go on under, the same on every rank."""
         assert self._facts is not None
-        if plan.window is not None:
-            return self._memory.schedule_from(plan.window.start, plan.window.epoch)
-        if plan.is_from_durable:
-            return self._memory.schedule_from(plan.first_captured, plan.epoch)
-        starts = [
-            holding.window.start
-            for process in self._facts.processes
-            if process.era == plan.era
-            for holding in process.holdings
-        ]
-        return self._memory.schedule_from(min(starts, default=plan.target), plan.epoch)
+        return self._memory.schedule_from(windows_start(plan, self._facts), plan.epoch)
 
     def _replay(self, plan: Plan, ledger: LeftLedger, freezing: Freezing) -> Replay:
         trained, slots, kept = self._trained, None, None

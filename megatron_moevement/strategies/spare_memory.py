@@ -196,7 +196,7 @@ class SpareMemory:
                 journal = store.open_journal()
                 if journal is not None:  # before what refers to it
                     board.post(Topic.LEDGER, ledger_document(process, journal))
-                board.post(Topic.CAPTURES, captures_document(store, facts.era))
+                board.post(Topic.CAPTURES, captures_document(store, facts))
             # It knows by hearsay what is committed: that counts where no rank is left.
             facts = dataclasses.replace(facts, is_new=True)
             board.post(Topic.HELD, held_document(facts, generation.number))

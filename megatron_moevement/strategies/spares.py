@@ -151,22 +151,25 @@ def ledger_of_spare(generation: Generation, process: int, steps: range) -> dict[
     return None
 
 
-def captures_of_spares(generation: Generation, era: int) -> tuple[OwnCaptures, ...]:
+def captures_of_spares(generation: Generation, era: int, epoch: int) -> tuple[OwnCaptures, ...]:
     """Returns what spares have of slots, for replays to be compared with; rank 0 calls it.
 
     Args:
         generation: the present one.
         era: of the history that is meant.
+        epoch: of its windows.
     """
     if generation.board is None:
         return ()
     posted = generation.board.read(Topic.CAPTURES)
-    return tuple(each["captures"] for each in posted if each["era"] == era)
+    meant = [era, epoch]
+    return tuple(each["captures"] for each in posted if each["history"] == meant)
 
 
-def captures_document(store: StoreDirectory, era: int) -> dict[str, Any]:
-    """Returns what a spare posts of the slots that it has."""
-    return {"era": era, "captures": captures_of(store, era, lambda owner: _ALL_STEPS)}
+def captures_document(store: StoreDirectory, facts: ProcessFacts) -> dict[str, Any]:
+    """Returns what a spare posts of the slots that it has, of the history that it knows."""
+    captures = captures_of(store, facts.era, facts.epoch, lambda owner: _ALL_STEPS)
+    return {"history": [facts.era, facts.epoch], "captures": captures}
 
 
 def ledger_document(process: int, journal: Journal) -> dict[str, Any]:

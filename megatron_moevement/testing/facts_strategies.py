@@ -133,7 +133,7 @@ def second_faults(draw: DrawFn, layouts: SearchStrategy[Layout] = LAYOUTS) -> Ca
     case = _with_target(Case(job, facts, _without_stages(reached, {lost.pp})))
     case = draw(st.sampled_from([case, _with_damage(draw, case)]))
     plan = plan_recovery(case.facts)
-    if not plan.replays:
+    if plan.window is None:  # what is durable is no part of the drawn facts
         return case
     interrupt = Interrupt({}, draw(_subsets(case, plan)), draw(_subsets(case, plan)))
     for replay in plan.replays:

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from megatron_moevement.policy.eras import of_newest_era
+from megatron_moevement.policy.eras import of_newest_history
 from megatron_moevement.policy.facts import Condition, LiveState
 from megatron_moevement.policy.newest_state import is_memory_newest
 from megatron_moevement.policy.ranks import Layout
@@ -44,6 +44,6 @@ def test_another_history_that_a_new_process_finds_is_not_gone_on_from():
     first, second = facts.processes[:2]
     found = dataclasses.replace(second, committed=40, era=9, is_new=True)
     facts = dataclasses.replace(facts, processes=(first, found))
-    assert {process.committed for process in of_newest_era(facts).processes} == {13, None}
+    assert {process.committed for process in of_newest_history(facts).processes} == {13, None}
     assert is_memory_newest(facts)
     assert not is_memory_newest(dataclasses.replace(facts, durable=14))

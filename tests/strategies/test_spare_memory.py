@@ -124,11 +124,11 @@ def test_what_a_spare_keeps_is_known_in_the_next_generation(spare):
     known = ledger_of_spare(generation, PROCESS, range(5, 7))
     assert known["entries"] == {5: "entry 5", 6: "entry 6"}
     assert sorted(known["losses"]) == list(range(1, 7))
-    (captures,) = captures_of_spares(generation, STATE.era)
+    (captures,) = captures_of_spares(generation, STATE.era, STATE.epoch)
     held = spare.kept.store.open_ring(RingRole.HELD, OTHER)
     assert captures[str(OTHER)] == {step: record_digest(held.record(step)) for step in (3, 4)}
     assert sorted(captures[str(ONE)]) == [3, 4, 5, 6]
-    assert captures_of_spares(generation, STATE.era + 1) == ()
+    assert captures_of_spares(generation, STATE.era, STATE.epoch + 1) == ()
     doubted = {(PROCESS, SlotKey(ONE, WINDOW, 1)), (0, SlotKey(ONE, WINDOW, 0))}
     (doubtful,) = facts_of_spares(generation, [found], doubted)
     assert doubtful.holdings[0] == Holding(ONE, WINDOW, 0b101)

@@ -40,6 +40,7 @@ class Invariants:
         self._committed: dict[tuple[int, int], int] = {}
         self._ever_held: dict[SlotKey, set[int]] = {}
         self._persisted: dict[int, Window] = {}
+        self._epochs: dict[int, int] = {}
         self._newest_window: dict[int, Window] = {}
         self._slot_of: dict[tuple[int, Window, OperatorId], int] = {}
         self.logs = LogInvariants(world)
@@ -221,10 +222,12 @@ class Invariants:
         return not process.alive or damaged or key in process.store.slots
 
     def drops(self, process: Process, keys: Iterable[SlotKey]) -> None:
-        """Checks that only garbage is dropped."""
+        """Checks that only garbage is dropped: a launch may bring back slots from before ANEW."""
         persisted = self._persisted.get(process.store.era)
+        epoch = self._epochs.get(process.store.era, 0)
         for key in keys:
-            needed = persisted is None or key.step >= persisted.start
+            is_later = persisted is None or key.step >= persisted.start
+            needed = is_later and key.window.epoch >= epoch
             require(not needed, "2 dropped", process, "drops", key, "while", persisted, "needs it")
 
     def agreed(
@@ -355,6 +358,7 @@ class Invariants:
         if plan.generation not in self._anew:
             self._anew.add(plan.generation)
             self._persisted.pop(plan.era, None)
+            self._epochs[plan.era] = plan.epoch
             self._newest_window.pop(plan.era, None)
             self.work.begins_anew(plan.era)
 

@@ -46,11 +46,15 @@ class Protection:
     held: Mapping[SlotKey, frozenset[int]]
 
 
-def protect(world: World, process: Process, members: tuple[int, ...]) -> Commands:
-    """Plans the copies that are missing and waits for those that are urgent."""
+def protect(world: World, process: Process, members: tuple[int, ...], epoch: int) -> Commands:
+    """Plans the copies of windows of an epoch that are missing; waits for those that are urgent."""
     if process.capturing is not None:
         yield Until(lambda: process.capturing is None, "the capture")
-    intact = frozenset(key for key, stored in process.store.slots.items() if stored.intact)
+    intact = frozenset(
+        key
+        for key, stored in process.store.slots.items()
+        if stored.intact and key.window.epoch == epoch
+    )
     persisted = process.store.persisted
     first = process.ring.oldest if persisted is None else persisted.last + 1
     needed = frozenset(process.ring.steps)

@@ -69,7 +69,7 @@ def recover(world: World, process: Process, members: tuple[int, ...]) -> Program
     if event is Event.SERVES:
         process.lifecycle = world.policies.advance(process.lifecycle, Event.SERVED)
     yield At(Place.REPROTECT)
-    yield from protect(world, process, members)
+    yield from protect(world, process, members, plan.epoch)
     if process.rank is None:
         process.lifecycle = world.policies.advance(process.lifecycle, Event.PROTECTED_SPARE)
         return
