@@ -10,6 +10,7 @@ from megatron_moevement.policy.plan import Verdict
 from megatron_moevement.policy.ranks import Layout as RankLayout
 from megatron_moevement.policy.recovery import plan_recovery
 from megatron_moevement.runtime.events import EventLog, EventName
+from megatron_moevement.settings.faults import Fault
 from megatron_moevement.testing.explorer.history import History, Launch
 from megatron_moevement.testing.explorer.job import DrawnJob, Layout, Protection, Training
 from megatron_moevement.testing.explorer.oracle import judge
@@ -41,6 +42,7 @@ class Run:
         self.killed_at = 90.0
         self.before = None
         self.said = {}
+        self.faults = ()
         self.timed_out = False
         self.replayed = list(range(self.plan.start(LOST) + 1, self.plan.target + 1))
         self.verified = True
@@ -78,7 +80,7 @@ class Run:
         for process, text in self.said.items():
             (launch / f"rank{process}.stderr").write_text(text)
         ended = LaunchOutcome(
-            launch=SCENARIO.history.launches[0],
+            launch=dataclasses.replace(SCENARIO.history.launches[0], faults=self.faults),
             folder=launch,
             pids=(10, 11, 12, 13, 14),
             exit_codes=tuple(self.codes),
@@ -224,6 +226,22 @@ def test_what_is_not_as_promised_is_found(run, monkeypatch, doctor, check):
     doctor(run)
     found = {complaint.check for complaint in judge(SCENARIO, run.outcome(monkeypatch))}
     assert found == {check}
+
+
+@pytest.mark.parametrize(
+    ("faults", "found"),
+    [
+        pytest.param((), {"ends"}, id="all struck"),
+        pytest.param((Fault.parse("9:forward@0#3"),), set(), id="one never struck"),
+    ],
+)
+def test_who_prints_that_a_fault_never_struck_may_be_killed_just_then(
+    run, monkeypatch, faults, found
+):
+    run.faults = faults
+    run.codes = [1, -9, 1, 1, 0]
+    complaints = judge(SCENARIO, run.outcome(monkeypatch))
+    assert {complaint.check for complaint in complaints} == found
 
 
 @pytest.mark.parametrize(

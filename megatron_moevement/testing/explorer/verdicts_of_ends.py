@@ -45,9 +45,12 @@ def _good(launch: LaunchOutcome) -> set[int]:
     """Returns the codes with which a job that has trained to its end may end.
 
     Where a fault never struck, its ranks say so with one of their own; spares have nothing to say.
+    The rank that prints why may be killed just then.
     """
     said = any(NEVER_STRUCK in launch.output(process) for process in range(len(launch.pids)))
-    return {ExitCode.DONE, ExitCode.FAILURE} if said else {ExitCode.DONE}
+    never = set(launch.launch.faults).difference(fault for _, fault in launch.struck())
+    is_failure = said or (never and launch.killed)
+    return {ExitCode.DONE, ExitCode.FAILURE} if is_failure else {ExitCode.DONE}
 
 
 def _ends_of(number: int, launch: LaunchOutcome) -> Iterator[str]:
