@@ -128,13 +128,17 @@ class RecoveryAccount:
         """All of it, for people."""
         stages = ", ".join(str(stage) for stage in self.scope)
         scope = f"stage{'s' if len(self.scope) > 1 else ''} {stages} replayed" if stages else ""
+        proof = proof_of_all(own.proof for own in self.ranks)
         if scope:
             steps = "step" if self.replayed_steps == 1 else "steps"
-            proof = proof_of_all(own.proof for own in self.ranks)
             scope = f", {scope} {self.replayed_steps} {steps} ({proof.words})"
         parts = ", ".join(f"{part} {seconds:.1f}" for part, seconds in self.breakdown_s.items())
+        promise = self.level.value
+        if self.level is Level.EXACT and proof.unproven:
+            ranks = "rank" if proof.unproven == 1 else "ranks"
+            promise += f" but for the final state of {proof.unproven} {ranks}, which is not proven"
         owed = f", {self.owed_copies} copies on their way" if self.owed_copies else ""
         return (
             f"generation {self.generation}: {self.verdict.value}{scope}, resumed at step "
-            f"{self.target}, {self.duration_s:.1f} s ({parts}), guarantee {self.level.value}{owed}"
+            f"{self.target}, {self.duration_s:.1f} s ({parts}), guarantee {promise}{owed}"
         )

@@ -67,6 +67,11 @@ class ReplayProof:
         """Whether nothing differed from the first time."""
         return not any(getattr(self, kind).unequal for kind in _KINDS)
 
+    @property
+    def unproven(self) -> int:
+        """Ranks of whose final state nothing was left to compare with."""
+        return self.ranks - self.targets
+
     def __add__(self, other: ReplayProof) -> ReplayProof:
         return ReplayProof(
             **{

@@ -53,6 +53,13 @@ def test_where_nothing_was_sent_no_line_says_that_it_was_the_same():
     assert "sent" not in line
 
 
+def test_a_final_state_that_nothing_was_left_of_is_not_called_exact():
+    unlike = dataclasses.replace(NEWCOMER, proof=dataclasses.replace(PROOF, targets=0))
+    line = dataclasses.replace(ACCOUNT, ranks=[NEWCOMER, unlike]).line
+    expected = "guarantee EXACT but for the final state of 1 rank, which is not proven"
+    assert line.endswith(expected)
+
+
 def test_accounts_travel_as_documents():
     for account in (BYSTANDER, NEWCOMER):
         document = json.loads(json.dumps(account.document()))

@@ -1,6 +1,7 @@
 """A wrong state is never called the same and never trained on, though nothing wrong was sent."""
 
 import dataclasses
+import re
 from pathlib import Path
 from random import Random
 
@@ -106,3 +107,18 @@ def test_a_real_job_ends_with_75_and_keeps_its_memory(megatron_fork_server, text
     assert "differs from the first time on pp1" in says
     assert "launch the job again to go on" in says
     assert len(list((run.checkpoints / "moevement" / "flushed").glob("*/process-*"))) == 4
+
+
+@pytest.mark.slow
+def test_a_wrong_update_that_nothing_is_left_to_compare_with_is_not_called_exact(
+    megatron_fork_server, text, tmp_path
+):
+    program = restartable_program(
+        REAL, megatron_fork_server, text, 2, UNTIED, "--moevement-replicas=2"
+    )
+    run = Run(mutated(program, "update-wrongly-at-last"), tmp_path)
+    with run.start("--moevement-faults", f"{REAL.protected_from}:gather@2,3") as job:
+        result = job.wait()
+    assert sorted(result.exit_codes) == [-9, -9, 0, 0, 0, 0], result.describe()
+    (line,) = re.findall(r"generation 1: .*", "".join(rank.stderr for rank in result.ranks))
+    assert "guarantee EXACT but for the final state of" in line
