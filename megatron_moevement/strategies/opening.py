@@ -107,8 +107,7 @@ def open_sparse_checkpointing(
     store, held = _open_store(settings, trained, kept.store, generation, saves)
     plan = keep_placement(plan, held)
     memory = JobMemory(
-        *(plan, host, kept.store, store),
-        settings.moevement_replication_interface,
+        *(plan, host, kept.store, store, settings.moevement_replication_interface),
         trained.device,
         generation=generation,
         pin=trained.pin,
@@ -116,8 +115,6 @@ def open_sparse_checkpointing(
         token=told.token,
         log=_keep_log(kept, trained, plan.log_of(host)),
     )
-    if trained.replication_key is None and kept.log is None and generation.number == 0:
-        say(f"{SECRET_VARIABLE} is not set: who listens to the job's network can take part in it")
     return SparseCheckpointing(
         trained,
         live,
@@ -174,7 +171,8 @@ def _agree(
 ) -> None:
     """Checks that all ranks have the same plan, and agrees on what the job may rely on.
 
-    Says where copies are fewer than asked for, and the guarantee where it is another one.
+    Says where copies are fewer than asked for, where anybody can take part, and the guarantee where
+    it is another one.
 
     Raises:
         UnlikePlansError: on all ranks: one has another plan.
@@ -185,6 +183,8 @@ def _agree(
     if plan.placement.warning is not None:
         say(plan.placement.warning)
     before = kept.guarantee
+    if before is None and trained.replication_key is None:
+        say(f"{SECRET_VARIABLE} is not set: who listens to the job's network can take part in it")
     guarantee = agree_on_guarantee(told.computations, judged, kept)
     if guarantee != before:
         say(f"guarantee {guarantee}")

@@ -36,7 +36,6 @@ class Invariants:
         self._world = world
         self._moved: set[int] = set()
         self._judged: set[int] = set()
-        self._anew: set[int] = set()
         self._committed: dict[tuple[int, int], int] = {}
         self._ever_held: dict[SlotKey, set[int]] = {}
         self._persisted: dict[int, Window] = {}
@@ -348,15 +347,12 @@ class Invariants:
     def _still_has(self, number: int, key: SlotKey) -> bool:
         process = self._world.processes[number]
         damaged = (number, key) in self.damaged_slots
-        return process.alive and not damaged and process.store.era == self._newest_era()
-
-    def _newest_era(self) -> int:
-        return max(process.store.era for process in self._world.live)
+        newest = max(other.store.era for other in self._world.live)
+        return process.alive and not damaged and process.store.era == newest
 
     def begins_anew(self, plan: Plan) -> None:
         """Forgets the windows of an era when its first process does."""
-        if plan.generation not in self._anew:
-            self._anew.add(plan.generation)
+        if self._epochs.get(plan.era) != plan.epoch:
             self._persisted.pop(plan.era, None)
             self._epochs[plan.era] = plan.epoch
             self._newest_window.pop(plan.era, None)
