@@ -11,6 +11,7 @@ import threading
 
 from megatron_moevement.errors import ExitCode
 from megatron_moevement.policy.fault_schedule import FaultKind
+from megatron_moevement.runtime.thread_start import raise_in_thread
 
 
 class InjectedFaultError(RuntimeError):
@@ -68,13 +69,3 @@ def inflict_on(kind: FaultKind, thread: int) -> None:
         raise_in_thread(thread, raised[kind])
     else:
         inflict(kind)
-
-
-def raise_in_thread(thread: int, exception: type[BaseException]) -> None:
-    """Raises an exception in another thread, at its next bytecode.
-
-    Args:
-        thread: its identifier.
-        exception: what is raised there.
-    """
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(exception))

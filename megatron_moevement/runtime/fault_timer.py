@@ -12,6 +12,7 @@ from types import TracebackType
 from megatron_moevement.policy.fault_schedule import TimedFault
 from megatron_moevement.runtime.fault_effects import inflict_on
 from megatron_moevement.runtime.news import News
+from megatron_moevement.runtime.thread_start import guard_starts
 
 
 class FaultTimer:
@@ -38,6 +39,7 @@ class FaultTimer:
         self._witness = witness
         self._victim = threading.get_ident()
         self._closing = News()
+        guard_starts()
         self._thread = threading.Thread(target=self._run, name="fault-timer", daemon=True)
         self._thread.start()
 
