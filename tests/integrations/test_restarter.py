@@ -11,6 +11,9 @@ from megatron_moevement.integrations.nvrx import restarter
 from megatron_moevement.integrations.nvrx.places import lacking_spares
 from megatron_moevement.policy.futility import Futility
 from megatron_moevement.runtime.generation import Interruption
+from megatron_moevement.runtime.replication.log_reader import LogReadError
+from megatron_moevement.runtime.replication.sender import FetchError
+from megatron_moevement.runtime.replication.state_reader import StateReadError
 from megatron_moevement.settings.launch import Launch
 from megatron_moevement.settings.restart import Granularity, InProcessRestart, check_restart
 
@@ -115,3 +118,18 @@ def test_spares_that_could_not_replace_a_domain_are_named(sizes, active, is_said
     said = lacking_spares(sizes, active)
     assert (said is not None) == is_said
     assert said is None or "--inprocess-granularity rank" in said
+
+
+@pytest.mark.parametrize("kind", [FetchError, LogReadError, StateReadError])
+def test_a_peer_that_is_lost_while_others_read_from_it_takes_one_line(caplog, kind):
+    error = kind("slot 0 can't be had from process 1: the peer hung up")
+    error.__cause__ = ConnectionResetError("the peer hung up")
+    restarter._tell(2, 4, error)
+    (record,) = caplog.records
+    assert record.exc_info is None
+    assert kind.__name__ in record.message
+
+
+def test_a_failure_of_our_own_is_told_with_its_traceback(caplog):
+    restarter._tell(2, 4, LookupError("no such thing"))
+    assert caplog.records[0].exc_info[1].args == ("no such thing",)

@@ -45,6 +45,9 @@ from megatron_moevement.integrations.nvrx.termination import mend_termination
 from megatron_moevement.policy.futility import Futility, InVainError
 from megatron_moevement.runtime.generation import Generation, Interruption
 from megatron_moevement.runtime.interruptible_wait import make_waits_interruptible
+from megatron_moevement.runtime.replication.log_reader import LogReadError
+from megatron_moevement.runtime.replication.sender import FetchError
+from megatron_moevement.runtime.replication.state_reader import StateReadError
 from megatron_moevement.runtime.roll_call import LostAtStartError, RollCall
 from megatron_moevement.settings.launch import Launch
 from megatron_moevement.settings.restart import InProcessRestart
@@ -53,6 +56,12 @@ from megatron_moevement.settings.secret import SECRET_VARIABLE
 T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
+
+_SAID_IN_ONE_LINE = (
+    *(OSError, dist.DistError, InVainError),
+    *(FetchError, LogReadError, StateReadError),
+)
+"""What tells of a lost peer, or says all itself."""
 
 _LOOKS_OF_THE_MONITOR = 3
 """A process that is gone before its monitor has looked is taken for a lost one."""
@@ -273,7 +282,7 @@ def _tell(generation: int, process: int, error: Exception) -> None:
     """Says why a generation ends; what only tells of a lost peer needs no traceback."""
     text = " ".join(str(error).split())
     line = f"generation {generation} of process {process} ends: {type(error).__name__}: {text}"
-    explains_itself = isinstance(error, (OSError, dist.DistError, InVainError))
+    explains_itself = isinstance(error, _SAID_IN_ONE_LINE)
     is_consequence = type(error) is RuntimeError
     logger.warning("%s", line, exc_info=None if explains_itself or is_consequence else error)
 
