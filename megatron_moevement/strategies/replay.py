@@ -83,7 +83,7 @@ class Injection(Enum):
     """In which steps gradients take their statistics from the ledger."""
 
     WHILE_FROZEN = "while frozen"
-    """No norm of all gradients can be computed while some operators have none."""
+    """No norm of all gradients can be computed while some operators of the job have none."""
 
     ALWAYS = "always"
     """The other stages compute none: they stand by."""
@@ -194,8 +194,13 @@ class Replay:
             self._trained.faults.strike(step, Place.DENSE)
 
     def statistics(self, step: int) -> GradientStatistics | None:
-        """Returns what the ledger says of a step's gradients; None when they speak themselves."""
-        if self.is_dense and self._injection is Injection.WHILE_FROZEN:
+        """Returns what the ledger says of a step's gradients; None when they speak themselves.
+
+        Statistics are computed by all ranks together, so the window decides: the slots of one stage
+        may be dense before those of another.
+        """
+        all_dense = self._slots is None or step > self._slots.window.last
+        if all_dense and self._injection is Injection.WHILE_FROZEN:
             return None
         entry = self._entries[step]
         return GradientStatistics(found_inf=entry.found_inf, norm=entry.grad_norm)
