@@ -9,7 +9,7 @@ stage: the first in which any of them trains an operator.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 
 from megatron_moevement.policy.operators import OperatorId, OperatorKind
 
@@ -30,10 +30,21 @@ def first_layer(active: Iterable[OperatorId]) -> int:
     return min((one.layer or 0 for one in before_head), default=NO_LAYER)
 
 
-def graph_start(active_of_ranks: Iterable[Iterable[OperatorId]]) -> int:
-    """Returns the layer in which the graphs of all ranks of a stage begin.
+def vote(frozen: Collection[OperatorId], active: Iterable[OperatorId]) -> tuple[int, int]:
+    """Returns what one rank brings: the least of each number decides for its stage.
 
     Args:
-        active_of_ranks: for each rank of the stage the operators that it trains.
+        frozen: its operators that are frozen.
+        active: the operators that it trains.
     """
-    return min(map(first_layer, active_of_ranks), default=NO_LAYER)
+    return -len(frozen), first_layer(active)
+
+
+def decided(least: Sequence[int]) -> tuple[bool, int]:
+    """Returns whether a rank of the stage has frozen operators, and in which layer graphs begin.
+
+    Args:
+        least: of the votes of all ranks of the stage.
+    """
+    fewest, start = least
+    return fewest < 0, start

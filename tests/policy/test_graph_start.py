@@ -2,7 +2,7 @@
 
 import random
 
-from megatron_moevement.policy.graph_start import NO_LAYER, first_layer, graph_start
+from megatron_moevement.policy.graph_start import NO_LAYER, decided, first_layer, vote
 from megatron_moevement.policy.operators import Inventory, Operator, OperatorId, OperatorKind
 from megatron_moevement.policy.ordering import Ordering, order_operators
 from megatron_moevement.policy.ranks import LogicalRank
@@ -22,10 +22,16 @@ def test_the_first_layer_of_a_rank():
     assert first_layer(()) == NO_LAYER
 
 
+def agreed(ranks):
+    """Returns what a stage decides, whose ranks have these frozen and active operators."""
+    votes = [vote(frozen, active) for frozen, active in ranks]
+    return decided([min(numbers) for numbers in zip(*votes, strict=True)])
+
+
 def test_a_stage_begins_where_its_first_rank_does():
     ranks = [named("layers.1.experts.0"), (), named("layers.0.experts.3")]
-    assert graph_start(ranks) == 0
-    assert graph_start([named("head"), ()]) == NO_LAYER
+    assert agreed([((), active) for active in ranks]) == (False, 0)
+    assert agreed([((), named("head")), (named("layers.2.gate"), ())]) == (True, NO_LAYER)
 
 
 def draw_shape(draw):
@@ -66,8 +72,10 @@ def starts_in_replay(schedule):
     active = frozenset()
     for slot in range(schedule.window):
         active |= schedule.full(slot)
-        ranks = [held & active for held in own.values()]
-        yield list(map(first_layer, ranks)), graph_start(ranks)
+        ranks = [(held - active, held & active) for held in own.values()]
+        anywhere, start = agreed(ranks)
+        assert anywhere == any(frozen for frozen, _ in ranks)
+        yield [first_layer(trained) for _, trained in ranks], start
 
 
 def test_all_ranks_of_a_stage_begin_in_one_layer_where_their_own_starts_differ():

@@ -21,7 +21,7 @@ from megatron.core.utils import unwrap_model
 
 from megatron_moevement.integrations.megatron.inventory import operator_of_parameters
 from megatron_moevement.integrations.megatron.optimizer import SplitOptimizer
-from megatron_moevement.policy.graph_start import NO_LAYER, first_layer
+from megatron_moevement.policy.graph_start import NO_LAYER, decided, vote
 from megatron_moevement.policy.operators import OperatorId
 
 _NUMBERED = re.compile(r"(weight|bias)\d+")
@@ -137,12 +137,11 @@ class Freezing:
         Both decide in which collectives of the passes a rank takes part, so they are the same on
         all ranks of the stage: a collective within it.
         """
-        own = [-len(self._frozen), first_layer(self.operators - self._frozen)]
+        own = vote(self._frozen, self.operators - self._frozen)
         device = next(self._chunks[0].parameters()).device
         least = torch.tensor(own, dtype=torch.int64, device=device)
         dist.all_reduce(least, op=dist.ReduceOp.MIN, group=self._model.pg_collection.tp_dp_cp)
-        frozen, start = least.tolist()
-        return frozen < 0, start
+        return decided(least.tolist())
 
     @contextlib.contextmanager
     def _own_finalization(self) -> Iterator[None]:
