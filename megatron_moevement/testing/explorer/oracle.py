@@ -19,6 +19,7 @@ from megatron_moevement.testing.explorer.verdicts_of_recoveries import (
     check_lost_work,
     check_plans,
     check_replays,
+    check_targets,
 )
 from megatron_moevement.testing.interruption import digest_differences
 
@@ -56,6 +57,7 @@ CHECKS: dict[str, Check] = {
     "ends": check_ends,
     "restarts": check_restarts,
     "plans": check_plans,
+    "targets": check_targets,
     "lost work": check_lost_work,
     "replays": check_replays,
     "leftovers": check_leftovers,

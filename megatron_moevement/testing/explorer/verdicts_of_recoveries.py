@@ -35,6 +35,22 @@ def check_plans(scenario: Scenario, outcome: Outcome, timeline: Timeline) -> Ite
                 )
 
 
+def check_targets(scenario: Scenario, outcome: Outcome, timeline: Timeline) -> Iterator[str]:
+    """Checks that each recovery wrote its facts, and that training went on where it led to."""
+    del scenario, outcome
+    known = {(recovery.launch, recovery.facts.generation) for recovery in timeline.recoveries}
+    for launch in range(len(timeline.launches)):
+        names = (EventName.PLAN, EventName.RECOVERED)
+        found = {event.generation for name in names for event in timeline.of(launch, name)}
+        for generation in sorted(found):
+            if (launch, generation) not in known:
+                yield f"launch {launch}, generation {generation}: it recovered, without its facts"
+    for recovery in timeline.recoveries:
+        trained = [event.iteration for event in _of(timeline, recovery, EventName.ITERATION)]
+        if min(trained, default=recovery.target + 1) != recovery.target + 1:
+            yield f"{recovery.name}: it led to {recovery.target}, training began at {min(trained)}"
+
+
 def check_lost_work(scenario: Scenario, outcome: Outcome, timeline: Timeline) -> Iterator[str]:
     """Checks that no step is lost, or done again from further back than promised.
 
