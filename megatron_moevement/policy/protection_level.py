@@ -22,9 +22,6 @@ class ProtectionLevel(Enum):
     NO_COPIES = "no copies"
     """Each slot lies in the memory of its own process alone."""
 
-    NOTHING = "nothing persisted"
-    """No window is whole yet."""
-
 
 @dataclasses.dataclass(frozen=True)
 class JobShape:
@@ -68,36 +65,30 @@ class Protection:
     @property
     def line(self) -> str:
         """All of it, for people."""
-        told = "no window is persisted yet"
-        if self.level is not ProtectionLevel.NOTHING:
-            copies = "1 copy" if self.copies == 1 else f"{self.copies} copies"
-            told = f"{self.level.value}, {copies} of {self.wanted}"
+        copies = "1 copy" if self.copies == 1 else f"{self.copies} copies"
+        told = f"{self.level.value}, {copies} of {self.wanted}"
         if self.spares is not None:
             told += f", {self.spares} spare{'' if self.spares == 1 else 's'} left"
         return "; ".join([f"protection: {told}", *self.costs])
 
 
-def protection_of(shape: JobShape, copies: int | None) -> Protection:
+def protection_of(shape: JobShape, copies: int) -> Protection:
     """Returns how protected a job is.
 
     Args:
         shape: of the job.
-        copies: the fewest of a slot of the newest persisted window; None: no window is persisted.
+        copies: the fewest of a slot of the newest persisted window.
     """
-    if copies is None:
-        level = ProtectionLevel.NOTHING
-    elif copies >= shape.wanted > 0:
+    if copies >= shape.wanted > 0:
         level = ProtectionLevel.FULL
     else:
         level = ProtectionLevel.REDUCED if copies else ProtectionLevel.NO_COPIES
     costs = (_cost_of_memory(shape, level), _cost_of_place(shape), _cost_of_scope(shape))
     told = tuple(cost for cost in costs if cost)
-    return Protection(level, copies or 0, shape.wanted, shape.spares, told)
+    return Protection(level, copies, shape.wanted, shape.spares, told)
 
 
 def _cost_of_memory(shape: JobShape, level: ProtectionLevel) -> str:
-    if level is ProtectionLevel.NOTHING:
-        return "a loss begins anew from the durable checkpoint or the initial weights"
     if level is ProtectionLevel.NO_COPIES and shape.wanted:
         alone = ", all processes are one failure domain" if shape.domains == 1 else ""
         return f"a loss with its memory goes back to the durable checkpoint{alone}"

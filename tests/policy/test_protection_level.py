@@ -18,7 +18,6 @@ SHAPE = JobShape(stages=4, ends=Ends.INDEPENDENT, wanted=2, domains=6, spares=1)
 @pytest.mark.parametrize(
     ("copies", "wanted", "level"),
     [
-        (None, 2, ProtectionLevel.NOTHING),
         (0, 2, ProtectionLevel.NO_COPIES),
         (1, 2, ProtectionLevel.REDUCED),
         (2, 2, ProtectionLevel.FULL),

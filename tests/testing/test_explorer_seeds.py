@@ -38,7 +38,7 @@ WITHOUT_EXPERTS = DrawnJob(
 SCENARIOS = {
     "a loss long after a transfer failed": (
         PP2,
-        launch("exception:5:send@0", "kill:13:backward@0", spares=1),
+        launch("exception:5:send@0", "exception:8:send@0", "kill:13:backward@0", spares=1),
     ),
     "those ahead are lost while the one behind is cut in its roll-forward": (
         PP2,
