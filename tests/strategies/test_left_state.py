@@ -1,14 +1,18 @@
 """What a former launch left in a process's memory, as the facts of a recovery."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from megatron_moevement.errors import UserError
 from megatron_moevement.policy.facts import Condition, Holding
 from megatron_moevement.policy.placement import Host
 from megatron_moevement.policy.ranks import LogicalRank
 from megatron_moevement.policy.schedule import Window
+from megatron_moevement.runtime.fault_points import NO_FAULTS
+from megatron_moevement.runtime.generation import Generation
 from megatron_moevement.runtime.ledger import LedgerEntry
 from megatron_moevement.runtime.slots.identity import StoreIdentity
 from megatron_moevement.runtime.slots.journal_state import JournalState
@@ -20,6 +24,7 @@ from megatron_moevement.runtime.slots.store import (
     StoreDirectory,
 )
 from megatron_moevement.strategies.left_state import alike_steps, read_left_state
+from megatron_moevement.strategies.memory import JobMemory
 from megatron_moevement.strategies.scalars import encode_entry
 
 RANK, OTHER = LogicalRank(dp=0), LogicalRank(dp=1)
@@ -133,3 +138,36 @@ def test_the_store_of_another_job_is_refused(store):
         pytest.raises(UserError, match="another"),
     ):
         read_left_state(other, HOST)
+
+
+class CutError(Exception):
+    """Ends a beginning where a death would."""
+
+
+@pytest.mark.parametrize("place", ["clear_rings", "open"])
+def test_a_beginning_that_is_cut_leaves_a_journal_of_the_state_that_it_begins_at(
+    store, monkeypatch, place
+):
+    def cut():
+        raise CutError
+
+    leave(store)
+    account = SimpleNamespace(total_bytes=0)
+    plan = SimpleNamespace(journal=JOURNAL, spares=(), accounts=lambda: {HOST.process: account})
+    kept = SimpleNamespace(left_behind=tuple)
+    with Generation() as generation:
+        memory = JobMemory(
+            *(plan, HOST, kept, store, "127.0.0.1", torch.device("cpu")),
+            generation=generation,
+            pin=lambda _: None,
+            faults=NO_FAULTS,
+            token=b"",
+        )
+        monkeypatch.setattr(memory if place == "open" else store, place, cut)
+        with pytest.raises(CutError):
+            memory.begin_anew(dataclasses.replace(STATE, era=2, committed=9, persisted=None), {})
+    store.close()
+    with StoreDirectory(store.root, IDENTITY, HOST.process) as reopened:
+        facts = read_left_state(reopened, HOST)
+    assert (facts.committed, facts.persisted, facts.era) == (9, None, 2)
+    assert (facts.holdings, len(facts.ledger)) == ((), 0)
