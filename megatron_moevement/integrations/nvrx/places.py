@@ -130,11 +130,12 @@ def lacking_spares(sizes: Mapping[str, int], active_ranks: int) -> str | None:
         active_ranks: places of the job.
     """
     spares = sum(sizes.values()) - active_ranks
-    if spares <= 0 or spares >= max(sizes.values()):
+    if not sizes or spares < 0 or spares >= max(sizes.values()):
         return None
     largest = max(sizes, key=lambda name: sizes[name])
     return (
         "--inprocess-granularity node gives up a whole failure domain with a process, and "
         f"{spares} spares can't replace {largest} with its {sizes[largest]} processes: the job "
-        "would stop; start as many spares, or give --inprocess-granularity rank"
+        f"would stop; start {sizes[largest]} spares"
+        + (", or give --inprocess-granularity rank" if spares else "")
     )
