@@ -189,6 +189,32 @@ def test_with_spares_or_restart_a_killed_rank_leaves_the_others_alone(
     assert not list(tmp_path.glob("terminated.*"))
 
 
+def test_the_others_learn_who_has_ended_and_how_and_wait_for_nobody(start, tmp_path):
+    body = """
+    if RANK == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if RANK == 2:
+        await_file("asks.0")
+        sys.exit(7)
+    from datetime import timedelta
+    from torch.distributed import TCPStore
+    from megatron_moevement.runtime import roll_call
+    from megatron_moevement.settings.secret import Secret
+    roll_call._END_PATIENCE_S = 300
+    port = int(os.environ["MOEVEMENT_CONTROL_PORT"])
+    store = TCPStore(os.environ["MASTER_ADDR"], port, is_master=False)
+    patience, secret = timedelta(seconds=300), Secret(os.environ["MOEVEMENT_SECRET"].encode())
+    roll = roll_call.RollCall(0, 2, secret=secret, attempt="0", patience=patience)
+    tell("called", json.dumps(roll.call(store)))
+    tell("asks")
+    tell("ends", json.dumps(roll.ends(store, [1, 2])))
+    """
+    assert exit_code(start(body, "-n", "1", "-s", "2")) == 0
+    assert json.loads((tmp_path / "called.0").read_text()) == [0]
+    ends = json.loads((tmp_path / "ends.0").read_text())
+    assert ends == {"1": "was killed by SIGKILL", "2": "ended with exit code 7 (it failed)"}
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signals_are_forwarded_and_the_ranks_decide(start, tmp_path, number):
     process = start(f"serve_until({int(number)})", "-n", "2")

@@ -2,6 +2,7 @@
 
 import dataclasses
 import signal
+import subprocess
 from datetime import timedelta
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from megatron_moevement.testing.restarted_run import control_of, events_of, rest
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(300)]
 
 PROGRAM = Path(__file__).with_name("starting_pretrain.py")
+LAUNCHER = Path(__file__).parents[2] / "scripts" / "run_local.sh"
 PLACES = (
     "imports",
     "roll",
@@ -68,6 +70,18 @@ def test_a_spare_takes_the_place_of_who_dies_in_the_start(
     assert list(result.exit_codes) == codes, result.describe()
     assert digest_differences(run._digest(), uninterrupted(CASE)) == []
     assert list(run.store.rglob("*")) == []
+
+
+@pytest.mark.slow
+def test_the_launcher_lets_the_others_know_who_died_in_the_start(text, tmp_path):
+    program = restartable_program(CASE, None, text, 1, *PATIENCE, "--dies-at=imports:1")
+    flags = [*program.flags, "--train-iters=3", f"--data-cache-path={tmp_path / 'index'}"]
+    flags += ["--lr-warmup-iters=0", f"--moevement-store-dir={tmp_path / 'store'}"]
+    command = [LAUNCHER, "-n", str(RANKS), "-s", "1", "--program", PROGRAM, "--", *flags]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=150)
+    assert ended.returncode == 0, ended.stderr
+    assert "iteration 3 of 3 is trained" in ended.stderr
+    assert "in spite of what was lost: process 1 was killed by SIGKILL" in ended.stderr
 
 
 @pytest.mark.slow
