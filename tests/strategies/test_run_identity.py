@@ -94,6 +94,20 @@ def test_two_experiments_with_data_of_one_name_share_no_memory(
     assert resumed_at(tmp_path) == [KILLED_IN - 1]
 
 
+@pytest.mark.slow
+def test_data_that_are_rewritten_in_place_are_other_data(launch, killed, tmp_path):
+    data = killed()
+    tokens = tmp_path / "data" / "text.bin"
+    size_bytes = tokens.stat().st_size
+    tokens.write_bytes(tokens.read_bytes().upper())
+    assert tokens.stat().st_size == size_bytes
+    result = launch(*data)
+    assert (result.exit_code, first_step(result)) == (0, 1)
+    assert resumed_at(tmp_path) == []
+    (line,) = (one for one in result.stderr.splitlines() if "leaves alone run" in one)
+    assert "training data" in line
+
+
 def test_the_same_data_under_another_path_go_on(launch, killed, tmp_path):
     killed()
     shutil.move(tmp_path / "data", tmp_path / "elsewhere")
