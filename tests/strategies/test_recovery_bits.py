@@ -26,7 +26,7 @@ from megatron_moevement.testing.protected_run import (
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(400)]
 
-PROTECTION = {"window": ["1", "2", "3", "5"], "replicas": ["2", "1", "0"]}
+PROTECTION = {"window": ["1", "2", "4", "5"], "replicas": ["2", "1", "0"]}
 NOT_ALWAYS_PASSED = (
     Place.BOUNDARY_SEND,  # not without stages
     Place.OPTIMIZERS,  # not in a step that overflows
