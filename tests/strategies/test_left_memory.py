@@ -41,6 +41,10 @@ def plans(run):
     }
 
 
+def flushed_files(folder):
+    return {path: path.stat().st_size for path in folder.glob("*/process-*/*")}
+
+
 def test_a_death_before_the_stores_are_opened_loses_nothing_that_was_flushed(
     megatron_fork_server, text, uninterrupted, tmp_path
 ):
@@ -49,14 +53,21 @@ def test_a_death_before_the_stores_are_opened_loses_nothing_that_was_flushed(
         result = job.wait()
     assert sorted(result.exit_codes) == [-9, STATE_FLUSHED], result.describe()
     flushed = run.checkpoints / "moevement" / "flushed"
-    assert list(flushed.glob("*/process-*"))
+    left = flushed_files(flushed)
+    assert left
+    again = ("--inprocess-granularity=node", "--moevement-faults", f"{STEP - 1}:replay@0,1")
+    with run.start(*again) as job:
+        result = job.wait()
+    assert result.exit_codes == (-9, -9), result.describe()
+    assert "0 spares can't replace" in result.ranks[0].stderr
+    assert flushed_files(flushed) == left  # no window of this launch is persisted yet
     again = program(megatron_fork_server, text, 1)
     flags = (*again.flags, "--dies-opening=1")
     run = Run(dataclasses.replace(again, path=DIES_OPENING, flags=flags), tmp_path)
     with run.start() as job:
         result = job.wait()
     assert result.exit_codes == (0, -9, 0), result.describe()
-    assert plans(run) == {(1, "GLOBAL", STEP - 1)}
+    assert plans(run) == {(number, "GLOBAL", STEP - 1) for number in (0, 1)}
     assert digest_differences(run._digest(), uninterrupted(CASE)) == []
     assert list(run.store.rglob("*")) == []
     assert list(flushed.rglob("process-*")) == []
