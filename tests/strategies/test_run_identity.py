@@ -3,6 +3,7 @@
 import json
 import shutil
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +13,7 @@ from megatron_moevement.testing.random_text import data_flags, prepare_random_te
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(300)]
 
+NAMING = Path(__file__).with_name("naming_pretrain.py")
 KILLED_IN, LAST = 8, 10
 MODEL = """--num-layers=1 --hidden-size=16 --num-attention-heads=2 --num-experts=2
     --disable-bias-linear --seq-length=16 --micro-batch-size=1 --global-batch-size=2 --lr=1e-2
@@ -24,11 +26,11 @@ FLAGS = (*MODEL.split(), *PROTECTION.split(), *ALWAYS_TRAINED)
 def launch(megatron_fork_server, tmp_path):
     """Returns a function that launches training; what it leaves lies in one store directory."""
 
-    def start(*flags, steps=LAST):
+    def start(*flags, steps=LAST, program=PROGRAM):
         argv = [*FLAGS, f"--train-iters={steps}", f"--moevement-store-dir={tmp_path / 'store'}"]
         argv += [f"--moevement-event-dir={tmp_path / 'events'}", *flags]
         with megatron_fork_server.start_program(
-            PROGRAM, argv, world_size=1, timeout_s=100, env={}
+            program, argv, world_size=1, timeout_s=100, env={}
         ) as job:
             (result,) = job.wait().ranks
         return result
@@ -94,7 +96,6 @@ def test_two_experiments_with_data_of_one_name_share_no_memory(
     assert resumed_at(tmp_path) == [KILLED_IN - 1]
 
 
-@pytest.mark.slow
 def test_data_that_are_rewritten_in_place_are_other_data(launch, killed, tmp_path):
     data = killed()
     tokens = tmp_path / "data" / "text.bin"
@@ -174,3 +175,17 @@ def test_a_run_that_loads_what_it_saved_itself_is_the_same(launch, killed, tmp_p
     data = killed(save, "--save-interval=4")
     assert launch(*data, save, f"--load={tmp_path / 'own'}").exit_code == 0
     assert resumed_at(tmp_path) == [KILLED_IN - 1]
+
+
+@pytest.mark.slow
+def test_a_death_right_after_a_save_was_named_goes_back_to_no_other_step(launch, tmp_path):
+    data = data_flags(text(tmp_path / "data"))
+    saving = (*data, f"--save={tmp_path / 'own'}", f"--save-interval={KILLED_IN}")
+    dead = launch(*saving, f"--dies-naming={KILLED_IN}", program=NAMING)
+    assert dead.exit_code == -signal.SIGKILL
+    assert (tmp_path / "own" / f"iter_{KILLED_IN:07d}").is_dir()
+    digests = [tmp_path / "resumed.json", tmp_path / "plain.json"]
+    result = launch(*saving, f"--moevement-state-digest={digests[0]}")
+    assert (result.exit_code, first_step(result)) == (0, KILLED_IN + 1)
+    launch(*data, "--moevement-strategy=off", f"--moevement-state-digest={digests[1]}")
+    assert json.loads(digests[0].read_text()) == json.loads(digests[1].read_text())
