@@ -38,6 +38,10 @@ def _another_step(run):
     run.goes_on_with += 1
 
 
+def _without_copies(run):
+    run.copies = 0
+
+
 def _other_bits(run):
     run.digest = {**DIGEST, "losses": {"1": "c"}}
 
@@ -95,6 +99,7 @@ def _stopped_and_went_on(run):
     [
         (_another_plan, "plans"),
         (_another_step, "targets"),
+        (_without_copies, "copies"),
         (_other_bits, "bits"),
         (_no_end, "bits"),
         (_hangs, "time"),

@@ -16,6 +16,7 @@ from megatron_moevement.testing.explorer.verdicts_of_ends import (
     check_time,
 )
 from megatron_moevement.testing.explorer.verdicts_of_recoveries import (
+    check_copies,
     check_lost_work,
     check_plans,
     check_replays,
@@ -58,6 +59,7 @@ CHECKS: dict[str, Check] = {
     "restarts": check_restarts,
     "plans": check_plans,
     "targets": check_targets,
+    "copies": check_copies,
     "lost work": check_lost_work,
     "replays": check_replays,
     "leftovers": check_leftovers,

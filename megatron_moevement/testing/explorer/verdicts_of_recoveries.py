@@ -51,6 +51,16 @@ def check_targets(scenario: Scenario, outcome: Outcome, timeline: Timeline) -> I
             yield f"{recovery.name}: it led to {recovery.target}, training began at {min(trained)}"
 
 
+def check_copies(scenario: Scenario, outcome: Outcome, timeline: Timeline) -> Iterator[str]:
+    """Checks that no window is persisted without copies where a failure domain could keep them."""
+    del outcome
+    for launch in range(len(timeline.launches)) if scenario.job.copies else ():
+        for event in timeline.of(launch, EventName.WINDOW_PERSISTED):
+            if not event.fields["copies"]:
+                yield f"launch {launch}: the window of step {event.fields['start']} has no copies"
+                return
+
+
 def check_lost_work(scenario: Scenario, outcome: Outcome, timeline: Timeline) -> Iterator[str]:
     """Checks that no step is lost, or done again from further back than promised.
 
