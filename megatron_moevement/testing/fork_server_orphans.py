@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import time
 from collections.abc import Collection
 from pathlib import Path
@@ -13,6 +14,7 @@ _LISTENS = "0A"
 """As /proc/net/tcp writes the state of a socket."""
 _STATE, _INODE = 3, 9
 _ADDRESS = 1
+_STATUS = re.compile(r"^State:\t(.*)$", re.MULTILINE)
 
 
 def await_orphans(others: Collection[int], patience_s: float) -> list[str]:
@@ -57,7 +59,17 @@ def _describe(pid: int) -> str:
             open_files.add(os.readlink(folder / "fd" / descriptor))
     ports = [port for port, inode in _listening(folder) if f"socket:[{inode}]" in open_files]
     listens = f", listens at {', '.join(map(str, sorted(ports)))}" if ports else ""
-    return f"{name} {pid}{listens}"
+    return f"{name} {pid} ({_waits(folder)}){listens}"
+
+
+def _waits(folder: Path) -> str:
+    """Returns the state of a process, and where in the kernel its threads wait."""
+    state = _STATUS.search((folder / "status").read_text(encoding="utf-8"))
+    places = []
+    for task in sorted((folder / "task").iterdir()):
+        with contextlib.suppress(OSError):  # ended meanwhile, or not permitted
+            places.append((task / "wchan").read_text(encoding="ascii"))
+    return f"{state[1] if state else 'ended'} in {', '.join(places)}"
 
 
 def _listening(folder: Path) -> list[tuple[int, str]]:

@@ -14,8 +14,8 @@ from random import Random
 
 from megatron_moevement.runtime.events import EventName, EventRecord, read_events
 from megatron_moevement.settings.launch import Address
-from megatron_moevement.testing.fork_server import ForkServer, Job, JobFailedError
-from megatron_moevement.testing.interruption import Program, Run
+from megatron_moevement.testing.fork_server import ForkServer, Job, JobFailedError, JobResult
+from megatron_moevement.testing.interruption import Program, Run, kill_all
 from megatron_moevement.testing.protected_run import Case
 
 RESTARTABLE = (
@@ -96,6 +96,22 @@ def kill_rank(run: Run, job: Job, rank: int, random: Random, *, forget: bool = T
             with contextlib.suppress(OSError):  # others are there, unless they have ended meanwhile
                 folder.parent.rmdir()
     return process
+
+
+def kill_together(run: Run, place: str, *flags: str) -> JobResult:
+    """Starts a job and kills ranks 0 and 1 at one moment, when rank 1 has come to a place.
+
+    Args:
+        run: of the job.
+        place: in the form STEP:PLACE of `--moevement-faults`; rank 1 stops there until it dies.
+        flags: more of them.
+    """
+    before = len(events_of(run, EventName.FAULT_INJECTED, generation=None))
+    with run.start("--moevement-faults", f"stop:{place}@1", *flags) as job:
+        while len(events_of(run, EventName.FAULT_INJECTED, generation=None)) == before:
+            _check_runs(job)
+            time.sleep(_POLL_S)
+        return kill_all(job, 2)
 
 
 def moment_of_kill(durations_s: Sequence[float], random: Random) -> float:

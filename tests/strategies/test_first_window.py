@@ -7,7 +7,7 @@ import pytest
 from megatron_moevement.runtime.events import EventName
 from megatron_moevement.testing.interruption import Run, digest_differences
 from megatron_moevement.testing.protected_run import Case
-from megatron_moevement.testing.restarted_run import events_of, restartable_program
+from megatron_moevement.testing.restarted_run import events_of, kill_together, restartable_program
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(300)]
 
@@ -112,8 +112,7 @@ def test_all_that_were_killed_in_the_first_window_are_launched_again_and_lose_no
     megatron_fork_server, text, uninterrupted, tmp_path
 ):
     run = Run(CASE.protected_program(megatron_fork_server, text), tmp_path)
-    with run.start("--moevement-faults", "4:barrier@0,1") as job:
-        result = job.wait()
+    result = kill_together(run, "4:barrier")
     assert set(result.exit_codes) == {-9}, result.describe()
     digest = run.finish()
     check_replay(run, 1, 3, generation=0)

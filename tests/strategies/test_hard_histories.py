@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from megatron_moevement.runtime.events import EventName
+from megatron_moevement.policy.facts_document import FACTS, load_facts
+from megatron_moevement.policy.recovery import plan_recovery
+from megatron_moevement.runtime.events import EventName, kept_documents
 from megatron_moevement.testing.default_run import slow_but
 from megatron_moevement.testing.fork_server import JobFailedError
 from megatron_moevement.testing.interruption import Program, Run, digest_differences
@@ -45,6 +47,7 @@ class History:
         outside: for each kill from outside the event, generation and rank that it waits for, and
             the rank that it strikes.
         hangs: whether a process is stopped, so that limits have to be short.
+        serves: whether who is killed from outside is to send slots in that recovery.
     """
 
     ranks: int
@@ -57,6 +60,7 @@ class History:
     recoveries: tuple[tuple[str, tuple[tuple[int, ...], ...]], ...]
     outside: tuple[tuple[EventName, int, int, int], ...] = ()
     hangs: bool = False
+    serves: bool = False
 
 
 HISTORIES = {
@@ -68,10 +72,11 @@ HISTORIES = {
         ),
         window=4,
         replicas=2,
-        faults=("kill:14:backward@1", "stop:9:fetch@1#1"),
-        recoveries=(("LOCALIZED", ((1,),)), ("LOCALIZED", ((1, 2),))),
-        outside=((EventName.FAULT_INJECTED, 1, 1, 2),),
+        faults=("kill:14:backward@0", "stop:9:fetch@0#1"),
+        recoveries=(("LOCALIZED", ((0,),)), ("LOCALIZED", ((0, 1),))),
+        outside=((EventName.FAULT_INJECTED, 1, 0, 1),),
         hangs=True,
+        serves=True,
     ),
     "tied ends are lost one after the other while they replay": History(
         *(3, 4, 24),
@@ -172,6 +177,17 @@ def check_recoveries(run, history):
         assert sorted(one.logical_rank for one in ended) == list(range(history.ranks))
 
 
+def check_serves(run, generation, process):
+    """Checks that a process was to send slots to another one by a generation's plan."""
+    documents = [
+        load_facts(path.read_text(), str(path)) for path in kept_documents(run.events, FACTS)
+    ]
+    (facts,) = [one for one in documents if one.generation == generation]
+    occupants = {one.rank: one.process for one in facts.processes}
+    loads = {occupants[one.rank]: one.processes for one in plan_recovery(facts).slots}
+    assert any(process in sources for taker, sources in loads.items() if taker != process), loads
+
+
 def check_steps(run):
     """Checks that no plan loses a step, and that no rank reports one twice."""
     plans = events_of(run, EventName.PLAN, None)
@@ -195,8 +211,7 @@ def test_losses_that_meet_each_other_change_no_bit(
     expected = Run(program_of(history, megatron_fork_server), plain_folder / name).finish()
     run = Run(protected(history, megatron_fork_server), tmp_path)
     with run.start() as job:
-        for outside in history.outside:
-            strike(run, job, *outside)
+        killed = [(outside[1], strike(run, job, *outside)) for outside in history.outside]
         result = job.wait()
     dead = len(history.faults) + len(history.outside)
     codes = sorted(result.exit_codes)
@@ -204,6 +219,8 @@ def test_losses_that_meet_each_other_change_no_bit(
     assert digest_differences(run._digest(), expected) == []
     check_recoveries(run, history)
     check_steps(run)
+    for generation, process in killed if history.serves else ():
+        check_serves(run, generation, process)
     assert list(run.store.rglob("*")) == []
     said = [rank.stderr for rank in result.ranks if "Traceback" in rank.stderr]
     assert not said, said[-1]

@@ -8,7 +8,7 @@ import pytest
 from megatron_moevement.runtime.events import EventName
 from megatron_moevement.testing.interruption import Run, digest_differences
 from megatron_moevement.testing.protected_run import Case
-from megatron_moevement.testing.restarted_run import events_of, restartable_program
+from megatron_moevement.testing.restarted_run import events_of, kill_together, restartable_program
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(300)]
 
@@ -55,9 +55,7 @@ def test_a_death_before_the_stores_are_opened_loses_nothing_that_was_flushed(
     flushed = run.checkpoints / "moevement" / "flushed"
     left = flushed_files(flushed)
     assert left
-    again = ("--inprocess-granularity=node", "--moevement-faults", f"{STEP - 1}:replay@0,1")
-    with run.start(*again) as job:
-        result = job.wait()
+    result = kill_together(run, f"{STEP - 1}:replay", "--inprocess-granularity=node")
     assert result.exit_codes == (-9, -9), result.describe()
     assert "0 spares can't replace" in result.ranks[0].stderr
     assert flushed_files(flushed) == left  # no window of this launch is persisted yet
@@ -75,8 +73,7 @@ def test_a_death_before_the_stores_are_opened_loses_nothing_that_was_flushed(
 
 def test_spares_go_on_where_all_ranks_died(megatron_fork_server, text, uninterrupted, tmp_path):
     run = Run(program(megatron_fork_server, text, 2), tmp_path)
-    with run.start("--moevement-faults", f"{STEP}:barrier@0,1") as job:
-        result = job.wait()
+    result = kill_together(run, f"{STEP}:barrier")
     assert result.exit_codes == (-9, -9, 0, 0), result.describe()
     assert plans(run) == {(1, "GLOBAL", STEP - 1)}
     assert first_steps(run, [1]) == [STEP]
@@ -91,9 +88,7 @@ def test_where_nothing_is_left_the_job_goes_back_to_what_it_saved_itself_and_say
     bare = restartable_program(CASE, megatron_fork_server, text, 2, "--moevement-replicas=0")
     run = Run(bare, tmp_path)  # spares would keep copies
     flags = [f"--load={tmp_path}/nothing", *([] if saved is None else [f"--save-interval={saved}"])]
-    faults = ("--moevement-faults", f"{STEP}:barrier@0,1")
-    with run.start(*flags, *faults) as job:
-        result = job.wait()
+    result = kill_together(run, f"{STEP}:barrier", *flags)
     assert result.exit_codes == (-9, -9, 0, 0), result.describe()
     step = saved or 0
     (plan, other) = events_of(run, EventName.PLAN, 1)
@@ -118,8 +113,7 @@ def test_what_another_history_saved_in_the_same_folder_is_not_gone_back_to(
     run = Run(bare, tmp_path)  # spares would keep copies
     again = (f"--load={tmp_path}/nothing", "--save-interval=4")
     run.finish(*again)
-    with run.start(*again, "--moevement-faults", "6:barrier@0,1") as job:
-        result = job.wait()
+    result = kill_together(run, "6:barrier", *again)
     assert result.exit_codes == (-9, -9, 0, 0), result.describe()
     assert {plan.fields["target"] for plan in events_of(run, EventName.PLAN, 1)} == {4}
     assert digest_differences(run._digest(), uninterrupted(CASE)) == []
@@ -133,9 +127,7 @@ def test_ranks_that_are_exchanged_between_machines_find_what_they_left(
     made = dataclasses.replace(made, flags=(*made.flags, f"--moevement-replicas={replicas}"))
     run = Run(made, tmp_path)
     machines = [str(run.store / name) for name in ("a", "b")]
-    faults = ("--moevement-faults", f"{STEP}:barrier@0,1")
-    with run.start(*faults, f"--machines={','.join(machines)}") as job:
-        result = job.wait()
+    result = kill_together(run, f"{STEP}:barrier", f"--machines={','.join(machines)}")
     assert result.exit_codes == (-9, -9), result.describe()
     digest = run.finish(f"--machines={','.join(reversed(machines))}")
     assert plans(run) == {(0, "GLOBAL", STEP - 1)}

@@ -3,7 +3,8 @@
 Each happens in the first generation after a restart. `--fill=PROCESS:BYTES` leaves so much room in
 the file system of the stores, before the process opens its own. `--starve=PROCESS:GENERATIONS`
 denies it all further memory for so many generations, once it has its plan. `--squeeze=PROCESS`
-moves it into a control group without memory, where the kernel kills it.
+moves it into a control group without memory, where the kernel kills it. `--machine=PROCESS:FOLDER`
+gives a process a store directory of its own.
 """
 
 import os
@@ -33,11 +34,9 @@ def at(place, first, effect):
 
 
 def fill(left_bytes):
-    (store,) = [
-        one.partition("=")[2] for one in sys.argv if one.startswith("--moevement-store-dir")
-    ]
-
     def take_room(generation):
+        given = [one for one in sys.argv if one.startswith("--moevement-store-dir=")]
+        store = given[-1].partition("=")[2]
         file = Path(store) / "of-somebody-else"
         if not file.exists():
             free = os.statvfs(store).f_bavail * os.statvfs(store).f_bsize
@@ -79,9 +78,15 @@ if __name__ == "__main__":
     me = Launch.from_environment().process
     for argument in sys.argv[1:]:
         name, _, numbers = argument.partition("=")
+        if name == "--machine":
+            kept.remove(argument)
+            process, _, folder = numbers.partition(":")
+            if int(process) == me:
+                kept.append(f"--moevement-store-dir={folder}")
         if name in TROUBLES:
             kept.remove(argument)
             process, *rest = map(int, numbers.split(":"))
             if process == me:
                 TROUBLES[name](*rest)
+    sys.argv[1:] = kept
     sys.exit(main(kept))

@@ -48,11 +48,11 @@ def digest_of(megatron_fork_server, text, tmp_path_factory):
     return digest
 
 
-def struck(server, text, folder, case, *flags):
-    """Runs a job whose rank 1 is lost with its memory; returns the run and what was printed."""
+def struck(server, text, folder, case, *flags, lost=1):
+    """Runs a job of which a rank is lost with its memory; returns the run and what was printed."""
     program = restartable_program(case, server, text, 1, *SHAPES[case], *flags)
     run = Run(dataclasses.replace(program, path=PROGRAM), folder)
-    with run.start("--moevement-faults", f"{KILLED}:backward@1") as job:
+    with run.start("--moevement-faults", f"{KILLED}:backward@{lost}") as job:
         result = job.wait()
     codes = sorted(result.exit_codes)
     assert codes == [-9] + [0] * (len(codes) - 1), result.describe()
@@ -103,10 +103,12 @@ DAMAGED = {"wire": REASONS["wire"], "memory": "damaged"}
 def test_what_a_recovery_fetches_and_arrives_damaged_is_fetched_again(
     megatron_fork_server, text, digest_of, tmp_path, kind, error, where
 ):
-    run, said = struck(megatron_fork_server, text, tmp_path, CASE, f"--flip-sent={kind}:0:{where}")
+    # The spare holds rank 1's slots; those of rank 0 come from rank 1, and so do its logs.
+    flip = f"--flip-sent={kind}:1:{where}"
+    run, said = struck(megatron_fork_server, text, tmp_path, CASE, flip, lost=0)
     (line,) = [line for line in said.splitlines() if f"process 2 ends: {error}" in line]
     assert DAMAGED[where] in line
-    assert plans_of(run) == [("LOCALIZED", KILLED - 1, (1,))] * 2
+    assert plans_of(run) == [("LOCALIZED", KILLED - 1, (0,))] * 2
     check_replays(run, 2)
     assert digest_differences(run._digest(), digest_of(CASE)) == []
 
@@ -115,10 +117,10 @@ def test_what_a_recovery_fetches_and_arrives_damaged_is_fetched_again(
 def test_a_holder_that_sends_nothing_intact_is_passed_over(
     megatron_fork_server, text, digest_of, tmp_path
 ):
-    flip = "--flip-sent=FOUND:0:always-wire"
-    run, said = struck(megatron_fork_server, text, tmp_path, STAGES, flip)
+    flip = "--flip-sent=FOUND:1:always-wire"
+    run, said = struck(megatron_fork_server, text, tmp_path, STAGES, flip, lost=0)
     assert "what arrived is not what the peer sent; another process has it, too" in said
-    assert plans_of(run) == [("LOCALIZED", KILLED - 1, (1,))]
+    assert plans_of(run) == [("LOCALIZED", KILLED - 1, (0,))]
     check_replays(run, 1)
     assert digest_differences(run._digest(), digest_of(STAGES)) == []
 

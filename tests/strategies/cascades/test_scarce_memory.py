@@ -46,13 +46,13 @@ def killed_once(run):
     return result
 
 
-def goes_on(run, folder, digest):
+def goes_on(run, folder, digest, *more):
     """Checks that another launch goes on where the first one stopped, and ends with its bits."""
     run = Run(dataclasses.replace(run._program, world_size=2), folder)
     flags = [flag for flag in run._program.flags if flag != "--moevement-no-adoption"]
     run._program = dataclasses.replace(run._program, flags=tuple(flags))
     newest = max(event.iteration for event in events_of(run, EventName.ITERATION, None))
-    with run.start() as job:
+    with run.start(*more) as job:
         result = job.wait().check()
     target = int(re.search(r"resumed at step (\d+)", result.ranks[0].stderr)[1])
     assert newest <= target <= newest + 1
@@ -61,22 +61,27 @@ def goes_on(run, folder, digest):
 
 @pytest.mark.parametrize(
     ("left_bytes", "reason"),
-    [(0, "No space left on device"), (1 << 16, "its file system has 65536 left")],
+    [(0, "No space left on device"), (1 << 16, "bytes and its file system has ")],
     ids=["full", "nearly-full"],
 )
-def test_a_newcomer_without_room_for_its_store_leaves_and_the_others_keep_theirs(
-    megatron_fork_server, text, tmp_path, digest, left_bytes, reason
+@pytest.mark.parametrize("machine", ["store", "machine"], ids=["everybodys", "its-own"])
+def test_a_newcomer_without_room_for_its_store_stops_and_all_keep_what_they_hold(
+    megatron_fork_server, text, tmp_path, digest, machine, left_bytes, reason
 ):
-    run = scarce(megatron_fork_server, text, tmp_path, 1, f"--fill={NEWCOMER}:{left_bytes}")
-    run.store.mkdir()
-    with small_disk(run.store, ROOM_BYTES):
+    folder = tmp_path / machine
+    folder.mkdir()
+    machines = f"--machine={NEWCOMER}:{folder}"
+    fill = f"--fill={NEWCOMER}:{left_bytes}"
+    run = scarce(megatron_fork_server, text, tmp_path, 1, fill, machines)
+    with small_disk(folder, ROOM_BYTES):
         result = killed_once(run)
-        (run.store / "of-somebody-else").unlink()
-        assert result.exit_codes == (75, -9, 1), result.describe()
+        (folder / "of-somebody-else").unlink()
+        assert result.exit_codes == (75, -9, 75), result.describe()
         (line,) = [line for line in result.ranks[NEWCOMER].stderr.splitlines() if "stops" in line]
         assert f"process {NEWCOMER} stops: it is not healthy: " in line
         assert reason in line
-        goes_on(run, tmp_path, digest)
+        assert "its state is in memory: launch the job again" in line
+        goes_on(run, tmp_path, digest, f"--machine=1:{folder}")
 
 
 @pytest.mark.parametrize("who", [0, NEWCOMER], ids=["survivor", "newcomer"])
