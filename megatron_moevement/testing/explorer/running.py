@@ -23,6 +23,7 @@ from megatron_moevement.testing.explorer.outcome import (
 )
 from megatron_moevement.testing.explorer.scenario import (
     Scenario,
+    barrier_time_out_s,
     data_cache_flag,
     soft_time_out_s,
 )
@@ -37,8 +38,8 @@ _START_S = 45.0
 _SLOWER = 12
 """How many times longer than the reference the steps of a struck launch may take."""
 _POLL_S = 0.03
-_ORPHANS_S = 30.0
-"""For processes that ranks have started to notice that those are gone."""
+_ORPHANS_S = 20.0
+"""For the monitor of a killed process to end, once it has waited at a barrier for all others."""
 _ENV = {"OMP_NUM_THREADS": "1"}
 _EXPLORED = Path(__file__).with_name("explored_pretrain.py")
 
@@ -93,7 +94,7 @@ class Runner:
                 ],
                 world_size=scenario.job.layout.ranks + launch.spares,
                 timeout_s=limit_s,
-                orphans_s=_ORPHANS_S,
+                orphans_s=_ORPHANS_S + barrier_time_out_s(launch, seconds),
                 env=_ENV,
             ) as job:
                 launches.append(struck.run(job))

@@ -104,6 +104,11 @@ def soft_time_out_s(launch: Launch, run_s: float) -> float:
     return max(_SOFT_WITH_HANGS_S if launch.stops else _SOFT_S, _RUNS * run_s)
 
 
+def barrier_time_out_s(launch: Launch, run_s: float) -> float:
+    """Returns the seconds that a process waits at a barrier, or for one that never comes there."""
+    return max(_BARRIER_S, 2 * _HARD * soft_time_out_s(launch, run_s))
+
+
 def time_outs(launch: Launch, run_s: float) -> tuple[str, ...]:
     """Returns the flags of the times after which somebody counts as lost.
 
@@ -116,8 +121,8 @@ def time_outs(launch: Launch, run_s: float) -> tuple[str, ...]:
         "soft-timeout": hard / _HARD,
         "hard-timeout": hard,
         "heartbeat-timeout": max(_HEARTBEAT_S, run_s),
-        "barrier-timeout": max(_BARRIER_S, 2 * hard),
-        "completion-timeout": max(_BARRIER_S, 2 * hard),
+        "barrier-timeout": barrier_time_out_s(launch, run_s),
+        "completion-timeout": barrier_time_out_s(launch, run_s),
     }
     return tuple(f"--inprocess-{name}={seconds:.1f}" for name, seconds in times.items())
 
