@@ -1,10 +1,17 @@
 """The key by which processes recognise each other: from the launcher's secret, or drawn."""
 
+import dataclasses
+from pathlib import Path
+
 import pytest
 
 from megatron_moevement.errors import UserError
 from megatron_moevement.settings.secret import Secret, new_secret
 from megatron_moevement.strategies.introduction import agree_on_key, offer_key
+from megatron_moevement.testing.interruption import Run
+from megatron_moevement.testing.protected_run import Case
+
+SECRETLESS = Path(__file__).with_name("secretless_pretrain.py")
 
 
 def agreed(keys):
@@ -43,3 +50,15 @@ def test_a_secret_is_long_is_not_shown_and_gives_a_key_for_each_purpose(monkeypa
     assert len({secret.derive(*name) for name in names}) == 4
     monkeypatch.delenv("MOEVEMENT_SECRET")
     assert Secret.from_environment() is None
+
+
+@pytest.mark.distributed
+def test_a_job_without_a_secret_says_once_what_that_means(megatron_fork_server, text, tmp_path):
+    case = Case.of("vpp2 fp32 replicated no-dropout", 1)
+    program = case.protected_program(megatron_fork_server, text)
+    run = Run(dataclasses.replace(program, path=SECRETLESS, train_iters=4), tmp_path)
+    with run.start() as job:
+        result = job.wait().check()
+    said = "".join(rank.stderr for rank in result.ranks)
+    line = "MOEVEMENT_SECRET is not set: who listens to the job's network can take part in it"
+    assert said.count(line) == 1
