@@ -93,7 +93,7 @@ FACTORS: Mapping[str, list[str]] = {
     "order": ["outside-second", "outside-first"],
     "other": ["same-stage", "neighbour"],
     "training": list(TRAININGS),
-    "window": ["3", "2"],
+    "window": ["4", "2"],
 }
 """What happens to a process, where in a step; which layout, stage and rank of the stage it is of;
 whether the kill from outside comes before or after, and to which stage; and what is trained."""
@@ -112,7 +112,7 @@ IMPOSSIBLE: Mapping[Pair, str] = {
 
 _LAG = 10
 """Steps that a job may train from the moment of a kill until it is really killed."""
-TRAIN_ITERS = 24
+TRAIN_ITERS = 26
 _TORN = frozenset({*PHASES["commit"], Place.WINDOW_EDGE, Place.CAPTURE})
 _ON_A_THREAD = frozenset({Place.COPY, Place.PUBLISH, Place.AFTER_PUBLISH})
 
@@ -284,19 +284,19 @@ def _named(*rows: str) -> tuple[Row, ...]:
 
 
 LARGE_ROWS = _named(
-    f"kill backward {LARGE} middle last outside-second neighbour bf16-distributed 3",
+    f"kill backward {LARGE} middle last outside-second neighbour bf16-distributed 4",
     f"stop reduction {LARGE} last first outside-second same-stage bf16-distributed 2",
-    f"exception commit {LARGE} middle first outside-first neighbour bf16-distributed 3",
+    f"exception commit {LARGE} middle first outside-first neighbour bf16-distributed 4",
     f"exit replicate {LARGE} first last outside-first same-stage bf16-distributed 2",
-    f"segfault barrier {LARGE} last last outside-second neighbour bf16-distributed 3",
+    f"segfault barrier {LARGE} last last outside-second neighbour bf16-distributed 4",
 )
 """Every kind of fault and every stage of the largest layout."""
 TENSOR_ROWS = _named(
-    f"kill commit {TENSOR} first last outside-second neighbour bf16-distributed 3",
+    f"kill commit {TENSOR} first last outside-second neighbour bf16-distributed 4",
     f"stop backward {TENSOR} last first outside-first same-stage fp16-overlap 2",
-    f"exception commit {TENSOR} last last outside-second same-stage fp32-replicated 3",
+    f"exception commit {TENSOR} last last outside-second same-stage fp32-replicated 4",
     f"exit gather {TENSOR} first first outside-second neighbour fp16-overlap 2",
-    f"segfault reduction {TENSOR} last first outside-first neighbour bf16-recomputed 3",
+    f"segfault reduction {TENSOR} last first outside-first neighbour bf16-recomputed 4",
 )
 """Every kind of fault, both stages, both peers and every training, with tensor peers."""
 ROWS = (*COVER, *LARGE_ROWS, *TENSOR_ROWS)
