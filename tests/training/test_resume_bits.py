@@ -20,6 +20,7 @@ import pytest
 
 from megatron_moevement.runtime.events import EventName, read_events
 from megatron_moevement.testing.combinations import CLIP_GRAD, Combination, cover
+from megatron_moevement.testing.default_run import slow_but
 from megatron_moevement.testing.interruption import (
     Program,
     Run,
@@ -164,6 +165,24 @@ def test_a_run_with_several_buckets_resumes_where_it_was(program, tmp_path, leve
     assert digest_differences(whole.finish(), expected) == []  # loads, and does no step
     assert stopped.finish("--exit-interval=4")["iteration"] == 4
     assert digest_differences(stopped.finish(), expected) == []
+
+
+BARE_STAGES = {
+    "first-bf16": ("pp2-ep2 bf16 replicated", "[0,1]"),
+    "last-fp16": ("pp2-ep2 fp16 replicated-overlap", "[1,0]"),
+    "last-fp32": ("pp2-ep2 fp32 replicated", "[1,0]"),
+    "first-distributed": ("pp2-ep2 bf16 distributed", "[0,1]"),
+}
+"""Which stage has no expert: what it trains with, and the layers that have experts."""
+
+
+@pytest.mark.parametrize("name", slow_but({"last-fp32"}, BARE_STAGES))
+def test_a_job_with_a_stage_without_experts_resumes(program, tmp_path, name):
+    levels, layers = BARE_STAGES[name]
+    job = program(Combination.of(levels), f"--moe-layer-freq={layers}")
+    run, uninterrupted = Run(job, tmp_path / "stopped"), Run(job, tmp_path / "uninterrupted")
+    assert run.finish("--exit-interval=4")["iteration"] == 4
+    assert digest_differences(run.finish(), uninterrupted.finish()) == []
 
 
 def test_tensor_peers_that_hold_the_same_experts_train_them_alike(program, tmp_path):

@@ -246,11 +246,12 @@ def _only_sharded(state: Any) -> Any:
     """Marks what is not sharded as this rank's own business, neither saved nor loaded.
 
     Its form depends on the layout: experts with a group of their own have an own optimizer. What
-    matters in it (step, scalers, schedule) is in our own part of the common state.
+    matters in it (step, scalers, schedule) is in our own part of the common state. The optimizer of
+    a stage without experts has an empty state for theirs, which a checkpoint would drop.
     """
     if isinstance(state, ShardedBase):
         return state
-    if isinstance(state, dict):
+    if isinstance(state, dict) and state:
         return {key: _only_sharded(value) for key, value in state.items()}
     if isinstance(state, list) and any(_has_sharded(value) for value in state):
         return [_only_sharded(value) for value in state]
