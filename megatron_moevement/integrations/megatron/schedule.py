@@ -80,6 +80,32 @@ class Passes:
         return Passes(self.forward - before.forward, self.backward - before.backward)
 
 
+class PausedReductions:
+    """Lets gradients add up over micro-batches before they are reduced; a context.
+
+    It replaces upstream's `DistributedDataParallel.no_sync` (0.16.1), a generator. Upstream's
+    interleaved schedule enters that without a `with`. An interrupt then leaves a generator behind
+    whose `finally` runs when its garbage is collected: in the middle of a later step, whose
+    gradients would be reduced before all of them are there. This one does nothing then.
+    """
+
+    def __init__(self, chunk: DistributedDataParallel) -> None:
+        """Pauses nothing yet."""
+        self._chunk = chunk
+
+    def __enter__(self) -> None:
+        """Pauses."""
+        self._reduce(in_this_pass=False)
+
+    def __exit__(self, *exception: object) -> None:
+        """Reduces what the next backward pass completes."""
+        self._reduce(in_this_pass=True)
+
+    def _reduce(self, *, in_this_pass: bool) -> None:
+        for group in (*self._chunk.bucket_groups, *self._chunk.expert_parallel_bucket_groups):
+            group.is_last_microbatch = in_this_pass
+
+
 class PipelineSchedule:
     """Runs micro-batches through the stages; every rank of the job calls it in the same step."""
 
@@ -110,8 +136,8 @@ class PipelineSchedule:
         self._strike: Strike = pass_by
         expert_bias.attach(config)
         if chunks[0].ddp_config.overlap_grad_reduce:
-            no_sync = [chunk.no_sync for chunk in chunks]
-            config.no_sync_func = no_sync if len(no_sync) > 1 else no_sync[0]
+            pauses = [partial(PausedReductions, chunk) for chunk in chunks]
+            config.no_sync_func = pauses if len(pauses) > 1 else pauses[0]
 
     @property
     def num_microbatches(self) -> int:
