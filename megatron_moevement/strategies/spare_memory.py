@@ -42,6 +42,7 @@ from megatron_moevement.strategies.spares import (
     captures_document,
     held_document,
     ledger_document,
+    spare_notice,
 )
 
 logger = logging.getLogger(__name__)
@@ -77,7 +78,7 @@ class SpareHolder:
         self._attempt(lambda memory: memory.begin(generation, interface, domain, board))
         if self._memory is None:
             for awaited in (Topic.SPARE, Topic.HELD):
-                board.post(awaited, None)
+                board.post(awaited, spare_notice(self._process, None))
 
     def look(self) -> None:
         """Forgets what the ranks don't want it to keep any more."""
@@ -189,7 +190,7 @@ class SpareMemory:
         held = {} if store is None else held_ranks(store)
         process = self._me.process
         spare = Spare(process, domain, server.address, own_network(), held)
-        board.post(Topic.SPARE, spare.document())
+        board.post(Topic.SPARE, spare_notice(process, spare.document()))
         if store is not None and held:
             with self._lock:
                 facts = read_left_state(store, Host(process, domain))
@@ -199,7 +200,7 @@ class SpareMemory:
                 board.post(Topic.CAPTURES, captures_document(store, facts))
             # It knows by hearsay what is committed: that counts where no rank is left.
             facts = dataclasses.replace(facts, is_new=True)
-            board.post(Topic.HELD, held_document(facts, generation.number))
+            board.post(Topic.HELD, spare_notice(process, held_document(facts, generation.number)))
 
     def learn(self, history: History) -> None:
         """Takes along what a rank knows, and makes room for its slots.
@@ -227,9 +228,9 @@ class SpareMemory:
             if not held.keys() - self._told:
                 return
         wanted = board.read(Topic.WANTED)
-        if not wanted:
+        own = wanted[-1].get(str(self._me.process)) if wanted else None
+        if own is None:  # this process posted too late to be counted: others may lack what it has
             return
-        own = wanted[-1].get(str(self._me.process), [])
         with self._lock:
             for owner, stored in held.items():
                 if owner in self._told or str(owner) in own:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -92,8 +92,10 @@ def find_spares(generation: Generation) -> tuple[Spare, ...]:
     """
     if generation.board is None or not generation.spares:
         return ()
-    posted = _await_notices(generation.board, Topic.SPARE, generation.spares, _PATIENCE)
-    spares = [Spare.of_document(each) for each in posted if each is not None]
+    posted = _await_notices(
+        generation.board, Topic.SPARE, lambda said: len(said) >= generation.spares, _PATIENCE
+    )
+    spares = [Spare.of_document(each) for each in posted.values() if each is not None]
     found = {spare.process: spare for spare in spares}
     network = own_network()
     return tuple(
@@ -120,8 +122,10 @@ def facts_of_spares(
     if generation.board is None or not holding:
         return ()
     found = {}
-    posted = _await_notices(generation.board, Topic.HELD, len(holding), _PATIENCE_WITH_READERS)
-    for text in filter(None, posted):
+    posted = _await_notices(
+        generation.board, Topic.HELD, lambda said: holding <= said.keys(), _PATIENCE_WITH_READERS
+    )
+    for text in filter(None, posted.values()):
         for process in load_facts(text, "what a spare posted").processes:
             wrong = {key for holder, key in doubted if holder == process.process}
             holdings = without(process.holdings, wrong)
@@ -186,14 +190,26 @@ def held_document(facts: ProcessFacts, generation: int) -> str:
     return dump_facts(Facts(generation, Layout(), Ends.INDEPENDENT, None, (facts,)))
 
 
+def spare_notice(process: int, document: Any) -> list[Any]:
+    """Returns what a spare posts of itself for ranks that wait for it.
+
+    Args:
+        process: its number.
+        document: None where it keeps nothing in this generation.
+    """
+    return [process, document]
+
+
 def _await_notices(
     board: NoticeBoard,
     topic: Topic,
-    count: int,
+    are_all: Callable[[Mapping[int, Any]], bool],
     patience: timedelta,
-) -> list[Any]:
-    """Returns the notices of a topic, once there are as many, or the time is over."""
+) -> dict[int, Any]:
+    """Returns the newest notice of each spare, once these are all, or the time is over."""
     deadline_s = time.monotonic() + patience.total_seconds()
-    while len(posted := board.read(topic)) < count and time.monotonic() < deadline_s:
+    while True:
+        posted = dict(board.read(topic))
+        if are_all(posted) or time.monotonic() >= deadline_s:
+            return posted
         time.sleep(_POLL_S)
-    return posted

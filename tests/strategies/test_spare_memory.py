@@ -193,6 +193,15 @@ def test_what_ranks_want_no_more_is_forgotten(spare):
     assert [stored.owner for stored in spare.kept.store.rings()] == [OTHER]
 
 
+def test_a_spare_that_ranks_do_not_count_forgets_nothing(spare):
+    memory, _ = spare()
+    memory.learn(told())
+    memory, generation = spare()
+    generation.board.post(Topic.WANTED, {str(PROCESS + 1): []})
+    memory.look()
+    assert [stored.owner for stored in spare.kept.store.rings()] == [ONE]
+
+
 def test_who_sends_copies_in_this_generation_wants_them(spare):
     memory, _ = spare()
     memory.learn(told())
@@ -246,11 +255,53 @@ def test_a_spare_that_can_keep_nothing_says_so_and_waits_on(caplog, error):
     assert find_spares(generation) == ()
     spare = Spare(PROCESS, "node2", ("127.0.0.1", 1), "net", {ONE: 3})
     assert facts_of_spares(generation, [spare]) == ()  # neither is waited for
-    assert generation.board.posted == {Topic.SPARE: [None], Topic.HELD: [None]}
+    assert generation.board.posted == {
+        Topic.SPARE: [[PROCESS, None]],
+        Topic.HELD: [[PROCESS, None]],
+    }
     (line,) = caplog.records
     assert f"process {PROCESS} waits on" in line.getMessage()
     assert f"{type(error).__name__}: {error}" in line.getMessage()
     assert (line.exc_info is not None) == isinstance(error, ValueError)
+
+
+class LateBoard(Board):
+    """Notices of which one comes when others have been read."""
+
+    def __init__(self, topic, late):
+        super().__init__()
+        self.topic, self.late = topic, late
+
+    def read(self, topic):
+        found = list(super().read(topic))
+        if topic is self.topic:
+            self.posted.setdefault(topic, []).extend(self.late)
+            self.late = []
+        return found
+
+
+def test_a_spare_that_fails_hides_no_slower_one(spare):
+    memory, before = spare()
+    memory.learn(told())
+    store_slots(memory, ONE, 3, 4, 5)
+    _, before = spare()
+    (held,) = before.board.read(Topic.HELD)
+    board = LateBoard(Topic.HELD, [held])
+    generation = Generation(2, spares=2, board=board)
+    SpareHolder(PROCESS + 1, Failing(UserError("no such interface"))).begin(generation, "", "node3")
+    (found,) = find_spares(before)
+    (facts,) = facts_of_spares(generation, [found])
+    assert facts.process == PROCESS
+
+
+def test_a_spare_that_fails_late_counts_once(spare):
+    _, before = spare()
+    (posted,) = before.board.read(Topic.SPARE)
+    board = LateBoard(Topic.SPARE, [posted])
+    failed = [PROCESS + 1, Spare(PROCESS + 1, "node3", ("", 1), "net").document()]
+    board.posted = {Topic.SPARE: [failed, [PROCESS + 1, None]]}
+    (found,) = find_spares(Generation(2, spares=2, board=board))
+    assert found.process == PROCESS
 
 
 def test_an_error_after_the_beginning_is_said_once(spare, caplog, monkeypatch):
