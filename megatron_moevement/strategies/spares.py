@@ -90,10 +90,11 @@ def find_spares(generation: Generation) -> tuple[Spare, ...]:
     Args:
         generation: the present one.
     """
-    if generation.board is None or not generation.spares:
+    count = generation.spares
+    if generation.board is None or not count:
         return ()
     posted = _await_notices(
-        generation.board, Topic.SPARE, lambda said: len(said) >= generation.spares, _PATIENCE
+        generation.board, Topic.SPARE, lambda said: len(said) >= count, _PATIENCE
     )
     spares = [Spare.of_document(each) for each in posted.values() if each is not None]
     found = {spare.process: spare for spare in spares}

@@ -41,6 +41,9 @@ class CalledWrapper(Wrapper):  # type: ignore[misc]  # upstream is not typed
         @functools.wraps(function)
         def wrapped(*args: Any, **kwargs: Any) -> Any:
             with CallWrapper(self) as self.call:
+                # A monitor reads nothing before the first generation begins, and nothing when it is
+                # gone: the end must not wait for it to read what it was sent meanwhile.
+                self.call.monitor_process.msg_queue.cancel_join_thread()
                 return self.call(function, args, kwargs)
 
         return wrapped
