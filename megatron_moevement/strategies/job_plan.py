@@ -197,13 +197,17 @@ def agree_on_plan(
     """
     own = Member(host, live.operators, extras_bytes, log_bytes)
     members = [Member.of_document(each) for each in all_gather_json(own.document(), device)]
-    plan = plan_of(settings, members, ends=ends, train_iters=train_iters)
+    plan = plan_of(settings, members, ends, train_iters)
     check_alike(all_gather_json(plan.schedule.digest, device))
     return plan
 
 
 def plan_of(
-    settings: FaultTolerance, members: Sequence[Member], *, ends: Ends, train_iters: int
+    settings: FaultTolerance,
+    members: Sequence[Member],
+    ends: Ends,
+    train_iters: int,
+    restarts: int = 0,
 ) -> JobPlan:
     """Plans a job; `check_alike` must follow.
 
@@ -212,6 +216,8 @@ def plan_of(
         members: all ranks, in their order.
         ends: whether the first and last stage share the embedding.
         train_iters: the last step.
+        restarts: of the job in place, until now. `--moevement-strict-replicas` refuses to begin a
+            job; one that has lost a failure domain goes on with fewer copies.
 
     Raises:
         UserError: there are too few failure domains, or a process would take too much memory.
@@ -219,7 +225,8 @@ def plan_of(
     inventory = _inventory(members, ends)
     order = order_operators(inventory.sorted_operators, Ordering.INDEX)
     schedule = plan_window(inventory, order, window=settings.moevement_window).schedule
-    strictness = Strictness.REFUSE if settings.moevement_strict_replicas else Strictness.LOWER
+    is_strict = settings.moevement_strict_replicas and not restarts
+    strictness = Strictness.REFUSE if is_strict else Strictness.LOWER
     found = tuple(spare for member in members for spare in member.spares)
     hosts = (*(member.host for member in members), *(spare.host for spare in found))
     capacity = ring_capacity(schedule.window, LAG)

@@ -102,7 +102,7 @@ def open_sparse_checkpointing(
     spares = find_spares(generation) if settings.makes_copies and dist.get_rank() == 0 else ()
     own = Member(host, live.operators, _extras_bytes(trained), trained.log_bytes, spares)
     told = introduce(settings, trained, live, own)
-    plan = plan_of(settings, told.members, ends=trained.ends, train_iters=train_iters)
+    plan = plan_of(settings, told.members, trained.ends, train_iters, generation.number)
     _agree(plan, told, trained, kept, say)
     store, held = _open_store(settings, trained, kept.store, generation, saves)
     plan = keep_placement(plan, held)

@@ -335,32 +335,6 @@ def test_without_the_reset_the_next_step_shows_the_dirt(result_of, dirt):
     assert result_of(train, FLAGS, dirt, False) != result_of(train, FLAGS, None, True)
 
 
-def leave_a_pause(flags, late):
-    """Interrupts a pause of reductions, as a pipeline schedule leaves it, and trains on.
-
-    Returns the digest of two more steps. What was left of the pause is collected in the first
-    micro-batch of the second one, or never.
-    """
-    from megatron_moevement.integrations.megatron.transients import Transients  # noqa: PLC0415
-    from megatron_moevement.training.steps import build_datasets, open_steps  # noqa: PLC0415
-
-    with tiny_job(*flags) as job, open_steps(job, build_datasets(job), START) as step:
-        step.run(StopRequest.NONE)
-        transients = Transients(job.chunks, job.optimizer, job.expert_bias)
-        left = [job.chunks[0].config.no_sync_func()]
-        left[0].__enter__()
-        transients.reset()
-        step.run(StopRequest.NONE)
-        if late:
-            job.chunks[0].module.register_forward_hook(lambda *_: left.clear())
-        step.run(StopRequest.NONE)
-        return job.digests()
-
-
-def test_what_is_left_of_an_interrupted_pause_ends_no_later_one(result_of):
-    assert result_of(leave_a_pause, SHARDED, True) == result_of(leave_a_pause, SHARDED, False)
-
-
 def interrupt(flags, owner, name):
     """Interrupts the third step at a point, puts things back, trains it again."""
     from megatron_moevement.integrations.megatron.random_state import (  # noqa: PLC0415

@@ -119,7 +119,9 @@ def test_more_ranks_than_there_are_copies_are_lost_with_their_domain_and_spares_
 def test_a_spare_that_takes_a_rank_keeps_what_it_holds_for_others(
     megatron_fork_server, text, tmp_path, plain_digest
 ):
-    run = protected(megatron_fork_server, text, tmp_path, spares=1)
+    # Three domains have room for the copies that are asked for; the two that are left have not.
+    strict = "--moevement-strict-replicas"
+    run = protected(megatron_fork_server, text, tmp_path, 1, strict)
     with run.start() as job:
         await_step(run, job, PROTECTED)
         kill(run, job, 1)
