@@ -3,6 +3,7 @@
 import atexit
 import os
 import random
+import re
 import signal
 import socket
 import subprocess
@@ -258,7 +259,7 @@ def test_who_outlives_the_ranks_for_too_long_is_reported_and_killed(fork_server)
     assert len(result.orphans) == 2
     for pid, port in result.values:
         (line,) = [one for one in result.orphans if f" {pid}" in one]
-        assert line.endswith(f" {pid}, listens at {port}")
+        assert re.fullmatch(rf"python {pid} \(\w \(\w+\) in .*\), listens at {port}", line)
         assert not Path(f"/proc/{pid}").exists()
 
 
