@@ -42,6 +42,50 @@ def age_of(state: LeftState | None, rank: LogicalRank, *, era: int = 0) -> tuple
     return (state.era, state.committed)
 
 
+class LeftHistory(LeftState, Protocol):
+    """What the journal of a store says of the history that it belongs to."""
+
+    @property
+    def epoch(self) -> int:
+        """How often all windows of the era have begun anew."""
+
+    @property
+    def persisted(self) -> Window | None:
+        """The newest window that it knows to be persisted."""
+
+
+def newest_first(left: Mapping[int, LeftHistory]) -> tuple[int, ...]:
+    """Returns in which order stores are taken in: the newest of them first.
+
+    Args:
+        left: what the journal of each store says, by the process that left it.
+    """
+    return tuple(sorted(left, key=lambda process: (_moment(left[process]), -process), reverse=True))
+
+
+def is_newer(left: LeftHistory, own: LeftHistory) -> bool:
+    """Returns whether the journal of a left store is newer than the own one."""
+    return _moment(left) > _moment(own)
+
+
+def is_outdated(era: int, epoch: int, step: int, known: LeftHistory) -> bool:
+    """Returns whether a state lies before the newest window that a history has persisted.
+
+    Args:
+        era: of the state.
+        epoch: of the state.
+        step: the newest of the state.
+        known: what a journal says of the history.
+    """
+    if known.persisted is None:
+        return False
+    return (era, epoch, step) < (known.era, known.epoch, known.persisted.start)
+
+
+def _moment(state: LeftHistory) -> tuple[int, int, int]:
+    return (state.era, state.epoch, state.committed)
+
+
 def adopts_in(generation: int, *, is_refused: bool) -> bool:
     """Returns whether a process that first opens its store goes on with what another one left.
 

@@ -24,6 +24,12 @@ class Topic(Enum):
     CAPTURES = "captures"
     """The digests of the slots that such a process has, for replays to be compared with."""
 
+    LEFT = "left"
+    """Ranks lack slots: such processes are to look for what was left on their machines."""
+
+    FOUND = "found"
+    """That such a process has done so, with the facts of what it holds then."""
+
     WANTED = "wanted"
     """For each such process the ranks of which it is to keep copies."""
 

@@ -17,14 +17,20 @@ HeldRanks = Sequence[Any]
 """A process, and the ranks whose slots it keeps, each with the step of the newest one; as JSON."""
 
 
-def held_ranks(store: StoreDirectory) -> dict[LogicalRank, int]:
-    """Returns the ranks whose slots a store has for others, with the step of the newest one."""
-    held = {}
+def held_ranks(store: StoreDirectory, *roles: RingRole) -> dict[LogicalRank, int]:
+    """Returns the ranks whose slots a store has for others, with the step of the newest one.
+
+    Args:
+        store: of a process.
+        roles: which of its rings hold slots of others; those with copies where none are given.
+    """
+    meant = roles or (RingRole.HELD,)
+    held: dict[LogicalRank, int] = {}
     for stored in store.rings():
         ring = store.open_ring(stored.role, stored.owner)
-        records = () if ring is None or stored.role is not RingRole.HELD else ring.records()
+        records = () if ring is None or stored.role not in meant else ring.records()
         if records:
-            held[stored.owner] = records[-1].step
+            held[stored.owner] = max(records[-1].step, held.get(stored.owner, 0))
     return held
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import time
 import weakref
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -18,6 +19,7 @@ from megatron_moevement.runtime.agreement import AgreementError
 from megatron_moevement.runtime.generation import Generation
 from megatron_moevement.runtime.slots.adoption import (
     adopt_store,
+    remove_outdated,
     take_in_flushed,
     take_in_left,
 )
@@ -64,6 +66,11 @@ class KeptStore:
     def store(self) -> StoreDirectory | None:
         """The store, where it is open."""
         return self._store
+
+    @property
+    def adopts(self) -> bool:
+        """Whether this process goes on with what others left, by its last opening."""
+        return self._adopts
 
     @property
     def has_state(self) -> bool:
@@ -140,7 +147,8 @@ class KeptStore:
     ) -> StoreDirectory:
         """Returns the store of a process without a rank, which adopts nothing.
 
-        What a former launch left under its number stays as it is: ranks adopt it, or forget it.
+        What a former launch left under its number stays as it is: ranks adopt it, or have it taken
+        in by `take_in_copies`.
 
         Args:
             root: the store directory.
@@ -199,7 +207,40 @@ class KeptStore:
         if not self._adopts:
             return ()
         flushed = take_in_flushed(self._store, self.flushed, rank, ranks)
-        return (*take_in_left(self._store), *flushed)
+        return (*take_in_left(self._store, replaces=not self._pinned), *flushed)
+
+    def take_in_copies(
+        self, root: Path, identity: StoreIdentity, process: int, processes: int
+    ) -> tuple[int, ...]:
+        """Brings here, without a rank, what others left on this machine and no rank has adopted.
+
+        Call it when all ranks have taken in what they need. Nothing of the store may be in use.
+
+        Args:
+            root: the store directory.
+            identity: of the run.
+            process: number of this process.
+            processes: of the job.
+
+        Returns:
+            The processes whose slots are here now.
+
+        Raises:
+            UserError: as `hold` does.
+        """
+        if not left_behind(root, identity.run_id):
+            return ()
+        store = self.hold(root, identity, process, processes)
+        taken = take_in_left(store)
+        journal = store.open_journal()
+        if journal is not None and journal.state is not None:
+            journal.write_state(dataclasses.replace(journal.state, rank=None))
+        return taken
+
+    def remove_outdated(self) -> None:
+        """Removes what others left here from before the window that the journal says persisted."""
+        if self._store is not None:
+            remove_outdated(self._store)
 
     def forget_flushed(self) -> None:
         """Removes what the processes of the run flushed; a window in memory is persisted."""

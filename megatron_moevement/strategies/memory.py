@@ -41,6 +41,7 @@ from megatron_moevement.strategies.spares import (
     captures_of_spares,
     facts_of_spares,
     ledger_of_spare,
+    look_for_left,
 )
 
 DEADLINE = timedelta(seconds=60)
@@ -277,6 +278,12 @@ class JobMemory:
         if dist.get_rank():
             return ()
         return facts_of_spares(self.generation, self.plan.spares, doubted)
+
+    def look_for_left(self) -> tuple[int, ...]:
+        """Has those that have no rank take in what nobody has adopted; one rank speaks for them."""
+        if dist.get_rank():
+            return ()
+        return look_for_left(self.generation, self.plan.spares, self.store.identity)
 
     def captures_of_spares(self, era: int, epoch: int) -> tuple[OwnCaptures, ...]:
         """Returns what those have of slots that have no rank; one rank speaks for them."""

@@ -109,6 +109,8 @@ class MemoryRecovery:
         if has_no_use_of_memory(facts):
             with self._memory.generation.uninterrupted():
                 taken = self._take_in()
+            if self._kept.store.adopts:  # all ranks have taken in what they need
+                taken += self._memory.look_for_left()
             if any(all_gather_json(taken, trained.device)):
                 facts = self._look(durable)
         self._use(facts)

@@ -17,6 +17,7 @@ from megatron_moevement.errors import UserError
 from megatron_moevement.policy.commit import newest_persisted
 from megatron_moevement.policy.placement import Host
 from megatron_moevement.policy.ranks import LogicalRank
+from megatron_moevement.policy.schedule import Window
 from megatron_moevement.runtime.generation import Generation
 from megatron_moevement.runtime.notice_board import NoticeBoard, Topic
 from megatron_moevement.runtime.replication.handshake import Session
@@ -24,10 +25,12 @@ from megatron_moevement.runtime.replication.history import History
 from megatron_moevement.runtime.replication.interface import own_network
 from megatron_moevement.runtime.replication.server import ReplicaServer
 from megatron_moevement.runtime.replication.stored_slots import StoredSlots
+from megatron_moevement.runtime.slots.identity import StoreIdentity
 from megatron_moevement.runtime.slots.journal import Journal
 from megatron_moevement.runtime.slots.store import (
     RingRole,
     StoreDirectory,
+    StoredRing,
     default_store_dir,
     folder_bytes,
 )
@@ -64,6 +67,7 @@ class SpareHolder:
         """
         self._process = process
         self._memory = memory
+        self._board: NoticeBoard | None = None
 
     def begin(self, generation: Generation, interface: str, domain: str) -> None:
         """Keeps copies from now on; where that fails, posts nothing for what ranks wait for.
@@ -73,7 +77,7 @@ class SpareHolder:
             interface: where copies are received.
             domain: what this process may be lost together with.
         """
-        board = generation.board
+        self._board = board = generation.board
         assert board is not None
         self._attempt(lambda memory: memory.begin(generation, interface, domain, board))
         if self._memory is None:
@@ -100,6 +104,8 @@ class SpareHolder:
 
     def _give_up(self, error: Exception, traced: Exception | None = None) -> None:
         self._memory = None
+        if self._board is not None:  # ranks may be waiting for it
+            self._board.post(Topic.FOUND, spare_notice(self._process, None))
         text = "process %d waits on, and cares for copies no more in this generation: %s: %s"
         logger.warning(text, self._process, type(error).__name__, error, exc_info=traced)
 
@@ -166,6 +172,9 @@ class SpareMemory:
         self._slots = StoredSlots(None, learn=self.learn)
         self._board: NoticeBoard | None = None
         self._told: set[LogicalRank] = set()
+        self._host = Host(me.process, "")
+        self._has_looked = False
+        self._persisted: Window | None = None
 
     def begin(
         self, generation: Generation, interface: str, domain: str, board: NoticeBoard
@@ -179,28 +188,36 @@ class SpareMemory:
             board: for ranks to read.
         """
         self._board = board
+        self._host = Host(self._me.process, domain)
         store = self._kept.store
-        for stored in () if store is None else store.rings():
-            ring = None if store is None else store.open_ring(stored.role, stored.owner)
-            if ring is not None:
-                self._slots.serve(ring)
+        if store is not None:
+            self._serve(store)
         server = generation.own(
             lambda: ReplicaServer(interface, self._me, self._slots, deadline=DEADLINE)
         )
-        held = {} if store is None else held_ranks(store)
-        process = self._me.process
-        spare = Spare(process, domain, server.address, own_network(), held)
-        board.post(Topic.SPARE, spare_notice(process, spare.document()))
+        held = {} if store is None else held_ranks(store, *RingRole)
+        spare = Spare(self._me.process, domain, server.address, own_network(), held)
+        board.post(Topic.SPARE, spare_notice(self._me.process, spare.document()))
         if store is not None and held:
             with self._lock:
-                facts = read_left_state(store, Host(process, domain))
-                journal = store.open_journal()
-                if journal is not None:  # before what refers to it
-                    board.post(Topic.LEDGER, ledger_document(process, journal))
-                board.post(Topic.CAPTURES, captures_document(store, facts))
-            # It knows by hearsay what is committed: that counts where no rank is left.
-            facts = dataclasses.replace(facts, is_new=True)
-            board.post(Topic.HELD, spare_notice(process, held_document(facts, generation.number)))
+                facts = self._offer(store, board)
+            board.post(Topic.HELD, spare_notice(self._me.process, facts))
+
+    def _serve(self, store: StoreDirectory) -> None:
+        for stored in store.rings():
+            ring = store.open_ring(stored.role, stored.owner)
+            if ring is not None:
+                self._slots.serve(ring)
+
+    def _offer(self, store: StoreDirectory, board: NoticeBoard) -> str:
+        """Posts what goes with the facts of what it holds, and returns these."""
+        facts = read_left_state(store, self._host)
+        journal = store.open_journal()
+        if journal is not None:  # before what refers to it
+            board.post(Topic.LEDGER, ledger_document(self._host.process, journal))
+        board.post(Topic.CAPTURES, captures_document(store, facts))
+        # It knows by hearsay what is committed: that counts where no rank is left.
+        return held_document(dataclasses.replace(facts, is_new=True), self._me.generation)
 
     def learn(self, history: History) -> None:
         """Takes along what a rank knows, and makes room for its slots.
@@ -219,26 +236,65 @@ class SpareMemory:
             self._slots.keep(ring)
 
     def look(self) -> None:
-        """Forgets slots that the ranks don't want it to keep any more."""
-        store, board = self._kept.store, self._board
+        """Offers what was left here where ranks lack it, and forgets what they don't want."""
+        if self._board is None:
+            return
+        self._look_for_left(self._board)
+        store = self._kept.store
         with self._lock:
-            if store is None or board is None:
+            if store is None:
                 return
-            held = {stored.owner: stored for stored in store.rings()}
-            if not held.keys() - self._told:
-                return
-        wanted = board.read(Topic.WANTED)
+            self._forget_left(store)
+            # What was left by a rank's process is no copy that its successor goes on to send.
+            held = [
+                stored
+                for stored in store.rings()
+                if stored.role is RingRole.OWN or stored.owner not in self._told
+            ]
+        wanted = self._board.read(Topic.WANTED) if held else []
         own = wanted[-1].get(str(self._me.process)) if wanted else None
         if own is None:  # this process posted too late to be counted: others may lack what it has
             return
         with self._lock:
-            for owner, stored in held.items():
-                if owner in self._told or str(owner) in own:
+            for stored in held:
+                is_told = stored.owner in self._told
+                if stored.role is RingRole.HELD and (is_told or str(stored.owner) in own):
                     continue
-                ring = store.open_ring(stored.role, owner)
-                if ring is not None:
+                self._drop(store, stored)
+
+    def _look_for_left(self, board: NoticeBoard) -> None:
+        """Takes in what was left on this machine once ranks lack it, and offers it."""
+        asked = [] if self._has_looked or self._told else board.read(Topic.LEFT)
+        if not asked:
+            return
+        self._has_looked, process, facts = True, self._me.process, None
+        identity = StoreIdentity.of_document(asked[-1])
+        with self._lock:
+            store = self._kept.store
+            for stored in () if store is None else store.rings():
+                ring = None if store is None else store.open_ring(stored.role, stored.owner)
+                if ring is not None:  # it may be replaced
                     self._slots.drop(ring)
-                store.drop_ring(stored.role, owner)
+            taken = self._kept.take_in_copies(self._root, identity, process, self._processes)
+            if (store := self._kept.store) is not None:
+                self._serve(store)
+                facts = self._offer(store, board) if taken else None
+        board.post(Topic.FOUND, spare_notice(process, facts))
+
+    def _forget_left(self, store: StoreDirectory) -> None:
+        """Removes what was left here once ranks have persisted a window after it."""
+        journal = store.open_journal()
+        state = None if journal is None else journal.state
+        if not self._told or state is None or state.persisted == self._persisted:
+            return
+        self._persisted = state.persisted
+        self._kept.remove_outdated()
+
+    def _drop(self, store: StoreDirectory, stored: StoredRing) -> None:
+        ring = store.open_ring(stored.role, stored.owner)
+        if ring is not None:
+            self._slots.drop(ring)
+        store.drop_ring(stored.role, stored.owner)
 
     def end(self) -> None:
         """Lets the files be removed where ranks have said that nobody will go on from them."""
@@ -259,10 +315,7 @@ class SpareMemory:
                 f"process {self._me.process} keeps slots of another history than {history.owner} is"
             )
         for stored in store.rings():
-            ring = store.open_ring(stored.role, stored.owner)
-            if ring is not None:
-                self._slots.drop(ring)
-        store.clear_rings()
+            self._drop(store, stored)
         first = min(history.entries, default=told.committed + 1)
         state = dataclasses.replace(told, committed=max(first - 1, 0), persisted=None)
         store.begin_journal(history.journal, state, {})

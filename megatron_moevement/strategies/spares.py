@@ -26,6 +26,7 @@ from megatron_moevement.runtime.ledger import loss_to_hex
 from megatron_moevement.runtime.notice_board import NoticeBoard, Topic
 from megatron_moevement.runtime.replication.connection import Address
 from megatron_moevement.runtime.replication.interface import own_network
+from megatron_moevement.runtime.slots.identity import StoreIdentity
 from megatron_moevement.runtime.slots.journal import Journal
 from megatron_moevement.runtime.slots.store import StoreDirectory
 from megatron_moevement.strategies.replay_witness import OwnCaptures, captures_of
@@ -120,18 +121,47 @@ def facts_of_spares(
         doubted: slots that are passed over, each with the process that has it.
     """
     holding = {spare.process for spare in spares if spare.held}
-    if generation.board is None or not holding:
+    if generation.board is None:
         return ()
     found = {}
+    board = generation.board
     posted = _await_notices(
-        generation.board, Topic.HELD, lambda said: holding <= said.keys(), _PATIENCE_WITH_READERS
+        board, Topic.HELD, lambda said: holding <= said.keys(), _PATIENCE_WITH_READERS
     )
-    for text in filter(None, posted.values()):
+    later = dict(board.read(Topic.FOUND))
+    for text in filter(None, [*posted.values(), *later.values()]):  # what is newer comes last
         for process in load_facts(text, "what a spare posted").processes:
             wrong = {key for holder, key in doubted if holder == process.process}
             holdings = without(process.holdings, wrong)
             found[process.process] = dataclasses.replace(process, holdings=holdings)
-    return tuple(found[process] for process in sorted(holding & found.keys()))
+    known = {spare.process for spare in spares}
+    return tuple(found[process] for process in sorted(known & found.keys()))
+
+
+def look_for_left(
+    generation: Generation, spares: Sequence[Spare], identity: StoreIdentity
+) -> tuple[int, ...]:
+    """Has spares look for what was left on their machines; rank 0 calls it.
+
+    Call it when all ranks have taken in what they find: spares take the rest.
+
+    Args:
+        generation: the present one.
+        spares: those that keep copies.
+        identity: of the files that are looked for.
+
+    Returns:
+        The spares that hold more now.
+    """
+    board = generation.board
+    if board is None or not spares:
+        return ()
+    board.post(Topic.LEFT, identity.document())
+    asked = {spare.process for spare in spares}
+    found = _await_notices(
+        board, Topic.FOUND, lambda said: asked <= said.keys(), _PATIENCE_WITH_READERS
+    )
+    return tuple(process for process in sorted(asked & found.keys()) if found[process])
 
 
 def ledger_of_spare(generation: Generation, process: int, steps: range) -> dict[str, Any] | None:
@@ -143,7 +173,7 @@ def ledger_of_spare(generation: Generation, process: int, steps: range) -> dict[
         steps: whose entries are wanted; losses are wanted of all until then.
     """
     assert generation.board is not None
-    for posted in generation.board.read(Topic.LEDGER):
+    for posted in reversed(generation.board.read(Topic.LEDGER)):
         if posted["process"] == process:
             return {
                 "entries": {

@@ -12,13 +12,14 @@ import pytest
 from megatron_moevement.runtime.events import EventName
 from megatron_moevement.testing.combinations import Combination
 from megatron_moevement.testing.fault_cover import UNTIED
-from megatron_moevement.testing.interruption import Program, Run, digest_differences, send
+from megatron_moevement.testing.interruption import Program, Run, digest_differences, kill_all, send
 from megatron_moevement.testing.protected_run import ALWAYS_TRAINED, PROGRAM
 from megatron_moevement.testing.random_text import data_flags
 from megatron_moevement.testing.restarted_run import RESTARTABLE, await_step, events_of
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(300)]
 
+MACHINES = Path(__file__).with_name("permuted_pretrain.py")
 DOMAINS = Path(__file__).with_name("domains_pretrain.py")
 RANKS = 2
 WINDOW = 3
@@ -94,6 +95,31 @@ def test_all_ranks_are_lost_with_their_memory_and_spares_go_on(
     assert plan.fields["lost_steps"] == 0
     assert digest_differences(run._digest(), plain_digest) == []
     assert list(run.store.rglob("*")) == []
+
+
+def test_all_die_and_a_spare_of_the_next_launch_offers_what_the_last_one_held(
+    megatron_fork_server, text, tmp_path, plain_digest
+):
+    """Each process has a store directory of its own, as on a machine of its own."""
+    machines = [tmp_path / "store" / name for name in ("a", "b", "c")]
+    flag = f"--machines={','.join(map(str, machines))}"
+    run = protected(megatron_fork_server, text, tmp_path, 1, flag, program=MACHINES)
+    with run.start() as job:
+        await_step(run, job, PROTECTED)
+        persisted = [one.fields for one in events_of(run, EventName.WINDOW_PERSISTED, 0)]
+        result = kill_all(job, RANKS + 1)
+    assert result.exit_codes == (-9, -9, -9), result.describe()
+    for machine in machines[:RANKS]:
+        shutil.rmtree(machine)
+    with run.start() as job:
+        result = job.wait()
+    assert result.exit_codes == (0, 0, 0), result.describe()
+    (plan,) = [one for one in events_of(run, EventName.PLAN, 0) if one.logical_rank == 0]
+    assert plan.fields["verdict"] == "GLOBAL"
+    # Steps whose slots were still being sent are trained again.
+    assert plan.fields["target"] >= max(one["start"] + one["size"] - 1 for one in persisted)
+    assert digest_differences(run._digest(), plain_digest) == []
+    assert [path for machine in machines for path in machine.rglob("*")] == []
 
 
 def test_more_ranks_than_there_are_copies_are_lost_with_their_domain_and_spares_go_on(

@@ -32,6 +32,7 @@ from megatron_moevement.strategies.spares import (
     facts_of_spares,
     find_spares,
     ledger_of_spare,
+    look_for_left,
 )
 
 ONE, OTHER = LogicalRank(), LogicalRank(dp=1)
@@ -180,6 +181,66 @@ def test_what_a_former_launch_left_under_its_number_stays(spare):
     assert [each.name for each in left.folder.glob("*.ring")] == [f"own-{OTHER}.ring"]
 
 
+def leave(root, process, last, **changes):
+    """Leaves the store of a dead process that held slots of a rank until a step."""
+    with StoreDirectory(root, IDENTITY, process) as left:
+        state = dataclasses.replace(STATE, **{"committed": last, **changes})
+        left.journal(JOURNAL).write_state(state)
+        ring = left.ring(RingRole.HELD, ONE, RING)
+        for step in range(state.persisted.start, last + 1):
+            payload = bytes([step]) * 100
+            slot = (step - state.persisted.start) % 3
+            ring.invalidate(step)
+            ring.buffer(step)[:100] = payload
+            parts = (SlotPart.of("head", 0, memoryview(payload)),)
+            ring.publish(SlotRecord(7, Window(step - slot, 3), slot, step, 100, parts))
+    return left.folder
+
+
+def test_what_a_former_launch_left_is_offered_where_ranks_lack_it(spare):
+    older = leave(spare.root, PROCESS, 6)
+    newer = leave(spare.root, PROCESS + PROCESSES, 36, persisted=Window(33, 3))
+    memory, generation = spare()
+    spares = find_spares(generation)
+    memory.look()
+    assert facts_of_spares(generation, spares) == ()  # nobody has asked
+    generation.board.post(Topic.LEFT, IDENTITY.document())
+    memory.look()
+    assert look_for_left(generation, spares, IDENTITY) == (PROCESS,)
+    (facts,) = facts_of_spares(generation, spares)
+    assert (facts.rank, facts.committed, facts.persisted) == (None, 36, Window(33, 3))
+    assert facts.holdings == (
+        Holding(ONE, Window(33, 3), 0b111),
+        Holding(ONE, Window(36, 3), 0b001),
+    )
+    assert ledger_of_spare(generation, PROCESS, range(1, 37)) is not None
+    (ring,) = memory._slots._left
+    assert [record.step for record in ring.records()] == [33, 34, 35, 36]
+    assert (older.exists(), newer.exists()) == (True, False)
+
+
+def test_a_spare_that_finds_nothing_left_says_so(spare):
+    memory, generation = spare()
+    generation.board.post(Topic.LEFT, IDENTITY.document())
+    memory.look()
+    assert look_for_left(generation, find_spares(generation), IDENTITY) == ()
+    assert spare.kept.store is None
+
+
+def test_what_was_left_stays_until_a_window_after_it_is_persisted(spare):
+    left = leave(spare.root, PROCESS, 6)
+    memory, _ = spare()
+    memory.learn(told(committed=7, persisted=None))
+    memory.look()
+    assert left.exists()
+    memory.learn(told(first=8, committed=9, persisted=Window(6, 3)))
+    memory.look()
+    assert left.exists()  # it has a slot of that window
+    memory.learn(told(first=10, committed=12, persisted=Window(9, 3)))
+    memory.look()
+    assert not left.exists()
+
+
 def test_what_ranks_want_no_more_is_forgotten(spare):
     memory, _ = spare()
     for owner in (ONE, OTHER):
@@ -255,9 +316,11 @@ def test_a_spare_that_can_keep_nothing_says_so_and_waits_on(caplog, error):
     assert find_spares(generation) == ()
     spare = Spare(PROCESS, "node2", ("127.0.0.1", 1), "net", {ONE: 3})
     assert facts_of_spares(generation, [spare]) == ()  # neither is waited for
+    nothing = [[PROCESS, None]]  # of what was left, too
     assert generation.board.posted == {
-        Topic.SPARE: [[PROCESS, None]],
-        Topic.HELD: [[PROCESS, None]],
+        Topic.SPARE: nothing,
+        Topic.HELD: nothing,
+        Topic.FOUND: nothing,
     }
     (line,) = caplog.records
     assert f"process {PROCESS} waits on" in line.getMessage()

@@ -17,7 +17,14 @@ from datetime import timedelta
 from pathlib import Path
 
 from megatron_moevement.errors import UserError
-from megatron_moevement.policy.adoption import NOTHING, age_of, share_of_flushed
+from megatron_moevement.policy.adoption import (
+    NOTHING,
+    age_of,
+    is_newer,
+    is_outdated,
+    newest_first,
+    share_of_flushed,
+)
 from megatron_moevement.policy.ranks import LogicalRank
 from megatron_moevement.runtime.slots.flushing import bring_back, bring_back_file
 from megatron_moevement.runtime.slots.identity import DamagedFileError
@@ -88,29 +95,63 @@ def adopt_store(
     return adopted
 
 
-def take_in_left(own: StoreDirectory) -> tuple[int, ...]:
+def take_in_left(own: StoreDirectory, *, replaces: bool = True) -> tuple[int, ...]:
     """Moves here what others left on this machine and nobody has adopted, whichever rank's it is.
 
     Where a launch exchanges ranks between machines, the slots of a rank lie with a process of
     another one, which serves them. Several processes share what there is; each store goes to the
-    one that locks it first.
+    one that locks it first. The newest store comes first, and takes the place of the own one
+    where the rings that both have end, here, before the window that it says is persisted.
 
     Args:
         own: the store of this process.
+        replaces: whether the own files may be replaced: not where something refers to their memory.
 
     Returns:
         The processes whose slots are here now.
     """
     own.read_again()
     taken = []
-    for process in left_behind(own.root, own.identity.run_id):
-        folder = process_folder(own.root, own.identity.run_id, process)
-        with contextlib.suppress(UserError):  # another job's
-            left, mine = _state(own, folder), _state(own, own.folder)
-            is_of_use = _is_of_use(left, mine)
-            if is_of_use and _take_in(own, process, has_state=mine is not None):
+    found = _states_left(own)
+    for process in newest_first(found):
+        with contextlib.suppress(UserError):  # another user's
+            left, mine = found[process], _state(own, own.folder)
+            newer = left if mine is None or (replaces and is_newer(left, mine)) else None
+            has_state = mine is not None
+            if _is_of_use(left, mine) and _take_in(own, process, newer, has_state=has_state):
                 taken.append(process)
     return tuple(taken)
+
+
+def remove_outdated(own: StoreDirectory) -> None:
+    """Removes what others left on this machine from before the window that is persisted.
+
+    Args:
+        own: the store of this process, whose journal says which window that is.
+    """
+    known = _state(own, own.folder)
+    if known is None:
+        return
+    for process, left in _states_left(own).items():
+        if not is_outdated(left.era, left.epoch, left.committed, known):
+            continue
+        # Another process may remove it just now; and what can't be removed is in nobody's way.
+        with (
+            contextlib.suppress(UserError),
+            StoreDirectory(own.root, own.identity, process) as store,
+        ):
+            store.remove()
+
+
+def _states_left(own: StoreDirectory) -> dict[int, JournalState]:
+    """Returns what the journals say that others left on this machine."""
+    found = {}
+    for process in left_behind(own.root, own.identity.run_id):
+        with contextlib.suppress(UserError):  # another job's
+            state = _state(own, process_folder(own.root, own.identity.run_id, process))
+            if state is not None:
+                found[process] = state
+    return found
 
 
 def take_in_flushed(
@@ -171,11 +212,17 @@ def _lacking(own: StoreDirectory, folder: Path) -> list[Path]:
     ]
 
 
-def _take_in(own: StoreDirectory, process: int, *, has_state: bool) -> bool:
+def _take_in(
+    own: StoreDirectory, process: int, newer: JournalState | None, *, has_state: bool
+) -> bool:
+    """Moves what the own store lacks; of a newer one everything, where that may be replaced."""
     try:
         with StoreDirectory(own.root, own.identity, process) as left:
-            if not has_state:
+            replaced = left.rings() if newer and _may_replace(own, left, newer) else None
+            if not has_state or replaced is not None:
                 bring_back_file(left.folder / JOURNAL_NAME, own.folder)
+            for stored in replaced or ():
+                own.drop_ring(stored.role, stored.owner)
             lacking = _lacking(own, left.folder)
             for path in lacking:
                 os.replace(path, own.folder / path.name)
@@ -184,6 +231,19 @@ def _take_in(own: StoreDirectory, process: int, *, has_state: bool) -> bool:
     except (StoreLockedError, FileNotFoundError):
         return False
     return bool(lacking)
+
+
+def _may_replace(own: StoreDirectory, left: StoreDirectory, newer: JournalState) -> bool:
+    """Returns whether own rings end before the window that a newer store with the same persisted.
+
+    Else its journal stays where the slots are that it tells of.
+    """
+    rings = (own.open_ring(stored.role, stored.owner) for stored in left.rings())
+    return all(
+        is_outdated(record.era, record.window.epoch, record.step, newer)
+        for ring in rings
+        for record in (() if ring is None else ring.records())
+    )
 
 
 def _move(own: StoreDirectory, process: int, rank: LogicalRank, *, is_older: bool) -> bool:

@@ -8,6 +8,7 @@ from datetime import timedelta
 import pytest
 
 from megatron_moevement.policy.ranks import LogicalRank
+from megatron_moevement.policy.schedule import Window
 from megatron_moevement.runtime.slots.adoption import (
     adopt_store,
     take_in_flushed,
@@ -161,6 +162,32 @@ def test_another_history_is_not_taken_in_nor_what_is_there_already(shared_memory
         assert take_in_left(own) == ()
         assert own.open_journal().state.committed == 3
     assert left_behind(shared_memory, IDENTITY.run_id) == (0, 5, 7)
+
+
+def test_of_what_nobody_adopts_the_newest_is_taken_in(shared_memory):
+    for process, step, changes in [(2, 6, {}), (5, 9, {}), (8, 8, {}), (11, 7, {"epoch": 1})]:
+        written = leave(shared_memory, process, step, **changes)
+    with opened(shared_memory, 0) as own:
+        assert take_in_left(own) == (11,)
+        assert own.open_journal().state.committed == 7
+        assert own.open_ring(RingRole.OWN, OWNER).records() == (written,)
+
+
+@pytest.mark.parametrize(
+    ("persisted", "replaces", "is_replaced"),
+    [(4, True, True), (2, True, False), (4, False, False), (None, True, False)],
+)
+def test_a_newer_store_takes_the_place_of_slots_that_lie_before_its_window(
+    shared_memory, persisted, replaces, is_replaced
+):
+    old = leave(shared_memory, 0, step=3)
+    window = None if persisted is None else Window(persisted, 2)
+    new = leave(shared_memory, 5, step=6, persisted=window)
+    with opened(shared_memory, 0) as own:
+        assert take_in_left(own, replaces=replaces) == ((5,) if is_replaced else ())
+        assert own.open_journal().state.committed == (6 if is_replaced else 3)
+        assert own.open_ring(RingRole.OWN, OWNER).records() == (new if is_replaced else old,)
+    assert left_behind(shared_memory, IDENTITY.run_id) == ((0,) if is_replaced else (0, 5))
 
 
 def flush(root, save, process, step, **changes):
