@@ -116,14 +116,19 @@ def share_of_flushed(
     return tuple(sorted([*own, *nameless[ranks.index(rank) :: len(ranks)]]))
 
 
-def may_forget_left(persisted: Window | None, *, is_returning: bool) -> bool:
-    """Returns whether what the dead and former launches left is of no use any more.
+def may_forget_left(complete: Window | None, *, is_returning: bool) -> bool:
+    """Returns whether what nobody is to keep any more is of no use.
+
+    That is what the dead and former launches left, and what processes kept by former plans. The
+    window that the plan of a recovery goes on from is no reason: training resumes while some of its
+    copies are on their way.
 
     Args:
-        persisted: the newest window that the present history has persisted.
+        complete: the newest window of which all ranks have acknowledged all copies since the
+            generation began.
         is_returning: whether a recovery is under way, which may still need it.
     """
-    return persisted is not None and not is_returning
+    return complete is not None and not is_returning
 
 
 def of_no_use(left: Collection[int], known: Collection[int]) -> tuple[int, ...]:

@@ -301,11 +301,19 @@ class JobMemory:
         """Returns the schedule of a job whose windows begin at a step."""
         return dataclasses.replace(self.plan.schedule, first_step=step, epoch=epoch)
 
-    def forget_others(self) -> None:
-        """Removes the slots that this process keeps for nobody any more.
+    def forget_left(self) -> None:
+        """Removes what nobody is to keep any more; a window has all its copies without it.
 
-        All slots have their copies.
+        That is what the dead and former launches left, and what this process and spares kept by
+        former plans.
         """
+        self._kept.remove_left_behind(self._left_behind)
+        self._kept.forget_flushed()
+        self._forget_others()
+        self._tell_spares()
+
+    def _forget_others(self) -> None:
+        """Removes the slots that this process keeps for nobody any more."""
         assert self._slots is not None
         with self._files:
             for stored in self._rings_of_former_plans():
@@ -313,7 +321,6 @@ class JobMemory:
                 if ring is not None:
                     self._slots.drop(ring)
                 self.store.drop_ring(stored.role, stored.owner)
-        self._tell_spares()
 
     def _tell_spares(self) -> None:
         """Posts whose copies spares are to keep; one rank speaks for all."""
@@ -325,11 +332,6 @@ class JobMemory:
             for spare in self.plan.spares
         }
         board.post(Topic.WANTED, wanted)
-
-    def forget_left(self) -> None:
-        """Removes what the dead and former launches left; a window is persisted without them."""
-        self._kept.remove_left_behind(self._left_behind)
-        self._kept.forget_flushed()
 
     def _rings_of_former_plans(self) -> tuple[StoredRing, ...]:
         """Returns the rings with slots that others may lack, and that are not in the plan.

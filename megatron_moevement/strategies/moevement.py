@@ -101,6 +101,7 @@ class SparseCheckpointing:
         self._boundaries = memory.generation.own(lambda: Boundaries(trained, memory))
         self._schedule = memory.plan.schedule
         self._persisted: Window | None = None
+        self._complete: Window | None = None  # has all copies that this generation is to make
         self._windows: WindowCapture | None = None
         self._returning: Returning | None = None
         self._start: Start | None = None
@@ -252,6 +253,7 @@ class SparseCheckpointing:
         self._memory.commit(self._state(known), step, encode_entry(entry), entry.loss)
         self._trained.faults.strike(step, Place.COMMITTED)
         if agreed is not None:
+            self._complete = agreed
             self._windows.drop_before(agreed)
         if self._persisted is not None and self._persisted != before:
             self._drop_logs()
@@ -297,7 +299,6 @@ class SparseCheckpointing:
                 self._say(account.line)
             self._returning = self._witness = None
             self._boundaries.train()
-            self._forget_left()
 
     def costs(self) -> IterationCosts:
         """Returns what the last step cost."""
@@ -359,9 +360,9 @@ class SparseCheckpointing:
             self._windows.begin(step, self._kept.live.scalars)
 
     def _forget_left(self) -> None:
-        """Removes what others left, once nothing of it can be needed any more."""
+        """Removes what nobody is to keep, once nothing of it can be needed any more."""
         is_returning = self._returning is not None
-        if self._has_left and may_forget_left(self._persisted, is_returning=is_returning):
+        if self._has_left and may_forget_left(self._complete, is_returning=is_returning):
             self._memory.forget_left()
             self._has_left = False
 

@@ -184,7 +184,6 @@ class Returning:
         self._lap("wait")
         ranks = self._gather()
         self._judge(plan, ranks)
-        self._memory.forget_others()
         self._kept.doubted, self._kept.doubted_of_spares = frozenset(), frozenset()
         return self._tell(plan, plan.target, ranks)
 

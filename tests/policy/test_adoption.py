@@ -56,7 +56,7 @@ def test_what_was_flushed_is_brought_back_once_by_its_rank_or_by_some_rank(stage
     assert 3 in shares[ranks[-1]]
 
 
-def test_what_was_left_stays_until_a_window_is_persisted_and_the_recovery_is_over():
+def test_what_was_left_stays_until_a_window_has_its_copies_and_the_recovery_is_over():
     window = Window(4, 2, 0)
     assert may_forget_left(window, is_returning=False)
     assert not may_forget_left(window, is_returning=True)

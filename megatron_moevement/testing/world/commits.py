@@ -118,13 +118,13 @@ class Commits:
             process.store.persisted = newest
             self._world.invariants.learnt(process, run.agreed_copies)
             self.drop(process)
-        self.forget_left(process)
+        self._forget_left(process, run)
 
-    def forget_left(self, process: Process) -> None:
+    def _forget_left(self, process: Process, run: Run) -> None:
         """Removes what others left, once nothing of it can be needed any more."""
         is_returning = process.lifecycle.phase is not Phase.TRAINING
         may_forget = self._world.policies.may_forget_left
-        if process.has_left and may_forget(process.store.persisted, is_returning=is_returning):
+        if process.has_left and may_forget(run.agreed_persisted, is_returning=is_returning):
             process.has_left = False
             self._world.machines.forget(process)
 

@@ -75,7 +75,6 @@ def recover(world: World, process: Process, members: tuple[int, ...]) -> Program
         return
     process.lifecycle = world.policies.advance(process.lifecycle, Event.PROTECTED)
     world.invariants.resumed(process, plan)
-    world.commits.forget_left(process)
     if process.live is not None and process.ring.next_step == process.live.step:
         yield from world.commits.capture(process)
     yield from train(world, process)
