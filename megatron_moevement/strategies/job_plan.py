@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from megatron_moevement.errors import UserError
 from megatron_moevement.integrations.megatron.slot_layout import ALIGNMENT_BYTES
 from megatron_moevement.integrations.megatron.snapshots import LiveOperators
 from megatron_moevement.policy.memory import MemoryAccount, check_budget
@@ -26,6 +27,7 @@ from megatron_moevement.runtime.slots.store import JournalShape, RingShape
 from megatron_moevement.runtime.upstream_log import buffer_bytes
 from megatron_moevement.settings.fault_tolerance import FaultTolerance
 from megatron_moevement.strategies.spares import Spare
+from megatron_moevement.strategies.strategy import RecoveryAbortedError
 
 LAG = 1
 """Steps between the last capture of a window and the one at which it is persisted; where copies
@@ -110,6 +112,7 @@ class JobPlan:
         logs: sizes of the upstream logs of the ranks that have one.
         limit_bytes: host memory that a process may take; None without a limit.
         spares: processes without a rank that keep copies.
+        warning: that copies are fewer than asked for, and why; None where they are not.
     """
 
     schedule: WindowSchedule
@@ -120,6 +123,7 @@ class JobPlan:
     logs: Mapping[LogicalRank, LogShape] = dataclasses.field(default_factory=dict)
     limit_bytes: int | None = None
     spares: tuple[Spare, ...] = ()
+    warning: str | None = None
 
     @property
     def addresses_of_spares(self) -> Mapping[int, Address]:
@@ -162,6 +166,27 @@ class JobPlan:
         if self.limit_bytes is not None:
             accounts = self.accounts()
             check_budget({process: accounts[process] for process in processes}, self.limit_bytes)
+
+    def within_limit(self) -> JobPlan:
+        """Returns the plan of a job that goes on, with as many copies as processes have room for.
+
+        Raises:
+            RecoveryAbortedError: there is no room for one copy of each rank's slots.
+        """
+        try:
+            self.check_limit(*(host.process for host in self.hosts))
+        except UserError as error:
+            if (fewer := self.placement.replicas - 1) < 1:
+                raise RecoveryAbortedError(str(error)) from error
+        else:
+            return self
+        lowered = dataclasses.replace(
+            self,
+            placement=place_replicas(self.hosts, fewer),
+            warning=f"processes have no room for {fewer + 1} copies of each slot within "
+            f"--moevement-host-memory-limit-gb: keeping {fewer}",
+        )
+        return lowered.within_limit()
 
     def log_of(self, host: Host) -> LogShape | None:
         """Returns the sizes of a process's upstream log, None when it has none."""
@@ -216,11 +241,12 @@ def plan_of(
         members: all ranks, in their order.
         ends: whether the first and last stage share the embedding.
         train_iters: the last step.
-        restarts: of the job in place, until now. `--moevement-strict-replicas` refuses to begin a
-            job; one that has lost a failure domain goes on with fewer copies.
+        restarts: of the job in place, until now. `--moevement-strict-replicas` and the limit of
+            host memory refuse to begin a job; one that has lost processes keeps fewer copies.
 
     Raises:
         UserError: there are too few failure domains, or a process would take too much memory.
+        RecoveryAbortedError: the same in a restart, with one copy of each rank's slots.
     """
     inventory = _inventory(members, ends)
     order = order_operators(inventory.sorted_operators, Ordering.INDEX)
@@ -231,10 +257,11 @@ def plan_of(
     hosts = (*(member.host for member in members), *(spare.host for spare in found))
     capacity = ring_capacity(schedule.window, LAG)
     limit_gb = settings.moevement_host_memory_limit_gb
+    placement = place_replicas(hosts, settings.moevement_replicas, strictness)
     plan = JobPlan(
         schedule=schedule,
         hosts=hosts,
-        placement=place_replicas(hosts, settings.moevement_replicas, strictness),
+        placement=placement,
         rings={
             member.host.rank: RingShape(
                 capacity, _buffer_bytes(schedule, member), len(member.operators) + 1
@@ -248,7 +275,10 @@ def plan_of(
         logs=_log_shapes(schedule.window, members),
         limit_bytes=None if limit_gb is None else int(limit_gb * 1e9),
         spares=found,
+        warning=placement.warning,
     )
+    if restarts:
+        return plan.within_limit()
     plan.check_limit(*(host.process for host in hosts))
     return plan
 

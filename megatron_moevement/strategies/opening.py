@@ -180,8 +180,8 @@ def _agree(
     own = [plan.schedule.digest, judge(told.computations, kept)]
     digests, judged = zip(*all_gather_json(own, trained.device), strict=True)
     check_alike(digests)
-    if plan.placement.warning is not None:
-        say(plan.placement.warning)
+    if plan.warning is not None:
+        say(plan.warning)
     before = kept.guarantee
     if before is None and trained.replication_key is None:
         say(f"{SECRET_VARIABLE} is not set: who listens to the job's network can take part in it")

@@ -7,6 +7,7 @@ from megatron_moevement.policy.ranks import LogicalRank
 from megatron_moevement.runtime.slots.store import JournalShape, RingShape
 from megatron_moevement.strategies.job_plan import JobPlan
 from megatron_moevement.strategies.kept_placement import keep_placement
+from megatron_moevement.strategies.strategy import RecoveryAbortedError
 
 RANKS = [LogicalRank(dp=number) for number in range(6)]
 RING = RingShape(5, 1 << 20, 1)
@@ -89,3 +90,19 @@ def test_where_keeping_would_take_too_much_memory_copies_are_spread_anew(kept):
     crowded[5] = dict.fromkeys(range(5), 9)
     assert kept(plan, crowded) == holders_of(plan)
     assert kept(plan_of(plan.hosts), crowded)[1] == (5,)
+
+
+def test_a_restart_keeps_as_many_copies_as_the_limit_of_host_memory_has_room_for():
+    ranks = [Host(number, "a", RANKS[number]) for number in range(2)]
+    spares = [Host(2, "b"), Host(3, "b"), Host(4, "c"), Host(5, "c")]
+    plan = plan_of([*ranks, *spares], replicas=2)
+    limit = max(account.total_bytes for account in plan.accounts().values())
+    plan = plan_of(plan.hosts, replicas=2, limit_bytes=limit)
+    assert plan.within_limit() is plan
+    fewer = plan_of([*ranks, *spares[1:]], replicas=2, limit_bytes=limit).within_limit()
+    assert [len(holders) for holders in fewer.placement.holders.values()] == [1, 1]
+    assert fewer.warning is not None
+    assert "no room for 2 copies" in fewer.warning
+    fewer.check_limit(*(each.process for each in fewer.hosts))
+    with pytest.raises(RecoveryAbortedError, match="may take"):
+        plan_of([*ranks, *spares[3:]], replicas=2, limit_bytes=limit).within_limit()
