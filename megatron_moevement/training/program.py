@@ -135,7 +135,9 @@ def _stop(
         KeyboardInterrupt: Ctrl-C was pressed, so there is to be nothing to go on from.
     """
     run.stop.check()
-    store, next_one = run.resident.kept.store, f"; {first}launch the job again" if first else ""
+    store, next_one = run.resident.kept.store, "; it keeps no state of the job"
+    if first:
+        next_one = f"; {first}launch the job again"
     store.stay()
     keeps = store.has_state
     if keeps:

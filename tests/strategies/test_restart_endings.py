@@ -2,13 +2,14 @@
 
 import dataclasses
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
 
 from megatron_moevement.integrations.nvrx.stores import request_restart
 from megatron_moevement.runtime.events import EventName
-from megatron_moevement.testing.interruption import Run, digest_differences
+from megatron_moevement.testing.interruption import Run, digest_differences, send
 from megatron_moevement.testing.protected_run import Case, plans_of
 from megatron_moevement.testing.restarted_run import (
     await_step,
@@ -61,6 +62,25 @@ def test_without_a_spare_the_others_keep_their_state(
     assert result.exit_codes == (75, 75, 1, 75), result.describe()
     assert digest_differences(run.finish(), uninterrupted(CASE)) == []
     assert plans_of(run)[-1]["verdict"] == "GLOBAL"
+
+
+def test_a_spare_that_is_left_alone_says_that_it_has_nothing(megatron_fork_server, text, tmp_path):
+    """What the dead kept is lost with their machines; a launch finds nothing that it could name."""
+    flags = ("--moevement-replicas=0",)
+    run = Run(restartable_program(SMALL, megatron_fork_server, text, 1, *flags), tmp_path)
+    with run.start() as job:
+        await_step(run, job, SMALL.protected_from)
+        ranks = range(SMALL.combination.world_size)
+        for number in (signal.SIGSTOP, signal.SIGKILL):
+            send(job, number, ranks)
+        for rank in ranks:
+            job.wait_for_rank(rank)
+            for folder in run.store.glob(f"*/process-{rank}"):
+                shutil.rmtree(folder)
+        result = job.wait()
+    assert result.exit_codes == (*(-signal.SIGKILL for _ in ranks), 1), result.describe()
+    (line,) = [one for one in result.ranks[-1].stderr.splitlines() if "stops" in one]
+    assert line.endswith("are needed; it keeps no state of the job")
 
 
 @pytest.mark.slow

@@ -18,6 +18,7 @@ from megatron_moevement.testing.doctored_run import (
 from megatron_moevement.testing.explorer.job import Protection, Training
 from megatron_moevement.testing.explorer.oracle import judge
 from megatron_moevement.testing.explorer.timeline import PersistedWindow, Timeline
+from megatron_moevement.testing.explorer.verdicts_of_recoveries import check_lost_work
 
 
 @pytest.fixture
@@ -193,6 +194,32 @@ def test_lost_steps_that_nobody_says_are_found(back, monkeypatch):
     complaints = judge(SCENARIO, _loses_memory(back.outcome(monkeypatch), back))
     assert [one.check for one in complaints] == ["lost work"]
     assert "nobody says" in complaints[0].detail
+
+
+@pytest.mark.parametrize(
+    ("said", "found"), [("process 4 stops: why; it keeps no state of the job", []), ("", [1])]
+)
+def test_a_launch_that_finds_nothing_can_not_say_that_steps_are_lost(
+    back, monkeypatch, said, found
+):
+    """Whoever outlives the launch before says it."""
+    outcome = _loses_memory(back.outcome(monkeypatch), back)
+    later = back.folder / "launch1"
+    (later / "events").mkdir(parents=True)
+    processes = tuple(
+        dataclasses.replace(one, committed=None, ledger=range(0)) for one in back.facts.processes
+    )
+    back.facts = dataclasses.replace(back.facts, processes=processes, generation=0, durable=0)
+    back.is_written(later / "events", 500.0, monkeypatch)
+    (former,) = outcome.launches
+    (former.folder / "rank4.stderr").write_text(said)
+    launch = dataclasses.replace(former, folder=later, killed=())
+    outcome = dataclasses.replace(outcome, launches=(former, launch))
+    timeline = Timeline(outcome, SCENARIO.job.protection)
+    complaints = [
+        one for one in check_lost_work(SCENARIO, outcome, timeline) if one.startswith("launch 1")
+    ]
+    assert [1 for one in complaints if "nobody says so" in one] == found
 
 
 @pytest.mark.parametrize("more", [2, -3])

@@ -11,6 +11,8 @@ from megatron_moevement.testing.explorer.outcome import Outcome
 from megatron_moevement.testing.explorer.scenario import Scenario
 from megatron_moevement.testing.explorer.timeline import Recovery, Timeline
 
+_KEEPS_NOTHING = "keeps no state of the job"
+
 
 def check_plans(scenario: Scenario, outcome: Outcome, timeline: Timeline) -> Iterator[str]:
     """Checks that each plan is the one that the policy makes of the facts that were written."""
@@ -86,9 +88,23 @@ def check_lost_work(scenario: Scenario, outcome: Outcome, timeline: Timeline) ->
                     f"{copies} copies of each slot: {_reason(recovery.plan)}"
                 )
             yield from _further_back(recovery)
-        elif lost > 1 and recovery.plan is None:
+        elif lost > 1 and recovery.plan is None and not _was_said(outcome, timeline, recovery):
             yield f"{recovery.name}: {lost} committed steps are lost and nobody says so"
         yield from _not_said(outcome, timeline, recovery)
+
+
+def _was_said(outcome: Outcome, timeline: Timeline, recovery: Recovery) -> bool:
+    """Returns whether all that outlived the launch before said that they keep nothing.
+
+    A launch that finds nothing in memory can't know that there was anything.
+    """
+    former = recovery.launch - 1
+    if former < 0 or recovery.facts.generation:
+        return False
+    launch = outcome.launches[former]
+    dead = {death.process for death in timeline.deaths if death.launch == former}
+    lived = set(range(len(launch.pids))) - dead
+    return all(_KEEPS_NOTHING in launch.output(process) for process in lived)
 
 
 def _not_said(outcome: Outcome, timeline: Timeline, recovery: Recovery) -> Iterator[str]:
