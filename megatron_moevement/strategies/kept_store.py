@@ -33,12 +33,17 @@ from megatron_moevement.runtime.slots.store import (
     process_folder,
     process_folders,
 )
+from megatron_moevement.runtime.slots.store_lock import StoreLockedError
 
 _POLL_S = 0.05
 
 
 class NotOpenedError(Exception):
     """A process can't open its memory in a restart; another one may take its place."""
+
+
+_PATIENCE_WITH_ADOPTERS = timedelta(seconds=5)
+_POLL_S = 0.05
 
 
 class KeptStore:
@@ -50,6 +55,8 @@ class KeptStore:
         self._place: tuple[Path, StoreIdentity] | None = None
         self._pinned: weakref.WeakSet[RingFile] = weakref.WeakSet()
         self._is_wanted = True
+        self.is_over = False
+        """Whether this process waits for a place in a job of which a rank has finished."""
         self._adopts = False
         self._has_rank = False
         self.flushed: tuple[Path, ...] = ()
@@ -131,7 +138,7 @@ class KeptStore:
                 check_layout([root / identity.run_id, *flushed], run)
             self._place = (root, identity)
             if self._store is None:
-                self._store = StoreDirectory(root, identity, process)
+                self._store = _await_store(root, identity, process)
             self._store.close_files()  # of what a spare keeps: a store that is adopted has more
             self.flushed = flushed
             if rank is not None:
@@ -260,13 +267,18 @@ class KeptStore:
         """Lets `close` remove the files: nobody will go on from them."""
         self._is_wanted = False
 
+    def end(self) -> None:
+        """Learns, as a process without a rank, that the job is over."""
+        self.is_over = True
+        self.finish()
+
     def stay(self) -> None:
         """Has `close` leave the files after all: the job stops before all ranks have finished."""
         self._is_wanted = True
 
     def keep(self) -> None:
         """Begins a generation, which goes on from the files; `close` leaves them for the next."""
-        self._is_wanted = True
+        self._is_wanted, self.is_over = True, False
         if self._store is not None:
             self._store.read_again()
 
@@ -327,3 +339,21 @@ class KeptStore:
         else:
             store.remove()
         self._store = None  # not before, as in `flush`
+
+
+def _await_store(root: Path, identity: StoreIdentity, process: int) -> StoreDirectory:
+    """Locks the store that a process left under this number, or a new one.
+
+    A process of the same launch that adopts from it holds the lock while it moves files.
+
+    Raises:
+        UserError: it is another user's, or somebody keeps it locked.
+    """
+    deadline_s = time.monotonic() + _PATIENCE_WITH_ADOPTERS.total_seconds()
+    while True:
+        try:
+            return StoreDirectory(root, identity, process)
+        except StoreLockedError:
+            if time.monotonic() >= deadline_s:
+                raise
+            time.sleep(_POLL_S)

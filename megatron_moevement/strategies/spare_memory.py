@@ -299,7 +299,7 @@ class SpareMemory:
     def end(self) -> None:
         """Lets the files be removed where ranks have said that nobody will go on from them."""
         if self._board is not None and self._board.read(Topic.OVER):
-            self._kept.finish()
+            self._kept.end()
 
     def _begin_history(self, store: StoreDirectory, history: History) -> None:
         """Forgets all of another history: none of it must be taken for this one's.

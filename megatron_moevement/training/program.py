@@ -135,6 +135,8 @@ def _stop(
         KeyboardInterrupt: Ctrl-C was pressed, so there is to be nothing to go on from.
     """
     run.stop.check()
+    if run.resident.kept.store.is_over:  # nobody is left who would need this process
+        return ExitCode.DONE
     store, next_one = run.resident.kept.store, "; it keeps no state of the job"
     if first:
         next_one = f"; {first}launch the job again"

@@ -11,12 +11,14 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from megatron_moevement.errors import UserError
 from megatron_moevement.policy.ranks import LogicalRank
 from megatron_moevement.runtime.fault_points import NO_FAULTS
 from megatron_moevement.runtime.generation import Generation
 from megatron_moevement.runtime.slots.identity import RunIdentity, StoreIdentity
 from megatron_moevement.runtime.slots.store import JournalShape, StoreDirectory
 from megatron_moevement.settings.fault_tolerance import FaultTolerance
+from megatron_moevement.strategies import kept_store
 from megatron_moevement.strategies.kept_store import KeptStore
 from megatron_moevement.strategies.opening import _open_store
 
@@ -36,6 +38,23 @@ def test_the_files_of_a_process_that_stops_after_all_stay(tmp_path, ending, is_l
         getattr(kept, step)()
     kept.close()
     assert store.folder.exists() == is_left
+
+
+def test_a_process_waits_for_another_one_that_adopts_from_the_store_of_its_number(tmp_path):
+    adopting = StoreDirectory(tmp_path, IDENTITY, 0)
+    adopting.journal(SHAPE)
+    moved = threading.Timer(0.3, adopting.close)
+    moved.start()
+    kept = KeptStore()
+    assert kept.open(tmp_path, IDENTITY, 0, LogicalRank()).folder == adopting.folder
+    moved.join()
+    kept.close()
+
+
+def test_a_process_does_not_wait_for_ever_for_the_store_of_its_number(tmp_path, monkeypatch):
+    monkeypatch.setattr(kept_store, "_PATIENCE_WITH_ADOPTERS", timedelta(seconds=0.1))
+    with StoreDirectory(tmp_path, IDENTITY, 0), pytest.raises(UserError, match="is in use by"):
+        KeptStore().open(tmp_path, IDENTITY, 0, LogicalRank())
 
 
 def test_who_gives_up_waits_for_the_lock_of_a_process_that_is_just_ending(tmp_path):

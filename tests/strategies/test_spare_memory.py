@@ -288,6 +288,7 @@ def test_its_files_go_where_ranks_say_that_all_is_over(spare, is_over):
         generation.board.post(Topic.OVER, 0)
     memory.end()
     folder = spare.kept.folder
+    assert spare.kept.is_over is is_over
     generation.close()
     spare.kept.close()
     assert folder.exists() is not is_over

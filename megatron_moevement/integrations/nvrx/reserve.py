@@ -74,11 +74,13 @@ def mend_reserve(
         with generation:
             holder = hold(generation)
             watchdog.ping()
-            while not _has_ended(store, interval):
-                watchdog.ping()
-                holder.look()
-                time.sleep(sys.getswitchinterval())  # an interrupt arrives here
-            holder.end()
+            try:
+                while not _has_ended(store, interval):
+                    watchdog.ping()
+                    holder.look()
+                    time.sleep(sys.getswitchinterval())  # an interrupt arrives here
+            finally:  # a rank may be lost when others have finished
+                holder.end()
 
     wrap.reserve_fn = reserve
     return notices
