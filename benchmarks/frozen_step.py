@@ -25,6 +25,7 @@ import torch
 
 from megatron_moevement.backends.backend import BackendName, choose, load
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # where tests.harness is
 backend = load(choose(None))
 backend.install()  # before Megatron is imported
 
@@ -34,10 +35,10 @@ from megatron_moevement.integrations.megatron.schedule import MicroBatch  # noqa
 from megatron_moevement.policy.operators import OperatorId  # noqa: E402
 from megatron_moevement.runtime.progress import START  # noqa: E402
 from megatron_moevement.settings.launch import Launch  # noqa: E402
-from megatron_moevement.testing.gemm_flops import gemm_flops  # noqa: E402
 from megatron_moevement.training.arguments import parse  # noqa: E402
 from megatron_moevement.training.job import Job, build_job  # noqa: E402
 from megatron_moevement.training.steps import build_datasets, open_steps  # noqa: E402
+from tests.harness.gemm_flops import gemm_flops  # noqa: E402
 
 GEMM_BOUND = (
     "--model-preset=tiny",

@@ -40,7 +40,10 @@ from pathlib import Path
 from random import Random
 
 from megatron_moevement.runtime.events import EventName, EventRecord, read_events
-from megatron_moevement.testing.random_text import data_flags, prepare_random_text
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # where tests.harness is
+
+from tests.harness.random_text import data_flags, prepare_random_text
 
 RANKS, STAGES, WINDOW = 4, 2, 3
 FAST = (

@@ -10,8 +10,10 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import statistics
+import sys
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
@@ -21,7 +23,10 @@ from megatron_moevement.policy.plan import Plan
 from megatron_moevement.policy.ranks import Layout, LogicalRank
 from megatron_moevement.policy.recovery import plan_recovery
 from megatron_moevement.policy.segments import Ends
-from megatron_moevement.testing.job_facts import (
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # where tests.harness is
+
+from tests.harness.job_facts import (
     Interrupt,
     Job,
     interrupted,

@@ -7,7 +7,7 @@ from megatron_moevement.training.program import main
 
 if __name__ == "__main__":
     load(choose(None)).install()  # before Megatron is imported
-    from megatron_moevement.testing.timed_stages import wait_in_stages
+    from timed_stages import wait_in_stages
 
     wait_in_stages(float(sys.argv[1].removeprefix("--stage-s=")))
     sys.exit(main(sys.argv[2:]))

@@ -21,12 +21,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 from megatron_moevement.backends.backend import BackendName, choose, load
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # where tests.harness is
 backend = load(choose(None))
 backend.install()  # before Megatron is imported
 
@@ -41,11 +43,11 @@ from megatron_moevement.runtime.log_writer import (  # noqa: E402
 )
 from megatron_moevement.runtime.progress import START  # noqa: E402
 from megatron_moevement.settings.launch import Launch  # noqa: E402
-from megatron_moevement.testing.boundary_run import open_log  # noqa: E402
 from megatron_moevement.training.arguments import parse  # noqa: E402
 from megatron_moevement.training.job import Job, build_job  # noqa: E402
 from megatron_moevement.training.step import TrainStep  # noqa: E402
 from megatron_moevement.training.steps import build_datasets, open_steps  # noqa: E402
+from tests.harness.boundary_run import open_log  # noqa: E402
 
 TINY = (
     "--model-preset=tiny",

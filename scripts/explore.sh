@@ -7,7 +7,7 @@ set -euo pipefail
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)"
 cd "$ROOT"
 export OMP_NUM_THREADS=1
-explore=(.venv/bin/python -W ignore -m megatron_moevement.testing.explorer "$@")
+explore=(.venv/bin/python -W ignore -m tests.harness.explorer "$@")
 if [ "$(id -u)" -eq 0 ] && unshare --net --mount true 2>/dev/null; then
     # shellcheck disable=SC2016  # the inner shell expands it
     exec unshare --net --mount bash -c '

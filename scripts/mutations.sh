@@ -5,4 +5,4 @@ set -euo pipefail
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)"
 "$ROOT/scripts/setup.sh"
 cd "$ROOT"
-exec .venv/bin/python -m megatron_moevement.testing.mutation_check "$@"
+exec .venv/bin/python -m tests.harness.mutation_check "$@"

@@ -16,7 +16,7 @@ sources="$(find megatron_moevement patches tests -type f -not -name '*.pyc' -pri
 passed="build/$name/$sources.txt"
 code=0
 timeout --signal=INT --kill-after=60s "$limit" \
-    .venv/bin/python -m pytest -p megatron_moevement.testing.passed_tests \
+    .venv/bin/python -m pytest -p tests.harness.passed_tests \
     --passed-tests "$passed" -m "slow or not slow" "$tests" "$@" ||
     code="$?"
 nothing_left=5

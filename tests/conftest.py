@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from megatron_moevement.testing.fork_server import ForkServer
-from megatron_moevement.testing.leaks_fixture import (  # noqa: F401  (a plugin of two names)
+from tests.harness.fork_server import ForkServer
+from tests.harness.leaks_fixture import (  # noqa: F401  (a plugin of two names)
     BESIDE_OTHERS,
     fail_on_leaks,
     pytest_runtest_makereport,
@@ -84,7 +84,7 @@ def fork_server() -> Iterator[ForkServer]:
 @pytest.fixture(scope="session")
 def megatron_fork_server() -> Iterator[ForkServer]:
     """Forks ranks that have the CPU backend installed and Megatron-Core imported."""
-    preload = "megatron_moevement.testing.fork_server_preload:import_megatron"
+    preload = "tests.harness.fork_server_preload:import_megatron"
     # A process that may be restarted asks its store again and again; each time would be a warning.
     quiet = {"TORCH_CPP_LOG_LEVEL": "error"}
     modules = ["numpy", "pytest", "torch.distributed", preload]

@@ -1,1 +1,1 @@
-"""Material for tests: tiny models, the seeded world simulator, fork server, leak checks."""
+"""A seeded world that simulates a job, and the command that checks its invariants."""

@@ -14,7 +14,7 @@ from megatron_moevement.policy.facts_document import FACTS, dump_facts, load_fac
 from megatron_moevement.policy.ranks import Layout, LogicalRank
 from megatron_moevement.policy.recovery import plan_recovery
 from megatron_moevement.runtime.events import EventLog
-from megatron_moevement.testing.job_facts import (
+from tests.harness.job_facts import (
     Interrupt,
     Job,
     changed,

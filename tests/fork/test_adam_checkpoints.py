@@ -2,18 +2,20 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+ROOT = Path(__file__).resolve().parents[2]
 RESUME = """
 import sys
 from pathlib import Path
 from megatron_moevement.backends import cpu
 cpu.install()
 from megatron_moevement.runtime.commit_barrier import StopRequest
-from megatron_moevement.testing.tiny_job import tiny_job
 from megatron_moevement.runtime.progress import START
 from megatron_moevement.training.steps import build_datasets, open_steps
+from tests.harness.tiny_job import tiny_job
 
 folder, steps, *flags = sys.argv[1:]
 
@@ -40,7 +42,7 @@ with tiny_job(*flags) as job:
 def resume(folder, steps, *flags):
     """Saves after some steps, loads in a new job, and compares one more step of both."""
     command = [sys.executable, "-W", "ignore", "-c", RESUME, str(folder), str(steps), *flags]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
 
 

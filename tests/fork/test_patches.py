@@ -12,18 +12,16 @@ from megatron_moevement.integrations.megatron.fork.series import load_series
 from megatron_moevement.integrations.megatron.fork.tree import apply_series
 
 LAST = len(load_series().patches)
-PRELOAD = (
-    "from megatron_moevement.testing import fork_server_preload as preload;"
-    "preload.import_megatron()"
-)
+PRELOAD = "from tests.harness import fork_server_preload as hook; hook.import_megatron()"
 
 
 @pytest.fixture(scope="module")
-def compiled(pristine, tmp_path_factory):
+def compiled(pristine, request, tmp_path_factory):
     """The pristine release with the bytecode of what tests import: compiling takes seconds."""
     folder = shutil.copytree(pristine, tmp_path_factory.mktemp("compiled") / "tree")
     environment = os.environ | {"PYTHONPATH": str(folder)}
-    subprocess.run([sys.executable, "-W", "ignore", "-c", PRELOAD], env=environment, check=True)
+    command = [sys.executable, "-W", "ignore", "-c", PRELOAD]
+    subprocess.run(command, cwd=request.config.rootpath, env=environment, check=True)
     return folder
 
 

@@ -8,8 +8,8 @@ import pytest
 import torch.distributed as dist
 
 from megatron_moevement.runtime.progress import START
-from megatron_moevement.testing.default_run import slow_but
-from megatron_moevement.testing.tiny_job import tiny_job
+from tests.harness.default_run import slow_but
+from tests.harness.tiny_job import tiny_job
 
 pytestmark = pytest.mark.distributed
 
@@ -75,8 +75,8 @@ def of_two_lengths(read):
 
 @contextlib.contextmanager
 def boundary_run(flags, config, max_steps=LAST):
-    from megatron_moevement.testing.boundary_run import BoundaryRun  # noqa: PLC0415
     from megatron_moevement.training.steps import build_datasets, open_steps  # noqa: PLC0415
+    from tests.harness.boundary_run import BoundaryRun  # noqa: PLC0415
 
     with (
         tiny_job(*flags, UNTIED, "--clip-grad=0.1") as job,

@@ -4,8 +4,8 @@ import pytest
 
 from megatron_moevement.runtime.commit_barrier import StopRequest
 from megatron_moevement.runtime.progress import START
-from megatron_moevement.testing.default_run import slow_but
-from megatron_moevement.testing.tiny_job import tiny_job
+from tests.harness.default_run import slow_but
+from tests.harness.tiny_job import tiny_job
 
 pytestmark = pytest.mark.distributed
 
@@ -23,13 +23,13 @@ JOBS = {
 def drop_at_random(flags):
     """Repeats a step with operators frozen; returns what differs, gradients and products too."""
     from megatron_moevement.integrations.megatron.freezing import FrozenWork  # noqa: PLC0415
-    from megatron_moevement.testing.frozen_step import (  # noqa: PLC0415
+    from megatron_moevement.training.steps import build_datasets, open_steps  # noqa: PLC0415
+    from tests.harness.frozen_step import (  # noqa: PLC0415
         FrozenStep,
         compare_frozen,
         differences,
         random_active,
     )
-    from megatron_moevement.training.steps import build_datasets, open_steps  # noqa: PLC0415
 
     found = []
     with tiny_job(*flags) as job, open_steps(job, build_datasets(job), START) as train_step:

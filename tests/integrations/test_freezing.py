@@ -7,8 +7,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from megatron_moevement.testing.default_run import slow_but
-from megatron_moevement.testing.tiny_job import PLAIN, TINY
+from tests.harness.default_run import slow_but
+from tests.harness.tiny_job import PLAIN, TINY
 
 pytestmark = pytest.mark.distributed
 
@@ -58,20 +58,20 @@ JOBS = {
 
 def frozen_step(base, flags):
     """Yields a job after two steps, ready to repeat the third."""
-    from megatron_moevement.testing.frozen_step import opened_frozen_step  # noqa: PLC0415
+    from tests.harness.frozen_step import opened_frozen_step  # noqa: PLC0415
 
     return opened_frozen_step(base, flags)
 
 
 def compare(step, expected, active):
-    from megatron_moevement.testing.frozen_step import compare_frozen  # noqa: PLC0415
+    from tests.harness.frozen_step import compare_frozen  # noqa: PLC0415
 
     return compare_frozen(step, expected, active)
 
 
 def freeze_at_random(base, flags, seeds):
     with frozen_step(base, flags) as step:
-        from megatron_moevement.testing.frozen_step import random_active  # noqa: PLC0415
+        from tests.harness.frozen_step import random_active  # noqa: PLC0415
 
         operators = step.operators()
         expected = step.run(frozenset(operators))
@@ -124,7 +124,7 @@ def test_a_stage_may_be_frozen_as_a_whole(megatron_fork_server, rank):
 
 def count_flops(base, flags, seeds):
     """Returns for each seed the products that were skipped, and those of frozen weights."""
-    from megatron_moevement.testing.frozen_step import random_active  # noqa: PLC0415
+    from tests.harness.frozen_step import random_active  # noqa: PLC0415
 
     with frozen_step(base, flags) as step:
         operators = step.operators()
@@ -155,7 +155,7 @@ def test_the_weight_gradients_of_frozen_operators_are_not_computed(megatron_fork
 
 def freeze_and_thaw(base, flags):
     """Trains three steps, and the same with a frozen step before each; returns what differs."""
-    from megatron_moevement.testing.frozen_step import differences, random_active  # noqa: PLC0415
+    from tests.harness.frozen_step import differences, random_active  # noqa: PLC0415
 
     with frozen_step(base, flags) as step:
         operators = frozenset(step.operators())

@@ -6,8 +6,8 @@ import torch
 from megatron_moevement.policy.operators import OperatorKind
 from megatron_moevement.runtime.commit_barrier import StopRequest
 from megatron_moevement.runtime.progress import START
-from megatron_moevement.testing.default_run import slow_but
-from megatron_moevement.testing.tiny_job import tiny_job
+from tests.harness.default_run import slow_but
+from tests.harness.tiny_job import tiny_job
 
 JOBS = {
     "fp32": (1, ""),
@@ -39,7 +39,7 @@ def counts(job):
 def count_before_the_first_step(flags):
     """Returns the counts of a new job, and those after a replay has set them."""
     from megatron_moevement.integrations.megatron.snapshots import LiveOperators  # noqa: PLC0415
-    from megatron_moevement.testing.group_step_adam import install  # noqa: PLC0415
+    from tests.harness.group_step_adam import install  # noqa: PLC0415
 
     install()
     with tiny_job(*flags) as job:
@@ -66,9 +66,9 @@ def repeat_a_step(flags):
     Returns:
         The counts after each step; what differs where the count is set back, and where it is not.
     """
-    from megatron_moevement.testing.frozen_step import FrozenStep, compare_frozen  # noqa: PLC0415
-    from megatron_moevement.testing.group_step_adam import install  # noqa: PLC0415
     from megatron_moevement.training.steps import build_datasets, open_steps  # noqa: PLC0415
+    from tests.harness.frozen_step import FrozenStep, compare_frozen  # noqa: PLC0415
+    from tests.harness.group_step_adam import install  # noqa: PLC0415
 
     install()
     with tiny_job(*flags) as job, open_steps(job, build_datasets(job), START) as step:
@@ -104,7 +104,7 @@ def test_a_step_repeated_with_frozen_operators_has_its_count_and_its_bits(
 
 @pytest.mark.parametrize("decoupled", [True, False])
 def test_it_computes_what_adam_of_torch_computes(decoupled):
-    from megatron_moevement.testing.group_step_adam import GroupStepAdam  # noqa: PLC0415
+    from tests.harness.group_step_adam import GroupStepAdam  # noqa: PLC0415
 
     values = {"lr": 0.1, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
     random = torch.Generator().manual_seed(3)

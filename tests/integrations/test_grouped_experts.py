@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from megatron_moevement.testing.tiny_job import PLAIN, TINY, tiny_job
+from tests.harness.tiny_job import PLAIN, TINY, tiny_job
 
 pytestmark = pytest.mark.distributed
 

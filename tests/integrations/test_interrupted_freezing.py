@@ -2,7 +2,7 @@
 
 import pytest
 
-from megatron_moevement.testing.tiny_job import tiny_job
+from tests.harness.tiny_job import tiny_job
 
 pytestmark = pytest.mark.distributed
 

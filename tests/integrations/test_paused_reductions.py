@@ -4,7 +4,7 @@ import pytest
 
 from megatron_moevement.runtime.commit_barrier import StopRequest
 from megatron_moevement.runtime.progress import START
-from megatron_moevement.testing.tiny_job import tiny_job
+from tests.harness.tiny_job import tiny_job
 
 pytestmark = pytest.mark.distributed
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from megatron_moevement.testing.tiny_job import tiny_job
+from tests.harness.tiny_job import tiny_job
 
 pytestmark = pytest.mark.distributed
 

@@ -9,8 +9,8 @@ import random
 import pytest
 import torch.distributed as dist
 
-from megatron_moevement.testing.default_run import slow_but
-from megatron_moevement.testing.tiny_job import TINY
+from tests.harness.default_run import slow_but
+from tests.harness.tiny_job import TINY
 
 pytestmark = pytest.mark.distributed
 
@@ -24,14 +24,14 @@ SELECTIVE = "--recompute-granularity=selective"
 
 
 def compare(step, expected, active):
-    from megatron_moevement.testing.frozen_step import compare_frozen  # noqa: PLC0415
+    from tests.harness.frozen_step import compare_frozen  # noqa: PLC0415
 
     found, _ = compare_frozen(step, expected, active)
     return found
 
 
 def frozen_step(flags):
-    from megatron_moevement.testing.frozen_step import opened_frozen_step  # noqa: PLC0415
+    from tests.harness.frozen_step import opened_frozen_step  # noqa: PLC0415
 
     return opened_frozen_step(TINY, flags)
 

@@ -22,7 +22,7 @@ from megatron_moevement.policy.facts_document import dump_facts, load_facts
 from megatron_moevement.policy.ranks import Layout, LogicalRank
 from megatron_moevement.policy.schedule import Window
 from megatron_moevement.policy.segments import Ends
-from megatron_moevement.testing.job_facts import Job
+from tests.harness.job_facts import Job
 
 STEPS = st.integers(0, 40)
 SIZES = st.integers(1, 3)

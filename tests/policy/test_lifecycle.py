@@ -15,7 +15,7 @@ from megatron_moevement.policy.lifecycle import (
 from megatron_moevement.policy.plan import Verdict
 from megatron_moevement.policy.ranks import Layout, LogicalRank
 from megatron_moevement.policy.recovery import plan_recovery
-from megatron_moevement.testing.job_facts import Job, with_replicas, without_processes
+from tests.harness.job_facts import Job, with_replicas, without_processes
 
 
 def walk(*events, state=None):

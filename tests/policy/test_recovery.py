@@ -22,7 +22,7 @@ from megatron_moevement.policy.ranks import Layout, LogicalRank
 from megatron_moevement.policy.recovery import plan_recovery
 from megatron_moevement.policy.schedule import Window
 from megatron_moevement.policy.segments import Ends, ScopeKind
-from megatron_moevement.testing.job_facts import (
+from tests.harness.job_facts import (
     Interrupt,
     Job,
     changed,

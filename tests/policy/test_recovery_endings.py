@@ -4,8 +4,8 @@ from hypothesis import given, settings
 
 from megatron_moevement.policy.plan import Ending, Verdict
 from megatron_moevement.policy.recovery import plan_recovery
-from megatron_moevement.testing.facts_strategies import first_faults, second_faults
-from megatron_moevement.testing.facts_truth import (
+from tests.harness.facts_strategies import first_faults, second_faults
+from tests.harness.facts_truth import (
     has_all,
     holders,
     learnt_windows,

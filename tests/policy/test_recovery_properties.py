@@ -18,14 +18,14 @@ from megatron_moevement.policy.ranks import Layout
 from megatron_moevement.policy.recovery import plan_recovery
 from megatron_moevement.policy.retention import max_replayed_steps
 from megatron_moevement.policy.segments import Ends
-from megatron_moevement.testing.facts_strategies import (
+from tests.harness.facts_strategies import (
     LAYOUTS,
     first_faults,
     jobs,
     second_faults,
     with_another_copy,
 )
-from megatron_moevement.testing.facts_truth import (
+from tests.harness.facts_truth import (
     has_all,
     holders,
     learnt_windows,
@@ -35,7 +35,7 @@ from megatron_moevement.testing.facts_truth import (
     target_of,
     with_ledger,
 )
-from megatron_moevement.testing.job_facts import Job, changed, without_processes
+from tests.harness.job_facts import Job, changed, without_processes
 
 REPLAYS = {Verdict.LOCALIZED, Verdict.GLOBAL}
 GETTING_WORSE = [

@@ -11,8 +11,8 @@ from megatron_moevement.policy.plan import Origin, StateCopy, Verdict, WindowEdg
 from megatron_moevement.policy.ranks import Layout, LogicalRank
 from megatron_moevement.policy.recovery import plan_recovery
 from megatron_moevement.policy.schedule import Window
-from megatron_moevement.testing.facts_strategies import first_faults, second_faults
-from megatron_moevement.testing.job_facts import (
+from tests.harness.facts_strategies import first_faults, second_faults
+from tests.harness.job_facts import (
     Job,
     changed,
     with_replicas,

@@ -8,7 +8,7 @@ import torch
 
 from megatron_moevement.backends.cpu import HostCopyStream
 from megatron_moevement.runtime.capture import Capture, CaptureError, HostCopy
-from megatron_moevement.testing.late_stream import LateStream
+from tests.harness.late_stream import LateStream
 
 pytestmark = pytest.mark.timeout(30)
 TENSORS = 6

@@ -6,7 +6,7 @@ from megatron_moevement.errors import UserError
 from megatron_moevement.policy.commit import COMMIT_SECTION, TRAINING_STEP
 from megatron_moevement.policy.fault_schedule import FaultKind
 from megatron_moevement.settings.faults import Fault, Place
-from megatron_moevement.testing.tiny_job import tiny_arguments
+from tests.harness.tiny_job import tiny_arguments
 
 
 def test_a_fault_names_a_step_a_place_and_ranks():

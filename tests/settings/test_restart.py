@@ -6,8 +6,8 @@ import pytest
 
 from megatron_moevement.errors import UserError
 from megatron_moevement.settings.restart import Granularity
-from megatron_moevement.testing.tiny_job import TINY
 from megatron_moevement.training.arguments import parse
+from tests.harness.tiny_job import TINY
 
 OF_MEGATRON = {
     "restart": False,

@@ -10,9 +10,9 @@ from megatron_moevement.backends import cpu
 
 cpu.install()  # before anything here imports Megatron-Core
 
-from megatron_moevement.testing.interruption import Run  # noqa: E402
-from megatron_moevement.testing.localized_run import LocalizedRun  # noqa: E402
-from megatron_moevement.testing.random_text import prepare_random_text  # noqa: E402
+from tests.harness.interruption import Run  # noqa: E402
+from tests.harness.localized_run import LocalizedRun  # noqa: E402
+from tests.harness.random_text import prepare_random_text  # noqa: E402
 
 
 @pytest.fixture(scope="session")

@@ -2,8 +2,8 @@
 
 import sys
 
-from megatron_moevement.testing.group_step_adam import install
 from megatron_moevement.training.program import main
+from tests.harness.group_step_adam import install
 
 if __name__ == "__main__":
     install()

@@ -2,10 +2,10 @@
 
 import sys
 
-from megatron_moevement.testing.localized_mutations import LOCALIZED_MUTATIONS
-from megatron_moevement.testing.recovery_mutations import MUTATIONS
-from megatron_moevement.testing.state_mutations import STATE_MUTATIONS
 from megatron_moevement.training.program import main
+from tests.harness.localized_mutations import LOCALIZED_MUTATIONS
+from tests.harness.recovery_mutations import MUTATIONS
+from tests.harness.state_mutations import STATE_MUTATIONS
 
 if __name__ == "__main__":
     prefix = "--mutation="

@@ -6,12 +6,12 @@ from random import Random
 import pytest
 
 from megatron_moevement.runtime.events import EventName
-from megatron_moevement.testing.collective_count import train_counting
-from megatron_moevement.testing.interruption import Run
-from megatron_moevement.testing.localized_run import TARGET, LocalizedJob, LocalizedRun, Loss
-from megatron_moevement.testing.process_resources import peak_bytes, reset_peak
-from megatron_moevement.testing.protected_run import Case
-from megatron_moevement.testing.restarted_run import (
+from tests.harness.collective_count import train_counting
+from tests.harness.interruption import Run
+from tests.harness.localized_run import TARGET, LocalizedJob, LocalizedRun, Loss
+from tests.harness.process_resources import peak_bytes, reset_peak
+from tests.harness.protected_run import Case
+from tests.harness.restarted_run import (
     await_step,
     events_of,
     kill_rank,

@@ -9,8 +9,8 @@ from random import Random
 import pytest
 
 from megatron_moevement.runtime.slots.store import LOCK_NAME
-from megatron_moevement.testing.interruption import Run, digest_differences, kill_all
-from megatron_moevement.testing.protected_run import Case, check_replays, plans_of
+from tests.harness.interruption import Run, digest_differences, kill_all
+from tests.harness.protected_run import Case, check_replays, plans_of
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(300)]
 

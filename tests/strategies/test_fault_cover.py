@@ -14,8 +14,8 @@ from random import Random
 import pytest
 
 from megatron_moevement.settings.faults import Place
-from megatron_moevement.testing.default_run import slow_but
-from megatron_moevement.testing.fault_cover import (
+from tests.harness.default_run import slow_but
+from tests.harness.fault_cover import (
     COVER,
     FACTORS,
     IMPOSSIBLE,
@@ -25,9 +25,9 @@ from megatron_moevement.testing.fault_cover import (
     TENSOR_ROWS,
     TRAIN_ITERS,
 )
-from megatron_moevement.testing.fault_cover_run import StruckRun, plain_program
-from megatron_moevement.testing.interruption import Run
-from megatron_moevement.testing.pairwise import pairs_of
+from tests.harness.fault_cover_run import StruckRun, plain_program
+from tests.harness.interruption import Run
+from tests.harness.pairwise import pairs_of
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(400)]
 

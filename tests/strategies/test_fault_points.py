@@ -10,9 +10,9 @@ import pytest
 
 from megatron_moevement.runtime.slots.store import process_folders
 from megatron_moevement.settings.faults import Place
-from megatron_moevement.testing.default_run import slow_but
-from megatron_moevement.testing.interruption import Run, digest_differences
-from megatron_moevement.testing.protected_run import Case, check_replays, die, plans_of
+from tests.harness.default_run import slow_but
+from tests.harness.interruption import Run, digest_differences
+from tests.harness.protected_run import Case, check_replays, die, plans_of
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(300)]
 

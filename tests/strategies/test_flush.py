@@ -2,9 +2,9 @@
 
 import pytest
 
-from megatron_moevement.testing.interruption import Run, digest_differences
-from megatron_moevement.testing.protected_run import Case, plans_of
-from megatron_moevement.testing.restarted_run import restartable_program
+from tests.harness.interruption import Run, digest_differences
+from tests.harness.protected_run import Case, plans_of
+from tests.harness.restarted_run import restartable_program
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(300)]
 

@@ -15,9 +15,9 @@ import psutil
 import pytest
 
 from megatron_moevement.runtime.events import EventName, read_events
-from megatron_moevement.testing.interruption import digest_differences
-from megatron_moevement.testing.restarted_run import RESTARTABLE
-from megatron_moevement.testing.tiny_job import TINY
+from tests.harness.interruption import digest_differences
+from tests.harness.restarted_run import RESTARTABLE
+from tests.harness.tiny_job import TINY
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(300)]
 

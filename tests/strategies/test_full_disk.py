@@ -4,9 +4,9 @@ from random import Random
 
 import pytest
 
-from megatron_moevement.testing.bad_input import small_disk
-from megatron_moevement.testing.interruption import Run, digest_differences
-from megatron_moevement.testing.protected_run import Case, check_replays
+from tests.harness.bad_input import small_disk
+from tests.harness.interruption import Run, digest_differences
+from tests.harness.protected_run import Case, check_replays
 
 pytestmark = [pytest.mark.distributed, pytest.mark.slow, pytest.mark.timeout(300)]
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from megatron_moevement.settings.faults import Place
-from megatron_moevement.testing.interruption import Run, digest_differences
-from megatron_moevement.testing.protected_run import Case, check_replays, die, next_death
+from tests.harness.interruption import Run, digest_differences
+from tests.harness.protected_run import Case, check_replays, die, next_death
 
 pytestmark = [pytest.mark.slow, pytest.mark.distributed, pytest.mark.timeout(300)]
 

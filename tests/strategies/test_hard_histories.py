@@ -13,11 +13,11 @@ import pytest
 from megatron_moevement.policy.facts_document import FACTS, load_facts
 from megatron_moevement.policy.recovery import plan_recovery
 from megatron_moevement.runtime.events import EventName, kept_documents
-from megatron_moevement.testing.default_run import slow_but
-from megatron_moevement.testing.fork_server import JobFailedError
-from megatron_moevement.testing.interruption import Program, Run, digest_differences
-from megatron_moevement.testing.protected_run import ALWAYS_TRAINED, PROGRAM
-from megatron_moevement.testing.restarted_run import RESTARTABLE, events_of, generation_of
+from tests.harness.default_run import slow_but
+from tests.harness.fork_server import JobFailedError
+from tests.harness.interruption import Program, Run, digest_differences
+from tests.harness.protected_run import ALWAYS_TRAINED, PROGRAM
+from tests.harness.restarted_run import RESTARTABLE, events_of, generation_of
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(600)]
 

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from megatron_moevement.runtime.events import EventName
-from megatron_moevement.testing.combinations import Combination
-from megatron_moevement.testing.fault_cover import UNTIED
-from megatron_moevement.testing.interruption import Program, Run, digest_differences, kill_all, send
-from megatron_moevement.testing.protected_run import ALWAYS_TRAINED, PROGRAM
-from megatron_moevement.testing.random_text import data_flags
-from megatron_moevement.testing.restarted_run import RESTARTABLE, await_step, events_of
+from tests.harness.combinations import Combination
+from tests.harness.fault_cover import UNTIED
+from tests.harness.interruption import Program, Run, digest_differences, kill_all, send
+from tests.harness.protected_run import ALWAYS_TRAINED, PROGRAM
+from tests.harness.random_text import data_flags
+from tests.harness.restarted_run import RESTARTABLE, await_step, events_of
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(300)]
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from megatron_moevement.runtime.events import EventName
-from megatron_moevement.testing.interruption import Run, send
-from megatron_moevement.testing.process_resources import disk_bytes, peak_bytes, reset_peak
-from megatron_moevement.testing.protected_run import Case
-from megatron_moevement.testing.restarted_run import events_of
+from tests.harness.interruption import Run, send
+from tests.harness.process_resources import disk_bytes, peak_bytes, reset_peak
+from tests.harness.protected_run import Case
+from tests.harness.restarted_run import events_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.distributed, pytest.mark.timeout(1000)]
 

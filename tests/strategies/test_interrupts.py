@@ -16,9 +16,9 @@ import pytest
 
 from megatron_moevement.errors import ExitCode
 from megatron_moevement.runtime.events import EventName, read_events
-from megatron_moevement.testing.interruption import Run, send
-from megatron_moevement.testing.protected_run import Case
-from megatron_moevement.testing.restarted_run import (
+from tests.harness.interruption import Run, send
+from tests.harness.protected_run import Case
+from tests.harness.restarted_run import (
     RESTARTABLE,
     await_step,
     events_of,

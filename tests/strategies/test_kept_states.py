@@ -5,11 +5,11 @@ import dataclasses
 import pytest
 
 from megatron_moevement.runtime.events import EventName
-from megatron_moevement.testing.default_run import slow_but
-from megatron_moevement.testing.interruption import Run, digest_differences
-from megatron_moevement.testing.localized_run import LocalizedJob, LocalizedRun, Loss, differences
-from megatron_moevement.testing.protected_run import Case
-from megatron_moevement.testing.restarted_run import events_of, restartable_program
+from tests.harness.default_run import slow_but
+from tests.harness.interruption import Run, digest_differences
+from tests.harness.localized_run import LocalizedJob, LocalizedRun, Loss, differences
+from tests.harness.protected_run import Case
+from tests.harness.restarted_run import events_of, restartable_program
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(300)]
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from megatron_moevement.runtime.events import EventName
-from megatron_moevement.testing.interruption import Run, digest_differences
-from megatron_moevement.testing.protected_run import Case
-from megatron_moevement.testing.restarted_run import events_of, kill_together, restartable_program
+from tests.harness.interruption import Run, digest_differences
+from tests.harness.protected_run import Case
+from tests.harness.restarted_run import events_of, kill_together, restartable_program
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(300)]
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from megatron_moevement.testing.default_run import slow_but
-from megatron_moevement.testing.interruption import Run
-from megatron_moevement.testing.losses import CELLS
-from megatron_moevement.testing.losses_run import LossesRun, plain_program, protected_program
+from tests.harness.default_run import slow_but
+from tests.harness.interruption import Run
+from tests.harness.losses import CELLS
+from tests.harness.losses_run import LossesRun, plain_program, protected_program
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(550)]
 

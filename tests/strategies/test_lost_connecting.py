@@ -6,9 +6,9 @@ from random import Random
 
 import pytest
 
-from megatron_moevement.testing.interruption import Run, digest_differences
-from megatron_moevement.testing.protected_run import Case
-from megatron_moevement.testing.restarted_run import (
+from tests.harness.interruption import Run, digest_differences
+from tests.harness.protected_run import Case
+from tests.harness.restarted_run import (
     await_step,
     check_survivors,
     kill_rank,

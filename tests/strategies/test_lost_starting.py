@@ -12,10 +12,10 @@ import torch.distributed as dist
 from megatron_moevement.runtime.events import EventName
 from megatron_moevement.runtime.roll_call import note_gone
 from megatron_moevement.settings.faults import Place
-from megatron_moevement.testing.default_run import slow_but
-from megatron_moevement.testing.interruption import Run, digest_differences
-from megatron_moevement.testing.protected_run import Case, plans_of
-from megatron_moevement.testing.restarted_run import control_of, events_of, restartable_program
+from tests.harness.default_run import slow_but
+from tests.harness.interruption import Run, digest_differences
+from tests.harness.protected_run import Case, plans_of
+from tests.harness.restarted_run import control_of, events_of, restartable_program
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(300)]
 

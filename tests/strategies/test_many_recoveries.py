@@ -11,14 +11,14 @@ from random import Random
 import pytest
 
 from megatron_moevement.runtime.events import EventName
-from megatron_moevement.testing.interruption import Run, send
-from megatron_moevement.testing.process_resources import (
+from tests.harness.interruption import Run, send
+from tests.harness.process_resources import (
     ProcessResources,
     children_of,
     parent_of,
 )
-from megatron_moevement.testing.protected_run import Case
-from megatron_moevement.testing.restarted_run import (
+from tests.harness.protected_run import Case
+from tests.harness.restarted_run import (
     await_step,
     events_of,
     kill_rank,

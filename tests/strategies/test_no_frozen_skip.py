@@ -5,8 +5,8 @@ from random import Random
 import pytest
 
 from megatron_moevement.runtime.events import EventName, read_events
-from megatron_moevement.testing.interruption import Run, digest_differences
-from megatron_moevement.testing.protected_run import Case, check_replays
+from tests.harness.interruption import Run, digest_differences
+from tests.harness.protected_run import Case, check_replays
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(300)]
 

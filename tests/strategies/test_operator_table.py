@@ -16,10 +16,10 @@ from megatron_moevement.policy.ranks import Layout, LogicalRank
 from megatron_moevement.policy.schedule_document import dump_schedule, load_schedule
 from megatron_moevement.policy.window import plan_window
 from megatron_moevement.runtime.events import EventName, read_events
-from megatron_moevement.testing.default_run import slow_but
-from megatron_moevement.testing.interruption import Run
-from megatron_moevement.testing.protected_run import Case
-from megatron_moevement.testing.tiny_job import TINY
+from tests.harness.default_run import slow_but
+from tests.harness.interruption import Run
+from tests.harness.protected_run import Case
+from tests.harness.tiny_job import TINY
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(300)]
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from megatron_moevement.testing.interruption import digest_differences
-from megatron_moevement.testing.protected_run import Case
-from megatron_moevement.testing.restarted_run import restartable_program
+from tests.harness.interruption import digest_differences
+from tests.harness.protected_run import Case
+from tests.harness.restarted_run import restartable_program
 
 pytestmark = [pytest.mark.distributed, pytest.mark.slow, pytest.mark.timeout(300)]
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from megatron_moevement.testing.interruption import Run
-from megatron_moevement.testing.protected_run import Case
+from tests.harness.interruption import Run
+from tests.harness.protected_run import Case
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(120)]
 

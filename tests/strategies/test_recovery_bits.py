@@ -13,10 +13,10 @@ from random import Random
 import pytest
 
 from megatron_moevement.settings.faults import Place
-from megatron_moevement.testing.combinations import FACTORS, Combination
-from megatron_moevement.testing.interruption import Run, digest_differences
-from megatron_moevement.testing.pairwise import cover_pairs
-from megatron_moevement.testing.protected_run import (
+from tests.harness.combinations import FACTORS, Combination
+from tests.harness.interruption import Run, digest_differences
+from tests.harness.pairwise import cover_pairs
+from tests.harness.protected_run import (
     Case,
     check_replays,
     die,

@@ -8,11 +8,11 @@ import pytest
 
 from megatron_moevement.runtime.events import EventName
 from megatron_moevement.settings.faults import Place
-from megatron_moevement.testing.fault_cover import UNTIED
-from megatron_moevement.testing.interruption import Run, digest_differences
 from megatron_moevement.testing.lost_states import LostStates
-from megatron_moevement.testing.protected_run import Case
-from megatron_moevement.testing.restarted_run import events_of, restartable_program
+from tests.harness.fault_cover import UNTIED
+from tests.harness.interruption import Run, digest_differences
+from tests.harness.protected_run import Case
+from tests.harness.restarted_run import events_of, restartable_program
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(300)]
 

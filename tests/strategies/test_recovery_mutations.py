@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from megatron_moevement.settings.faults import Place
-from megatron_moevement.testing.fork_server import JobFailedError
-from megatron_moevement.testing.interruption import Run, digest_differences
-from megatron_moevement.testing.protected_run import Case, plans_of
-from megatron_moevement.testing.restarted_run import restartable_program
+from tests.harness.fork_server import JobFailedError
+from tests.harness.interruption import Run, digest_differences
+from tests.harness.protected_run import Case, plans_of
+from tests.harness.restarted_run import restartable_program
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(300)]
 
@@ -157,10 +157,10 @@ def moved_while_frozen(mutation):
     """Returns which tensors of frozen operators a step moves, under a mutation."""
     from megatron_moevement.runtime.commit_barrier import StopRequest  # noqa: PLC0415
     from megatron_moevement.runtime.progress import START  # noqa: PLC0415
-    from megatron_moevement.testing.frozen_step import FrozenStep, differences  # noqa: PLC0415
-    from megatron_moevement.testing.recovery_mutations import MUTATIONS  # noqa: PLC0415
-    from megatron_moevement.testing.tiny_job import tiny_job  # noqa: PLC0415
     from megatron_moevement.training.steps import build_datasets, open_steps  # noqa: PLC0415
+    from tests.harness.frozen_step import FrozenStep, differences  # noqa: PLC0415
+    from tests.harness.recovery_mutations import MUTATIONS  # noqa: PLC0415
+    from tests.harness.tiny_job import tiny_job  # noqa: PLC0415
 
     MUTATIONS[mutation]()
     with tiny_job("--bf16") as job, open_steps(job, build_datasets(job), START) as step:

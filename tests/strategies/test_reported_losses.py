@@ -5,9 +5,9 @@ import socket
 import pytest
 
 from megatron_moevement.runtime.events import EventName
-from megatron_moevement.testing.interruption import Run
-from megatron_moevement.testing.protected_run import Case
-from megatron_moevement.testing.restarted_run import events_of, restartable_program
+from tests.harness.interruption import Run
+from tests.harness.protected_run import Case
+from tests.harness.restarted_run import events_of, restartable_program
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(300)]
 

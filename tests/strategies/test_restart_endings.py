@@ -9,9 +9,9 @@ import pytest
 
 from megatron_moevement.integrations.nvrx.stores import request_restart
 from megatron_moevement.runtime.events import EventName
-from megatron_moevement.testing.interruption import Run, digest_differences, send
-from megatron_moevement.testing.protected_run import Case, plans_of
-from megatron_moevement.testing.restarted_run import (
+from tests.harness.interruption import Run, digest_differences, send
+from tests.harness.protected_run import Case, plans_of
+from tests.harness.restarted_run import (
     await_step,
     control_of,
     events_of,

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from megatron_moevement.runtime.events import EventName, read_events
-from megatron_moevement.testing.protected_run import ALWAYS_TRAINED, PROGRAM
-from megatron_moevement.testing.random_text import data_flags, prepare_random_text
+from tests.harness.protected_run import ALWAYS_TRAINED, PROGRAM
+from tests.harness.random_text import data_flags, prepare_random_text
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(300)]
 

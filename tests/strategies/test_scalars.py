@@ -122,7 +122,7 @@ def carry_streams():
     )
     from megatron_moevement.runtime.progress import Progress  # noqa: PLC0415
     from megatron_moevement.strategies.scalars import SlotScalars  # noqa: PLC0415
-    from megatron_moevement.testing.tiny_job import tiny_job  # noqa: PLC0415
+    from tests.harness.tiny_job import tiny_job  # noqa: PLC0415
 
     def numbers():
         tracker = tensor_parallel.get_cuda_rng_tracker()

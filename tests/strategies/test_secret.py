@@ -8,8 +8,8 @@ import pytest
 from megatron_moevement.errors import UserError
 from megatron_moevement.settings.secret import Secret, new_secret
 from megatron_moevement.strategies.introduction import agree_on_key, offer_key
-from megatron_moevement.testing.interruption import Run
-from megatron_moevement.testing.protected_run import Case
+from tests.harness.interruption import Run
+from tests.harness.protected_run import Case
 
 SECRETLESS = Path(__file__).with_name("secretless_pretrain.py")
 

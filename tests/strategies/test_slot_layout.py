@@ -35,7 +35,7 @@ def lay_out(flags, windows):
     from megatron_moevement.policy.ordering import Ordering, order_operators  # noqa: PLC0415
     from megatron_moevement.policy.ranks import LogicalRank  # noqa: PLC0415
     from megatron_moevement.policy.window import plan_window  # noqa: PLC0415
-    from megatron_moevement.testing.tiny_job import tiny_job  # noqa: PLC0415
+    from tests.harness.tiny_job import tiny_job  # noqa: PLC0415
 
     rank, parts = LogicalRank(), []
     with tiny_job(*flags) as job:

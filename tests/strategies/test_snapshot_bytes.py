@@ -12,8 +12,8 @@ from megatron_moevement.runtime.slots.status_file import STATUS_NAME
 from megatron_moevement.runtime.slots.store import LOCK_NAME, RingRole, process_folders
 from megatron_moevement.runtime.slots.survey import survey
 from megatron_moevement.settings.faults import Place
-from megatron_moevement.testing.interruption import Run
-from megatron_moevement.testing.protected_run import Case, die
+from tests.harness.interruption import Run
+from tests.harness.protected_run import Case, die
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(200)]
 
@@ -32,8 +32,8 @@ def announce(flags):
     """Returns what the plan of a job says of this rank: operators, slots and bytes."""
     from megatron_moevement.integrations.megatron.snapshots import LiveOperators  # noqa: PLC0415
     from megatron_moevement.strategies.opening import plan_job  # noqa: PLC0415
-    from megatron_moevement.testing.tiny_job import tiny_job  # noqa: PLC0415
     from megatron_moevement.training.protection import trained  # noqa: PLC0415
+    from tests.harness.tiny_job import tiny_job  # noqa: PLC0415
 
     with tiny_job(*flags, base=()) as job:
         one = trained(job)

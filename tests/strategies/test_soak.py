@@ -6,9 +6,9 @@
 import psutil
 import pytest
 
-from megatron_moevement.testing.combinations import ALWAYS
-from megatron_moevement.testing.protected_run import PROGRAM
-from megatron_moevement.testing.random_text import data_flags
+from tests.harness.combinations import ALWAYS
+from tests.harness.protected_run import PROGRAM
+from tests.harness.random_text import data_flags
 
 pytestmark = [pytest.mark.slow, pytest.mark.distributed, pytest.mark.timeout(3000)]
 

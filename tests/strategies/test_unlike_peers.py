@@ -10,16 +10,16 @@ from random import Random
 import pytest
 
 from megatron_moevement.runtime.events import EventName, read_events
-from megatron_moevement.testing.interruption import Run, digest_differences
-from megatron_moevement.testing.localized_run import (
+from tests.harness.interruption import Run, digest_differences
+from tests.harness.localized_run import (
     TARGET,
     LocalizedJob,
     LocalizedRun,
     Loss,
     differences,
 )
-from megatron_moevement.testing.protected_run import Case
-from megatron_moevement.testing.restarted_run import (
+from tests.harness.protected_run import Case
+from tests.harness.restarted_run import (
     await_step,
     events_of,
     kill_rank,

@@ -8,8 +8,8 @@ import pytest
 
 from megatron_moevement.runtime.capture import Capture
 from megatron_moevement.runtime.events import EventName, read_events
-from megatron_moevement.testing.interruption import Run
-from megatron_moevement.testing.protected_run import Case
+from tests.harness.interruption import Run
+from tests.harness.protected_run import Case
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(120)]
 STEPS = 20
@@ -17,8 +17,8 @@ COPIES_S = 0.05
 
 
 def capture_late(folder, seed):
-    from megatron_moevement.testing.captured_windows import capture_windows  # noqa: PLC0415
-    from megatron_moevement.testing.late_stream import LateStream  # noqa: PLC0415
+    from tests.harness.captured_windows import capture_windows  # noqa: PLC0415
+    from tests.harness.late_stream import LateStream  # noqa: PLC0415
 
     return capture_windows(folder, STEPS, LateStream(seed))
 
@@ -44,8 +44,8 @@ def test_without_the_wait_slots_are_of_no_state(megatron_fork_server, tmp_path):
 
 
 def capture_slowly(folder):
-    from megatron_moevement.testing.captured_windows import capture_windows  # noqa: PLC0415
-    from megatron_moevement.testing.late_stream import LateStream  # noqa: PLC0415
+    from tests.harness.captured_windows import capture_windows  # noqa: PLC0415
+    from tests.harness.late_stream import LateStream  # noqa: PLC0415
 
     slow = LateStream(0, longest_wait_s=0.0, join_s=COPIES_S)
     _, _, stalls = capture_windows(folder, 5, slow)

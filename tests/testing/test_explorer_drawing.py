@@ -8,17 +8,17 @@ import pytest
 from megatron_moevement.policy.fault_schedule import FaultKind
 from megatron_moevement.settings.faults import Fault, Place
 from megatron_moevement.settings.restart import check_restart
-from megatron_moevement.testing.explorer.drawn_history import MOST_PROCESSES
-from megatron_moevement.testing.explorer.history import History, Launch
-from megatron_moevement.testing.explorer.job import DrawnJob, Source
-from megatron_moevement.testing.explorer.scenario import (
+from megatron_moevement.training.arguments import parse
+from tests.harness.explorer.drawn_history import MOST_PROCESSES
+from tests.harness.explorer.history import History, Launch
+from tests.harness.explorer.job import DrawnJob, Source
+from tests.harness.explorer.scenario import (
     Scenario,
     draw_scenario,
     dump_scenario,
     load_scenario,
 )
-from megatron_moevement.testing.random_text import prepare_random_text
-from megatron_moevement.training.arguments import parse
+from tests.harness.random_text import prepare_random_text
 
 SEEDS = range(500)
 

@@ -7,7 +7,7 @@ import pytest
 from megatron_moevement.policy.plan import Verdict
 from megatron_moevement.policy.recovery import plan_recovery
 from megatron_moevement.settings.faults import Fault
-from megatron_moevement.testing.doctored_run import (
+from tests.harness.doctored_run import (
     DIGEST,
     DURABLE,
     LOST,
@@ -15,10 +15,10 @@ from megatron_moevement.testing.doctored_run import (
     Run,
     RunThatGoesBack,
 )
-from megatron_moevement.testing.explorer.job import Protection, Training
-from megatron_moevement.testing.explorer.oracle import judge
-from megatron_moevement.testing.explorer.timeline import PersistedWindow, Timeline
-from megatron_moevement.testing.explorer.verdicts_of_recoveries import check_lost_work
+from tests.harness.explorer.job import Protection, Training
+from tests.harness.explorer.oracle import judge
+from tests.harness.explorer.timeline import PersistedWindow, Timeline
+from tests.harness.explorer.verdicts_of_recoveries import check_lost_work
 
 
 @pytest.fixture

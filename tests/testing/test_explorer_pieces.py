@@ -8,15 +8,15 @@ import pytest
 from rich.console import Console
 
 from megatron_moevement.errors import UserError
-from megatron_moevement.testing.explorer.mend import Mend
-from megatron_moevement.testing.explorer.oracle import Complaint
-from megatron_moevement.testing.explorer.report import longest_row, print_report
-from megatron_moevement.testing.explorer.results import Result, Results
-from megatron_moevement.testing.explorer.scenario import draw_scenario
-from megatron_moevement.testing.explorer.shrinking import shrink, simplifications
-from megatron_moevement.testing.explorer.story import keep_story, read_story
-from megatron_moevement.testing.random_text import prepare_random_text
 from megatron_moevement.training.arguments import parse
+from tests.harness.explorer.mend import Mend
+from tests.harness.explorer.oracle import Complaint
+from tests.harness.explorer.report import longest_row, print_report
+from tests.harness.explorer.results import Result, Results
+from tests.harness.explorer.scenario import draw_scenario
+from tests.harness.explorer.shrinking import shrink, simplifications
+from tests.harness.explorer.story import keep_story, read_story
+from tests.harness.random_text import prepare_random_text
 
 SEEDS = range(8)
 RESULT = Result(
@@ -124,7 +124,7 @@ def test_what_is_no_story_is_refused(tmp_path, text):
 
 def take_out():
     """Takes a mend out of this process, each rank another one."""
-    from megatron_moevement.testing.explorer.mends import WITHOUT  # noqa: PLC0415  (Megatron)
+    from tests.harness.explorer.mends import WITHOUT  # noqa: PLC0415  (Megatron)
 
     WITHOUT[list(Mend)[int(os.environ["RANK"])]]()
 

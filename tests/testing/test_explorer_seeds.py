@@ -5,9 +5,9 @@ import dataclasses
 import pytest
 
 from megatron_moevement.settings.faults import Fault
-from megatron_moevement.testing.explorer.drawn_job import LOPSIDED
-from megatron_moevement.testing.explorer.history import History, Kill, Launch
-from megatron_moevement.testing.explorer.job import (
+from tests.harness.explorer.drawn_job import LOPSIDED
+from tests.harness.explorer.history import History, Kill, Launch
+from tests.harness.explorer.job import (
     DrawnJob,
     Layout,
     Model,
@@ -15,10 +15,10 @@ from megatron_moevement.testing.explorer.job import (
     Source,
     Training,
 )
-from megatron_moevement.testing.explorer.oracle import judge
-from megatron_moevement.testing.explorer.running import Runner
-from megatron_moevement.testing.explorer.scenario import Scenario
-from megatron_moevement.testing.random_text import prepare_random_text
+from tests.harness.explorer.oracle import judge
+from tests.harness.explorer.running import Runner
+from tests.harness.explorer.scenario import Scenario
+from tests.harness.random_text import prepare_random_text
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(600)]
 

@@ -18,7 +18,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from megatron_moevement.testing.fork_server import ForkServer, JobFailedError, OnRankFailure
+from tests.harness.fork_server import ForkServer, JobFailedError, OnRankFailure
 
 pytestmark = pytest.mark.distributed
 
@@ -195,7 +195,7 @@ def test_ranks_do_not_outlive_the_test_process(tmp_path):
         f"sys.path[:0] = {sys.path!r}\n"
         "sys.path.insert(0, os.path.dirname(__file__))\n"
         "import hanging\n"
-        "from megatron_moevement.testing.fork_server import ForkServer\n"
+        "from tests.harness.fork_server import ForkServer\n"
         "job = ForkServer(preload=['hanging']).start(hanging.hang, world_size=2)\n"
         "print(*job.pids, flush=True)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"

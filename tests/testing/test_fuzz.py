@@ -5,8 +5,8 @@ from random import Random
 
 import pytest
 
-from megatron_moevement.testing.fuzz import _FACTS, fuzz, targets
-from megatron_moevement.testing.fuzz_bytes import as_document, mutated, mutated_document
+from tests.harness.fuzz import _FACTS, fuzz, targets
+from tests.harness.fuzz_bytes import as_document, mutated, mutated_document
 
 EXAMPLE = {"a": [1, 2, {"b": "c"}], "d": None}
 

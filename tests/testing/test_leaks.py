@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from megatron_moevement.testing import leaks
-from megatron_moevement.testing.leaks import (
+from tests.harness import leaks
+from tests.harness.leaks import (
     LeakError,
     ResourceKind,
     leaked_since,
@@ -43,10 +43,8 @@ def clean_in_the_end(monkeypatch, _settle_soon):
 def run_pytest(pytester, monkeypatch):
     """Runs pytest with the plugin on the test file of the pytester's folder."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
-    pytester.makeconftest(
-        "from megatron_moevement.testing import leaks\nleaks.SETTLING_TIME_S = 0.2\n"
-    )
-    return lambda: pytester.runpytest_subprocess("-p", "megatron_moevement.testing.leaks_fixture")
+    pytester.makeconftest("from tests.harness import leaks\nleaks.SETTLING_TIME_S = 0.2\n")
+    return lambda: pytester.runpytest_subprocess("-p", "tests.harness.leaks_fixture")
 
 
 def _kinds(caught: pytest.ExceptionInfo[LeakError]) -> list[ResourceKind]:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megatron_moevement.testing.pairwise import Ties, cover_pairs, pairs_of
+from tests.harness.pairwise import Ties, cover_pairs, pairs_of
 
 FACTORS = st.lists(st.integers(1, 4), min_size=2, max_size=5).map(
     lambda sizes: {

@@ -29,7 +29,7 @@ def campaign(tmp_path):
     (tmp_path / "test_it.py").write_text(TESTS)
 
     def run(**environment):
-        plugin = ("-p", "megatron_moevement.testing.passed_tests", "--passed-tests", "state/passed")
+        plugin = ("-p", "tests.harness.passed_tests", "--passed-tests", "state/passed")
         command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *plugin, "-v"]
         result = subprocess.run(
             command,

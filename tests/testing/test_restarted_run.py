@@ -2,7 +2,7 @@
 
 from random import Random
 
-from megatron_moevement.testing.restarted_run import moment_of_kill
+from tests.harness.restarted_run import moment_of_kill
 
 BUILDING_S, STEP_S = 60.0, 4.0
 """The first step of a process takes much longer."""

@@ -9,10 +9,11 @@ import sys
 import pytest
 
 from megatron_moevement.errors import ExitCode
-from megatron_moevement.testing import mutation_check, simulate
+from megatron_moevement.testing import simulate
 from megatron_moevement.testing.campaign import Failure, play
 from megatron_moevement.testing.mutations import MUTATIONS, mutation_named
 from megatron_moevement.testing.regression import Regression
+from tests.harness import mutation_check
 
 
 def simulated(*args, hash_seed="0"):

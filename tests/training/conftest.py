@@ -6,7 +6,7 @@ from megatron_moevement.backends import cpu
 
 cpu.install()  # before anything here imports Megatron-Core
 
-from megatron_moevement.testing.bad_input import run_tiny  # noqa: E402
+from tests.harness.bad_input import run_tiny  # noqa: E402
 
 
 @pytest.fixture(scope="session")

@@ -22,12 +22,12 @@ from megatron_moevement.settings.precision import Precision
 from megatron_moevement.settings.rank_monitor import RankMonitoring
 from megatron_moevement.settings.restart import InProcessRestart
 from megatron_moevement.settings.run import Run
-from megatron_moevement.testing.tiny_job import tiny_arguments
 from megatron_moevement.training.arguments import build_parser, parse
 from megatron_moevement.training.data.arguments import DataFlags
 from megatron_moevement.training.presets import PRESETS
 from megatron_moevement.training.refusals import REFUSALS
 from megatron_moevement.training.reporting.arguments import LoggingConfig
+from tests.harness.tiny_job import tiny_arguments
 
 FROZEN = Path(__file__).with_name("flags.txt")
 PACKAGE = Path(megatron_moevement.__file__).parent

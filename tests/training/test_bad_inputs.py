@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from megatron_moevement.cli import main as command
-from megatron_moevement.testing.bad_input import only_line, refusal, run_tiny, tree
-from megatron_moevement.testing.tiny_job import TINY
 from megatron_moevement.training.checkpoints import record_file
 from megatron_moevement.training.program import main
 from megatron_moevement.training.refusals import REFUSALS
+from tests.harness.bad_input import only_line, refusal, run_tiny, tree
+from tests.harness.tiny_job import TINY
 
 WORLD_SIZES = [pytest.param(1, marks=pytest.mark.slow), 2]
 """Two ranks show more than one does."""

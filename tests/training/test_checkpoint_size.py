@@ -29,7 +29,7 @@ LAYOUTS = {
 
 def save(folder, flags):
     """Saves before the first step; returns what all ranks said that they would write."""
-    from megatron_moevement.testing.tiny_job import tiny_job  # noqa: PLC0415  (needs the backend)
+    from tests.harness.tiny_job import tiny_job  # noqa: PLC0415  (needs the backend)
 
     with tiny_job(*flags) as job:
         said = sum(all_gather_json(job.durable.size_bytes(), job.device))

@@ -7,9 +7,9 @@ import pytest
 
 from megatron_moevement.errors import ExitCode
 from megatron_moevement.runtime.events import EventName, read_events
-from megatron_moevement.testing.interruption import Program, Run
-from megatron_moevement.testing.protected_run import PROGRAM
-from megatron_moevement.testing.tiny_job import TINY, tiny_arguments
+from tests.harness.interruption import Program, Run
+from tests.harness.protected_run import PROGRAM
+from tests.harness.tiny_job import TINY, tiny_arguments
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(200)]
 

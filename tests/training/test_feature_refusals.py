@@ -3,7 +3,7 @@
 import pytest
 
 from megatron_moevement.errors import UserError
-from megatron_moevement.testing.tiny_job import PLAIN, TINY, tiny_arguments
+from tests.harness.tiny_job import PLAIN, TINY, tiny_arguments
 
 PP2 = "--pipeline-model-parallel-size=2"
 BALANCING = "--moe-router-load-balancing-type"
@@ -51,7 +51,7 @@ MEGATRON_REFUSES = {
 
 def refusal(flags):
     """Returns the line with which building the job is refused."""
-    from megatron_moevement.testing.tiny_job import tiny_job  # noqa: PLC0415
+    from tests.harness.tiny_job import tiny_job  # noqa: PLC0415
 
     with pytest.raises(UserError) as refused, tiny_job(*flags):
         pass

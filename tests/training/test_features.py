@@ -11,7 +11,7 @@ import torch
 
 from megatron_moevement.runtime.commit_barrier import StopRequest
 from megatron_moevement.runtime.progress import START
-from megatron_moevement.testing.tiny_job import PLAIN, TINY
+from tests.harness.tiny_job import PLAIN, TINY
 
 pytestmark = pytest.mark.distributed
 
@@ -225,8 +225,8 @@ RUN = ("--global-batch-size=8", f"--train-iters={STEPS}")
 
 def train(base, flags):
     """Trains a few steps and returns what is known of them on this rank."""
-    from megatron_moevement.testing.tiny_job import tiny_job  # noqa: PLC0415
     from megatron_moevement.training.steps import build_datasets, open_steps  # noqa: PLC0415
+    from tests.harness.tiny_job import tiny_job  # noqa: PLC0415
 
     with tiny_job(*flags, base=base) as job:
         before, calls = job.digests(), count_forward_calls()

@@ -9,8 +9,8 @@ import pytest
 from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-from megatron_moevement.testing.bad_input import refusal, run_tiny, small_disk, tree
 from megatron_moevement.training.checkpoints import TRACKER, CheckpointFolder
+from tests.harness.bad_input import refusal, run_tiny, small_disk, tree
 
 pytestmark = pytest.mark.distributed
 

@@ -3,10 +3,10 @@
 import pytest
 from tokenizers import Tokenizer, models
 
-from megatron_moevement.testing.random_text import prepare_random_text
-from megatron_moevement.testing.tiny_job import tiny_arguments
 from megatron_moevement.training.data import content
 from megatron_moevement.training.identity import identify
+from tests.harness.random_text import prepare_random_text
+from tests.harness.tiny_job import tiny_arguments
 
 
 def test_two_tokenizer_files_of_one_size_make_two_runs(tmp_path):

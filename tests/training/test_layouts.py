@@ -37,8 +37,8 @@ def train_from(source, target, flags, steps, towards):
 
     Before that, weights whose index is `towards` modulo 3 move to the next number.
     """
-    from megatron_moevement.testing.tiny_job import tiny_job  # noqa: PLC0415
     from megatron_moevement.training.steps import build_datasets, open_steps  # noqa: PLC0415
+    from tests.harness.tiny_job import tiny_job  # noqa: PLC0415
 
     with tiny_job(*FLAGS, *flags) as job:
         if source:
@@ -64,7 +64,7 @@ def change_last_bits(job, towards):
 def first_moments(source):
     """Returns the first moment of every parameter of a checkpoint, on one rank."""
     from megatron_moevement.integrations.megatron.inventory import operator_states  # noqa: PLC0415
-    from megatron_moevement.testing.tiny_job import tiny_job  # noqa: PLC0415
+    from tests.harness.tiny_job import tiny_job  # noqa: PLC0415
 
     with tiny_job(*FLAGS) as job:
         job.durable.load(Path(source), with_optimizer=True, with_random_state=False)

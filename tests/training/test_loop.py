@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from megatron_moevement.testing.tiny_job import TINY, tiny_job
+from tests.harness.tiny_job import TINY, tiny_job
 
 pytestmark = pytest.mark.distributed
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from megatron_moevement.testing.tiny_job import PLAIN, TINY, tiny_arguments
 from megatron_moevement.training.model_description import model_description, model_differences
+from tests.harness.tiny_job import PLAIN, TINY, tiny_arguments
 
 OTHER = {
     "--num-layers 4": ["--moe-layer-freq", "--num-layers"],

@@ -10,8 +10,8 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from megatron_moevement.runtime.events import EventName, read_events
-from megatron_moevement.testing.tiny_job import TINY
 from megatron_moevement.training.program import main
+from tests.harness.tiny_job import TINY
 
 pytestmark = pytest.mark.distributed
 
@@ -174,7 +174,7 @@ def test_sequential_and_grouped_experts_share_their_checkpoints(trainer):
 
 def load_and_save(flags, source, target):
     """Saves what is loaded, without a step between."""
-    from megatron_moevement.testing.tiny_job import tiny_job  # noqa: PLC0415  (needs the backend)
+    from tests.harness.tiny_job import tiny_job  # noqa: PLC0415  (needs the backend)
 
     with tiny_job(*flags, f"--load={source}") as job:
         job.checkpoints.resume(lambda _: None)

@@ -19,9 +19,10 @@ import psutil
 import pytest
 
 from megatron_moevement.runtime.events import EventName, read_events
-from megatron_moevement.testing.combinations import CLIP_GRAD, Combination, cover
-from megatron_moevement.testing.default_run import slow_but
-from megatron_moevement.testing.interruption import (
+from megatron_moevement.training.checkpoints import CheckpointFolder
+from tests.harness.combinations import CLIP_GRAD, Combination, cover
+from tests.harness.default_run import slow_but
+from tests.harness.interruption import (
     Program,
     Run,
     Stop,
@@ -29,8 +30,7 @@ from megatron_moevement.testing.interruption import (
     kill_all,
     send,
 )
-from megatron_moevement.testing.random_text import data_flags, prepare_random_text
-from megatron_moevement.training.checkpoints import CheckpointFolder
+from tests.harness.random_text import data_flags, prepare_random_text
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(300)]
 
@@ -259,9 +259,9 @@ def test_overlapped_communication_changes_no_bit(program, uninterrupted, tmp_pat
 
 def samples_by_step(flags):
     """Returns the tokens of the samples of each step."""
-    from megatron_moevement.testing.tiny_job import tiny_job  # noqa: PLC0415
     from megatron_moevement.training.data.batches import MicroBatches  # noqa: PLC0415
     from megatron_moevement.training.steps import build_datasets  # noqa: PLC0415
+    from tests.harness.tiny_job import tiny_job  # noqa: PLC0415
 
     with tiny_job(*flags, base=()) as job:
         dataset, vocab_size = build_datasets(job).train, job.arguments.data.vocab_size

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from megatron_moevement.runtime.progress import Progress
-from megatron_moevement.testing.tiny_job import tiny_job
+from tests.harness.tiny_job import tiny_job
 
 FLAGS = ("--fp16", "--initial-loss-scale=1024", "--hysteresis=3", "--loss-scale-window=100")
 PROGRESS = Progress(committed=5, consumed_samples=60, skipped=1)

@@ -15,7 +15,7 @@ import pytest
 
 from megatron_moevement.runtime.replication.sender import FetchError, SilentPeerError
 from megatron_moevement.runtime.slots.ring_file import RingFile
-from megatron_moevement.testing.default_run import slow_but
+from tests.harness.default_run import slow_but
 
 from .conftest import DEADLINE, IDENTITY, LARGE_SHAPE, SHAPE, capture, rank_of
 

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from megatron_moevement.runtime.events import EventName
-from megatron_moevement.testing.interruption import Run, digest_differences
-from megatron_moevement.testing.losses import CELLS, Losses, Memory
-from megatron_moevement.testing.losses_run import LossesRun, plain_program, protected_program
-from megatron_moevement.testing.restarted_run import events_of
+from tests.harness.interruption import Run, digest_differences
+from tests.harness.losses import CELLS, Losses, Memory
+from tests.harness.losses_run import LossesRun, plain_program, protected_program
+from tests.harness.restarted_run import events_of
 
 pytestmark = [pytest.mark.distributed, pytest.mark.slow, pytest.mark.timeout(550)]
 

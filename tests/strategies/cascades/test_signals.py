@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from megatron_moevement.runtime.events import EventName, read_events
-from megatron_moevement.testing.fault_cover import UNTIED
-from megatron_moevement.testing.protected_run import Case
-from megatron_moevement.testing.restarted_run import restartable_program
+from tests.harness.fault_cover import UNTIED
+from tests.harness.protected_run import Case
+from tests.harness.restarted_run import restartable_program
 
 pytestmark = [pytest.mark.distributed, pytest.mark.slow, pytest.mark.timeout(300)]
 

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from megatron_moevement.runtime.events import EventName
-from megatron_moevement.testing.fault_cover import UNTIED
-from megatron_moevement.testing.fork_server import JobFailedError
-from megatron_moevement.testing.interruption import Run, digest_differences
-from megatron_moevement.testing.protected_run import Case
-from megatron_moevement.testing.restarted_run import (
+from tests.harness.fault_cover import UNTIED
+from tests.harness.fork_server import JobFailedError
+from tests.harness.interruption import Run, digest_differences
+from tests.harness.protected_run import Case
+from tests.harness.restarted_run import (
     await_step,
     events_of,
     generation_of,

@@ -1,0 +1,1 @@
+"""The tests: a package, so that linters and programs that tests start find `tests.harness`."""

@@ -1,0 +1,1 @@
+"""What tests of real jobs are made of: fork server, explorer, fuzzer, leak check, tiny job."""

@@ -1,0 +1,177 @@
+"""Window capture without a model: operators whose every value tells of which state it is."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+from typing import cast
+
+import torch
+
+from megatron_moevement.integrations.megatron.random_state import random_state
+from megatron_moevement.integrations.megatron.slot_layout import SlotLayout, slot_layouts
+from megatron_moevement.integrations.megatron.snapshots import (
+    Content,
+    LiveOperators,
+    Piece,
+    Timing,
+)
+from megatron_moevement.policy.operators import Inventory, Operator, OperatorId, OperatorKind
+from megatron_moevement.policy.placement import Placement
+from megatron_moevement.policy.ranks import LogicalRank
+from megatron_moevement.policy.ring import SlotRing, ring_capacity
+from megatron_moevement.policy.schedule import Window, WindowSchedule
+from megatron_moevement.runtime.capture import Capture
+from megatron_moevement.runtime.progress import Progress
+from megatron_moevement.runtime.replication.handshake import Session
+from megatron_moevement.runtime.replication.sender import SlotSender
+from megatron_moevement.runtime.slots.identity import StoreIdentity
+from megatron_moevement.runtime.slots.ring_file import RingFile
+from megatron_moevement.runtime.slots.slot_record import EXTRAS
+from megatron_moevement.runtime.slots.store import RingRole, RingShape, StoreDirectory
+from megatron_moevement.strategies.copies import Copies
+from megatron_moevement.strategies.scalars import SlotScalars
+from megatron_moevement.strategies.window_capture import WindowCapture
+from tests.harness.late_stream import LateStream
+
+_RANK = LogicalRank()
+_W = 3
+
+
+class TellingOperators:
+    """Three experts and a gate: masters, a moment, and a buffer that the forward pass changes."""
+
+    def __init__(self) -> None:
+        names = [OperatorId(OperatorKind.EXPERT, 0, number) for number in range(3)]
+        names.append(OperatorId(OperatorKind.GATE, 0))
+        self._bias = torch.zeros(5)
+        self._trained: list[torch.Tensor] = []
+        self._pieces: dict[tuple[OperatorId, Content], tuple[Piece, ...]] = {}
+        for size, operator in enumerate(names, start=7):
+            master, moment = torch.zeros(size), torch.zeros(size)
+            self._trained += [master, moment]
+            buffers = [Piece("bias", self._bias, torch.float32, Timing.AT_ONCE)]
+            if operator.kind is not OperatorKind.GATE:
+                buffers.clear()
+            full = [Piece("master", master, master.dtype), Piece("moment", moment, moment.dtype)]
+            self._pieces[operator, Content.FULL] = (*full, *buffers)
+            compute = Piece("master", master, torch.bfloat16)
+            self._pieces[operator, Content.COMPUTE] = (*buffers, compute)
+
+    def pieces(self, operator: OperatorId, content: Content) -> tuple[Piece, ...]:
+        """Returns the tensors of an operator."""
+        return self._pieces[operator, content]
+
+    @property
+    def operators(self) -> tuple[Operator, ...]:
+        """The operators with their bytes, ascending."""
+        names = sorted({operator for operator, _ in self._pieces})
+        return tuple(Operator(one, *(self._bytes(one, what) for what in Content)) for one in names)
+
+    def _bytes(self, operator: OperatorId, content: Content) -> int:
+        return sum(piece.size_bytes for piece in self.pieces(operator, content))
+
+    def optimize(self, step: int) -> None:
+        """Changes what an optimizer changes into S_step."""
+        for place, tensor in enumerate(self._trained):
+            tensor.copy_(torch.arange(len(tensor)) + 100.0 * step + place)
+
+    def compute(self, step: int) -> None:
+        """Changes what the forward pass of a step changes."""
+        self._bias.fill_(step + 0.5)
+
+
+class CapturedWindows:
+    """Captures the states of a job whose steps take no time, through a stream that is late."""
+
+    def __init__(self, store: StoreDirectory, sender: SlotSender, capture: Capture) -> None:
+        self._live = TellingOperators()
+        operators = self._live.operators
+        slots = {operator.id: number % _W for number, operator in enumerate(operators)}
+        self._schedule = WindowSchedule(Inventory({_RANK: operators}), _W, slots)
+        self._layouts = layouts_of(self._schedule, self._live)
+        capacity = ring_capacity(_W, 1)
+        self._ring: RingFile = store.ring(RingRole.OWN, _RANK, RingShape(capacity, 1 << 16, 6))
+        self._windows = WindowCapture(
+            capture,
+            self._ring,
+            Copies(sender, self._ring, Placement({_RANK: ()}, 0, 0), ()),
+            self._schedule,
+            self._layouts,
+            era=0,
+            ring=SlotRing(capacity),
+        )
+        self.stalls: list[timedelta] = []
+        """How long each step but the first waited."""
+
+    def run(self, steps: int) -> tuple[list[int], int]:
+        """Trains; returns the steps whose slot is not their state, and how many were looked at."""
+        checked: list[Window] = []
+        wrong: list[int] = []
+        for step in range(steps):
+            complete = self._windows.await_commit() if step else None
+            self.stalls += [self._windows.stall] if step else []
+            if complete is not None and complete not in checked:
+                wrong += self._wrong_slots(complete)
+                self._windows.drop_before(complete)
+                checked.append(complete)
+            self._live.optimize(step)
+            scalars = SlotScalars(Progress(step, 0, 0), step, (), {}, random_state())
+            self._windows.begin(step, scalars)
+            self._live.compute(step + 1)
+            assert self._windows.captured_bytes == self._schedule.bytes_by_slot[_RANK][step % _W]
+        return wrong, _W * len(checked)
+
+    def _wrong_slots(self, window: Window) -> list[int]:
+        steps = range(window.start, window.start + _W)
+        return [step for step in steps if not self._is_state(step)]
+
+    def _is_state(self, step: int) -> bool:
+        record = self._ring.record(step)
+        if record is None or self._ring.damaged_parts(record):
+            return False
+        part = record.part(EXTRAS)
+        extras = self._ring.payload(record)[part.offset : part.offset + part.size_bytes]
+        expected = TellingOperators()
+        expected.optimize(step)
+        if step:
+            expected.compute(step)
+        buffer = torch.frombuffer(self._ring.buffer(step), dtype=torch.uint8)
+        return SlotScalars.decode(bytes(extras)).progress.committed == step and all(
+            torch.equal(view, piece.live.to(piece.dtype))
+            for layout_part in self._layouts[step % _W].parts
+            for piece, view in zip(
+                expected.pieces(layout_part.operator, layout_part.content),
+                layout_part.views(buffer),
+                strict=True,
+            )
+        )
+
+
+def layouts_of(schedule: WindowSchedule, live: TellingOperators) -> tuple[SlotLayout, ...]:
+    """Returns the layouts of operators that are none of a model."""
+    return slot_layouts(schedule, _RANK, cast(LiveOperators, live))
+
+
+def capture_windows(
+    folder: str, steps: int, stream: LateStream
+) -> tuple[list[int], int, list[float]]:
+    """Captures the states of a job in a store of its own.
+
+    Args:
+        folder: of the store.
+        steps: how many states.
+        stream: that copies run on.
+
+    Returns:
+        What `CapturedWindows.run` returns, and how long steps waited, in seconds.
+    """
+    me = Session(b"the token of one process", 0, 1)
+    with (
+        StoreDirectory(Path(folder), StoreIdentity("run", "0"), 0) as store,
+        SlotSender(me, {}, deadline=timedelta(seconds=5)) as sender,
+        Capture(stream) as capture,
+    ):
+        windows = CapturedWindows(store, sender, capture)
+        wrong, checked = windows.run(steps)
+        return wrong, checked, [stall.total_seconds() for stall in windows.stalls]

@@ -1,0 +1,280 @@
+"""A job that the explorer trains: its model, its layout, its training and its protection."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from enum import Enum
+from pathlib import Path
+
+from tests.harness.combinations import ALWAYS, SETTINGS
+from tests.harness.protected_run import ALWAYS_TRAINED
+from tests.harness.random_text import data_flags
+
+HEADS = 4
+"""Attention heads of every model."""
+
+NO_ADOPTION = "--moevement-no-adoption"
+
+
+class Source(Enum):
+    """What is trained on."""
+
+    TEXT = "text"
+    """Prepared text; no two samples are the same."""
+    MOCK = "mock"
+    """Megatron's artificial data, which need no file."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """Sizes of the groups of ranks; `vpp` is 1 without interleaving.
+
+    Attributes:
+        pp: pipeline stages.
+        tp: tensor peers.
+        dp: data-parallel replicas of the dense part.
+        ep: expert-parallel ranks, of tensor and data peers together.
+        vpp: chunks of a stage.
+    """
+
+    pp: int = 1
+    tp: int = 1
+    dp: int = 1
+    ep: int = 1
+    vpp: int = 1
+
+    @property
+    def ranks(self) -> int:
+        """Ranks of the job."""
+        return self.pp * self.tp * self.dp
+
+    @property
+    def name(self) -> str:
+        """As in pp2-dp2-ep2."""
+        sizes = dataclasses.asdict(self).items()
+        return "-".join(f"{name}{size}" for name, size in sizes if size > 1) or "alone"
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """Sizes of the network.
+
+    Attributes:
+        layers_per_chunk: of every chunk of every stage.
+        more_layers: that the last stage has besides.
+        hidden: width of the residual stream.
+        ffn: width of the dense MLP.
+        expert_ffn: width of an expert.
+        experts: of a layer.
+        topk: experts of a token.
+        every: each so many layers are MoE layers.
+        shared: width of the shared experts; 0 without.
+        vocabulary: rows of the embedding.
+        sequence: tokens of a sample.
+        tied: whether the output layer is the embedding.
+    """
+
+    layers_per_chunk: int = 1
+    more_layers: int = 0
+    hidden: int = 32
+    ffn: int = 64
+    expert_ffn: int = 32
+    experts: int = 4
+    topk: int = 2
+    every: int = 1
+    shared: int = 0
+    vocabulary: int = 320
+    sequence: int = 16
+    tied: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Training:
+    """How it is trained; names are those of `combinations.SETTINGS`.
+
+    Attributes:
+        steps: of the run.
+        micro: samples of a micro-batch.
+        passes: micro-batches of a step.
+        precision: compute type.
+        optimizer: replicated or distributed, overlapped or not.
+        bucket: parameters of a bucket; 0: upstream's.
+        experts: sequential or grouped.
+        balance: of the router.
+        dropout: whether there is any.
+        z_loss: whether there is one.
+        dispatcher: of tokens.
+        recompute: what backward computes again.
+        evaluate_every: steps; 0: never.
+        save_every: steps; 0: at the end only.
+        loads: whether a launch loads what was saved.
+        source: of the samples.
+    """
+
+    steps: int = 16
+    micro: int = 1
+    passes: int = 2
+    precision: str = "fp32"
+    optimizer: str = "replicated"
+    bucket: int = 0
+    experts: str = "sequential"
+    balance: str = "aux"
+    dropout: str = "no-dropout"
+    z_loss: str = "no-z-loss"
+    dispatcher: str = "alltoall"
+    recompute: str = "stored"
+    evaluate_every: int = 0
+    save_every: int = 0
+    loads: bool = True
+    source: Source = Source.MOCK
+
+
+@dataclasses.dataclass(frozen=True)
+class Protection:
+    """How it is protected.
+
+    Attributes:
+        window: W.
+        replicas: r.
+        copies_state: whether a lost state is copied from replicas where there are any.
+        skips_frozen: whether a replay leaves out weight gradients of frozen operators.
+        logs: whether there is an upstream log.
+        adopts: whether who takes the place of a dead process takes over what that one left.
+        domain: processes of a failure domain.
+    """
+
+    window: int = 4
+    replicas: int = 1
+    copies_state: bool = True
+    skips_frozen: bool = True
+    logs: bool = True
+    adopts: bool = True
+    domain: int = 1
+
+    @property
+    def domain_flags(self) -> tuple[str, ...]:
+        """What puts processes into failure domains: no flags of the training program."""
+        return (f"--domain-size={self.domain}",) if self.domain > 1 else ()
+
+
+@dataclasses.dataclass(frozen=True)
+class DrawnJob:
+    """All of it."""
+
+    layout: Layout = Layout()
+    model: Model = Model()
+    training: Training = Training()
+    protection: Protection = Protection()
+
+    @property
+    def layers(self) -> int:
+        """Layers of the model."""
+        return (
+            self.layout.pp * self.layout.vpp * self.model.layers_per_chunk + self.model.more_layers
+        )
+
+    @property
+    def copies(self) -> int:
+        """Copies of each slot: no two of them, nor the original, in one failure domain."""
+        domains = -(-self.layout.ranks // self.protection.domain)
+        return min(self.protection.replicas, domains - 1)
+
+    @property
+    def protected_from(self) -> int:
+        """A step whose commit means that a window is persisted: the ring has no more room."""
+        return 2 * self.protection.window + 1
+
+    def training_flags(self, text: Path) -> tuple[str, ...]:
+        """Returns the flags that decide bits; saving, protection and paths are not among them.
+
+        Args:
+            text: prefix of prepared text.
+        """
+        return (
+            *ALWAYS,
+            *ALWAYS_TRAINED,
+            *self._model_flags(),
+            *self._layout_flags(),
+            *self._training_flags(),
+            *self._data_flags(text),
+        )
+
+    def protection_flags(self) -> tuple[str, ...]:
+        """Returns the flags of its protection, places and faults excepted."""
+        protection = self.protection
+        flags = [
+            "--moevement-strategy=moevement",
+            f"--moevement-window={protection.window}",
+            f"--moevement-replicas={protection.replicas}",
+        ]
+        flags += [] if protection.copies_state else ["--moevement-no-replica-copy"]
+        flags += [] if protection.skips_frozen else ["--moevement-no-frozen-skip"]
+        flags += [] if protection.logs else ["--moevement-no-upstream-log"]
+        flags += [] if protection.adopts else [NO_ADOPTION]
+        return tuple(flags)
+
+    def saving_flags(self, folder: Path) -> tuple[str, ...]:
+        """Returns the flags of its durable checkpoints.
+
+        Args:
+            folder: theirs.
+        """
+        flags = [f"--save={folder}"]
+        flags += [f"--save-interval={self.training.save_every}"] if self.training.save_every else []
+        flags += [f"--load={folder}"] if self.training.loads else []
+        return tuple(flags)
+
+    def _model_flags(self) -> Iterator[str]:
+        model = self.model
+        yield f"--num-layers={self.layers}"
+        yield f"--hidden-size={model.hidden}"
+        yield f"--ffn-hidden-size={model.ffn}"
+        yield f"--moe-ffn-hidden-size={model.expert_ffn}"
+        yield f"--num-experts={model.experts}"
+        yield f"--moe-router-topk={model.topk}"
+        yield f"--moe-layer-freq={model.every}"
+        yield f"--seq-length={model.sequence}"
+        if model.topk == 1 and self.training.balance != "bias":  # upstream demands it
+            yield "--moe-router-pre-softmax"
+        if model.shared:
+            yield f"--moe-shared-expert-intermediate-size={model.shared}"
+        if not model.tied:
+            yield "--untie-embeddings-and-output-weights"
+
+    def _layout_flags(self) -> Iterator[str]:
+        layout = self.layout
+        yield f"--pipeline-model-parallel-size={layout.pp}"
+        yield f"--expert-model-parallel-size={layout.ep}"
+        if layout.tp > 1:
+            yield f"--tensor-model-parallel-size={layout.tp}"
+            yield "--sequence-parallel"
+            yield "--expert-tensor-parallel-size=1"
+        if layout.vpp > 1:
+            yield f"--num-virtual-stages-per-pipeline-rank={layout.vpp}"
+        if self.model.more_layers:
+            last = self.model.layers_per_chunk * layout.vpp + self.model.more_layers
+            yield f"--decoder-last-pipeline-num-layers={last}"
+
+    def _training_flags(self) -> Iterator[str]:
+        training = self.training
+        yield f"--train-iters={training.steps}"
+        yield f"--micro-batch-size={training.micro}"
+        yield f"--global-batch-size={training.micro * training.passes * self.layout.dp}"
+        for name in ("precision", "optimizer", "experts", "balance", "dropout", "dispatcher"):
+            yield from SETTINGS[name][getattr(training, name)].split()
+        yield from SETTINGS["z-loss"][training.z_loss].split()
+        yield from SETTINGS["recompute"][training.recompute].split()
+        if training.bucket:
+            yield f"--ddp-bucket-size={training.bucket}"
+        if training.evaluate_every:
+            yield "--eval-iters=1"
+            yield f"--eval-interval={training.evaluate_every}"
+
+    def _data_flags(self, text: Path) -> tuple[str, ...]:
+        vocabulary = self.model.vocabulary
+        rows = f"--make-vocab-size-divisible-by={vocabulary}"
+        if self.training.source is Source.TEXT:
+            return (*data_flags(text), rows)
+        words = f"--vocab-size={vocabulary - 1}"  # and one that ends a document
+        return ("--mock-data", "--tokenizer-type=NullTokenizer", words, rows)
