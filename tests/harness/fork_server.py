@@ -14,7 +14,6 @@ runs in the rank; `fork_server_job` is the job as the test process sees it.
 
 from __future__ import annotations
 
-import inspect
 import os
 import shutil
 import socket
@@ -169,7 +168,7 @@ class ForkServer:
         **options: Unpack[JobOptions],
     ) -> Job:
         """Starts what `run_program` runs and returns while it runs."""
-        target = Target(TargetKind.PROGRAM, str(Path(path).resolve()), source_file=None)
+        target = Target(TargetKind.PROGRAM, str(Path(path).resolve()))
         return self._start(target, list(argv), world_size, options)
 
     def _start(
@@ -220,6 +219,4 @@ def _function_target(function: Callable[..., Any]) -> Target:
     module, name = function.__module__, function.__qualname__
     if module == "__main__" or "." in name or "<" in name:
         raise ValueError(f"ranks can't import {module}:{name}; give a function of a module")
-    return Target(
-        TargetKind.FUNCTION, f"{module}:{name}", source_file=inspect.getsourcefile(function)
-    )
+    return Target(TargetKind.FUNCTION, f"{module}:{name}")

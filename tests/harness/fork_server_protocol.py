@@ -42,8 +42,6 @@ class Target:
 
     kind: TargetKind
     name: str
-    source_file: str | None
-    """Where the module of a function is, for modules that no import path leads to."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import atexit
 import faulthandler
 import importlib
-import importlib.util
 import json
 import os
 import random
@@ -21,7 +20,6 @@ import socket
 import sys
 import threading
 import traceback
-from types import ModuleType
 from typing import NoReturn
 
 from tests.harness.fork_server_protocol import EXIT_RAISED, JobSpec, TargetKind
@@ -131,28 +129,12 @@ def _run_target(job: JobSpec, rank: int) -> int:
 
 def _call_function(job: JobSpec, rank: int) -> None:
     module_name, _, name = job.target.name.partition(":")
-    function = getattr(_import(module_name, job.target.source_file), name)
+    function = getattr(importlib.import_module(module_name), name)
     value = json.dumps(function(*job.arguments))
     path = job.value_path(rank)
     partial = path.with_suffix(".partial")
     partial.write_text(value, encoding="utf-8")
     os.replace(partial, path)
-
-
-def _import(name: str, source_file: str | None) -> ModuleType:
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError:
-        if source_file is None:
-            raise
-    # pytest's importlib mode loads test modules that are on no import path.
-    spec = importlib.util.spec_from_file_location(name, source_file)
-    if spec is None or spec.loader is None:
-        raise ModuleNotFoundError(f"{source_file} is no Python module")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 def _run_program(path: str, argv: list[str]) -> None:
