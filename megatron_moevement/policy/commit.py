@@ -6,7 +6,6 @@ what makes an interrupted step repeatable and a finished one applicable later.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from enum import Enum
 
 from megatron_moevement.policy.persistence import Acknowledgements
@@ -159,9 +158,3 @@ def is_current(sent_in: int, generation: int) -> bool:
         generation: the receiver's.
     """
     return sent_in == generation
-
-
-def lag_of(window: Window, learnt_at: Mapping[Window, int]) -> int | None:
-    """Returns L: the steps from a window's last capture to the one at which it is persisted."""
-    step = learnt_at.get(window)
-    return None if step is None else step - window.last

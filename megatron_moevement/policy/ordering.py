@@ -1,4 +1,4 @@
-"""Ordering: which operators should be FULL early in the window, and when to order them anew."""
+"""Ordering: which operators should be FULL early in the window."""
 
 from __future__ import annotations
 
@@ -13,12 +13,6 @@ from megatron_moevement.policy.operators import OperatorId, OperatorKind
 Popularity = Mapping[OperatorId, float]
 """For each expert how often it is activated, reduced over data- and expert-parallel ranks."""
 
-CHANGED_FREQUENCY = (1, 10)
-"""Relative change of an expert's activation frequency that counts, as a fraction (section 3.5)."""
-
-CHANGED_EXPERTS = (1, 4)
-"""Part of the experts whose frequency must have changed, as a fraction (section 3.5)."""
-
 
 class Ordering(Enum):
     """How experts are ordered; each value is a choice of `--moevement-order`."""
@@ -30,28 +24,9 @@ class Ordering(Enum):
     SOFT = "soft"
     """By the sum of the gating probabilities (appendix on ordering)."""
     DECAYED = "decayed"
-    """By a moving average of the counts, see `decay` (appendix on ordering)."""
+    """By a moving average of the counts (appendix on ordering)."""
     CAPACITY = "capacity"
     """By counts relative to the expert's capacity (appendix on ordering)."""
-
-
-def decay(previous: Popularity, counts: Popularity, alpha: float) -> dict[OperatorId, float]:
-    """Returns the time-decayed popularity after one more step.
-
-    Args:
-        previous: popularity before the step; experts that are missing start from 0.
-        counts: tokens routed to each expert in the step.
-        alpha: how much of the past stays, `0 <= alpha < 1`.
-
-    Raises:
-        ValueError: alpha lies outside of its range.
-    """
-    if not 0 <= alpha < 1:
-        raise ValueError(f"alpha {alpha} must be at least 0 and less than 1")
-    return {
-        expert: alpha * previous.get(expert, 0.0) + (1 - alpha) * counts.get(expert, 0.0)
-        for expert in previous.keys() | counts.keys()
-    }
 
 
 def order_operators(
@@ -111,34 +86,3 @@ def _relative_to_capacity(
             raise ValueError(f"{expert} needs a positive capacity, has {capacity}")
         relative[expert] = popularity.get(expert, 0.0) / capacity
     return relative
-
-
-def must_reorder(ordered_by: Popularity, current: Popularity) -> bool:
-    """Returns whether activation frequencies have moved too far from those of the schedule.
-
-    They have when the frequency of at least 25 % of the experts changed by over 10 % of what it
-    was. A frequency is an expert's part of all activations of its layer. An expert without
-    activations changes by being activated. Counts are compared as they are, without division, so
-    that integers decide exactly (section 3.5).
-
-    Args:
-        ordered_by: popularity that the schedule in force was made with.
-        current: popularity now, of the same kind.
-    """
-    experts = ordered_by.keys() | current.keys()
-    before, now = _layer_totals(ordered_by), _layer_totals(current)
-    changed = 0
-    for expert in experts:
-        # old = a / b and new = c / d, so |new - old| > 10 % of old when |c b - a d| > 10 % of a d
-        old = ordered_by.get(expert, 0) * now.get(expert.layer, 0)
-        new = current.get(expert, 0) * (before.get(expert.layer, 0) or 1)
-        changed += abs(new - old) * CHANGED_FREQUENCY[1] > old * CHANGED_FREQUENCY[0]
-    needed = len(experts) * CHANGED_EXPERTS[0]
-    return bool(experts) and changed * CHANGED_EXPERTS[1] >= needed
-
-
-def _layer_totals(popularity: Popularity) -> dict[int | None, float]:
-    totals: dict[int | None, float] = {}
-    for expert in sorted(popularity, key=attrgetter("number")):  # sums of floats need one order
-        totals[expert.layer] = totals.get(expert.layer, 0) + popularity[expert]
-    return totals

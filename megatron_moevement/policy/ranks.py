@@ -102,11 +102,6 @@ class Layout:
         pp, dp = divmod(number, self.dp)
         return LogicalRank(pp, dp, tp, cp, ep)
 
-    def number_of(self, rank: LogicalRank) -> int:
-        """Returns Megatron's global rank of a logical rank; the inverse of `rank_at`."""
-        data = (rank.pp * self.dp + rank.dp) * self.ep + rank.ep
-        return (data * self.cp + rank.cp) * self.tp + rank.tp
-
     @cached_property
     def ranks(self) -> tuple[LogicalRank, ...]:
         """All logical ranks by Megatron's global rank."""
@@ -120,20 +115,6 @@ class Layout:
     def expert_parallel_rank(self, rank: LogicalRank) -> int:
         """Returns which part of each layer's experts a rank holds, `0 <= part < ep`."""
         return (rank.cp + self.cp * (rank.dp * self.ep + rank.ep)) % self.ep
-
-    def dense_replicas(self, rank: LogicalRank) -> tuple[LogicalRank, ...]:
-        """Returns the ranks that hold what `rank` holds of the non-expert part, itself included.
-
-        They reduce its gradients together; with the distributed optimizer each keeps a shard.
-        """
-        return tuple(other for other in self.stage_ranks(rank.pp) if other.tp == rank.tp)
-
-    def expert_replicas(self, rank: LogicalRank) -> tuple[LogicalRank, ...]:
-        """Returns the ranks that hold what `rank` holds of the experts, itself included."""
-        part = self.expert_parallel_rank(rank)
-        return tuple(
-            other for other in self.dense_replicas(rank) if self.expert_parallel_rank(other) == part
-        )
 
     def experts_of(self, rank: LogicalRank, num_experts: int) -> range:
         """Returns the global numbers of the experts of each layer that a rank holds.

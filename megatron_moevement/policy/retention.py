@@ -42,19 +42,6 @@ def retain(persisted: Window | None, first_step: int) -> Retention:
     )
 
 
-def needed_log_steps(window: Window, target: int) -> range:
-    """Returns the steps whose logs a recovery from `window` to S_target reads: (start, target].
-
-    Raises:
-        ValueError: the target lies before the window's start.
-    """
-    if target < window.start:
-        raise ValueError(
-            f"step {target} can't be reached from a window that starts at {window.start}"
-        )
-    return range(window.start + 1, target + 1)
-
-
 def max_replayed_steps(window: int, lag: int) -> int:
     """Returns how many steps a recovery replays at most, the redo of the interrupted one apart.
 

@@ -62,16 +62,6 @@ class SlotRing:
         """Whether the next capture has to wait; the wait counts as stall."""
         return len(self.steps) == self.capacity
 
-    def buffer_of(self, step: int) -> int:
-        """Returns the number of the buffer that S_step lies in, `0 <= buffer < capacity`.
-
-        Raises:
-            KeyError: the ring does not hold the slot.
-        """
-        if step not in self.steps:
-            raise KeyError(f"slot of step {step} is not held, only {self.steps}")
-        return step % self.capacity
-
     def captured(self) -> SlotRing:
         """Returns the ring after the capture of S_next_step.
 
@@ -86,13 +76,3 @@ class SlotRing:
         """Returns the ring without the slots of S_k, k < step."""
         oldest = min(max(self.oldest, step), self.next_step)
         return dataclasses.replace(self, oldest=oldest)
-
-    def rewound(self, step: int) -> SlotRing:
-        """Returns the ring of a rank that goes back to S_step and captures from S_step on again.
-
-        Raises:
-            ValueError: S_step lies before the oldest slot or after the next one.
-        """
-        if not self.oldest <= step <= self.next_step:
-            raise ValueError(f"can't go back to step {step}: {self.steps} are held")
-        return dataclasses.replace(self, next_step=step)

@@ -1,8 +1,7 @@
-"""Spares: which idle process takes which lost logical rank, and whose left store it may adopt."""
+"""Spares: which idle process takes which lost logical rank."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 
 from megatron_moevement.policy.placement import Host
@@ -35,28 +34,3 @@ def assign_spares(
         if rank not in assigned and spares:
             assigned[rank] = spares.pop(0).process
     return assigned
-
-
-@dataclasses.dataclass(frozen=True)
-class StoreHeader:
-    """What a store in shared memory says of itself.
-
-    Attributes:
-        run_id: of the job that wrote it.
-        layout_digest: fingerprint of the layout and the operators.
-        format_version: of the file.
-        rank: the logical rank whose process wrote it.
-    """
-
-    run_id: str
-    layout_digest: str
-    format_version: int
-    rank: LogicalRank
-
-
-def may_adopt(left: StoreHeader, own: StoreHeader) -> bool:
-    """Returns whether a process may go on with a store that another one left behind.
-
-    Only the header is judged here; every slot and log in it still needs a valid checksum.
-    """
-    return left == own

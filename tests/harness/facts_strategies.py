@@ -128,7 +128,7 @@ def second_faults(draw: DrawFn, layouts: SearchStrategy[Layout] = LAYOUTS) -> Ca
     grown = max(job.step, job.window + job.lag + draw(st.integers(0, job.window)))
     job = dataclasses.replace(job, step=grown, spares=job.spares + 2, replicas=job.replicas + 1)
     lost = draw(st.sampled_from(job.layout.ranks))
-    facts = without_processes(job.facts(), {job.layout.number_of(lost)})
+    facts = without_processes(job.facts(), {job.layout.ranks.index(lost)})
     reached: dict[int, Reached] = dict.fromkeys(range(job.layout.pp), (job.step, None))
     case = _with_target(Case(job, facts, _without_stages(reached, {lost.pp})))
     case = draw(st.sampled_from([case, _with_damage(draw, case)]))

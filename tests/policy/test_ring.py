@@ -33,9 +33,8 @@ def test_no_two_slots_that_are_held_share_a_buffer(capacity, events):
                 ring.captured()
         else:
             ring = ring.captured()
-        buffers = [ring.buffer_of(step) for step in ring.steps]
-        assert len(set(buffers)) == len(buffers)
-        assert all(0 <= buffer < capacity for buffer in buffers)
+        buffers = {step % capacity for step in ring.steps}
+        assert len(buffers) == len(ring.steps)
 
 
 @given(st.integers(1, 6), st.integers(0, 4), st.integers(1, 5))
@@ -46,26 +45,6 @@ def test_training_never_waits_while_acknowledgements_keep_to_the_lag(window, lag
         complete = step - (window - 1) - lag  # first step of the window persisted now
         if complete >= 0 and complete % window == 0:
             ring = ring.dropped_before(complete)
-
-
-def test_a_recovery_captures_over_what_it_replays():
-    ring = SlotRing(4, oldest=2, next_step=6)
-    assert ring.is_full
-    again = ring.rewound(4)
-    assert list(again.steps) == [2, 3]
-    assert again.captured().buffer_of(4) == ring.buffer_of(4)
-
-
-@pytest.mark.parametrize("step", [1, 7])
-def test_a_ring_goes_back_only_to_what_it_holds(step):
-    with pytest.raises(ValueError, match="can't go back"):
-        SlotRing(4, oldest=2, next_step=6).rewound(step)
-
-
-@pytest.mark.parametrize("step", [1, 6])
-def test_only_held_slots_have_a_buffer(step):
-    with pytest.raises(KeyError, match="not held"):
-        SlotRing(4, oldest=2, next_step=6).buffer_of(step)
 
 
 @pytest.mark.parametrize(("oldest", "next_step"), [(1, 0), (0, 5)])
