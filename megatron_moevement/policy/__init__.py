@@ -1,1 +1,1 @@
-"""Decides: windows, replicas, logs, plans and lifecycle as pure functions of frozen data."""
+"""Decides: windows, replicas, logs and plans as pure functions of frozen data."""

@@ -7,12 +7,11 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from megatron_moevement.policy.commit import Command
-from megatron_moevement.policy.lifecycle import Phase
 from megatron_moevement.policy.operators import OperatorId
 from megatron_moevement.policy.persistence import SlotKey
 from megatron_moevement.settings.faults import Place
 from megatron_moevement.testing.world import arithmetic
-from megatron_moevement.testing.world.process import At, Commands, Process, Run, Until
+from megatron_moevement.testing.world.process import At, Commands, Phase, Process, Run, Until
 from megatron_moevement.testing.world.reference import scaler_of
 from megatron_moevement.testing.world.scenario import Links
 from megatron_moevement.testing.world.store import StoredSlot
@@ -92,7 +91,7 @@ class Commits:
         yield At(Place.OPTIMIZERS)
         self._apply(process, run, operators[half:])
         yield At(Place.AFTER_OPTIMIZERS)
-        if run.plan is not None and process.lifecycle.phase is Phase.SETTLING:
+        if run.plan is not None and process.phase is Phase.SETTLING:
             yield At(Place.ROLL_FORWARD)
 
     def _apply(self, process: Process, run: Run, operators: Iterable[OperatorId]) -> None:
@@ -122,7 +121,7 @@ class Commits:
 
     def _forget_left(self, process: Process, run: Run) -> None:
         """Removes what others left, once nothing of it can be needed any more."""
-        is_returning = process.lifecycle.phase is not Phase.TRAINING
+        is_returning = process.phase is not Phase.TRAINING
         may_forget = self._world.policies.may_forget_left
         if process.has_left and may_forget(run.agreed_persisted, is_returning=is_returning):
             process.has_left = False

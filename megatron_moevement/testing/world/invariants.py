@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from megatron_moevement.policy.facts import Condition, Facts, LiveState, ProcessFacts
-from megatron_moevement.policy.lifecycle import Phase
 from megatron_moevement.policy.operators import OperatorId, OperatorKind
 from megatron_moevement.policy.persistence import SlotKey
 from megatron_moevement.policy.plan import Ending, Origin, Plan, Verdict, WindowEdges
@@ -20,7 +19,7 @@ from megatron_moevement.testing.world.live import SlotContent
 from megatron_moevement.testing.world.log_invariants import LogInvariants
 from megatron_moevement.testing.world.plan_sources import has_sources
 from megatron_moevement.testing.world.policies import slot_contents
-from megatron_moevement.testing.world.process import Process
+from megatron_moevement.testing.world.process import Phase, Process
 from megatron_moevement.testing.world.violations import ViolationError, require
 from megatron_moevement.testing.world.work_invariants import WorkInvariants
 
@@ -65,7 +64,7 @@ class Invariants:
             require(max(steps) - min(steps) <= 1, "4 committed", "ranks have committed", steps)
         for number in self._moved:
             process = self._world.processes[number]
-            if process.alive and process.lifecycle.phase is Phase.TRAINING:
+            if process.alive and process.phase is Phase.TRAINING:
                 self.logs.reach_back(process, self.persisted(process.store.era))
         self._moved.clear()
 
@@ -83,7 +82,7 @@ class Invariants:
         recorded = live is None or live.step <= store.committed
         require(recorded, "4 recorded", process, "is beyond", store.committed, "of its journal")
         self._equals_reference(process)
-        if process.lifecycle.phase is Phase.TRAINING:
+        if process.phase is Phase.TRAINING:
             self.logs.landed(process)
 
     def _equals_reference(self, process: Process) -> None:

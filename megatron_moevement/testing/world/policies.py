@@ -16,7 +16,6 @@ from megatron_moevement.policy import (
     commit,
     edges,
     eras,
-    lifecycle,
     persistence,
     placement,
     recovery,
@@ -95,4 +94,3 @@ class Policies:
     repair_placement: Callable[..., placement.Placement] = placement.repair_placement
     replace_holder: Callable[..., placement.Placement] = placement.replace_holder
     plan_replication: Callable[..., replication.ReplicationPlan] = replication.plan_replication
-    advance: Callable[..., lifecycle.Lifecycle] = lifecycle.advance

@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 import operator
 from collections.abc import Callable, Generator, Sequence
+from enum import Enum
 from typing import Any
 
 from megatron_moevement.policy.boundary import BoundaryTag
 from megatron_moevement.policy.commit import Abort
 from megatron_moevement.policy.facts import Condition, LiveState, ProcessFacts
-from megatron_moevement.policy.lifecycle import Lifecycle
 from megatron_moevement.policy.persistence import Acknowledgements, SlotKey
 from megatron_moevement.policy.placement import Host
 from megatron_moevement.policy.plan import Plan
@@ -92,6 +92,15 @@ Commands = Generator[Wait, Any, None]
 Program = Commands
 
 
+class Phase(Enum):
+    """What a process is doing, as far as it makes a difference here."""
+
+    RECOVERING = "recovering"
+    SETTLING = "settling"
+    TRAINING = "training"
+    ENDED = "ended"
+
+
 @dataclasses.dataclass
 class Run:
     """What a rank has in hand of the step it works on: gone when the step is committed.
@@ -153,7 +162,8 @@ class Process:
         holders: who keeps copies of its slots.
         damaged: own slots that were found damaged in this generation, before they were sent.
         capturing: the slot whose copy to the host is under way.
-        lifecycle: where it is.
+        phase: what it is doing.
+        generation: that it is part of.
         program: what it executes.
         wait: what the program waits for.
         mailbox: boundary tensors that arrived.
@@ -172,7 +182,8 @@ class Process:
     holders: tuple[int, ...] = ()
     damaged: set[SlotKey] = dataclasses.field(default_factory=set)
     capturing: SlotKey | None = None
-    lifecycle: Lifecycle = dataclasses.field(default_factory=Lifecycle)
+    phase: Phase = Phase.RECOVERING
+    generation: int = 0
     program: Program | None = None
     wait: Wait | None = None
     mailbox: dict[BoundaryTag, int] = dataclasses.field(default_factory=dict)
@@ -186,11 +197,6 @@ class Process:
     has_left: bool = True
     alive: bool = True
     hung: bool = False
-
-    @property
-    def generation(self) -> int:
-        """The generation that it is part of."""
-        return self.lifecycle.generation
 
     @property
     def host(self) -> Host:

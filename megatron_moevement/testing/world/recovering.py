@@ -7,7 +7,6 @@ from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
 from megatron_moevement.policy.facts import Facts, ProcessFacts
-from megatron_moevement.policy.lifecycle import Event, event_of
 from megatron_moevement.policy.persistence import SlotKey
 from megatron_moevement.policy.plan import Origin, Plan, Verdict, WindowEdges
 from megatron_moevement.policy.ring import SlotRing, ring_capacity
@@ -19,6 +18,7 @@ from megatron_moevement.testing.world.process import (
     Commands,
     Join,
     Pass,
+    Phase,
     Process,
     Program,
     Run,
@@ -47,9 +47,7 @@ def recover(world: World, process: Process, members: tuple[int, ...]) -> Program
     process.has_left = True
     plan = yield from _agree(world, process, members)
     yield At(Place.PLAN)
-    event = event_of(plan, process.rank)
     if plan.verdict is Verdict.ABORT:
-        process.lifecycle = world.policies.advance(process.lifecycle, event)
         yield from _end(world, process, plan)
         return
     if plan.verdict is Verdict.ROLLBACK:
@@ -61,19 +59,16 @@ def recover(world: World, process: Process, members: tuple[int, ...]) -> Program
     if plan.verdict is not Verdict.ROLLBACK:
         yield from settle(world, process, plan, members, loaded)
     yield Pass()
-    process.lifecycle = world.policies.advance(process.lifecycle, event)
+    process.phase = Phase.RECOVERING
     yield from _come_to_target(world, process, plan, members)
     yield Join(("replayed",), members, process.number, None, len)
-    if event is not Event.LOADS:
+    if plan.verdict is not Verdict.ROLLBACK:
         _go_on(world, process, plan)
-    if event is Event.SERVES:
-        process.lifecycle = world.policies.advance(process.lifecycle, Event.SERVED)
     yield At(Place.REPROTECT)
     yield from protect(world, process, members, plan.epoch)
     if process.rank is None:
-        process.lifecycle = world.policies.advance(process.lifecycle, Event.PROTECTED_SPARE)
         return
-    process.lifecycle = world.policies.advance(process.lifecycle, Event.PROTECTED)
+    process.phase = Phase.TRAINING
     world.invariants.resumed(process, plan)
     if process.live is not None and process.ring.next_step == process.live.step:
         yield from world.commits.capture(process)
@@ -91,13 +86,11 @@ def _come_to_target(
     if plan.edges is WindowEdges.KEPT and not plan.is_from_durable and stands and not is_copied:
         assert live is not None
         yield from complete(world, process, plan, live.step)
-    event = event_of(plan, process.rank)
-    if event is Event.LOADS:
+    if plan.verdict is Verdict.ROLLBACK:
         yield from _load(world, process, plan)
-    elif event is Event.REPLAYS:
+    elif process.rank is not None and process.rank.pp in plan.start_of:
         if not plan.is_from_durable:
             yield from _fetch(world, process, plan)
-        process.lifecycle = world.policies.advance(process.lifecycle, Event.FETCHED)
         yield from _replay(world, process, plan)
 
 
@@ -127,7 +120,7 @@ def _agree(world: World, process: Process, members: tuple[int, ...]) -> Generato
         era = world.policies.next_era((each.era for each in facts.processes), beginning.time)
         plan = dataclasses.replace(plan, era=era)
         world.invariants.left.goes_back(plan)
-    process.lifecycle = world.policies.advance(process.lifecycle, Event.AGREED)
+    process.phase = Phase.SETTLING
     if found is not None:
         world.note_plan(plan)
     return plan
@@ -182,7 +175,7 @@ def _end(world: World, process: Process, plan: Plan) -> Commands:
     if plan.is_flush:
         yield Sleep(FACTS_TIME)
         world.machines.flush(process)
-        process.lifecycle = world.policies.advance(process.lifecycle, Event.FLUSHED)
+    process.phase = Phase.ENDED
     world.restarts.ended(plan.reason)
 
 
@@ -208,7 +201,6 @@ def _load(world: World, process: Process, plan: Plan) -> Commands:
         store.committed = plan.target
     store.rank, store.schedule = process.rank, process.schedule
     process.ring = SlotRing(process.ring.capacity, plan.target, plan.target)
-    process.lifecycle = world.policies.advance(process.lifecycle, Event.LOADED)
 
 
 def _go_on(world: World, process: Process, plan: Plan) -> None:
@@ -320,7 +312,6 @@ def _replay(world: World, process: Process, plan: Plan) -> Commands:
     if process.live.window is not None and plan.target >= process.live.window.last:
         process.live.window = None
     world.invariants.replayed(process, plan)
-    process.lifecycle = world.policies.advance(process.lifecycle, Event.REPLAYED)
 
 
 def _activate(world: World, process: Process, plan: Plan, step: int) -> Commands:

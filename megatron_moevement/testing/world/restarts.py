@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 
 from megatron_moevement.policy.boundary import BoundaryTag, Direction
 from megatron_moevement.policy.commit import Abort
-from megatron_moevement.policy.lifecycle import Event
 from megatron_moevement.policy.newest_state import Durable
 from megatron_moevement.policy.ranks import LogicalRank
 from megatron_moevement.policy.ring import SlotRing, ring_capacity
-from megatron_moevement.testing.world.process import Join, Process, Receive
+from megatron_moevement.testing.world.process import Join, Phase, Process, Receive
 from megatron_moevement.testing.world.recovering import recover
 
 if TYPE_CHECKING:
@@ -89,8 +88,6 @@ class Restarts:
                 index=offset,
             )
             world.processes[number] = process
-            event = Event.STARTED_SPARE if rank is None else Event.STARTED
-            process.lifecycle = world.policies.advance(process.lifecycle, event)
             if rank is not None:
                 self._domain_of[rank] = domain
         world.has_trained = False
@@ -105,7 +102,7 @@ class Restarts:
         world = self._world
         if not process.alive:
             return
-        world.report(f"{process} dies, {process.lifecycle.phase.value}")
+        world.report(f"{process} dies, {process.phase.value}")
         process.alive = False
         self._stop(process)
         world.invariants.work.lost(process.domain)
@@ -156,7 +153,7 @@ class Restarts:
         process.store.drop_unlanded(world.clock.now)
         process.damaged.clear()
         process.abort = Abort.NONE
-        process.lifecycle = world.policies.advance(process.lifecycle, Event.INTERRUPTED, generation)
+        process.phase, process.generation = Phase.RECOVERING, generation
 
     def _let_run_on(self, process: Process) -> None:
         """Aborts what a process waits for: a stream may run on with garbage for a moment."""

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from megatron_moevement.policy.boundary import BoundarySend, BoundaryTag, Direction
 from megatron_moevement.policy.commit import Command
-from megatron_moevement.policy.lifecycle import Event
 from megatron_moevement.settings.faults import Place
 from megatron_moevement.testing.world import arithmetic
 from megatron_moevement.testing.world.arithmetic import Local
@@ -16,6 +15,7 @@ from megatron_moevement.testing.world.process import (
     Commands,
     Join,
     Pass,
+    Phase,
     Process,
     Program,
     Receive,
@@ -45,7 +45,7 @@ def train(world: World, process: Process) -> Program:
         yield from run_step(world, process, run)
     name = ("finish", process.live.step)
     yield Join(name, shape.layout.ranks, process.rank, None, len)
-    process.lifecycle = world.policies.advance(process.lifecycle, Event.FINISHED)
+    process.phase = Phase.ENDED
     world.finished = True
 
 

@@ -7,7 +7,6 @@ import random
 from typing import Any
 
 from megatron_moevement.policy.boundary import Direction
-from megatron_moevement.policy.lifecycle import Phase
 from megatron_moevement.policy.operators import OperatorId
 from megatron_moevement.policy.plan import Plan
 from megatron_moevement.policy.ranks import LogicalRank
@@ -23,7 +22,16 @@ from megatron_moevement.testing.world.invariants import Invariants
 from megatron_moevement.testing.world.machines import Machines
 from megatron_moevement.testing.world.network import Network
 from megatron_moevement.testing.world.policies import Policies
-from megatron_moevement.testing.world.process import At, Join, Pass, Process, Receive, Sleep, Until
+from megatron_moevement.testing.world.process import (
+    At,
+    Join,
+    Pass,
+    Phase,
+    Process,
+    Receive,
+    Sleep,
+    Until,
+)
 from megatron_moevement.testing.world.reference import Reference
 from megatron_moevement.testing.world.replicator import Replicator
 from megatron_moevement.testing.world.restarts import Restarts
@@ -99,7 +107,7 @@ class World:
         return [
             process
             for process in self.processes.values()
-            if process.alive and process.lifecycle.phase is not Phase.ENDED
+            if process.alive and process.phase is not Phase.ENDED
         ]
 
     def run(self) -> Outcome:
@@ -127,9 +135,7 @@ class World:
         return self.outcome
 
     def _standstill(self) -> str:
-        waits = [
-            f"{process} {process.lifecycle.phase.value}: {process.wait}" for process in self.live
-        ]
+        waits = [f"{process} {process.phase.value}: {process.wait}" for process in self.live]
         return "nothing moves any more\n" + "\n".join(waits)
 
     def resume(self, process: Process, value: Any = None) -> None:
