@@ -39,25 +39,6 @@ class BoundaryTag:
     micro_batch: int
 
 
-@dataclasses.dataclass(frozen=True)
-class BoundarySend:
-    """One send as the pipeline schedule sees it.
-
-    Attributes:
-        tag: what is sent.
-        buffer: the place among the schedule's in-flight buffers that it lies in. Places are used
-            again within a step, so this names nothing.
-    """
-
-    tag: BoundaryTag
-    buffer: int
-
-
-def log_tag(send: BoundarySend) -> BoundaryTag:
-    """Returns the name under which a sender logs a boundary tensor."""
-    return send.tag
-
-
 def is_ring(layout: Layout) -> bool:
     """Returns whether the last stage also sends to the first one: with interleaved chunks."""
     return layout.chunks > 1 and layout.pp > 1

@@ -11,7 +11,6 @@ import dataclasses
 import re
 from enum import Enum
 
-from megatron_moevement.policy.commit import Command
 from megatron_moevement.policy.fault_schedule import FaultKind
 
 _SPEC = re.compile(
@@ -21,12 +20,8 @@ _SPEC = re.compile(
 _FORM = "[KIND:]STEP:PLACE[@RANKS][#GENERATION]"
 
 
-def _command(command: Command) -> str:
-    return command.name.lower().replace("_", "-")
-
-
 class Place(Enum):
-    """A place in a step where a fault can strike; commands have their names in the policy.
+    """A place in a step where a fault can strike.
 
     The step is k where S_(k-1) becomes S_k, ordinary or replayed. A slot belongs to the step whose
     state it captures. The places from `connect` on lie in a start or a recovery, not in a step:
@@ -35,34 +30,34 @@ class Place(Enum):
 
     FORWARD = "forward"
     """Before the forward pass of a micro-batch in the middle."""
-    FORWARD_BACKWARD = _command(Command.FORWARD_BACKWARD)
+    FORWARD_BACKWARD = "forward-backward"
     """Between forward and backward of a micro-batch in the middle."""
     BOUNDARY_SEND = "boundary-send"
     """After that forward pass, before the next tensor is sent over a stage boundary."""
     BACKWARD = "backward"
     """At the beginning of the backward pass of that micro-batch."""
-    FINALIZE = _command(Command.FINALIZE)
+    FINALIZE = "finalize"
     """Before the gradients are reduced over the stage."""
     AFTER_FINALIZE = "after-finalize"
-    PREPARE = _command(Command.PREPARE)
+    PREPARE = "prepare"
     """Before the gradients are unscaled and their norm is computed."""
-    BARRIER = _command(Command.BARRIER)
+    BARRIER = "barrier"
     """In front of the commit barrier."""
     AFTER_BARRIER = "after-barrier"
-    COMMIT = _command(Command.COMMIT)
+    COMMIT = "commit"
     """In the commit section, before the optimizers."""
-    OPTIMIZERS = _command(Command.OPTIMIZERS)
+    OPTIMIZERS = "optimizers"
     """Between the first optimizer and what follows it; not in a step that overflowed."""
     AFTER_OPTIMIZERS = "after-optimizers"
-    LEDGER = _command(Command.LEDGER)
+    LEDGER = "ledger"
     """Before the journal holds the step."""
-    COMMITTED = _command(Command.COMMITTED)
+    COMMITTED = "committed"
     """Once the journal holds the step."""
     GATHER = "gather"
     """After the commit, before the parameters are gathered."""
     WINDOW_EDGE = "window-edge"
     """Behind the commit of a step that begins a window, before its first slot is begun."""
-    CAPTURE = _command(Command.CAPTURE)
+    CAPTURE = "capture"
     """When the buffer of the slot is invalid, before the first copy."""
     COPY = "copy"
     """In the middle of the copies of a slot."""

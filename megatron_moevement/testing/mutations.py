@@ -6,11 +6,9 @@ Production code knows nothing of them: a mutation exchanges one policy for a wro
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
-from megatron_moevement.policy import commit, placement, recovery
-from megatron_moevement.policy.boundary import BoundarySend, BoundaryTag
-from megatron_moevement.policy.commit import Command, EarlyState, Fate
+from megatron_moevement.policy import placement, recovery
 from megatron_moevement.policy.facts import Condition, Facts, LiveState
 from megatron_moevement.policy.operators import OperatorId
 from megatron_moevement.policy.peer_trouble import Remedy
@@ -21,6 +19,11 @@ from megatron_moevement.policy.ranks import LogicalRank
 from megatron_moevement.policy.retention import Retention, retain
 from megatron_moevement.policy.schedule import Window, WindowSchedule
 from megatron_moevement.testing.world.policies import Policies
+from megatron_moevement.testing.world.step_model import (
+    ROLL_FORWARD_SECTION,
+    TRAINING_STEP,
+    Command,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,14 +80,6 @@ def _move_edge(plan: Plan, schedule: WindowSchedule) -> WindowSchedule:
     if plan.verdict is Verdict.RESUME:
         return schedule
     return dataclasses.replace(schedule, epoch=plan.epoch, first_step=plan.target)
-
-
-def _keep(kept: EarlyState) -> Callable[[Fate], frozenset[EarlyState]]:
-    return lambda fate: commit.put_back(fate) - {kept}
-
-
-def _log_by_buffer(send: BoundarySend) -> BoundaryTag:
-    return dataclasses.replace(send.tag, micro_batch=send.buffer)
 
 
 def _target_is_minimum(facts: Facts) -> Plan | None:
@@ -188,7 +183,7 @@ def _same_domain(hosts: list[Host], replicas: int, strictness: object = None) ->
 
 
 def _without(command: Command) -> tuple[Command, ...]:
-    return tuple(each for each in commit.TRAINING_STEP if each is not command)
+    return tuple(each for each in TRAINING_STEP if each is not command)
 
 
 def _ignore_what_new_ones_found(facts: Facts) -> Plan | None:
@@ -216,8 +211,6 @@ class _DamageOverlooked(Acknowledgements):
         return ()
 
 
-_CLIP_EARLY = (*commit.TRAINING_STEP[:-1], Command.CLIP, Command.COMMIT)
-_SECTION_WITHOUT_CLIP = commit.COMMIT_SECTION[1:]
 _RECORD = {Command.LEDGER, Command.COMMITTED}
 
 MUTATIONS: tuple[Mutation, ...] = (
@@ -277,26 +270,6 @@ MUTATIONS: tuple[Mutation, ...] = (
         Policies(votes_suffice=lambda came, members: came <= members),
     ),
     Mutation(
-        "expert-bias-not-put-back",
-        "an interrupted step leaves its change of expert_bias",
-        Policies(put_back=_keep(EarlyState.EXPERT_BIAS)),
-    ),
-    Mutation(
-        "second-scaler-not-put-back",
-        "an interrupted step leaves its change of the expert optimizer's loss scaler",
-        Policies(put_back=_keep(EarlyState.EXPERT_SCALER)),
-    ),
-    Mutation(
-        "clip-applied-twice",
-        "gradients are clipped before the commit section, and by a roll-forward again",
-        Policies(training_step=_CLIP_EARLY, commit_section=_SECTION_WITHOUT_CLIP),
-    ),
-    Mutation(
-        "log-tag-by-buffer",
-        "a boundary tensor is logged under the buffer that it lies in",
-        Policies(log_tag=_log_by_buffer),
-    ),
-    Mutation(
         "target-is-minimum",
         "everybody goes back to the oldest step that a survivor committed last",
         Policies(plan_start=_target_is_minimum),
@@ -316,7 +289,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "a survivor publishes the state that it rolled forward to before its journal has the step",
         Policies(
             roll_forward_section=tuple(
-                command for command in commit.ROLL_FORWARD_SECTION if command not in _RECORD
+                command for command in ROLL_FORWARD_SECTION if command not in _RECORD
             )
         ),
     ),
@@ -344,11 +317,6 @@ MUTATIONS: tuple[Mutation, ...] = (
         "first-window-done-again",
         "a fault before a window is persisted costs the steps since the job began",
         Policies(plan_start=_forget_ledger_of_first_window),
-    ),
-    Mutation(
-        "abort-not-checked",
-        "a rank commits on the result of an aborted barrier",
-        Policies(may_commit=lambda step, agreed_step, abort: agreed_step == step),
     ),
     Mutation(
         "log-gaps-ignored",
@@ -383,7 +351,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "room-not-awaited",
         "a rank votes although its ring has no room for the slot",
-        Policies(training_step=_without(Command.AWAIT_ROOM)),
+        Policies(may_vote=lambda ring, acknowledgements: True),
     ),
 )
 

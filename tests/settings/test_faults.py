@@ -3,9 +3,9 @@
 import pytest
 
 from megatron_moevement.errors import UserError
-from megatron_moevement.policy.commit import COMMIT_SECTION, TRAINING_STEP
 from megatron_moevement.policy.fault_schedule import FaultKind
 from megatron_moevement.settings.faults import Fault, Place
+from megatron_moevement.testing.world.step_model import COMMIT_SECTION, TRAINING_STEP
 from tests.harness.tiny_job import tiny_arguments
 
 

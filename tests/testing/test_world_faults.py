@@ -9,7 +9,6 @@ from collections import Counter
 
 import pytest
 
-from megatron_moevement.policy import commit
 from megatron_moevement.policy.plan import Verdict, WindowEdges
 from megatron_moevement.policy.ranks import Layout
 from megatron_moevement.policy.recovery import plan_start
@@ -50,15 +49,18 @@ def watch(scenario):
     """Runs a world and looks at it whenever a rank may commit."""
     seen = Watched()
 
-    def may_commit(step, agreed_step, abort):
-        seen.commits.setdefault(step, world.outcome.ticks)
-        for process in world.live:
-            owners = Counter(key.owner for key in process.store.slots)
-            seen.slots = max(seen.slots, *owners.values(), 0)
-            seen.logs = max(seen.logs, len(process.store.logs))
-        return commit.may_commit(step, agreed_step, abort)
+    world = World(scenario)
+    execute = world.commits.execute
 
-    world = World(scenario, Policies(may_commit=may_commit))
+    def commit(process, run, section):
+        seen.commits.setdefault(run.step, world.outcome.ticks)
+        for each in world.live:
+            owners = Counter(key.owner for key in each.store.slots)
+            seen.slots = max(seen.slots, *owners.values(), 0)
+            seen.logs = max(seen.logs, len(each.store.logs))
+        return execute(process, run, section)
+
+    world.commits.execute = commit
     seen.outcome = world.run()
     assert seen.outcome.aborted is None
     return seen

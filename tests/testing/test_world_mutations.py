@@ -85,7 +85,7 @@ def test_a_world_is_kept_of_every_wrong_decision():
     assert {each.mutation for each in kept} >= set(NAMES)
 
 
-@pytest.mark.parametrize("name", ["expert-bias-not-put-back", "target-is-minimum", "eras-mixed"])
+@pytest.mark.parametrize("name", ["roll-forward-skipped", "target-is-minimum", "eras-mixed"])
 def test_shrinking_makes_a_world_smaller_that_fails_alike(name):
     policies = mutation_named(name).policies
     failure = first_failure(name)

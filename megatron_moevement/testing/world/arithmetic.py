@@ -95,7 +95,7 @@ def reduce(history: History, shape: Shape, contributions: Mapping[LogicalRank, L
 
 
 def apply_gradient(
-    history: History, full: int, gradient: int, scalars: tuple[int, int, int, int]
+    history: History, full: int, gradient: int, scalars: tuple[int, int, int]
 ) -> int:
     """Returns FULL of an operator after one optimizer step.
 
@@ -103,7 +103,7 @@ def apply_gradient(
         history: of the world.
         full: FULL before.
         gradient: reduced gradient.
-        scalars: loss scale that the gradient was unscaled with, how often it was clipped, gradient
-            norm, and the step for learning rate and weight decay.
+        scalars: loss scale that the gradient was unscaled with, gradient norm, and the step for
+            learning rate and weight decay.
     """
     return history.of("update", full, gradient, *scalars)

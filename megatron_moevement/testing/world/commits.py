@@ -6,14 +6,15 @@ import dataclasses
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from megatron_moevement.policy.commit import Command
 from megatron_moevement.policy.operators import OperatorId
 from megatron_moevement.policy.persistence import SlotKey
 from megatron_moevement.settings.faults import Place
 from megatron_moevement.testing.world import arithmetic
+from megatron_moevement.testing.world.live import Live
 from megatron_moevement.testing.world.process import At, Commands, Phase, Process, Run, Until
-from megatron_moevement.testing.world.reference import scaler_of
+from megatron_moevement.testing.world.reference import Entry, scaler_of
 from megatron_moevement.testing.world.scenario import Links
+from megatron_moevement.testing.world.step_model import Command
 from megatron_moevement.testing.world.store import StoredSlot
 
 if TYPE_CHECKING:
@@ -60,9 +61,8 @@ class Commits:
         live, entry, store = process.live, run.entry, process.store
         assert live is not None
         assert entry is not None
-        if command is Command.CLIP:
-            run.clips += 1
-        elif command is Command.SCHEDULES:
+        if command is Command.SCHEDULES:
+            self._apply_held_back(live, run, entry)
             live.cursor = self._world.history.of("cursor", live.cursor)
             live.step = run.step
         elif command is Command.LEDGER:
@@ -94,6 +94,18 @@ class Commits:
         if run.plan is not None and process.phase is Phase.SETTLING:
             yield At(Place.ROLL_FORWARD)
 
+    def _apply_held_back(self, live: Live, run: Run, entry: Entry) -> None:
+        """Changes what finalizing and preparing would have changed before the barrier."""
+        history, reduced = self._world.history, run.reduced
+        assert reduced is not None
+        for gate, bias in live.bias.items():
+            if gate in live.active:
+                live.bias[gate] = history.of("bias update", bias, reduced.tokens[gate])
+        live.scalers = [
+            history.of("scaler update", scaler, found)
+            for scaler, found in zip(live.scalers, entry.found_inf, strict=True)
+        ]
+
     def _apply(self, process: Process, run: Run, operators: Iterable[OperatorId]) -> None:
         live, entry, reduced = process.live, run.entry, run.reduced
         assert live is not None
@@ -106,7 +118,7 @@ class Commits:
                     self._world.history,
                     live.active[operator],
                     reduced.gradients[operator],
-                    (run.scales[which], run.clips, entry.norm, run.step),
+                    (live.scalers[which], entry.norm, run.step),
                 )
 
     def _learn(self, process: Process, run: Run) -> None:

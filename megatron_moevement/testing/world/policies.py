@@ -12,7 +12,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 
 from megatron_moevement.policy import (
     adoption,
-    boundary,
     commit,
     edges,
     eras,
@@ -24,13 +23,6 @@ from megatron_moevement.policy import (
     rollforward,
     spares,
 )
-from megatron_moevement.policy.boundary import BoundarySend, BoundaryTag
-from megatron_moevement.policy.commit import (
-    COMMIT_SECTION,
-    ROLL_FORWARD_SECTION,
-    TRAINING_STEP,
-    Command,
-)
 from megatron_moevement.policy.facts import Facts
 from megatron_moevement.policy.operators import OperatorId
 from megatron_moevement.policy.peer_trouble import Remedy, Trouble
@@ -38,6 +30,11 @@ from megatron_moevement.policy.plan import Plan
 from megatron_moevement.policy.ranks import LogicalRank
 from megatron_moevement.policy.retention import Retention
 from megatron_moevement.policy.schedule import Window, WindowSchedule
+from megatron_moevement.testing.world.step_model import (
+    ROLL_FORWARD_SECTION,
+    TRAINING_STEP,
+    Command,
+)
 
 
 def persisted_for_all(
@@ -61,13 +58,10 @@ class Policies:
     """The decisions, by what they are about."""
 
     training_step: tuple[Command, ...] = TRAINING_STEP
-    commit_section: tuple[Command, ...] = COMMIT_SECTION
     roll_forward_section: tuple[Command, ...] = ROLL_FORWARD_SECTION
     settling: tuple[rollforward.Settling, ...] = rollforward.SETTLING
-    may_commit: Callable[[int, int, commit.Abort], bool] = commit.may_commit
     votes_suffice: Callable[[int, int], bool] = operator.eq
     may_vote: Callable[..., bool] = commit.may_vote
-    put_back: Callable[[commit.Fate], frozenset[commit.EarlyState]] = commit.put_back
     is_current: Callable[[int, int], bool] = commit.is_current
     newest_persisted: Callable[[Window | None, Window | None], Window | None] = (
         commit.newest_persisted
@@ -81,7 +75,6 @@ class Policies:
     trouble_after: Callable[[Trouble | None, float, float, str], Trouble] = Trouble.after
     remedy: Callable[[Trouble, float], Remedy] = Trouble.remedy
     retain: Callable[[Window | None, int], Retention] = retention.retain
-    log_tag: Callable[[BoundarySend], BoundaryTag] = boundary.log_tag
     slot_contents: Callable[
         [WindowSchedule, LogicalRank, int], tuple[frozenset[OperatorId], frozenset[OperatorId]]
     ] = slot_contents

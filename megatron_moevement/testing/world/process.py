@@ -9,7 +9,6 @@ from enum import Enum
 from typing import Any
 
 from megatron_moevement.policy.boundary import BoundaryTag
-from megatron_moevement.policy.commit import Abort
 from megatron_moevement.policy.facts import Condition, LiveState, ProcessFacts
 from megatron_moevement.policy.persistence import Acknowledgements, SlotKey
 from megatron_moevement.policy.placement import Host
@@ -108,14 +107,9 @@ class Run:
     Attributes:
         step: the step.
         plan: the plan under which it is replayed, None in training.
-        saved_bias: `expert_bias` at the start of the step.
-        saved_scalers: loss scalers at the start of the step.
         local: its own gradients.
         reduced: the reduced ones.
         entry: what goes into the ledger.
-        scales: what the gradients were unscaled with.
-        clips: how often the gradients were clipped.
-        agreed_step: the step that the barrier's result spoke of.
         agreed_persisted: the window that it told to be persisted.
         agreed_copies: the fewest copies of a slot of that window, as it told.
         finished: whether the gradients are complete, reduced and logged.
@@ -124,14 +118,9 @@ class Run:
 
     step: int
     plan: Plan | None = None
-    saved_bias: dict[Any, int] = dataclasses.field(default_factory=dict)
-    saved_scalers: tuple[int, ...] = ()
     local: Local | None = None
     reduced: Reduced | None = None
     entry: Entry | None = None
-    scales: tuple[int, ...] = ()
-    clips: int = 0
-    agreed_step: int = -1
     agreed_persisted: Window | None = None
     agreed_copies: int = 0
     finished: bool = False
@@ -167,7 +156,6 @@ class Process:
         program: what it executes.
         wait: what the program waits for.
         mailbox: boundary tensors that arrived.
-        abort: whether its process groups were aborted.
     """
 
     number: int
@@ -187,7 +175,6 @@ class Process:
     program: Program | None = None
     wait: Wait | None = None
     mailbox: dict[BoundaryTag, int] = dataclasses.field(default_factory=dict)
-    abort: Abort = Abort.NONE
     machine: str = ""
     index: int = 0
     is_new: bool = True

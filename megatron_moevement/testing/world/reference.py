@@ -149,7 +149,7 @@ def commit_reference(history: History, state: Live, reduced: Reduced, entry: Ent
                 history,
                 full,
                 reduced.gradients[operator],
-                (state.scalers[which], 1, entry.norm, step),
+                (state.scalers[which], entry.norm, step),
             )
     for gate, bias in state.bias.items():
         after.bias[gate] = history.of("bias update", bias, reduced.tokens[gate])

@@ -6,11 +6,10 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from megatron_moevement.policy.boundary import BoundaryTag, Direction
-from megatron_moevement.policy.commit import Abort
 from megatron_moevement.policy.newest_state import Durable
 from megatron_moevement.policy.ranks import LogicalRank
 from megatron_moevement.policy.ring import SlotRing, ring_capacity
-from megatron_moevement.testing.world.process import Join, Phase, Process, Receive
+from megatron_moevement.testing.world.process import Phase, Process, Receive
 from megatron_moevement.testing.world.recovering import recover
 
 if TYPE_CHECKING:
@@ -152,7 +151,6 @@ class Restarts:
         self._stop(process)
         process.store.drop_unlanded(world.clock.now)
         process.damaged.clear()
-        process.abort = Abort.NONE
         process.phase, process.generation = Phase.RECOVERING, generation
 
     def _let_run_on(self, process: Process) -> None:
@@ -160,7 +158,6 @@ class Restarts:
         world, wait, run = self._world, process.wait, process.run
         if run is None or process.rank is None or world.random.random() < 0.5 or process.hung:
             return
-        process.abort = Abort.SEEN
         if isinstance(wait, Receive):
             garbage = world.history.of("garbage", process.number, run.step)
             for part in world.shape.parts[process.rank]:
@@ -171,8 +168,6 @@ class Restarts:
                         stage = world.shape.part_stage(receiver)
                         late = 10 * world.random.random()
                         world.network.send_boundary(process, stage, tag, garbage, late)
-        elif isinstance(wait, Join) and wait.name[0] == "barrier":
-            world.resume(process, (run.step, {}))
 
     def _begin(self, launch: int) -> None:
         """Begins a generation with everybody who is left."""

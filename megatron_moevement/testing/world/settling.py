@@ -6,11 +6,10 @@ import dataclasses
 from collections.abc import Generator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from megatron_moevement.policy.commit import EarlyState, Fate
 from megatron_moevement.policy.plan import Plan
 from megatron_moevement.policy.rollforward import Settling
 from megatron_moevement.testing.world.live import Live
-from megatron_moevement.testing.world.process import Commands, Join, Pass, Process, Run, Sleep, Wait
+from megatron_moevement.testing.world.process import Commands, Join, Pass, Process, Sleep, Wait
 from megatron_moevement.testing.world.reference import Entry
 from megatron_moevement.testing.world.store import Store
 
@@ -47,7 +46,7 @@ def settle(
         elif action is Settling.GIVE_UP and rank is not None and plan.gives_up(rank.pp):
             process.live = None
         elif action is Settling.RESET:
-            _reset(world, process)
+            process.run = None
             yield Sleep(RESET_TIME * (1 + 9 * world.random.random()))
         elif action is Settling.JOURNAL:
             yield from _write_journal(world, process, plan, ledger)
@@ -64,13 +63,6 @@ def _roll_forward(
     if run is not None and live is not None and not live.torn and step == run.step:
         run.entry, run.plan = ledger.entries[step], plan
         yield from world.commits.execute(process, run, world.policies.roll_forward_section)
-
-
-def _reset(world: World, process: Process) -> None:
-    run, live = process.run, process.live
-    if run is not None and live is not None and not live.torn:
-        _put_back(world, live, run)
-    process.run = None
 
 
 def _share_ledger(
@@ -108,14 +100,3 @@ def _write_journal(world: World, process: Process, plan: Plan, ledger: LeftLedge
         world.commits.drop(process)
     if process.schedule.epoch != plan.epoch and plan.ledger_source is not None:
         process.schedule = world.processes[plan.ledger_source].schedule
-
-
-def _put_back(world: World, live: Live, run: Run) -> None:
-    put_back = world.policies.put_back(Fate.REPEATED)
-    if not run.saved_scalers:
-        return
-    if EarlyState.EXPERT_BIAS in put_back:
-        live.bias = dict(run.saved_bias)
-    for place, scaler in enumerate((EarlyState.DENSE_SCALER, EarlyState.EXPERT_SCALER)):
-        if scaler in put_back:
-            live.scalers[place] = run.saved_scalers[place]

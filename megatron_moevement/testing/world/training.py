@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
-from megatron_moevement.policy.boundary import BoundarySend, BoundaryTag, Direction
-from megatron_moevement.policy.commit import Command
+from megatron_moevement.policy.boundary import BoundaryTag, Direction
 from megatron_moevement.settings.faults import Place
 from megatron_moevement.testing.world import arithmetic
 from megatron_moevement.testing.world.arithmetic import Local
@@ -25,13 +24,13 @@ from megatron_moevement.testing.world.process import (
     Wait,
 )
 from megatron_moevement.testing.world.reference import Entry
+from megatron_moevement.testing.world.step_model import COMMIT_SECTION, Command
 from megatron_moevement.testing.world.store import LoggedTensor
 
 if TYPE_CHECKING:
     from megatron_moevement.testing.world.world import World
 
 COMPUTE_TIME = 1.0
-CLIP_TIME = 0.3
 LOG_COPY_TIME = 0.3
 LOG_FETCH_TIME = 0.4
 
@@ -51,10 +50,8 @@ def train(world: World, process: Process) -> Program:
 
 def run_step(world: World, process: Process, run: Run) -> Commands:
     """Executes one step up to its commit; everything before the commit may be interrupted."""
-    policies = world.policies
     process.run = run
-    run.agreed_step = run.step
-    for command in policies.training_step:
+    for command in world.policies.training_step:
         if command in _PLACES:
             yield At(_PLACES[command])
         if command is Command.BARRIER:
@@ -64,19 +61,11 @@ def run_step(world: World, process: Process, run: Run) -> Commands:
 
 
 def _commit(world: World, process: Process, run: Run) -> Commands:
-    run.finished = True
-    if world.policies.may_commit(run.step, run.agreed_step, process.abort):
-        yield from world.commits.execute(process, run, world.policies.commit_section)
-        yield Pass()
-    assert process.live is not None
-    if process.live.step != run.step:
-        yield Until(lambda: False, "the restart")
+    yield from world.commits.execute(process, run, COMMIT_SECTION)
+    yield Pass()
 
 
-def _save_early_state(world: World, process: Process, run: Run) -> Commands:
-    assert process.live is not None
-    run.saved_bias = dict(process.live.bias)
-    run.saved_scalers = tuple(process.live.scalers)
+def _begin(world: World, process: Process, run: Run) -> Commands:
     if run.plan is not None:
         run.entry = process.store.ledger[run.step]
     return
@@ -142,11 +131,10 @@ def _forward_backward(world: World, process: Process, run: Run) -> Commands:
 def _send(world: World, process: Process, run: Run, tag: BoundaryTag, value: int) -> Commands:
     """Sends a boundary tensor and logs it; a replay sends only to neighbours that replay too."""
     yield At(Place.BOUNDARY_SEND)
-    send = BoundarySend(tag, buffer=0)
     landed_at = world.clock.now + LOG_COPY_TIME * (1 + 9 * world.random.random() ** 2)
     run.logged_at = max(run.logged_at, landed_at)
     logged = LoggedTensor(value, landed_at)
-    process.store.logs.setdefault(tag.step, {})[world.policies.log_tag(send)] = logged
+    process.store.logs.setdefault(tag.step, {})[tag] = logged
     receiver = world.shape.part_stage(tag.receiver)
     if run.plan is None or run.plan.start(receiver) < run.step:
         world.network.send_boundary(process, receiver, tag, value)
@@ -167,9 +155,7 @@ def _receive(
         yield Until(lambda: False, "the restart")
     assert neighbour is not None
     yield At(Place.SERVE_LOG, neighbour.number)
-    logged = neighbour.store.logs.get(tag.step, {}).get(
-        world.policies.log_tag(BoundarySend(tag, buffer=0))
-    )
+    logged = neighbour.store.logs.get(tag.step, {}).get(tag)
     if logged is None or not logged.intact:
         world.report(f"{process} finds no intact {tag} in the log of {neighbour}")
         world.restarts.restart_soon()
@@ -191,12 +177,6 @@ def _reduce_gradients(world: World, process: Process, run: Run) -> Commands:
 
 
 def _finalize(world: World, process: Process, run: Run) -> Commands:
-    live, reduced = process.live, run.reduced
-    assert live is not None
-    assert reduced is not None
-    for gate in live.bias:
-        if gate in live.active:
-            live.bias[gate] = world.history.of("bias update", live.bias[gate], reduced.tokens[gate])
     yield At(Place.AFTER_FINALIZE)
 
 
@@ -217,14 +197,6 @@ def _gradient_norm(world: World, process: Process, run: Run) -> Commands:
 
 
 def _prepare(world: World, process: Process, run: Run) -> Commands:
-    live, entry = process.live, run.entry
-    assert live is not None
-    assert entry is not None
-    run.scales = tuple(live.scalers)
-    live.scalers = [
-        world.history.of("scaler update", scaler, found)
-        for scaler, found in zip(live.scalers, entry.found_inf, strict=True)
-    ]
     return
     yield
 
@@ -258,21 +230,14 @@ def _barrier(world: World, process: Process, run: Run) -> Commands:
     copies = acknowledgements.fewest_copies(process.store.persisted)
     name = ("barrier", run.step, ranks[0].pp, len(ranks))
 
-    def combine(votes: dict[Any, Any]) -> tuple[int, dict[Any, Any]]:
-        return run.step, votes
-
     suffice = world.policies.votes_suffice
-    run.agreed_step, votes = yield Join(name, ranks, rank, (vote, copies), combine, suffice)
+    votes: dict[Any, Any]
+    votes = yield Join(name, ranks, rank, (vote, copies), dict, suffice)
     yield At(Place.AFTER_BARRIER)
     if run.plan is None:
         windows = {voter: window for voter, (window, _) in votes.items()}
         run.agreed_persisted = world.policies.persisted(windows, ranks, rank)
         run.agreed_copies = min((each for _, each in votes.values()), default=0)
-
-
-def _clip(world: World, process: Process, run: Run) -> Commands:
-    run.clips += 1
-    yield Sleep(CLIP_TIME)
 
 
 _PLACES = {
@@ -283,7 +248,7 @@ _PLACES = {
 """Where production has a fault place in front of a command."""
 
 _HANDLERS: dict[Command, Callable[[World, Process, Run], Commands]] = {
-    Command.SAVE_EARLY_STATE: _save_early_state,
+    Command.BEGIN: _begin,
     Command.FORWARD_BACKWARD: _forward_backward,
     Command.REDUCE_GRADIENTS: _reduce_gradients,
     Command.FINALIZE: _finalize,
@@ -294,5 +259,4 @@ _HANDLERS: dict[Command, Callable[[World, Process, Run], Commands]] = {
     Command.AWAIT_ROOM: _await_room,
     Command.BARRIER: _barrier,
     Command.COMMIT: _commit,
-    Command.CLIP: _clip,
 }
