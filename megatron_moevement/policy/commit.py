@@ -1,6 +1,8 @@
-"""The commit of a step: who may vote for it, and what it tells of windows and of messages."""
+"""The commit of a step: who may vote for it, and what the barrier tells of windows."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from megatron_moevement.policy.persistence import Acknowledgements
 from megatron_moevement.policy.ring import SlotRing
@@ -18,6 +20,31 @@ def may_vote(ring: SlotRing, acknowledgements: Acknowledgements) -> bool:
         return True
     complete = acknowledgements.newest_complete()
     return complete is not None and complete.start > ring.oldest
+
+
+def coverage_vote(window_start: int, copies: int) -> tuple[int, int]:
+    """Returns what a rank brings to the barrier, where the greatest of each number counts.
+
+    A window is persisted when every logical rank's every slot of it has all its acknowledgements:
+    the oldest of the ranks' windows, with the fewest copies that any slot has. No rank may take
+    this decision from its own acknowledgements: ranks that drop the previous window at different
+    steps leave nothing that all can recover from. Source: section 3.2.
+
+    Args:
+        window_start: start of the window that `newest_complete` gave; negative where there is none.
+        copies: the fewest copies of a slot of that window.
+    """
+    return -window_start, -copies
+
+
+def agreed_coverage(greatest: Sequence[int]) -> tuple[int, int]:
+    """Returns the start of the newest persisted window, negative where there is none, and copies.
+
+    Args:
+        greatest: the greatest of what the ranks brought, number by number.
+    """
+    window_start, copies = greatest
+    return -window_start, -copies
 
 
 def newest_persisted(former: Window | None, agreed: Window | None) -> Window | None:

@@ -2,27 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from megatron_moevement.policy.facts import Facts
-from megatron_moevement.policy.plan import Plan, WindowEdges
-from megatron_moevement.policy.schedule import WindowSchedule
-
-
-def schedule_after(plan: Plan, schedule: WindowSchedule) -> WindowSchedule:
-    """Returns the schedule that is in force once a plan is carried out.
-
-    A replay captures the slots of the window in flight again under that window's own schedule: a
-    moved edge would pin the old window for ever where faults come closer than W steps. Only where
-    no window is left to replay from, a first one begins anew.
-    """
-    if plan.edges is WindowEdges.KEPT:
-        return schedule
-    return dataclasses.replace(schedule, epoch=plan.epoch, first_step=plan.first_captured)
+from megatron_moevement.policy.plan import Plan
 
 
 def windows_start(plan: Plan, facts: Facts) -> int:
     """Returns the first step of a window of the schedule that a plan goes on with.
+
+    A replay captures the slots of the window in flight again under that window's own schedule: a
+    moved edge would pin the old window for ever where faults come closer than W steps.
 
     Args:
         plan: what is carried out.

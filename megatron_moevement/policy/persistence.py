@@ -177,29 +177,3 @@ class Acknowledgements:
         """Returns the complete windows that no incomplete one precedes, ascending."""
         windows = sorted({slot.window for slot in self.owing})
         return list(itertools.takewhile(self.is_complete, windows))
-
-
-def persisted_window(
-    reported: Mapping[LogicalRank, Window | None], ranks: Iterable[LogicalRank]
-) -> Window | None:
-    """Returns the newest window that is persisted, a property of the job.
-
-    A window is persisted when every logical rank's every slot of it has all its acknowledgements.
-    No rank may take this decision from its own acknowledgements: ranks that drop the previous
-    window at different steps leave nothing that all can recover from. Source: section 3.2.
-
-    Args:
-        reported: for each logical rank the window that `newest_complete` gave at the same step.
-        ranks: all logical ranks of the job.
-
-    Returns:
-        The oldest of the reported windows; None while a rank has reported none.
-    """
-    oldest: Window | None = None
-    for rank in ranks:
-        window = reported.get(rank)
-        if window is None:
-            return None
-        if oldest is None or window < oldest:
-            oldest = window
-    return oldest

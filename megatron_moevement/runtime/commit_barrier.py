@@ -14,6 +14,8 @@ from enum import IntEnum
 import torch
 import torch.distributed as dist
 
+from megatron_moevement.policy.commit import agreed_coverage, coverage_vote
+
 
 class StopRequest(IntEnum):
     """Why a rank wants the job to end after this step; the greatest wins."""
@@ -110,8 +112,7 @@ def _encode(vote: Vote) -> list[int]:
         loss,
         vote.num_tokens,
         int(vote.stop),
-        -vote.window_start,
-        -vote.copies,
+        *coverage_vote(vote.window_start, vote.copies),
         *equal_everywhere,
         *(-value for value in equal_everywhere),
     ]
@@ -144,7 +145,8 @@ class CommitBarrier:
         votes = torch.tensor([*state, *streams, *times], dtype=torch.int64, device=self._device)
         dist.all_reduce(votes, op=dist.ReduceOp.MAX, group=self._group)
         reduced = votes.tolist()
-        loss, num_tokens, stop, window, copies, *both = reduced[: len(state)]
+        loss, num_tokens, stop, window, few, *both = reduced[: len(state)]
+        window_start, copies = agreed_coverage((window, few))
         greatest, smallest = both[:3], [-value for value in both[3:]]
         for name, high, low in zip(
             ("step", "gradient norm", "overflow"), greatest, smallest, strict=True
@@ -158,8 +160,8 @@ class CommitBarrier:
             loss=loss_value,
             num_tokens=num_tokens,
             stop=StopRequest(stop),
-            window_start=-window,
-            copies=-copies,
+            window_start=window_start,
+            copies=copies,
             streams_alike=_are_alike(reduced[len(state) :][: len(streams)]),
             own_s=tuple(value / _PER_SECOND for value in reduced[len(state) + len(streams) :]),
         )

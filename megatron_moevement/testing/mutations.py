@@ -6,15 +6,15 @@ Production code knows nothing of them: a mutation exchanges one policy for a wro
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection
 
-from megatron_moevement.policy import placement, recovery
+from megatron_moevement.policy import edges, placement, recovery
 from megatron_moevement.policy.facts import Condition, Facts, LiveState
 from megatron_moevement.policy.operators import OperatorId
 from megatron_moevement.policy.peer_trouble import Remedy
 from megatron_moevement.policy.persistence import Acknowledgements, SlotKey
 from megatron_moevement.policy.placement import Host, Placement
-from megatron_moevement.policy.plan import Plan, Verdict
+from megatron_moevement.policy.plan import Plan
 from megatron_moevement.policy.ranks import LogicalRank
 from megatron_moevement.policy.retention import Retention, retain
 from megatron_moevement.policy.schedule import Window, WindowSchedule
@@ -53,13 +53,6 @@ def _slots_of_replica(
     )
 
 
-def _persisted_for_self(
-    reported: Mapping[LogicalRank, Window | None], ranks: Iterable[LogicalRank], own: LogicalRank
-) -> Window | None:
-    del ranks
-    return reported.get(own)
-
-
 def _retain_fewer_logs(persisted: Window | None, first_step: int) -> Retention:
     kept = retain(persisted, first_step)
     return dataclasses.replace(kept, oldest_log_step=kept.oldest_log_step + 1)
@@ -74,12 +67,6 @@ def _newest_captured_is_persisted(facts: Facts) -> Plan | None:
         dataclasses.replace(process, persisted=captured) for process in facts.processes
     )
     return recovery.plan_start(dataclasses.replace(facts, processes=processes))
-
-
-def _move_edge(plan: Plan, schedule: WindowSchedule) -> WindowSchedule:
-    if plan.verdict is Verdict.RESUME:
-        return schedule
-    return dataclasses.replace(schedule, epoch=plan.epoch, first_step=plan.target)
 
 
 def _target_is_minimum(facts: Facts) -> Plan | None:
@@ -220,9 +207,12 @@ MUTATIONS: tuple[Mutation, ...] = (
         Policies(slot_contents=_slots_of_replica),
     ),
     Mutation(
-        "persisted-per-rank",
-        "a rank takes a window for persisted when its own slots are acknowledged",
-        Policies(persisted=_persisted_for_self),
+        "persisted-for-the-first",
+        "a window counts as persisted when one rank's slots are acknowledged",
+        Policies(
+            coverage_vote=lambda window_start, copies: (window_start, -copies),
+            agreed_coverage=lambda greatest: (greatest[0], -greatest[1]),
+        ),
     ),
     Mutation(
         "complete-without-copies",
@@ -261,8 +251,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "window-edge-moved",
-        "a recovery begins a new window where training goes on",
-        Policies(schedule_after=_move_edge),
+        "the windows after a recovery begin a step earlier than those before",
+        Policies(windows_start=lambda plan, facts: max(edges.windows_start(plan, facts) - 1, 0)),
     ),
     Mutation(
         "no-commit-barrier",

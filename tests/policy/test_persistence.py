@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megatron_moevement.policy.persistence import Acknowledgements, SlotKey, persisted_window
+from megatron_moevement.policy.commit import agreed_coverage, coverage_vote
+from megatron_moevement.policy.persistence import Acknowledgements, SlotKey
 from megatron_moevement.policy.ranks import LogicalRank
 from megatron_moevement.policy.schedule import Window
 
@@ -159,16 +160,19 @@ def test_dropped_windows_are_forgotten():
     assert {key.window for key in state.owing} == set(WINDOWS[1:])
 
 
-@given(st.lists(st.sampled_from([None, *WINDOWS]), min_size=3, max_size=3))
+def agreed(*reported):
+    """Returns what the barrier tells all ranks of what each has reported."""
+    votes = [coverage_vote(*each) for each in reported]
+    return agreed_coverage([max(column) for column in zip(*votes, strict=True)])
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 3)), min_size=1, max_size=4))
 def test_a_window_is_persisted_when_the_slowest_rank_has_it(reported):
-    persisted = persisted_window(dict(zip(RANKS, reported, strict=True)), RANKS)
-    if None in reported:
-        assert persisted is None
-    else:
-        assert persisted == min(reported)
+    starts, copies = zip(*reported, strict=True)
+    assert agreed(*reported) == (min(starts), min(copies))
 
 
-@pytest.mark.parametrize("missing", RANKS)
+@pytest.mark.parametrize("missing", range(3))
 def test_a_rank_that_reports_nothing_holds_everybody_back(missing):
-    reported = {rank: WINDOWS[0] for rank in RANKS if rank != missing}
-    assert persisted_window(reported, RANKS) is None
+    reported = [(-1, 0) if rank == missing else (4, 2) for rank in range(3)]
+    assert agreed(*reported) == (-1, 0)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from megatron_moevement.policy import (
     adoption,
@@ -37,14 +37,6 @@ from megatron_moevement.testing.world.step_model import (
 )
 
 
-def persisted_for_all(
-    reported: Mapping[LogicalRank, Window | None], ranks: Iterable[LogicalRank], own: LogicalRank
-) -> Window | None:
-    """Returns what rank `own` learns from all ranks' votes: what everybody else does."""
-    del own
-    return persistence.persisted_window(reported, ranks)
-
-
 def slot_contents(
     schedule: WindowSchedule, rank: LogicalRank, slot: int
 ) -> tuple[frozenset[OperatorId], frozenset[OperatorId]]:
@@ -66,7 +58,8 @@ class Policies:
     newest_persisted: Callable[[Window | None, Window | None], Window | None] = (
         commit.newest_persisted
     )
-    persisted: Callable[..., Window | None] = persisted_for_all
+    coverage_vote: Callable[[int, int], tuple[int, int]] = commit.coverage_vote
+    agreed_coverage: Callable[[Sequence[int]], tuple[int, int]] = commit.agreed_coverage
     adopts_in: Callable[..., bool] = adoption.adopts_in
     share_of_flushed: Callable[..., tuple[int, ...]] = adoption.share_of_flushed
     may_forget_left: Callable[..., bool] = adoption.may_forget_left
@@ -81,7 +74,7 @@ class Policies:
     has_no_use_of_memory: Callable[[Facts], bool] = recovery.has_no_use_of_memory
     plan_start: Callable[[Facts], Plan | None] = recovery.plan_start
     next_era: Callable[[Iterable[int], float], int] = eras.next_era
-    schedule_after: Callable[[Plan, WindowSchedule], WindowSchedule] = edges.schedule_after
+    windows_start: Callable[[Plan, Facts], int] = edges.windows_start
     assign_spares: Callable[..., Mapping[LogicalRank, int]] = spares.assign_spares
     place_replicas: Callable[..., placement.Placement] = placement.place_replicas
     repair_placement: Callable[..., placement.Placement] = placement.repair_placement

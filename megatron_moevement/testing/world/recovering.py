@@ -6,10 +6,12 @@ import dataclasses
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
+from megatron_moevement.policy.eras import of_newest_history
 from megatron_moevement.policy.facts import Facts, ProcessFacts
 from megatron_moevement.policy.persistence import SlotKey
 from megatron_moevement.policy.plan import Origin, Plan, Verdict, WindowEdges
 from megatron_moevement.policy.ring import SlotRing, ring_capacity
+from megatron_moevement.policy.schedule import WindowSchedule
 from megatron_moevement.settings.faults import Place
 from megatron_moevement.testing.world.copying import FETCH_TIME, complete, copy_states
 from megatron_moevement.testing.world.live import Live
@@ -45,7 +47,7 @@ def recover(world: World, process: Process, members: tuple[int, ...]) -> Program
     yield Join(("started",), members, process.number, None, len)
     world.machines.open_store(process, world.restarts.restarts_in_place)
     process.has_left = True
-    plan = yield from _agree(world, process, members)
+    plan, schedule = yield from _agree(world, process, members)
     yield At(Place.PLAN)
     if plan.verdict is Verdict.ABORT:
         yield from _end(world, process, plan)
@@ -55,15 +57,15 @@ def recover(world: World, process: Process, members: tuple[int, ...]) -> Program
     loaded = (yield from _load_again(world, process, plan)) if plan.is_from_durable else None
     yield At(Place.OPEN)
     if plan.is_from_durable:
-        yield from _forget_windows(world, process, plan, members)
+        yield from _forget_windows(world, process, plan, schedule, members)
     if plan.verdict is not Verdict.ROLLBACK:
         yield from settle(world, process, plan, members, loaded)
     yield Pass()
     process.phase = Phase.RECOVERING
-    yield from _come_to_target(world, process, plan, members)
+    yield from _come_to_target(world, process, plan, schedule, members)
     yield Join(("replayed",), members, process.number, None, len)
     if plan.verdict is not Verdict.ROLLBACK:
-        _go_on(world, process, plan)
+        _go_on(world, process, plan, schedule)
     yield At(Place.REPROTECT)
     yield from protect(world, process, members, plan.epoch)
     if process.rank is None:
@@ -76,7 +78,11 @@ def recover(world: World, process: Process, members: tuple[int, ...]) -> Program
 
 
 def _come_to_target(
-    world: World, process: Process, plan: Plan, members: tuple[int, ...]
+    world: World,
+    process: Process,
+    plan: Plan,
+    schedule: WindowSchedule,
+    members: tuple[int, ...],
 ) -> Commands:
     """Copies, loads or replays what the plan says."""
     if plan.copies:
@@ -87,15 +93,21 @@ def _come_to_target(
         assert live is not None
         yield from complete(world, process, plan, live.step)
     if plan.verdict is Verdict.ROLLBACK:
-        yield from _load(world, process, plan)
+        yield from _load(world, process, plan, schedule)
     elif process.rank is not None and process.rank.pp in plan.start_of:
         if not plan.is_from_durable:
             yield from _fetch(world, process, plan)
         yield from _replay(world, process, plan)
 
 
-def _agree(world: World, process: Process, members: tuple[int, ...]) -> Generator[Wait, Any, Plan]:
-    """Publishes facts, makes the plan from everybody's, and compares it with the others'."""
+def _agree(
+    world: World, process: Process, members: tuple[int, ...]
+) -> Generator[Wait, Any, tuple[Plan, WindowSchedule]]:
+    """Publishes facts, makes the plan from everybody's, and compares it with the others'.
+
+    Returns:
+        The plan, and the schedule that windows go on under.
+    """
     facts = yield from _look(world, process, members, 0)
     world.machines.note_left(process)
     beginning = world.restarts.beginning(process.generation)
@@ -123,7 +135,12 @@ def _agree(world: World, process: Process, members: tuple[int, ...]) -> Generato
     process.phase = Phase.SETTLING
     if found is not None:
         world.note_plan(plan)
-    return plan
+    begins_bare = plan.edges is WindowEdges.ANEW and not plan.is_from_durable
+    first = plan.target
+    if not begins_bare:
+        first = world.policies.windows_start(plan, of_newest_history(facts))
+    schedule = dataclasses.replace(world.shape.schedule, epoch=plan.epoch, first_step=first)
+    return plan, schedule
 
 
 def _look(
@@ -179,7 +196,7 @@ def _end(world: World, process: Process, plan: Plan) -> Commands:
     world.restarts.ended(plan.reason)
 
 
-def _load(world: World, process: Process, plan: Plan) -> Commands:
+def _load(world: World, process: Process, plan: Plan, schedule: WindowSchedule) -> Commands:
     """Starts over from a durable checkpoint; nothing of the lost future may stay."""
     yield Sleep(DURABLE_TIME)
     store = process.store
@@ -191,7 +208,7 @@ def _load(world: World, process: Process, plan: Plan) -> Commands:
     store.committed = None
     store.era = plan.era
     process.is_new = process.is_new and process.rank is None
-    process.schedule = world.policies.schedule_after(plan, process.schedule)
+    process.schedule = schedule
     process.acknowledgements = world.policies.acknowledgements()
     process.capturing = None
     if process.rank is not None:
@@ -203,14 +220,14 @@ def _load(world: World, process: Process, plan: Plan) -> Commands:
     process.ring = SlotRing(process.ring.capacity, plan.target, plan.target)
 
 
-def _go_on(world: World, process: Process, plan: Plan) -> None:
+def _go_on(world: World, process: Process, plan: Plan, schedule: WindowSchedule) -> None:
     """Adopts the schedule that is then in force, once every rank holds the target.
 
     Where windows begin anew, the live state is kept and all else is dropped.
     """
     if plan.is_from_durable:
         return
-    process.schedule = world.policies.schedule_after(plan, process.schedule)
+    process.schedule = schedule
     if plan.edges is WindowEdges.KEPT:
         return
     world.invariants.begins_anew(plan)
@@ -223,10 +240,14 @@ def _go_on(world: World, process: Process, plan: Plan) -> None:
 
 
 def _forget_windows(
-    world: World, process: Process, plan: Plan, members: tuple[int, ...]
+    world: World,
+    process: Process,
+    plan: Plan,
+    schedule: WindowSchedule,
+    members: tuple[int, ...],
 ) -> Commands:
     """Gets ready for windows from what is durable on; the ledger leads to the target, and stays."""
-    process.schedule = world.policies.schedule_after(plan, process.schedule)
+    process.schedule = schedule
     process.store.schedule = process.schedule
     if plan.edges is WindowEdges.ANEW:
         world.invariants.begins_anew(plan)

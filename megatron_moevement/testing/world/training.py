@@ -226,18 +226,19 @@ def _barrier(world: World, process: Process, run: Run) -> Commands:
     ranks = world.shape.layout.ranks if run.plan is None else world.shape.groups[rank.pp]
     world.invariants.work.votes(process)
     acknowledgements = process.acknowledgements
-    vote = acknowledgements.newest_complete()
+    window = acknowledgements.newest_complete()
     copies = acknowledgements.fewest_copies(process.store.persisted)
+    vote = world.policies.coverage_vote(*((-1, 0) if window is None else (window.start, copies)))
     name = ("barrier", run.step, ranks[0].pp, len(ranks))
 
-    suffice = world.policies.votes_suffice
-    votes: dict[Any, Any]
-    votes = yield Join(name, ranks, rank, (vote, copies), dict, suffice)
+    def combine(votes: dict[Any, tuple[int, int]]) -> list[int]:
+        return [max(column) for column in zip(*votes.values(), strict=True)]
+
+    greatest = yield Join(name, ranks, rank, vote, combine, world.policies.votes_suffice)
     yield At(Place.AFTER_BARRIER)
     if run.plan is None:
-        windows = {voter: window for voter, (window, _) in votes.items()}
-        run.agreed_persisted = world.policies.persisted(windows, ranks, rank)
-        run.agreed_copies = min((each for _, each in votes.values()), default=0)
+        start, run.agreed_copies = world.policies.agreed_coverage(greatest)
+        run.agreed_persisted = None if start < 0 else process.schedule.window_of(start)
 
 
 _PLACES = {
