@@ -24,7 +24,7 @@ from megatron_moevement.policy.plan import Origin, Plan
 from megatron_moevement.policy.ranks import Layout, LogicalRank
 from megatron_moevement.policy.schedule import Window
 from megatron_moevement.policy.segments import Ends, receivers_from
-from megatron_moevement.policy.spares import assign_spares
+from megatron_moevement.testing.world.spares import assign_spares
 
 
 @dataclasses.dataclass(frozen=True)

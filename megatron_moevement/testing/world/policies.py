@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from megatron_moevement.policy import (
     adoption,
@@ -18,10 +18,8 @@ from megatron_moevement.policy import (
     persistence,
     placement,
     recovery,
-    replication,
     retention,
     rollforward,
-    spares,
 )
 from megatron_moevement.policy.facts import Facts
 from megatron_moevement.policy.operators import OperatorId
@@ -75,8 +73,4 @@ class Policies:
     plan_start: Callable[[Facts], Plan | None] = recovery.plan_start
     next_era: Callable[[Iterable[int], float], int] = eras.next_era
     windows_start: Callable[[Plan, Facts], int] = edges.windows_start
-    assign_spares: Callable[..., Mapping[LogicalRank, int]] = spares.assign_spares
     place_replicas: Callable[..., placement.Placement] = placement.place_replicas
-    repair_placement: Callable[..., placement.Placement] = placement.repair_placement
-    replace_holder: Callable[..., placement.Placement] = placement.replace_holder
-    plan_replication: Callable[..., replication.ReplicationPlan] = replication.plan_replication

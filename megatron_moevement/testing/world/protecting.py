@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from megatron_moevement.policy.persistence import Acknowledgements, SlotKey
-from megatron_moevement.policy.placement import Placement
+from megatron_moevement.policy.placement import Placement, repair_placement
 from megatron_moevement.policy.ranks import LogicalRank
-from megatron_moevement.policy.replication import ReplicationPlan, Urgency
 from megatron_moevement.settings.faults import Place
 from megatron_moevement.testing.world.process import At, Commands, Join, Process, Until
 
@@ -38,16 +37,18 @@ class Inventory:
 
 @dataclasses.dataclass(frozen=True)
 class Protection:
-    """What everybody agrees on: who holds copies, what is to be copied, what is where and lost."""
+    """What everybody agrees on: who holds copies, what is where, and what is lost."""
 
     placement: Placement
-    copies: ReplicationPlan
     lost: tuple[tuple[LogicalRank, int], ...]
     held: Mapping[SlotKey, frozenset[int]]
 
 
 def protect(world: World, process: Process, members: tuple[int, ...], epoch: int) -> Commands:
-    """Plans the copies of windows of an epoch that are missing; waits for those that are urgent."""
+    """Sends own slots of an epoch to holders that lack them; waits for a copy of each at first.
+
+    Training goes on once the slots of the oldest window have a copy elsewhere.
+    """
     if process.capturing is not None:
         yield Until(lambda: process.capturing is None, "the capture")
     intact = frozenset(
@@ -73,27 +74,28 @@ def protect(world: World, process: Process, members: tuple[int, ...], epoch: int
         process.holders = protection.placement.holders[process.rank]
         world.invariants.placed(process, members)
         process.acknowledgements = _acknowledgements(world, process, own, protection)
-    urgent = []
-    for copy in protection.copies.copies:
-        if copy.source != process.number:
-            continue
-        owner = world.occupant(copy.slot.owner)
-        if owner is not None:
-            world.replicator.send(process, owner, copy.slot, copy.target)
-        if copy.urgency is Urgency.BEFORE_TRAINING:
-            urgent.append(copy.slot)
-    yield Until(lambda: all(_is_safe(world, process, key) for key in urgent), "urgent copies")
+    own_slots = sorted(key for key in protection.held if key.owner == process.rank)
+    for key in own_slots:
+        for holder in _lacking(process, protection, key):
+            world.replicator.send(process, process, key, holder)
+    first = [key for key in own_slots if key.window == own_slots[0].window]
+    yield Until(lambda: all(_is_safe(world, process, key) for key in first), "urgent copies")
     yield At(Place.REJOIN)
     yield Join(("protected",), members, process.number, None, len)
 
 
-def _is_safe(world: World, source: Process, key: SlotKey) -> bool:
+def _lacking(process: Process, protection: Protection, key: SlotKey) -> list[int]:
+    """Returns the holders of a process that are to get an own slot of it; it must have it."""
+    having = protection.held[key]
+    if process.number not in having:
+        return []
+    return [holder for holder in process.holders if holder not in having]
+
+
+def _is_safe(world: World, owner: Process, key: SlotKey) -> bool:
     """Returns whether a slot has a copy in another failure domain, or nobody could keep one."""
-    elsewhere = [other for other in world.live if other.domain != source.domain]
-    if any(key in other.store.slots for other in elsewhere):
-        return True
-    owner = world.occupant(key.owner)
-    return owner is not None and not owner.holders
+    elsewhere = [other for other in world.live if other.domain != owner.domain]
+    return not owner.holders or any(key in other.store.slots for other in elsewhere)
 
 
 def _plan(world: World, published: dict[int, Inventory]) -> Protection:
@@ -106,7 +108,7 @@ def _plan(world: World, published: dict[int, Inventory]) -> Protection:
     replicas = world.scenario.replicas
     if any(rows.values()):
         former = Placement(rows, replicas, replicas)
-        placement = world.policies.repair_placement(former, hosts)
+        placement = repair_placement(former, hosts)
     else:
         placement = world.policies.place_replicas(hosts, replicas)
     needed = {inventory.rank: inventory.needed for inventory in published.values()}
@@ -116,15 +118,15 @@ def _plan(world: World, published: dict[int, Inventory]) -> Protection:
             if key.step in needed.get(key.owner, ()):
                 held.setdefault(key, set()).add(number)
     everywhere = {key: frozenset(numbers) for key, numbers in held.items()}
-    copies = world.policies.plan_replication(everywhere, placement, hosts)
-    there = {(key.owner, key.step) for key in held}
+    occupant = {inventory.rank: number for number, inventory in published.items()}
+    there = {(key.owner, key.step) for key in held if occupant[key.owner] in held[key]}
     lost = (
         (inventory.rank, step)
         for inventory in published.values()
         for step in sorted(inventory.in_flight)
         if inventory.rank is not None and (inventory.rank, step) not in there
     )
-    return Protection(placement, copies, tuple(lost), everywhere)
+    return Protection(placement, tuple(lost), everywhere)
 
 
 def _acknowledgements(
@@ -133,21 +135,17 @@ def _acknowledgements(
     """Returns what a rank knows of the copies of its slots in flight.
 
     The persisted window is not among them: what faults take from it must not hold up the next one.
-    What counts is what was published: the copies were planned from it.
+    What counts is what was published: the copies are sent by it.
     """
     persisted = process.store.persisted
 
     def in_flight(key: SlotKey) -> bool:
         return key.step in process.ring.steps and (persisted is None or key.window > persisted)
 
-    missing: dict[SlotKey, list[int]] = {
-        key: [] for key in own.slots if key.owner == process.rank and in_flight(key)
-    }
-    for copy in protection.copies.copies:
-        if copy.slot.owner == process.rank and in_flight(copy.slot):
-            missing.setdefault(copy.slot, []).append(copy.target)
     acknowledgements = world.policies.acknowledgements()
-    for key, targets in missing.items():
-        held = protection.held.get(key, frozenset()) & frozenset(process.holders)
-        acknowledgements = acknowledgements.landed(key, targets, held)
+    for key in own.slots:
+        if key.owner == process.rank and in_flight(key):
+            held = protection.held[key] & frozenset(process.holders)
+            lacking = _lacking(process, protection, key)
+            acknowledgements = acknowledgements.landed(key, lacking, held)
     return acknowledgements

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from megatron_moevement.policy.peer_trouble import Remedy, Trouble
 from megatron_moevement.policy.persistence import SlotKey
-from megatron_moevement.policy.placement import Placement
+from megatron_moevement.policy.placement import Placement, replace_holder
 from megatron_moevement.settings.faults import Place
 from megatron_moevement.testing.world.process import Process
 from megatron_moevement.testing.world.scenario import Links
@@ -182,7 +182,7 @@ class Replicator:
         hosts = [process.host for process in world.live if self._may_keep(process, owner, parcel)]
         rows = {process.rank: process.holders for process in world.live if process.rank is not None}
         placement = Placement(rows, len(owner.holders), world.scenario.replicas)
-        after = world.policies.replace_holder(placement, hosts, owner.rank, parcel.target)
+        after = replace_holder(placement, hosts, owner.rank, parcel.target)
         new = set(after.holders[owner.rank]) - set(owner.holders)
         world.report(f"{owner} replaces holder p{parcel.target} by {sorted(new) or 'nobody'}")
         if not new:

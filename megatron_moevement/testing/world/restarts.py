@@ -11,6 +11,7 @@ from megatron_moevement.policy.ranks import LogicalRank
 from megatron_moevement.policy.ring import SlotRing, ring_capacity
 from megatron_moevement.testing.world.process import Phase, Process, Receive
 from megatron_moevement.testing.world.recovering import recover
+from megatron_moevement.testing.world.spares import assign_spares
 
 if TYPE_CHECKING:
     from megatron_moevement.testing.world.world import World
@@ -201,7 +202,7 @@ class Restarts:
         lost = {
             rank: self._domain_of[rank] for rank in world.shape.layout.ranks if rank not in occupied
         }
-        assigned = world.policies.assign_spares([process.host for process in live], lost)
+        assigned = assign_spares([process.host for process in live], lost)
         for rank, number in assigned.items():
             process = world.processes[number]
             process.rank = rank

@@ -1,4 +1,4 @@
-"""Spares: which idle process takes which lost logical rank."""
+"""Spares: which idle process takes which lost logical rank; the launcher of a job decides it."""
 
 from __future__ import annotations
 
