@@ -1,6 +1,8 @@
 """Mutations: one wrong decision each, which the simulator must notice.
 
-Production code knows nothing of them: a mutation exchanges one policy for a wrong one.
+Production code knows nothing of them: a mutation exchanges one policy for a wrong one. Those of
+`OF_THE_MODEL` exchange what only the model has, to show that a check of it can fail; each of the
+others breaks a decision that production takes.
 """
 
 from __future__ import annotations
@@ -97,7 +99,7 @@ def _forget_ledger_of_first_window(facts: Facts) -> Plan | None:
 def _forget_intermediate(facts: Facts) -> Plan | None:
     processes = tuple(
         dataclasses.replace(process, live=LiveState(Condition.ABSENT))
-        if process.live.condition is Condition.PARTIAL or process.live.step != process.committed
+        if process.live.step != process.committed
         else process
         for process in facts.processes
     )
@@ -344,6 +346,15 @@ MUTATIONS: tuple[Mutation, ...] = (
         Policies(may_vote=lambda ring, acknowledgements: True),
     ),
 )
+
+OF_THE_MODEL = {
+    "slot-differs-between-replicas": "`1 slots`, `2b same slot`; in production one schedule holds",
+    "no-commit-barrier": "`2 persisted`; in production the barrier is a collective",
+    "rolled-forward-unrecorded": "`4 recorded`",
+    "capture-not-awaited": "`6 same bits` of a slot whose state is overwritten",
+    "log-not-awaited": "`3 logs`",
+}
+"""Mutations of the simulated step, and which check each shows to be able to fail."""
 
 
 def mutation_named(name: str) -> Mutation:

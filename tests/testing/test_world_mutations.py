@@ -1,5 +1,6 @@
 """Wrong decisions: the simulator notices each, tells what happened, and keeps a small world."""
 
+import dataclasses
 import re
 from pathlib import Path
 
@@ -7,14 +8,14 @@ import pytest
 
 from megatron_moevement.policy.rollforward import SETTLING, Settling
 from megatron_moevement.testing.campaign import Failure, play, shrink_failure
-from megatron_moevement.testing.mutations import MUTATIONS, mutation_named
+from megatron_moevement.testing.mutations import MUTATIONS, OF_THE_MODEL, mutation_named
 from megatron_moevement.testing.regression import Regression
 from megatron_moevement.testing.world.policies import Policies
 from megatron_moevement.testing.world.scenario import scenario_of
 from megatron_moevement.testing.world.world import Outcome
 
 REGRESSIONS = sorted(Path(__file__).with_name("regressions").glob("*.json"))
-TELLING = (0, 1, 2, 4, 6, 8, 11, 12, 25, 35, 38, 44, 55, 58, 156)
+TELLING = (0, 1, 2, 4, 6, 7, 8, 11, 12, 14, 25, 27, 35, 38, 58, 156, 347)
 """Seeds of which at least one notices each mutation: `scripts/mutations.sh` tells them."""
 
 FORMER = {
@@ -51,6 +52,22 @@ def sizes(scenario):
         "last tick": max((fault.tick for fault in scenario.faults), default=0),
         "overflows": len(scenario.overflows),
     }
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_wrong_decision_is_one_that_production_takes(name):
+    """Every public name of the policy has a use there: `tests/engineering/test_decisions.py`."""
+    wrong, right = mutation_named(name).policies, Policies()
+    fields = [field.name for field in dataclasses.fields(Policies)]
+    exchanged = [
+        getattr(right, one) for one in fields if getattr(wrong, one) != getattr(right, one)
+    ]
+    assert exchanged
+    of_policy = [
+        getattr(each, "__module__", "").startswith("megatron_moevement.policy.")
+        for each in exchanged
+    ]
+    assert all(of_policy) is (name not in OF_THE_MODEL)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from megatron_moevement.policy.adoption import may_forget_left
+from megatron_moevement.policy.commit import newest_persisted
 from megatron_moevement.policy.operators import OperatorId
 from megatron_moevement.policy.persistence import SlotKey
 from megatron_moevement.settings.faults import Place
@@ -124,7 +126,7 @@ class Commits:
     def _learn(self, process: Process, run: Run) -> None:
         """Takes over what the barrier told to be persisted, and drops what that makes garbage."""
         former = process.store.persisted
-        newest = self._world.policies.newest_persisted(former, run.agreed_persisted)
+        newest = newest_persisted(former, run.agreed_persisted)
         if newest != former:
             process.store.persisted = newest
             self._world.invariants.learnt(process, run.agreed_copies)
@@ -134,8 +136,7 @@ class Commits:
     def _forget_left(self, process: Process, run: Run) -> None:
         """Removes what others left, once nothing of it can be needed any more."""
         is_returning = process.phase is not Phase.TRAINING
-        may_forget = self._world.policies.may_forget_left
-        if process.has_left and may_forget(run.agreed_persisted, is_returning=is_returning):
+        if process.has_left and may_forget_left(run.agreed_persisted, is_returning=is_returning):
             process.has_left = False
             self._world.machines.forget(process)
 

@@ -27,7 +27,7 @@ def copy_states(world: World, process: Process, plan: Plan, members: tuple[int, 
         if plan.edges is WindowEdges.KEPT:
             yield from complete(world, process, plan, plan.target)
         for key in copy.slots:
-            yield from _fetch(world, process, key, copy.source)
+            yield from fetch(world, process, key, copy.source)
         yield Sleep(COPY_TIME)
         source = world.processes[copy.source]
         yield At(Place.SERVE_STATE, copy.source)
@@ -57,13 +57,13 @@ def complete(world: World, process: Process, plan: Plan, step: int) -> Commands:
             if (stored := other.store.slots.get(key)) is not None and stored.intact
         ]
         if holders and process.number not in holders:
-            yield from _fetch(world, process, key, holders[0])
+            yield from fetch(world, process, key, holders[0])
     own = process.store.own_slot(rank, step)
     has_last = own is not None and process.store.slots[own].intact
     process.ring = SlotRing(process.ring.capacity, first, step + has_last)
 
 
-def _fetch(world: World, process: Process, key: SlotKey, source: int) -> Commands:
+def fetch(world: World, process: Process, key: SlotKey, source: int) -> Commands:
     """Brings a slot into the own store as one of the own rank, whichever replica it was of."""
     assert process.rank is not None
     yield Sleep(FETCH_TIME)

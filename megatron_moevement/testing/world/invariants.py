@@ -280,8 +280,6 @@ class Invariants:
             lives = [process.live for process in members]
             if any(live.condition in {Condition.TORN, Condition.ABSENT} for live in lives):
                 continue
-            if any(live.window not in {None, plan.window} for live in lives):
-                continue
             kept = max(live.step for live in lives)
             if any(kept not in {live.step, live.finished} for live in lives):
                 continue

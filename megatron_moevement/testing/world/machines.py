@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from megatron_moevement.policy.adoption import NOTHING, age_of
+from megatron_moevement.policy.adoption import NOTHING, age_of, of_no_use
 from megatron_moevement.policy.ranks import LogicalRank
 from megatron_moevement.testing.world.process import Process
 from megatron_moevement.testing.world.store import Store
@@ -130,7 +130,7 @@ class Machines:
         """Removes what the dead left on a process's machine, and all that was flushed."""
         machine = process.machine
         left = [number for number, left in self._left.items() if left.machine == machine]
-        gone = self._world.policies.of_no_use(left, process.left_behind)
+        gone = of_no_use(left, process.left_behind)
         stores = [*(self._left[number].store for number in gone), *self._flushed.values()]
         if not stores:
             return

@@ -1,20 +1,19 @@
-"""Policies: every decision that the simulated ranks take, as functions that can be exchanged.
+"""Policies: those decisions of the simulated ranks that a mutation or a test exchanges.
 
-The defaults are the real ones. A mutation exchanges one of them for a wrong one, to show that the
-invariants notice.
+The defaults are the ones that production takes; all others are called where they are taken. What
+the model has of its own is marked: exchanging it shows that a check of the model can fail.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import operator
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 from megatron_moevement.policy import (
     adoption,
     commit,
     edges,
-    eras,
     persistence,
     placement,
     recovery,
@@ -45,32 +44,30 @@ def slot_contents(
 
 @dataclasses.dataclass(frozen=True)
 class Policies:
-    """The decisions, by what they are about."""
+    """The decisions, by what they are about; the first three are the model's own.
+
+    Attributes:
+        training_step: the order of a step.
+        roll_forward_section: the order of a commit that a recovery makes up for.
+        votes_suffice: whether so many of so many votes end the commit barrier.
+    """
 
     training_step: tuple[Command, ...] = TRAINING_STEP
     roll_forward_section: tuple[Command, ...] = ROLL_FORWARD_SECTION
-    settling: tuple[rollforward.Settling, ...] = rollforward.SETTLING
     votes_suffice: Callable[[int, int], bool] = operator.eq
+    settling: tuple[rollforward.Settling, ...] = rollforward.SETTLING
     may_vote: Callable[..., bool] = commit.may_vote
     is_current: Callable[[int, int], bool] = commit.is_current
-    newest_persisted: Callable[[Window | None, Window | None], Window | None] = (
-        commit.newest_persisted
-    )
     coverage_vote: Callable[[int, int], tuple[int, int]] = commit.coverage_vote
     agreed_coverage: Callable[[Sequence[int]], tuple[int, int]] = commit.agreed_coverage
     adopts_in: Callable[..., bool] = adoption.adopts_in
     share_of_flushed: Callable[..., tuple[int, ...]] = adoption.share_of_flushed
-    may_forget_left: Callable[..., bool] = adoption.may_forget_left
-    of_no_use: Callable[[Collection[int], Collection[int]], tuple[int, ...]] = adoption.of_no_use
     acknowledgements: type[persistence.Acknowledgements] = persistence.Acknowledgements
-    trouble_after: Callable[[Trouble | None, float, float, str], Trouble] = Trouble.after
     remedy: Callable[[Trouble, float], Remedy] = Trouble.remedy
     retain: Callable[[Window | None, int], Retention] = retention.retain
     slot_contents: Callable[
         [WindowSchedule, LogicalRank, int], tuple[frozenset[OperatorId], frozenset[OperatorId]]
     ] = slot_contents
-    has_no_use_of_memory: Callable[[Facts], bool] = recovery.has_no_use_of_memory
     plan_start: Callable[[Facts], Plan | None] = recovery.plan_start
-    next_era: Callable[[Iterable[int], float], int] = eras.next_era
     windows_start: Callable[[Plan, Facts], int] = edges.windows_start
     place_replicas: Callable[..., placement.Placement] = placement.place_replicas

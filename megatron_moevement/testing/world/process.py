@@ -223,12 +223,10 @@ class Process:
         )
 
     def _live_state(self) -> LiveState:
-        live = self.live
+        live, run = self.live, self.run
         if live is None:
             return LiveState(Condition.ABSENT)
         if live.torn:
             return LiveState(Condition.TORN, live.step)
-        run = self.run
         finished = run.step if run is not None and run.finished else None
-        condition = Condition.DENSE if live.window is None else Condition.PARTIAL
-        return LiveState(condition, live.step, live.window, finished)
+        return LiveState(Condition.DENSE, live.step, finished=finished)

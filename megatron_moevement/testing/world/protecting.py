@@ -78,8 +78,8 @@ def protect(world: World, process: Process, members: tuple[int, ...], epoch: int
     for key in own_slots:
         for holder in _lacking(process, protection, key):
             world.replicator.send(process, process, key, holder)
-    first = [key for key in own_slots if key.window == own_slots[0].window]
-    yield Until(lambda: all(_is_safe(world, process, key) for key in first), "urgent copies")
+    urgent = [key for key in own_slots if key.window == own_slots[0].window]
+    yield Until(lambda: all(_is_safe(world, process, key) for key in urgent), "urgent copies")
     yield At(Place.REJOIN)
     yield Join(("protected",), members, process.number, None, len)
 

@@ -6,14 +6,15 @@ import dataclasses
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
-from megatron_moevement.policy.eras import of_newest_history
+from megatron_moevement.policy.eras import next_era, of_newest_history
 from megatron_moevement.policy.facts import Facts, ProcessFacts
 from megatron_moevement.policy.persistence import SlotKey
 from megatron_moevement.policy.plan import Origin, Plan, Verdict, WindowEdges
+from megatron_moevement.policy.recovery import has_no_use_of_memory
 from megatron_moevement.policy.ring import SlotRing, ring_capacity
 from megatron_moevement.policy.schedule import WindowSchedule
 from megatron_moevement.settings.faults import Place
-from megatron_moevement.testing.world.copying import FETCH_TIME, complete, copy_states
+from megatron_moevement.testing.world.copying import complete, copy_states, fetch
 from megatron_moevement.testing.world.live import Live
 from megatron_moevement.testing.world.process import (
     At,
@@ -30,7 +31,6 @@ from megatron_moevement.testing.world.process import (
 )
 from megatron_moevement.testing.world.protecting import protect
 from megatron_moevement.testing.world.settling import settle
-from megatron_moevement.testing.world.store import StoredSlot
 from megatron_moevement.testing.world.training import run_step, train
 
 if TYPE_CHECKING:
@@ -88,8 +88,8 @@ def _come_to_target(
     if plan.copies:
         yield from copy_states(world, process, plan, members)
     live, is_copied = process.live, process.rank in {copy.rank for copy in plan.copies}
-    stands = live is not None and live.window is None and process.rank is not None
-    if plan.edges is WindowEdges.KEPT and not plan.is_from_durable and stands and not is_copied:
+    stands = live is not None and process.rank is not None and not is_copied
+    if plan.edges is WindowEdges.KEPT and not plan.is_from_durable and stands:
         assert live is not None
         yield from complete(world, process, plan, live.step)
     if plan.verdict is Verdict.ROLLBACK:
@@ -111,10 +111,11 @@ def _agree(
     facts = yield from _look(world, process, members, 0)
     world.machines.note_left(process)
     beginning = world.restarts.beginning(process.generation)
-    is_lacking = world.policies.has_no_use_of_memory(_since_launch(world, facts))
+    is_lacking = has_no_use_of_memory(_since_launch(world, facts))
     if is_lacking and not facts.vacant and beginning.has_left:
         taken = world.machines.take_in(process, world.restarts.restarts_in_place)
-        if (yield Join(("taken",), members, process.number, taken, _any)):
+        told: dict[int, bool] = yield Join(("taken",), members, process.number, taken, dict)
+        if any(told.values()):
             facts = yield from _look(world, process, members, 1)
     found = world.policies.plan_start(_since_launch(world, facts))
     if found is None:
@@ -129,7 +130,7 @@ def _agree(
         digests = yield Join(("digest",), members, process.number, plan.digest, dict)
         world.invariants.agreed(process, facts, plan, digests)
     if plan.verdict is Verdict.ROLLBACK:
-        era = world.policies.next_era((each.era for each in facts.processes), beginning.time)
+        era = next_era((each.era for each in facts.processes), beginning.time)
         plan = dataclasses.replace(plan, era=era)
         world.invariants.left.goes_back(plan)
     process.phase = Phase.SETTLING
@@ -171,10 +172,6 @@ def _since_launch(world: World, facts: Facts) -> Facts:
     return dataclasses.replace(facts, generation=world.restarts.restarts_in_place)
 
 
-def _any(taken: dict[int, bool]) -> bool:
-    return any(taken.values())
-
-
 def _beginning(process: Process, facts: Facts) -> Plan:
     """Returns what is done without a plan: all load what is durable, and a history begins."""
     assert facts.durable is not None
@@ -200,11 +197,9 @@ def _load(world: World, process: Process, plan: Plan, schedule: WindowSchedule) 
     """Starts over from a durable checkpoint; nothing of the lost future may stay."""
     yield Sleep(DURABLE_TIME)
     store = process.store
-    store.slots.clear()
-    store.logs.clear()
+    store.forget_windows()
     store.ledger.clear()
     store.losses.clear()
-    store.persisted = None
     store.committed = None
     store.era = plan.era
     process.is_new = process.is_new and process.rank is None
@@ -231,10 +226,8 @@ def _go_on(world: World, process: Process, plan: Plan, schedule: WindowSchedule)
     if plan.edges is WindowEdges.KEPT:
         return
     world.invariants.begins_anew(plan)
-    process.store.slots.clear()
-    process.store.logs.clear()
+    process.store.forget_windows()
     process.store.ledger.clear()
-    process.store.persisted = None
     process.capturing = None
     process.ring = SlotRing(process.ring.capacity, plan.target, plan.target)
 
@@ -251,9 +244,7 @@ def _forget_windows(
     process.store.schedule = process.schedule
     if plan.edges is WindowEdges.ANEW:
         world.invariants.begins_anew(plan)
-        process.store.slots.clear()
-        process.store.logs.clear()
-        process.store.persisted = None
+        process.store.forget_windows()
         process.acknowledgements = world.policies.acknowledgements()
     yield Join(("forgotten",), members, process.number, None, len)
 
@@ -278,28 +269,10 @@ def _fetch(world: World, process: Process, plan: Plan) -> Commands:
         for slot, source in enumerate(sources.processes, start=sources.first_slot):
             key = SlotKey(process.rank, plan.window, slot)
             if source != process.number:
-                yield Sleep(FETCH_TIME)
-                yield from _copy_slot(world, process, key, source)
+                yield from fetch(world, process, key, source)
             yield Pass()
     if origin is Origin.WINDOW:
         _rewind(world, process, plan)
-
-
-def _copy_slot(world: World, process: Process, key: SlotKey, source: int) -> Commands:
-    holder = world.processes[source]
-    if not holder.alive:
-        yield Until(lambda: False, "the restart")
-    yield At(Place.SERVE_SLOT, source)
-    stored = holder.store.slots.get(key) if holder.alive else None
-    if stored is None or not stored.intact:
-        world.report(f"{process} finds no intact {key} at {holder}")
-        world.restarts.restart_soon()
-        yield Until(lambda: False, "the restart")
-    assert stored is not None
-    yield At(Place.FETCH)
-    world.commits.make_room(process, key)
-    process.store.slots[key] = StoredSlot(stored.content)
-    world.invariants.stored(process, key)
 
 
 def _rewind(world: World, process: Process, plan: Plan) -> None:

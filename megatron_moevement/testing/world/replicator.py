@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
+from megatron_moevement.policy.commit import newest_persisted
 from megatron_moevement.policy.peer_trouble import Remedy, Trouble
 from megatron_moevement.policy.persistence import SlotKey
 from megatron_moevement.policy.placement import Placement, replace_holder
@@ -111,7 +112,7 @@ class Replicator:
         store.losses.update(owner.losses)
         if owner.committed is not None:
             store.committed = max(store.committed or 0, owner.committed)
-        persisted = self._world.policies.newest_persisted(store.persisted, owner.persisted)
+        persisted = newest_persisted(store.persisted, owner.persisted)
         if persisted != store.persisted:
             store.persisted = persisted
             self._world.commits.drop(target)
@@ -141,7 +142,7 @@ class Replicator:
         """Sees to a transfer that has failed: it is repeated, or somebody else gets the copies."""
         world, line = self._world, self._line(parcel)
         now, former = world.clock.now, self._troubles.get(line)
-        trouble = world.policies.trouble_after(former, parcel.sent_at, now, "a transfer failed")
+        trouble = Trouble.after(former, parcel.sent_at, now, "a transfer failed")
         self._troubles[line] = trouble
         owing = parcel.owner.acknowledgements.owing.get(parcel.key, frozenset())
         is_owing = parcel.owner is parcel.source and parcel.target in owing

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Generator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from megatron_moevement.policy.commit import newest_persisted
 from megatron_moevement.policy.plan import Plan
 from megatron_moevement.policy.rollforward import Settling
 from megatron_moevement.testing.world.live import Live
@@ -95,7 +96,7 @@ def _write_journal(world: World, process: Process, plan: Plan, ledger: LeftLedge
     store.committed = plan.target
     store.rank, store.schedule = process.rank, process.schedule
     if not plan.is_from_durable:
-        store.persisted = world.policies.newest_persisted(store.persisted, plan.persisted)
+        store.persisted = newest_persisted(store.persisted, plan.persisted)
     if plan.window in {None, plan.persisted} and not plan.is_from_durable:
         world.commits.drop(process)
     if process.schedule.epoch != plan.epoch and plan.ledger_source is not None:

@@ -56,11 +56,5 @@ The journal has a step before the live state counts: the target of a plan is wha
 no rank may be beyond it.
 """
 
-ROLL_FORWARD_SECTION: tuple[Command, ...] = (
-    Command.OPTIMIZERS,
-    Command.SCHEDULES,
-    Command.LEDGER,
-    Command.COMMITTED,
-    Command.PUBLISHED,
-)
+ROLL_FORWARD_SECTION = tuple(each for each in COMMIT_SECTION if each is not Command.CAPTURE)
 """A commit that a recovery makes up for; the slots of the new state are seen to later."""

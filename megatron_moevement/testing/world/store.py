@@ -114,6 +114,12 @@ class Store:
             if other != key and other.owner == key.owner and (other.step - key.step) % capacity == 0
         )
 
+    def forget_windows(self) -> None:
+        """Forgets all windows, and the logs that lead on from them."""
+        self.slots.clear()
+        self.logs.clear()
+        self.persisted = None
+
     def drop_slots(self, keys: Iterable[SlotKey]) -> None:
         """Forgets slots."""
         for key in list(keys):
