@@ -140,7 +140,7 @@ def test_ten_faults_within_a_window_of_each_other_pin_nothing(window, layout):
 
 
 def test_faults_close_together_show_a_window_edge_that_moves():
-    scenario = ten_faults(Scenario(1, Layout(pp=3), window=4, spares=11, steps=40))
+    scenario = ten_faults(Scenario(1, Layout(pp=3), window=3, spares=11, steps=40))
     failure = play(scenario, mutation_named("window-edge-moved").policies)
     assert isinstance(failure, Failure)
     assert failure.what == "8 window edges"
