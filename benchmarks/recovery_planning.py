@@ -116,7 +116,7 @@ def main() -> None:
             case.name,
             plan.verdict.value,
             str(len(plan.replays)),
-            str(sum(len(each.processes) for each in plan.slots)),
+            str(len(plan.fetches)),
             f"{max(seconds):.3f}",
             f"{statistics.median(seconds):.3f}",
         )

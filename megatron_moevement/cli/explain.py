@@ -13,7 +13,7 @@ from rich.table import Table
 from megatron_moevement.errors import ExitCode, UserError
 from megatron_moevement.policy.facts import Condition, Facts, InconsistentFactsError
 from megatron_moevement.policy.facts_document import FACTS, load_facts
-from megatron_moevement.policy.plan import Ending, Origin, Plan, SlotSources, Verdict
+from megatron_moevement.policy.plan import Ending, Origin, Plan, SlotFetch, Verdict
 from megatron_moevement.policy.recovery import plan_start
 from megatron_moevement.policy.schedule import Window
 from megatron_moevement.runtime.events import kept_documents
@@ -165,16 +165,16 @@ def _closing(plan: Plan) -> list[str]:
 
 def _table(facts: Facts, plan: Plan) -> Table:
     """Returns one row for each stage."""
-    sources: dict[int, list[SlotSources]] = {}
-    for each in plan.slots:
-        sources.setdefault(each.rank.pp, []).append(each)
+    loaded: dict[int, list[SlotFetch]] = {}
+    for fetch in plan.fetches:
+        loaded.setdefault(fetch.rank.pp, []).append(fetch)
     table = Table(box=None, padding=(0, 2, 0, 0))
     table.add_column("stage", justify="right", no_wrap=True)
     table.add_column("does", no_wrap=True)
     for title in ("slots", "from", "logs of stage"):
         table.add_column(title, overflow="fold")
     for stage in range(facts.layout.pp):
-        slots, senders = _slots(facts, plan, sources.get(stage, []))
+        slots, senders = _slots(facts, plan, loaded.get(stage, []))
         table.add_row(str(stage), _activity(plan, stage), slots, senders, _logs(plan, stage))
     return table
 
@@ -210,21 +210,22 @@ def _standing(plan: Plan, stage: int) -> str:
     return "bystander, serves logs" if serves else "bystander"
 
 
-def _slots(facts: Facts, plan: Plan, sources: list[SlotSources]) -> tuple[str, str]:
-    """Returns which slots the ranks of a stage load, and from how many slots of whom."""
-    if not sources or plan.window is None:
+def _slots(facts: Facts, plan: Plan, fetches: list[SlotFetch]) -> tuple[str, str]:
+    """Returns which slots of the window the ranks of a stage get, and how many from whom."""
+    fetches = [fetch for fetch in fetches if fetch.slot.window == plan.window]
+    if not fetches:
         return "", ""
-    first = min(each.first_slot for each in sources)
     sent: Counter[int] = Counter()
     kept = 0
-    for each in sources:
-        occupant = facts.by_rank.get(each.rank)
-        own = None if occupant is None else occupant.process
-        kept += sum(process == own for process in each.processes)
-        sent.update(process for process in each.processes if process != own)
+    for fetch in fetches:
+        occupant = facts.by_rank.get(fetch.rank)
+        is_own = occupant is not None and fetch.source == occupant.process
+        kept += is_own
+        sent[fetch.source] += not is_own
     parts = [f"own x{kept}"] if kept else []
-    parts += [f"p{process} x{count}" for process, count in sorted(sent.items())]
-    return f"{first}..{plan.window.size - 1}", _shortened(parts)
+    parts += [f"p{process} x{count}" for process, count in sorted(sent.items()) if count]
+    slots = [fetch.slot.slot for fetch in fetches]
+    return f"{min(slots)}..{max(slots)}", _shortened(parts)
 
 
 def _logs(plan: Plan, stage: int) -> str:

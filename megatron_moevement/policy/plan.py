@@ -86,18 +86,24 @@ class StageReplay:
 
 
 @dataclasses.dataclass(frozen=True)
-class SlotSources:
-    """Who sends the slots that a rank loads.
+class SlotFetch:
+    """A slot that a rank has in its ring before it goes on.
 
     Attributes:
-        rank: the rank that loads them, and whose state they hold.
-        first_slot: the slot that is loaded first.
-        processes: for each slot from the first one to the window's last the process that has it.
+        rank: the rank that gets it.
+        slot: which one; a slot of a replica stands in for one of the rank that nobody has.
+        sources: the processes that have it, in the order in which they are asked. The rank's own
+            process comes first where it has the slot.
     """
 
     rank: LogicalRank
-    first_slot: int
-    processes: tuple[int, ...]
+    slot: SlotKey
+    sources: tuple[int, ...]
+
+    @property
+    def source(self) -> int:
+        """The process that is asked first."""
+        return self.sources[0]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,12 +113,10 @@ class StateCopy:
     Attributes:
         rank: who lost it.
         source: the process that is copied from, once it has rolled forward.
-        slots: own slots of the source that stand in for slots of the rank that nobody has.
     """
 
     rank: LogicalRank
     source: int
-    slots: tuple[SlotKey, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,7 +164,8 @@ class Plan:
         replays: the stages in scope, ascending; all others are bystanders.
         segments: the same stages as runs of neighbours.
         scope_kind: the shape of the scope.
-        slots: who loads which slots from where.
+        fetches: who gets which slots from where, by rank and step: what a replay loads, and what
+            a rank that goes on from its state lacks of the windows that are still needed.
         logs: what bystanders, and stages that are ahead, serve.
         ledger_source: the process that has all ledger entries that are needed.
         ending: how the job ends, if it does.
@@ -182,7 +187,7 @@ class Plan:
     replays: tuple[StageReplay, ...] = ()
     segments: tuple[Segment, ...] = ()
     scope_kind: ScopeKind = ScopeKind.NONE
-    slots: tuple[SlotSources, ...] = ()
+    fetches: tuple[SlotFetch, ...] = ()
     logs: tuple[LogSource, ...] = ()
     ledger_source: int | None = None
     ending: Ending = Ending.NONE
@@ -243,6 +248,10 @@ class Plan:
     def gives_up(self, stage: int) -> bool:
         """Returns whether a stage replays from elsewhere than its state: that is of no use then."""
         return self.origin(stage) in {Origin.WINDOW, Origin.DURABLE}
+
+    def fetches_of(self, rank: LogicalRank) -> tuple[SlotFetch, ...]:
+        """Returns what a rank gets, by step."""
+        return tuple(fetch for fetch in self.fetches if fetch.rank == rank)
 
     @cached_property
     def digest(self) -> str:

@@ -20,7 +20,6 @@ from megatron_moevement.policy.plan import (
     Origin,
     Plan,
     RollForward,
-    SlotSources,
     StageReplay,
     Verdict,
     WindowEdges,
@@ -34,7 +33,7 @@ from megatron_moevement.policy.reasons import (
 from megatron_moevement.policy.rollforward import check_nobody_is_ahead, newest_committed
 from megatron_moevement.policy.schedule import Window
 from megatron_moevement.policy.segments import coupled_stages, scope_kind, segments_of, senders_to
-from megatron_moevement.policy.slot_choice import choose_sources
+from megatron_moevement.policy.slot_choice import choose_fetches, slots_to_complete, slots_to_load
 from megatron_moevement.policy.survey import Survey, persisted_of, survey_of, without_gaps
 
 
@@ -105,16 +104,20 @@ def _replay(facts: Facts, survey: Survey, window: Window) -> Plan | None:
     scope = {stage for stage, start in starts.items() if start is not None}
     begins = {stage: survey.target if start is None else start for stage, start in starts.items()}
     sparse = {stage: begins[stage] for stage in scope if _is_sparse(survey, stage, begins[stage])}
-    slots = _slots(facts, window, sparse)
+    loads = slots_to_load(facts.layout, window, sparse)
     rolling = _roll_forward(survey, begins)
     first = min([*(begin + 1 for begin in begins.values()), *(roll.step for roll in rolling)])
     ledger_source = _ledger_source(facts, first, survey.target)
-    if slots is None or ledger_source is None:
+    if ledger_source is None or len(choose_fetches(facts.processes, loads)) < len(loads):
         return None
     replays = tuple(
         StageReplay(stage, begins[stage], _origin(survey, stage, begins[stage], window))
         for stage in sorted(scope)
     )
+    rewound = {replay.stage for replay in replays if replay.origin is Origin.WINDOW}
+    going_on = {stage: begin for stage, begin in begins.items() if stage not in rewound}
+    copies = survey.copies(scope)
+    wanted = [*loads, *slots_to_complete(facts, going_on, survey.found.stand_ins_of(copies))]
     verdict = Verdict.GLOBAL if len(scope) == facts.layout.pp else Verdict.LOCALIZED
     return Plan(
         generation=facts.generation,
@@ -127,9 +130,9 @@ def _replay(facts: Facts, survey: Survey, window: Window) -> Plan | None:
         replays=replays,
         segments=segments_of(facts.layout, scope),
         scope_kind=scope_kind(facts.layout, facts.ends, scope),
-        slots=slots,
+        fetches=choose_fetches(facts.processes, wanted),
         logs=_log_sources(facts, begins),
-        copies=survey.copies(scope),
+        copies=copies,
         ledger_source=ledger_source,
         era=_era(facts),
         epoch=_epoch(facts),
@@ -168,16 +171,6 @@ def _grow_scope(
                 starts[other] = window.start
                 pending.append(other)
     return starts
-
-
-def _slots(facts: Facts, window: Window, begins: dict[int, int]) -> tuple[SlotSources, ...] | None:
-    """Returns who sends which slots; None when a slot is nowhere."""
-    wanted = {
-        rank: begin - window.start
-        for stage, begin in begins.items()
-        for rank in facts.layout.stage_ranks(stage)
-    }
-    return choose_sources(facts.processes, window, wanted)
 
 
 def _ledger_source(facts: Facts, first: int, last: int) -> int | None:
@@ -229,6 +222,7 @@ def _resume(facts: Facts, survey: Survey) -> Plan:
     if copies and persisted is not None:  # who comes in new takes over what others have
         whole = _ledger_source(facts, persisted.start + 1, survey.target)
         source = source if whole is None else whole
+    wanted = slots_to_complete(facts, begins, survey.found.stand_ins_of(copies))
     return Plan(
         generation=facts.generation,
         verdict=Verdict.COPIED if copies else Verdict.RESUME,
@@ -236,6 +230,7 @@ def _resume(facts: Facts, survey: Survey) -> Plan:
         target=survey.target,
         persisted=persisted,
         roll_forward=rolling,
+        fetches=choose_fetches(facts.processes, wanted),
         copies=copies,
         ledger_source=source,
         era=_era(facts),
@@ -251,7 +246,7 @@ def _resume_with_new_windows(facts: Facts, survey: Survey, why: str) -> Plan:
     plan = _resume(facts, survey)
     return dataclasses.replace(
         plan,
-        copies=tuple(dataclasses.replace(copy, slots=()) for copy in plan.copies),
+        fetches=(),
         reason=f"{resume_reason(survey, 0)}; {why}: windows begin anew",
         persisted=None,
         edges=WindowEdges.ANEW,
@@ -273,15 +268,17 @@ def _without_spare(facts: Facts, target: int | None) -> Plan:
     if not any(process.holdings for process in facts.processes):
         return plan
     for window in _candidates(facts) if target is not None else ():
-        slots = _slots(facts, window, dict.fromkeys(range(facts.layout.pp), window.start))
+        starts = dict.fromkeys(range(facts.layout.pp), window.start)
+        loads = slots_to_load(facts.layout, window, starts)
+        fetches = choose_fetches(facts.processes, loads)
         source = _ledger_source(facts, window.start + 1, plan.target)
-        if slots is not None and source is not None:
+        if len(fetches) == len(loads) and source is not None:
             return dataclasses.replace(
                 plan,
                 reason=f"no spare for {missing}: the next launch replays from {window.start}",
                 persisted=persisted_of(facts),
                 window=window,
-                slots=slots,
+                fetches=fetches,
                 ledger_source=source,
                 ending=Ending.FLUSH,
             )

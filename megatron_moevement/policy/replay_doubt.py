@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Collection, Iterable, Mapping
 from enum import Enum
 
-from megatron_moevement.policy.facts import Holding, ProcessFacts
+from megatron_moevement.policy.facts import Holding
 from megatron_moevement.policy.guarantee import Level
 from megatron_moevement.policy.persistence import SlotKey
 from megatron_moevement.policy.plan import Origin, Plan
@@ -43,34 +43,21 @@ class Doubt:
         return self.is_kept or bool(self.replaceable)
 
 
-def doubt_of(plan: Plan, processes: Iterable[ProcessFacts], rank: LogicalRank) -> Doubt:
+def doubt_of(plan: Plan, rank: LogicalRank) -> Doubt:
     """Returns what the replay of a rank began with.
 
     Args:
         plan: that was carried out.
-        processes: what they held when it was made.
         rank: in the plan's scope.
     """
-    origin = next((one.origin for one in plan.replays if one.stage == rank.pp), None)
-    window = plan.window
-    if origin is not Origin.WINDOW or window is None:
+    origin = plan.origin(rank.pp)
+    if origin is not Origin.WINDOW:
         return Doubt({}, {}, is_kept=origin is Origin.KEPT)
-    loaded = next(one for one in plan.slots if one.rank == rank)
-    sources = {
-        SlotKey(rank, window, slot): process
-        for slot, process in enumerate(loaded.processes, start=loaded.first_slot)
-    }
-    others = {
-        key: frozenset(
-            process.process
-            for process in processes
-            for held in process.holdings
-            if (held.owner, held.window) == (rank, window) and held.slots >> key.slot & 1
-        )
-        - {source}
-        for key, source in sources.items()
-    }
-    return Doubt(sources, others)
+    loaded = plan.fetches_of(rank)
+    return Doubt(
+        {fetch.slot: fetch.source for fetch in loaded},
+        {fetch.slot: frozenset(fetch.sources[1:]) for fetch in loaded},
+    )
 
 
 def without(holdings: Iterable[Holding], doubted: Collection[SlotKey]) -> tuple[Holding, ...]:

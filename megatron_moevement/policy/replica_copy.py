@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from megatron_moevement.policy.facts import Condition, Facts, LiveState, ProcessFacts
 from megatron_moevement.policy.persistence import SlotKey
@@ -29,11 +29,17 @@ class ReplicaCopies:
 
     Attributes:
         by_rank: the copies of the states that are lost.
+        stand_ins: for each of these ranks own slots of the source for slots that nobody has.
         gaps: stages where a slot is lost with the state, and no replica has one that is the same.
     """
 
     by_rank: Mapping[LogicalRank, StateCopy] = dataclasses.field(default_factory=dict)
+    stand_ins: Mapping[LogicalRank, tuple[SlotKey, ...]] = dataclasses.field(default_factory=dict)
     gaps: frozenset[int] = frozenset()
+
+    def stand_ins_of(self, copies: Iterable[StateCopy]) -> list[tuple[LogicalRank, SlotKey]]:
+        """Returns the slots of replicas that ranks take along with some copies."""
+        return [(copy.rank, key) for copy in copies for key in self.stand_ins[copy.rank]]
 
 
 def find_copies(facts: Facts, target: int, persisted: Window | None) -> ReplicaCopies:
@@ -55,6 +61,7 @@ def find_copies(facts: Facts, target: int, persisted: Window | None) -> ReplicaC
     held = _held_steps(facts, first)
     load: Counter[int] = Counter()
     copies: dict[LogicalRank, StateCopy] = {}
+    stand_ins: dict[LogicalRank, tuple[SlotKey, ...]] = {}
     gaps = set()
     for rank, process in sorted(facts.by_rank.items()):
         if process.live.condition not in _LOST or process.holds not in sources:
@@ -67,10 +74,10 @@ def find_copies(facts: Facts, target: int, persisted: Window | None) -> ReplicaC
         ]
         lacking, _, source_process, slots = min(choices)
         load[source_process] += 1
-        copies[rank] = StateCopy(rank, source_process, slots)
+        copies[rank], stand_ins[rank] = StateCopy(rank, source_process), slots
         if lacking:
             gaps.add(rank.pp)
-    return ReplicaCopies(copies, frozenset(gaps))
+    return ReplicaCopies(copies, stand_ins, frozenset(gaps))
 
 
 def _comes_to(live: LiveState, target: int) -> bool:

@@ -14,7 +14,6 @@ from operator import methodcaller
 from megatron_moevement.policy.peer_trouble import Remedy, Trouble
 from megatron_moevement.policy.persistence import Acknowledgements, SlotKey
 from megatron_moevement.policy.placement import Host, Placement, replace_holder
-from megatron_moevement.policy.ranks import LogicalRank
 from megatron_moevement.policy.schedule import Window
 from megatron_moevement.runtime.fault_points import NO_FAULTS, FaultPoints
 from megatron_moevement.runtime.replication.sender import SlotSender
@@ -209,27 +208,21 @@ class Copies:
         """Forgets the slots of older windows."""
         self._sender.update(lambda known: known.dropped_before(window))
 
-    def fetch(
-        self, process: int, window: Window, slot: int, owner: LogicalRank | None = None
-    ) -> None:
-        """Fetches a slot of this rank from a process into the ring.
+    def fetch(self, process: int, key: SlotKey) -> None:
+        """Fetches a slot from a process into the ring.
 
         Args:
             process: who has it.
-            window: which window.
-            slot: its place in the window.
-            owner: a replica whose slot, of the same bits, becomes this rank's; None: its own.
+            key: which one; a replica's, of the same bits, becomes this rank's.
 
         Raises:
             FetchError: the process does not give it intact and in time.
         """
-        step = window.step_of(slot)
-        self._ring.invalidate(step)
-        record = self._sender.fetch(
-            process, owner or self._ring.owner, window, slot, self._ring.buffer(step)
-        )
+        self._ring.invalidate(key.step)
+        buffer = self._ring.buffer(key.step)
+        record = self._sender.fetch(process, key, buffer)
         self.moved += 1
-        self._faults.strike(step, Place.FETCH)
+        self._faults.strike(key.step, Place.FETCH)
         self._ring.publish(record)
 
     def close(self) -> None:

@@ -172,7 +172,7 @@ class SparseCheckpointing:
             returning.share(slots, slots.shareable(), plan.target)
         else:
             self._prepare(replay, plan, start)
-        returning.replays(replay, plan, recovery.doubt)
+        returning.replays(replay, plan)
         if replay is not None:
             begin = replay.start.committed
             if plan.is_apart:

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from megatron_moevement.policy.facts import Facts
-from megatron_moevement.policy.plan import Plan, StateCopy, WindowEdges
+from megatron_moevement.policy.plan import Plan, SlotFetch, WindowEdges
 from megatron_moevement.policy.ranks import LogicalRank
 from megatron_moevement.policy.ring import SlotRing
 from megatron_moevement.policy.schedule import Window
@@ -40,33 +40,15 @@ class OwnSlots:
         self._persisted = plan.persisted
         self._own = memory.host.process
 
-    def fetch_window(self, window: Window, sources: Sequence[int]) -> None:
-        """Gets the slots of a window that the ring lacks.
+    def fetch(self, fetches: Sequence[SlotFetch]) -> None:
+        """Gets slots into the ring.
 
-        Args:
-            window: the window.
-            sources: for each slot the process that it comes from.
+        A process that was a spare may have one in the ring of copies that it kept for the rank.
         """
-        for slot, process in enumerate(sources, start=window.size - len(sources)):
-            # A spare may find in its own memory what it kept for the rank that it occupies now.
-            if process != self._own or self._record(window, slot) is None:
-                self._fetch(process, window, slot)
-
-    def complete(self, target: int) -> None:
-        """Gets what the ring lacks and somebody has, from the persisted window up to the target."""
-        for window, held in self._kept_windows():
-            for slot in range(window.size):
-                having = [each for each, slots in held.items() if slots >> slot & 1]
-                if not having or window.step_of(slot) >= target:
-                    continue
-                # A spare may have it in the ring of copies that it kept for this rank.
-                if self._record(window, slot) is None:
-                    self._fetch(self._own if self._own in having else having[0], window, slot)
-
-    def take_from_replica(self, copy: StateCopy) -> None:
-        """Gets the slots of a replica that stand in for slots of this rank that nobody has."""
-        for key in copy.slots:
-            self._fetch(copy.source, key.window, key.slot, key.owner)
+        for fetch in fetches:
+            key = fetch.slot
+            if fetch.source != self._own or self._record(key.window, key.slot) is None:
+                self._fetch(fetch)
 
     def ring(self, target: int) -> SlotRing:
         """Returns what the ring holds, for a rank whose state is S_target.
@@ -113,22 +95,19 @@ class OwnSlots:
             if oldest is None or window >= oldest
         ]
 
-    def _fetch(
-        self, process: int, window: Window, slot: int, owner: LogicalRank | None = None
-    ) -> None:
-        """Gets a slot from a process; where that one fails, an own one from any that has it."""
-        held = self._held[window]
-        others = [one for one, slots in held.items() if slots >> slot & 1 and one != self._own]
-        holders = [process, *(one for one in others if owner is None and one != process)]
-        for one in holders:
+    def _fetch(self, fetch: SlotFetch) -> None:
+        """Gets a slot from the first of its sources that gives it whole."""
+        key = fetch.slot
+        for source in fetch.sources:
             try:
-                self._memory.copies.fetch(one, window, slot, owner)
+                self._memory.copies.fetch(source, key)
                 break
             except FetchError as error:
-                if one == holders[-1]:
+                if source == fetch.sources[-1]:
                     raise
                 logger.warning("%s; another process has it, too", error)
-        held[self._own] = held.get(self._own, 0) | 1 << slot
+        held = self._held[key.window]
+        held[self._own] = held.get(self._own, 0) | 1 << key.slot
 
     def _record(self, window: Window, slot: int) -> SlotRecord | None:
         """Returns what the ring says of a slot, None when it holds another one."""

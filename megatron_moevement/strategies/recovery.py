@@ -18,13 +18,12 @@ from megatron_moevement.policy.facts import Condition, Facts
 from megatron_moevement.policy.facts_document import FACTS, dump_facts
 from megatron_moevement.policy.newest_state import Durable
 from megatron_moevement.policy.plan import Origin, Plan, WindowEdges
-from megatron_moevement.policy.ranks import LogicalRank
 from megatron_moevement.policy.recovery import (
     has_no_use_of_memory,
     plan_from_durable,
     plan_start,
 )
-from megatron_moevement.policy.replay_doubt import Doubt, doubt_of, without
+from megatron_moevement.policy.replay_doubt import without
 from megatron_moevement.policy.rollforward import SETTLING, Settling
 from megatron_moevement.policy.schedule import WindowSchedule
 from megatron_moevement.runtime.agreement import AgreementError, all_gather_json, together
@@ -252,13 +251,9 @@ class MemoryRecovery:
         slots = self.own_slots(plan)
         if plan.copies:
             self._offer_state(plan)
-        if plan.origin(stage) is Origin.WINDOW:
-            assert plan.window is not None
-            sources = next(each for each in plan.slots if each.rank == trained.rank)
-            slots.fetch_window(plan.window, sources.processes)
-        else:
-            slots.complete(plan.start(stage))
-            self._copy_state(plan, slots, ledger)
+        slots.fetch(plan.fetches_of(trained.rank))
+        if plan.origin(stage) is not Origin.WINDOW:
+            self._copy_state(plan, ledger)
             self._survivor.stand_by(self._live)
         dist.barrier()  # nobody overwrites a slot that another one still fetches
         memory.offer(None)
@@ -309,13 +304,12 @@ class MemoryRecovery:
             self._memory.offer(StandingState(self._live, self._survivor.scalars))
         dist.barrier()  # until then sources roll forward
 
-    def _copy_state(self, plan: Plan, slots: OwnSlots, ledger: LeftLedger) -> None:
-        """Takes the lost state of this rank from a replica, and what of its slots nobody has."""
+    def _copy_state(self, plan: Plan, ledger: LeftLedger) -> None:
+        """Takes the lost state of this rank from a replica."""
         trained, memory = self._trained, self._memory
         copy = next((each for each in plan.copies if each.rank == trained.rank), None)
         if copy is None:
             return
-        slots.take_from_replica(copy)
         self._kept.live = GIVEN_UP
         assert memory.session is not None
         address = memory.peers[copy.source]
@@ -330,11 +324,6 @@ class MemoryRecovery:
         if self._slots is None:
             self._slots = OwnSlots(self._memory, self._facts, self._trained.rank, plan)
         return self._slots
-
-    def doubt(self, plan: Plan, rank: LogicalRank) -> Doubt:
-        """Returns what the replay of a rank began with, the same on all ranks."""
-        assert self._facts is not None
-        return doubt_of(plan, self._facts.processes, rank)
 
     def boundaries(self, plan: Plan) -> ReplayedBoundaries:
         """Returns between whom the stages of a plan replay."""

@@ -5,16 +5,15 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch.distributed as dist
 
 from megatron_moevement.integrations.megatron.freezing import Freezing
 from megatron_moevement.policy.guarantee import Level, unverified
 from megatron_moevement.policy.plan import Plan
-from megatron_moevement.policy.ranks import LogicalRank
 from megatron_moevement.policy.recovery_account import RankAccount, RecoveryAccount
-from megatron_moevement.policy.replay_doubt import Consequence, Doubt, consequence_of
+from megatron_moevement.policy.replay_doubt import Consequence, consequence_of, doubt_of
 from megatron_moevement.policy.replay_proof import proof_of_all
 from megatron_moevement.policy.schedule import Window
 from megatron_moevement.runtime.agreement import all_gather_json
@@ -85,17 +84,13 @@ class Returning:
         slots.share(windows, last)
         self._shared = windows[0] if windows and slots.is_whole(windows[0]) else None
 
-    def replays(
-        self, replay: Replay | None, plan: Plan, doubt: Callable[[Plan, LogicalRank], Doubt]
-    ) -> None:
+    def replays(self, replay: Replay | None, plan: Plan) -> None:
         """Learns what this rank replays, and what the job does.
 
         Args:
             replay: of this rank; None for a bystander.
             plan: that is carried out.
-            doubt: returns what the replay of a rank began with.
         """
-        self._doubt = doubt
         assert self._memory.session is not None
         self.replay = replay
         self._plan = plan
@@ -238,7 +233,7 @@ class Returning:
         """Lets nobody train on a state that was promised and differs; on all ranks alike."""
         assert self._kept.guarantee is not None
         doubts = {
-            rank: self._doubt(plan, rank)
+            rank: doubt_of(plan, rank)
             for rank, own in zip(self._trained.layout.ranks, ranks, strict=True)
             if own.verified is False
         }

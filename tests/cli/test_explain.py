@@ -78,10 +78,13 @@ def test_a_copy_from_a_replica_is_told_with_its_source(explain):
 
 def test_the_slots_of_a_new_process_come_from_named_holders(explain):
     facts = without_processes(JOB.facts(), {2})
-    sources = plan_recovery(facts).slots[0]
+    plan = plan_recovery(facts)
+    newcomer = facts.by_rank[LogicalRank(1, 0)]
+    sources = [fetch.source for fetch in plan.fetches_of(LogicalRank(1, 0))]
     lines = explain(facts)
-    for process in set(sources.processes):
-        assert f"p{process} x{sources.processes.count(process)}" in rows_of(lines)[1]
+    assert newcomer.process not in sources
+    for process in set(sources):
+        assert f"p{process} x{sources.count(process)}" in rows_of(lines)[1]
 
 
 def test_stages_that_go_on_from_where_they_were_say_so(explain):

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from megatron_moevement.policy.boundary import Direction
 from megatron_moevement.policy.facts import Facts
+from megatron_moevement.policy.plan import Plan
 from megatron_moevement.policy.ranks import Layout, LogicalRank
 from megatron_moevement.policy.schedule import Window
 
@@ -27,6 +28,26 @@ def has_all(facts: Facts, window: Window, needed: Mapping[LogicalRank, int]) -> 
         for rank, first in needed.items()
         for slot in range(first, window.size)
     )
+
+
+def loads_of(plan: Plan, facts: Facts) -> dict[LogicalRank, int]:
+    """Returns for each rank that converts a plan's window the slot that it loads first.
+
+    Raises:
+        AssertionError: a slot after it is missing, or comes from elsewhere than it should.
+    """
+    assert plan.window is not None
+    found: dict[LogicalRank, list[int]] = {}
+    for fetch in plan.fetches:
+        key, process = fetch.slot, facts.by_rank.get(fetch.rank)
+        having = holders(facts, key.owner, key.window, key.slot)
+        assert sorted(fetch.sources) == sorted(having)
+        assert process is None or process.process not in having - {fetch.source}
+        begin = plan.window.start if plan.is_flush else plan.start(fetch.rank.pp)
+        if key.window == plan.window and key.step >= begin:
+            found.setdefault(fetch.rank, []).append(key.slot)
+    assert all(slots == [*range(slots[0], plan.window.size)] for slots in found.values())
+    return {rank: slots[0] for rank, slots in found.items()}
 
 
 def with_ledger(facts: Facts, first: int, last: int) -> set[int]:

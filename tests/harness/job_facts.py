@@ -280,9 +280,9 @@ def _replaying(
     logged = {log.direction: log.steps for log in facts.logs}
     again = frozenset(range(start + 1, step + 1))
     ways = sent_ways(layout, rank.pp)
-    sources = next((each for each in plan.slots if each.rank == rank), None)
-    fetched = set[int]() if sources is None else set(range(sources.first_slot, window.size))
-    holdings = _with_slots(facts.holdings, rank, window, fetched)
+    holdings = facts.holdings
+    for fetch in plan.fetches_of(rank):
+        holdings = _with_slots(holdings, rank, fetch.slot.window, {fetch.slot.slot})
     persisted = window if plan.persisted is None else plan.persisted
     for again_from in range(persisted.last + 1, step, window.size):
         captured = Window(again_from, window.size, window.epoch)

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from megatron_moevement.integrations.megatron.optimizer import GradientStatistics, SplitOptimizer
 from megatron_moevement.integrations.megatron.snapshots import Content, LiveOperators
 from megatron_moevement.policy.operators import OperatorId
+from megatron_moevement.policy.persistence import SlotKey
 from megatron_moevement.runtime.slots.slot_record import EXTRAS, SlotPart
 from megatron_moevement.strategies.copies import Copies
 from megatron_moevement.strategies.moevement import SparseCheckpointing
@@ -67,13 +68,13 @@ def fetch_bad_copy() -> None:
     """Makes the first slots that a process fetches bad, behind checksums that fit."""
     fetch, windows = Copies.fetch, set()
 
-    def spoiled(self: Copies, process: int, window: Any, slot: int, owner: Any = None) -> None:
-        fetch(self, process, window, slot, owner)
+    def spoiled(self: Copies, process: int, key: SlotKey) -> None:
+        fetch(self, process, key)
         windows.add(process)
         if len(windows) > 1:  # another copy
             return
         ring = self._ring
-        record = ring.record(window.step_of(slot))
+        record = ring.record(key.step)
         assert record is not None
         payload = ring.payload(record)
         parts = []

@@ -22,6 +22,7 @@ from megatron_moevement.policy.ranks import Layout, LogicalRank
 from megatron_moevement.policy.recovery import plan_recovery
 from megatron_moevement.policy.schedule import Window
 from megatron_moevement.policy.segments import Ends, ScopeKind
+from tests.harness.facts_truth import loads_of
 from tests.harness.job_facts import (
     Interrupt,
     Job,
@@ -93,7 +94,7 @@ def test_localized_to_the_stage_that_lost_a_rank():
         LogSource(2, 1, Direction.FORWARD, 10, 13),
         LogSource(2, 3, Direction.BACKWARD, 10, 13),
     }
-    assert [each.rank.pp for each in plan.slots] == [2]
+    assert {each.rank.pp for each in plan.fetches} == {2}
 
 
 def test_a_torn_commit_is_a_lost_state_although_its_process_lives():
@@ -104,8 +105,7 @@ def test_a_torn_commit_is_a_lost_state_although_its_process_lives():
 def test_replicas_of_a_lost_rank_replay_with_it_from_their_own_slots():
     plan = plan_after(REPLICATED, 2)
     assert plan.start_of == {1: 9}
-    sources = {each.rank: set(each.processes) for each in plan.slots}
-    assert sources[LogicalRank(1, 1)] == {3}
+    assert {each.source for each in plan.fetches_of(LogicalRank(1, 1))} == {3}
 
 
 def test_localized_to_neighbours_that_send_to_each_other_live():
@@ -267,7 +267,7 @@ def test_abort_without_a_spare_writes_what_the_next_launch_replays_from():
     plan = plan_after(dataclasses.replace(PIPELINE, spares=0), 2)
     assert (plan.verdict, plan.ending) == (Verdict.ABORT, Ending.FLUSH)
     assert (plan.window, plan.target) == (PERSISTED, 13)
-    assert {each.rank for each in plan.slots} == set(PIPELINE.layout.ranks)
+    assert {each.rank for each in plan.fetches} == set(PIPELINE.layout.ranks)
 
 
 def with_what_travels_with_slots(facts):
@@ -340,7 +340,7 @@ def test_a_half_converted_window_is_converted_further():
     cut = interrupted(first, plan_recovery(first), Interrupt({1: 10}))
     plan = plan_recovery(cut)
     assert plan.start_of == {1: 10}
-    assert [(each.rank.pp, each.first_slot) for each in plan.slots] == [(1, 1)]
+    assert loads_of(plan, cut) == {LogicalRank(1): 1}
 
 
 def test_of_tied_ends_only_the_one_that_waits_for_the_last_slot_loads_it():
@@ -349,7 +349,7 @@ def test_of_tied_ends_only_the_one_that_waits_for_the_last_slot_loads_it():
     cut = interrupted(first, plan_recovery(first), Interrupt({0: 11, 5: 11}, lagging))
     plan = plan_recovery(cut)
     assert plan.start_of == {0: 11, 5: 11}
-    assert [(each.rank.pp, each.first_slot) for each in plan.slots] == [(5, 2)]
+    assert loads_of(plan, cut) == {LogicalRank(5): 2}
 
 
 def test_a_neighbour_of_a_replay_that_is_lost_reads_what_the_replay_logged_again():

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from megatron_moevement.policy.boundary import is_ring
 from megatron_moevement.policy.facts import Condition, InconsistentFactsError, LiveState
+from megatron_moevement.policy.persistence import SlotKey
 from megatron_moevement.policy.plan import Origin, Verdict, WindowEdges
 from megatron_moevement.policy.ranks import Layout
 from megatron_moevement.policy.recovery import plan_recovery
@@ -29,6 +30,7 @@ from tests.harness.facts_truth import (
     has_all,
     holders,
     learnt_windows,
+    loads_of,
     logged,
     neighbours,
     persisted_windows,
@@ -211,14 +213,28 @@ def test_every_rank_in_scope_loads_every_slot_it_waits_for_from_one_who_has_it(c
         return
     starts = tuple(map(plan.start, range(facts.layout.pp)))
     needed = first_slots(case, plan.window, starts)
-    assert {each.rank: each.first_slot for each in plan.slots} == needed
-    for each in plan.slots:
-        for slot, process in enumerate(each.processes, start=each.first_slot):
-            having = holders(facts, each.rank, plan.window, slot)
-            assert process in having
-            own = facts.by_rank[each.rank].process
-            assert process == own or own not in having
-        assert each.first_slot + len(each.processes) == plan.window.size
+    assert loads_of(plan, facts) == needed
+
+
+@often
+@given(CASES)
+def test_every_rank_that_goes_on_from_its_state_gets_what_it_lacks_of_the_windows_to_come(case):
+    facts = case.facts
+    plan = plan_recovery(facts)
+    if plan.verdict not in {Verdict.RESUME, *REPLAYS} or plan.is_from_durable:
+        return
+    if plan.edges is WindowEdges.ANEW:
+        assert not plan.fetches
+        return
+    got = {(each.rank, each.slot) for each in plan.fetches}
+    windows = {held.window for each in facts.processes for held in each.holdings}
+    needed = [one for one in windows if plan.persisted is None or one >= plan.persisted]
+    for rank, window in itertools.product(facts.layout.ranks, needed):
+        for slot in range(window.size):
+            key, having = SlotKey(rank, window, slot), holders(facts, rank, window, slot)
+            is_there = facts.by_rank[rank].process in having and not facts.by_rank[rank].is_new
+            if plan.origin(rank.pp) is not Origin.WINDOW and key.step < plan.start(rank.pp):
+                assert ((rank, key) in got) == (bool(having) and not is_there)
 
 
 @often

@@ -2,10 +2,10 @@
 
 import pytest
 
-from megatron_moevement.policy.facts import Condition, Holding, LiveState, ProcessFacts
+from megatron_moevement.policy.facts import Holding
 from megatron_moevement.policy.guarantee import Level
 from megatron_moevement.policy.persistence import SlotKey
-from megatron_moevement.policy.plan import Origin, Plan, SlotSources, StageReplay, Verdict
+from megatron_moevement.policy.plan import Origin, Plan, SlotFetch, StageReplay, Verdict
 from megatron_moevement.policy.ranks import LogicalRank
 from megatron_moevement.policy.replay_doubt import (
     Consequence,
@@ -20,12 +20,7 @@ RANK, WINDOW = LogicalRank(), Window(3, 2)
 KEYS = [SlotKey(RANK, WINDOW, slot) for slot in range(2)]
 
 
-def holder(process, slots):
-    held = (Holding(RANK, WINDOW, slots),) if slots else ()
-    return ProcessFacts(process, f"d{process}", None, 6, LiveState(Condition.ABSENT), holdings=held)
-
-
-def plan(origin, *processes):
+def plan(origin, *sources):
     return Plan(
         1,
         Verdict.GLOBAL,
@@ -33,29 +28,29 @@ def plan(origin, *processes):
         6,
         window=WINDOW,
         replays=(StageReplay(0, 3, origin),),
-        slots=(SlotSources(RANK, 0, processes),),
+        fetches=tuple(map(SlotFetch, [RANK] * 2, KEYS, sources)),
     )
 
 
 def test_only_what_has_another_copy_is_doubted():
-    found = doubt_of(plan(Origin.WINDOW, 1, 2), [holder(1, 0b01), holder(2, 0b11)], RANK)
+    found = doubt_of(plan(Origin.WINDOW, (1, 2), (2,)), RANK)
     assert found.sources == {KEYS[0]: 1, KEYS[1]: 2}
     assert found.replaceable == {KEYS[0]: 1}
     assert found.may_be_mended
 
 
 def test_what_an_interrupted_replay_left_is_replaced_by_the_window():
-    found = doubt_of(plan(Origin.KEPT), [holder(1, 0b11)], RANK)
+    found = doubt_of(plan(Origin.KEPT), RANK)
     assert found.may_be_mended
     assert not found.replaceable
 
 
 def test_another_attempt_would_load_the_same_checkpoint():
-    assert not doubt_of(plan(Origin.DURABLE), [holder(1, 0b11)], RANK).may_be_mended
+    assert not doubt_of(plan(Origin.DURABLE), RANK).may_be_mended
 
 
 def test_with_the_only_copy_there_is_no_other_attempt():
-    found = doubt_of(plan(Origin.WINDOW, 1, 1), [holder(1, 0b11), holder(2, 0)], RANK)
+    found = doubt_of(plan(Origin.WINDOW, (1,), (1,)), RANK)
     assert not found.may_be_mended
 
 

@@ -7,6 +7,7 @@ from datetime import timedelta
 
 import pytest
 
+from megatron_moevement.policy.persistence import SlotKey
 from megatron_moevement.policy.placement import Host, Placement
 from megatron_moevement.policy.ranks import LogicalRank
 from megatron_moevement.policy.schedule import Window
@@ -328,6 +329,6 @@ def test_a_slot_that_this_rank_has_lost_comes_back(copies, ring, holder):
     payload = bytes(ring.payload(record))
     ring.buffer(3)[:SIZE_BYTES] = bytes(SIZE_BYTES)
     ring.invalidate(3)
-    copies.fetch(1, record.window, record.slot)
+    copies.fetch(1, SlotKey(RANK, record.window, record.slot))
     assert ring.record(3) == record
     assert bytes(ring.payload(record)) == payload

@@ -5,7 +5,8 @@ from types import SimpleNamespace
 import pytest
 
 from megatron_moevement.policy.facts import Condition, Facts, Holding, LiveState, ProcessFacts
-from megatron_moevement.policy.plan import Plan, Verdict
+from megatron_moevement.policy.persistence import SlotKey
+from megatron_moevement.policy.plan import Plan, SlotFetch, Verdict
 from megatron_moevement.policy.ranks import Layout, LogicalRank
 from megatron_moevement.policy.ring import SlotRing
 from megatron_moevement.policy.schedule import Window
@@ -27,9 +28,9 @@ class Copies:
         self._own, self._held = own, held
         self.landed = []
 
-    def fetch(self, process, window, slot, owner=None):
-        assert (process, owner) == (PROCESS, None)
-        record = self._held.record(window.step_of(slot))
+    def fetch(self, process, key):
+        assert (process, key.owner) == (PROCESS, RANK)
+        record = self._held.record(key.step)
         self._own.buffer(record.step)[:8] = self._held.payload(record)
         self._own.publish(record)
 
@@ -67,11 +68,16 @@ def slots_of(shared_memory):
         yield slots
 
 
+def from_own(steps):
+    """Returns what a plan has for a rank whose process kept its slots."""
+    return [SlotFetch(RANK, SlotKey(RANK, WINDOW, step), (PROCESS,)) for step in steps]
+
+
 @pytest.mark.parametrize("start", [0, 2, TARGET])
 def test_a_slot_that_was_only_kept_for_the_rank_is_captured_again(slots_of, start):
     """Else nobody sends it, the window is never complete, and all wait once the ring is full."""
     slots, memory = slots_of(range(TARGET + 1))
-    slots.complete(start)
+    slots.fetch(from_own(range(start)))
     ring = slots.ring(start)
     assert ring == SlotRing(SHAPE.capacity, 0, start)
     assert [record.step for record in memory.own_ring.records()] == list(ring.steps)
@@ -81,6 +87,6 @@ def test_a_slot_that_was_only_kept_for_the_rank_is_captured_again(slots_of, star
 
 def test_a_slot_that_the_own_ring_has_is_not_captured_again(slots_of):
     slots, memory = slots_of(range(TARGET + 1))
-    slots.complete(TARGET)
-    memory.copies.fetch(PROCESS, WINDOW, TARGET)
+    slots.fetch(from_own(range(TARGET)))
+    memory.copies.fetch(PROCESS, SlotKey(RANK, WINDOW, TARGET))
     assert slots.ring(TARGET) == SlotRing(SHAPE.capacity, 0, TARGET + 1)

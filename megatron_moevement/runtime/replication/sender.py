@@ -15,7 +15,6 @@ from typing import Self
 from megatron_moevement.policy.peer_trouble import Trouble
 from megatron_moevement.policy.persistence import Acknowledgements, SlotKey
 from megatron_moevement.policy.ranks import LogicalRank
-from megatron_moevement.policy.schedule import Window
 from megatron_moevement.runtime.replication.connection import (
     Address,
     DamagedSlotError,
@@ -176,30 +175,25 @@ class SlotSender:
         """
         return self._account.await_change(timeout)
 
-    def fetch(
-        self, process: int, owner: LogicalRank, window: Window, slot: int, into: memoryview
-    ) -> SlotRecord:
+    def fetch(self, process: int, key: SlotKey, into: memoryview) -> SlotRecord:
         """Gets a slot from a peer, straight into memory, and checks every part of it.
 
         Args:
             process: who holds it.
-            owner: whose slot.
-            window: which window.
-            slot: its place in the window.
+            key: which slot.
             into: memory of at least the slot's size; what it holds after an error means nothing.
 
         Raises:
             FetchError: the peer does not give it intact and in time.
         """
-        key = SlotKey(owner, window, slot)
         deadline = Deadline(self._deadline)
         try:
             with PeerConnection(self._me, process, self._addresses[process], deadline) as peer:
                 return peer.fetch(key, into, deadline)
         except FAILURES as error:
             raise FetchError(
-                f"slot {slot} of {owner} from step {window.start} on can't be had from process "
-                f"{process}: {error}"
+                f"slot {key.slot} of {key.owner} from step {key.window.start} on can't be had from "
+                f"process {process}: {error}"
             ) from error
 
     def close(self) -> None:

@@ -21,8 +21,8 @@ def has_sources(plan: Plan, facts: Facts) -> None:
         for process in facts.processes
         for holding in process.holdings
     }
-    for each in plan.slots:
-        assert plan.window is not None
-        for slot, number in enumerate(each.processes, start=each.first_slot):
-            has = held.get((number, each.rank, plan.window), 0) >> slot & 1
-            require(has == 1, "5 sources", f"p{number} is to send slot {slot} of", each.rank)
+    for fetch in plan.fetches:
+        key = fetch.slot
+        for number in fetch.sources:
+            has = held.get((number, key.owner, key.window), 0) >> key.slot & 1
+            require(has == 1, "5 sources", f"p{number} is to send", key)

@@ -14,7 +14,7 @@ from megatron_moevement.policy.recovery import has_no_use_of_memory
 from megatron_moevement.policy.ring import SlotRing, ring_capacity
 from megatron_moevement.policy.schedule import WindowSchedule
 from megatron_moevement.settings.faults import Place
-from megatron_moevement.testing.world.copying import complete, copy_states, fetch
+from megatron_moevement.testing.world.copying import copy_states, fetch_slots, ring_of
 from megatron_moevement.testing.world.live import Live
 from megatron_moevement.testing.world.process import (
     At,
@@ -86,17 +86,19 @@ def _come_to_target(
 ) -> Commands:
     """Copies, loads or replays what the plan says."""
     if plan.copies:
+        yield Join(("settled",), members, process.number, None, len)
+    yield from fetch_slots(world, process, plan)
+    if plan.copies:
         yield from copy_states(world, process, plan, members)
-    live, is_copied = process.live, process.rank in {copy.rank for copy in plan.copies}
-    stands = live is not None and process.rank is not None and not is_copied
-    if plan.edges is WindowEdges.KEPT and not plan.is_from_durable and stands:
-        assert live is not None
-        yield from complete(world, process, plan, live.step)
+    live = process.live
+    is_kept = plan.edges is WindowEdges.KEPT and not plan.is_from_durable
+    if is_kept and live is not None and process.rank is not None:
+        process.ring = ring_of(process, plan, live.step)
     if plan.verdict is Verdict.ROLLBACK:
         yield from _load(world, process, plan, schedule)
     elif process.rank is not None and process.rank.pp in plan.start_of:
-        if not plan.is_from_durable:
-            yield from _fetch(world, process, plan)
+        if plan.origin(process.rank.pp) is Origin.WINDOW:
+            _rewind(world, process, plan)
         yield from _replay(world, process, plan)
 
 
@@ -257,22 +259,6 @@ def _load_again(world: World, process: Process, plan: Plan) -> Generator[Wait, A
         return None
     process.ring = SlotRing(process.ring.capacity, plan.first_captured, plan.first_captured)
     return world.durable.load(plan.first_captured, process.rank).live
-
-
-def _fetch(world: World, process: Process, plan: Plan) -> Commands:
-    """Brings the slots of the window into the own store, checked."""
-    sources = next((each for each in plan.slots if each.rank == process.rank), None)
-    assert plan.window is not None
-    assert process.rank is not None
-    origin = next(each.origin for each in plan.replays if each.stage == process.rank.pp)
-    if sources is not None:
-        for slot, source in enumerate(sources.processes, start=sources.first_slot):
-            key = SlotKey(process.rank, plan.window, slot)
-            if source != process.number:
-                yield from fetch(world, process, key, source)
-            yield Pass()
-    if origin is Origin.WINDOW:
-        _rewind(world, process, plan)
 
 
 def _rewind(world: World, process: Process, plan: Plan) -> None:

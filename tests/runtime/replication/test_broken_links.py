@@ -17,7 +17,7 @@ from megatron_moevement.runtime.replication.sender import FetchError, SilentPeer
 from megatron_moevement.runtime.slots.ring_file import RingFile
 from tests.harness.default_run import slow_but
 
-from .conftest import DEADLINE, IDENTITY, LARGE_SHAPE, SHAPE, capture, rank_of
+from .conftest import DEADLINE, IDENTITY, LARGE_SHAPE, SHAPE, capture, key_of, rank_of
 
 ROOT = Path(__file__).parents[3]
 
@@ -177,7 +177,7 @@ def test_nobody_at_the_address_is_silent_at_once(job):
         assert not sender.acknowledgements.is_complete(record.window)
         into = memoryview(bytearray(SHAPE.buffer_bytes))
         with pytest.raises(FetchError, match="refused"):
-            sender.fetch(1, owner.owner, record.window, record.slot, into)
+            sender.fetch(1, key_of(owner.owner, record), into)
 
 
 @pytest.mark.parametrize("closed", ["sender", "server"])

@@ -9,6 +9,7 @@ from datetime import timedelta
 import pytest
 
 from megatron_moevement.errors import UserError
+from megatron_moevement.policy.persistence import SlotKey
 from megatron_moevement.policy.ranks import LogicalRank
 from megatron_moevement.policy.schedule import Window
 from megatron_moevement.runtime.replication.sender import (
@@ -110,9 +111,7 @@ def test_a_slot_is_fetched_from_whoever_holds_it(job, whose):
     source = owner if whose == "its own" else holder
     with newcomer.sender(source) as sender:
         into = bytearray(SHAPE.buffer_bytes)
-        found = sender.fetch(
-            source.me.process, owner.owner, record.window, record.slot, memoryview(into)
-        )
+        found = sender.fetch(source.me.process, key_of(owner.owner, record), memoryview(into))
     assert found == record
     assert into[: record.payload_bytes] == owner.ring.payload(record)
 
@@ -129,10 +128,10 @@ def test_what_a_peer_does_not_hold_is_not_fetched(job):
             (owner.owner, record.window, record.slot + 1),
         ):
             with pytest.raises(FetchError, match=r"process 0 does not hold slot"):
-                sender.fetch(0, rank, window, slot, into)
+                sender.fetch(0, SlotKey(rank, window, slot), into)
         with pytest.raises(FetchError, match="there is room for 10"):
-            sender.fetch(0, owner.owner, record.window, record.slot, into[:10])
-        sender.fetch(0, owner.owner, record.window, record.slot, into)
+            sender.fetch(0, key_of(owner.owner, record), into[:10])
+        sender.fetch(0, key_of(owner.owner, record), into)
 
 
 def test_every_damaged_part_of_a_held_slot_is_found_by_who_fetches_it(job):
@@ -144,9 +143,9 @@ def test_every_damaged_part_of_a_held_slot_is_found_by_who_fetches_it(job):
         for part in record.parts:
             payload[part.offset] ^= 1
             with pytest.raises(FetchError, match=f"from process 0: {part.name} and 0 more"):
-                sender.fetch(0, owner.owner, record.window, record.slot, into)
+                sender.fetch(0, key_of(owner.owner, record), into)
             payload[part.offset] ^= 1
-        sender.fetch(0, owner.owner, record.window, record.slot, into)
+        sender.fetch(0, key_of(owner.owner, record), into)
 
 
 def test_a_slot_that_is_damaged_at_home_is_reported_and_kept_nowhere(job):

@@ -25,7 +25,7 @@ from megatron_moevement.runtime.replication.slot_messages import slot_document
 from megatron_moevement.runtime.replication.wire import Channel, Deadline, Kind, ProtocolError
 from megatron_moevement.runtime.slots.slot_record import SlotRecord
 
-from .conftest import DEADLINE, SHAPE, TOKEN, capture
+from .conftest import DEADLINE, SHAPE, TOKEN, capture, key_of
 
 HEADER = struct.Struct("<4sBBIQQ")
 
@@ -137,7 +137,7 @@ def test_who_has_another_token_is_refused_on_both_sides(job):
         assert sender.silent == {1: "the peer does not know the job's token"}
         into = memoryview(bytearray(SHAPE.buffer_bytes))
         with pytest.raises(FetchError, match="does not know the job's token"):
-            sender.fetch(1, owner.owner, record.window, record.slot, into)
+            sender.fetch(1, key_of(owner.owner, record), into)
     assert holder.held[0].records() == ()
 
 
@@ -396,4 +396,4 @@ def test_an_owner_that_nobody_knows_is_not_found(job):
     (process,) = job(1)
     record, into = capture(process.ring, 3), memoryview(bytearray(SHAPE.buffer_bytes))
     with process.sender(process) as sender, pytest.raises(FetchError, match="does not hold"):
-        sender.fetch(0, LogicalRank(cp=7), record.window, record.slot, into)
+        sender.fetch(0, key_of(LogicalRank(cp=7), record), into)
