@@ -17,7 +17,14 @@ class ExitCode(IntEnum):
     """By Ctrl-C; what a shell reports of a program that SIGINT ends."""
 
 
-class UserError(Exception):
+class MoEvementError(Exception):
+    """The base of all exceptions of this package.
+
+    One that also stands for a failure of torch or of Python derives from the built-in class, too.
+    """
+
+
+class UserError(MoEvementError):
     """Something the user can mend.
 
     Programs print the message as one line on standard error, without a traceback, and exit with

@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 
+from megatron_moevement.errors import MoEvementError
+
 HOST = torch.device("cpu")
 
 FloatTensor = torch.FloatTensor
@@ -24,7 +26,7 @@ BFloat16Tensor = torch.BFloat16Tensor
 OutOfMemoryError = torch.OutOfMemoryError
 
 
-class HostBackendError(NotImplementedError):
+class HostBackendError(MoEvementError, NotImplementedError):
     """Megatron-Core asked for something of `torch.cuda` that the host does not stand in for."""
 
 

@@ -6,13 +6,14 @@ import dataclasses
 from enum import Enum
 from functools import cached_property
 
+from megatron_moevement.errors import MoEvementError
 from megatron_moevement.policy.boundary import Direction
 from megatron_moevement.policy.ranks import Layout, LogicalRank
 from megatron_moevement.policy.schedule import Window
 from megatron_moevement.policy.segments import Ends
 
 
-class InconsistentFactsError(RuntimeError):
+class InconsistentFactsError(MoEvementError, RuntimeError):
     """The facts contradict the protocol of a step: recovering on them would corrupt the state."""
 
 

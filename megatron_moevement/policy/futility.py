@@ -8,13 +8,15 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+from megatron_moevement.errors import MoEvementError
+
 RESTARTS_IN_VAIN = 10
 """Restarts that lost no process and committed no step: the next would fail too."""
 RESTARTS_WITHOUT_MEETING = 30
 """Restarts after which a process gives up by itself: no generation came so far that all met."""
 
 
-class InVainError(Exception):
+class InVainError(MoEvementError):
     """Restarts lead nowhere: all processes find it, and the job stops before another one."""
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
+from megatron_moevement.errors import MoEvementError
 
-class RingFullError(RuntimeError):
+
+class RingFullError(MoEvementError, RuntimeError):
     """A slot was to be captured while no buffer is free: the optimizer has to wait."""
 
 

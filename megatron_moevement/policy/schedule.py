@@ -9,6 +9,7 @@ from array import array
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 
+from megatron_moevement.errors import MoEvementError
 from megatron_moevement.policy.operators import Inventory, OperatorId
 from megatron_moevement.policy.ranks import LogicalRank
 
@@ -36,7 +37,7 @@ def slot_bytes(parts: Iterable[tuple[int, int, int]], window: int) -> tuple[int,
     return tuple(reversed(priced))
 
 
-class InvalidScheduleError(ValueError):
+class InvalidScheduleError(MoEvementError, ValueError):
     """A schedule breaks an invariant of windows: recovery from such a window would be wrong."""
 
 

@@ -9,6 +9,8 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
+from megatron_moevement.errors import MoEvementError
+
 T = TypeVar("T")
 
 _LENGTH_BYTES = 8
@@ -16,7 +18,7 @@ _INLINE_BYTES = 4096
 """What goes with the lengths, so that values that are no longer take one collective."""
 
 
-class AgreementError(RuntimeError):
+class AgreementError(MoEvementError, RuntimeError):
     """An action failed on at least one rank; every rank raises it, with the first rank's reason.
 
     Attributes:

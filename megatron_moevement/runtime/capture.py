@@ -17,6 +17,7 @@ from types import TracebackType
 import torch
 
 from megatron_moevement.backends.backend import CopyStream
+from megatron_moevement.errors import MoEvementError
 from megatron_moevement.runtime.background import Background
 
 
@@ -33,7 +34,7 @@ class HostCopy:
     target: torch.Tensor
 
 
-class CaptureError(RuntimeError):
+class CaptureError(MoEvementError, RuntimeError):
     """A snapshot could not be taken."""
 
 

@@ -14,6 +14,7 @@ from enum import IntEnum
 import torch
 import torch.distributed as dist
 
+from megatron_moevement.errors import MoEvementError
 from megatron_moevement.policy.commit import agreed_coverage, coverage_vote
 
 
@@ -89,7 +90,7 @@ class Agreement:
     """How long each rank has computed in the step; empty where that is not known."""
 
 
-class DisagreementError(RuntimeError):
+class DisagreementError(MoEvementError, RuntimeError):
     """Ranks are not at the same step of the protocol, or find different things in it."""
 
 

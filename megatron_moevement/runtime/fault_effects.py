@@ -9,12 +9,12 @@ import signal
 import sys
 import threading
 
-from megatron_moevement.errors import ExitCode
+from megatron_moevement.errors import ExitCode, MoEvementError
 from megatron_moevement.policy.fault_schedule import FaultKind
 from megatron_moevement.runtime.thread_start import raise_in_thread
 
 
-class InjectedFaultError(RuntimeError):
+class InjectedFaultError(MoEvementError, RuntimeError):
     """Raised on purpose."""
 
 

@@ -15,12 +15,14 @@ import secrets
 import socket
 from pathlib import Path
 
+from megatron_moevement.errors import MoEvementError
+
 _MEMORY = Path("/proc/meminfo")
 _LEAST_MEMORY_BYTES = 64 << 20
 """With less the kernel is about to kill processes."""
 
 
-class UnhealthyError(Exception):
+class UnhealthyError(MoEvementError):
     """This process can't go on; the message says what it lacks."""
 
 

@@ -14,12 +14,13 @@ from typing import Protocol
 import torch
 
 from megatron_moevement.backends.backend import BackendName, CopyStream
+from megatron_moevement.errors import MoEvementError
 from megatron_moevement.policy.boundary import BoundaryTag
 from megatron_moevement.runtime.background import Background
 from megatron_moevement.runtime.upstream_log import UpstreamLog, tensor_hash
 
 
-class LogWriteError(RuntimeError):
+class LogWriteError(MoEvementError, RuntimeError):
     """A boundary tensor could not be copied or hashed."""
 
 

@@ -11,10 +11,12 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
+from megatron_moevement.errors import MoEvementError
+
 _POLL_S = 0.02
 
 
-class MeetingError(RuntimeError):
+class MeetingError(MoEvementError, RuntimeError):
     """A rank has not come, and nobody made progress for too long."""
 
 

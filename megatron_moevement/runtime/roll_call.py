@@ -20,6 +20,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from megatron_moevement.errors import MoEvementError
 from megatron_moevement.runtime.seal import BrokenSealError, Seal
 from megatron_moevement.settings.secret import Secret
 
@@ -36,7 +37,7 @@ _END_PATIENCE_S = 1.0
 """A launcher notes an end at once; what it says of one is worth no more of an outage."""
 
 
-class LostAtStartError(Exception):
+class LostAtStartError(MoEvementError):
     """A process that was called is gone and was never watched: the roll is to be called again."""
 
 

@@ -11,12 +11,14 @@ import hmac
 import json
 from typing import Any
 
+from megatron_moevement.errors import MoEvementError
+
 _PROOF_CHARACTERS = 32
 """128 bits."""
 _MAX_BYTES = 2**20
 
 
-class BrokenSealError(Exception):
+class BrokenSealError(MoEvementError):
     """A text that nobody who has the key wrote for this place."""
 
 

@@ -20,25 +20,26 @@ from collections.abc import Callable, Mapping
 import torch
 import xxhash
 
+from megatron_moevement.errors import MoEvementError
 from megatron_moevement.policy.boundary import BoundaryTag, Direction
 from megatron_moevement.policy.facts import LogExtent
 
 _ALIGNMENT_BYTES = 64
 
 
-class NotLoggedError(LookupError):
+class NotLoggedError(MoEvementError, LookupError):
     """The log does not have that tensor."""
 
 
-class DamagedLogError(RuntimeError):
+class DamagedLogError(MoEvementError, RuntimeError):
     """A logged tensor does not read as it was logged."""
 
 
-class LogFullError(RuntimeError):
+class LogFullError(MoEvementError, RuntimeError):
     """More steps are retained than the log has buffers for."""
 
 
-class LogOrderError(RuntimeError):
+class LogOrderError(MoEvementError, RuntimeError):
     """The log was written in a way that would give one name to two tensors."""
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from megatron_moevement.errors import UserError
+from megatron_moevement.errors import MoEvementError, UserError
 from megatron_moevement.integrations.megatron.slot_layout import ALIGNMENT_BYTES
 from megatron_moevement.integrations.megatron.snapshots import LiveOperators
 from megatron_moevement.policy.memory import MemoryAccount, check_budget
@@ -37,7 +37,7 @@ ENTRY_BYTES = 16 << 10
 """Room for a ledger entry in the journal."""
 
 
-class UnlikePlansError(RuntimeError):
+class UnlikePlansError(MoEvementError, RuntimeError):
     """Ranks planned the same job differently: their slots would not fit together."""
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from megatron_moevement.errors import UserError
+from megatron_moevement.errors import MoEvementError, UserError
 from megatron_moevement.policy.adoption import of_no_use
 from megatron_moevement.policy.ranks import LogicalRank
 from megatron_moevement.runtime.agreement import AgreementError
@@ -38,7 +38,7 @@ from megatron_moevement.runtime.slots.store_lock import StoreLockedError
 _POLL_S = 0.05
 
 
-class NotOpenedError(Exception):
+class NotOpenedError(MoEvementError):
     """A process can't open its memory in a restart; another one may take its place."""
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Protocol
 
+from megatron_moevement.errors import MoEvementError
 from megatron_moevement.integrations.megatron.optimizer import GradientStatistics
 from megatron_moevement.policy.newest_state import Durable
 from megatron_moevement.runtime.commit_barrier import Agreement, ReplicaStreams, Vote
@@ -34,14 +35,14 @@ class Covered:
 NOT_COVERED = Covered(NO_WINDOW, 0)
 
 
-class InitialStateLostError(RuntimeError):
+class InitialStateLostError(MoEvementError, RuntimeError):
     """Training has to begin anew, and some process no longer has the weights to begin with.
 
     Every process raises it. Whoever restarts builds model and optimizer anew, with a new `Kept`.
     """
 
 
-class CaptureLostError(RuntimeError):
+class CaptureLostError(MoEvementError, RuntimeError):
     """A slot is damaged in its own ring, and the state that it captured has passed.
 
     The generation can't go on: no window with this slot would ever be persisted. The next one finds
@@ -49,11 +50,11 @@ class CaptureLostError(RuntimeError):
     """
 
 
-class RecoveryAbortedError(RuntimeError):
+class RecoveryAbortedError(MoEvementError, RuntimeError):
     """The plan says that the job ends; every process raises it."""
 
 
-class UnverifiedReplayError(RuntimeError):
+class UnverifiedReplayError(MoEvementError, RuntimeError):
     """A replay differed from the first time, though the job promised the same bits."""
 
 

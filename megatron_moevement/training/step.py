@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
+from megatron_moevement.errors import MoEvementError
 from megatron_moevement.integrations.megatron.expert_bias import PendingExpertBias
 from megatron_moevement.integrations.megatron.optimizer import (
     GradientStatistics,
@@ -38,7 +39,7 @@ from megatron_moevement.settings.faults import Place
 from megatron_moevement.strategies.strategy import Covered, Strategy
 
 
-class DivergenceError(RuntimeError):
+class DivergenceError(MoEvementError, RuntimeError):
     """The gradients are not finite and no loss scaling explains it; the step is not applied."""
 
 

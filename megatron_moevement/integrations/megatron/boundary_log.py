@@ -22,6 +22,7 @@ import torch.distributed as dist
 from megatron.core.model_parallel_config import ModelParallelConfig
 from megatron.core.pipeline_parallel.schedules import get_schedule_table
 
+from megatron_moevement.errors import MoEvementError
 from megatron_moevement.integrations.megatron.stage_communicator import (
     ForwardPass,
     StageCommunicator,
@@ -35,7 +36,7 @@ _REQUESTS = {Direction.FORWARD: "recv_prev", Direction.BACKWARD: "recv_next"}
 """What upstream calls the request of a message that comes in."""
 
 
-class BoundaryOrderError(RuntimeError):
+class BoundaryOrderError(MoEvementError, RuntimeError):
     """A tensor crossed a boundary that is not the one expected there; nothing can be replayed."""
 
 

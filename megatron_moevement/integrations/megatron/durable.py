@@ -40,6 +40,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
 
+from megatron_moevement.errors import MoEvementError
 from megatron_moevement.integrations.megatron import random_state
 from megatron_moevement.integrations.megatron.optimizer import SplitOptimizer
 from megatron_moevement.integrations.megatron.scheduler import Scheduler
@@ -62,7 +63,7 @@ _METADATA = {
 _LONGEST_REASON = 200
 
 
-class UnloadableError(Exception):
+class UnloadableError(MoEvementError):
     """A checkpoint whose files are whole can't be loaded into this model; all ranks raise it."""
 
 

@@ -19,13 +19,15 @@ import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
 
+from megatron_moevement.errors import MoEvementError
+
 _WORLD = "WORLD"
 _ATOMS = (str, bytes, int, float, bool, type(None), torch.dtype, torch.device, type)
 _PLAIN = frozenset(_ATOMS)
 """Most of what is there is of just these types, which is seen at once."""
 
 
-class UnnamedGroupError(RuntimeError):
+class UnnamedGroupError(MoEvementError, RuntimeError):
     """A group that nobody could replace: it has no name, or is kept where nothing can be set."""
 
 
@@ -68,7 +70,7 @@ class _Kept(NamedTuple):
             setattr(self.owner, self.key, value)
 
 
-class ReleasedGroupError(RuntimeError):
+class ReleasedGroupError(MoEvementError, RuntimeError):
     """A process group of a former generation is used: a restart did not replace it."""
 
 

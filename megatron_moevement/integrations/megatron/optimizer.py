@@ -22,6 +22,7 @@ from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.optimizer.grad_scaler import DynamicGradScaler
 from megatron.core.optimizer.optimizer import ChainedOptimizer, MixedPrecisionOptimizer
 
+from megatron_moevement.errors import MoEvementError
 from megatron_moevement.integrations.megatron.empty_parts import mend_empty_parts
 from megatron_moevement.integrations.megatron.masters import (
     casting_all_but,
@@ -82,11 +83,11 @@ class GradientStatistics:
         return any(self.found_inf)
 
 
-class UnequalStepsError(RuntimeError):
+class UnequalStepsError(MoEvementError, RuntimeError):
     """Adam counts different steps for parameters that were all trained as often."""
 
 
-class UnlikeLedgerError(RuntimeError):
+class UnlikeLedgerError(MoEvementError, RuntimeError):
     """A replayed step differs from the step that the ledger tells of."""
 
 

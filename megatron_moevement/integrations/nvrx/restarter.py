@@ -23,7 +23,7 @@ from nvidia_resiliency_ext.inprocess.exception import HealthCheckError, RestartA
 from nvidia_resiliency_ext.inprocess.rank_assignment import RankDiscarded
 from nvidia_resiliency_ext.inprocess.store import BarrierError
 
-from megatron_moevement.errors import UserError
+from megatron_moevement.errors import MoEvementError, UserError
 from megatron_moevement.integrations.nvrx.health import ProcessHealth
 from megatron_moevement.integrations.nvrx.heartbeats import mend_heartbeats
 from megatron_moevement.integrations.nvrx.interrupts import mend_interrupts
@@ -67,7 +67,7 @@ _LOOKS_OF_THE_MONITOR = 3
 """A process that is gone before its monitor has looked is taken for a lost one."""
 
 
-class RestartsEndedError(Exception):
+class RestartsEndedError(MoEvementError):
     """The job stops here, with what it has in memory; the message says why."""
 
 
@@ -83,15 +83,15 @@ class ControlStoreLostError(RestartsEndedError):
         self.has_begun = has_begun
 
 
-class DiscardedError(Exception):
+class DiscardedError(MoEvementError):
     """This process is given up with its failure domain; the job goes on without it."""
 
 
-class UnfitError(Exception):
+class UnfitError(MoEvementError):
     """This process or its machine is not healthy, the message says why; the job goes on."""
 
 
-class _GenerationFailedError(Exception):
+class _GenerationFailedError(MoEvementError):
     """An exception of the training function, in a form that NVRx can copy."""
 
 

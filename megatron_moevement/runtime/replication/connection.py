@@ -8,6 +8,7 @@ from typing import Self
 
 import torch
 
+from megatron_moevement.errors import MoEvementError
 from megatron_moevement.policy.boundary import BoundaryTag
 from megatron_moevement.policy.persistence import SlotKey
 from megatron_moevement.policy.ranks import LogicalRank
@@ -40,7 +41,7 @@ from megatron_moevement.runtime.upstream_log import tensor_bytes, tensor_hash
 Address = tuple[str, int]
 
 
-class DamagedSlotError(Exception):
+class DamagedSlotError(MoEvementError):
     """The bytes of a slot that arrived are not those that were captured."""
 
 
@@ -48,7 +49,7 @@ class DamagedStateError(DamagedSlotError):
     """The bytes of a live state that arrived are not those that were read."""
 
 
-class DamagedTensorError(Exception):
+class DamagedTensorError(MoEvementError):
     """The bytes of a logged tensor that arrived are not those that were sent in training."""
 
 

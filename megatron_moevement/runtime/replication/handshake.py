@@ -14,6 +14,7 @@ import hmac
 import secrets
 import struct
 
+from megatron_moevement.errors import MoEvementError
 from megatron_moevement.policy.commit import is_current
 from megatron_moevement.runtime.replication.wire import (
     Channel,
@@ -30,7 +31,7 @@ _MIN_TOKEN_BYTES = 16
 _PURPOSE = b"megatron-moevement replication 2"
 
 
-class RefusedError(Exception):
+class RefusedError(MoEvementError):
     """The peer is of this job and refuses, for the reason that it gives."""
 
 

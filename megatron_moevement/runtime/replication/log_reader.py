@@ -15,6 +15,7 @@ from typing import Self
 
 import torch
 
+from megatron_moevement.errors import MoEvementError
 from megatron_moevement.policy.boundary import BoundaryTag
 from megatron_moevement.runtime.replication.connection import (
     Address,
@@ -33,7 +34,7 @@ Wanted = BoundaryTag | int
 Found = torch.Tensor | dict[BoundaryTag, int]
 
 
-class LogReadError(Exception):
+class LogReadError(MoEvementError):
     """A peer did not give an intact logged tensor."""
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from datetime import timedelta
 
+from megatron_moevement.errors import MoEvementError
 from megatron_moevement.policy.ranks import LogicalRank
 from megatron_moevement.runtime.replication.connection import (
     Address,
@@ -27,7 +28,7 @@ FAILURES = (OSError, ProtocolError, RefusedError, DamagedSlotError)
 """What a connection to a peer may end with."""
 
 
-class SilentPeerError(Exception):
+class SilentPeerError(MoEvementError):
     """A peer did not acknowledge a copy in time, broke the connection or refused it."""
 
 

@@ -12,6 +12,7 @@ from concurrent.futures import Future
 from datetime import timedelta
 from typing import Self
 
+from megatron_moevement.errors import MoEvementError
 from megatron_moevement.policy.peer_trouble import Trouble
 from megatron_moevement.policy.persistence import Acknowledgements, SlotKey
 from megatron_moevement.policy.ranks import LogicalRank
@@ -36,7 +37,7 @@ from megatron_moevement.runtime.slots.slot_record import SlotRecord
 __all__ = ["DamagedSlotError", "FetchError", "SilentPeerError", "SlotSender"]
 
 
-class FetchError(Exception):
+class FetchError(MoEvementError):
     """A peer did not give an intact slot; another holder may."""
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Self
 
+from megatron_moevement.errors import MoEvementError
 from megatron_moevement.runtime.replication.connection import Address, PeerConnection
 from megatron_moevement.runtime.replication.handshake import Session
 from megatron_moevement.runtime.replication.peer_thread import FAILURES
@@ -16,7 +17,7 @@ from megatron_moevement.runtime.replication.state_messages import StatePart
 from megatron_moevement.runtime.replication.wire import Deadline
 
 
-class StateReadError(Exception):
+class StateReadError(MoEvementError):
     """A peer did not give an intact part of its state."""
 
 

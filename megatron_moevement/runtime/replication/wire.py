@@ -21,6 +21,7 @@ from datetime import timedelta
 from enum import IntEnum
 from typing import Any, Self
 
+from megatron_moevement.errors import MoEvementError
 from megatron_moevement.runtime.slots.mapped_file import checksum_of
 
 PROTOCOL_VERSION = 2
@@ -57,7 +58,7 @@ class Kind(IntEnum):
     HISTORY = 16
 
 
-class ProtocolError(Exception):
+class ProtocolError(MoEvementError):
     """The peer says what nobody of this job would say; the connection ends."""
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from megatron_moevement.errors import UserError
+from megatron_moevement.errors import MoEvementError, UserError
 
 FORMAT_VERSION = 1
 """Raised with every change of a file's layout."""
@@ -23,7 +23,7 @@ _SHOWN_CHARACTERS = 120
 _FINGERPRINT = re.compile(r"[!-~]{1,200}")
 
 
-class DamagedFileError(Exception):
+class DamagedFileError(MoEvementError):
     """A file of the store does not read as it was written; nothing of it is relied on."""
 
 

@@ -6,6 +6,7 @@ import dataclasses
 import struct
 from typing import Any
 
+from megatron_moevement.errors import MoEvementError
 from megatron_moevement.policy.schedule import Window
 from megatron_moevement.runtime.slots.mapped_file import checksum_of
 
@@ -21,7 +22,7 @@ _MAX_UINT64 = 2**64 - 1
 _MAX_UINT32 = 2**32 - 1
 
 
-class MalformedRecordError(ValueError):
+class MalformedRecordError(MoEvementError, ValueError):
     """Numbers or names that no slot has."""
 
 
