@@ -24,6 +24,7 @@ from typing import Any, TypeVar
 
 import torch.distributed as dist
 
+from megatron_moevement.runtime.rebindings import rebind
 from megatron_moevement.runtime.reduce_scatter import reduce_scatter_in_python
 
 _SLICE = timedelta(seconds=0.05)
@@ -167,8 +168,6 @@ def make_waits_interruptible() -> None:
     """Waits and connects in slices from now on, in all of this process, and counts the waits."""
     global _waited_s  # noqa: PLW0603
     _waited_s = _waited_s or 0.0
-    work_type: Any = dist.Work
-    work_type.wait = _wait
-    maker: Any = dist.distributed_c10d
-    maker.ProcessGroupGloo = _InterruptibleGloo
+    rebind("torch.distributed:Work.wait", _wait)
+    rebind("torch.distributed.distributed_c10d:ProcessGroupGloo", _InterruptibleGloo)
     reduce_scatter_in_python()

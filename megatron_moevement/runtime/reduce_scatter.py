@@ -16,6 +16,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from megatron_moevement.runtime.rebindings import rebind
+
 
 class _ReduceScatter:
     """One or several of them on their way; stands in for `Work`."""
@@ -78,7 +80,7 @@ def _in_parts(
 
 def reduce_scatter_in_python() -> None:
     """Reduces and scatters so from now on, in all of this process; for gloo."""
-    group: Any = dist.ProcessGroup
-    group.reduce_scatter = _in_parts
-    group.reduce_scatter_single = _one
-    group.reduce_scatter_single_coalesced = _several
+    group = "torch.distributed:ProcessGroup"
+    rebind(f"{group}.reduce_scatter", _in_parts)
+    rebind(f"{group}.reduce_scatter_single", _one)
+    rebind(f"{group}.reduce_scatter_single_coalesced", _several)

@@ -10,7 +10,8 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
-from typing import Any
+
+from megatron_moevement.runtime.rebindings import rebind
 
 starting = threading.RLock()
 """Held while a thread starts, and while something is raised in another one.
@@ -47,5 +48,4 @@ def _start_guarded(self: threading.Thread) -> None:
 
 def guard_starts() -> None:
     """Holds the lock where a thread starts from now on, in all of this process."""
-    thread_type: Any = threading.Thread
-    thread_type.start = _start_guarded
+    rebind("threading:Thread.start", _start_guarded)

@@ -12,6 +12,8 @@ from typing import Any
 
 import torch.distributed as dist
 
+from megatron_moevement.runtime.rebindings import rebind
+
 GatheredKeys = list[Any]
 """For each gathering of a build the keys of all ranks; what JSON can hold."""
 
@@ -37,7 +39,7 @@ def gathered_keys(known: GatheredKeys | None) -> Iterator[GatheredKeys]:
             answers[:] = [_hashable(keys) for keys in known[len(found)]]
         found.append([_listed(keys) for keys in answers])
 
-    dist.all_gather_object = gather  # type: ignore[assignment]
+    rebind("torch.distributed:all_gather_object", gather)
     try:
         yield found
     finally:
@@ -46,7 +48,7 @@ def gathered_keys(known: GatheredKeys | None) -> Iterator[GatheredKeys]:
 
 def gather_as_upstream() -> None:
     """Lets objects be gathered as upstream does; after an interrupt, nobody else has done it."""
-    dist.all_gather_object = _gather_upstream
+    rebind("torch.distributed:all_gather_object", _gather_upstream)
 
 
 def _listed(value: Any) -> Any:

@@ -16,6 +16,8 @@ from typing import Any
 
 from nvidia_resiliency_ext.inprocess.sibling_monitor import SiblingMonitor
 
+from megatron_moevement.runtime.rebindings import rebind
+
 _WRITER_BYTES = 8
 _QUIET_LOOKS = 2
 
@@ -75,4 +77,4 @@ def check_heartbeats(monitor: SiblingMonitor) -> None:
 
 def mend_heartbeats() -> None:
     """Makes monitors that are started from now on look so."""
-    SiblingMonitor.check_heartbeats = check_heartbeats
+    rebind(f"{SiblingMonitor.__module__}:SiblingMonitor.check_heartbeats", check_heartbeats)

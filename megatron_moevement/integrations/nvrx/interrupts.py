@@ -12,6 +12,7 @@ import threading
 
 from nvidia_resiliency_ext.inprocess import monitor_thread
 
+from megatron_moevement.runtime.rebindings import rebind
 from megatron_moevement.runtime.thread_start import guard_starts, starting
 
 _raise = monitor_thread.async_raise
@@ -41,5 +42,5 @@ def _raise_outside_of_starts(
 def mend_interrupts() -> None:
     """Makes interrupts arrive from now on, and what fails restart, whoever swallowed them."""
     guard_starts()
-    monitor_thread.async_raise = _raise_outside_of_starts
-    monitor_thread.MonitorThread.maybe_join = _join_and_restart
+    rebind(f"{monitor_thread.__name__}:async_raise", _raise_outside_of_starts)
+    rebind(f"{monitor_thread.__name__}:MonitorThread.maybe_join", _join_and_restart)

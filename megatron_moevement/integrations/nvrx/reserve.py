@@ -18,6 +18,7 @@ from nvidia_resiliency_ext.inprocess import CallWrapper, Wrapper, wrap
 from megatron_moevement.integrations.nvrx.notices import StoredNotices
 from megatron_moevement.integrations.nvrx.stores import ControlStore
 from megatron_moevement.runtime.generation import Generation
+from megatron_moevement.runtime.rebindings import rebind
 
 
 class Holder(Protocol):
@@ -82,7 +83,7 @@ def mend_reserve(
             finally:  # a rank may be lost when others have finished
                 holder.end()
 
-    wrap.reserve_fn = reserve
+    rebind(f"{wrap.__name__}:reserve_fn", reserve)
     return notices
 
 

@@ -17,6 +17,7 @@ from nvidia_resiliency_ext.inprocess.attribution import Interruption, Interrupti
 from nvidia_resiliency_ext.inprocess.store import PrefixStore
 
 from megatron_moevement.integrations.nvrx.sealed_store import SealedStore
+from megatron_moevement.runtime.rebindings import rebind
 from megatron_moevement.runtime.roll_call import RollCall, newest_round, prefix_of
 from megatron_moevement.runtime.seal import Seal
 from megatron_moevement.runtime.sockets import bound_silence
@@ -209,7 +210,8 @@ def _lost_is_fine() -> contextlib.suppress:
 
 def mend_generation_stores() -> None:
     """Makes NVRx use sealed stores whose loss is a fault, in this process and its monitor."""
-    wrap.PrefixStore = monitor_process.PrefixStore = GenerationStore
+    for module in (wrap, monitor_process):
+        rebind(f"{module.__name__}:PrefixStore", GenerationStore)
 
 
 def request_restart(control: Address, generation: int, secret: Secret) -> None:

@@ -13,6 +13,8 @@ from typing import Any
 
 from nvidia_resiliency_ext.inprocess import monitor_process
 
+from megatron_moevement.runtime.rebindings import rebind
+
 _POLL_S = 0.005
 
 
@@ -37,4 +39,4 @@ def end_where_it_stands(process: Any, termination_grace_time: timedelta) -> None
 
 def mend_termination() -> None:
     """Makes monitors that are started from now on end processes so."""
-    monitor_process.terminate_process = end_where_it_stands
+    rebind(f"{monitor_process.__name__}:terminate_process", end_where_it_stands)
