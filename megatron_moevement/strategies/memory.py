@@ -34,9 +34,9 @@ from megatron_moevement.runtime.slots.store import RingRole, StoreDirectory, Sto
 from megatron_moevement.runtime.upstream_log import UpstreamLog
 from megatron_moevement.settings.faults import Place
 from megatron_moevement.strategies.copies import Copies
+from megatron_moevement.strategies.first_captures import OwnCaptures
 from megatron_moevement.strategies.job_plan import JobPlan
 from megatron_moevement.strategies.kept_store import KeptStore
-from megatron_moevement.strategies.replay_witness import OwnCaptures
 from megatron_moevement.strategies.spares import (
     captures_of_spares,
     facts_of_spares,

@@ -33,19 +33,19 @@ from megatron_moevement.runtime.progress import Progress
 from megatron_moevement.runtime.replication.state_reader import StateReader
 from megatron_moevement.settings.faults import Place
 from megatron_moevement.strategies.boundaries import ReplayedBoundaries
+from megatron_moevement.strategies.first_captures import (
+    FirstCaptures,
+    OwnCaptures,
+    first_captures,
+    own_captures,
+)
 from megatron_moevement.strategies.kept import GIVEN_UP, Agreed, Kept, Live
 from megatron_moevement.strategies.left_ledger import LeftLedger, own_ledger, write_journal
 from megatron_moevement.strategies.left_state import alike_steps, gather_facts, read_left_state
 from megatron_moevement.strategies.memory import DEADLINE, JobMemory
 from megatron_moevement.strategies.own_slots import OwnSlots
 from megatron_moevement.strategies.replay import Injection, Replay, Slots
-from megatron_moevement.strategies.replay_witness import (
-    FirstCaptures,
-    OwnCaptures,
-    ReplayWitness,
-    first_captures,
-    own_captures,
-)
+from megatron_moevement.strategies.replay_witness import ReplayWitness
 from megatron_moevement.strategies.replicas import Replicas, StandingState, copy_state
 from megatron_moevement.strategies.scalars import decode_entry
 from megatron_moevement.strategies.strategy import InitialStateLostError

@@ -29,7 +29,7 @@ from megatron_moevement.runtime.replication.interface import own_network
 from megatron_moevement.runtime.slots.identity import StoreIdentity
 from megatron_moevement.runtime.slots.journal import Journal
 from megatron_moevement.runtime.slots.store import StoreDirectory
-from megatron_moevement.strategies.replay_witness import OwnCaptures, captures_of
+from megatron_moevement.strategies.first_captures import OwnCaptures, captures_of
 
 _PATIENCE = timedelta(seconds=5)
 """Spares post before ranks have built their groups, so nobody waits unless one hangs."""

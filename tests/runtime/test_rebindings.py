@@ -25,7 +25,6 @@ from megatron_moevement.runtime.rebindings import (
 PACKAGE = Path(megatron_moevement.__file__).parent
 VARIABLES = [
     "integrations/megatron/transients.py: tensor_parallel_random.IS_CHECKPOINTING",
-    "testing/fuzz_peers.py: threading.excepthook",
 ]
 """Upstream has these to be set."""
 PLACE = "tests_upstream:a"

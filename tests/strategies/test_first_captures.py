@@ -6,7 +6,7 @@ from megatron_moevement.policy.schedule import Window
 from megatron_moevement.runtime.slots.identity import StoreIdentity
 from megatron_moevement.runtime.slots.slot_record import SlotPart, SlotRecord
 from megatron_moevement.runtime.slots.store import RingRole, RingShape, StoreDirectory
-from megatron_moevement.strategies.replay_witness import first_captures, own_captures, record_digest
+from megatron_moevement.strategies.first_captures import first_captures, own_captures, record_digest
 
 LOST, BYSTANDER = LogicalRank(pp=1), LogicalRank()
 SHAPE = RingShape(capacity=9, buffer_bytes=8, max_parts=1)

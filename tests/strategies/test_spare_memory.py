@@ -23,8 +23,8 @@ from megatron_moevement.runtime.slots.store import (
     StoreDirectory,
     process_folder,
 )
+from megatron_moevement.strategies.first_captures import record_digest
 from megatron_moevement.strategies.kept_store import KeptStore
-from megatron_moevement.strategies.replay_witness import record_digest
 from megatron_moevement.strategies.spare_memory import SpareHolder, SpareMemory
 from megatron_moevement.strategies.spares import (
     Spare,
