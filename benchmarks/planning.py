@@ -19,11 +19,11 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
-from megatron_moevement.policy.model_shape import Capture, ModelShape, inventory_of
-from megatron_moevement.policy.operators import Inventory, Operator, OperatorId
-from megatron_moevement.policy.ordering import Ordering, order_operators
-from megatron_moevement.policy.ranks import Layout
-from megatron_moevement.policy.window import WindowPlan, plan_window
+from megatron_moevement.policy.job.model_shape import Capture, ModelShape, inventory_of
+from megatron_moevement.policy.job.operators import Inventory, Operator, OperatorId
+from megatron_moevement.policy.job.ranks import Layout
+from megatron_moevement.policy.window.ordering import Ordering, order_operators
+from megatron_moevement.policy.window.planner import WindowPlan, plan_window
 
 NUM_LAYERS = 96
 NUM_EXPERTS = 1040

@@ -39,7 +39,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from random import Random
 
-from megatron_moevement.runtime.events import EventName, EventRecord, read_events
+from megatron_moevement.runtime.observation.events import EventName, EventRecord, read_events
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # where tests.harness is
 

@@ -19,8 +19,8 @@ backend = load(choose(None))
 backend.install()  # before Megatron is imported
 
 from megatron_moevement.integrations.megatron.process_groups import leave_job  # noqa: E402
-from megatron_moevement.runtime.commit_barrier import StopRequest  # noqa: E402
-from megatron_moevement.runtime.progress import START  # noqa: E402
+from megatron_moevement.runtime.coordination.commit_barrier import StopRequest  # noqa: E402
+from megatron_moevement.runtime.coordination.progress import START  # noqa: E402
 from megatron_moevement.settings.launch import Launch  # noqa: E402
 from megatron_moevement.training.arguments import parse  # noqa: E402
 from megatron_moevement.training.job import build_job  # noqa: E402

@@ -27,7 +27,7 @@ backend.install()  # before Megatron is imported
 from megatron_direct import ITERS, LR, MICRO_BATCH, MICRO_BATCHES, SEQ, Direct  # noqa: E402
 
 from megatron_moevement.integrations.megatron.process_groups import leave_job  # noqa: E402
-from megatron_moevement.runtime.progress import START  # noqa: E402
+from megatron_moevement.runtime.coordination.progress import START  # noqa: E402
 from megatron_moevement.settings.launch import Launch  # noqa: E402
 from megatron_moevement.strategies.strategy import Off  # noqa: E402
 from megatron_moevement.training.arguments import parse  # noqa: E402

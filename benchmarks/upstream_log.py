@@ -34,14 +34,14 @@ backend.install()  # before Megatron is imported
 
 from megatron_moevement.integrations.megatron.boundary_log import LoggedCommunicator  # noqa: E402
 from megatron_moevement.integrations.megatron.process_groups import leave_job  # noqa: E402
-from megatron_moevement.policy.boundary import BoundaryTag  # noqa: E402
-from megatron_moevement.runtime.commit_barrier import StopRequest  # noqa: E402
-from megatron_moevement.runtime.log_writer import (  # noqa: E402
+from megatron_moevement.policy.job.boundary import BoundaryTag  # noqa: E402
+from megatron_moevement.runtime.coordination.commit_barrier import StopRequest  # noqa: E402
+from megatron_moevement.runtime.coordination.progress import START  # noqa: E402
+from megatron_moevement.runtime.upstream_log.log_writer import (  # noqa: E402
     BackgroundWriter,
     InlineWriter,
     LogWriter,
 )
-from megatron_moevement.runtime.progress import START  # noqa: E402
 from megatron_moevement.settings.launch import Launch  # noqa: E402
 from megatron_moevement.training.arguments import parse  # noqa: E402
 from megatron_moevement.training.job import Job, build_job  # noqa: E402

@@ -9,7 +9,7 @@ from rich.filesize import decimal
 
 from megatron_moevement.cli.store_dir import add_store_dir
 from megatron_moevement.errors import ExitCode, UserError
-from megatron_moevement.runtime.slots.cleaning import clean
+from megatron_moevement.runtime.stores.cleaning import clean
 
 _DESCRIPTION = """
 Removes the stores that runs left on this machine after a crash; a relaunch can't go on from them

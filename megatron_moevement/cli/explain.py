@@ -11,12 +11,12 @@ from rich.console import Console
 from rich.table import Table
 
 from megatron_moevement.errors import ExitCode, UserError
-from megatron_moevement.policy.facts import Condition, Facts, InconsistentFactsError
-from megatron_moevement.policy.facts_document import FACTS, load_facts
-from megatron_moevement.policy.plan import Ending, Origin, Plan, SlotFetch, Verdict
-from megatron_moevement.policy.recovery import plan_start
-from megatron_moevement.policy.schedule import Window
-from megatron_moevement.runtime.events import kept_documents
+from megatron_moevement.policy.facts.facts import Condition, Facts, InconsistentFactsError
+from megatron_moevement.policy.facts.facts_document import FACTS, load_facts
+from megatron_moevement.policy.recovery.plan import Ending, Origin, Plan, SlotFetch, Verdict
+from megatron_moevement.policy.recovery.planner import plan_start
+from megatron_moevement.policy.window.schedule import Window
+from megatron_moevement.runtime.observation.events import kept_documents
 
 _DESCRIPTION = """
 Prints what a job does after a failure, decided from what its processes publish: verdict and reason,

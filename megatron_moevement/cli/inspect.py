@@ -12,10 +12,10 @@ from rich.table import Table
 
 from megatron_moevement.cli.store_dir import add_store_dir
 from megatron_moevement.errors import ExitCode
-from megatron_moevement.policy.persistence import SlotKey
-from megatron_moevement.policy.schedule import Window
-from megatron_moevement.runtime.slots.store import RingRole
-from megatron_moevement.runtime.slots.survey import (
+from megatron_moevement.policy.copies.persistence import SlotKey
+from megatron_moevement.policy.window.schedule import Window
+from megatron_moevement.runtime.stores.store import RingRole
+from megatron_moevement.runtime.stores.store_listing import (
     SurveyedJournal,
     SurveyedProcess,
     SurveyedRing,

@@ -37,7 +37,7 @@ from megatron_moevement.errors import ExitCode, UserError
 from megatron_moevement.settings.secret import SECRET_VARIABLE, Secret, new_secret
 
 if TYPE_CHECKING:
-    from megatron_moevement.runtime.roll_call import Store
+    from megatron_moevement.runtime.coordination.roll_call import Store
 
 STORE_ADDRESS = "127.0.0.1"
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -270,7 +270,7 @@ def _supervise(
 
     The others learn from the control store who has ended, and how.
     """
-    from megatron_moevement.runtime.roll_call import (  # noqa: PLC0415  (imports torch)
+    from megatron_moevement.runtime.coordination.roll_call import (  # noqa: PLC0415  (imports torch)
         note_gone,
         promise_notes,
     )

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from megatron_moevement.errors import ExitCode, UserError
-from megatron_moevement.runtime.events import read_events
+from megatron_moevement.runtime.observation.events import read_events
 from megatron_moevement.training.data.manifest import read_manifest
 from megatron_moevement.training.reporting.plots import losses_from_events, plot_losses
 

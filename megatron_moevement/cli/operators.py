@@ -11,10 +11,10 @@ from rich.table import Table
 
 from megatron_moevement.cli.launch import GRACE, PROGRAM, Job, launch
 from megatron_moevement.errors import ExitCode, UserError
-from megatron_moevement.policy.operators import OperatorKind
-from megatron_moevement.policy.ranks import LogicalRank
-from megatron_moevement.policy.schedule import WindowSchedule
-from megatron_moevement.policy.schedule_document import load_schedule
+from megatron_moevement.policy.job.operators import OperatorKind
+from megatron_moevement.policy.job.ranks import LogicalRank
+from megatron_moevement.policy.window.schedule import WindowSchedule
+from megatron_moevement.policy.window.schedule_document import load_schedule
 
 _DESCRIPTION = """
 Builds the model of a job from its flags, with its optimizer, on as many ranks as the job has, and

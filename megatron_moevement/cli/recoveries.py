@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from megatron_moevement.errors import ExitCode, UserError
-from megatron_moevement.policy.guarantee import Level
-from megatron_moevement.policy.plan import Verdict
-from megatron_moevement.policy.recovery_account import RankAccount, RecoveryAccount
-from megatron_moevement.runtime.events import EventName, EventRecord, read_events
+from megatron_moevement.policy.job.guarantee import Level
+from megatron_moevement.policy.outcome.account import RankAccount, RecoveryAccount
+from megatron_moevement.policy.recovery.plan import Verdict
+from megatron_moevement.runtime.observation.events import EventName, EventRecord, read_events
 
 _DESCRIPTION = """
 Prints one line for each recovery of a run, from its events.

@@ -15,14 +15,14 @@ from rich.filesize import decimal
 from rich.table import Table
 
 from megatron_moevement.errors import ExitCode, UserError
-from megatron_moevement.policy.bandwidth import PathBandwidth
-from megatron_moevement.policy.inventory_document import load_inventory
-from megatron_moevement.policy.model_shape import Capture, ModelShape, inventory_of
-from megatron_moevement.policy.operators import Inventory, OperatorId, OperatorKind
-from megatron_moevement.policy.ordering import Ordering, order_operators
-from megatron_moevement.policy.packing import Levelled
-from megatron_moevement.policy.ranks import Layout
-from megatron_moevement.policy.window import WindowPlan, plan_window
+from megatron_moevement.policy.job.inventory_document import load_inventory
+from megatron_moevement.policy.job.model_shape import Capture, ModelShape, inventory_of
+from megatron_moevement.policy.job.operators import Inventory, OperatorId, OperatorKind
+from megatron_moevement.policy.job.ranks import Layout
+from megatron_moevement.policy.window.bandwidth import PathBandwidth
+from megatron_moevement.policy.window.ordering import Ordering, order_operators
+from megatron_moevement.policy.window.packing import Levelled
+from megatron_moevement.policy.window.planner import WindowPlan, plan_window
 
 T = TypeVar("T")
 

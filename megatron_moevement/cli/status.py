@@ -10,11 +10,11 @@ from typing import Any
 
 from megatron_moevement.cli.store_dir import add_store_dir
 from megatron_moevement.errors import ExitCode, UserError
-from megatron_moevement.runtime.events import EventName, EventRecord, read_events
-from megatron_moevement.runtime.slots.status_file import read_status
-from megatron_moevement.runtime.slots.store import LOCK_NAME, process_folders
-from megatron_moevement.runtime.slots.store_lock import lock_owner
-from megatron_moevement.runtime.slots.survey import run_folders
+from megatron_moevement.runtime.observation.events import EventName, EventRecord, read_events
+from megatron_moevement.runtime.stores.status_file import read_status
+from megatron_moevement.runtime.stores.store import LOCK_NAME, process_folders
+from megatron_moevement.runtime.stores.store_listing import run_folders
+from megatron_moevement.runtime.stores.store_lock import lock_owner
 
 _DESCRIPTION = """
 Prints step, newest persisted window, copies, spares, and what a single loss would cost. Without

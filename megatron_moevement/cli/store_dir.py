@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from megatron_moevement.runtime.slots.store import default_store_dir
+from megatron_moevement.runtime.stores.store import default_store_dir
 
 
 def add_store_dir(parser: argparse.ArgumentParser) -> None:

@@ -9,8 +9,8 @@ from datetime import timedelta
 from pathlib import Path
 
 from megatron_moevement.errors import UserError
-from megatron_moevement.policy.failure_trace import Failure, read_trace
-from megatron_moevement.policy.fault_schedule import (
+from megatron_moevement.policy.faults.failure_trace import Failure, read_trace
+from megatron_moevement.policy.faults.fault_schedule import (
     FaultKind,
     TimedFault,
     poisson_faults,

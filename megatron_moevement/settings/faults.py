@@ -11,7 +11,7 @@ import dataclasses
 import re
 from enum import Enum
 
-from megatron_moevement.policy.fault_schedule import FaultKind
+from megatron_moevement.policy.faults.fault_schedule import FaultKind
 
 _SPEC = re.compile(
     r"((?P<kind>[a-z]+):)?(?P<step>\d+):(?P<place>[a-z-]+)"

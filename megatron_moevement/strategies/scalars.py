@@ -19,8 +19,8 @@ from megatron_moevement.integrations.megatron.random_state import (
     random_state,
 )
 from megatron_moevement.integrations.megatron.scheduler import Scheduler
-from megatron_moevement.runtime.ledger import LedgerEntry, ParameterGroup
-from megatron_moevement.runtime.progress import Progress
+from megatron_moevement.runtime.coordination.ledger import LedgerEntry, ParameterGroup
+from megatron_moevement.runtime.coordination.progress import Progress
 
 
 @dataclasses.dataclass(frozen=True)

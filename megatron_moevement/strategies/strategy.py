@@ -10,10 +10,10 @@ from typing import Protocol
 
 from megatron_moevement.errors import MoEvementError
 from megatron_moevement.integrations.megatron.optimizer import GradientStatistics
-from megatron_moevement.policy.newest_state import Durable
-from megatron_moevement.runtime.commit_barrier import Agreement, ReplicaStreams, Vote
-from megatron_moevement.runtime.ledger import LedgerEntry
-from megatron_moevement.runtime.progress import NO_COSTS, IterationCosts, Progress
+from megatron_moevement.policy.recovery.newest_state import Durable
+from megatron_moevement.runtime.coordination.commit_barrier import Agreement, ReplicaStreams, Vote
+from megatron_moevement.runtime.coordination.ledger import LedgerEntry
+from megatron_moevement.runtime.coordination.progress import NO_COSTS, IterationCosts, Progress
 
 NO_WINDOW = -1
 """Instead of the start of a window where there is none."""

@@ -16,12 +16,12 @@ from megatron_moevement.integrations.megatron.schedule import PipelineSchedule
 from megatron_moevement.integrations.megatron.scheduler import Scheduler
 from megatron_moevement.integrations.megatron.step_commit import StepCommit
 from megatron_moevement.integrations.megatron.transients import Transients
-from megatron_moevement.policy.guarantee import Computation
-from megatron_moevement.policy.ranks import Layout, LogicalRank
-from megatron_moevement.policy.segments import Ends
-from megatron_moevement.runtime.fault_points import FaultPoints
-from megatron_moevement.runtime.ledger import Ledger
-from megatron_moevement.runtime.progress import Progress
+from megatron_moevement.policy.job.guarantee import Computation
+from megatron_moevement.policy.job.ranks import Layout, LogicalRank
+from megatron_moevement.policy.job.segments import Ends
+from megatron_moevement.runtime.coordination.ledger import Ledger
+from megatron_moevement.runtime.coordination.progress import Progress
+from megatron_moevement.runtime.faults.fault_points import FaultPoints
 from megatron_moevement.runtime.slots.identity import RunIdentity
 from megatron_moevement.strategies.scalars import SlotScalars
 

@@ -10,16 +10,18 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection
 
-from megatron_moevement.policy import edges, placement, recovery
-from megatron_moevement.policy.facts import Condition, Facts, LiveState
-from megatron_moevement.policy.operators import OperatorId
-from megatron_moevement.policy.peer_trouble import Remedy
-from megatron_moevement.policy.persistence import Acknowledgements, SlotKey
-from megatron_moevement.policy.placement import Host, Placement
-from megatron_moevement.policy.plan import Plan
-from megatron_moevement.policy.ranks import LogicalRank
-from megatron_moevement.policy.retention import Retention, retain
-from megatron_moevement.policy.schedule import Window, WindowSchedule
+from megatron_moevement.policy.copies import placement
+from megatron_moevement.policy.copies.peer_trouble import Remedy
+from megatron_moevement.policy.copies.persistence import Acknowledgements, SlotKey
+from megatron_moevement.policy.copies.placement import Host, Placement
+from megatron_moevement.policy.copies.retention import Retention, retain
+from megatron_moevement.policy.facts.facts import Condition, Facts, LiveState
+from megatron_moevement.policy.job.operators import OperatorId
+from megatron_moevement.policy.job.ranks import LogicalRank
+from megatron_moevement.policy.recovery import edges
+from megatron_moevement.policy.recovery import planner as recovery
+from megatron_moevement.policy.recovery.plan import Plan
+from megatron_moevement.policy.window.schedule import Window, WindowSchedule
 from megatron_moevement.testing.world.policies import Policies
 from megatron_moevement.testing.world.step_model import (
     ROLL_FORWARD_SECTION,

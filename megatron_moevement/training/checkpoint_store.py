@@ -14,9 +14,13 @@ import torch.distributed as dist
 
 from megatron_moevement.errors import UserError
 from megatron_moevement.integrations.megatron.durable import DurableState, UnloadableError
-from megatron_moevement.policy.newest_state import Durable
-from megatron_moevement.runtime.agreement import AgreementError, all_gather_json, together
-from megatron_moevement.runtime.fault_points import NO_FAULTS, FaultPoints
+from megatron_moevement.policy.recovery.newest_state import Durable
+from megatron_moevement.runtime.coordination.agreement import (
+    AgreementError,
+    all_gather_json,
+    together,
+)
+from megatron_moevement.runtime.faults.fault_points import NO_FAULTS, FaultPoints
 from megatron_moevement.settings.checkpointing import Checkpointing
 from megatron_moevement.settings.faults import Place
 from megatron_moevement.training.checkpoints import (

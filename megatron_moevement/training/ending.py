@@ -7,8 +7,8 @@ import sys
 
 import torch.distributed as dist
 
-from megatron_moevement.runtime.commit_barrier import StopRequest
-from megatron_moevement.runtime.progress import Progress
+from megatron_moevement.runtime.coordination.commit_barrier import StopRequest
+from megatron_moevement.runtime.coordination.progress import Progress
 from megatron_moevement.settings.run import Run
 from megatron_moevement.training.job import Job
 

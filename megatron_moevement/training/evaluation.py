@@ -11,7 +11,7 @@ from megatron_moevement.integrations.megatron.random_state import (
     random_state,
     restore_random_state,
 )
-from megatron_moevement.runtime.watch import Watch, Work
+from megatron_moevement.runtime.observation.watch import Watch, Work
 from megatron_moevement.training.data.batches import SampleDataset
 from megatron_moevement.training.job import Job
 from megatron_moevement.training.micro_batch_source import MicroBatchSource

@@ -14,17 +14,21 @@ from typing import ClassVar
 import torch.distributed as dist
 
 from megatron_moevement.errors import ExitCode, UserError
-from megatron_moevement.policy.fault_schedule import TimedFault
-from megatron_moevement.runtime.agreement import AgreementError, all_gather_json, together
-from megatron_moevement.runtime.events import EventName, Events
-from megatron_moevement.runtime.fault_points import FaultPoints, never_struck
-from megatron_moevement.runtime.fault_record import FaultRecord, forget_rank
-from megatron_moevement.runtime.fault_timer import FaultTimer
-from megatron_moevement.runtime.progress import Progress
+from megatron_moevement.policy.faults.fault_schedule import TimedFault
+from megatron_moevement.runtime.coordination.agreement import (
+    AgreementError,
+    all_gather_json,
+    together,
+)
+from megatron_moevement.runtime.coordination.progress import Progress
+from megatron_moevement.runtime.faults.fault_points import FaultPoints, never_struck
+from megatron_moevement.runtime.faults.fault_timer import FaultTimer
+from megatron_moevement.runtime.observation.events import EventName, Events
 from megatron_moevement.runtime.slots.identity import RunIdentity
+from megatron_moevement.runtime.stores.fault_record import FaultRecord, forget_rank
 from megatron_moevement.settings.faults import Fault, Place
 from megatron_moevement.settings.launch import Launch
-from megatron_moevement.strategies import opening
+from megatron_moevement.strategies.moevement import opening
 from megatron_moevement.training.arguments import Arguments
 from megatron_moevement.training.identity import identify
 from megatron_moevement.training.job import Job

@@ -21,7 +21,7 @@ import megatron_moevement
 from megatron_moevement.backends.backend import choose
 from megatron_moevement.errors import UserError
 from megatron_moevement.integrations.megatron.fork.series import load_series
-from megatron_moevement.runtime.agreement import AgreementError, gather_together
+from megatron_moevement.runtime.coordination.agreement import AgreementError, gather_together
 from megatron_moevement.runtime.slots.identity import RunIdentity
 from megatron_moevement.settings.run import num_microbatches
 from megatron_moevement.training.arguments import Arguments

@@ -31,9 +31,9 @@ from megatron_moevement.integrations.megatron.scheduler import Scheduler, build_
 from megatron_moevement.integrations.megatron.step_commit import StepCommit
 from megatron_moevement.integrations.megatron.transformer_config import Config, transformer_config
 from megatron_moevement.integrations.megatron.transients import Transients
-from megatron_moevement.runtime.commit_barrier import CommitBarrier
-from megatron_moevement.runtime.fault_points import FaultPoints
-from megatron_moevement.runtime.ledger import Ledger
+from megatron_moevement.runtime.coordination.commit_barrier import CommitBarrier
+from megatron_moevement.runtime.coordination.ledger import Ledger
+from megatron_moevement.runtime.faults.fault_points import FaultPoints
 from megatron_moevement.runtime.slots.identity import RunIdentity
 from megatron_moevement.settings.faults import Place
 from megatron_moevement.settings.launch import Launch

@@ -10,8 +10,8 @@ import dataclasses
 import torch
 
 from megatron_moevement.integrations.megatron.group_keys import GatheredKeys
-from megatron_moevement.policy.futility import Futility
-from megatron_moevement.runtime.agreement import all_gather_json, broadcast_json
+from megatron_moevement.policy.outcome.futility import Futility
+from megatron_moevement.runtime.coordination.agreement import all_gather_json, broadcast_json
 from megatron_moevement.runtime.slots.identity import RunIdentity
 from megatron_moevement.training.identity import check_flags
 

@@ -7,8 +7,8 @@ import sys
 
 import torch.distributed as dist
 
-from megatron_moevement.runtime.agreement import all_gather_json
-from megatron_moevement.runtime.slots.run_record import LeftRun, left_runs
+from megatron_moevement.runtime.coordination.agreement import all_gather_json
+from megatron_moevement.runtime.stores.run_record import LeftRun, left_runs
 from megatron_moevement.training.job import Job
 from megatron_moevement.training.protection import store_place
 

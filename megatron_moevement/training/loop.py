@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator
 from datetime import timedelta
 
 from megatron_moevement.errors import UserError
-from megatron_moevement.policy.slow_ranks import SlowRankWatch
-from megatron_moevement.runtime.agreement import AgreementError, together
-from megatron_moevement.runtime.commit_barrier import StopRequest
-from megatron_moevement.runtime.generation import Generation
-from megatron_moevement.runtime.ledger import loss_to_hex
-from megatron_moevement.runtime.watch import Moment, Watch
+from megatron_moevement.policy.watching.slow_ranks import SlowRankWatch
+from megatron_moevement.runtime.coordination.agreement import AgreementError, together
+from megatron_moevement.runtime.coordination.commit_barrier import StopRequest
+from megatron_moevement.runtime.coordination.generation import Generation
+from megatron_moevement.runtime.coordination.ledger import loss_to_hex
+from megatron_moevement.runtime.observation.watch import Moment, Watch
 from megatron_moevement.strategies.strategy import Anew, Recovered, Strategy
 from megatron_moevement.training.data.splits import Datasets
 from megatron_moevement.training.ending import Ending, reason_to_stop

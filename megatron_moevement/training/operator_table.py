@@ -9,9 +9,9 @@ import torch.distributed as dist
 
 from megatron_moevement.errors import UserError
 from megatron_moevement.integrations.megatron.snapshots import LiveOperators
-from megatron_moevement.policy.schedule_document import dump_schedule
-from megatron_moevement.runtime.agreement import AgreementError, together
-from megatron_moevement.strategies.opening import plan_job
+from megatron_moevement.policy.window.schedule_document import dump_schedule
+from megatron_moevement.runtime.coordination.agreement import AgreementError, together
+from megatron_moevement.strategies.moevement.opening import plan_job
 from megatron_moevement.training.checkpoints import write_atomically
 from megatron_moevement.training.job import Job
 from megatron_moevement.training.protection import trained

@@ -15,20 +15,20 @@ import torch
 import torch.distributed as dist
 
 from megatron_moevement.integrations.megatron.boundary_log import log_bytes
-from megatron_moevement.policy.guarantee import (
+from megatron_moevement.policy.job.guarantee import (
     DECIDING_VARIABLES,
     Computation,
     DeviceKind,
     Kernels,
 )
-from megatron_moevement.policy.ranks import Layout
-from megatron_moevement.policy.segments import Ends
-from megatron_moevement.runtime.events import Events
-from megatron_moevement.runtime.generation import Generation
+from megatron_moevement.policy.job.ranks import Layout
+from megatron_moevement.policy.job.segments import Ends
+from megatron_moevement.runtime.coordination.generation import Generation
+from megatron_moevement.runtime.observation.events import Events
 from megatron_moevement.settings.architecture import TransformerImpl
-from megatron_moevement.strategies import opening
-from megatron_moevement.strategies.kept import Kept
-from megatron_moevement.strategies.opening import open_sparse_checkpointing
+from megatron_moevement.strategies.moevement import opening
+from megatron_moevement.strategies.moevement.kept import Kept
+from megatron_moevement.strategies.moevement.opening import open_sparse_checkpointing
 from megatron_moevement.strategies.strategy import Off, Strategy
 from megatron_moevement.strategies.trained import Trained
 from megatron_moevement.training.job import Job

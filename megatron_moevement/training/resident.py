@@ -21,19 +21,22 @@ from megatron_moevement.backends.backend import Backend
 from megatron_moevement.integrations.megatron.group_keys import gather_as_upstream
 from megatron_moevement.integrations.megatron.group_references import GroupReferences
 from megatron_moevement.integrations.megatron.process_groups import abandon_groups
-from megatron_moevement.policy.futility import Futility, InVainError
-from megatron_moevement.runtime.events import EventName, Events
-from megatron_moevement.runtime.fault_points import NO_FAULTS
-from megatron_moevement.runtime.generation import Generation, Interruption, Loss
-from megatron_moevement.runtime.host_health import HostHealth, UnhealthyError
-from megatron_moevement.runtime.interruptible_wait import count_connecting
-from megatron_moevement.runtime.reaper import count_stuck
+from megatron_moevement.policy.outcome.futility import Futility, InVainError
+from megatron_moevement.runtime.coordination.generation import Generation, Interruption, Loss
+from megatron_moevement.runtime.faults.fault_points import NO_FAULTS
+from megatron_moevement.runtime.interrupts.interruptible_wait import count_connecting
+from megatron_moevement.runtime.interrupts.reaper import count_stuck
+from megatron_moevement.runtime.observation.events import EventName, Events
+from megatron_moevement.runtime.observation.host_health import HostHealth, UnhealthyError
+from megatron_moevement.runtime.observation.watch import Watch
 from megatron_moevement.runtime.slots.identity import RunIdentity
-from megatron_moevement.runtime.slots.store import default_store_dir
-from megatron_moevement.runtime.watch import Watch
+from megatron_moevement.runtime.stores.store import default_store_dir
 from megatron_moevement.settings.launch import Launch
-from megatron_moevement.strategies.kept import Kept
-from megatron_moevement.strategies.spare_memory import SpareHolder, keep_for_others
+from megatron_moevement.strategies.moevement.kept import Kept
+from megatron_moevement.strategies.moevement.protection.spare_memory import (
+    SpareHolder,
+    keep_for_others,
+)
 from megatron_moevement.training.arguments import Arguments
 from megatron_moevement.training.fault_injection import scripted_faults
 from megatron_moevement.training.identity import agree_on_identity, flags_digest

@@ -8,10 +8,10 @@ import sys
 import torch.distributed as dist
 
 from megatron_moevement.errors import UserError
-from megatron_moevement.runtime.generation import Generation
-from megatron_moevement.runtime.ledger import loss_from_hex
-from megatron_moevement.runtime.progress import START, Progress
-from megatron_moevement.runtime.watch import Watch
+from megatron_moevement.runtime.coordination.generation import Generation
+from megatron_moevement.runtime.coordination.ledger import loss_from_hex
+from megatron_moevement.runtime.coordination.progress import START, Progress
+from megatron_moevement.runtime.observation.watch import Watch
 from megatron_moevement.strategies.strategy import (
     Anew,
     InitialStateLostError,

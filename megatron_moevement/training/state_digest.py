@@ -16,9 +16,13 @@ from pathlib import Path
 import torch.distributed as dist
 
 from megatron_moevement.errors import UserError
-from megatron_moevement.runtime.agreement import AgreementError, all_gather_json, together
-from megatron_moevement.runtime.ledger import loss_to_hex
-from megatron_moevement.runtime.progress import Progress
+from megatron_moevement.runtime.coordination.agreement import (
+    AgreementError,
+    all_gather_json,
+    together,
+)
+from megatron_moevement.runtime.coordination.ledger import loss_to_hex
+from megatron_moevement.runtime.coordination.progress import Progress
 from megatron_moevement.strategies.scalars import SlotScalars
 from megatron_moevement.training.checkpoints import check_writable, write_atomically
 from megatron_moevement.training.job import Job

@@ -25,16 +25,16 @@ from megatron_moevement.integrations.megatron.optimizer import (
 from megatron_moevement.integrations.megatron.random_state import random_state
 from megatron_moevement.integrations.megatron.schedule import MicroBatch, PipelineSchedule
 from megatron_moevement.integrations.megatron.step_commit import DecidedStep, StepCommit
-from megatron_moevement.runtime.commit_barrier import (
+from megatron_moevement.runtime.coordination.commit_barrier import (
     Agreement,
     CommitBarrier,
     StopRequest,
     Vote,
 )
-from megatron_moevement.runtime.fault_points import NO_FAULTS, FaultPoints, Strike
-from megatron_moevement.runtime.interruptible_wait import waited_s
-from megatron_moevement.runtime.ledger import LedgerEntry
-from megatron_moevement.runtime.progress import Progress
+from megatron_moevement.runtime.coordination.ledger import LedgerEntry
+from megatron_moevement.runtime.coordination.progress import Progress
+from megatron_moevement.runtime.faults.fault_points import NO_FAULTS, FaultPoints, Strike
+from megatron_moevement.runtime.interrupts.interruptible_wait import waited_s
 from megatron_moevement.settings.faults import Place
 from megatron_moevement.strategies.strategy import Covered, Strategy
 

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import torch.distributed as dist
 
-from megatron_moevement.runtime.agreement import all_gather_json
-from megatron_moevement.runtime.generation import Generation
-from megatron_moevement.runtime.progress import Progress
+from megatron_moevement.runtime.coordination.agreement import all_gather_json
+from megatron_moevement.runtime.coordination.generation import Generation
+from megatron_moevement.runtime.coordination.progress import Progress
 from megatron_moevement.strategies.strategy import Off, Strategy
 from megatron_moevement.training.data.splits import (
     Datasets,

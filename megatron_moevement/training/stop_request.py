@@ -12,7 +12,7 @@ from datetime import timedelta
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from megatron_moevement.runtime.commit_barrier import StopRequest
+from megatron_moevement.runtime.coordination.commit_barrier import StopRequest
 from megatron_moevement.training.received_signals import ReceivedSignals
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from megatron_moevement.runtime.watch import Watch
+from megatron_moevement.runtime.observation.watch import Watch
 from megatron_moevement.training.arguments import Arguments
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from megatron_moevement.backends.cuda import CudaBackend, CudaCopyStream
-from megatron_moevement.runtime.capture import Capture, HostCopy
+from megatron_moevement.runtime.capture.capture import Capture, HostCopy
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(120)]
 

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from megatron_moevement.cli import main
-from megatron_moevement.runtime.events import EventLog, EventName
+from megatron_moevement.runtime.observation.events import EventLog, EventName
 from megatron_moevement.training.data.manifest import Manifest, Source, manifest_path
 
 ENTROPY = 3.0

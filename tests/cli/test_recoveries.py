@@ -3,8 +3,8 @@
 import pytest
 
 from megatron_moevement.cli import main
-from megatron_moevement.policy.replay_proof import Compared, ReplayProof
-from megatron_moevement.runtime.events import EventLog, EventName
+from megatron_moevement.policy.outcome.replay_proof import Compared, ReplayProof
+from megatron_moevement.runtime.observation.events import EventLog, EventName
 
 
 def told(folder, rank, *, verdict="LOCALIZED", verified=True, generation=1, target=9):

@@ -7,9 +7,9 @@ import sys
 import pytest
 
 from megatron_moevement.cli import main
-from megatron_moevement.policy.inventory_document import dump_inventory
-from megatron_moevement.policy.model_shape import Capture, ModelShape, inventory_of
-from megatron_moevement.policy.ranks import Layout
+from megatron_moevement.policy.job.inventory_document import dump_inventory
+from megatron_moevement.policy.job.model_shape import Capture, ModelShape, inventory_of
+from megatron_moevement.policy.job.ranks import Layout
 
 MODEL = [
     *("--num-layers", "4", "--hidden-size", "64", "--vocab-size", "128"),

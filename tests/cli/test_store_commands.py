@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from megatron_moevement.cli import main
-from megatron_moevement.policy.ranks import LogicalRank
-from megatron_moevement.policy.schedule import Window
-from megatron_moevement.runtime.slots.flushing import flush_store
+from megatron_moevement.policy.job.ranks import LogicalRank
+from megatron_moevement.policy.window.schedule import Window
 from megatron_moevement.runtime.slots.identity import StoreIdentity
 from megatron_moevement.runtime.slots.journal import JournalState
 from megatron_moevement.runtime.slots.slot_record import EXTRAS, SlotPart, SlotRecord
-from megatron_moevement.runtime.slots.store import (
+from megatron_moevement.runtime.stores.flushing import flush_store
+from megatron_moevement.runtime.stores.store import (
     JournalShape,
     RingRole,
     RingShape,

@@ -12,8 +12,8 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "megatron_moevement"
 PARTS = ("integrations", "policy", "runtime", "strategies", "training")
 BROKEN = """
-from megatron_moevement.policy.ring import SlotRing
-from megatron_moevement.strategies.window_capture import WindowCapture
+from megatron_moevement.policy.copies.slot_ring import SlotRing
+from megatron_moevement.strategies.moevement.capture.window_capture import WindowCapture
 capture = object.__new__(WindowCapture)
 capture._ring = SlotRing(3)
 assert False

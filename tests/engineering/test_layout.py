@@ -91,7 +91,7 @@ def test_the_launcher_and_the_builder_import_nothing_heavy():
 def test_the_policy_imports_the_standard_library_alone():
     modules = [
         ".".join(file.relative_to(ROOT).with_suffix("").parts)
-        for file in sorted((ROOT / "megatron_moevement" / "policy").glob("*.py"))
+        for file in sorted((ROOT / "megatron_moevement" / "policy").rglob("*.py"))
         if file.stem != "__init__"
     ]
     assert imported_by(f"import megatron_moevement.policy, {', '.join(modules)}", HEAVY) == []

@@ -12,8 +12,8 @@ import sys
 from pathlib import Path
 from megatron_moevement.backends import cpu
 cpu.install()
-from megatron_moevement.runtime.commit_barrier import StopRequest
-from megatron_moevement.runtime.progress import START
+from megatron_moevement.runtime.coordination.commit_barrier import StopRequest
+from megatron_moevement.runtime.coordination.progress import START
 from megatron_moevement.training.steps import build_datasets, open_steps
 from tests.harness.tiny_job import tiny_job
 

@@ -23,10 +23,14 @@ from megatron_moevement.integrations.megatron.random_state import (
     restore_random_state,
 )
 from megatron_moevement.integrations.megatron.schedule import MicroBatch
-from megatron_moevement.policy.boundary import BoundaryTag
-from megatron_moevement.runtime.commit_barrier import StopRequest
-from megatron_moevement.runtime.log_writer import BackgroundWriter, InlineWriter, open_writer
-from megatron_moevement.runtime.upstream_log import UpstreamLog
+from megatron_moevement.policy.job.boundary import BoundaryTag
+from megatron_moevement.runtime.coordination.commit_barrier import StopRequest
+from megatron_moevement.runtime.upstream_log.log import UpstreamLog
+from megatron_moevement.runtime.upstream_log.log_writer import (
+    BackgroundWriter,
+    InlineWriter,
+    open_writer,
+)
 from megatron_moevement.training.job import Job
 from megatron_moevement.training.step import TrainStep
 from tests.harness.frozen_step import (

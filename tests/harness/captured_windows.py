@@ -16,22 +16,22 @@ from megatron_moevement.integrations.megatron.snapshots import (
     Piece,
     Timing,
 )
-from megatron_moevement.policy.operators import Inventory, Operator, OperatorId, OperatorKind
-from megatron_moevement.policy.placement import Placement
-from megatron_moevement.policy.ranks import LogicalRank
-from megatron_moevement.policy.ring import SlotRing, ring_capacity
-from megatron_moevement.policy.schedule import Window, WindowSchedule
-from megatron_moevement.runtime.capture import Capture
-from megatron_moevement.runtime.progress import Progress
-from megatron_moevement.runtime.replication.handshake import Session
-from megatron_moevement.runtime.replication.sender import SlotSender
+from megatron_moevement.policy.copies.placement import Placement
+from megatron_moevement.policy.copies.slot_ring import SlotRing, ring_capacity
+from megatron_moevement.policy.job.operators import Inventory, Operator, OperatorId, OperatorKind
+from megatron_moevement.policy.job.ranks import LogicalRank
+from megatron_moevement.policy.window.schedule import Window, WindowSchedule
+from megatron_moevement.runtime.capture.capture import Capture
+from megatron_moevement.runtime.coordination.progress import Progress
+from megatron_moevement.runtime.peers.sender import SlotSender
 from megatron_moevement.runtime.slots.identity import StoreIdentity
 from megatron_moevement.runtime.slots.ring_file import RingFile
 from megatron_moevement.runtime.slots.slot_record import EXTRAS
-from megatron_moevement.runtime.slots.store import RingRole, RingShape, StoreDirectory
-from megatron_moevement.strategies.copies import Copies
+from megatron_moevement.runtime.stores.store import RingRole, RingShape, StoreDirectory
+from megatron_moevement.runtime.transport.handshake import Session
+from megatron_moevement.strategies.moevement.capture.window_capture import WindowCapture
+from megatron_moevement.strategies.moevement.protection.copies import Copies
 from megatron_moevement.strategies.scalars import SlotScalars
-from megatron_moevement.strategies.window_capture import WindowCapture
 from tests.harness.late_stream import LateStream
 
 _RANK = LogicalRank()

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from megatron_moevement.runtime.commit_barrier import StopRequest
-from megatron_moevement.runtime.meeting import Meeting
+from megatron_moevement.runtime.coordination.commit_barrier import StopRequest
+from megatron_moevement.runtime.coordination.meeting import Meeting
 from megatron_moevement.training.loop import TrainingLoop
 from tests.harness.restart_run import train_through
 

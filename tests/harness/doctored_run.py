@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from megatron_moevement.policy.facts import Condition, Facts, LiveState
-from megatron_moevement.policy.facts_document import FACTS, dump_facts
-from megatron_moevement.policy.ranks import Layout as RankLayout
-from megatron_moevement.policy.recovery import plan_recovery
-from megatron_moevement.runtime.events import EventLog, EventName
+from megatron_moevement.policy.facts.facts import Condition, Facts, LiveState
+from megatron_moevement.policy.facts.facts_document import FACTS, dump_facts
+from megatron_moevement.policy.job.ranks import Layout as RankLayout
+from megatron_moevement.policy.recovery.planner import plan_recovery
+from megatron_moevement.runtime.observation.events import EventLog, EventName
 from megatron_moevement.settings.faults import Fault
 from tests.harness.explorer.history import History, Launch
 from tests.harness.explorer.job import DrawnJob, Layout, Protection

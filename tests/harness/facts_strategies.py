@@ -9,12 +9,12 @@ from functools import cached_property
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
-from megatron_moevement.policy.facts import Condition, Facts, Holding, LogExtent
-from megatron_moevement.policy.plan import Origin, Plan
-from megatron_moevement.policy.ranks import Layout, LogicalRank
-from megatron_moevement.policy.recovery import plan_recovery
-from megatron_moevement.policy.schedule import Window
-from megatron_moevement.policy.segments import Ends
+from megatron_moevement.policy.facts.facts import Condition, Facts, Holding, LogExtent
+from megatron_moevement.policy.job.ranks import Layout, LogicalRank
+from megatron_moevement.policy.job.segments import Ends
+from megatron_moevement.policy.recovery.plan import Origin, Plan
+from megatron_moevement.policy.recovery.planner import plan_recovery
+from megatron_moevement.policy.window.schedule import Window
 from tests.harness.job_facts import (
     Interrupt,
     Job,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from megatron_moevement.policy.boundary import Direction
-from megatron_moevement.policy.facts import Facts
-from megatron_moevement.policy.plan import Plan
-from megatron_moevement.policy.ranks import Layout, LogicalRank
-from megatron_moevement.policy.schedule import Window
+from megatron_moevement.policy.facts.facts import Facts
+from megatron_moevement.policy.job.boundary import Direction
+from megatron_moevement.policy.job.ranks import Layout, LogicalRank
+from megatron_moevement.policy.recovery.plan import Plan
+from megatron_moevement.policy.window.schedule import Window
 
 
 def holders(facts: Facts, owner: LogicalRank, window: Window, slot: int) -> set[int]:

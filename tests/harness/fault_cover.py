@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from random import Random
 
-from megatron_moevement.policy.fault_schedule import FaultKind
+from megatron_moevement.policy.faults.fault_schedule import FaultKind
 from megatron_moevement.settings.faults import Fault, Place
 from megatron_moevement.testing.lost_states import LostStates
 from tests.harness.combinations import Combination

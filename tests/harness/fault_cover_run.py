@@ -10,8 +10,8 @@ from random import Random
 from typing import Any
 
 from megatron_moevement.errors import ExitCode
-from megatron_moevement.policy.fault_schedule import FaultKind
-from megatron_moevement.runtime.events import EventName, EventRecord
+from megatron_moevement.policy.faults.fault_schedule import FaultKind
+from megatron_moevement.runtime.observation.events import EventName, EventRecord
 from tests.harness.fault_cover import LARGE, TRAIN_ITERS, Row
 from tests.harness.fork_server import ForkServer, Job, JobFailedError, JobResult
 from tests.harness.interruption import Program, Run, digest_differences

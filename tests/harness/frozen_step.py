@@ -19,9 +19,9 @@ from megatron_moevement.integrations.megatron.random_state import (
     restore_random_state,
 )
 from megatron_moevement.integrations.megatron.schedule import BatchLoss, MicroBatch
-from megatron_moevement.policy.operators import OperatorId, OperatorKind
-from megatron_moevement.runtime.commit_barrier import StopRequest
-from megatron_moevement.runtime.progress import START
+from megatron_moevement.policy.job.operators import OperatorId, OperatorKind
+from megatron_moevement.runtime.coordination.commit_barrier import StopRequest
+from megatron_moevement.runtime.coordination.progress import START
 from megatron_moevement.settings.precision import ComputeType
 from megatron_moevement.training.job import Job
 from megatron_moevement.training.steps import build_datasets, open_steps

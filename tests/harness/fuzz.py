@@ -23,18 +23,18 @@ from pathlib import Path
 from random import Random
 
 from megatron_moevement.errors import UserError
-from megatron_moevement.policy.facts_document import load_facts
-from megatron_moevement.policy.ranks import LogicalRank
-from megatron_moevement.policy.schedule import Window
-from megatron_moevement.runtime.events import EventLog, EventName, read_events
-from megatron_moevement.runtime.fault_record import FaultRecord
-from megatron_moevement.runtime.seal import BrokenSealError, Seal
+from megatron_moevement.policy.facts.facts_document import load_facts
+from megatron_moevement.policy.job.ranks import LogicalRank
+from megatron_moevement.policy.window.schedule import Window
+from megatron_moevement.runtime.observation.events import EventLog, EventName, read_events
+from megatron_moevement.runtime.security.seal import BrokenSealError, Seal
 from megatron_moevement.runtime.slots.identity import RUN_NAME, DamagedFileError, StoreIdentity
 from megatron_moevement.runtime.slots.journal import Journal
 from megatron_moevement.runtime.slots.journal_state import JournalState
 from megatron_moevement.runtime.slots.ring_file import RingFile
-from megatron_moevement.runtime.slots.run_record import read_run
 from megatron_moevement.runtime.slots.slot_record import SlotPart, SlotRecord
+from megatron_moevement.runtime.stores.fault_record import FaultRecord
+from megatron_moevement.runtime.stores.run_record import read_run
 from tests.harness.fuzz_bytes import mutated, mutated_document
 from tests.harness.fuzz_peers import Peers
 

@@ -14,38 +14,38 @@ from typing import Any, Self
 
 import torch
 
-from megatron_moevement.policy.boundary import BoundaryTag, Direction
-from megatron_moevement.policy.persistence import SlotKey
-from megatron_moevement.policy.ranks import LogicalRank
-from megatron_moevement.policy.schedule import Window
-from megatron_moevement.runtime.replication.connection import (
+from megatron_moevement.policy.copies.persistence import SlotKey
+from megatron_moevement.policy.job.boundary import BoundaryTag, Direction
+from megatron_moevement.policy.job.ranks import LogicalRank
+from megatron_moevement.policy.window.schedule import Window
+from megatron_moevement.runtime.peers.connection import (
     DamagedSlotError,
     DamagedTensorError,
     PeerConnection,
 )
-from megatron_moevement.runtime.replication.handshake import (
-    RefusedError,
-    Session,
-    answer_call,
-    call,
-)
-from megatron_moevement.runtime.replication.history import History
-from megatron_moevement.runtime.replication.log_messages import (
+from megatron_moevement.runtime.peers.history import History
+from megatron_moevement.runtime.peers.log_messages import (
     TensorHeader,
     hashes_document,
     step_document,
     tag_document,
 )
-from megatron_moevement.runtime.replication.server import ReplicaServer
-from megatron_moevement.runtime.replication.slot_messages import key_document, slot_document
-from megatron_moevement.runtime.replication.state_messages import StatePart, found_document
-from megatron_moevement.runtime.replication.stored_slots import StoredSlots
-from megatron_moevement.runtime.replication.wire import Channel, Deadline, Kind, ProtocolError
+from megatron_moevement.runtime.peers.server import ReplicaServer
+from megatron_moevement.runtime.peers.slot_messages import key_document, slot_document
+from megatron_moevement.runtime.peers.state_messages import StatePart, found_document
+from megatron_moevement.runtime.peers.stored_slots import StoredSlots
 from megatron_moevement.runtime.slots.identity import StoreIdentity
 from megatron_moevement.runtime.slots.journal_state import JournalState
 from megatron_moevement.runtime.slots.ring_file import RingFile
 from megatron_moevement.runtime.slots.slot_record import SlotPart, SlotRecord
-from megatron_moevement.runtime.slots.store import JournalShape, RingShape
+from megatron_moevement.runtime.stores.store import JournalShape, RingShape
+from megatron_moevement.runtime.transport.handshake import (
+    RefusedError,
+    Session,
+    answer_call,
+    call,
+)
+from megatron_moevement.runtime.transport.wire import Channel, Deadline, Kind, ProtocolError
 from tests.harness.fuzz_bytes import as_document, mutated
 
 _TOKEN = b"a secret of this job"

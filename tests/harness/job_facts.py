@@ -10,8 +10,8 @@ import dataclasses
 from collections.abc import Collection, Mapping
 from functools import cached_property
 
-from megatron_moevement.policy.boundary import Direction
-from megatron_moevement.policy.facts import (
+from megatron_moevement.policy.copies.placement import Host, Placement, place_replicas
+from megatron_moevement.policy.facts.facts import (
     Condition,
     Facts,
     Holding,
@@ -19,11 +19,11 @@ from megatron_moevement.policy.facts import (
     LogExtent,
     ProcessFacts,
 )
-from megatron_moevement.policy.placement import Host, Placement, place_replicas
-from megatron_moevement.policy.plan import Origin, Plan
-from megatron_moevement.policy.ranks import Layout, LogicalRank
-from megatron_moevement.policy.schedule import Window
-from megatron_moevement.policy.segments import Ends, receivers_from
+from megatron_moevement.policy.job.boundary import Direction
+from megatron_moevement.policy.job.ranks import Layout, LogicalRank
+from megatron_moevement.policy.job.segments import Ends, receivers_from
+from megatron_moevement.policy.recovery.plan import Origin, Plan
+from megatron_moevement.policy.window.schedule import Window
 from megatron_moevement.testing.world.spares import assign_spares
 
 

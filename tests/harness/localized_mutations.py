@@ -16,16 +16,16 @@ from megatron_moevement.integrations.megatron.expert_bias import PendingExpertBi
 from megatron_moevement.integrations.megatron.group_references import GroupReferences, named_groups
 from megatron_moevement.integrations.megatron.optimizer import SplitOptimizer
 from megatron_moevement.integrations.megatron.snapshots import LiveOperators
-from megatron_moevement.policy.boundary import BoundaryTag
-from megatron_moevement.policy.plan import Plan
-from megatron_moevement.runtime.commit_barrier import Agreement, CommitBarrier, Vote
-from megatron_moevement.runtime.ledger import LedgerEntry
-from megatron_moevement.runtime.upstream_log import UpstreamLog
-from megatron_moevement.strategies.boundaries import ReplayedBoundaries
-from megatron_moevement.strategies.kept import Live
-from megatron_moevement.strategies.recovery import MemoryRecovery
-from megatron_moevement.strategies.replicas import StandingState
-from megatron_moevement.strategies.survivors import Survivor
+from megatron_moevement.policy.job.boundary import BoundaryTag
+from megatron_moevement.policy.recovery.plan import Plan
+from megatron_moevement.runtime.coordination.commit_barrier import Agreement, CommitBarrier, Vote
+from megatron_moevement.runtime.coordination.ledger import LedgerEntry
+from megatron_moevement.runtime.upstream_log.log import UpstreamLog
+from megatron_moevement.strategies.moevement.kept import Live
+from megatron_moevement.strategies.moevement.recovery.boundaries import ReplayedBoundaries
+from megatron_moevement.strategies.moevement.recovery.executor import MemoryRecovery
+from megatron_moevement.strategies.moevement.recovery.replicas import StandingState
+from megatron_moevement.strategies.moevement.recovery.survivors import Survivor
 
 _BUFFERS = 2
 """Micro-batches in flight on the first of two stages, at most."""

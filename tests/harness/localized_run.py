@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from megatron_moevement.runtime.events import EventName, EventRecord, read_events
+from megatron_moevement.runtime.observation.events import EventName, EventRecord, read_events
 from megatron_moevement.testing.lost_states import LostStates
 from tests.harness.combinations import ALWAYS, Combination
 from tests.harness.fork_server import ForkServer, OnRankFailure

@@ -8,7 +8,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from megatron_moevement.runtime.events import EventName, EventRecord
+from megatron_moevement.runtime.observation.events import EventName, EventRecord
 from tests.harness.fork_server import ForkServer, Job, JobResult
 from tests.harness.interruption import Program, Run, digest_differences, send
 from tests.harness.losses import Losses, Memory

@@ -10,7 +10,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from megatron_moevement.runtime.events import EventName, EventRecord, read_events
+from megatron_moevement.runtime.observation.events import EventName, EventRecord, read_events
 from megatron_moevement.settings.faults import Place
 from megatron_moevement.testing.lost_states import LostStates
 from tests.harness.combinations import Combination

@@ -17,13 +17,14 @@ from megatron_moevement.integrations.megatron import optimizer, snapshots
 from megatron_moevement.integrations.megatron.optimizer import GradientStatistics, SplitOptimizer
 from megatron_moevement.integrations.megatron.random_state import TRACKER, random_state
 from megatron_moevement.integrations.megatron.snapshots import LiveOperators, Timing
-from megatron_moevement.policy.operators import OperatorKind
-from megatron_moevement.policy.window import WindowPlan
-from megatron_moevement.runtime.capture import Capture, HostCopy
+from megatron_moevement.policy.job.operators import OperatorKind
+from megatron_moevement.policy.window.planner import WindowPlan
+from megatron_moevement.runtime.capture.capture import Capture, HostCopy
 from megatron_moevement.settings.launch import Launch
-from megatron_moevement.strategies import job_plan, trained
-from megatron_moevement.strategies.moevement import SparseCheckpointing
-from megatron_moevement.strategies.replay import Replay
+from megatron_moevement.strategies import trained
+from megatron_moevement.strategies.moevement.protection import job_plan
+from megatron_moevement.strategies.moevement.recovery.replay import Replay
+from megatron_moevement.strategies.moevement.sparse_checkpointing import SparseCheckpointing
 from megatron_moevement.strategies.strategy import Covered
 from megatron_moevement.training import job
 

@@ -20,14 +20,14 @@ import torch
 
 from megatron_moevement.backends.backend import choose, load
 from megatron_moevement.integrations.megatron.process_groups import leave_job
-from megatron_moevement.runtime.fault_points import FaultPoints
-from megatron_moevement.runtime.generation import Generation
-from megatron_moevement.runtime.ledger import loss_to_hex
-from megatron_moevement.runtime.meeting import Meeting
-from megatron_moevement.runtime.slots.store import process_folder
+from megatron_moevement.runtime.coordination.generation import Generation
+from megatron_moevement.runtime.coordination.ledger import loss_to_hex
+from megatron_moevement.runtime.coordination.meeting import Meeting
+from megatron_moevement.runtime.faults.fault_points import FaultPoints
+from megatron_moevement.runtime.stores.store import process_folder
 from megatron_moevement.settings.faults import Fault, Place
 from megatron_moevement.settings.launch import Launch
-from megatron_moevement.strategies import returning
+from megatron_moevement.strategies.moevement.recovery import rejoin as returning
 from megatron_moevement.training.job import Job
 from megatron_moevement.training.loop import train
 from megatron_moevement.training.resident import Resident

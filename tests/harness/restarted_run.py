@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 
-from megatron_moevement.runtime.events import EventName, EventRecord, read_events
+from megatron_moevement.runtime.observation.events import EventName, EventRecord, read_events
 from megatron_moevement.settings.launch import Address
 from tests.harness.fork_server import ForkServer, Job, JobFailedError, JobResult
 from tests.harness.interruption import Program, Run, kill_all

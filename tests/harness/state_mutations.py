@@ -14,12 +14,12 @@ import torch.distributed as dist
 
 from megatron_moevement.integrations.megatron.optimizer import GradientStatistics, SplitOptimizer
 from megatron_moevement.integrations.megatron.snapshots import Content, LiveOperators
-from megatron_moevement.policy.operators import OperatorId
-from megatron_moevement.policy.persistence import SlotKey
+from megatron_moevement.policy.copies.persistence import SlotKey
+from megatron_moevement.policy.job.operators import OperatorId
 from megatron_moevement.runtime.slots.slot_record import EXTRAS, SlotPart
-from megatron_moevement.strategies.copies import Copies
-from megatron_moevement.strategies.moevement import SparseCheckpointing
-from megatron_moevement.strategies.replay import Replay, Slots
+from megatron_moevement.strategies.moevement.protection.copies import Copies
+from megatron_moevement.strategies.moevement.recovery.replay import Replay, Slots
+from megatron_moevement.strategies.moevement.sparse_checkpointing import SparseCheckpointing
 
 FLIPPED_STEP = 4
 FLIPPED_RANK = 1

@@ -7,7 +7,7 @@ import importlib
 import pytest
 import torch.distributed as dist
 
-from megatron_moevement.runtime.progress import START
+from megatron_moevement.runtime.coordination.progress import START
 from tests.harness.default_run import slow_but
 from tests.harness.tiny_job import tiny_job
 
@@ -260,8 +260,8 @@ def test_a_frozen_stage_sends_what_it_sent(megatron_fork_server, name):
 
 def log_long(flags, config, window, lag):
     """Trains for several windows, dropping steps as they are persisted."""
-    from megatron_moevement.policy.retention import max_log_steps, retain  # noqa: PLC0415
-    from megatron_moevement.policy.schedule import Window  # noqa: PLC0415
+    from megatron_moevement.policy.copies.retention import max_log_steps, retain  # noqa: PLC0415
+    from megatron_moevement.policy.window.schedule import Window  # noqa: PLC0415
 
     with boundary_run(flags, config, max_log_steps(window, lag)) as (job, run):
         capacity = run.log.capacity_bytes
@@ -340,7 +340,7 @@ def evaluation_logged(self, micro_batches):
 INTEGRATION = "megatron_moevement.integrations.megatron"
 LOGGED = f"{INTEGRATION}.boundary_log:LoggedCommunicator"
 REPLAY = f"{INTEGRATION}.boundary_replay:ReplayCommunicator"
-LOG = "megatron_moevement.runtime.upstream_log:UpstreamLog"
+LOG = "megatron_moevement.runtime.upstream_log.log:UpstreamLog"
 SCHEDULE = f"{INTEGRATION}.schedule:PipelineSchedule"
 RIGHT = {}
 MUTATIONS = {

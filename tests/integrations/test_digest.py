@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 import torch
 
-from megatron_moevement.runtime.commit_barrier import StopRequest
-from megatron_moevement.runtime.progress import START
+from megatron_moevement.runtime.coordination.commit_barrier import StopRequest
+from megatron_moevement.runtime.coordination.progress import START
 from tests.harness.tiny_job import tiny_job
 
 pytestmark = pytest.mark.distributed
@@ -82,7 +82,7 @@ def describe_otherwise():
     """Returns digests of states whose bytes are equal and whose description is not."""
     from megatron_moevement.integrations.megatron.digest import operator_digest  # noqa: PLC0415
     from megatron_moevement.integrations.megatron.inventory import OperatorState  # noqa: PLC0415
-    from megatron_moevement.policy.operators import OperatorId, OperatorKind  # noqa: PLC0415
+    from megatron_moevement.policy.job.operators import OperatorId, OperatorKind  # noqa: PLC0415
 
     weight = torch.zeros(2, 2)
     state = OperatorState(OperatorId(OperatorKind.GATE, 0), {"a": weight}, {"a.step": 1.0})

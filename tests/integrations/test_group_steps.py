@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from megatron_moevement.policy.operators import OperatorKind
-from megatron_moevement.runtime.commit_barrier import StopRequest
-from megatron_moevement.runtime.progress import START
+from megatron_moevement.policy.job.operators import OperatorKind
+from megatron_moevement.runtime.coordination.commit_barrier import StopRequest
+from megatron_moevement.runtime.coordination.progress import START
 from tests.harness.default_run import slow_but
 from tests.harness.tiny_job import tiny_job
 

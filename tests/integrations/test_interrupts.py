@@ -13,7 +13,7 @@ from nvidia_resiliency_ext.inprocess import monitor_thread
 from nvidia_resiliency_ext.inprocess.monitor_thread import MonitorThread, RankShouldRestart
 
 from megatron_moevement.integrations.nvrx.interrupts import mend_interrupts
-from megatron_moevement.runtime.thread_start import raise_in_thread, starting
+from megatron_moevement.runtime.interrupts.thread_start import raise_in_thread, starting
 
 
 class State:

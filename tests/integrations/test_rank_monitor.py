@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from nvidia_resiliency_ext.fault_tolerance import FaultToleranceConfig, RankMonitorServer
 from megatron_moevement.errors import UserError
-from megatron_moevement.runtime.watch import Moment, Section
+from megatron_moevement.runtime.observation.watch import Moment, Section
 from megatron_moevement.settings.rank_monitor import RankMonitoring
 from megatron_moevement.settings.restart import InProcessRestart
 

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from megatron_moevement.errors import UserError
 from megatron_moevement.integrations.nvrx import restarter
 from megatron_moevement.integrations.nvrx.places import lacking_spares
-from megatron_moevement.policy.futility import Futility
-from megatron_moevement.runtime.generation import Interruption
-from megatron_moevement.runtime.replication.log_reader import LogReadError
-from megatron_moevement.runtime.replication.sender import FetchError
-from megatron_moevement.runtime.replication.state_reader import StateReadError
+from megatron_moevement.policy.outcome.futility import Futility
+from megatron_moevement.runtime.coordination.generation import Interruption
+from megatron_moevement.runtime.peers.log_reader import LogReadError
+from megatron_moevement.runtime.peers.sender import FetchError
+from megatron_moevement.runtime.peers.state_reader import StateReadError
 from megatron_moevement.settings.launch import Launch
 from megatron_moevement.settings.restart import Granularity, InProcessRestart, check_restart
 

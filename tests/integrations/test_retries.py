@@ -5,7 +5,7 @@ import dataclasses
 from nvidia_resiliency_ext.inprocess.exception import RestartAbort
 
 from megatron_moevement.integrations.nvrx.retries import BoundedRetries
-from megatron_moevement.policy.futility import Futility
+from megatron_moevement.policy.outcome.futility import Futility
 
 
 @dataclasses.dataclass

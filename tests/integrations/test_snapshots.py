@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from megatron_moevement.runtime.commit_barrier import StopRequest
-from megatron_moevement.runtime.progress import START
+from megatron_moevement.runtime.coordination.commit_barrier import StopRequest
+from megatron_moevement.runtime.coordination.progress import START
 from tests.harness.tiny_job import tiny_job
 
 pytestmark = pytest.mark.distributed

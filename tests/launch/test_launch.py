@@ -198,7 +198,7 @@ def test_the_others_learn_who_has_ended_and_how_and_wait_for_nobody(start, tmp_p
         sys.exit(7)
     from datetime import timedelta
     from torch.distributed import TCPStore
-    from megatron_moevement.runtime import roll_call
+    from megatron_moevement.runtime.coordination import roll_call
     from megatron_moevement.settings.secret import Secret
     roll_call._END_PATIENCE_S = 300
     port = int(os.environ["MOEVEMENT_CONTROL_PORT"])

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from megatron_moevement.policy.adoption import (
+from megatron_moevement.policy.copies.left_stores import (
     NOTHING,
     adopts_in,
     age_of,
@@ -12,8 +12,8 @@ from megatron_moevement.policy.adoption import (
     of_no_use,
     share_of_flushed,
 )
-from megatron_moevement.policy.ranks import LogicalRank
-from megatron_moevement.policy.schedule import Window
+from megatron_moevement.policy.job.ranks import LogicalRank
+from megatron_moevement.policy.window.schedule import Window
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,8 +2,8 @@
 
 import pytest
 
-from megatron_moevement.policy.audit import Difference, audit, is_audited
-from megatron_moevement.policy.ranks import LogicalRank
+from megatron_moevement.policy.copies.audit import Difference, audit, is_audited
+from megatron_moevement.policy.job.ranks import LogicalRank
 
 RANKS = [LogicalRank(dp=number) for number in range(3)]
 

@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import pytest
 
-from megatron_moevement.policy.bandwidth import PathBandwidth
+from megatron_moevement.policy.window.bandwidth import PathBandwidth
 
 SECOND = timedelta(seconds=1)
 

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megatron_moevement.policy.boundary import Direction
-from megatron_moevement.policy.crossings import Crossings
+from megatron_moevement.policy.job.boundary import Direction
+from megatron_moevement.policy.job.crossings import Crossings
 
 
 @st.composite

@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megatron_moevement.errors import UserError
-from megatron_moevement.policy.boundary import Direction
-from megatron_moevement.policy.facts import (
+from megatron_moevement.policy.facts.facts import (
     Condition,
     Facts,
     Holding,
@@ -18,10 +17,11 @@ from megatron_moevement.policy.facts import (
     LogExtent,
     ProcessFacts,
 )
-from megatron_moevement.policy.facts_document import dump_facts, load_facts
-from megatron_moevement.policy.ranks import Layout, LogicalRank
-from megatron_moevement.policy.schedule import Window
-from megatron_moevement.policy.segments import Ends
+from megatron_moevement.policy.facts.facts_document import dump_facts, load_facts
+from megatron_moevement.policy.job.boundary import Direction
+from megatron_moevement.policy.job.ranks import Layout, LogicalRank
+from megatron_moevement.policy.job.segments import Ends
+from megatron_moevement.policy.window.schedule import Window
 from tests.harness.job_facts import Job
 
 STEPS = st.integers(0, 40)

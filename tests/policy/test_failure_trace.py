@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import pytest
 
-from megatron_moevement.policy.failure_trace import Failure, read_trace
+from megatron_moevement.policy.faults.failure_trace import Failure, read_trace
 
 NORMALISED = """\
 t_ms,event,node,alive_after

@@ -8,8 +8,8 @@ from datetime import timedelta
 
 import pytest
 
-from megatron_moevement.policy.failure_trace import Failure
-from megatron_moevement.policy.fault_schedule import FaultKind, poisson_faults, trace_faults
+from megatron_moevement.policy.faults.failure_trace import Failure
+from megatron_moevement.policy.faults.fault_schedule import FaultKind, poisson_faults, trace_faults
 
 MTBF = timedelta(seconds=10)
 KILL = (FaultKind.KILL,)
@@ -31,7 +31,7 @@ def test_a_seed_draws_the_same_faults_and_another_one_others():
 def test_another_process_with_another_hash_seed_draws_the_same():
     program = (
         "import itertools, datetime as d;"
-        "from megatron_moevement.policy.fault_schedule import *;"
+        "from megatron_moevement.policy.faults.fault_schedule import *;"
         "faults = poisson_faults(d.timedelta(seconds=10), 8, tuple(FaultKind), 1);"
         "print(list(itertools.islice(faults, 50)))"
     )

@@ -1,6 +1,6 @@
 """Whether restarts are in vain is one decision of the job, whatever each process knows."""
 
-from megatron_moevement.policy.futility import RESTARTS_IN_VAIN, Futility
+from megatron_moevement.policy.outcome.futility import RESTARTS_IN_VAIN, Futility
 
 
 def meet(knows, committed, processes=6):

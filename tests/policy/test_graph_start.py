@@ -2,11 +2,11 @@
 
 import random
 
-from megatron_moevement.policy.graph_start import NO_LAYER, decided, first_layer, vote
-from megatron_moevement.policy.operators import Inventory, Operator, OperatorId, OperatorKind
-from megatron_moevement.policy.ordering import Ordering, order_operators
-from megatron_moevement.policy.ranks import LogicalRank
-from megatron_moevement.policy.window import plan_window
+from megatron_moevement.policy.job.graph_start import NO_LAYER, decided, first_layer, vote
+from megatron_moevement.policy.job.operators import Inventory, Operator, OperatorId, OperatorKind
+from megatron_moevement.policy.job.ranks import LogicalRank
+from megatron_moevement.policy.window.ordering import Ordering, order_operators
+from megatron_moevement.policy.window.planner import plan_window
 
 PER_PARAMETER = 12
 

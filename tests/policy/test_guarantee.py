@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from megatron_moevement.policy.guarantee import (
+from megatron_moevement.policy.job.guarantee import (
     DECIDING_VARIABLES,
     Computation,
     DeviceKind,

@@ -5,9 +5,9 @@ import json
 import pytest
 
 from megatron_moevement.errors import UserError
-from megatron_moevement.policy.inventory_document import dump_inventory, load_inventory
-from megatron_moevement.policy.model_shape import Capture, ModelShape, inventory_of
-from megatron_moevement.policy.ranks import Layout
+from megatron_moevement.policy.job.inventory_document import dump_inventory, load_inventory
+from megatron_moevement.policy.job.model_shape import Capture, ModelShape, inventory_of
+from megatron_moevement.policy.job.ranks import Layout
 
 SHAPE = ModelShape(2, 4, 8, 16, num_experts=2, moe_ffn_hidden_size=3, tied_embeddings=True)
 

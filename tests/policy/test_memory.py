@@ -6,7 +6,7 @@ import re
 import pytest
 
 from megatron_moevement.errors import UserError
-from megatron_moevement.policy.memory import (
+from megatron_moevement.policy.copies.memory_budget import (
     MemoryAccount,
     check_budget,
 )

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megatron_moevement.policy.model_shape import Capture, ModelShape, inventory_of
-from megatron_moevement.policy.operators import OperatorId, OperatorKind
-from megatron_moevement.policy.ranks import Layout, LogicalRank
+from megatron_moevement.policy.job.model_shape import Capture, ModelShape, inventory_of
+from megatron_moevement.policy.job.operators import OperatorId, OperatorKind
+from megatron_moevement.policy.job.ranks import Layout, LogicalRank
 
 LAYOUTS = st.builds(
     Layout,

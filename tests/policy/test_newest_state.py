@@ -4,10 +4,10 @@ import dataclasses
 
 import pytest
 
-from megatron_moevement.policy.eras import of_newest_history
-from megatron_moevement.policy.facts import Condition, LiveState
-from megatron_moevement.policy.newest_state import is_memory_newest
-from megatron_moevement.policy.ranks import Layout
+from megatron_moevement.policy.facts.facts import Condition, LiveState
+from megatron_moevement.policy.job.ranks import Layout
+from megatron_moevement.policy.recovery.eras import of_newest_history
+from megatron_moevement.policy.recovery.newest_state import is_memory_newest
 from tests.harness.job_facts import Job, without_processes
 
 JOB = Job(Layout(pp=3), step=13)

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megatron_moevement.policy.operators import OperatorId, OperatorKind
-from megatron_moevement.policy.ordering import Ordering, order_operators
+from megatron_moevement.policy.job.operators import OperatorId, OperatorKind
+from megatron_moevement.policy.window.ordering import Ordering, order_operators
 
 EXPERTS = [OperatorId(OperatorKind.EXPERT, layer, n) for layer in range(2) for n in range(4)]
 GATES = [OperatorId(OperatorKind.GATE, layer) for layer in range(2)]

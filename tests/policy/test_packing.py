@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megatron_moevement.policy.components import split
-from megatron_moevement.policy.operators import Inventory, Operator, OperatorId, OperatorKind
-from megatron_moevement.policy.packing import Levelled, lower_bound_bytes, pack
-from megatron_moevement.policy.ranks import LogicalRank
-from megatron_moevement.policy.schedule import WindowSchedule
+from megatron_moevement.policy.job.operators import Inventory, Operator, OperatorId, OperatorKind
+from megatron_moevement.policy.job.ranks import LogicalRank
+from megatron_moevement.policy.window.components import split
+from megatron_moevement.policy.window.packing import Levelled, lower_bound_bytes, pack
+from megatron_moevement.policy.window.schedule import WindowSchedule
 
 EXPERTS = [OperatorId(OperatorKind.EXPERT, 0, number) for number in range(200)]
 SIZES = st.one_of(st.integers(1, 10), st.integers(1, 100))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from megatron_moevement.policy.peer_trouble import Remedy, Trouble
+from megatron_moevement.policy.copies.peer_trouble import Remedy, Trouble
 
 
 def after(failures, lasted_s=0.01):

@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megatron_moevement.policy.commit import agreed_coverage, coverage_vote
-from megatron_moevement.policy.persistence import Acknowledgements, SlotKey
-from megatron_moevement.policy.ranks import LogicalRank
-from megatron_moevement.policy.schedule import Window
+from megatron_moevement.policy.copies.commit import agreed_coverage, coverage_vote
+from megatron_moevement.policy.copies.persistence import Acknowledgements, SlotKey
+from megatron_moevement.policy.job.ranks import LogicalRank
+from megatron_moevement.policy.window.schedule import Window
 
 RANKS = [LogicalRank(dp=number) for number in range(3)]
 WINDOWS = [Window(start, 2) for start in (0, 2, 4)]

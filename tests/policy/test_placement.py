@@ -7,14 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megatron_moevement.errors import UserError
-from megatron_moevement.policy.placement import (
+from megatron_moevement.policy.copies.placement import (
     Host,
     Strictness,
     place_replicas,
     repair_placement,
     replace_holder,
 )
-from megatron_moevement.policy.ranks import LogicalRank
+from megatron_moevement.policy.job.ranks import LogicalRank
 
 
 def ranks(count):

@@ -4,13 +4,13 @@ import dataclasses
 
 import pytest
 
-from megatron_moevement.policy.protection_level import (
+from megatron_moevement.policy.copies.protection_level import (
     JobShape,
     ProtectionLevel,
     protection_of,
     tied_ends,
 )
-from megatron_moevement.policy.segments import Ends
+from megatron_moevement.policy.job.segments import Ends
 
 SHAPE = JobShape(stages=4, ends=Ends.INDEPENDENT, wanted=2, domains=6, spares=1)
 

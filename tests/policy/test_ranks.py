@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megatron_moevement.policy.ranks import Layout, LogicalRank
+from megatron_moevement.policy.job.ranks import Layout, LogicalRank
 
 SIZES = st.integers(1, 3)
 LAYOUTS = st.builds(Layout, SIZES, SIZES, SIZES, SIZES, SIZES, SIZES)

@@ -3,7 +3,7 @@
 import pytest
 
 from megatron_moevement.errors import UserError
-from megatron_moevement.policy.reachability import Receiver, check_reachable
+from megatron_moevement.policy.copies.loopback import Receiver, check_reachable
 
 HERE = "78fa8da7-a6b0-4ae7-bb9a-eb723f567336 net:[4026531833]"
 THERE = "0c8c1a0e-5b76-4f0e-9f6a-4d3d8a1c3c55 net:[4026531833]"

@@ -8,9 +8,16 @@ import dataclasses
 
 import pytest
 
-from megatron_moevement.policy.boundary import Direction
-from megatron_moevement.policy.facts import Condition, Holding, InconsistentFactsError, LiveState
-from megatron_moevement.policy.plan import (
+from megatron_moevement.policy.facts.facts import (
+    Condition,
+    Holding,
+    InconsistentFactsError,
+    LiveState,
+)
+from megatron_moevement.policy.job.boundary import Direction
+from megatron_moevement.policy.job.ranks import Layout, LogicalRank
+from megatron_moevement.policy.job.segments import Ends, ScopeKind
+from megatron_moevement.policy.recovery.plan import (
     Ending,
     LogSource,
     Origin,
@@ -18,10 +25,8 @@ from megatron_moevement.policy.plan import (
     Verdict,
     WindowEdges,
 )
-from megatron_moevement.policy.ranks import Layout, LogicalRank
-from megatron_moevement.policy.recovery import plan_recovery
-from megatron_moevement.policy.schedule import Window
-from megatron_moevement.policy.segments import Ends, ScopeKind
+from megatron_moevement.policy.recovery.planner import plan_recovery
+from megatron_moevement.policy.window.schedule import Window
 from tests.harness.facts_truth import loads_of
 from tests.harness.job_facts import (
     Interrupt,

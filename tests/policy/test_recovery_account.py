@@ -3,10 +3,10 @@
 import dataclasses
 import json
 
-from megatron_moevement.policy.guarantee import Level
-from megatron_moevement.policy.plan import Verdict
-from megatron_moevement.policy.recovery_account import RankAccount, RecoveryAccount
-from megatron_moevement.policy.replay_proof import Compared, ReplayProof
+from megatron_moevement.policy.job.guarantee import Level
+from megatron_moevement.policy.outcome.account import RankAccount, RecoveryAccount
+from megatron_moevement.policy.outcome.replay_proof import Compared, ReplayProof
+from megatron_moevement.policy.recovery.plan import Verdict
 
 BEFORE = {"teardown": 0.5, "rendezvous": 1.0, "build": 1.5}
 BYSTANDER = RankAccount(

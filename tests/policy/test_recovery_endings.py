@@ -2,8 +2,8 @@
 
 from hypothesis import given, settings
 
-from megatron_moevement.policy.plan import Ending, Verdict
-from megatron_moevement.policy.recovery import plan_recovery
+from megatron_moevement.policy.recovery.plan import Ending, Verdict
+from megatron_moevement.policy.recovery.planner import plan_recovery
 from tests.harness.facts_strategies import first_faults, second_faults
 from tests.harness.facts_truth import (
     has_all,

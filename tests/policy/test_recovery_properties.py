@@ -11,14 +11,14 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from megatron_moevement.policy.boundary import is_ring
-from megatron_moevement.policy.facts import Condition, InconsistentFactsError, LiveState
-from megatron_moevement.policy.persistence import SlotKey
-from megatron_moevement.policy.plan import Origin, Verdict, WindowEdges
-from megatron_moevement.policy.ranks import Layout
-from megatron_moevement.policy.recovery import plan_recovery
-from megatron_moevement.policy.retention import max_replayed_steps
-from megatron_moevement.policy.segments import Ends
+from megatron_moevement.policy.copies.persistence import SlotKey
+from megatron_moevement.policy.copies.retention import max_replayed_steps
+from megatron_moevement.policy.facts.facts import Condition, InconsistentFactsError, LiveState
+from megatron_moevement.policy.job.boundary import is_ring
+from megatron_moevement.policy.job.ranks import Layout
+from megatron_moevement.policy.job.segments import Ends
+from megatron_moevement.policy.recovery.plan import Origin, Verdict, WindowEdges
+from megatron_moevement.policy.recovery.planner import plan_recovery
 from tests.harness.facts_strategies import (
     LAYOUTS,
     first_faults,

@@ -2,19 +2,19 @@
 
 import pytest
 
-from megatron_moevement.policy.facts import Holding
-from megatron_moevement.policy.guarantee import Level
-from megatron_moevement.policy.persistence import SlotKey
-from megatron_moevement.policy.plan import Origin, Plan, SlotFetch, StageReplay, Verdict
-from megatron_moevement.policy.ranks import LogicalRank
-from megatron_moevement.policy.replay_doubt import (
+from megatron_moevement.policy.copies.persistence import SlotKey
+from megatron_moevement.policy.facts.facts import Holding
+from megatron_moevement.policy.job.guarantee import Level
+from megatron_moevement.policy.job.ranks import LogicalRank
+from megatron_moevement.policy.outcome.replay_doubt import (
     Consequence,
     Doubt,
     consequence_of,
     doubt_of,
     without,
 )
-from megatron_moevement.policy.schedule import Window
+from megatron_moevement.policy.recovery.plan import Origin, Plan, SlotFetch, StageReplay, Verdict
+from megatron_moevement.policy.window.schedule import Window
 
 RANK, WINDOW = LogicalRank(), Window(3, 2)
 KEYS = [SlotKey(RANK, WINDOW, slot) for slot in range(2)]

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megatron_moevement.policy.retention import max_log_steps, max_replayed_steps, retain
-from megatron_moevement.policy.schedule import Window
+from megatron_moevement.policy.copies.retention import max_log_steps, max_replayed_steps, retain
+from megatron_moevement.policy.window.schedule import Window
 
 WINDOWS = st.builds(Window, st.integers(0, 20), st.integers(1, 5))
 

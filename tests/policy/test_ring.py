@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megatron_moevement.policy.ring import RingFullError, SlotRing, ring_capacity
+from megatron_moevement.policy.copies.slot_ring import RingFullError, SlotRing, ring_capacity
 
 
 def test_capacity_is_two_windows_and_the_lag():

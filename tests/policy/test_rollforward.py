@@ -4,16 +4,16 @@ import dataclasses
 
 import pytest
 
-from megatron_moevement.policy.facts import (
+from megatron_moevement.policy.facts.facts import (
     Condition,
     InconsistentFactsError,
     LiveState,
     ProcessFacts,
 )
-from megatron_moevement.policy.plan import RollForward
-from megatron_moevement.policy.ranks import LogicalRank
-from megatron_moevement.policy.rollforward import Progress, find_progress, newest_committed
-from megatron_moevement.policy.schedule import Window
+from megatron_moevement.policy.job.ranks import LogicalRank
+from megatron_moevement.policy.recovery.plan import RollForward
+from megatron_moevement.policy.recovery.rollforward import Progress, find_progress, newest_committed
+from megatron_moevement.policy.window.schedule import Window
 
 TARGET = 13
 WINDOW = Window(8, 3)

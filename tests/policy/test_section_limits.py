@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from megatron_moevement.policy.section_limits import OUTSIDE, SectionLimits, longest_of_all
+from megatron_moevement.policy.watching.section_limits import OUTSIDE, SectionLimits, longest_of_all
 
 LAUNCHED = SectionLimits({"setup": 600.0, "step": 100.0, OUTSIDE: None})
 

@@ -1,6 +1,6 @@
 """Slow ranks: told of once, when they were slow for several steps in a row."""
 
-from megatron_moevement.policy.slow_ranks import STEPS_IN_A_ROW, SlowRank, SlowRankWatch
+from megatron_moevement.policy.watching.slow_ranks import STEPS_IN_A_ROW, SlowRank, SlowRankWatch
 
 EVEN = (1.0, 1.1, 0.9, 1.0)
 SLOW = (1.0, 1.1, 0.9, 3.0)

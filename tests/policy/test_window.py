@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megatron_moevement.policy.model_shape import Capture, ModelShape, inventory_of
-from megatron_moevement.policy.operators import Inventory, Operator, OperatorId, OperatorKind
-from megatron_moevement.policy.ordering import Ordering, order_operators
-from megatron_moevement.policy.packing import Levelled
-from megatron_moevement.policy.ranks import Layout, LogicalRank
-from megatron_moevement.policy.window import MAX_WINDOW, plan_window
+from megatron_moevement.policy.job.model_shape import Capture, ModelShape, inventory_of
+from megatron_moevement.policy.job.operators import Inventory, Operator, OperatorId, OperatorKind
+from megatron_moevement.policy.job.ranks import Layout, LogicalRank
+from megatron_moevement.policy.window.ordering import Ordering, order_operators
+from megatron_moevement.policy.window.packing import Levelled
+from megatron_moevement.policy.window.planner import MAX_WINDOW, plan_window
 
 EXPERTS = [OperatorId(OperatorKind.EXPERT, 0, number) for number in range(200)]
 

@@ -4,7 +4,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from megatron_moevement.runtime.agreement import AgreementError, all_gather_json, together
+from megatron_moevement.runtime.coordination.agreement import (
+    AgreementError,
+    all_gather_json,
+    together,
+)
 
 pytestmark = pytest.mark.distributed
 

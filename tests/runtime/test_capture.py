@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from megatron_moevement.backends.cpu import HostCopyStream
-from megatron_moevement.runtime.capture import Capture, CaptureError, HostCopy
+from megatron_moevement.runtime.capture.capture import Capture, CaptureError, HostCopy
 from tests.harness.late_stream import LateStream
 
 pytestmark = pytest.mark.timeout(30)

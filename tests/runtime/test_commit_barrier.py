@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from megatron_moevement.runtime.commit_barrier import (
+from megatron_moevement.runtime.coordination.commit_barrier import (
     CommitBarrier,
     DisagreementError,
     ReplicaStreams,

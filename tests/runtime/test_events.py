@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from megatron_moevement.errors import UserError
-from megatron_moevement.runtime.events import (
+from megatron_moevement.runtime.observation.events import (
     EventLog,
     EventName,
     NoEvents,
@@ -111,7 +111,7 @@ def test_records_of_several_threads_do_not_mix(tmp_path):
 def test_what_was_emitted_survives_a_kill(tmp_path):
     program = (
         "import os, signal, sys\n"
-        "from megatron_moevement.runtime.events import EventLog, EventName\n"
+        "from megatron_moevement.runtime.observation.events import EventLog, EventName\n"
         f"EventLog({str(tmp_path)!r}, 0, 0).emit(EventName.ITERATION, 1)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )

@@ -10,19 +10,19 @@ from pathlib import Path
 import pytest
 
 from megatron_moevement.errors import ExitCode
-from megatron_moevement.policy.fault_schedule import FaultKind
+from megatron_moevement.policy.faults.fault_schedule import FaultKind
 
 pytestmark = pytest.mark.timeout(60)
 
 AT_A_POINT = """
-from megatron_moevement.runtime.fault_points import FaultPoints
+from megatron_moevement.runtime.faults.fault_points import FaultPoints
 from megatron_moevement.settings.faults import Fault, Place
 FaultPoints([Fault.parse("{kind}:3:barrier")]).strike(3, Place.BARRIER)
 print("alive")
 """
 ON_A_THREAD = """
 import threading
-from megatron_moevement.runtime.fault_points import FaultPoints
+from megatron_moevement.runtime.faults.fault_points import FaultPoints
 from megatron_moevement.settings.faults import Fault, Place
 points = FaultPoints([Fault.parse("{kind}:3:send")])
 thread = threading.Thread(target=points.strike, args=(3, Place.SEND))
@@ -33,8 +33,8 @@ print("alive")
 AT_A_TIME = """
 import time
 from datetime import timedelta
-from megatron_moevement.policy.fault_schedule import FaultKind, TimedFault
-from megatron_moevement.runtime.fault_timer import FaultTimer
+from megatron_moevement.policy.faults.fault_schedule import FaultKind, TimedFault
+from megatron_moevement.runtime.faults.fault_timer import FaultTimer
 behind = TimedFault(timedelta(0), 0, FaultKind.KILL)
 coming = TimedFault(timedelta(seconds=1.1), 0, FaultKind("{kind}"))
 with FaultTimer([behind, coming], time.time() - 1, lambda fault: print("told", flush=True)):

@@ -2,8 +2,8 @@
 
 import pytest
 
-from megatron_moevement.runtime.fault_effects import InjectedFaultError
-from megatron_moevement.runtime.fault_points import FaultPoints, never_struck
+from megatron_moevement.runtime.faults.fault_effects import InjectedFaultError
+from megatron_moevement.runtime.faults.fault_points import FaultPoints, never_struck
 from megatron_moevement.settings.faults import Fault, Place
 
 

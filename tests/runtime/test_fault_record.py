@@ -6,8 +6,8 @@ import os
 import pytest
 
 from megatron_moevement.errors import UserError
-from megatron_moevement.runtime.fault_record import FaultRecord, KnownFaults, forget_rank
-from megatron_moevement.runtime.slots.cleaning import clean
+from megatron_moevement.runtime.stores.cleaning import clean
+from megatron_moevement.runtime.stores.fault_record import FaultRecord, KnownFaults, forget_rank
 
 NOTHING = KnownFaults(None, frozenset())
 

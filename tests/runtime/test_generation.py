@@ -5,8 +5,11 @@ import socket
 
 import pytest
 
-from megatron_moevement.runtime.generation import Generation
-from megatron_moevement.runtime.sockets import connected_sockets, shut_down_connections
+from megatron_moevement.runtime.coordination.generation import Generation
+from megatron_moevement.runtime.interrupts.open_sockets import (
+    connected_sockets,
+    shut_down_connections,
+)
 
 
 class Opened:

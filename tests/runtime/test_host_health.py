@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from megatron_moevement.runtime.host_health import HostHealth, UnhealthyError
+from megatron_moevement.runtime.observation.host_health import HostHealth, UnhealthyError
 
 
 def test_a_machine_with_memory_and_folders_is_healthy_and_nothing_stays(tmp_path):

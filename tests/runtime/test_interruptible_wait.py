@@ -5,9 +5,13 @@ import threading
 
 import pytest
 
-from megatron_moevement.runtime import interruptible_wait
-from megatron_moevement.runtime.interruptible_wait import _Waiter, count_connecting, interruptibly
-from megatron_moevement.runtime.thread_start import raise_in_thread
+from megatron_moevement.runtime.interrupts import interruptible_wait
+from megatron_moevement.runtime.interrupts.interruptible_wait import (
+    _Waiter,
+    count_connecting,
+    interruptibly,
+)
+from megatron_moevement.runtime.interrupts.thread_start import raise_in_thread
 
 pytestmark = [
     pytest.mark.timeout(30),

@@ -7,7 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megatron_moevement.runtime.ledger import Ledger, LedgerEntry, loss_from_hex, loss_to_hex
+from megatron_moevement.runtime.coordination.ledger import (
+    Ledger,
+    LedgerEntry,
+    loss_from_hex,
+    loss_to_hex,
+)
 
 
 def entry(step, loss=None):

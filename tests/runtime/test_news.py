@@ -8,12 +8,12 @@ from datetime import timedelta
 
 import pytest
 
-from megatron_moevement.policy.persistence import SlotKey
-from megatron_moevement.policy.ranks import LogicalRank
-from megatron_moevement.policy.schedule import Window
-from megatron_moevement.runtime.background import Background
-from megatron_moevement.runtime.news import News
-from megatron_moevement.runtime.replication.copy_account import CopyAccount
+from megatron_moevement.policy.copies.persistence import SlotKey
+from megatron_moevement.policy.job.ranks import LogicalRank
+from megatron_moevement.policy.window.schedule import Window
+from megatron_moevement.runtime.capture.background import Background
+from megatron_moevement.runtime.interrupts.news import News
+from megatron_moevement.runtime.peers.copy_account import CopyAccount
 
 pytestmark = [
     pytest.mark.timeout(60),

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from megatron_moevement.errors import UserError
-from megatron_moevement.runtime import ownership
-from megatron_moevement.runtime.events import EventLog, EventName, read_events
-from megatron_moevement.runtime.ownership import check_folder, trusted_owners
+from megatron_moevement.runtime.observation.events import EventLog, EventName, read_events
+from megatron_moevement.runtime.security import ownership
+from megatron_moevement.runtime.security.ownership import check_folder, trusted_owners
 from megatron_moevement.runtime.slots.identity import StoreIdentity
-from megatron_moevement.runtime.slots.store import StoreDirectory
+from megatron_moevement.runtime.stores.store import StoreDirectory
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs to act as another user")
 
@@ -111,7 +111,7 @@ def test_processes_of_one_host_name_and_number_have_a_file_each(public, monkeypa
     code = (
         "import os, socket, sys\n"
         "socket.gethostname, os.getpid = lambda: 'container', lambda: 7\n"
-        "from megatron_moevement.runtime.events import EventLog, EventName\n"
+        "from megatron_moevement.runtime.observation.events import EventLog, EventName\n"
         f"EventLog({str(public)!r}, 0, 0).emit(EventName.ITERATION, 1)\n"
     )
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}

@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 import torch
 
-from megatron_moevement.runtime.reaper import bury, count_stuck
+from megatron_moevement.runtime.interrupts.reaper import bury, count_stuck
 
 
 def test_one_that_is_stuck_is_counted_and_keeps_no_other():

@@ -8,9 +8,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from megatron_moevement.runtime.interruptible_wait import make_waits_interruptible
-from megatron_moevement.runtime.reduce_scatter import reduce_scatter_in_python
-from megatron_moevement.runtime.thread_start import raise_in_thread
+from megatron_moevement.runtime.interrupts.interruptible_wait import make_waits_interruptible
+from megatron_moevement.runtime.interrupts.reduce_scatter import reduce_scatter_in_python
+from megatron_moevement.runtime.interrupts.thread_start import raise_in_thread
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(60)]
 

@@ -6,8 +6,8 @@ from datetime import timedelta
 import pytest
 import torch.distributed as dist
 
-from megatron_moevement.runtime import roll_call
-from megatron_moevement.runtime.roll_call import (
+from megatron_moevement.runtime.coordination import roll_call
+from megatron_moevement.runtime.coordination.roll_call import (
     LostAtStartError,
     RollCall,
     _Notes,

@@ -12,13 +12,13 @@ from datetime import timedelta
 
 import pytest
 
-from megatron_moevement.runtime.sockets import await_listener
+from megatron_moevement.runtime.interrupts.open_sockets import await_listener
 
 IN_A_NETWORK_OF_ITS_OWN = ("unshare", "--net")
 CONNECTED = """
 import errno, socket, subprocess, sys
 from datetime import timedelta
-from megatron_moevement.runtime.sockets import bound_silence
+from megatron_moevement.runtime.interrupts.open_sockets import bound_silence
 
 def set_link(state):
     subprocess.run(["ip", "link", "set", "lo", state], check=True)

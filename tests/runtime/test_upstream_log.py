@@ -6,12 +6,11 @@ import pytest
 import torch
 
 from megatron_moevement.backends.cpu import HostCopyStream
-from megatron_moevement.policy.boundary import BoundaryTag, Direction
-from megatron_moevement.policy.facts import LogExtent
-from megatron_moevement.policy.retention import max_log_steps, retain
-from megatron_moevement.policy.schedule import Window
-from megatron_moevement.runtime.log_writer import BackgroundWriter, InlineWriter, LogWriteError
-from megatron_moevement.runtime.upstream_log import (
+from megatron_moevement.policy.copies.retention import max_log_steps, retain
+from megatron_moevement.policy.facts.facts import LogExtent
+from megatron_moevement.policy.job.boundary import BoundaryTag, Direction
+from megatron_moevement.policy.window.schedule import Window
+from megatron_moevement.runtime.upstream_log.log import (
     DamagedLogError,
     LogFullError,
     LogOrderError,
@@ -19,6 +18,11 @@ from megatron_moevement.runtime.upstream_log import (
     UpstreamLog,
     step_bytes,
     tensor_hash,
+)
+from megatron_moevement.runtime.upstream_log.log_writer import (
+    BackgroundWriter,
+    InlineWriter,
+    LogWriteError,
 )
 
 SHAPE = (5, 2, 3)

@@ -1,7 +1,7 @@
 """What a rank says of its work to whoever watches it."""
 
-from megatron_moevement.policy.section_limits import OUTSIDE
-from megatron_moevement.runtime.watch import Moment, Section, Watch, Work
+from megatron_moevement.policy.watching.section_limits import OUTSIDE
+from megatron_moevement.runtime.observation.watch import Moment, Section, Watch, Work
 
 
 class Heard(Watch):

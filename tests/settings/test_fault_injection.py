@@ -6,7 +6,7 @@ from datetime import timedelta
 import pytest
 
 from megatron_moevement.errors import UserError
-from megatron_moevement.policy.fault_schedule import FaultKind, TimedFault
+from megatron_moevement.policy.faults.fault_schedule import FaultKind, TimedFault
 from tests.harness.tiny_job import tiny_arguments
 
 TRACE = "t_ms,event,node,alive_after\n0,init,4,4\n60000,remove,a,3\n120000,remove,b,2\n"

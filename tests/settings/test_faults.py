@@ -3,7 +3,7 @@
 import pytest
 
 from megatron_moevement.errors import UserError
-from megatron_moevement.policy.fault_schedule import FaultKind
+from megatron_moevement.policy.faults.fault_schedule import FaultKind
 from megatron_moevement.settings.faults import Fault, Place
 from megatron_moevement.testing.world.step_model import COMMIT_SECTION, TRAINING_STEP
 from tests.harness.tiny_job import tiny_arguments

@@ -8,7 +8,7 @@ one may that a monitor raises in the main thread at the same moment; WHERE says 
 import signal
 import sys
 
-from megatron_moevement.runtime.slots.store import StoreDirectory
+from megatron_moevement.runtime.stores.store import StoreDirectory
 from megatron_moevement.settings.launch import Launch
 from megatron_moevement.training.program import main
 from megatron_moevement.training.run import GenerationRun

@@ -5,7 +5,7 @@ import signal
 import sys
 
 from megatron_moevement.settings.launch import Launch
-from megatron_moevement.strategies import opening
+from megatron_moevement.strategies.moevement import opening
 from megatron_moevement.training.program import main
 
 PREFIX = "--dies-opening="

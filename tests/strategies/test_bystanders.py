@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from megatron_moevement.runtime.events import EventName
+from megatron_moevement.runtime.observation.events import EventName
 from tests.harness.collective_count import train_counting
 from tests.harness.interruption import Run
 from tests.harness.localized_run import TARGET, LocalizedJob, LocalizedRun, Loss

@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from megatron_moevement.runtime.slots.store import LOCK_NAME
+from megatron_moevement.runtime.stores.store import LOCK_NAME
 from tests.harness.interruption import Run, digest_differences, kill_all
 from tests.harness.protected_run import Case, check_replays, plans_of
 

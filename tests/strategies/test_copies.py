@@ -7,18 +7,18 @@ from datetime import timedelta
 
 import pytest
 
-from megatron_moevement.policy.persistence import SlotKey
-from megatron_moevement.policy.placement import Host, Placement
-from megatron_moevement.policy.ranks import LogicalRank
-from megatron_moevement.policy.schedule import Window
-from megatron_moevement.runtime.replication.handshake import Session
-from megatron_moevement.runtime.replication.sender import SlotSender
-from megatron_moevement.runtime.replication.server import ReplicaServer
-from megatron_moevement.runtime.replication.stored_slots import StoredSlots
+from megatron_moevement.policy.copies.persistence import SlotKey
+from megatron_moevement.policy.copies.placement import Host, Placement
+from megatron_moevement.policy.job.ranks import LogicalRank
+from megatron_moevement.policy.window.schedule import Window
+from megatron_moevement.runtime.peers.sender import SlotSender
+from megatron_moevement.runtime.peers.server import ReplicaServer
+from megatron_moevement.runtime.peers.stored_slots import StoredSlots
 from megatron_moevement.runtime.slots.identity import StoreIdentity
 from megatron_moevement.runtime.slots.ring_file import RingFile
 from megatron_moevement.runtime.slots.slot_record import SlotPart, SlotRecord
-from megatron_moevement.strategies.copies import Copies
+from megatron_moevement.runtime.transport.handshake import Session
+from megatron_moevement.strategies.moevement.protection.copies import Copies
 from megatron_moevement.strategies.strategy import CaptureLostError
 
 pytestmark = pytest.mark.timeout(60)

@@ -8,7 +8,7 @@ import shutil
 
 import pytest
 
-from megatron_moevement.runtime.slots.store import process_folders
+from megatron_moevement.runtime.stores.store import process_folders
 from megatron_moevement.settings.faults import Place
 from tests.harness.default_run import slow_but
 from tests.harness.interruption import Run, digest_differences

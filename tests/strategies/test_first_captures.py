@@ -1,12 +1,16 @@
 """What a replay is compared with: the slots that ranks have, and those that spares keep."""
 
-from megatron_moevement.policy.plan import Origin, Plan, StageReplay, Verdict
-from megatron_moevement.policy.ranks import LogicalRank
-from megatron_moevement.policy.schedule import Window
+from megatron_moevement.policy.job.ranks import LogicalRank
+from megatron_moevement.policy.recovery.plan import Origin, Plan, StageReplay, Verdict
+from megatron_moevement.policy.window.schedule import Window
 from megatron_moevement.runtime.slots.identity import StoreIdentity
 from megatron_moevement.runtime.slots.slot_record import SlotPart, SlotRecord
-from megatron_moevement.runtime.slots.store import RingRole, RingShape, StoreDirectory
-from megatron_moevement.strategies.first_captures import first_captures, own_captures, record_digest
+from megatron_moevement.runtime.stores.store import RingRole, RingShape, StoreDirectory
+from megatron_moevement.strategies.moevement.protection.first_captures import (
+    first_captures,
+    own_captures,
+    record_digest,
+)
 
 LOST, BYSTANDER = LogicalRank(pp=1), LogicalRank()
 SHAPE = RingShape(capacity=9, buffer_bytes=8, max_parts=1)

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from megatron_moevement.runtime.events import EventName, read_events
+from megatron_moevement.runtime.observation.events import EventName, read_events
 from tests.harness.interruption import digest_differences
 from tests.harness.restarted_run import RESTARTABLE
 from tests.harness.tiny_job import TINY

@@ -7,10 +7,10 @@ import torch
 import torch.distributed as dist
 
 from megatron_moevement.backends.cpu import CpuBackend
-from megatron_moevement.policy.guarantee import Computation, DeviceKind, Kernels
-from megatron_moevement.runtime.agreement import all_gather_json
-from megatron_moevement.strategies.guarantee import agree_on_guarantee, judge
-from megatron_moevement.strategies.kept import Kept
+from megatron_moevement.policy.job.guarantee import Computation, DeviceKind, Kernels
+from megatron_moevement.runtime.coordination.agreement import all_gather_json
+from megatron_moevement.strategies.moevement.agreed_guarantee import agree_on_guarantee, judge
+from megatron_moevement.strategies.moevement.kept import Kept
 
 pytestmark = pytest.mark.distributed
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from megatron_moevement.policy.facts_document import FACTS, load_facts
-from megatron_moevement.policy.recovery import plan_recovery
-from megatron_moevement.runtime.events import EventName, kept_documents
+from megatron_moevement.policy.facts.facts_document import FACTS, load_facts
+from megatron_moevement.policy.recovery.planner import plan_recovery
+from megatron_moevement.runtime.observation.events import EventName, kept_documents
 from tests.harness.default_run import slow_but
 from tests.harness.fork_server import JobFailedError
 from tests.harness.interruption import Program, Run, digest_differences

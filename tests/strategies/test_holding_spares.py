@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from megatron_moevement.runtime.events import EventName
+from megatron_moevement.runtime.observation.events import EventName
 from tests.harness.combinations import Combination
 from tests.harness.fault_cover import UNTIED
 from tests.harness.interruption import Program, Run, digest_differences, kill_all, send

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from megatron_moevement.runtime.events import EventName
+from megatron_moevement.runtime.observation.events import EventName
 from tests.harness.interruption import Run, send
 from tests.harness.process_resources import disk_bytes, peak_bytes, reset_peak
 from tests.harness.protected_run import Case

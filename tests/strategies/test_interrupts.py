@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from megatron_moevement.errors import ExitCode
-from megatron_moevement.runtime.events import EventName, read_events
+from megatron_moevement.runtime.observation.events import EventName, read_events
 from tests.harness.interruption import Run, send
 from tests.harness.protected_run import Case
 from tests.harness.restarted_run import (

@@ -11,8 +11,8 @@ pytestmark = [pytest.mark.distributed, pytest.mark.timeout(120)]
 def make_plan(flags):
     """Returns what this rank knows of the plan, as JSON."""
     from megatron_moevement.integrations.megatron.snapshots import LiveOperators  # noqa: PLC0415
-    from megatron_moevement.policy.placement import Host  # noqa: PLC0415
-    from megatron_moevement.strategies.job_plan import Member, agree_on_plan  # noqa: PLC0415
+    from megatron_moevement.policy.copies.placement import Host  # noqa: PLC0415
+    from megatron_moevement.strategies.moevement.protection.job_plan import Member, agree_on_plan  # noqa: PLC0415
     from megatron_moevement.training.protection import trained  # noqa: PLC0415
     from tests.harness.tiny_job import tiny_job  # noqa: PLC0415
 
@@ -93,7 +93,7 @@ def test_every_rank_makes_the_same_plan_and_every_byte_has_an_account(plans):
 
 def plan_unlike(flags):
     """Returns what a rank says when one replica would give two experts each other's slot."""
-    from megatron_moevement.strategies.job_plan import UnlikePlansError  # noqa: PLC0415
+    from megatron_moevement.strategies.moevement.protection.job_plan import UnlikePlansError  # noqa: PLC0415
     from tests.harness.recovery_mutations import MUTATIONS  # noqa: PLC0415
 
     MUTATIONS["differ-between-replicas"]()

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from megatron_moevement.runtime.events import EventName
+from megatron_moevement.runtime.observation.events import EventName
 from tests.harness.fault_cover import UNTIED
 from tests.harness.interruption import Run
 from tests.harness.protected_run import Case

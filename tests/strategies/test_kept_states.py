@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from megatron_moevement.runtime.events import EventName
+from megatron_moevement.runtime.observation.events import EventName
 from tests.harness.default_run import slow_but
 from tests.harness.interruption import Run, digest_differences
 from tests.harness.localized_run import LocalizedJob, LocalizedRun, Loss, differences

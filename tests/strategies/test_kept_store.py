@@ -12,15 +12,15 @@ import torch
 import torch.distributed as dist
 
 from megatron_moevement.errors import UserError
-from megatron_moevement.policy.ranks import LogicalRank
-from megatron_moevement.runtime.fault_points import NO_FAULTS
-from megatron_moevement.runtime.generation import Generation
+from megatron_moevement.policy.job.ranks import LogicalRank
+from megatron_moevement.runtime.coordination.generation import Generation
+from megatron_moevement.runtime.faults.fault_points import NO_FAULTS
 from megatron_moevement.runtime.slots.identity import RunIdentity, StoreIdentity
-from megatron_moevement.runtime.slots.store import JournalShape, StoreDirectory
+from megatron_moevement.runtime.stores.store import JournalShape, StoreDirectory
 from megatron_moevement.settings.fault_tolerance import FaultTolerance
-from megatron_moevement.strategies import kept_store
-from megatron_moevement.strategies.kept_store import KeptStore
-from megatron_moevement.strategies.opening import _open_store
+from megatron_moevement.strategies.moevement.opening import _open_store
+from megatron_moevement.strategies.moevement.protection import kept_store
+from megatron_moevement.strategies.moevement.protection.kept_store import KeptStore
 
 IDENTITY = StoreIdentity("run", "0123")
 SHAPE = JournalShape(retained_steps=6, entry_bytes=100, last_step=20)

@@ -7,24 +7,27 @@ import pytest
 import torch
 
 from megatron_moevement.errors import UserError
-from megatron_moevement.policy.facts import Condition, Holding
-from megatron_moevement.policy.placement import Host
-from megatron_moevement.policy.ranks import LogicalRank
-from megatron_moevement.policy.schedule import Window
-from megatron_moevement.runtime.fault_points import NO_FAULTS
-from megatron_moevement.runtime.generation import Generation
-from megatron_moevement.runtime.ledger import LedgerEntry
+from megatron_moevement.policy.copies.placement import Host
+from megatron_moevement.policy.facts.facts import Condition, Holding
+from megatron_moevement.policy.job.ranks import LogicalRank
+from megatron_moevement.policy.window.schedule import Window
+from megatron_moevement.runtime.coordination.generation import Generation
+from megatron_moevement.runtime.coordination.ledger import LedgerEntry
+from megatron_moevement.runtime.faults.fault_points import NO_FAULTS
 from megatron_moevement.runtime.slots.identity import StoreIdentity
 from megatron_moevement.runtime.slots.journal_state import JournalState
 from megatron_moevement.runtime.slots.slot_record import SlotPart, SlotRecord
-from megatron_moevement.runtime.slots.store import (
+from megatron_moevement.runtime.stores.store import (
     JournalShape,
     RingRole,
     RingShape,
     StoreDirectory,
 )
-from megatron_moevement.strategies.left_state import alike_steps, read_left_state
-from megatron_moevement.strategies.memory import JobMemory
+from megatron_moevement.strategies.moevement.protection.host_memory import JobMemory
+from megatron_moevement.strategies.moevement.protection.left_state import (
+    alike_steps,
+    read_left_state,
+)
 from megatron_moevement.strategies.scalars import encode_entry
 
 RANK, OTHER = LogicalRank(dp=0), LogicalRank(dp=1)

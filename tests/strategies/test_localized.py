@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from megatron_moevement.runtime.events import EventName
+from megatron_moevement.runtime.observation.events import EventName
 from tests.harness.default_run import slow_but
 from tests.harness.fork_server import JobFailedError
 from tests.harness.interruption import Run, digest_differences

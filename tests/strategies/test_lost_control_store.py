@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from megatron_moevement.integrations.nvrx.stores import request_restart
-from megatron_moevement.runtime.events import EventName
+from megatron_moevement.runtime.observation.events import EventName
 from tests.harness.interruption import Run, digest_differences
 from tests.harness.protected_run import Case, plans_of
 from tests.harness.restarted_run import (

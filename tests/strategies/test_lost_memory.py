@@ -9,7 +9,7 @@ import pytest
 
 from megatron_moevement.runtime.slots.journal import Journal
 from megatron_moevement.runtime.slots.ring_file import RingFile
-from megatron_moevement.runtime.slots.store import JOURNAL_NAME, process_folders, stored_rings
+from megatron_moevement.runtime.stores.store import JOURNAL_NAME, process_folders, stored_rings
 from tests.harness.default_run import slow_but
 from tests.harness.interruption import Run, digest_differences
 from tests.harness.protected_run import Case, check_replays, plans_of

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from megatron_moevement.runtime.events import EventName
-from megatron_moevement.runtime.roll_call import note_gone
+from megatron_moevement.runtime.coordination.roll_call import note_gone
+from megatron_moevement.runtime.observation.events import EventName
 from megatron_moevement.settings.faults import Place
 from tests.harness.default_run import slow_but
 from tests.harness.interruption import Run, digest_differences

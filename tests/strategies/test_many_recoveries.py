@@ -10,7 +10,7 @@ from random import Random
 
 import pytest
 
-from megatron_moevement.runtime.events import EventName
+from megatron_moevement.runtime.observation.events import EventName
 from tests.harness.interruption import Run, send
 from tests.harness.process_resources import (
     ProcessResources,

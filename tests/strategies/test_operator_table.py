@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from megatron_moevement.policy.operators import Inventory, OperatorKind
-from megatron_moevement.policy.ordering import Ordering, order_operators
-from megatron_moevement.policy.packing import Levelled
-from megatron_moevement.policy.ranks import Layout, LogicalRank
-from megatron_moevement.policy.schedule_document import dump_schedule, load_schedule
-from megatron_moevement.policy.window import plan_window
-from megatron_moevement.runtime.events import EventName, read_events
+from megatron_moevement.policy.job.operators import Inventory, OperatorKind
+from megatron_moevement.policy.job.ranks import Layout, LogicalRank
+from megatron_moevement.policy.window.ordering import Ordering, order_operators
+from megatron_moevement.policy.window.packing import Levelled
+from megatron_moevement.policy.window.planner import plan_window
+from megatron_moevement.policy.window.schedule_document import dump_schedule, load_schedule
+from megatron_moevement.runtime.observation.events import EventName, read_events
 from tests.harness.default_run import slow_but
 from tests.harness.interruption import Run
 from tests.harness.protected_run import Case

@@ -4,17 +4,17 @@ from types import SimpleNamespace
 
 import pytest
 
-from megatron_moevement.policy.facts import Condition, Facts, Holding, LiveState, ProcessFacts
-from megatron_moevement.policy.persistence import SlotKey
-from megatron_moevement.policy.plan import Plan, SlotFetch, Verdict
-from megatron_moevement.policy.ranks import Layout, LogicalRank
-from megatron_moevement.policy.ring import SlotRing
-from megatron_moevement.policy.schedule import Window
-from megatron_moevement.policy.segments import Ends
+from megatron_moevement.policy.copies.persistence import SlotKey
+from megatron_moevement.policy.copies.slot_ring import SlotRing
+from megatron_moevement.policy.facts.facts import Condition, Facts, Holding, LiveState, ProcessFacts
+from megatron_moevement.policy.job.ranks import Layout, LogicalRank
+from megatron_moevement.policy.job.segments import Ends
+from megatron_moevement.policy.recovery.plan import Plan, SlotFetch, Verdict
+from megatron_moevement.policy.window.schedule import Window
 from megatron_moevement.runtime.slots.identity import StoreIdentity
 from megatron_moevement.runtime.slots.slot_record import SlotPart, SlotRecord
-from megatron_moevement.runtime.slots.store import RingRole, RingShape, StoreDirectory
-from megatron_moevement.strategies.own_slots import OwnSlots
+from megatron_moevement.runtime.stores.store import RingRole, RingShape, StoreDirectory
+from megatron_moevement.strategies.moevement.recovery.own_slots import OwnSlots
 
 RANK, PROCESS, OTHER = LogicalRank(), 2, 0
 WINDOW, TARGET = Window(0, 4), 3

@@ -2,11 +2,11 @@
 
 import pytest
 
-from megatron_moevement.policy.placement import Host, place_replicas
-from megatron_moevement.policy.ranks import LogicalRank
-from megatron_moevement.runtime.slots.store import JournalShape, RingShape
-from megatron_moevement.strategies.job_plan import JobPlan
-from megatron_moevement.strategies.kept_placement import keep_placement
+from megatron_moevement.policy.copies.placement import Host, place_replicas
+from megatron_moevement.policy.job.ranks import LogicalRank
+from megatron_moevement.runtime.stores.store import JournalShape, RingShape
+from megatron_moevement.strategies.moevement.protection.job_plan import JobPlan
+from megatron_moevement.strategies.moevement.protection.kept_placement import keep_placement
 from megatron_moevement.strategies.strategy import RecoveryAbortedError
 
 RANKS = [LogicalRank(dp=number) for number in range(6)]

@@ -3,7 +3,7 @@
 import pytest
 
 from megatron_moevement.cli import main
-from megatron_moevement.runtime.events import EventName
+from megatron_moevement.runtime.observation.events import EventName
 from tests.harness.interruption import Run
 from tests.harness.protected_run import Case
 from tests.harness.restarted_run import events_of

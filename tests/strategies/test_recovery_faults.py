@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from megatron_moevement.runtime.events import EventName
+from megatron_moevement.runtime.observation.events import EventName
 from megatron_moevement.settings.faults import Place
 from megatron_moevement.testing.lost_states import LostStates
 from tests.harness.fault_cover import UNTIED

@@ -155,8 +155,8 @@ def test_a_rank_that_hangs_in_front_of_the_norm_keeps_the_others_from_committing
 
 def moved_while_frozen(mutation):
     """Returns which tensors of frozen operators a step moves, under a mutation."""
-    from megatron_moevement.runtime.commit_barrier import StopRequest  # noqa: PLC0415
-    from megatron_moevement.runtime.progress import START  # noqa: PLC0415
+    from megatron_moevement.runtime.coordination.commit_barrier import StopRequest  # noqa: PLC0415
+    from megatron_moevement.runtime.coordination.progress import START  # noqa: PLC0415
     from megatron_moevement.training.steps import build_datasets, open_steps  # noqa: PLC0415
     from tests.harness.frozen_step import FrozenStep, differences  # noqa: PLC0415
     from tests.harness.recovery_mutations import MUTATIONS  # noqa: PLC0415

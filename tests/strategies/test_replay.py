@@ -6,8 +6,8 @@ from unittest.mock import Mock
 import pytest
 
 from megatron_moevement.integrations.megatron.optimizer import GradientStatistics
-from megatron_moevement.policy.schedule import Window
-from megatron_moevement.strategies.replay import Injection, Replay
+from megatron_moevement.policy.window.schedule import Window
+from megatron_moevement.strategies.moevement.recovery.replay import Injection, Replay
 
 WINDOW = Window(start=8, size=4)
 TARGET = 13

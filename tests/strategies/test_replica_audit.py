@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from megatron_moevement.runtime.events import EventName
+from megatron_moevement.runtime.observation.events import EventName
 from tests.harness.interruption import Run
 from tests.harness.protected_run import Case
 from tests.harness.restarted_run import events_of

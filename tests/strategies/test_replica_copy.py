@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from megatron_moevement.runtime.events import EventName, read_events
+from megatron_moevement.runtime.observation.events import EventName, read_events
 from megatron_moevement.testing.lost_states import LostStates
 from tests.harness.default_run import slow_but
 from tests.harness.interruption import Run, digest_differences

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from megatron_moevement.runtime.events import EventName, read_events
+from megatron_moevement.runtime.observation.events import EventName, read_events
 from tests.harness.protected_run import ALWAYS_TRAINED, PROGRAM
 from tests.harness.random_text import data_flags, prepare_random_text
 

@@ -16,7 +16,7 @@ def bits_of(value):
 
 
 def entries(floats):
-    from megatron_moevement.runtime.ledger import LedgerEntry, ParameterGroup  # noqa: PLC0415
+    from megatron_moevement.runtime.coordination.ledger import LedgerEntry, ParameterGroup  # noqa: PLC0415
 
     for number in floats:
         yield LedgerEntry(
@@ -120,7 +120,7 @@ def carry_streams():
         random_state,
         restore_random_state,
     )
-    from megatron_moevement.runtime.progress import Progress  # noqa: PLC0415
+    from megatron_moevement.runtime.coordination.progress import Progress  # noqa: PLC0415
     from megatron_moevement.strategies.scalars import SlotScalars  # noqa: PLC0415
     from tests.harness.tiny_job import tiny_job  # noqa: PLC0415
 

@@ -7,7 +7,7 @@ import pytest
 
 from megatron_moevement.errors import UserError
 from megatron_moevement.settings.secret import Secret, new_secret
-from megatron_moevement.strategies.introduction import agree_on_key, offer_key
+from megatron_moevement.strategies.moevement.introduction import agree_on_key, offer_key
 from tests.harness.interruption import Run
 from tests.harness.protected_run import Case
 

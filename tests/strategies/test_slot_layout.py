@@ -31,10 +31,10 @@ def lay_out(flags, windows):
         Content,
         LiveOperators,
     )
-    from megatron_moevement.policy.operators import Inventory  # noqa: PLC0415
-    from megatron_moevement.policy.ordering import Ordering, order_operators  # noqa: PLC0415
-    from megatron_moevement.policy.ranks import LogicalRank  # noqa: PLC0415
-    from megatron_moevement.policy.window import plan_window  # noqa: PLC0415
+    from megatron_moevement.policy.job.operators import Inventory  # noqa: PLC0415
+    from megatron_moevement.policy.job.ranks import LogicalRank  # noqa: PLC0415
+    from megatron_moevement.policy.window.ordering import Ordering, order_operators  # noqa: PLC0415
+    from megatron_moevement.policy.window.planner import plan_window  # noqa: PLC0415
     from tests.harness.tiny_job import tiny_job  # noqa: PLC0415
 
     rank, parts = LogicalRank(), []

@@ -2,15 +2,15 @@
 
 import pytest
 
-from megatron_moevement.policy.operators import Inventory, Operator, OperatorId, OperatorKind
-from megatron_moevement.policy.ranks import LogicalRank
-from megatron_moevement.policy.schedule import WindowSchedule
-from megatron_moevement.runtime.events import EventName, read_events
+from megatron_moevement.policy.job.operators import Inventory, Operator, OperatorId, OperatorKind
+from megatron_moevement.policy.job.ranks import LogicalRank
+from megatron_moevement.policy.window.schedule import WindowSchedule
+from megatron_moevement.runtime.observation.events import EventName, read_events
 from megatron_moevement.runtime.slots.identity import RUN_NAME
 from megatron_moevement.runtime.slots.slot_record import EXTRAS
-from megatron_moevement.runtime.slots.status_file import STATUS_NAME
-from megatron_moevement.runtime.slots.store import LOCK_NAME, RingRole, process_folders
-from megatron_moevement.runtime.slots.survey import survey
+from megatron_moevement.runtime.stores.status_file import STATUS_NAME
+from megatron_moevement.runtime.stores.store import LOCK_NAME, RingRole, process_folders
+from megatron_moevement.runtime.stores.store_listing import survey
 from megatron_moevement.settings.faults import Place
 from tests.harness.interruption import Run
 from tests.harness.protected_run import Case, die
@@ -31,7 +31,7 @@ CASES = [
 def announce(flags):
     """Returns what the plan of a job says of this rank: operators, slots and bytes."""
     from megatron_moevement.integrations.megatron.snapshots import LiveOperators  # noqa: PLC0415
-    from megatron_moevement.strategies.opening import plan_job  # noqa: PLC0415
+    from megatron_moevement.strategies.moevement.opening import plan_job  # noqa: PLC0415
     from megatron_moevement.training.protection import trained  # noqa: PLC0415
     from tests.harness.tiny_job import tiny_job  # noqa: PLC0415
 

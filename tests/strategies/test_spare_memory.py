@@ -5,28 +5,28 @@ import dataclasses
 import pytest
 
 from megatron_moevement.errors import UserError
-from megatron_moevement.policy.facts import Holding
-from megatron_moevement.policy.persistence import SlotKey
-from megatron_moevement.policy.ranks import LogicalRank
-from megatron_moevement.policy.schedule import Window
-from megatron_moevement.runtime.generation import Generation
-from megatron_moevement.runtime.notice_board import Topic
-from megatron_moevement.runtime.replication.handshake import Session
-from megatron_moevement.runtime.replication.history import History
+from megatron_moevement.policy.copies.persistence import SlotKey
+from megatron_moevement.policy.facts.facts import Holding
+from megatron_moevement.policy.job.ranks import LogicalRank
+from megatron_moevement.policy.window.schedule import Window
+from megatron_moevement.runtime.coordination.generation import Generation
+from megatron_moevement.runtime.coordination.notice_board import Topic
+from megatron_moevement.runtime.peers.history import History
 from megatron_moevement.runtime.slots.identity import StoreIdentity
 from megatron_moevement.runtime.slots.journal import JournalState
 from megatron_moevement.runtime.slots.slot_record import SlotPart, SlotRecord
-from megatron_moevement.runtime.slots.store import (
+from megatron_moevement.runtime.stores.store import (
     JournalShape,
     RingRole,
     RingShape,
     StoreDirectory,
     process_folder,
 )
-from megatron_moevement.strategies.first_captures import record_digest
-from megatron_moevement.strategies.kept_store import KeptStore
-from megatron_moevement.strategies.spare_memory import SpareHolder, SpareMemory
-from megatron_moevement.strategies.spares import (
+from megatron_moevement.runtime.transport.handshake import Session
+from megatron_moevement.strategies.moevement.protection.first_captures import record_digest
+from megatron_moevement.strategies.moevement.protection.kept_store import KeptStore
+from megatron_moevement.strategies.moevement.protection.spare_memory import SpareHolder, SpareMemory
+from megatron_moevement.strategies.moevement.protection.spares import (
     Spare,
     captures_of_spares,
     facts_of_spares,

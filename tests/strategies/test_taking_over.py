@@ -3,12 +3,12 @@
 import pytest
 
 from megatron_moevement.errors import UserError
-from megatron_moevement.policy.operators import Inventory, Operator, OperatorId, OperatorKind
-from megatron_moevement.policy.placement import Host, Placement
-from megatron_moevement.policy.ranks import LogicalRank
-from megatron_moevement.policy.schedule import WindowSchedule
-from megatron_moevement.runtime.slots.store import JournalShape, RingShape
-from megatron_moevement.strategies.job_plan import JobPlan
+from megatron_moevement.policy.copies.placement import Host, Placement
+from megatron_moevement.policy.job.operators import Inventory, Operator, OperatorId, OperatorKind
+from megatron_moevement.policy.job.ranks import LogicalRank
+from megatron_moevement.policy.window.schedule import WindowSchedule
+from megatron_moevement.runtime.stores.store import JournalShape, RingShape
+from megatron_moevement.strategies.moevement.protection.job_plan import JobPlan
 
 FIRST, SECOND, THIRD = (LogicalRank(pp=stage) for stage in range(3))
 GATE = Operator(OperatorId(OperatorKind.GATE, 0), 12, 2)

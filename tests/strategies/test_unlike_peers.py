@@ -9,7 +9,7 @@ from random import Random
 
 import pytest
 
-from megatron_moevement.runtime.events import EventName, read_events
+from megatron_moevement.runtime.observation.events import EventName, read_events
 from tests.harness.interruption import Run, digest_differences
 from tests.harness.localized_run import (
     TARGET,

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from megatron_moevement.runtime.capture import Capture
-from megatron_moevement.runtime.events import EventName, read_events
+from megatron_moevement.runtime.capture.capture import Capture
+from megatron_moevement.runtime.observation.events import EventName, read_events
 from tests.harness.interruption import Run
 from tests.harness.protected_run import Case
 

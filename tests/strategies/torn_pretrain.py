@@ -11,9 +11,9 @@ import os
 import sys
 from pathlib import Path
 
-from megatron_moevement.policy.fault_schedule import FaultKind
-from megatron_moevement.runtime.fault_effects import inflict
-from megatron_moevement.runtime.fault_points import FaultPoints
+from megatron_moevement.policy.faults.fault_schedule import FaultKind
+from megatron_moevement.runtime.faults.fault_effects import inflict
+from megatron_moevement.runtime.faults.fault_points import FaultPoints
 from megatron_moevement.settings.faults import Place
 from megatron_moevement.training.program import main
 

@@ -8,9 +8,9 @@ of the slot of that step or a later one break off on its way from a process to a
 import os
 import sys
 
-from megatron_moevement.runtime.replication.connection import PeerConnection
+from megatron_moevement.runtime.peers.connection import PeerConnection
 from megatron_moevement.runtime.slots.ring_file import RingFile
-from megatron_moevement.strategies.copies import Copies
+from megatron_moevement.strategies.moevement.protection.copies import Copies
 from megatron_moevement.training.program import main
 
 

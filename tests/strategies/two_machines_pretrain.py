@@ -3,7 +3,7 @@
 import os
 import sys
 
-from megatron_moevement.strategies import reachability
+from megatron_moevement.strategies.moevement.protection import receiver as reachability
 from megatron_moevement.training.program import main
 
 if __name__ == "__main__":

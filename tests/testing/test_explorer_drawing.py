@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from megatron_moevement.policy.fault_schedule import FaultKind
+from megatron_moevement.policy.faults.fault_schedule import FaultKind
 from megatron_moevement.settings.faults import Fault, Place
 from megatron_moevement.settings.restart import check_restart
 from megatron_moevement.training.arguments import parse

@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
-from megatron_moevement.policy.plan import Verdict
-from megatron_moevement.policy.recovery import plan_recovery
+from megatron_moevement.policy.recovery.plan import Verdict
+from megatron_moevement.policy.recovery.planner import plan_recovery
 from megatron_moevement.settings.faults import Fault
 from tests.harness.doctored_run import (
     DIGEST,

@@ -9,11 +9,11 @@ from collections import Counter
 
 import pytest
 
-from megatron_moevement.policy.plan import Verdict, WindowEdges
-from megatron_moevement.policy.ranks import Layout
-from megatron_moevement.policy.recovery import plan_start
-from megatron_moevement.policy.retention import max_log_steps, max_replayed_steps
-from megatron_moevement.policy.ring import ring_capacity
+from megatron_moevement.policy.copies.retention import max_log_steps, max_replayed_steps
+from megatron_moevement.policy.copies.slot_ring import ring_capacity
+from megatron_moevement.policy.job.ranks import Layout
+from megatron_moevement.policy.recovery.plan import Verdict, WindowEdges
+from megatron_moevement.policy.recovery.planner import plan_start
 from megatron_moevement.testing.campaign import Failure, play
 from megatron_moevement.testing.mutations import mutation_named
 from megatron_moevement.testing.world.faults import Fault, FaultKind

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from megatron_moevement.policy.rollforward import Settling
+from megatron_moevement.policy.recovery.rollforward import Settling
 from megatron_moevement.testing.campaign import Failure, play, shrink_failure
 from megatron_moevement.testing.mutations import MUTATIONS, OF_THE_MODEL, mutation_named
 from megatron_moevement.testing.regression import Regression

@@ -2,8 +2,8 @@
 
 import pytest
 
-from megatron_moevement.policy.plan import Verdict
-from megatron_moevement.policy.segments import ScopeKind
+from megatron_moevement.policy.job.segments import ScopeKind
+from megatron_moevement.policy.recovery.plan import Verdict
 from megatron_moevement.settings.faults import Place
 from megatron_moevement.testing.campaign import Tally, play_seeds
 

@@ -6,7 +6,7 @@ import pytest
 from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-from megatron_moevement.runtime.agreement import all_gather_json
+from megatron_moevement.runtime.coordination.agreement import all_gather_json
 
 pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 

@@ -6,7 +6,7 @@ import signal
 import pytest
 
 from megatron_moevement.errors import ExitCode
-from megatron_moevement.runtime.events import EventName, read_events
+from megatron_moevement.runtime.observation.events import EventName, read_events
 from tests.harness.interruption import Program, Run
 from tests.harness.protected_run import PROGRAM
 from tests.harness.tiny_job import TINY, tiny_arguments

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from megatron_moevement.policy.futility import Futility
+from megatron_moevement.policy.outcome.futility import Futility
 from megatron_moevement.runtime.slots.identity import RunIdentity
 
 pytestmark = pytest.mark.distributed

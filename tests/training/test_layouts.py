@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from megatron_moevement.runtime.commit_barrier import StopRequest
-from megatron_moevement.runtime.progress import START
+from megatron_moevement.runtime.coordination.commit_barrier import StopRequest
+from megatron_moevement.runtime.coordination.progress import START
 
 pytestmark = pytest.mark.distributed
 

@@ -21,7 +21,7 @@ def train(folder, flags, duration_s=None, signal_in=None, signalled=None):
 
     In iteration `signal_in` the ranks of `signalled` send themselves SIGTERM.
     """
-    from megatron_moevement.runtime.generation import Generation  # noqa: PLC0415
+    from megatron_moevement.runtime.coordination.generation import Generation  # noqa: PLC0415
     from megatron_moevement.training.loop import train as run_loop  # noqa: PLC0415
     from megatron_moevement.training.resident import Resident  # noqa: PLC0415
     from megatron_moevement.training.stop_request import StopSources  # noqa: PLC0415
@@ -54,7 +54,7 @@ def terminate_in(job, iteration):
 
 def events(folder):
     """Returns what this process did: name and iteration, and the split of an evaluation."""
-    from megatron_moevement.runtime.events import read_events  # noqa: PLC0415
+    from megatron_moevement.runtime.observation.events import read_events  # noqa: PLC0415
 
     return [
         " ".join([one.event.value, str(one.iteration), *one.fields.get("split", "").split()])

@@ -18,7 +18,7 @@ from random import Random
 import psutil
 import pytest
 
-from megatron_moevement.runtime.events import EventName, read_events
+from megatron_moevement.runtime.observation.events import EventName, read_events
 from megatron_moevement.training.checkpoints import CheckpointFolder
 from tests.harness.combinations import CLIP_GRAD, Combination, cover
 from tests.harness.default_run import slow_but

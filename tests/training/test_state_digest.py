@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from megatron_moevement.runtime.progress import Progress
+from megatron_moevement.runtime.coordination.progress import Progress
 from tests.harness.tiny_job import tiny_job
 
 FLAGS = ("--fp16", "--initial-loss-scale=1024", "--hysteresis=3", "--loss-scale-window=100")

@@ -9,8 +9,8 @@ import time
 
 import pytest
 
-from megatron_moevement.runtime.commit_barrier import StopRequest
-from megatron_moevement.runtime.thread_start import raise_in_thread
+from megatron_moevement.runtime.coordination.commit_barrier import StopRequest
+from megatron_moevement.runtime.interrupts.thread_start import raise_in_thread
 from megatron_moevement.training.stop_request import StopSources
 
 pytestmark = pytest.mark.timeout(20)

@@ -27,10 +27,10 @@ from megatron_moevement.integrations.megatron.stage_communicator import (
     ForwardPass,
     StageCommunicator,
 )
-from megatron_moevement.policy.boundary import BoundaryTag, Direction
-from megatron_moevement.policy.crossings import Crossings
-from megatron_moevement.runtime.log_writer import LogWriter
-from megatron_moevement.runtime.upstream_log import step_bytes
+from megatron_moevement.policy.job.boundary import BoundaryTag, Direction
+from megatron_moevement.policy.job.crossings import Crossings
+from megatron_moevement.runtime.upstream_log.log import step_bytes
+from megatron_moevement.runtime.upstream_log.log_writer import LogWriter
 
 _REQUESTS = {Direction.FORWARD: "recv_prev", Direction.BACKWARD: "recv_next"}
 """What upstream calls the request of a message that comes in."""

@@ -21,8 +21,8 @@ from megatron_moevement.integrations.megatron.boundary_log import (
     BoundaryOrderError,
     LoggedCommunicator,
 )
-from megatron_moevement.policy.boundary import BoundaryTag, Direction
-from megatron_moevement.runtime.log_writer import LogWriter
+from megatron_moevement.policy.job.boundary import BoundaryTag, Direction
+from megatron_moevement.runtime.upstream_log.log_writer import LogWriter
 
 LogSource = Callable[[BoundaryTag], torch.Tensor]
 """Returns a logged tensor, in host memory; raises if there is none."""

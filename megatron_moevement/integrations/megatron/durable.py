@@ -44,7 +44,7 @@ from megatron_moevement.errors import MoEvementError
 from megatron_moevement.integrations.megatron import random_state
 from megatron_moevement.integrations.megatron.optimizer import SplitOptimizer
 from megatron_moevement.integrations.megatron.scheduler import Scheduler
-from megatron_moevement.runtime.agreement import together
+from megatron_moevement.runtime.coordination.agreement import together
 
 BACKEND, VERSION = "torch_dist", 1
 COMMON_KEY = "moevement"

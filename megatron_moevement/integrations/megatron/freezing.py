@@ -21,8 +21,8 @@ from megatron.core.utils import unwrap_model
 
 from megatron_moevement.integrations.megatron.inventory import operator_of_parameters
 from megatron_moevement.integrations.megatron.optimizer import SplitOptimizer
-from megatron_moevement.policy.graph_start import NO_LAYER, decided, vote
-from megatron_moevement.policy.operators import OperatorId
+from megatron_moevement.policy.job.graph_start import NO_LAYER, decided, vote
+from megatron_moevement.policy.job.operators import OperatorId
 
 _NUMBERED = re.compile(r"(weight|bias)\d+")
 """How TransformerEngine's grouped linear names the parameters of its experts."""

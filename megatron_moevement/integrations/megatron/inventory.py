@@ -15,7 +15,7 @@ from megatron.core.utils import unwrap_model
 
 from megatron_moevement.integrations.megatron.masters import is_sharded, master_of
 from megatron_moevement.integrations.megatron.optimizer import SplitOptimizer
-from megatron_moevement.policy.operators import OperatorId, OperatorKind
+from megatron_moevement.policy.job.operators import OperatorId, OperatorKind
 
 TRANSIENT_BUFFERS = frozenset({"local_tokens_per_expert", "global_tokens_per_expert", "ga_steps"})
 """Buffers of the routers that are zero at every step's end: counters, not state."""

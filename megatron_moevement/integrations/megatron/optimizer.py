@@ -32,7 +32,7 @@ from megatron_moevement.integrations.megatron.masters import (
     prepare_alone,
 )
 from megatron_moevement.integrations.megatron.transformer_config import torch_dtype
-from megatron_moevement.runtime.fault_points import Strike, pass_by
+from megatron_moevement.runtime.faults.fault_points import Strike, pass_by
 from megatron_moevement.settings.faults import Place
 from megatron_moevement.settings.optimization import Optimization
 from megatron_moevement.settings.parallelism import Parallelism

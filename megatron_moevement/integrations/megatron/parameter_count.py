@@ -15,7 +15,7 @@ from megatron_moevement.integrations.megatron.inventory import operator_of_param
 from megatron_moevement.integrations.megatron.model import build_chunk
 from megatron_moevement.integrations.megatron.random_state import seed_everything
 from megatron_moevement.integrations.megatron.transformer_config import transformer_config
-from megatron_moevement.policy.operators import OperatorKind
+from megatron_moevement.policy.job.operators import OperatorKind
 from megatron_moevement.settings.architecture import Architecture, MixtureOfExperts
 from megatron_moevement.settings.parallelism import Parallelism
 from megatron_moevement.settings.precision import Precision

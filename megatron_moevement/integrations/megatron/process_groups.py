@@ -13,10 +13,10 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.process_groups_config import ProcessGroupCollection
 
-from megatron_moevement.policy.ranks import LogicalRank
-from megatron_moevement.runtime.interruptible_wait import interruptibly
-from megatron_moevement.runtime.reaper import bury
-from megatron_moevement.runtime.sockets import await_listener
+from megatron_moevement.policy.job.ranks import LogicalRank
+from megatron_moevement.runtime.interrupts.interruptible_wait import interruptibly
+from megatron_moevement.runtime.interrupts.open_sockets import await_listener
+from megatron_moevement.runtime.interrupts.reaper import bury
 from megatron_moevement.settings.launch import Launch
 from megatron_moevement.settings.parallelism import Parallelism
 

@@ -22,7 +22,7 @@ from megatron_moevement.integrations.megatron.stage_communicator import (
     ForwardPass,
     StageCommunicator,
 )
-from megatron_moevement.runtime.fault_points import Strike, pass_by
+from megatron_moevement.runtime.faults.fault_points import Strike, pass_by
 from megatron_moevement.settings.faults import Place
 
 MicroBatch = Mapping[str, torch.Tensor | None]

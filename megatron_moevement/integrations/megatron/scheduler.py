@@ -8,7 +8,7 @@ from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
 from megatron_moevement.errors import UserError
 from megatron_moevement.integrations.megatron.optimizer import SplitOptimizer
-from megatron_moevement.runtime.ledger import ParameterGroup
+from megatron_moevement.runtime.coordination.ledger import ParameterGroup
 from megatron_moevement.settings.optimization import Optimization
 from megatron_moevement.settings.run import Run
 

@@ -10,9 +10,9 @@ from functools import cached_property
 import torch
 
 from megatron_moevement.integrations.megatron.snapshots import Content, LiveOperators, Piece
-from megatron_moevement.policy.operators import OperatorId
-from megatron_moevement.policy.ranks import LogicalRank
-from megatron_moevement.policy.schedule import WindowSchedule
+from megatron_moevement.policy.job.operators import OperatorId
+from megatron_moevement.policy.job.ranks import LogicalRank
+from megatron_moevement.policy.window.schedule import WindowSchedule
 
 ALIGNMENT_BYTES = 64
 """Of every operator in a buffer: a cache line, and more than any type needs."""

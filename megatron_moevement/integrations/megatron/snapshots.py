@@ -24,7 +24,7 @@ from megatron.core.utils import unwrap_model
 
 from megatron_moevement.integrations.megatron.inventory import OperatorState, operator_states
 from megatron_moevement.integrations.megatron.optimizer import SplitOptimizer
-from megatron_moevement.policy.operators import Operator, OperatorId
+from megatron_moevement.policy.job.operators import Operator, OperatorId
 from megatron_moevement.runtime.slots.mapped_file import checksum_of
 
 _STEP = ".step"

@@ -1,7 +1,7 @@
 """The commit of a step: everything that changes S_(k-1) into S_k, without collectives.
 
 Training calls it behind the commit barrier. A survivor of a fault that stands behind the barrier,
-but not yet behind its commit, calls it with what the ledger says (`policy/rollforward.py`).
+but not yet behind its commit, calls it with what the ledger says: `policy/recovery/rollforward.py`.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Any
 from megatron_moevement.integrations.megatron.expert_bias import PendingExpertBias
 from megatron_moevement.integrations.megatron.optimizer import GradientStatistics, SplitOptimizer
 from megatron_moevement.integrations.megatron.scheduler import Scheduler
-from megatron_moevement.runtime.fault_points import Strike, pass_by
-from megatron_moevement.runtime.ledger import Ledger, LedgerEntry
-from megatron_moevement.runtime.progress import Progress
+from megatron_moevement.runtime.coordination.ledger import Ledger, LedgerEntry
+from megatron_moevement.runtime.coordination.progress import Progress
+from megatron_moevement.runtime.faults.fault_points import Strike, pass_by
 from megatron_moevement.settings.faults import Place
 
 

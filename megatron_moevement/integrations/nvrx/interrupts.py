@@ -12,8 +12,8 @@ import threading
 
 from nvidia_resiliency_ext.inprocess import monitor_thread
 
+from megatron_moevement.runtime.interrupts.thread_start import guard_starts, starting
 from megatron_moevement.runtime.rebindings import rebind
-from megatron_moevement.runtime.thread_start import guard_starts, starting
 
 _raise = monitor_thread.async_raise
 _join = monitor_thread.MonitorThread.maybe_join

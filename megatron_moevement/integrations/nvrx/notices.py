@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from megatron_moevement.integrations.nvrx.stores import ControlStore, GenerationStore
-from megatron_moevement.runtime.notice_board import Topic
+from megatron_moevement.runtime.coordination.notice_board import Topic
 
 
 class StoredNotices:

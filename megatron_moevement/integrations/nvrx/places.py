@@ -11,7 +11,7 @@ from typing import Any
 from nvidia_resiliency_ext.inprocess.attribution import Interruption as Reason
 from nvidia_resiliency_ext.inprocess.rank_assignment import Layer, LayerFlag, Tree
 
-from megatron_moevement.runtime.generation import Interruption, Loss
+from megatron_moevement.runtime.coordination.generation import Interruption, Loss
 from megatron_moevement.settings.restart import Granularity
 
 _REASONS = {

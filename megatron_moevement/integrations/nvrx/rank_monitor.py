@@ -23,9 +23,9 @@ from nvidia_resiliency_ext.fault_tolerance.rank_monitor_client import (
 )
 
 from megatron_moevement.errors import UserError
-from megatron_moevement.policy.section_limits import OUTSIDE, SectionLimits, longest_of_all
-from megatron_moevement.runtime.agreement import all_gather_json
-from megatron_moevement.runtime.watch import Moment, Section, Watch
+from megatron_moevement.policy.watching.section_limits import OUTSIDE, SectionLimits, longest_of_all
+from megatron_moevement.runtime.coordination.agreement import all_gather_json
+from megatron_moevement.runtime.observation.watch import Moment, Section, Watch
 from megatron_moevement.settings.rank_monitor import RankMonitoring
 from megatron_moevement.settings.restart import InProcessRestart
 

@@ -17,7 +17,7 @@ from nvidia_resiliency_ext.inprocess import CallWrapper, Wrapper, wrap
 
 from megatron_moevement.integrations.nvrx.notices import StoredNotices
 from megatron_moevement.integrations.nvrx.stores import ControlStore
-from megatron_moevement.runtime.generation import Generation
+from megatron_moevement.runtime.coordination.generation import Generation
 from megatron_moevement.runtime.rebindings import rebind
 
 

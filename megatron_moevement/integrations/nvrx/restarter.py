@@ -42,13 +42,13 @@ from megatron_moevement.integrations.nvrx.teardown import (
     ShutDownConnections,
 )
 from megatron_moevement.integrations.nvrx.termination import mend_termination
-from megatron_moevement.policy.futility import Futility, InVainError
-from megatron_moevement.runtime.generation import Generation, Interruption
-from megatron_moevement.runtime.interruptible_wait import make_waits_interruptible
-from megatron_moevement.runtime.replication.log_reader import LogReadError
-from megatron_moevement.runtime.replication.sender import FetchError
-from megatron_moevement.runtime.replication.state_reader import StateReadError
-from megatron_moevement.runtime.roll_call import LostAtStartError, RollCall
+from megatron_moevement.policy.outcome.futility import Futility, InVainError
+from megatron_moevement.runtime.coordination.generation import Generation, Interruption
+from megatron_moevement.runtime.coordination.roll_call import LostAtStartError, RollCall
+from megatron_moevement.runtime.interrupts.interruptible_wait import make_waits_interruptible
+from megatron_moevement.runtime.peers.log_reader import LogReadError
+from megatron_moevement.runtime.peers.sender import FetchError
+from megatron_moevement.runtime.peers.state_reader import StateReadError
 from megatron_moevement.settings.launch import Launch
 from megatron_moevement.settings.restart import InProcessRestart
 from megatron_moevement.settings.secret import SECRET_VARIABLE

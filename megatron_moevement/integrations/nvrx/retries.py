@@ -8,8 +8,8 @@ from nvidia_resiliency_ext.inprocess.exception import RestartAbort
 from nvidia_resiliency_ext.inprocess.initialize import Initialize
 from nvidia_resiliency_ext.inprocess.state import FrozenState
 
-from megatron_moevement.policy.futility import RESTARTS_WITHOUT_MEETING, Futility
-from megatron_moevement.runtime.roll_call import LostAtStartError
+from megatron_moevement.policy.outcome.futility import RESTARTS_WITHOUT_MEETING, Futility
+from megatron_moevement.runtime.coordination.roll_call import LostAtStartError
 
 
 class StartAgainAbort(RestartAbort):  # type: ignore[misc]  # upstream is not typed

@@ -23,7 +23,7 @@ from nvidia_resiliency_ext.inprocess.state import State
 from nvidia_resiliency_ext.inprocess.store import BarrierOverflow, BarrierTimeout, StoreMixin
 
 from megatron_moevement.integrations.nvrx.heartbeats import Heartbeats
-from megatron_moevement.runtime.seal import BrokenSealError, Seal
+from megatron_moevement.runtime.security.seal import BrokenSealError, Seal
 
 logger = logging.getLogger(__name__)
 

@@ -17,10 +17,10 @@ from nvidia_resiliency_ext.inprocess.attribution import Interruption, Interrupti
 from nvidia_resiliency_ext.inprocess.store import PrefixStore
 
 from megatron_moevement.integrations.nvrx.sealed_store import SealedStore
+from megatron_moevement.runtime.coordination.roll_call import RollCall, newest_round, prefix_of
+from megatron_moevement.runtime.interrupts.open_sockets import bound_silence
 from megatron_moevement.runtime.rebindings import rebind
-from megatron_moevement.runtime.roll_call import RollCall, newest_round, prefix_of
-from megatron_moevement.runtime.seal import Seal
-from megatron_moevement.runtime.sockets import bound_silence
+from megatron_moevement.runtime.security.seal import Seal
 from megatron_moevement.settings.launch import Address
 from megatron_moevement.settings.secret import Secret
 

@@ -14,8 +14,11 @@ from nvidia_resiliency_ext.inprocess.abort import (
 from nvidia_resiliency_ext.inprocess.finalize import Finalize
 from nvidia_resiliency_ext.inprocess.state import FrozenState
 
-from megatron_moevement.runtime.generation import Interruption
-from megatron_moevement.runtime.sockets import connected_sockets, shut_down_connections
+from megatron_moevement.runtime.coordination.generation import Interruption
+from megatron_moevement.runtime.interrupts.open_sockets import (
+    connected_sockets,
+    shut_down_connections,
+)
 
 
 class ShutDownConnections(Abort):  # type: ignore[misc]  # upstream is not typed

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import xxhash
 
-from megatron_moevement.policy.schedule import Window
+from megatron_moevement.policy.window.schedule import Window
 from megatron_moevement.runtime.slots.identity import DamagedFileError, StoreIdentity
 from megatron_moevement.runtime.slots.journal_state import (
     SUPERBLOCK_BYTES,

@@ -8,8 +8,8 @@ import struct
 from collections.abc import Mapping
 from typing import Any
 
-from megatron_moevement.policy.ranks import LogicalRank
-from megatron_moevement.policy.schedule import Window
+from megatron_moevement.policy.job.ranks import LogicalRank
+from megatron_moevement.policy.window.schedule import Window
 from megatron_moevement.runtime.slots.mapped_file import checksum_of
 
 SUPERBLOCK_BYTES = 1024

@@ -11,7 +11,7 @@ from __future__ import annotations
 import struct
 from pathlib import Path
 
-from megatron_moevement.policy.ranks import LogicalRank
+from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.runtime.slots.identity import DamagedFileError, StoreIdentity
 from megatron_moevement.runtime.slots.mapped_file import (
     PAGE_BYTES,

@@ -7,7 +7,7 @@ import struct
 from typing import Any
 
 from megatron_moevement.errors import MoEvementError
-from megatron_moevement.policy.schedule import Window
+from megatron_moevement.policy.window.schedule import Window
 from megatron_moevement.runtime.slots.mapped_file import checksum_of
 
 EXTRAS = "extras"

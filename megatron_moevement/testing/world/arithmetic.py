@@ -9,8 +9,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from megatron_moevement.policy.operators import OperatorId, OperatorKind
-from megatron_moevement.policy.ranks import LogicalRank
+from megatron_moevement.policy.job.operators import OperatorId, OperatorKind
+from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.testing.world.history import History
 from megatron_moevement.testing.world.live import Live
 from megatron_moevement.testing.world.shape import Part, Shape

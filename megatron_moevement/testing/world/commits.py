@@ -6,10 +6,10 @@ import dataclasses
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from megatron_moevement.policy.adoption import may_forget_left
-from megatron_moevement.policy.commit import newest_persisted
-from megatron_moevement.policy.operators import OperatorId
-from megatron_moevement.policy.persistence import SlotKey
+from megatron_moevement.policy.copies.commit import newest_persisted
+from megatron_moevement.policy.copies.left_stores import may_forget_left
+from megatron_moevement.policy.copies.persistence import SlotKey
+from megatron_moevement.policy.job.operators import OperatorId
 from megatron_moevement.settings.faults import Place
 from megatron_moevement.testing.world import arithmetic
 from megatron_moevement.testing.world.live import Live

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from megatron_moevement.policy.persistence import SlotKey
-from megatron_moevement.policy.plan import Plan, SlotFetch
-from megatron_moevement.policy.ring import SlotRing
+from megatron_moevement.policy.copies.persistence import SlotKey
+from megatron_moevement.policy.copies.slot_ring import SlotRing
+from megatron_moevement.policy.recovery.plan import Plan, SlotFetch
 from megatron_moevement.settings.faults import Place
 from megatron_moevement.testing.world.process import At, Commands, Join, Pass, Process, Sleep, Until
 from megatron_moevement.testing.world.store import StoredSlot

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from megatron_moevement.policy.newest_state import Durable
-from megatron_moevement.policy.ranks import LogicalRank
+from megatron_moevement.policy.job.ranks import LogicalRank
+from megatron_moevement.policy.recovery.newest_state import Durable
 from megatron_moevement.testing.world.live import Live
 from megatron_moevement.testing.world.reference import initial_state
 

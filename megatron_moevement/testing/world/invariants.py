@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from megatron_moevement.policy.facts import Condition, Facts, LiveState, ProcessFacts
-from megatron_moevement.policy.operators import OperatorId, OperatorKind
-from megatron_moevement.policy.persistence import SlotKey
-from megatron_moevement.policy.plan import Ending, Origin, Plan, Verdict, WindowEdges
-from megatron_moevement.policy.ring import ring_capacity
-from megatron_moevement.policy.schedule import Window
+from megatron_moevement.policy.copies.persistence import SlotKey
+from megatron_moevement.policy.copies.slot_ring import ring_capacity
+from megatron_moevement.policy.facts.facts import Condition, Facts, LiveState, ProcessFacts
+from megatron_moevement.policy.job.operators import OperatorId, OperatorKind
+from megatron_moevement.policy.recovery.plan import Ending, Origin, Plan, Verdict, WindowEdges
+from megatron_moevement.policy.window.schedule import Window
 from megatron_moevement.testing.world.left_invariants import LeftInvariants
 from megatron_moevement.testing.world.live import SlotContent
 from megatron_moevement.testing.world.log_invariants import LogInvariants

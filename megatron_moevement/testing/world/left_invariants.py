@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
-from megatron_moevement.policy.plan import Plan
+from megatron_moevement.policy.recovery.plan import Plan
 from megatron_moevement.testing.world.process import Process
 from megatron_moevement.testing.world.recoverable import recoverable_step
 from megatron_moevement.testing.world.store import Store

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Mapping
 
-from megatron_moevement.policy.operators import OperatorId, OperatorKind
-from megatron_moevement.policy.schedule import Window
+from megatron_moevement.policy.job.operators import OperatorId, OperatorKind
+from megatron_moevement.policy.window.schedule import Window
 from megatron_moevement.testing.world.history import History
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from megatron_moevement.policy.ring import ring_capacity
-from megatron_moevement.policy.schedule import Window
+from megatron_moevement.policy.copies.slot_ring import ring_capacity
+from megatron_moevement.policy.window.schedule import Window
 from megatron_moevement.testing.world.process import Process
 from megatron_moevement.testing.world.violations import require
 

@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from megatron_moevement.policy.adoption import NOTHING, age_of, of_no_use
-from megatron_moevement.policy.ranks import LogicalRank
+from megatron_moevement.policy.copies.left_stores import NOTHING, age_of, of_no_use
+from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.testing.world.process import Process
 from megatron_moevement.testing.world.store import Store
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from megatron_moevement.policy.boundary import BoundaryTag
+from megatron_moevement.policy.job.boundary import BoundaryTag
 from megatron_moevement.testing.world.process import Join, Process
 
 if TYPE_CHECKING:

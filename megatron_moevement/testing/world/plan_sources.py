@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from megatron_moevement.policy.facts import Facts
-from megatron_moevement.policy.plan import Plan
+from megatron_moevement.policy.facts.facts import Facts
+from megatron_moevement.policy.recovery.plan import Plan
 from megatron_moevement.testing.world.violations import require
 
 

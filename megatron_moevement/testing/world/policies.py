@@ -10,23 +10,17 @@ import dataclasses
 import operator
 from collections.abc import Callable, Sequence
 
-from megatron_moevement.policy import (
-    adoption,
-    commit,
-    edges,
-    persistence,
-    placement,
-    recovery,
-    retention,
-    rollforward,
-)
-from megatron_moevement.policy.facts import Facts
-from megatron_moevement.policy.operators import OperatorId
-from megatron_moevement.policy.peer_trouble import Remedy, Trouble
-from megatron_moevement.policy.plan import Plan
-from megatron_moevement.policy.ranks import LogicalRank
-from megatron_moevement.policy.retention import Retention
-from megatron_moevement.policy.schedule import Window, WindowSchedule
+from megatron_moevement.policy.copies import commit, persistence, placement, retention
+from megatron_moevement.policy.copies import left_stores as adoption
+from megatron_moevement.policy.copies.peer_trouble import Remedy, Trouble
+from megatron_moevement.policy.copies.retention import Retention
+from megatron_moevement.policy.facts.facts import Facts
+from megatron_moevement.policy.job.operators import OperatorId
+from megatron_moevement.policy.job.ranks import LogicalRank
+from megatron_moevement.policy.recovery import edges, rollforward
+from megatron_moevement.policy.recovery import planner as recovery
+from megatron_moevement.policy.recovery.plan import Plan
+from megatron_moevement.policy.window.schedule import Window, WindowSchedule
 from megatron_moevement.testing.world.step_model import (
     ROLL_FORWARD_SECTION,
     TRAINING_STEP,

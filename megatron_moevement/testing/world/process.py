@@ -8,14 +8,14 @@ from collections.abc import Callable, Generator, Sequence
 from enum import Enum
 from typing import Any
 
-from megatron_moevement.policy.boundary import BoundaryTag
-from megatron_moevement.policy.facts import Condition, LiveState, ProcessFacts
-from megatron_moevement.policy.persistence import Acknowledgements, SlotKey
-from megatron_moevement.policy.placement import Host
-from megatron_moevement.policy.plan import Plan
-from megatron_moevement.policy.ranks import LogicalRank
-from megatron_moevement.policy.ring import SlotRing
-from megatron_moevement.policy.schedule import Window, WindowSchedule
+from megatron_moevement.policy.copies.persistence import Acknowledgements, SlotKey
+from megatron_moevement.policy.copies.placement import Host
+from megatron_moevement.policy.copies.slot_ring import SlotRing
+from megatron_moevement.policy.facts.facts import Condition, LiveState, ProcessFacts
+from megatron_moevement.policy.job.boundary import BoundaryTag
+from megatron_moevement.policy.job.ranks import LogicalRank
+from megatron_moevement.policy.recovery.plan import Plan
+from megatron_moevement.policy.window.schedule import Window, WindowSchedule
 from megatron_moevement.settings.faults import Place
 from megatron_moevement.testing.lost_states import LostStates
 from megatron_moevement.testing.world.arithmetic import Local, Reduced

@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from megatron_moevement.policy.persistence import Acknowledgements, SlotKey
-from megatron_moevement.policy.placement import Placement, repair_placement
-from megatron_moevement.policy.ranks import LogicalRank
+from megatron_moevement.policy.copies.persistence import Acknowledgements, SlotKey
+from megatron_moevement.policy.copies.placement import Placement, repair_placement
+from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.settings.faults import Place
 from megatron_moevement.testing.world.process import At, Commands, Join, Process, Until
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from megatron_moevement.policy.persistence import SlotKey
-from megatron_moevement.policy.schedule import Window
+from megatron_moevement.policy.copies.persistence import SlotKey
+from megatron_moevement.policy.window.schedule import Window
 from megatron_moevement.testing.world.shape import Shape
 from megatron_moevement.testing.world.store import Store
 

@@ -6,13 +6,13 @@ import dataclasses
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
-from megatron_moevement.policy.eras import next_era, of_newest_history
-from megatron_moevement.policy.facts import Facts, ProcessFacts
-from megatron_moevement.policy.persistence import SlotKey
-from megatron_moevement.policy.plan import Origin, Plan, Verdict, WindowEdges
-from megatron_moevement.policy.recovery import has_no_use_of_memory
-from megatron_moevement.policy.ring import SlotRing, ring_capacity
-from megatron_moevement.policy.schedule import WindowSchedule
+from megatron_moevement.policy.copies.persistence import SlotKey
+from megatron_moevement.policy.copies.slot_ring import SlotRing, ring_capacity
+from megatron_moevement.policy.facts.facts import Facts, ProcessFacts
+from megatron_moevement.policy.recovery.eras import next_era, of_newest_history
+from megatron_moevement.policy.recovery.plan import Origin, Plan, Verdict, WindowEdges
+from megatron_moevement.policy.recovery.planner import has_no_use_of_memory
+from megatron_moevement.policy.window.schedule import WindowSchedule
 from megatron_moevement.settings.faults import Place
 from megatron_moevement.testing.world.copying import copy_states, fetch_slots, ring_of
 from megatron_moevement.testing.world.live import Live

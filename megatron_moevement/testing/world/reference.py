@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from megatron_moevement.policy.operators import OperatorId, OperatorKind
-from megatron_moevement.policy.ranks import LogicalRank
+from megatron_moevement.policy.job.operators import OperatorId, OperatorKind
+from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.testing.world import arithmetic
 from megatron_moevement.testing.world.arithmetic import Local, Reduced
 from megatron_moevement.testing.world.history import History

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from megatron_moevement.policy.commit import newest_persisted
-from megatron_moevement.policy.peer_trouble import Remedy, Trouble
-from megatron_moevement.policy.persistence import SlotKey
-from megatron_moevement.policy.placement import Placement, replace_holder
+from megatron_moevement.policy.copies.commit import newest_persisted
+from megatron_moevement.policy.copies.peer_trouble import Remedy, Trouble
+from megatron_moevement.policy.copies.persistence import SlotKey
+from megatron_moevement.policy.copies.placement import Placement, replace_holder
 from megatron_moevement.settings.faults import Place
 from megatron_moevement.testing.world.process import Process
 from megatron_moevement.testing.world.scenario import Links

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from megatron_moevement.policy.boundary import BoundaryTag, Direction
-from megatron_moevement.policy.newest_state import Durable
-from megatron_moevement.policy.ranks import LogicalRank
-from megatron_moevement.policy.ring import SlotRing, ring_capacity
+from megatron_moevement.policy.copies.slot_ring import SlotRing, ring_capacity
+from megatron_moevement.policy.job.boundary import BoundaryTag, Direction
+from megatron_moevement.policy.job.ranks import LogicalRank
+from megatron_moevement.policy.recovery.newest_state import Durable
 from megatron_moevement.testing.world.process import Phase, Process, Receive
 from megatron_moevement.testing.world.recovering import recover
 from megatron_moevement.testing.world.spares import assign_spares

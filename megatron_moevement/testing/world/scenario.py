@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Any
 
-from megatron_moevement.policy.ranks import Layout
-from megatron_moevement.policy.segments import Ends
+from megatron_moevement.policy.job.ranks import Layout
+from megatron_moevement.policy.job.segments import Ends
 from megatron_moevement.settings.faults import Place
 from megatron_moevement.testing.lost_states import LostStates
 from megatron_moevement.testing.world.faults import Fault, FaultKind

@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Generator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from megatron_moevement.policy.commit import newest_persisted
-from megatron_moevement.policy.plan import Plan
-from megatron_moevement.policy.rollforward import Settling
+from megatron_moevement.policy.copies.commit import newest_persisted
+from megatron_moevement.policy.recovery.plan import Plan
+from megatron_moevement.policy.recovery.rollforward import Settling
 from megatron_moevement.testing.world.live import Live
 from megatron_moevement.testing.world.process import Commands, Join, Pass, Process, Sleep, Wait
 from megatron_moevement.testing.world.reference import Entry

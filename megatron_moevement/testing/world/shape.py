@@ -6,13 +6,13 @@ import dataclasses
 import functools
 import random
 
-from megatron_moevement.policy.boundary import Direction
-from megatron_moevement.policy.operators import Inventory, Operator, OperatorId, OperatorKind
-from megatron_moevement.policy.ordering import Ordering, order_operators
-from megatron_moevement.policy.ranks import Layout, LogicalRank
-from megatron_moevement.policy.schedule import WindowSchedule
-from megatron_moevement.policy.segments import Ends, coupled_stages, receivers_from
-from megatron_moevement.policy.window import plan_window
+from megatron_moevement.policy.job.boundary import Direction
+from megatron_moevement.policy.job.operators import Inventory, Operator, OperatorId, OperatorKind
+from megatron_moevement.policy.job.ranks import Layout, LogicalRank
+from megatron_moevement.policy.job.segments import Ends, coupled_stages, receivers_from
+from megatron_moevement.policy.window.ordering import Ordering, order_operators
+from megatron_moevement.policy.window.planner import plan_window
+from megatron_moevement.policy.window.schedule import WindowSchedule
 from megatron_moevement.testing.world.scenario import Scenario
 
 

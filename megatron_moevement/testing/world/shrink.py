@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 
-from megatron_moevement.policy.ranks import Layout
-from megatron_moevement.policy.segments import Ends
+from megatron_moevement.policy.job.ranks import Layout
+from megatron_moevement.policy.job.segments import Ends
 from megatron_moevement.testing.world.scenario import Links, Scenario, ticks_per_step
 
 

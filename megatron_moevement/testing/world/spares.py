@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from megatron_moevement.policy.placement import Host
-from megatron_moevement.policy.ranks import LogicalRank
+from megatron_moevement.policy.copies.placement import Host
+from megatron_moevement.policy.job.ranks import LogicalRank
 
 
 def assign_spares(

@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable
 
-from megatron_moevement.policy.boundary import BoundaryTag, Direction
-from megatron_moevement.policy.facts import Holding, LogExtent
-from megatron_moevement.policy.persistence import SlotKey
-from megatron_moevement.policy.ranks import LogicalRank
-from megatron_moevement.policy.schedule import Window, WindowSchedule
+from megatron_moevement.policy.copies.persistence import SlotKey
+from megatron_moevement.policy.facts.facts import Holding, LogExtent
+from megatron_moevement.policy.job.boundary import BoundaryTag, Direction
+from megatron_moevement.policy.job.ranks import LogicalRank
+from megatron_moevement.policy.window.schedule import Window, WindowSchedule
 from megatron_moevement.testing.world.live import SlotContent
 from megatron_moevement.testing.world.reference import Entry
 from megatron_moevement.testing.world.shape import Shape

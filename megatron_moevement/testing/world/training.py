@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
-from megatron_moevement.policy.boundary import BoundaryTag, Direction
+from megatron_moevement.policy.job.boundary import BoundaryTag, Direction
 from megatron_moevement.settings.faults import Place
 from megatron_moevement.testing.world import arithmetic
 from megatron_moevement.testing.world.arithmetic import Local

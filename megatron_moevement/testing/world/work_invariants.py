@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from megatron_moevement.policy.plan import Plan
-from megatron_moevement.policy.ranks import LogicalRank
-from megatron_moevement.policy.schedule import Window
+from megatron_moevement.policy.job.ranks import LogicalRank
+from megatron_moevement.policy.recovery.plan import Plan
+from megatron_moevement.policy.window.schedule import Window
 from megatron_moevement.testing.world.process import Process
 from megatron_moevement.testing.world.violations import require
 

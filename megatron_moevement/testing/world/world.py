@@ -6,12 +6,12 @@ import dataclasses
 import random
 from typing import Any
 
-from megatron_moevement.policy.boundary import Direction
-from megatron_moevement.policy.operators import OperatorId
-from megatron_moevement.policy.plan import Plan
-from megatron_moevement.policy.ranks import LogicalRank
-from megatron_moevement.policy.schedule import WindowSchedule
-from megatron_moevement.policy.segments import receivers_from
+from megatron_moevement.policy.job.boundary import Direction
+from megatron_moevement.policy.job.operators import OperatorId
+from megatron_moevement.policy.job.ranks import LogicalRank
+from megatron_moevement.policy.job.segments import receivers_from
+from megatron_moevement.policy.recovery.plan import Plan
+from megatron_moevement.policy.window.schedule import WindowSchedule
 from megatron_moevement.settings.faults import Place
 from megatron_moevement.testing.world.clock import Clock
 from megatron_moevement.testing.world.commits import Commits

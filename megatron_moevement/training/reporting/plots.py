@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from megatron_moevement.runtime.events import EventName, EventRecord
+from megatron_moevement.runtime.observation.events import EventName, EventRecord
 
 VALIDATION = "validation"
 

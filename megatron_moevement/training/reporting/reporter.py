@@ -16,10 +16,10 @@ from types import TracebackType
 import torch
 
 from megatron_moevement.errors import UserError
-from megatron_moevement.policy.slow_ranks import STEPS_IN_A_ROW, SlowRank
-from megatron_moevement.runtime.events import EventName, Events, open_events
-from megatron_moevement.runtime.ledger import LedgerEntry
-from megatron_moevement.runtime.progress import NO_COSTS, IterationCosts, Progress
+from megatron_moevement.policy.watching.slow_ranks import STEPS_IN_A_ROW, SlowRank
+from megatron_moevement.runtime.coordination.ledger import LedgerEntry
+from megatron_moevement.runtime.coordination.progress import NO_COSTS, IterationCosts, Progress
+from megatron_moevement.runtime.observation.events import EventName, Events, open_events
 from megatron_moevement.training.reporting.arguments import LoggingConfig
 from megatron_moevement.training.reporting.interval import LM_LOSS, Interval, StepReport
 from megatron_moevement.training.reporting.iteration_line import (

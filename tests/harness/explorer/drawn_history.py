@@ -6,7 +6,7 @@ import dataclasses
 from enum import Enum
 from random import Random
 
-from megatron_moevement.policy.fault_schedule import FaultKind
+from megatron_moevement.policy.faults.fault_schedule import FaultKind
 from megatron_moevement.settings.faults import Fault, Place
 from tests.harness.explorer.drawn_job import weighted
 from tests.harness.explorer.history import History, Kill, Launch

@@ -15,20 +15,23 @@ from megatron_moevement.integrations.megatron.freezing import Freezing
 from megatron_moevement.integrations.megatron.optimizer import GradientStatistics
 from megatron_moevement.integrations.megatron.random_state import restore_random_state
 from megatron_moevement.integrations.megatron.step_commit import DecidedStep
-from megatron_moevement.policy import recovery as policy
-from megatron_moevement.policy.facts import Facts
-from megatron_moevement.policy.graph_start import first_layer
-from megatron_moevement.policy.newest_state import Durable, is_memory_newest
-from megatron_moevement.policy.persistence import Acknowledgements
-from megatron_moevement.policy.plan import Plan
-from megatron_moevement.runtime.ledger import LedgerEntry
+from megatron_moevement.policy.copies.persistence import Acknowledgements
+from megatron_moevement.policy.facts.facts import Facts
+from megatron_moevement.policy.job.graph_start import first_layer
+from megatron_moevement.policy.recovery import planner as policy
+from megatron_moevement.policy.recovery.newest_state import Durable, is_memory_newest
+from megatron_moevement.policy.recovery.plan import Plan
+from megatron_moevement.runtime.coordination.ledger import LedgerEntry
 from megatron_moevement.settings.faults import Place
-from megatron_moevement.strategies import recovery
-from megatron_moevement.strategies.copies import Copies
-from megatron_moevement.strategies.kept import TORN, Live
-from megatron_moevement.strategies.kept_store import KeptStore
-from megatron_moevement.strategies.left_state import gather_facts, read_left_state
-from megatron_moevement.strategies.survivors import Survivor
+from megatron_moevement.strategies.moevement.kept import TORN, Live
+from megatron_moevement.strategies.moevement.protection.copies import Copies
+from megatron_moevement.strategies.moevement.protection.kept_store import KeptStore
+from megatron_moevement.strategies.moevement.protection.left_state import (
+    gather_facts,
+    read_left_state,
+)
+from megatron_moevement.strategies.moevement.recovery import executor as recovery
+from megatron_moevement.strategies.moevement.recovery.survivors import Survivor
 from tests.harness.explorer.mend import Mend
 
 

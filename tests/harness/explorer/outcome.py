@@ -8,9 +8,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-from megatron_moevement.policy.facts import Facts
-from megatron_moevement.policy.facts_document import FACTS, load_facts
-from megatron_moevement.runtime.events import EventRecord, kept_documents, read_events
+from megatron_moevement.policy.facts.facts import Facts
+from megatron_moevement.policy.facts.facts_document import FACTS, load_facts
+from megatron_moevement.runtime.observation.events import EventRecord, kept_documents, read_events
 from megatron_moevement.settings.faults import Fault
 from tests.harness.explorer.history import Launch
 

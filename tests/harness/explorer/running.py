@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from megatron_moevement.errors import ExitCode
-from megatron_moevement.runtime.events import EventName, EventRecord, read_events
+from megatron_moevement.runtime.observation.events import EventName, EventRecord, read_events
 from tests.harness.explorer.history import Kill, Launch
 from tests.harness.explorer.mend import Mend
 from tests.harness.explorer.outcome import (

@@ -6,11 +6,11 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 
-from megatron_moevement.policy.facts import Facts, InconsistentFactsError
-from megatron_moevement.policy.fault_schedule import FaultKind
-from megatron_moevement.policy.plan import Plan, Verdict, WindowEdges
-from megatron_moevement.policy.recovery import plan_start
-from megatron_moevement.runtime.events import EventName, EventRecord
+from megatron_moevement.policy.facts.facts import Facts, InconsistentFactsError
+from megatron_moevement.policy.faults.fault_schedule import FaultKind
+from megatron_moevement.policy.recovery.plan import Plan, Verdict, WindowEdges
+from megatron_moevement.policy.recovery.planner import plan_start
+from megatron_moevement.runtime.observation.events import EventName, EventRecord
 from tests.harness.explorer.job import Protection
 from tests.harness.explorer.outcome import LaunchOutcome, Outcome
 

@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Iterator
 
 from megatron_moevement.errors import ExitCode
-from megatron_moevement.policy.fault_schedule import FaultKind
-from megatron_moevement.runtime.events import EventName
+from megatron_moevement.policy.faults.fault_schedule import FaultKind
+from megatron_moevement.runtime.observation.events import EventName
 from tests.harness.explorer.outcome import NEVER_STRUCK, LaunchOutcome, Outcome
 from tests.harness.explorer.scenario import Scenario
 from tests.harness.explorer.timeline import Timeline

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from megatron_moevement.policy.facts import Condition
-from megatron_moevement.policy.plan import Plan, Verdict
-from megatron_moevement.runtime.events import EventName, EventRecord
+from megatron_moevement.policy.facts.facts import Condition
+from megatron_moevement.policy.recovery.plan import Plan, Verdict
+from megatron_moevement.runtime.observation.events import EventName, EventRecord
 from tests.harness.explorer.outcome import Outcome
 from tests.harness.explorer.scenario import Scenario
 from tests.harness.explorer.timeline import Recovery, Timeline

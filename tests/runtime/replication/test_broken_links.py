@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from megatron_moevement.runtime.replication.sender import FetchError, SilentPeerError
+from megatron_moevement.runtime.peers.sender import FetchError, SilentPeerError
 from megatron_moevement.runtime.slots.ring_file import RingFile
 from tests.harness.default_run import slow_but
 

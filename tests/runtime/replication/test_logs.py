@@ -6,8 +6,8 @@ from datetime import timedelta
 import pytest
 import torch
 
-from megatron_moevement.policy.boundary import BoundaryTag, Direction
-from megatron_moevement.runtime.replication.log_messages import (
+from megatron_moevement.policy.job.boundary import BoundaryTag, Direction
+from megatron_moevement.runtime.peers.log_messages import (
     TensorHeader,
     hashes_document,
     hashes_of_document,
@@ -15,10 +15,10 @@ from megatron_moevement.runtime.replication.log_messages import (
     tag_document,
     tag_of_document,
 )
-from megatron_moevement.runtime.replication.log_reader import LogReader, LogReadError
-from megatron_moevement.runtime.replication.server import ReplicaServer
-from megatron_moevement.runtime.replication.wire import ProtocolError
-from megatron_moevement.runtime.upstream_log import UpstreamLog, tensor_hash
+from megatron_moevement.runtime.peers.log_reader import LogReader, LogReadError
+from megatron_moevement.runtime.peers.server import ReplicaServer
+from megatron_moevement.runtime.transport.wire import ProtocolError
+from megatron_moevement.runtime.upstream_log.log import UpstreamLog, tensor_hash
 
 DEADLINE = timedelta(seconds=20)
 STEP = 7

@@ -9,17 +9,17 @@ from datetime import timedelta
 import pytest
 
 from megatron_moevement.errors import UserError
-from megatron_moevement.policy.persistence import SlotKey
-from megatron_moevement.policy.ranks import LogicalRank
-from megatron_moevement.policy.schedule import Window
-from megatron_moevement.runtime.replication.sender import (
+from megatron_moevement.policy.copies.persistence import SlotKey
+from megatron_moevement.policy.job.ranks import LogicalRank
+from megatron_moevement.policy.window.schedule import Window
+from megatron_moevement.runtime.peers.sender import (
     DamagedSlotError,
     FetchError,
     SilentPeerError,
     SlotSender,
 )
-from megatron_moevement.runtime.replication.server import ReplicaServer
-from megatron_moevement.runtime.slots.store import RingShape
+from megatron_moevement.runtime.peers.server import ReplicaServer
+from megatron_moevement.runtime.stores.store import RingShape
 
 from .conftest import DEADLINE, SHAPE, W, capture, key_of
 

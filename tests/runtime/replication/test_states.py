@@ -5,15 +5,15 @@ from datetime import timedelta
 
 import pytest
 
-from megatron_moevement.runtime.replication import server as server_module
-from megatron_moevement.runtime.replication.server import ReplicaServer
-from megatron_moevement.runtime.replication.state_messages import (
+from megatron_moevement.runtime.peers import server as server_module
+from megatron_moevement.runtime.peers.server import ReplicaServer
+from megatron_moevement.runtime.peers.state_messages import (
     StatePart,
     checksum_of_document,
     found_document,
 )
-from megatron_moevement.runtime.replication.state_reader import StateReader, StateReadError
-from megatron_moevement.runtime.replication.wire import ProtocolError
+from megatron_moevement.runtime.peers.state_reader import StateReader, StateReadError
+from megatron_moevement.runtime.transport.wire import ProtocolError
 
 DEADLINE = timedelta(seconds=20)
 STEP = 7

@@ -16,14 +16,14 @@ from unittest import mock
 import pytest
 import xxhash
 
-from megatron_moevement.policy.ranks import LogicalRank
-from megatron_moevement.runtime.replication import server as server_module
-from megatron_moevement.runtime.replication.handshake import Session, answer_call, call
-from megatron_moevement.runtime.replication.sender import FetchError, SilentPeerError
-from megatron_moevement.runtime.replication.server import ReplicaServer
-from megatron_moevement.runtime.replication.slot_messages import slot_document
-from megatron_moevement.runtime.replication.wire import Channel, Deadline, Kind, ProtocolError
+from megatron_moevement.policy.job.ranks import LogicalRank
+from megatron_moevement.runtime.peers import server as server_module
+from megatron_moevement.runtime.peers.sender import FetchError, SilentPeerError
+from megatron_moevement.runtime.peers.server import ReplicaServer
+from megatron_moevement.runtime.peers.slot_messages import slot_document
 from megatron_moevement.runtime.slots.slot_record import SlotRecord
+from megatron_moevement.runtime.transport.handshake import Session, answer_call, call
+from megatron_moevement.runtime.transport.wire import Channel, Deadline, Kind, ProtocolError
 
 from .conftest import DEADLINE, SHAPE, TOKEN, capture, key_of
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from megatron_moevement.policy.ranks import LogicalRank
-from megatron_moevement.policy.schedule import Window
+from megatron_moevement.policy.job.ranks import LogicalRank
+from megatron_moevement.policy.window.schedule import Window
 from megatron_moevement.runtime.slots.identity import StoreIdentity
 from megatron_moevement.runtime.slots.ring_file import RingFile
 from megatron_moevement.runtime.slots.slot_record import EXTRAS, SlotPart, SlotRecord

@@ -7,16 +7,16 @@ from datetime import timedelta
 
 import pytest
 
-from megatron_moevement.policy.ranks import LogicalRank
-from megatron_moevement.policy.schedule import Window
-from megatron_moevement.runtime.slots.adoption import (
+from megatron_moevement.policy.job.ranks import LogicalRank
+from megatron_moevement.policy.window.schedule import Window
+from megatron_moevement.runtime.slots.journal import JournalState
+from megatron_moevement.runtime.stores.adoption import (
     adopt_store,
     take_in_flushed,
     take_in_left,
 )
-from megatron_moevement.runtime.slots.flushing import flush_store, flushed_folder
-from megatron_moevement.runtime.slots.journal import JournalState
-from megatron_moevement.runtime.slots.store import (
+from megatron_moevement.runtime.stores.flushing import flush_store, flushed_folder
+from megatron_moevement.runtime.stores.store import (
     JournalShape,
     RingRole,
     RingShape,

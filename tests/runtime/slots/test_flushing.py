@@ -7,15 +7,15 @@ import shutil
 import pytest
 
 from megatron_moevement.errors import UserError
-from megatron_moevement.runtime.slots import flushing
-from megatron_moevement.runtime.slots.adoption import adopt_store
-from megatron_moevement.runtime.slots.flushing import (
+from megatron_moevement.runtime.stores import flushing
+from megatron_moevement.runtime.stores.adoption import adopt_store
+from megatron_moevement.runtime.stores.flushing import (
     bring_back,
     flush_store,
     flushed_folder,
     remove_flushed,
 )
-from megatron_moevement.runtime.slots.store import RingRole, StoreDirectory
+from megatron_moevement.runtime.stores.store import RingRole, StoreDirectory
 
 from .conftest import IDENTITY, OWNER
 from .test_adoption import leave, opened

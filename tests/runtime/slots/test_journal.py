@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from megatron_moevement.errors import UserError
-from megatron_moevement.policy.schedule import Window
+from megatron_moevement.policy.window.schedule import Window
 from megatron_moevement.runtime.slots.identity import DamagedFileError, StoreIdentity
 from megatron_moevement.runtime.slots.journal import Journal, JournalState, journal_bytes
 from megatron_moevement.runtime.slots.mapped_file import PAGE_BYTES

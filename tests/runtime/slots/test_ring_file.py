@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from megatron_moevement.errors import UserError
-from megatron_moevement.policy.schedule import Window
+from megatron_moevement.policy.window.schedule import Window
 from megatron_moevement.runtime.slots.identity import DamagedFileError, StoreIdentity
 from megatron_moevement.runtime.slots.mapped_file import PAGE_BYTES, Access
 from megatron_moevement.runtime.slots.ring_file import RingFile, ring_file_bytes

@@ -16,18 +16,18 @@ from pathlib import Path
 import pytest
 
 from megatron_moevement.errors import UserError
-from megatron_moevement.policy.ranks import LogicalRank
+from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.runtime.slots.identity import StoreIdentity
 from megatron_moevement.runtime.slots.journal import JournalState
-from megatron_moevement.runtime.slots.store import (
+from megatron_moevement.runtime.stores.store import (
     JournalShape,
     RingRole,
     RingShape,
     StoreDirectory,
     left_behind,
 )
-from megatron_moevement.runtime.slots.store_lock import StoreLockedError
-from megatron_moevement.runtime.slots.survey import survey
+from megatron_moevement.runtime.stores.store_listing import survey
+from megatron_moevement.runtime.stores.store_lock import StoreLockedError
 
 from .conftest import IDENTITY, OWNER, fill
 

@@ -9,7 +9,7 @@ import struct
 import sys
 import time
 
-from megatron_moevement.runtime.fault_points import FaultPoints
+from megatron_moevement.runtime.faults.fault_points import FaultPoints
 from megatron_moevement.settings.faults import Place
 from megatron_moevement.settings.launch import Launch
 from megatron_moevement.training.program import main

@@ -8,8 +8,8 @@ of a process, when a peer is about to `fetch` it or before the `facts` of a reco
 
 import sys
 
-from megatron_moevement.runtime.replication.wire import Channel, Kind
-from megatron_moevement.runtime.upstream_log import UpstreamLog, tensor_bytes
+from megatron_moevement.runtime.transport.wire import Channel, Kind
+from megatron_moevement.runtime.upstream_log.log import UpstreamLog, tensor_bytes
 from megatron_moevement.settings.launch import Launch
 from megatron_moevement.training.program import main
 

@@ -14,7 +14,7 @@ import threading
 import time
 from pathlib import Path
 
-from megatron_moevement.runtime.fault_points import FaultPoints
+from megatron_moevement.runtime.faults.fault_points import FaultPoints
 from megatron_moevement.settings.launch import Launch
 from megatron_moevement.training.program import main
 

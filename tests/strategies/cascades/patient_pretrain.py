@@ -2,7 +2,7 @@
 
 import sys
 
-from megatron_moevement.runtime import roll_call
+from megatron_moevement.runtime.coordination import roll_call
 from megatron_moevement.training.program import main
 
 if __name__ == "__main__":

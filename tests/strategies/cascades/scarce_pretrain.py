@@ -12,7 +12,7 @@ import resource
 import sys
 from pathlib import Path
 
-from megatron_moevement.runtime.fault_points import FaultPoints
+from megatron_moevement.runtime.faults.fault_points import FaultPoints
 from megatron_moevement.settings.faults import Place
 from megatron_moevement.settings.launch import Launch
 from megatron_moevement.training.program import main

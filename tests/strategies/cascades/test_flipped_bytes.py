@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from megatron_moevement.runtime.events import EventName
+from megatron_moevement.runtime.observation.events import EventName
 from megatron_moevement.testing.lost_states import LostStates
 from tests.harness.default_run import slow_but
 from tests.harness.fault_cover import UNTIED

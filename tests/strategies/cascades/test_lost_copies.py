@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from megatron_moevement.runtime.events import EventName
+from megatron_moevement.runtime.observation.events import EventName
 from tests.harness.interruption import Run, digest_differences
 from tests.harness.losses import CELLS, Losses, Memory
 from tests.harness.losses_run import LossesRun, plain_program, protected_program

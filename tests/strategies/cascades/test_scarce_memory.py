@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from megatron_moevement.runtime.events import EventName
+from megatron_moevement.runtime.observation.events import EventName
 from tests.harness.bad_input import small_disk
 from tests.harness.fault_cover import UNTIED
 from tests.harness.interruption import Run, digest_differences

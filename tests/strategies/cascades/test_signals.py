@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from megatron_moevement.runtime.events import EventName, read_events
+from megatron_moevement.runtime.observation.events import EventName, read_events
 from tests.harness.fault_cover import UNTIED
 from tests.harness.protected_run import Case
 from tests.harness.restarted_run import restartable_program

@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 import torch
 
-from megatron_moevement.runtime.ledger import LedgerEntry, ParameterGroup
+from megatron_moevement.runtime.coordination.ledger import LedgerEntry, ParameterGroup
 from megatron_moevement.training.reporting.arguments import LoggingConfig, add_logging_arguments
 from megatron_moevement.training.reporting.reporter import ReportedRun
 

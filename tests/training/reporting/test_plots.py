@@ -4,7 +4,7 @@ import matplotlib.image
 import numpy as np
 import pytest
 
-from megatron_moevement.runtime.events import EventLog, EventName, read_events
+from megatron_moevement.runtime.observation.events import EventLog, EventName, read_events
 from megatron_moevement.training.reporting.plots import losses_from_events, plot_losses
 
 

@@ -7,8 +7,8 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from megatron_moevement.errors import UserError
-from megatron_moevement.runtime.events import EventName, read_events
-from megatron_moevement.runtime.progress import IterationCosts
+from megatron_moevement.runtime.coordination.progress import IterationCosts
+from megatron_moevement.runtime.observation.events import EventName, read_events
 from megatron_moevement.training.reporting.reporter import Reporter
 
 

@@ -1,0 +1,1 @@
+"""Copies: who keeps which slots, when a window is persisted, and what may be removed."""

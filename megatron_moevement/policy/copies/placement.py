@@ -1,0 +1,238 @@
+"""Placement: which processes keep the copies of each logical rank's slots in their host memory."""
+
+from __future__ import annotations
+
+import dataclasses
+import heapq
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from enum import Enum
+
+from megatron_moevement.errors import UserError
+from megatron_moevement.policy.job.ranks import LogicalRank
+
+
+class Strictness(Enum):
+    """What happens when there are too few failure domains for the replicas asked for."""
+
+    LOWER = "lower"
+    REFUSE = "refuse"
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class Host:
+    """A live process that keeps slots in its host memory.
+
+    Attributes:
+        process: number of the process, unique among all processes that the job ever had.
+        domain: failure domain: what is lost together, such as a node or a rack.
+        rank: the logical rank that it occupies; None for a spare.
+    """
+
+    process: int
+    domain: str
+    rank: LogicalRank | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Placement:
+    """Who keeps copies of whose slots.
+
+    Attributes:
+        holders: for each logical rank the processes that keep copies of its slots, best first, in
+            failure domains that differ from each other and from the rank's own. The rank's own
+            process keeps its slots too and is not listed.
+        replicas: r, the number of holders of every rank.
+        requested: the number of replicas that was asked for.
+    """
+
+    holders: Mapping[LogicalRank, tuple[int, ...]]
+    replicas: int
+    requested: int
+
+    @property
+    def warning(self) -> str | None:
+        """What to tell the user once when there are fewer replicas than asked for."""
+        if self.replicas == self.requested:
+            return None
+        return (
+            f"{self.requested} replicas need {self.requested + 1} failure domains, there are "
+            f"{self.replicas + 1}: keeping {self.replicas}"
+        )
+
+
+def place_replicas(
+    hosts: Sequence[Host], replicas: int, strictness: Strictness = Strictness.LOWER
+) -> Placement:
+    """Spreads the copies of every occupied rank over processes in other failure domains.
+
+    Spares hold copies as everybody else. When no domain has more than 1 / (r + 1) of all
+    processes, no process holds copies for more than r ranks; otherwise the processes outside of
+    the big domains share its load evenly. Every rank calls it with the same hosts and gets the
+    same placement. Source: section 3.2, persisting snapshots.
+
+    Args:
+        hosts: the live processes, each once, in any order.
+        replicas: r, the number of copies besides the rank's own.
+        strictness: what to do when there are r failure domains or fewer.
+
+    Raises:
+        UserError: there are too few failure domains and `strictness` is REFUSE.
+        ValueError: `replicas` is negative, or two processes have one number or one rank.
+    """
+    _check_hosts(hosts, replicas)
+    sizes = Counter(host.domain for host in hosts)
+    possible = min(replicas, max(len(sizes) - 1, 0))
+    placement = Placement({}, possible, replicas)
+    if placement.warning and strictness is Strictness.REFUSE:
+        raise UserError(
+            f"--moevement-strict-replicas: {replicas} replicas need {replicas + 1} failure "
+            f"domains, there are {len(sizes)}; add nodes or lower --moevement-replicas"
+        )
+    by_domain = sorted(hosts, key=lambda host: (host.domain, host.process))
+    largest = max(sizes.values(), default=0)
+    if largest * (possible + 1) <= len(hosts):
+        holders = _shift_by_domain(by_domain, possible, largest)
+    else:
+        holders = _choose_least_loaded(by_domain, possible, sizes)
+    return dataclasses.replace(placement, holders=holders)
+
+
+def _check_hosts(hosts: Sequence[Host], replicas: int) -> None:
+    if replicas < 0:
+        raise ValueError(f"{replicas} replicas: must be at least 0")
+    for what, values in (
+        ("process", [host.process for host in hosts]),
+        ("rank", [host.rank for host in hosts if host.rank is not None]),
+    ):
+        twice = [str(value) for value, count in Counter(values).items() if count > 1]
+        if twice:
+            raise ValueError(f"two hosts have {what} {twice[0]}")
+
+
+def _shift_by_domain(
+    by_domain: Sequence[Host], replicas: int, largest: int
+) -> dict[LogicalRank, tuple[int, ...]]:
+    """Lets copy i of a host lie i * `largest` places further round the ring of all hosts.
+
+    Domains are contiguous on the ring and none is longer than a shift, so no two of r + 1 places
+    lie in one domain; each host is the i-th holder of one other host only.
+    """
+    size = len(by_domain)
+    return {
+        host.rank: tuple(
+            by_domain[(place + copy * largest) % size].process for copy in range(1, replicas + 1)
+        )
+        for place, host in enumerate(by_domain)
+        if host.rank is not None
+    }
+
+
+def _choose_least_loaded(
+    by_domain: Sequence[Host], replicas: int, sizes: Mapping[str, int]
+) -> dict[LogicalRank, tuple[int, ...]]:
+    """Gives each copy to the host with the fewest so far; ranks of the largest domains go first."""
+    queues: dict[str, list[tuple[int, int]]] = {}
+    for host in by_domain:
+        queues.setdefault(host.domain, []).append((0, host.process))
+    heads = [(queue[0][0], domain) for domain, queue in queues.items()]
+    heapq.heapify(heads)
+    holders: dict[LogicalRank, tuple[int, ...]] = {}
+    for host in sorted(by_domain, key=lambda host: (-sizes[host.domain], host.domain)):
+        if host.rank is None:
+            continue
+        chosen: list[int] = []
+        passed: list[tuple[int, str]] = []
+        while len(chosen) < replicas:
+            load, domain = heapq.heappop(heads)
+            if domain == host.domain:
+                passed.append((load, domain))
+                continue
+            load, process = queues[domain][0]
+            heapq.heapreplace(queues[domain], (load + 1, process))
+            chosen.append(process)
+            passed.append((queues[domain][0][0], domain))
+        for head in passed:
+            heapq.heappush(heads, head)
+        holders[host.rank] = tuple(chosen)
+    return holders
+
+
+def repair_placement(placement: Placement, hosts: Sequence[Host]) -> Placement:
+    """Fills the gaps that lost processes left and lets everybody else keep what they hold.
+
+    A holder stays when it lives, and lies in a domain of its own that is not the rank's. The
+    process with the fewest copies takes a gap. With domains that came back, r grows again up to
+    what was asked for.
+
+    Args:
+        placement: the placement in force before the loss.
+        hosts: the live processes; a spare that has taken a rank occupies it already.
+    """
+    _check_hosts(hosts, placement.requested)
+    possible = min(placement.requested, max(len({host.domain for host in hosts}) - 1, 0))
+    load = Counter(process for holders in placement.holders.values() for process in holders)
+    domain_of = {host.process: host.domain for host in hosts}
+    by_rank = {host.rank: host for host in hosts if host.rank is not None}
+    holders = {}
+    for rank in sorted(by_rank):
+        former = placement.holders.get(rank, ())
+        staying = _staying(former, by_rank[rank], domain_of)[:possible]
+        holders[rank] = _filled(staying, possible, by_rank[rank], hosts, load)
+    return Placement(holders, possible, placement.requested)
+
+
+def replace_holder(
+    placement: Placement, hosts: Sequence[Host], rank: LogicalRank, silent: int
+) -> Placement:
+    """Replaces a holder of `rank` that does not acknowledge in time.
+
+    Args:
+        placement: the placement in force.
+        hosts: the live processes.
+        rank: the rank whose copies are meant.
+        silent: the process to replace.
+
+    Returns:
+        A placement in which the process with the fewest copies, in a domain of its own, has taken
+        the place of `silent`; without one the rank has a holder less.
+
+    Raises:
+        ValueError: `silent` holds no copies of the rank.
+    """
+    if silent not in placement.holders[rank]:
+        raise ValueError(f"process {silent} holds no copies of {rank}")
+    others = [host for host in hosts if host.process != silent]
+    load = Counter(process for holders in placement.holders.values() for process in holders)
+    owner = next(host for host in hosts if host.rank == rank)
+    staying = [process for process in placement.holders[rank] if process != silent]
+    filled = _filled(staying, len(staying) + 1, owner, others, load)
+    return dataclasses.replace(placement, holders={**placement.holders, rank: filled})
+
+
+def _staying(former: Iterable[int], owner: Host, domain_of: Mapping[int, str]) -> list[int]:
+    taken = {owner.domain}
+    staying = []
+    for process in former:
+        domain = domain_of.get(process)
+        if domain is not None and domain not in taken:
+            taken.add(domain)
+            staying.append(process)
+    return staying
+
+
+def _filled(
+    staying: Sequence[int], wanted: int, owner: Host, hosts: Sequence[Host], load: Counter[int]
+) -> tuple[int, ...]:
+    """Adds the hosts with the fewest copies, in domains of their own; counts them in `load`."""
+    chosen = list(staying)
+    taken = {host.domain for host in hosts if host.process in chosen} | {owner.domain}
+    while len(chosen) < wanted:
+        candidates = [host for host in hosts if host.domain not in taken]
+        if not candidates:
+            break
+        best = min(candidates, key=lambda host: (load[host.process], host.process))
+        load[best.process] += 1
+        taken.add(best.domain)
+        chosen.append(best.process)
+    return tuple(chosen)

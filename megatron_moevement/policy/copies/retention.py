@@ -1,0 +1,59 @@
+"""Retention: what a persisted window makes garbage, and what it still needs."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from megatron_moevement.policy.window.schedule import Window
+
+
+@dataclasses.dataclass(frozen=True)
+class Retention:
+    """The oldest of everything that a rank keeps; all that is older may go.
+
+    All ranks derive it from the same persisted window, learnt at the commit barrier of the same
+    step, so both ends of a stage boundary drop the same logs. Source: section 3.3, stale log
+    cleanup.
+
+    Attributes:
+        oldest_slot_step: k of the oldest S_k whose slot is kept.
+        oldest_log_step: oldest step whose boundary tensors are kept.
+        oldest_ledger_step: oldest step whose ledger entry is kept, random state included.
+    """
+
+    oldest_slot_step: int
+    oldest_log_step: int
+    oldest_ledger_step: int
+
+
+def retain(persisted: Window | None, first_step: int) -> Retention:
+    """Returns what to keep while `persisted` is the newest persisted window.
+
+    Slot 0 of the window holds S_start; replay from it begins with step start + 1, at whose start
+    the random streams are needed. Nothing is dropped before a first window is persisted.
+
+    Args:
+        persisted: the job's newest persisted window.
+        first_step: k of the state S_k that the job started from.
+    """
+    start = first_step if persisted is None else persisted.start
+    return Retention(
+        oldest_slot_step=start, oldest_log_step=start + 1, oldest_ledger_step=start + 1
+    )
+
+
+def max_replayed_steps(window: int, lag: int) -> int:
+    """Returns how many steps a recovery replays at most, the redo of the interrupted one apart.
+
+    The worst fault interrupts the step at which the next window would have become persisted.
+
+    Args:
+        window: W.
+        lag: L, steps between the last capture of a window and the step at which it is persisted.
+    """
+    return 2 * window - 2 + lag
+
+
+def max_log_steps(window: int, lag: int) -> int:
+    """Returns how many steps' logs a rank keeps at most: those replayed and the one under way."""
+    return max_replayed_steps(window, lag) + 1

@@ -1,0 +1,188 @@
+"""Facts: what every process tells the others at the start of a recovery."""
+
+from __future__ import annotations
+
+import dataclasses
+from enum import Enum
+from functools import cached_property
+
+from megatron_moevement.errors import MoEvementError
+from megatron_moevement.policy.job.boundary import Direction
+from megatron_moevement.policy.job.ranks import Layout, LogicalRank
+from megatron_moevement.policy.job.segments import Ends
+from megatron_moevement.policy.window.schedule import Window
+
+
+class InconsistentFactsError(MoEvementError, RuntimeError):
+    """The facts contradict the protocol of a step: recovering on them would corrupt the state."""
+
+
+class Condition(Enum):
+    """What a process's live state is worth."""
+
+    DENSE = "dense"
+    """All operators are active: the state is S_step."""
+
+    PARTIAL = "partial"
+    """A replay was interrupted while it converted a window: the operators of the slots before
+    `step` are active at S_step, the others wait for their slots."""
+
+    TORN = "torn"
+    """A commit began and did not end: neither the old state nor the new one."""
+
+    ABSENT = "absent"
+    """A new process, or one that gave its state up."""
+
+
+@dataclasses.dataclass(frozen=True)
+class LiveState:
+    """The state that a process trains on.
+
+    Attributes:
+        condition: what it is worth.
+        step: k of the S_k that it holds, when it is dense or partial.
+        window: the window that is being converted, when it is partial.
+        finished: the step whose gradients are complete, reduced, logged and not yet applied.
+
+    Raises:
+        ValueError: the window is missing or superfluous, or does not contain the step.
+    """
+
+    condition: Condition
+    step: int = 0
+    window: Window | None = None
+    finished: int | None = None
+
+    def __post_init__(self) -> None:
+        partial = self.condition is Condition.PARTIAL
+        if partial != (self.window is not None):
+            raise ValueError(f"a {self.condition.value} state with the window {self.window}")
+        if self.window is not None and not self.window.start <= self.step <= self.window.last:
+            raise ValueError(f"a partial state at step {self.step} outside of {self.window}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Holding:
+    """Slots of one rank's window that a process has, with valid checksums.
+
+    Attributes:
+        owner: whose state they hold.
+        window: the window that they are part of.
+        slots: bit j is set when slot j is there.
+
+    Raises:
+        ValueError: a bit lies outside of the window.
+    """
+
+    owner: LogicalRank
+    window: Window
+    slots: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.slots < 1 << self.window.size:
+            raise ValueError(f"slots {self.slots:b} do not fit {self.window}")
+
+
+@dataclasses.dataclass(frozen=True)
+class LogExtent:
+    """Steps whose boundary tensors a process has logged whole and with valid checksums.
+
+    Attributes:
+        direction: which way its rank sent them.
+        steps: the steps.
+    """
+
+    direction: Direction
+    steps: frozenset[int]
+
+
+@dataclasses.dataclass(frozen=True)
+class ProcessFacts:
+    """What one process publishes.
+
+    Attributes:
+        process: its number, unique among all processes that the job ever had.
+        domain: its failure domain.
+        rank: the logical rank that it occupies; None for a spare.
+        committed: the newest step that it knows to be committed, None when it knows of none. In a
+            replay this is the target: what was committed stays committed.
+        live: its live state.
+        persisted: the newest window that it learnt to be persisted for the job.
+        holdings: slots that it has, its own rank's and others'.
+        logs: what it has logged of its rank's sends.
+        ledger: steps whose ledger entries it has.
+        era: how many rollbacks to a durable checkpoint lie behind what it has. What an older era
+            left must not mix with what a rollback began.
+        epoch: of the window schedule that it knows.
+        holds: names what its rank trains, where every rank that trains it holds all of it: ranks
+            with the same name hold the same bits at the same step. None where something is the
+            rank's own, as a shard of the optimizer's state is, or where nothing is to be copied.
+        alike: steps k of which it knows that in S_k all ranks with the same name had the same
+            random streams.
+        is_new: whether it has never held a state of the job: what it has was left by others, and
+            says nothing of what the job has agreed on since.
+    """
+
+    process: int
+    domain: str
+    rank: LogicalRank | None
+    committed: int | None
+    live: LiveState
+    persisted: Window | None = None
+    holdings: tuple[Holding, ...] = ()
+    logs: tuple[LogExtent, ...] = ()
+    ledger: range = range(0)
+    era: int = 0
+    epoch: int = 0
+    holds: str | None = None
+    alike: range = range(0)
+    is_new: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Facts:
+    """What all live processes of a generation know, the same on every one of them.
+
+    Attributes:
+        generation: number of the generation that recovers.
+        layout: sizes of the job.
+        ends: how the first and last stage hang together.
+        durable: step of the newest whole durable checkpoint, or of the initial state where it can
+            be built anew; None without either.
+        processes: what the processes published, in any order.
+
+    Raises:
+        ValueError: two processes have one number or occupy one rank, or a rank is not of the job.
+    """
+
+    generation: int
+    layout: Layout
+    ends: Ends
+    durable: int | None
+    processes: tuple[ProcessFacts, ...]
+
+    def __post_init__(self) -> None:
+        numbers = {facts.process for facts in self.processes}
+        if len(numbers) < len(self.processes):
+            raise ValueError("two processes have one number")
+        occupied = [facts.rank for facts in self.processes if facts.rank is not None]
+        if len(self.by_rank) < len(occupied):
+            raise ValueError("two processes occupy one logical rank")
+        strange = self.by_rank.keys() - frozenset(self.layout.ranks)
+        if strange:
+            raise ValueError(f"{min(strange)} is no rank of {self.layout}")
+
+    @cached_property
+    def by_rank(self) -> dict[LogicalRank, ProcessFacts]:
+        """The processes that occupy a logical rank."""
+        return {facts.rank: facts for facts in self.processes if facts.rank is not None}
+
+    @cached_property
+    def vacant(self) -> tuple[LogicalRank, ...]:
+        """Logical ranks that no process occupies, by Megatron's global rank."""
+        return tuple(rank for rank in self.layout.ranks if rank not in self.by_rank)
+
+    def stage(self, stage: int) -> tuple[ProcessFacts, ...]:
+        """Returns the processes that occupy the ranks of a pipeline stage."""
+        ranks = self.layout.stage_ranks(stage)
+        return tuple(self.by_rank[rank] for rank in ranks if rank in self.by_rank)

@@ -1,0 +1,1 @@
+"""Faults: schedules of faults on purpose, and traces of failures."""

@@ -1,0 +1,1 @@
+"""The outcome of a recovery: what it proved, what follows from it, and its account."""

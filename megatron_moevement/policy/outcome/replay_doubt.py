@@ -1,0 +1,99 @@
+"""What follows from a replay that differed from the first time: other copies, or an end.
+
+Where the job promised the same bits, a wrong state is never trained on. The next replay passes over
+the copies that this one began with, wherever there are others. Nothing is removed: where no copy is
+left that was not tried, the job ends with everything that it has in memory.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Iterable, Mapping
+from enum import Enum
+
+from megatron_moevement.policy.copies.persistence import SlotKey
+from megatron_moevement.policy.facts.facts import Holding
+from megatron_moevement.policy.job.guarantee import Level
+from megatron_moevement.policy.job.ranks import LogicalRank
+from megatron_moevement.policy.recovery.plan import Origin, Plan
+
+
+@dataclasses.dataclass(frozen=True)
+class Doubt:
+    """What the replay of one rank began with.
+
+    Attributes:
+        sources: for each slot that it loaded, the process that it came from.
+        others: for each of these slots the processes that have another copy.
+        is_kept: whether it went on from what an interrupted replay had reached.
+    """
+
+    sources: Mapping[SlotKey, int]
+    others: Mapping[SlotKey, frozenset[int]]
+    is_kept: bool = False
+
+    @property
+    def replaceable(self) -> Mapping[SlotKey, int]:
+        """The loaded slots with their sources, as far as there is another copy."""
+        return {key: source for key, source in self.sources.items() if self.others[key]}
+
+    @property
+    def may_be_mended(self) -> bool:
+        """Whether another attempt would begin with something else."""
+        return self.is_kept or bool(self.replaceable)
+
+
+def doubt_of(plan: Plan, rank: LogicalRank) -> Doubt:
+    """Returns what the replay of a rank began with.
+
+    Args:
+        plan: that was carried out.
+        rank: in the plan's scope.
+    """
+    origin = plan.origin(rank.pp)
+    if origin is not Origin.WINDOW:
+        return Doubt({}, {}, is_kept=origin is Origin.KEPT)
+    loaded = plan.fetches_of(rank)
+    return Doubt(
+        {fetch.slot: fetch.source for fetch in loaded},
+        {fetch.slot: frozenset(fetch.sources[1:]) for fetch in loaded},
+    )
+
+
+def without(holdings: Iterable[Holding], doubted: Collection[SlotKey]) -> tuple[Holding, ...]:
+    """Returns holdings but for slots that are doubted."""
+    found = []
+    for held in holdings:
+        left = held.slots
+        for key in doubted:
+            if (key.owner, key.window) == (held.owner, held.window):
+                left &= ~(1 << key.slot)
+        if left or not held.slots:
+            found.append(dataclasses.replace(held, slots=left))
+    return tuple(found)
+
+
+class Consequence(Enum):
+    """What follows from the proof of a recovery's replays."""
+
+    GO_ON = "go on"
+    """Nothing differed, or no bits were promised."""
+
+    AGAIN = "again"
+    """Another replay, from other copies."""
+
+    STOP = "stop"
+    """The job ends with its memory kept."""
+
+
+def consequence_of(level: Level, doubts: Iterable[Doubt]) -> Consequence:
+    """Returns what follows where replays differed from the first time.
+
+    Args:
+        level: that the job had when they began.
+        doubts: of the ranks whose replay differed.
+    """
+    found = list(doubts)
+    if not found or level is Level.CONSISTENT:
+        return Consequence.GO_ON
+    return Consequence.AGAIN if any(one.may_be_mended for one in found) else Consequence.STOP

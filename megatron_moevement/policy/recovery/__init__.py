@@ -1,0 +1,1 @@
+"""Recovery: from facts to the plan that all ranks carry out."""

@@ -1,0 +1,63 @@
+"""Eras: what lies before a rollback to a durable checkpoint must not mix with what it began."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+
+from megatron_moevement.policy.facts.facts import Condition, Facts, LiveState, ProcessFacts
+from megatron_moevement.policy.recovery.rollforward import lasting
+
+
+def next_era(known: Iterable[int], now_s: float) -> int:
+    """Returns the era of a history that begins, whether a plan says so or nothing was found.
+
+    It is later than all that is known of, and than what a machine that is away may bring back.
+
+    Args:
+        known: the eras of all processes.
+        now_s: seconds since the epoch, on the same clock for all.
+    """
+    return max(max(known) + 1, int(now_s))
+
+
+def of_newest_history(facts: Facts) -> Facts:
+    """Returns the facts by process, without what one has from before a rollback or new windows.
+
+    A fault in the middle of a rollback leaves some ranks on either side of it. They agreed on it
+    because nothing else was left, so those that did not get there have nothing to offer. What new
+    processes find counts where it is of the era of those that live: a machine that was away may
+    bring back another history. The same holds for windows from before all windows began anew: a
+    launch may bring some back, and no schedule in force continues them.
+    """
+    knowing = [process for process in facts.processes if process.committed is not None]
+    newest = max((process.era for process in lasting(knowing)), default=0)
+    epoch = max((each.epoch for each in facts.processes if each.era == newest), default=0)
+    processes = tuple(
+        _of_epoch(process, epoch) if process.era == newest else _without_memory_of(process)
+        for process in sorted(facts.processes, key=lambda process: process.process)
+    )
+    return dataclasses.replace(facts, processes=processes)
+
+
+def _of_epoch(process: ProcessFacts, epoch: int) -> ProcessFacts:
+    """Returns the facts of a process without windows of an older epoch."""
+    live, persisted = process.live, process.persisted
+    if live.window is not None and live.window.epoch != epoch:
+        live = LiveState(Condition.ABSENT)
+    if persisted is not None and persisted.epoch != epoch:
+        persisted = None
+    holdings = tuple(held for held in process.holdings if held.window.epoch == epoch)
+    return dataclasses.replace(process, live=live, persisted=persisted, holdings=holdings)
+
+
+def _without_memory_of(process: ProcessFacts) -> ProcessFacts:
+    return ProcessFacts(
+        process.process,
+        process.domain,
+        process.rank,
+        None,
+        LiveState(Condition.ABSENT),
+        holds=process.holds,
+        is_new=process.is_new,
+    )

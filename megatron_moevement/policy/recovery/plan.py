@@ -1,0 +1,260 @@
+"""The plan of a recovery: frozen data that every rank makes alike and executes without thinking."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from enum import Enum
+from functools import cached_property
+
+from megatron_moevement.policy.copies.persistence import SlotKey
+from megatron_moevement.policy.job.boundary import Direction
+from megatron_moevement.policy.job.ranks import LogicalRank
+from megatron_moevement.policy.job.segments import ScopeKind, Segment
+from megatron_moevement.policy.window.schedule import Window
+
+
+class Verdict(Enum):
+    """What a recovery comes down to."""
+
+    RESUME = "RESUME"
+    """No state is lost: everybody goes on from the target."""
+
+    COPIED = "COPIED"
+    """What was lost is copied from the live state of ranks that hold the same; nobody replays."""
+
+    LOCALIZED = "LOCALIZED"
+    """Some stages replay, the others serve their logs and wait."""
+
+    GLOBAL = "GLOBAL"
+    """All stages replay."""
+
+    ROLLBACK = "ROLLBACK"
+    """Everybody loads the newest durable checkpoint; the steps after it are lost."""
+
+    ABORT = "ABORT"
+    """The job ends."""
+
+
+class Ending(Enum):
+    """How a job ends that does not go on."""
+
+    NONE = "none"
+    FLUSH = "flush"
+    """Survivors write what the next launch replays from, and exit with STATE_FLUSHED."""
+
+    FAILURE = "failure"
+
+
+class WindowEdges(Enum):
+    """Where windows begin once a plan is carried out."""
+
+    KEPT = "kept"
+    """Where they would have begun without the fault."""
+
+    ANEW = "anew"
+    """At the state that everybody goes on from: the target, or what is durable. All slots and logs
+    from before are dropped, and all ledger entries that no replay needs."""
+
+
+class Origin(Enum):
+    """What a replaying stage starts from."""
+
+    WINDOW = "window"
+    """Slot 0 of the window."""
+
+    KEPT = "kept"
+    """The state that its interrupted replay had reached."""
+
+    DURABLE = "durable"
+    """What a launch would begin with: the newest durable checkpoint, or the initial state."""
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class StageReplay:
+    """What one stage replays.
+
+    Attributes:
+        stage: the pipeline stage.
+        start: k of the S_k that it starts from; it replays the steps (start, target].
+        origin: where that state comes from.
+    """
+
+    stage: int
+    start: int
+    origin: Origin = dataclasses.field(compare=False)
+
+
+@dataclasses.dataclass(frozen=True)
+class SlotFetch:
+    """A slot that a rank has in its ring before it goes on.
+
+    Attributes:
+        rank: the rank that gets it.
+        slot: which one; a slot of a replica stands in for one of the rank that nobody has.
+        sources: the processes that have it, in the order in which they are asked. The rank's own
+            process comes first where it has the slot.
+    """
+
+    rank: LogicalRank
+    slot: SlotKey
+    sources: tuple[int, ...]
+
+    @property
+    def source(self) -> int:
+        """The process that is asked first."""
+        return self.sources[0]
+
+
+@dataclasses.dataclass(frozen=True)
+class StateCopy:
+    """A rank that takes its state at the target from the live state of a survivor.
+
+    Attributes:
+        rank: who lost it.
+        source: the process that is copied from, once it has rolled forward.
+    """
+
+    rank: LogicalRank
+    source: int
+
+
+@dataclasses.dataclass(frozen=True)
+class LogSource:
+    """Which steps of a boundary come from a log instead of from a live neighbour.
+
+    Each rank of the receiving stage reads from the rank with the same other coordinates.
+
+    Attributes:
+        receiver: the stage that replays.
+        sender: the stage whose ranks serve their logs.
+        direction: which way the tensors go.
+        first: first of the steps.
+        last: last of the steps.
+    """
+
+    receiver: int
+    sender: int
+    direction: Direction
+    first: int
+    last: int
+
+
+@dataclasses.dataclass(frozen=True)
+class RollForward:
+    """A rank that applies a step whose gradients it has, with the scalars of the ledger."""
+
+    rank: LogicalRank
+    step: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What the processes of a generation do until training goes on.
+
+    Attributes:
+        generation: of the facts that it was made from.
+        verdict: what it comes down to.
+        reason: why, in one line.
+        target: T, the newest step that any survivor has committed; training goes on with T + 1.
+            After a rollback, the step of the durable checkpoint.
+        persisted: the job's newest persisted window; every rank goes on with this knowledge.
+        window: the window that is replayed from; None too where all replay from what is durable.
+        roll_forward: who applies finished gradients before anything is reset.
+        replays: the stages in scope, ascending; all others are bystanders.
+        segments: the same stages as runs of neighbours.
+        scope_kind: the shape of the scope.
+        fetches: who gets which slots from where, by rank and step: what a replay loads, and what
+            a rank that goes on from its state lacks of the windows that are still needed.
+        logs: what bystanders, and stages that are ahead, serve.
+        ledger_source: the process that has all ledger entries that are needed.
+        ending: how the job ends, if it does.
+        era: how many rollbacks lie behind the job once the plan is carried out.
+        epoch: of the window schedule that is then in force.
+        edges: whether windows go on, or begin anew because nothing is left to replay from.
+        copies: who takes its state from whom, by rank; their stages stand by.
+        lost_steps: committed steps that are done again after a rollback; None where nobody knows
+            how many.
+    """
+
+    generation: int
+    verdict: Verdict
+    reason: str
+    target: int
+    persisted: Window | None = None
+    window: Window | None = None
+    roll_forward: tuple[RollForward, ...] = ()
+    replays: tuple[StageReplay, ...] = ()
+    segments: tuple[Segment, ...] = ()
+    scope_kind: ScopeKind = ScopeKind.NONE
+    fetches: tuple[SlotFetch, ...] = ()
+    logs: tuple[LogSource, ...] = ()
+    ledger_source: int | None = None
+    ending: Ending = Ending.NONE
+    era: int = 0
+    epoch: int = 0
+    edges: WindowEdges = WindowEdges.KEPT
+    copies: tuple[StateCopy, ...] = ()
+    lost_steps: int | None = 0
+
+    @property
+    def replayed_steps(self) -> int:
+        """Steps that the stage furthest back replays, the interrupted step's redo apart."""
+        return max((self.target - replay.start for replay in self.replays), default=0)
+
+    @property
+    def first_ledger_step(self) -> int:
+        """The first step whose ledger entry somebody needs, if it is there."""
+        steps = [self.target, *(replay.start + 1 for replay in self.replays)]
+        steps += [roll.step for roll in self.roll_forward]
+        if self.copies and self.persisted is not None:
+            steps.append(self.persisted.start + 1)
+        return min(steps)
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether stages replay without all others: some stand by, or begin at other steps."""
+        starts = {replay.start for replay in self.replays}
+        return self.verdict is Verdict.LOCALIZED or len(starts) > 1
+
+    @property
+    def is_from_durable(self) -> bool:
+        """Whether all stages load what is durable and replay from there."""
+        return any(replay.origin is Origin.DURABLE for replay in self.replays)
+
+    @property
+    def first_captured(self) -> int:
+        """Where windows begin that begin anew."""
+        return min((replay.start for replay in self.replays), default=self.target)
+
+    @property
+    def is_flush(self) -> bool:
+        """Whether the job ends with its state written for the next launch."""
+        return self.ending is Ending.FLUSH
+
+    @cached_property
+    def start_of(self) -> dict[int, int]:
+        """For each stage in scope the step whose state it starts from."""
+        return {replay.stage: replay.start for replay in self.replays}
+
+    def start(self, stage: int) -> int:
+        """Returns k of the S_k that a stage starts from; the target for a bystander."""
+        return self.start_of.get(stage, self.target)
+
+    def origin(self, stage: int) -> Origin | None:
+        """Returns what a stage starts from, None for a bystander."""
+        return next((each.origin for each in self.replays if each.stage == stage), None)
+
+    def gives_up(self, stage: int) -> bool:
+        """Returns whether a stage replays from elsewhere than its state: that is of no use then."""
+        return self.origin(stage) in {Origin.WINDOW, Origin.DURABLE}
+
+    def fetches_of(self, rank: LogicalRank) -> tuple[SlotFetch, ...]:
+        """Returns what a rank gets, by step."""
+        return tuple(fetch for fetch in self.fetches if fetch.rank == rank)
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256, as hex, over the whole plan: compared by all ranks before a byte moves."""
+        parts = [repr(getattr(self, field.name)) for field in dataclasses.fields(self)]
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()

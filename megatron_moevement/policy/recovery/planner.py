@@ -1,0 +1,400 @@
+"""Recovery: from the facts of a generation to the plan that all its processes carry out.
+
+Source: sections 3.2 (sparse-to-dense conversion) and 3.3 (upstream logging), and the appendix on
+concurrent failures. Three things go further than there: a stage that an earlier, interrupted
+recovery brought part of the way goes on from there, a neighbour whose log does not reach back
+joins, and a lost state of which replicas survive is copied (`policy/recovery/replica_copy.py`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from megatron_moevement.policy.facts.facts import Facts, InconsistentFactsError
+from megatron_moevement.policy.facts.log_cover import LogCover
+from megatron_moevement.policy.job.segments import (
+    coupled_stages,
+    scope_kind,
+    segments_of,
+    senders_to,
+)
+from megatron_moevement.policy.recovery.eras import of_newest_history
+from megatron_moevement.policy.recovery.newest_state import is_memory_newest
+from megatron_moevement.policy.recovery.plan import (
+    Ending,
+    LogSource,
+    Origin,
+    Plan,
+    RollForward,
+    StageReplay,
+    Verdict,
+    WindowEdges,
+)
+from megatron_moevement.policy.recovery.reasons import (
+    done_again,
+    replay_reason,
+    resume_reason,
+    stage_names,
+)
+from megatron_moevement.policy.recovery.rollforward import check_nobody_is_ahead, newest_committed
+from megatron_moevement.policy.recovery.slot_choice import (
+    choose_fetches,
+    slots_to_complete,
+    slots_to_load,
+)
+from megatron_moevement.policy.recovery.stage_status import (
+    Survey,
+    persisted_of,
+    survey_of,
+    without_gaps,
+)
+from megatron_moevement.policy.window.schedule import Window
+
+
+def plan_recovery(facts: Facts) -> Plan:
+    """Decides how a generation gets back to training; every process calls it with equal facts.
+
+    The order of the processes in the facts does not matter: equal facts give equal plans.
+
+    Args:
+        facts: what all live processes published.
+
+    Raises:
+        InconsistentFactsError: a survivor is behind and can't roll forward, or ahead of all that
+            was written down.
+    """
+    facts = of_newest_history(facts)
+    target = newest_committed(facts.processes)
+    if facts.vacant:
+        return _without_spare(facts, target)
+    if target is None:
+        return plan_from_durable(facts, "no process knows of a committed step")
+    check_nobody_is_ahead(facts.processes, target)
+    found = survey_of(facts, target)
+    survey = without_gaps(facts, found)
+    if not survey.behind:
+        return _resume(facts, survey)
+    windows = _candidates(facts)
+    for window in windows:
+        plan = _replay(facts, survey, window)
+        if plan is not None:
+            return plan
+    what = "no persisted window is whole" if windows else "no window was persisted yet"
+    if not found.behind:
+        return _resume_with_new_windows(
+            facts, found, f"{stage_names(survey.behind)} lost a slot, {what}"
+        )
+    return plan_from_durable(facts, f"{stage_names(survey.behind)} can't go on and {what}")
+
+
+def _era(facts: Facts) -> int:
+    return max((process.era for process in facts.processes), default=0)
+
+
+def _epoch(facts: Facts) -> int:
+    return max((process.epoch for process in facts.processes), default=0)
+
+
+def _candidates(facts: Facts) -> tuple[Window, ...]:
+    """Returns the windows that may be replayed from, newest first.
+
+    What any survivor learnt to be persisted at a commit barrier is persisted for the job. A window
+    that nobody learnt of is not chosen, even where its slots seem to be there.
+    """
+    learnt = {process.persisted for process in facts.processes} - {None}
+    if not learnt:
+        return ()
+    newest = max(window for window in learnt if window is not None)
+    held = {holding.window for process in facts.processes for holding in process.holdings}
+    return tuple(sorted((window for window in held if window <= newest), reverse=True))
+
+
+def _replay(facts: Facts, survey: Survey, window: Window) -> Plan | None:
+    """Returns the plan that replays from a window, None when that is impossible."""
+    if survey.target < window.last:
+        return None
+    cover = LogCover(facts)
+    starts = _grow_scope(facts, survey, window, cover)
+    scope = {stage for stage, start in starts.items() if start is not None}
+    begins = {stage: survey.target if start is None else start for stage, start in starts.items()}
+    sparse = {stage: begins[stage] for stage in scope if _is_sparse(survey, stage, begins[stage])}
+    loads = slots_to_load(facts.layout, window, sparse)
+    rolling = _roll_forward(survey, begins)
+    first = min([*(begin + 1 for begin in begins.values()), *(roll.step for roll in rolling)])
+    ledger_source = _ledger_source(facts, first, survey.target)
+    if ledger_source is None or len(choose_fetches(facts.processes, loads)) < len(loads):
+        return None
+    replays = tuple(
+        StageReplay(stage, begins[stage], _origin(survey, stage, begins[stage], window))
+        for stage in sorted(scope)
+    )
+    rewound = {replay.stage for replay in replays if replay.origin is Origin.WINDOW}
+    going_on = {stage: begin for stage, begin in begins.items() if stage not in rewound}
+    copies = survey.copies(scope)
+    wanted = [*loads, *slots_to_complete(facts, going_on, survey.found.stand_ins_of(copies))]
+    verdict = Verdict.GLOBAL if len(scope) == facts.layout.pp else Verdict.LOCALIZED
+    return Plan(
+        generation=facts.generation,
+        verdict=verdict,
+        reason=replay_reason(facts, survey, scope, window),
+        target=survey.target,
+        persisted=persisted_of(facts),
+        window=window,
+        roll_forward=rolling,
+        replays=replays,
+        segments=segments_of(facts.layout, scope),
+        scope_kind=scope_kind(facts.layout, facts.ends, scope),
+        fetches=choose_fetches(facts.processes, wanted),
+        logs=_log_sources(facts, begins),
+        copies=copies,
+        ledger_source=ledger_source,
+        era=_era(facts),
+        epoch=_epoch(facts),
+    )
+
+
+def _grow_scope(
+    facts: Facts, survey: Survey, window: Window, cover: LogCover
+) -> dict[int, int | None]:
+    """Returns for each stage the step it replays from, None for a bystander.
+
+    A stage that is ahead of a neighbour serves its log for the steps in between; one whose log has
+    a gap there goes back to the window itself. Stages that must replay the same steps start alike.
+    """
+    starts: dict[int, int | None] = {}
+    for stage, progress in enumerate(survey.progress):
+        kept = progress is not None and progress.serves(window)
+        starts[stage] = progress.step if kept and progress is not None else window.start
+        if stage not in survey.behind:
+            starts[stage] = None
+    pending = [stage for stage in starts if starts[stage] is not None]
+    while pending:
+        stage = pending.pop()
+        start = starts[stage]
+        assert start is not None
+        joining = []
+        at = {other: survey.target if step is None else step for other, step in starts.items()}
+        for other in coupled_stages(facts.layout, facts.ends, stage):
+            if at[other] != start:
+                joining += [stage, other]
+        for direction, sender in senders_to(facts.layout, stage):
+            if not cover.covers(sender, direction, start + 1, at[sender]):
+                joining.append(sender)
+        for other in joining:
+            if starts[other] != window.start:
+                starts[other] = window.start
+                pending.append(other)
+    return starts
+
+
+def _ledger_source(facts: Facts, first: int, last: int) -> int | None:
+    """Returns a process that has the ledger entries of the steps [first, last], a rank's first."""
+    for process in sorted(facts.processes, key=lambda process: process.rank is None):
+        if last < first or (first in process.ledger and last in process.ledger):
+            return process.process
+    return None
+
+
+def _is_sparse(survey: Survey, stage: int, start: int) -> bool:
+    """Returns whether a stage in scope still has slots to load when it starts."""
+    progress = survey.progress[stage]
+    return progress is None or progress.step != start or progress.window is not None
+
+
+def _origin(survey: Survey, stage: int, start: int, window: Window) -> Origin:
+    progress = survey.progress[stage]
+    kept = progress is not None and progress.step == start and progress.serves(window)
+    return Origin.KEPT if kept else Origin.WINDOW
+
+
+def _roll_forward(survey: Survey, begins: dict[int, int]) -> tuple[RollForward, ...]:
+    """Returns who rolls forward: the laggards of the stages that go on from where they are."""
+    rolling = {
+        roll
+        for stage, progress in enumerate(survey.progress)
+        if progress is not None and progress.step == begins[stage]
+        for roll in progress.roll_forward
+        if roll.rank.pp == stage
+    }
+    return tuple(sorted(rolling, key=lambda roll: roll.rank))
+
+
+def _log_sources(facts: Facts, begins: dict[int, int]) -> tuple[LogSource, ...]:
+    sources = []
+    for stage, start in sorted(begins.items()):
+        for direction, sender in senders_to(facts.layout, stage):
+            if begins[sender] > start:
+                source = LogSource(stage, sender, direction, start + 1, begins[sender])
+                sources.append(source)
+    return tuple(sources)
+
+
+def _resume(facts: Facts, survey: Survey) -> Plan:
+    begins = dict.fromkeys(range(facts.layout.pp), survey.target)
+    rolling, copies, persisted = _roll_forward(survey, begins), survey.copies(), persisted_of(facts)
+    source = _ledger_source(facts, survey.target, survey.target)
+    if copies and persisted is not None:  # who comes in new takes over what others have
+        whole = _ledger_source(facts, persisted.start + 1, survey.target)
+        source = source if whole is None else whole
+    wanted = slots_to_complete(facts, begins, survey.found.stand_ins_of(copies))
+    return Plan(
+        generation=facts.generation,
+        verdict=Verdict.COPIED if copies else Verdict.RESUME,
+        reason=resume_reason(survey, len(rolling)),
+        target=survey.target,
+        persisted=persisted,
+        roll_forward=rolling,
+        fetches=choose_fetches(facts.processes, wanted),
+        copies=copies,
+        ledger_source=source,
+        era=_era(facts),
+        epoch=_epoch(facts),
+    )
+
+
+def _resume_with_new_windows(facts: Facts, survey: Survey, why: str) -> Plan:
+    """Goes on without anything to replay from: the states stand, and the job is lost without them.
+
+    What the stores hold never becomes a whole window. It is dropped, and a first window begins.
+    """
+    plan = _resume(facts, survey)
+    return dataclasses.replace(
+        plan,
+        fetches=(),
+        reason=f"{resume_reason(survey, 0)}; {why}: windows begin anew",
+        persisted=None,
+        edges=WindowEdges.ANEW,
+        epoch=_epoch(facts) + 1,
+    )
+
+
+def _without_spare(facts: Facts, target: int | None) -> Plan:
+    """Ends the job, with everything that is left written for the next launch.
+
+    Others may have ended and written before; whether it is enough is for that launch to find out.
+
+    Args:
+        facts: what all live processes published.
+        target: T; None when only spares are left that know of no committed step.
+    """
+    missing = ", ".join(map(str, facts.vacant[:3])) + (" ..." if len(facts.vacant) > 3 else "")
+    plan = _abort(facts, f"no spare for {missing}, and there is nothing to write")
+    if not any(process.holdings for process in facts.processes):
+        return plan
+    for window in _candidates(facts) if target is not None else ():
+        starts = dict.fromkeys(range(facts.layout.pp), window.start)
+        loads = slots_to_load(facts.layout, window, starts)
+        fetches = choose_fetches(facts.processes, loads)
+        source = _ledger_source(facts, window.start + 1, plan.target)
+        if len(fetches) == len(loads) and source is not None:
+            return dataclasses.replace(
+                plan,
+                reason=f"no spare for {missing}: the next launch replays from {window.start}",
+                persisted=persisted_of(facts),
+                window=window,
+                fetches=fetches,
+                ledger_source=source,
+                ending=Ending.FLUSH,
+            )
+    reason = f"no spare for {missing}: what is left is written, no window is whole in it"
+    return dataclasses.replace(plan, reason=reason, ending=Ending.FLUSH)
+
+
+def plan_start(facts: Facts) -> Plan | None:
+    """Returns the plan of any start of a job; None: a launch loads what is durable, or begins.
+
+    Args:
+        facts: what all live processes published.
+
+    Raises:
+        InconsistentFactsError: a survivor is behind and can't roll forward.
+    """
+    if facts.vacant or is_memory_newest(facts):
+        return plan_recovery(facts)
+    if facts.generation == 0:
+        return None
+    facts = of_newest_history(facts)
+    if newest_committed(facts.processes) is None:
+        return plan_from_durable(facts, "nothing is left in memory")
+    return plan_from_durable(facts, "what is left in memory is not newer than what was saved")
+
+
+def has_no_use_of_memory(facts: Facts) -> bool:
+    """Returns whether a job would go back, or end, unless more is found than its processes hold."""
+    try:
+        plan = plan_start(facts)
+    except InconsistentFactsError:
+        return False
+    if plan is None or plan.edges is WindowEdges.ANEW or plan.is_from_durable:
+        return True
+    return plan.verdict in {Verdict.ROLLBACK, Verdict.ABORT}
+
+
+def plan_from_durable(facts: Facts, why: str) -> Plan:
+    """Returns the plan of a job that has no window to replay from; it gives up without anything.
+
+    What is durable is a state of all operators, so it is replayed from like a window as long as
+    somebody has the ledger of all steps since: no committed step is lost then.
+
+    Args:
+        facts: what all live processes published, of the newest era; a checkpoint that turned out
+            not to be usable is not the durable one.
+        why: there is no window.
+    """
+    if facts.durable is None:
+        return _abort(facts, f"{why}, and there is no durable checkpoint")
+    committed = newest_committed(facts.processes)
+    if committed is not None and committed > facts.durable:
+        source = _ledger_source(facts, facts.durable + 1, committed)
+        if source is not None:
+            return _replay_from_durable(facts, facts.durable, committed, source, why)
+    lost = None if committed is None else max(committed - facts.durable, 0)
+    return Plan(
+        generation=facts.generation,
+        verdict=Verdict.ROLLBACK,
+        reason=(
+            f"{why}: back to the durable checkpoint of step {facts.durable}, "
+            f"{done_again(facts.durable, lost)}"
+        ),
+        target=facts.durable,
+        lost_steps=lost,
+        edges=WindowEdges.ANEW,
+        era=_era(facts) + 1,
+        epoch=_epoch(facts) + 1,
+    )
+
+
+def _replay_from_durable(facts: Facts, durable: int, target: int, source: int, why: str) -> Plan:
+    """Returns the plan of a job of which all stages replay from what is durable.
+
+    Where that is the state that its first window begins with, this window is captured again.
+    """
+    starts = {held.window.start for process in facts.processes for held in process.holdings}
+    is_first = persisted_of(facts) is None and min(starts, default=durable) == durable
+    scope = set(range(facts.layout.pp))
+    state = f"the durable checkpoint of step {durable}" if durable else "the initial state"
+    return Plan(
+        generation=facts.generation,
+        verdict=Verdict.GLOBAL,
+        reason=f"{why}: all replay from {state}",
+        target=target,
+        replays=tuple(StageReplay(stage, durable, Origin.DURABLE) for stage in sorted(scope)),
+        segments=segments_of(facts.layout, scope),
+        scope_kind=scope_kind(facts.layout, facts.ends, scope),
+        ledger_source=source,
+        era=_era(facts),
+        epoch=_epoch(facts) if is_first else _epoch(facts) + 1,
+        edges=WindowEdges.KEPT if is_first else WindowEdges.ANEW,
+    )
+
+
+def _abort(facts: Facts, reason: str) -> Plan:
+    return Plan(
+        generation=facts.generation,
+        verdict=Verdict.ABORT,
+        reason=reason,
+        target=newest_committed(facts.processes) or 0,
+        ending=Ending.FAILURE,
+        era=_era(facts),
+        epoch=_epoch(facts),
+    )

@@ -1,0 +1,1 @@
+"""Watching: time limits of sections, and ranks that are slow."""

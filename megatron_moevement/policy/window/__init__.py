@@ -1,0 +1,1 @@
+"""The window: in which slot each operator is captured as FULL."""

@@ -1,0 +1,188 @@
+"""The window schedule: in which slot of the window each operator is FULL, for the whole job."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import sys
+from array import array
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+
+from megatron_moevement.errors import MoEvementError
+from megatron_moevement.policy.job.operators import Inventory, OperatorId
+from megatron_moevement.policy.job.ranks import LogicalRank
+
+
+def slot_bytes(parts: Iterable[tuple[int, int, int]], window: int) -> tuple[int, ...]:
+    """Prices every slot of one rank's window.
+
+    Args:
+        parts: for each operator of the rank its slot, its FULL bytes and its COMPUTE bytes.
+        window: W.
+
+    Returns:
+        For each slot, the FULL bytes of its operators and the COMPUTE bytes of those after it.
+    """
+    full = [0] * window
+    compute = [0] * window
+    for slot, full_bytes, compute_bytes in parts:
+        full[slot] += full_bytes
+        compute[slot] += compute_bytes
+    priced = []
+    later = 0
+    for slot in reversed(range(window)):
+        priced.append(full[slot] + later)
+        later += compute[slot]
+    return tuple(reversed(priced))
+
+
+class InvalidScheduleError(MoEvementError, ValueError):
+    """A schedule breaks an invariant of windows: recovery from such a window would be wrong."""
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class Window:
+    """One sparse checkpoint: the W sparse snapshots of S_start ... S_(start + size - 1).
+
+    Attributes:
+        start: the step whose committed state slot 0 captures.
+        size: W.
+        epoch: of the schedule that it was captured under.
+    """
+
+    start: int
+    size: int
+    epoch: int = 0
+
+    @property
+    def last(self) -> int:
+        """The step of the last slot: where replay has made every operator dense."""
+        return self.start + self.size - 1
+
+    def step_of(self, slot: int) -> int:
+        """Returns k such that slot `slot` captures S_k."""
+        return self.start + slot
+
+
+@dataclasses.dataclass(frozen=True)
+class WindowSchedule:
+    """Which operators each sparse snapshot of a window captures as FULL and which as COMPUTE.
+
+    One schedule holds for every rank of the job, from its first step until another one is adopted
+    at a window edge. There is one slot for each operator, not one for each rank and operator: a
+    frozen replica would contribute no gradient to a replica that is active.
+
+    Attributes:
+        inventory: the operators of the job and what they weigh on each rank.
+        window: W.
+        slots: for each operator the slot in which it is FULL, `0 <= slot < window`.
+        epoch: how many schedules the job had before this one.
+        first_step: the step whose state is slot 0 of the first window under this schedule.
+
+    Raises:
+        InvalidScheduleError: a number is negative, an operator is FULL in no slot or in one outside
+            of the window, or tied operators are FULL in different ones.
+    """
+
+    inventory: Inventory
+    window: int
+    slots: Mapping[OperatorId, int]
+    epoch: int = 0
+    first_step: int = 0
+
+    def __post_init__(self) -> None:
+        if self.epoch < 0 or self.first_step < 0:
+            raise InvalidScheduleError(
+                f"epoch {self.epoch}, first step {self.first_step}: negative"
+            )
+        if self.window < 1:
+            raise InvalidScheduleError(f"a window needs at least one slot, not {self.window}")
+        if not self._in_order and self.slots.keys() != self.inventory.operators:
+            odd = sorted(self.slots.keys() ^ self.inventory.operators)
+            raise InvalidScheduleError(
+                f"{odd[0]} ({len(odd)} in all) is in only one of schedule and inventory"
+            )
+        if min(self.slots.values()) < 0 or max(self.slots.values()) >= self.window:
+            operator = next(op for op, slot in self.slots.items() if slot not in range(self.window))
+            raise InvalidScheduleError(
+                f"{operator} is FULL in slot {self.slots[operator]} of a window of {self.window}"
+            )
+        for tied in self.inventory.tied:
+            if len({self.slots[operator] for operator in tied}) > 1:
+                names = ", ".join(f"{op} in slot {self.slots[op]}" for op in sorted(tied))
+                raise InvalidScheduleError(f"tied operators need one slot: {names}")
+
+    @cached_property
+    def _in_order(self) -> bool:
+        """Whether `slots` has the operators as the inventory sorts them; needs no hash."""
+        return tuple(self.slots) == self.inventory.sorted_operators
+
+    @cached_property
+    def _full(self) -> tuple[frozenset[OperatorId], ...]:
+        members: list[list[OperatorId]] = [[] for _ in range(self.window)]
+        for operator, slot in self.slots.items():
+            members[slot].append(operator)
+        return tuple(map(frozenset, members))
+
+    @cached_property
+    def _compute(self) -> tuple[frozenset[OperatorId], ...]:
+        later: list[frozenset[OperatorId]] = [frozenset()]
+        for full in reversed(self._full[1:]):
+            later.append(later[-1] | full)
+        return tuple(reversed(later))
+
+    def full(self, slot: int) -> frozenset[OperatorId]:
+        """Returns the operators that slot `slot` holds as FULL."""
+        return self._full[slot]
+
+    def compute(self, slot: int) -> frozenset[OperatorId]:
+        """Returns the operators that slot `slot` holds as COMPUTE: those that are FULL later."""
+        return self._compute[slot]
+
+    def window_of(self, step: int) -> Window:
+        """Returns the window that captures S_step under this schedule.
+
+        Raises:
+            ValueError: the schedule was not in force at that step.
+        """
+        if step < self.first_step:
+            raise ValueError(f"step {step} lies before the schedule's first, {self.first_step}")
+        start = step - (step - self.first_step) % self.window
+        return Window(start, self.window, self.epoch)
+
+    def slot_of(self, step: int) -> int:
+        """Returns the slot that captures S_step.
+
+        Raises:
+            ValueError: the schedule was not in force at that step.
+        """
+        return step - self.window_of(step).start
+
+    @cached_property
+    def bytes_by_slot(self) -> Mapping[LogicalRank, tuple[int, ...]]:
+        """For each logical rank the bytes that it captures in each slot."""
+        return {
+            rank: slot_bytes(
+                ((self.slots[op.id], op.full_bytes, op.compute_bytes) for op in operators),
+                self.window,
+            )
+            for rank, operators in self.inventory.by_rank.items()
+        }
+
+    @cached_property
+    def worst_slot_bytes(self) -> int:
+        """Bytes of the largest slot of the worst rank: what one iteration has to hide."""
+        return max(max(slots) for slots in self.bytes_by_slot.values())
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256, as hex, over what all ranks must agree on before they adopt the schedule."""
+        operators = self.inventory.sorted_operators
+        numbers = array("Q", (self.epoch, self.first_step, self.window, len(operators)))
+        numbers.extend(self.inventory.numbers)
+        sorted_slots = map(self.slots.__getitem__, operators)
+        numbers.extend(self.slots.values() if self._in_order else sorted_slots)
+        if sys.byteorder == "big":
+            numbers.byteswap()
+        return hashlib.sha256(numbers).hexdigest()

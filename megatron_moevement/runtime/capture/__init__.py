@@ -1,0 +1,1 @@
+"""Capture: copies of live tensors into host memory, beside the training thread."""

@@ -1,0 +1,119 @@
+"""Capture: copies of live tensors into host memory while training goes on.
+
+The training thread hands over what a snapshot consists of and trains on; a thread of its own lets
+the copies run, one snapshot after the other. Before the live tensors change, the training thread
+waits for the copies alone; what follows them (checksums, sending) runs on.
+
+Source: section 3.2 of the paper; on CUDA the copies run on a side stream.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable
+from datetime import timedelta
+from types import TracebackType
+
+import torch
+
+from megatron_moevement.backends.backend import CopyStream
+from megatron_moevement.errors import MoEvementError
+from megatron_moevement.runtime.capture.background import Background
+
+
+@dataclasses.dataclass(frozen=True)
+class HostCopy:
+    """One copy of a snapshot.
+
+    Attributes:
+        source: on the device; nobody changes it until the copies are awaited.
+        target: in host memory, of the same shape; its type is the one that is captured.
+    """
+
+    source: torch.Tensor
+    target: torch.Tensor
+
+
+class CaptureError(MoEvementError, RuntimeError):
+    """A snapshot could not be taken."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Snapshot:
+    copies: Iterable[HostCopy]
+    landed: Callable[[], None]
+
+
+class Capture:
+    """Takes snapshots; the training thread calls it. A context manager: it owns a thread."""
+
+    def __init__(self, stream: CopyStream) -> None:
+        """Starts the thread.
+
+        Args:
+            stream: where the copies run.
+        """
+        self._stream = stream
+        self._copied = 0
+        self._background = Background("capture", self._take, _failed)
+
+    def begin(self, copies: Iterable[HostCopy], landed: Callable[[], None]) -> None:
+        """Begins a snapshot and returns at once.
+
+        Args:
+            copies: what is copied; the capture's thread goes through it.
+            landed: called on the capture's thread when all of it lies in host memory.
+
+        Raises:
+            CaptureError: an earlier snapshot failed.
+        """
+        self.check()
+        self._stream.fork()
+        self._background.begin(_Snapshot(copies, landed))
+
+    def await_copies(self) -> timedelta:
+        """Waits until the sources may change; returns how long it had to.
+
+        Raises:
+            CaptureError: a snapshot failed.
+        """
+        return self._background.await_that(lambda: self._copied == self._background.begun)
+
+    def await_landed(self) -> timedelta:
+        """Waits until nothing is under way any more; returns how long it had to.
+
+        Raises:
+            CaptureError: a snapshot failed.
+        """
+        return self._background.await_done()
+
+    def close(self) -> None:
+        """Ends the thread, once what was begun has landed."""
+        self._background.close()
+
+    def __enter__(self) -> Capture:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def check(self) -> None:
+        """Raises CaptureError if a snapshot failed."""
+        self._background.check()
+
+    def _take(self, snapshot: _Snapshot) -> None:
+        for copy in snapshot.copies:
+            self._stream.copy(copy.source, copy.target)
+        self._stream.join()
+        with self._background.changing():
+            self._copied += 1
+        snapshot.landed()
+
+
+def _failed(error: Exception) -> CaptureError:
+    return CaptureError(f"a snapshot failed: {error}")

@@ -1,0 +1,1 @@
+"""Coordination: agreements, the commit barrier, generations, the ledger."""

@@ -1,0 +1,183 @@
+"""The one point of a step after which every rank may apply it.
+
+No rank applies step k before every rank has finished the backward pass and all gradient reductions
+of step k. Megatron gives no such point, so one tiny reduction over the whole job is made per step
+and read on the host. It also carries what everybody must learn at the same step.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import struct
+from enum import IntEnum
+
+import torch
+import torch.distributed as dist
+
+from megatron_moevement.errors import MoEvementError
+from megatron_moevement.policy.copies.commit import agreed_coverage, coverage_vote
+
+
+class StopRequest(IntEnum):
+    """Why a rank wants the job to end after this step; the greatest wins."""
+
+    NONE = 0
+    DURATION = 1
+    SIGNAL = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class ReplicaStreams:
+    """The random streams of one rank, to be compared with those of its replicas.
+
+    Attributes:
+        group: number of the group of replicas that the rank is one of.
+        groups: how many groups the job has, the same on all ranks.
+        digest: of the streams; 0 <= digest < 2^63.
+    """
+
+    group: int
+    groups: int
+    digest: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Vote:
+    """What one rank brings to the barrier of a step.
+
+    Attributes:
+        step: the step whose gradients are ready.
+        loss: mean loss per token, on ranks that computed it.
+        num_tokens: tokens the losses were normalised by, on ranks that computed the loss.
+        found_inf: for each chained optimizer, whether its gradients overflowed.
+        grad_norm: global gradient norm, the same on all ranks; None after an overflow.
+        stop: whether this rank wants the job to end.
+        window_start: start of the newest window that this rank could be recovered from; negative
+            when there is none.
+        copies: the fewest copies of a slot of that window.
+        streams: the rank's random streams as they are now; None on all ranks where nobody wants
+            to know.
+        own_s: how long this rank has computed in the step, in seconds; None on all ranks where
+            that is not known.
+    """
+
+    step: int
+    loss: float | None
+    num_tokens: int
+    found_inf: tuple[bool, ...]
+    grad_norm: float | None
+    stop: StopRequest
+    window_start: int = -1
+    copies: int = 0
+    streams: ReplicaStreams | None = None
+    own_s: float | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Agreement:
+    """What every rank knows behind the barrier of a step; the same on all of them."""
+
+    loss: float
+    num_tokens: int
+    stop: StopRequest
+    window_start: int
+    """The least of the ranks': what the whole job could be recovered from."""
+    copies: int = 0
+    """The least of the ranks'."""
+    streams_alike: bool = False
+    """Whether within every group of replicas all ranks have the same random streams."""
+    own_s: tuple[float, ...] = ()
+    """How long each rank has computed in the step; empty where that is not known."""
+
+
+class DisagreementError(MoEvementError, RuntimeError):
+    """Ranks are not at the same step of the protocol, or find different things in it."""
+
+
+_ABSENT = -1
+_NOBODY = -(2**63)
+"""In the place of a group of replicas that a rank is not one of."""
+_PER_SECOND = 1_000_000
+
+
+def _encode(vote: Vote) -> list[int]:
+    loss = _ABSENT
+    if vote.loss is not None:
+        (loss,) = struct.unpack(">I", struct.pack(">f", vote.loss))
+    norm = _ABSENT
+    if vote.grad_norm is not None:
+        (norm,) = struct.unpack(">q", struct.pack(">d", vote.grad_norm))
+    overflow = sum(1 << index for index, flag in enumerate(vote.found_inf) if flag)
+    equal_everywhere = (vote.step, norm, overflow)
+    return [
+        loss,
+        vote.num_tokens,
+        int(vote.stop),
+        *coverage_vote(vote.window_start, vote.copies),
+        *equal_everywhere,
+        *(-value for value in equal_everywhere),
+    ]
+
+
+def _encode_streams(streams: ReplicaStreams | None) -> list[int]:
+    """Returns greatest and least digest of each group, as far as this rank knows them."""
+    if streams is None:
+        return []
+    greatest, least = [_NOBODY] * streams.groups, [_NOBODY] * streams.groups
+    greatest[streams.group], least[streams.group] = streams.digest, -streams.digest
+    return greatest + least
+
+
+class CommitBarrier:
+    """The barrier of a job; the training thread of every rank calls it once per step."""
+
+    def __init__(self, device: torch.device, group: dist.ProcessGroup | None = None) -> None:
+        """Uses `group` (default: the whole job), with tensors on `device`."""
+        self._device = device
+        self._group = group
+
+    def wait(self, vote: Vote) -> Agreement:
+        """Waits until every rank has voted, and returns what they agreed on.
+
+        Raises:
+            DisagreementError: the ranks' gradients are not those of one step.
+        """
+        state, streams, times = _encode(vote), _encode_streams(vote.streams), self._times(vote)
+        votes = torch.tensor([*state, *streams, *times], dtype=torch.int64, device=self._device)
+        dist.all_reduce(votes, op=dist.ReduceOp.MAX, group=self._group)
+        reduced = votes.tolist()
+        loss, num_tokens, stop, window, few, *both = reduced[: len(state)]
+        window_start, copies = agreed_coverage((window, few))
+        greatest, smallest = both[:3], [-value for value in both[3:]]
+        for name, high, low in zip(
+            ("step", "gradient norm", "overflow"), greatest, smallest, strict=True
+        ):
+            if high != low:
+                raise DisagreementError(
+                    f"{name} at the barrier of step {vote.step}: {low} to {high}"
+                )
+        (loss_value,) = struct.unpack(">f", struct.pack(">I", loss))
+        return Agreement(
+            loss=loss_value,
+            num_tokens=num_tokens,
+            stop=StopRequest(stop),
+            window_start=window_start,
+            copies=copies,
+            streams_alike=_are_alike(reduced[len(state) :][: len(streams)]),
+            own_s=tuple(value / _PER_SECOND for value in reduced[len(state) + len(streams) :]),
+        )
+
+    def _times(self, vote: Vote) -> list[int]:
+        """Returns a place for each rank's time, with that of this one."""
+        if vote.own_s is None:
+            return []
+        times = [0] * dist.get_world_size(self._group)
+        times[dist.get_rank(self._group)] = round(vote.own_s * _PER_SECOND)
+        return times
+
+
+def _are_alike(streams: list[int]) -> bool:
+    """Returns whether the greatest and the least digest are the same in each of some groups."""
+    groups = len(streams) // 2
+    pairs = zip(streams[:groups], streams[groups:], strict=True)
+    return groups > 0 and all(greatest == -least for greatest, least in pairs)

@@ -1,0 +1,120 @@
+"""A generation: the time between two restarts, and what must not outlive it.
+
+A restart interrupts the training thread by an exception that may come at any instruction. So what
+needs closing is opened where nothing interrupts, and noted at once. Whoever unwinds first closes
+it, and `Generation.close` closes what nobody has.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import Protocol, Self, TypeVar
+
+from megatron_moevement.runtime.coordination.notice_board import NoticeBoard
+
+
+class Closeable(Protocol):
+    """What is open until it is closed; closing it again does nothing."""
+
+    def close(self) -> None:
+        """Ends threads, connections and hooks."""
+
+
+C = TypeVar("C", bound=Closeable)
+
+
+@dataclasses.dataclass(frozen=True)
+class Loss:
+    """A process that a generation has lost, or that ended it.
+
+    Attributes:
+        process: its number.
+        rank: the place that it occupied; None for a spare.
+        host: its machine.
+        reason: why it counts as lost, or what it reported.
+        end: how it ended, as its launcher says; None where that one does not say it.
+    """
+
+    process: int
+    rank: int | None
+    host: str
+    reason: str
+    end: str | None = None
+
+    @property
+    def line(self) -> str:
+        """All of it, for people."""
+        place = "a spare" if self.rank is None else f"rank {self.rank}"
+        end = "" if self.end is None else f"; it {self.end}"
+        return f"process {self.process} ({place}) on {self.host}: {self.reason}{end}"
+
+
+@dataclasses.dataclass
+class Interruption:
+    """The newest interruption of this process; who interrupts it writes, any thread."""
+
+    noticed_s: float | None = None
+    """When it was noticed, in seconds since the epoch."""
+    losses: tuple[Loss, ...] = ()
+    """What led to the present generation."""
+
+
+class Generation:
+    """One generation of one process; the training thread uses it."""
+
+    def __init__(
+        self,
+        number: int = 0,
+        uninterrupted: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
+        ping: Callable[[], None] = lambda: None,
+        rest: Callable[[], None] = lambda: None,
+        *,
+        spares: int | None = None,
+        board: NoticeBoard | None = None,
+    ) -> None:
+        """Begins with nothing open.
+
+        Args:
+            number: in-process restarts before it, the same on all ranks.
+            uninterrupted: encloses what a restart waits for. It must be short and wait for no other
+                process.
+            ping: says that training makes progress, and will again before long.
+            rest: says that nobody knows how long what comes now will take, until the next `ping`.
+            spares: processes that wait for a place; None where none could come in.
+            board: where ranks and spares read what the others post; None where there are none.
+        """
+        self.number = number
+        self.uninterrupted = uninterrupted
+        self.ping = ping
+        self.rest = rest
+        self.spares = spares
+        self.board = board
+        self._owned: list[Closeable] = []
+
+    def own(self, opening: Callable[[], C]) -> C:
+        """Opens something that must not outlive the generation, uninterrupted."""
+        with self.uninterrupted():
+            opened = opening()
+            self._owned.append(opened)
+        return opened
+
+    def close(self) -> None:
+        """Closes what was opened, the newest first; closing twice is fine."""
+        while self._owned:
+            self._owned[-1].close()
+            self._owned.pop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()

@@ -1,0 +1,1 @@
+"""Interrupts: waits that a restart can end, and what is left of a former generation."""

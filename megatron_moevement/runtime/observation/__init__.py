@@ -1,0 +1,1 @@
+"""Observation: events, signs of life, and the health of the machine."""

@@ -1,0 +1,1 @@
+"""Peers: slots, logs and live state between processes, over connections of their own."""

@@ -1,0 +1,254 @@
+"""A connection to the server of a peer: what is asked on it, and what the answers mean."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from typing import Self
+
+import torch
+
+from megatron_moevement.errors import MoEvementError
+from megatron_moevement.policy.copies.persistence import SlotKey
+from megatron_moevement.policy.job.boundary import BoundaryTag
+from megatron_moevement.policy.job.ranks import LogicalRank
+from megatron_moevement.runtime.peers.history import History
+from megatron_moevement.runtime.peers.log_messages import (
+    TensorHeader,
+    hashes_of_document,
+    step_document,
+    tag_document,
+)
+from megatron_moevement.runtime.peers.slot_messages import (
+    key_document,
+    key_of,
+    slot_document,
+    slot_of_document,
+)
+from megatron_moevement.runtime.peers.state_messages import StatePart, checksum_of_document
+from megatron_moevement.runtime.slots.mapped_file import checksum_of
+from megatron_moevement.runtime.slots.slot_record import SlotRecord
+from megatron_moevement.runtime.transport.handshake import RefusedError, Session, call
+from megatron_moevement.runtime.transport.wire import (
+    Channel,
+    Deadline,
+    Kind,
+    Message,
+    ProtocolError,
+)
+from megatron_moevement.runtime.upstream_log.log import tensor_bytes, tensor_hash
+
+Address = tuple[str, int]
+
+
+class DamagedSlotError(MoEvementError):
+    """The bytes of a slot that arrived are not those that were captured."""
+
+
+class DamagedStateError(DamagedSlotError):
+    """The bytes of a live state that arrived are not those that were read."""
+
+
+class DamagedTensorError(MoEvementError):
+    """The bytes of a logged tensor that arrived are not those that were sent in training."""
+
+
+class PeerConnection:
+    """An authenticated connection to a peer; one thread uses it."""
+
+    def __init__(
+        self,
+        me: Session,
+        process: int,
+        address: Address,
+        deadline: Deadline,
+        opened: Callable[[Channel], None] = lambda channel: None,
+    ) -> None:
+        """Connects.
+
+        Args:
+            me: who this process is.
+            process: number of the peer.
+            address: of its server.
+            deadline: for connecting and for the proofs.
+            opened: is given the channel before it connects, to be able to end it.
+
+        Raises:
+            ProtocolError: somebody else answers.
+            RefusedError: the peer lives in another generation.
+            OSError: nobody answers in time.
+        """
+        self._me = me
+        self._process = process
+        family, _, _, _, resolved = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0]
+        connection = socket.socket(family, socket.SOCK_STREAM)
+        self._channel = Channel(connection)
+        try:
+            opened(self._channel)
+            connection.settimeout(deadline.remaining_s())
+            connection.connect(resolved)
+            call(self._channel, me, process, deadline)
+        except BaseException:
+            self._channel.close()
+            raise
+
+    def store(
+        self,
+        owner: LogicalRank,
+        record: SlotRecord,
+        payload: memoryview,
+        deadline: Deadline,
+        halfway: Callable[[SlotRecord], None] = lambda record: None,
+    ) -> None:
+        """Sends a copy of a slot and waits until the peer has it.
+
+        Args:
+            owner: whose slot.
+            record: what it consists of.
+            payload: its bytes.
+            deadline: for sending and for the answer.
+            halfway: called when half of it was sent.
+
+        Raises:
+            DamagedSlotError: it arrived damaged.
+            RefusedError: the peer does not keep it.
+            ProtocolError: the answer is none.
+            OSError: the connection broke, or no answer came in time.
+        """
+        document = slot_document(owner, record)
+        self._channel.send(
+            Kind.SLOT,
+            self._me.generation,
+            document,
+            payload,
+            deadline,
+            halfway=lambda: halfway(record),
+        )
+        self._answer(Kind.STORED, deadline)
+
+    def tell(self, history: History, deadline: Deadline) -> None:
+        """Tells a spare what goes with the slots that follow, and waits until it has it.
+
+        Raises:
+            RefusedError: the peer keeps no copies.
+            ProtocolError: the answer is none.
+            OSError: the connection broke, or no answer came in time.
+        """
+        self._channel.send(Kind.HISTORY, self._me.generation, history.document(), None, deadline)
+        self._answer(Kind.STORED, deadline)
+
+    def fetch(self, key: SlotKey, into: memoryview, deadline: Deadline) -> SlotRecord:
+        """Gets a slot, straight into memory; every part of it is checked.
+
+        Raises:
+            DamagedSlotError: it is damaged there, or arrived so.
+            RefusedError: the peer does not hold it, or it is larger than the memory.
+            ProtocolError: the answer is none.
+            OSError: the connection broke, or no answer came in time.
+        """
+        self._channel.send(Kind.FETCH, self._me.generation, key_document(key), None, deadline)
+        message = self._answer(Kind.FOUND, deadline)
+        owner, record = slot_of_document(message.document)
+        if key_of(owner, record) != key or record.payload_bytes != message.payload_bytes:
+            raise ProtocolError(f"process {self._process} answers with another slot than {key}")
+        if record.payload_bytes > into.nbytes:
+            raise RefusedError(
+                f"slot {key.slot} of {owner} has {record.payload_bytes} bytes, there is room for "
+                f"{into.nbytes}"
+            )
+        self._channel.receive_into(into[: record.payload_bytes], deadline)
+        damaged = record.damaged_parts(into)
+        if damaged:
+            raise DamagedSlotError(
+                f"slot {key.slot} of {owner} from process {self._process}: {damaged[0]} and "
+                f"{len(damaged) - 1} more parts are damaged"
+            )
+        return record
+
+    def fetch_logged(self, tag: BoundaryTag, max_bytes: int, deadline: Deadline) -> torch.Tensor:
+        """Gets a tensor from the peer's upstream log.
+
+        Args:
+            tag: its name.
+            max_bytes: a larger one is refused before anything is allocated.
+            deadline: for all of it.
+
+        Raises:
+            DamagedTensorError: it arrived damaged.
+            RefusedError: the peer does not have it, or not as it was logged.
+            ProtocolError: the answer is none.
+            OSError: the connection broke, or no answer came in time.
+        """
+        self._channel.send(Kind.LOG, self._me.generation, tag_document(tag), None, deadline)
+        message = self._answer(Kind.LOGGED, deadline)
+        header = TensorHeader.of_document(message.document)
+        if header.size_bytes != message.payload_bytes or header.size_bytes > max_bytes:
+            raise ProtocolError(
+                f"process {self._process} sends {message.payload_bytes} bytes for a tensor of "
+                f"{header.size_bytes}, at most {max_bytes} are expected"
+            )
+        tensor = torch.empty(header.shape, dtype=header.dtype)
+        self._channel.receive_into(tensor_bytes(tensor), deadline)
+        if tensor_hash(tensor) != header.hash:
+            raise DamagedTensorError(f"{tag} from process {self._process} arrived damaged")
+        return tensor
+
+    def fetch_received(self, step: int, deadline: Deadline) -> dict[BoundaryTag, int]:
+        """Gets the hashes that the peer kept of what it received in a step.
+
+        Raises:
+            RefusedError: the peer keeps none.
+            ProtocolError: the answer is none.
+            OSError: the connection broke, or no answer came in time.
+        """
+        self._channel.send(Kind.RECEIVED, self._me.generation, step_document(step), None, deadline)
+        return hashes_of_document(self._answer(Kind.HASHES, deadline).document)
+
+    def fetch_state(self, part: StatePart, max_bytes: int, deadline: Deadline) -> bytearray:
+        """Gets a part of the peer's live state.
+
+        Args:
+            part: which one.
+            max_bytes: a larger one is refused before anything is allocated.
+            deadline: for all of it.
+
+        Raises:
+            DamagedStateError: it arrived damaged.
+            RefusedError: the peer does not offer it.
+            ProtocolError: the answer is none.
+            OSError: the connection broke, or no answer came in time.
+        """
+        self._channel.send(Kind.STATE, self._me.generation, part.document(), None, deadline)
+        message = self._answer(Kind.STATE_PART, deadline)
+        checksum = checksum_of_document(message.document, part)
+        if message.payload_bytes > max_bytes:
+            raise ProtocolError(
+                f"process {self._process} sends {message.payload_bytes} bytes of {part.name}, at "
+                f"most {max_bytes} are expected"
+            )
+        payload = bytearray(message.payload_bytes)
+        self._channel.receive_into(memoryview(payload), deadline)
+        if checksum_of(payload) != checksum:
+            raise DamagedStateError(f"{part.name} from process {self._process} arrived damaged")
+        return payload
+
+    def close(self) -> None:
+        """Ends the connection."""
+        self._channel.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _answer(self, kind: Kind, deadline: Deadline) -> Message:
+        message = self._channel.receive(deadline)
+        if message.kind is Kind.REFUSED and not message.payload_bytes:
+            reason = str(message.document.get("reason"))
+            raise (DamagedSlotError if message.document.get("damaged") else RefusedError)(reason)
+        if message.kind is not kind or (
+            kind in {Kind.STORED, Kind.HASHES} and message.payload_bytes
+        ):
+            raise ProtocolError(f"{message.kind.name} where {kind.name} was expected")
+        return message

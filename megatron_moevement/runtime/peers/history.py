@@ -1,0 +1,191 @@
+"""What goes to a spare beside the slots: the ledger, and what the job has agreed on.
+
+Ranks learn this at the commit barrier, and have it in their journals. A spare hears of no barrier:
+without it nobody could go on from its copies where all ranks are lost.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import struct
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from megatron_moevement.policy.job.ranks import LogicalRank
+from megatron_moevement.runtime.slots.identity import StoreIdentity
+from megatron_moevement.runtime.slots.journal_state import JournalState
+from megatron_moevement.runtime.stores.store import JournalShape, RingShape
+from megatron_moevement.runtime.transport.wire import ProtocolError
+
+_LOSS_DIGITS = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class History:
+    """What one rank knows, or what it has learnt since it was last told.
+
+    Attributes:
+        owner: the rank.
+        identity: of the run.
+        ring: sizes of the ring of its slots.
+        journal: sizes of a journal.
+        state: as its journal has it.
+        entries: ledger entries by their steps; without the newest ones' predecessors nothing can be
+            replayed, so the first time all are there that are retained.
+        losses: of steps; the first time of all.
+    """
+
+    owner: LogicalRank
+    identity: StoreIdentity
+    ring: RingShape
+    journal: JournalShape
+    state: JournalState
+    entries: Mapping[int, bytes]
+    losses: Mapping[int, float]
+
+    def document(self) -> dict[str, Any]:
+        """Returns it as JSON; the losses of two million steps fit into a message."""
+        return {
+            "owner": str(self.owner),
+            "identity": self.identity.document(),
+            "ring": dataclasses.asdict(self.ring),
+            "journal": dataclasses.asdict(self.journal),
+            "state": self.state.document(),
+            "entries": [[step, self.entries[step].decode()] for step in sorted(self.entries)],
+            "losses": _runs(self.losses),
+        }
+
+    @classmethod
+    def of_document(cls, document: Mapping[str, Any]) -> History:
+        """Returns what a peer tells.
+
+        Raises:
+            ProtocolError: it is no history.
+        """
+        try:
+            return cls(
+                LogicalRank.parse(document["owner"]),
+                StoreIdentity.of_document(document["identity"]),
+                RingShape(**_counts(document["ring"])),
+                JournalShape(**_counts(document["journal"])),
+                _state(document["state"]),
+                {_count(step): text.encode() for step, text in document["entries"]},
+                dict(_losses(document["losses"])),
+            )
+        except (KeyError, TypeError, ValueError, AttributeError, struct.error) as error:
+            raise ProtocolError(f"no history: {error}") from error
+
+
+def _runs(losses: Mapping[int, float]) -> list[list[Any]]:
+    """Returns losses of steps in a row as one text each, behind the first step."""
+    runs: list[list[Any]] = []
+    former = -1
+    for step in sorted(losses):
+        digits = struct.pack(">f", losses[step]).hex()
+        if runs and step == former + 1:
+            runs[-1][1].append(digits)
+        else:
+            runs.append([step, [digits]])
+        former = step
+    return [[first, "".join(digits)] for first, digits in runs]
+
+
+def _losses(runs: Iterable[Any]) -> Iterable[tuple[int, float]]:
+    for first, text in runs:
+        for place in range(len(text) // _LOSS_DIGITS):
+            digits = text[place * _LOSS_DIGITS : (place + 1) * _LOSS_DIGITS]
+            yield _count(first) + place, struct.unpack(">f", bytes.fromhex(digits))[0]
+
+
+def _state(document: Mapping[str, Any]) -> JournalState:
+    _counts({name: document[name] for name in ("era", "epoch", "committed")})
+    _counts(document["persisted"] or {})
+    return JournalState.of_document(document)
+
+
+def _counts(document: Mapping[str, Any]) -> dict[str, int]:
+    return {name: _count(value) for name, value in document.items()}
+
+
+def _count(value: Any) -> int:
+    if type(value) is not int or not 0 <= value < 2**63:
+        raise ValueError(f"no count: {value!r}")
+    return value
+
+
+class OwnHistory:
+    """What this rank has to tell; the training thread notes, and threads that send copies read."""
+
+    def __init__(
+        self,
+        owner: LogicalRank,
+        identity: StoreIdentity,
+        ring: RingShape,
+        journal: JournalShape,
+    ) -> None:
+        """Begins with nothing to tell.
+
+        Args:
+            owner: the rank of this process.
+            identity: of the run.
+            ring: sizes of the ring of its slots.
+            journal: sizes of its journal.
+        """
+        self._owner, self._identity = owner, identity
+        self._ring, self._journal = ring, journal
+        self._lock = threading.Lock()
+        self._state: JournalState | None = None
+        self._entries: dict[int, bytes] = {}
+        self._losses: dict[int, float] = {}
+        self._all_losses: Callable[[], Mapping[int, float]] = dict
+
+    def begin(
+        self,
+        state: JournalState,
+        entries: Mapping[int, bytes],
+        losses: Callable[[], Mapping[int, float]],
+    ) -> None:
+        """Takes over what the journal has.
+
+        Args:
+            state: of the process.
+            entries: all that are retained.
+            losses: returns those of all committed steps; called by a thread that sends copies.
+        """
+        with self._lock:
+            self._state = state
+            self._entries, self._losses = dict(entries), {}
+            self._all_losses = losses
+
+    def note(self, state: JournalState, step: int, entry: bytes, loss: float) -> None:
+        """Takes note of a step that the journal has."""
+        with self._lock:
+            self._state = state
+            self._entries[step], self._losses[step] = entry, loss
+            self._entries.pop(step - self._journal.retained_steps, None)
+            self._losses.pop(step - self._journal.retained_steps, None)
+
+    def after(self, told: int | None) -> History | None:
+        """Returns what is to be told to a peer; None where nothing is known yet.
+
+        Args:
+            told: the newest step that it was told of; None: it was told nothing.
+        """
+        with self._lock:
+            state = self._state
+            if state is None:
+                return None
+            entries, losses = self._entries, self._losses
+            if told is not None:
+                entries = {step: text for step, text in entries.items() if step > told}
+            known = {step: loss for step, loss in losses.items() if told is None or step > told}
+            entries = dict(entries)
+        if told is None:
+            known = {**self._all_losses(), **known}
+        return History(
+            *(self._owner, self._identity, self._ring, self._journal),
+            dataclasses.replace(state, rank=None),
+            entries,
+            known,
+        )

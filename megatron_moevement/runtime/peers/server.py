@@ -1,0 +1,340 @@
+"""The server of a process: takes copies of others' slots into its rings, and gives slots back.
+
+It listens on the one interface that it is told, and has a thread for each connection.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from typing import Any, Protocol, Self
+
+from megatron_moevement.errors import UserError
+from megatron_moevement.policy.copies.commit import is_current
+from megatron_moevement.policy.copies.persistence import SlotKey
+from megatron_moevement.policy.job.ranks import LogicalRank
+from megatron_moevement.runtime.peers.history import History
+from megatron_moevement.runtime.peers.log_messages import (
+    ServedLog,
+    TensorHeader,
+    hashes_document,
+    step_of_document,
+    tag_of_document,
+)
+from megatron_moevement.runtime.peers.slot_messages import (
+    key_of,
+    key_of_document,
+    slot_document,
+    slot_of_document,
+)
+from megatron_moevement.runtime.peers.state_messages import (
+    OfferedState,
+    StatePart,
+    found_document,
+)
+from megatron_moevement.runtime.slots.mapped_file import checksum_of
+from megatron_moevement.runtime.slots.ring_file import RingFile
+from megatron_moevement.runtime.slots.slot_record import SlotRecord
+from megatron_moevement.runtime.transport.admission import Admission, SparseLog
+from megatron_moevement.runtime.transport.handshake import RefusedError, Session, answer_call
+from megatron_moevement.runtime.transport.interface import listen_on
+from megatron_moevement.runtime.transport.wire import (
+    Channel,
+    Deadline,
+    Kind,
+    Message,
+    ProtocolError,
+)
+from megatron_moevement.runtime.upstream_log.log import tensor_bytes
+
+logger = logging.getLogger(__name__)
+
+_HANDSHAKE_TIME = timedelta(seconds=10)
+_PAUSE_S = 0.1
+"""After a failure to accept, for want of descriptors for example."""
+
+
+class KeptSlots(Protocol):
+    """What a process keeps; the server's threads call it, several at a time."""
+
+    def ring_for(self, owner: LogicalRank, record: SlotRecord) -> RingFile | None:
+        """Returns the ring that a copy is to be kept in, None when it is not to be kept here."""
+
+    def stored(self, slot: SlotKey, record: SlotRecord) -> None:
+        """Learns that a copy is complete, checked and published in its ring."""
+
+    def learn(self, history: History) -> None:
+        """Learns what goes with the slots of a rank; a process that has none keeps it.
+
+        Raises:
+            UserError: it can't be kept here.
+        """
+
+    def find(self, slot: SlotKey) -> tuple[RingFile, SlotRecord] | None:
+        """Returns a slot that is held, own ones included, None when it is not."""
+
+
+class ReplicaServer:
+    """Receives copies and answers requests until it is closed.
+
+    Attributes:
+        address: host and port at which peers reach it.
+    """
+
+    def __init__(
+        self,
+        interface: str,
+        me: Session,
+        slots: KeptSlots,
+        *,
+        deadline: timedelta,
+        log: ServedLog | None = None,
+        max_unproven: int = 128,
+        max_proved: int = 1024,
+        halfway: Callable[[Kind], None] = lambda kind: None,
+    ) -> None:
+        """Starts to listen.
+
+        Args:
+            interface: host name or IP address of this machine, `--moevement-replication-interface`.
+            me: who this process is.
+            slots: where copies go, and what requests are answered from.
+            deadline: for one message with its payload.
+            log: this process's upstream log, if it has one.
+            max_unproven: as many callers are connected at a time that have not proved who they
+                are; one more takes the place of another.
+            max_proved: as many peers are connected at a time; more are hung up on.
+            halfway: called with the kind of an answer when half of its payload was sent.
+
+        Raises:
+            UserError: the interface is none of this machine's, or all of them.
+        """
+        self._me = me
+        self._slots = slots
+        self._deadline = deadline
+        self._log = log
+        self._state: OfferedState | None = None
+        self._admission = Admission(max_unproven, max_proved)
+        self._most_threads = max_proved + 2 * max_unproven
+        self._lines = SparseLog(logger)
+        self._halfway = halfway
+        self._lock = threading.Lock()
+        self._ring_locks: defaultdict[LogicalRank, threading.Lock] = defaultdict(threading.Lock)
+        self._connections: dict[Channel, threading.Thread] = {}
+        self._is_closed = False
+        self._listener = listen_on(interface)
+        host, port = self._listener.getsockname()[:2]
+        self.address: tuple[str, int] = (host, port)
+        self._acceptor = threading.Thread(target=self._accept, name="replica-server", daemon=True)
+        self._acceptor.start()
+
+    def offer(self, state: OfferedState | None) -> None:
+        """Lets peers read the live state, which must not change until nothing is offered."""
+        self._state = state
+
+    def close(self) -> None:
+        """Ends all connections and threads; what was only half received is not held."""
+        with self._lock:
+            self._is_closed = True
+            threads = list(self._connections.values())
+            for channel in self._connections:
+                channel.hang_up()
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._acceptor.join()
+        for thread in threads:
+            thread.join()
+        self._listener.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, caller = self._listener.accept()
+            except OSError:
+                if self._is_closed:
+                    return
+                logger.exception("replication: can't accept a connection")
+                time.sleep(_PAUSE_S)
+                continue
+            with self._lock:
+                if self._is_closed or len(self._connections) >= self._most_threads:
+                    connection.close()
+                    continue
+                channel = Channel(connection)
+                thread = threading.Thread(
+                    target=self._serve,
+                    args=(channel, f"{caller[0]}:{caller[1]}"),
+                    name=f"replica-server {caller[1]}",
+                    daemon=True,
+                )
+                self._connections[channel] = thread
+                left = self._admission.enter(channel, caller[0])
+                thread.start()
+            if left is not None:
+                text = "replication: a caller at %s is hung up on: too many proved nothing"
+                self._lines.write(logging.WARNING, text, left)
+
+    def _serve(self, channel: Channel, caller: str) -> None:
+        """Answers one peer until it hangs up or breaks the protocol."""
+        try:
+            process = answer_call(channel, self._me, Deadline(_HANDSHAKE_TIME))
+            caller = f"process {process} at {caller}"
+            if not self._admission.prove(channel):
+                raise ProtocolError("too many peers")
+            while True:
+                channel.await_message()
+                deadline = Deadline(self._deadline)
+                self._answer(channel, channel.receive(deadline), deadline)
+        except (ProtocolError, RefusedError) as error:
+            text = "replication: connection of %s is closed: %s"
+            self._lines.write(logging.WARNING, text, caller, str(error))
+        except OSError as error:
+            if not self._is_closed:
+                text = "replication: connection of %s ended: %s"
+                self._lines.write(logging.INFO, text, caller, str(error))
+        finally:
+            self._admission.leave(channel)
+            with self._lock:
+                self._connections.pop(channel, None)
+            channel.close()
+
+    def _answer(self, channel: Channel, message: Message, deadline: Deadline) -> None:
+        if not is_current(message.generation, self._me.generation):
+            raise ProtocolError(
+                f"a message of generation {message.generation} in {self._me.generation}"
+            )
+        if message.payload_bytes and message.kind is not Kind.SLOT:
+            raise ProtocolError("a request with a payload")
+        if message.kind is Kind.SLOT:
+            self._take(channel, message, deadline)
+        elif message.kind is Kind.HISTORY:
+            self._learn(channel, message, deadline)
+        elif message.kind is Kind.FETCH:
+            self._give(channel, message, deadline)
+        elif message.kind is Kind.LOG:
+            self._give_logged(channel, message, deadline)
+        elif message.kind is Kind.RECEIVED:
+            self._give_hashes(channel, message, deadline)
+        elif message.kind is Kind.STATE:
+            self._give_state(channel, message, deadline)
+        else:
+            raise ProtocolError(f"{message.kind.name} is no request")
+
+    def _take(self, channel: Channel, message: Message, deadline: Deadline) -> None:
+        """Receives a slot into its ring; it is held once every part was checked."""
+        owner, record = slot_of_document(message.document)
+        if record.payload_bytes != message.payload_bytes:
+            raise ProtocolError(f"{message.payload_bytes} bytes of {record.payload_bytes}")
+        reason = f"process {self._me.process} has no room for slots of {owner}"
+        try:
+            ring = self._slots.ring_for(owner, record)
+        except UserError as error:
+            ring, reason = None, str(error)
+        if ring is None or not ring.has_room_for(record):
+            channel.discard(record.payload_bytes, deadline)
+            self._refuse(channel, reason, deadline)
+            return
+        with self._ring_locks[owner]:
+            ring.invalidate(record.step)
+            channel.receive_into(ring.buffer(record.step)[: record.payload_bytes], deadline)
+            damaged = ring.damaged_parts(record)
+            if not damaged:
+                ring.publish(record)
+        if damaged:
+            logger.warning("replication: %s of step %d arrived damaged", owner, record.step)
+            refusal = {"reason": f"damaged: {damaged[0]}", "damaged": len(damaged)}
+            channel.send(Kind.REFUSED, self._me.generation, refusal, None, deadline)
+            return
+        self._slots.stored(key_of(owner, record), record)
+        channel.send(Kind.STORED, self._me.generation, {}, None, deadline)
+
+    def _learn(self, channel: Channel, message: Message, deadline: Deadline) -> None:
+        """Takes along what goes with the slots that follow."""
+        try:
+            self._slots.learn(History.of_document(message.document))
+        except UserError as error:
+            self._refuse(channel, str(error), deadline)
+            return
+        channel.send(Kind.STORED, self._me.generation, {}, None, deadline)
+
+    def _give(self, channel: Channel, message: Message, deadline: Deadline) -> None:
+        """Sends a slot; who asked checks what arrives."""
+        key = key_of_document(message.document)
+        found = self._slots.find(key)
+        if found is None:
+            reason = f"process {self._me.process} does not hold slot {key.slot} of {key.owner}"
+            self._refuse(channel, reason, deadline)
+            return
+        ring, record = found
+        document = slot_document(key.owner, record)
+        self._send(channel, Kind.FOUND, document, ring.payload(record), deadline)
+
+    def _give_logged(self, channel: Channel, message: Message, deadline: Deadline) -> None:
+        """Sends a tensor of the upstream log out of its memory; who asked checks what arrives."""
+        tag = tag_of_document(message.document)
+        try:
+            if self._log is None:
+                raise LookupError(f"process {self._me.process} keeps no upstream log")
+            tensor, logged_hash = self._log.serve(tag), self._log.logged_hash(tag)
+        except (LookupError, RuntimeError) as error:
+            self._refuse(channel, str(error), deadline)
+            return
+        header = TensorHeader(tensor.dtype, tuple(tensor.shape), logged_hash)
+        document, payload = header.document(), tensor_bytes(tensor)
+        self._send(channel, Kind.LOGGED, document, payload, deadline)
+
+    def _give_hashes(self, channel: Channel, message: Message, deadline: Deadline) -> None:
+        """Sends the hashes of what this process received in a step."""
+        step = step_of_document(message.document)
+        if self._log is None:
+            reason = f"process {self._me.process} keeps no upstream log"
+            self._refuse(channel, reason, deadline)
+            return
+        document = hashes_document(self._log.received(step))
+        channel.send(Kind.HASHES, self._me.generation, document, None, deadline)
+
+    def _give_state(self, channel: Channel, message: Message, deadline: Deadline) -> None:
+        """Sends a part of the live state; its checksum is made of what was read."""
+        part, state = StatePart.of_document(message.document), self._state
+        try:
+            if state is None:
+                raise LookupError(f"process {self._me.process} offers no state")
+            payload = state.read(part.step, part.name)
+        except LookupError as error:
+            self._refuse(channel, str(error), deadline)
+            return
+        document = found_document(part, checksum_of(payload))
+        self._send(channel, Kind.STATE_PART, document, payload, deadline)
+
+    def _send(
+        self,
+        channel: Channel,
+        kind: Kind,
+        document: Mapping[str, Any],
+        payload: memoryview,
+        deadline: Deadline,
+    ) -> None:
+        """Sends an answer with a payload."""
+        channel.send(
+            kind,
+            self._me.generation,
+            document,
+            payload,
+            deadline,
+            halfway=lambda: self._halfway(kind),
+        )
+
+    def _refuse(self, channel: Channel, reason: str, deadline: Deadline) -> None:
+        channel.send(Kind.REFUSED, self._me.generation, {"reason": reason}, None, deadline)

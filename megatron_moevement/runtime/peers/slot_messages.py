@@ -1,0 +1,64 @@
+"""What messages about slots say: which slot of whom, and what it consists of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from megatron_moevement.policy.copies.persistence import SlotKey
+from megatron_moevement.policy.job.ranks import LogicalRank
+from megatron_moevement.policy.window.schedule import Window
+from megatron_moevement.runtime.slots.slot_record import (
+    MalformedRecordError,
+    SlotRecord,
+    record_document,
+    record_of_document,
+)
+from megatron_moevement.runtime.transport.wire import ProtocolError
+
+
+def key_of(owner: LogicalRank, record: SlotRecord) -> SlotKey:
+    """Returns the policy's name of a slot."""
+    return SlotKey(owner, record.window, record.slot)
+
+
+def slot_document(owner: LogicalRank, record: SlotRecord) -> dict[str, Any]:
+    """Returns what goes in front of a slot's payload."""
+    return {"owner": str(owner), "record": record_document(record)}
+
+
+def slot_of_document(document: Mapping[str, Any]) -> tuple[LogicalRank, SlotRecord]:
+    """Returns owner and record of a slot that arrives.
+
+    Raises:
+        ProtocolError: the document describes no slot.
+    """
+    try:
+        return LogicalRank.parse(document["owner"]), record_of_document(document["record"])
+    except (KeyError, TypeError, MalformedRecordError, ValueError) as error:
+        raise ProtocolError(f"no slot: {error}") from error
+
+
+def key_document(key: SlotKey) -> dict[str, Any]:
+    """Returns what names a slot."""
+    window = key.window
+    return {
+        "owner": str(key.owner),
+        "window": [window.start, window.size, window.epoch],
+        "slot": key.slot,
+    }
+
+
+def key_of_document(document: Mapping[str, Any]) -> SlotKey:
+    """Returns the slot that a document names.
+
+    Raises:
+        ProtocolError: it names none.
+    """
+    try:
+        numbers = [*document["window"], document["slot"]]
+        if len(numbers) != 4 or any(type(number) is not int for number in numbers):
+            raise ProtocolError(f"no window and slot: {numbers}")
+        return SlotKey(LogicalRank.parse(document["owner"]), Window(*numbers[:3]), numbers[3])
+    except (KeyError, TypeError, ValueError) as error:
+        raise ProtocolError(f"no slot: {error}") from error

@@ -1,1 +1,0 @@
-"""Copies of slots between processes, over connections of their own."""

@@ -1,0 +1,1 @@
+"""Security: folders of other users, and proofs of who wrote a document."""

@@ -1,0 +1,1 @@
+"""Stores: the files of each process in host memory, who has them, and what is left of them."""

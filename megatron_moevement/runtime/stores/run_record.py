@@ -1,0 +1,130 @@
+"""The run that a store belongs to, in words: beside the files, for who wonders whose they are."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from pathlib import Path
+
+from megatron_moevement.errors import UserError
+from megatron_moevement.runtime.slots.identity import RUN_NAME, DamagedFileError, RunIdentity
+from megatron_moevement.runtime.slots.journal import Journal
+from megatron_moevement.runtime.slots.mapped_file import CREATING_SUFFIX, Access
+from megatron_moevement.runtime.stores.store import (
+    JOURNAL_NAME,
+    LOCK_NAME,
+    folder_bytes,
+    process_folders,
+)
+from megatron_moevement.runtime.stores.store_lock import lock_owner
+
+_MAX_BYTES = 1 << 20
+
+
+@dataclasses.dataclass(frozen=True)
+class LeftRun:
+    """A run that has a state in memory and no process on this machine.
+
+    Attributes:
+        run_id: names its folder.
+        step: the newest that it committed.
+        size_bytes: memory that it takes.
+        identity: what it is; None where that was not written down.
+    """
+
+    run_id: str
+    step: int
+    size_bytes: int
+    identity: RunIdentity | None
+
+
+def write_run(folder: Path, identity: RunIdentity) -> None:
+    """Writes into the folder of a process what its run is, whole or not at all."""
+    creating = folder / f"{RUN_NAME}{CREATING_SUFFIX}"
+    creating.unlink(missing_ok=True)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    with open(os.open(creating, flags, 0o600), "w", encoding="utf-8") as file:
+        file.write(json.dumps(identity.document()))
+    creating.rename(folder / RUN_NAME)
+
+
+def read_run(folder: Path) -> RunIdentity | None:
+    """Returns what the run of a process's folder is; None where nothing readable says so."""
+    try:
+        descriptor = os.open(folder / RUN_NAME, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        with open(descriptor, "rb") as file:
+            return RunIdentity.of_document(json.loads(file.read(_MAX_BYTES)))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+
+
+def check_layout(run_folders: list[Path], identity: RunIdentity) -> None:
+    """Refuses to go on from memory of this run whose bytes mean something else.
+
+    Args:
+        run_folders: in which processes of the run left files, in memory or flushed.
+        identity: of this launch.
+
+    Raises:
+        UserError: the memory was made with other flags.
+    """
+    for run_folder in run_folders:
+        for folder in process_folders(run_folder).values():
+            found = read_run(folder)
+            if found is None or found.deciding != identity.deciding:
+                continue
+            for name, value in found.layout.items():
+                if value != identity.layout.get(name) and (folder / JOURNAL_NAME).exists():
+                    raise UserError(
+                        f"this run left its memory in {folder}, made with {name} {value}: launch "
+                        f"with {name} {value} to go on from it, or remove {run_folder} to begin "
+                        "without it"
+                    )
+
+
+def left_runs(root: Path, own_run_id: str) -> tuple[LeftRun, ...]:
+    """Returns the other runs of this user that left a state in a store directory.
+
+    Args:
+        root: the store directory.
+        own_run_id: of the run that looks.
+    """
+    try:
+        folders = sorted(root.iterdir())
+    except OSError:
+        return ()
+    found = (_left_run(folder) for folder in folders if folder.name != own_run_id)
+    return tuple(one for one in found if one is not None)
+
+
+def _left_run(run_folder: Path) -> LeftRun | None:
+    """Returns what a run left; None where a process of it lives, or nothing could be gone on from.
+
+    What another process removes meanwhile counts as gone.
+    """
+    try:
+        if run_folder.lstat().st_uid != os.geteuid():
+            return None
+        processes = process_folders(run_folder)
+        if any(lock_owner(folder / LOCK_NAME) is not None for folder in processes.values()):
+            return None
+        steps = [step for one in processes.values() if (step := _committed(one)) is not None]
+        size_bytes = sum(folder_bytes(folder) for folder in processes.values())
+    except OSError:
+        return None
+    if not steps:
+        return None
+    runs = (read_run(folder) for folder in processes.values())
+    identity = next((one for one in runs if one is not None), None)
+    return LeftRun(run_folder.name, max(steps), size_bytes, identity)
+
+
+def _committed(folder: Path) -> int | None:
+    try:
+        journal = Journal.open(folder / JOURNAL_NAME, None, Access.READ)
+    except (FileNotFoundError, DamagedFileError, UserError):
+        return None
+    state = journal.state
+    journal.close()
+    return None if state is None else state.committed

@@ -1,0 +1,1 @@
+"""Transport: messages between two processes that have proved who they are."""

@@ -1,0 +1,1 @@
+"""The upstream log: boundary tensors that a rank sent, in host memory."""

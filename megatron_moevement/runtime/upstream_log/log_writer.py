@@ -1,0 +1,195 @@
+"""Writing the upstream log: copies and hashes of boundary tensors, beside the computation.
+
+On the host a copy is done where it is asked for. On a GPU it is enqueued on a side stream at once,
+and a thread of its own waits for it and hashes it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from datetime import timedelta
+from types import TracebackType
+from typing import Protocol
+
+import torch
+
+from megatron_moevement.backends.backend import BackendName, CopyStream
+from megatron_moevement.errors import MoEvementError
+from megatron_moevement.policy.job.boundary import BoundaryTag
+from megatron_moevement.runtime.capture.background import Background
+from megatron_moevement.runtime.upstream_log.log import UpstreamLog, tensor_hash
+
+
+class LogWriteError(MoEvementError, RuntimeError):
+    """A boundary tensor could not be copied or hashed."""
+
+
+class LogWriter(Protocol):
+    """Copies boundary tensors; the training thread calls it."""
+
+    @property
+    def log(self) -> UpstreamLog:
+        """What it writes to."""
+
+    def sent(self, tag: BoundaryTag, tensor: torch.Tensor) -> None:
+        """Logs a tensor that is sent; nobody changes it any more."""
+
+    def received(self, tag: BoundaryTag, tensor: torch.Tensor) -> None:
+        """Keeps the hash of a tensor that has come in; nobody changes it any more."""
+
+    def await_landed(self) -> timedelta:
+        """Waits until everything handed over is in the log; returns how long that took.
+
+        Raises:
+            LogWriteError: something could not be copied.
+        """
+
+    def close(self) -> None:
+        """Ends what it has begun."""
+
+
+class InlineWriter:
+    """Copies and hashes at once; for tensors in host memory."""
+
+    def __init__(self, log: UpstreamLog) -> None:
+        self._log = log
+
+    @property
+    def log(self) -> UpstreamLog:
+        """What it writes to."""
+        return self._log
+
+    def sent(self, tag: BoundaryTag, tensor: torch.Tensor) -> None:
+        """Copies and hashes."""
+        place = self._log.reserve(tag, tensor)
+        if place is not None:
+            place.copy_(tensor.detach())
+            self._log.land(tag, place)
+
+    def received(self, tag: BoundaryTag, tensor: torch.Tensor) -> None:
+        """Hashes."""
+        self._log.note_received(tag, tensor_hash(tensor))
+
+    def await_landed(self) -> timedelta:
+        """Returns at once."""
+        return timedelta(0)
+
+    def close(self) -> None:
+        """Does nothing."""
+
+    def __enter__(self) -> InlineWriter:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+@dataclasses.dataclass(frozen=True)
+class _Copy:
+    """A copy under way.
+
+    Attributes:
+        tag: what is copied.
+        source: held until the copy has run, so that its memory is not used again.
+        place: in the log; None for what came in and is only hashed.
+    """
+
+    tag: BoundaryTag
+    source: torch.Tensor
+    place: torch.Tensor | None
+
+
+class BackgroundWriter:
+    """Copies on a side stream and hashes on a thread of its own. A context manager."""
+
+    def __init__(self, log: UpstreamLog, stream: CopyStream) -> None:
+        """Starts the thread.
+
+        Args:
+            log: what is written to.
+            stream: where the copies run.
+        """
+        self._log = log
+        self._stream = stream
+        self._scratch = torch.empty(0, dtype=torch.uint8)
+        self._background = Background("upstream-log", self._finish, _failed)
+
+    @property
+    def log(self) -> UpstreamLog:
+        """What it writes to."""
+        return self._log
+
+    def sent(self, tag: BoundaryTag, tensor: torch.Tensor) -> None:
+        """Enqueues a copy behind what the calling thread has enqueued on the device."""
+        place = self._log.reserve(tag, tensor)
+        if place is not None:
+            self._begin(_Copy(tag, tensor.detach(), place))
+
+    def received(self, tag: BoundaryTag, tensor: torch.Tensor) -> None:
+        """Enqueues a copy to be hashed and forgotten."""
+        self._begin(_Copy(tag, tensor.detach(), None))
+
+    def await_landed(self) -> timedelta:
+        """Waits until everything handed over is in the log; returns how long that took.
+
+        Raises:
+            LogWriteError: something could not be copied.
+        """
+        return self._background.await_done()
+
+    def close(self) -> None:
+        """Ends the thread, once what was begun is done."""
+        self._background.close()
+
+    def __enter__(self) -> BackgroundWriter:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _begin(self, copy: _Copy) -> None:
+        self._background.check()
+        self._stream.fork()
+        self._background.begin(copy)
+
+    def _finish(self, copy: _Copy) -> None:
+        source = copy.source
+        if copy.place is not None:
+            self._stream.copy(source, copy.place)
+            self._stream.join()
+            self._log.land(copy.tag, copy.place)
+            return
+        size_bytes = source.numel() * source.element_size()
+        if self._scratch.numel() < size_bytes:
+            self._scratch = torch.empty(size_bytes, dtype=torch.uint8)
+        target = self._scratch[:size_bytes].view(source.dtype).view(source.shape)
+        self._stream.copy(source, target)
+        self._stream.join()
+        self._log.note_received(copy.tag, tensor_hash(target))
+
+
+def _failed(error: Exception) -> LogWriteError:
+    return LogWriteError(f"the upstream log could not be written: {error}")
+
+
+def open_writer(
+    log: UpstreamLog, backend: BackendName, stream: CopyStream
+) -> InlineWriter | BackgroundWriter:
+    """Returns the writer that suits a device; a context manager.
+
+    Args:
+        log: what is written to.
+        backend: the device.
+        stream: its copy stream, for this writer alone.
+    """
+    return InlineWriter(log) if backend is BackendName.CPU else BackgroundWriter(log, stream)

@@ -1,0 +1,1 @@
+"""MoEvement: sparse checkpointing, upstream logging and localized recovery."""

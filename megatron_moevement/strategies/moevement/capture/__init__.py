@@ -1,0 +1,1 @@
+"""Capture: the slot of every committed step."""

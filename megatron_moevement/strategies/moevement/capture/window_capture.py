@@ -1,0 +1,173 @@
+"""Window capture: takes the slot of every committed step and keeps account of its copies."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import time
+from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
+
+import torch
+
+from megatron_moevement.integrations.megatron.slot_layout import SlotLayout
+from megatron_moevement.integrations.megatron.snapshots import Piece, Timing
+from megatron_moevement.policy.copies.commit import may_vote
+from megatron_moevement.policy.copies.retention import retain
+from megatron_moevement.policy.copies.slot_ring import SlotRing
+from megatron_moevement.policy.window.schedule import Window, WindowSchedule
+from megatron_moevement.runtime.capture.capture import Capture, CaptureError, HostCopy
+from megatron_moevement.runtime.coordination.commit_barrier import DisagreementError
+from megatron_moevement.runtime.faults.fault_points import NO_FAULTS, FaultPoints
+from megatron_moevement.runtime.slots.ring_file import RingFile
+from megatron_moevement.runtime.slots.slot_record import EXTRAS, SlotPart, SlotRecord
+from megatron_moevement.settings.faults import Place
+from megatron_moevement.strategies.moevement.protection.copies import Copies
+from megatron_moevement.strategies.scalars import SlotScalars
+
+
+class WindowCapture:
+    """Captures this rank's slots; the training thread calls it."""
+
+    def __init__(
+        self,
+        capture: Capture,
+        ring_file: RingFile,
+        copies: Copies,
+        schedule: WindowSchedule,
+        layouts: tuple[SlotLayout, ...],
+        *,
+        era: int,
+        ring: SlotRing,
+        faults: FaultPoints = NO_FAULTS,
+        state_digest: Callable[[], str | None] = lambda: None,
+        admits: Callable[[SlotRecord], bool] = lambda _: True,
+    ) -> None:
+        """Goes on where a former launch ended, or begins.
+
+        Args:
+            capture: copies to the host.
+            ring_file: receives the slots.
+            copies: carries them to their holders.
+            schedule: in force.
+            layouts: for each slot what this rank captures.
+            era: rollbacks that lie behind the job.
+            ring: what the ring file holds that is needed.
+            faults: where this process fails on purpose.
+            state_digest: returns what stands for all of the live state.
+            admits: is asked, on the capture's thread, whether a slot may be kept.
+        """
+        self._capture = capture
+        self._file = ring_file
+        self._copies = copies
+        self._schedule = schedule
+        self._layouts = layouts
+        self._era = era
+        self._ring = ring
+        self._faults = faults
+        self._state_digest = state_digest
+        self._admits = admits
+        self.captured_bytes = 0
+        self.metadata_bytes = 0
+        self.stall = timedelta()
+
+    @property
+    def next_step(self) -> int:
+        """K of the S_k that is captured next."""
+        return self._ring.next_step
+
+    def begin(self, step: int, scalars: SlotScalars) -> None:
+        """Begins to capture S_step.
+
+        Args:
+            step: the state that was just committed.
+            scalars: what belongs to it besides tensors.
+        """
+        if step != self._ring.next_step:
+            raise DisagreementError(f"S_{step} after {self._ring.steps}")
+        self._ring = self._ring.captured()
+        slot = self._schedule.slot_of(step)
+        if slot == 0:
+            self._faults.strike(step, Place.WINDOW_EDGE)
+        layout = self._layouts[slot]
+        self._file.invalidate(step)
+        memory = self._file.buffer(step)
+        extras = dataclasses.replace(scalars, state=self._state_digest()).encode()
+        payload_bytes = layout.size_bytes + len(extras)
+        if payload_bytes > len(memory):
+            raise CaptureError(f"a slot of {payload_bytes} bytes, there is room for {len(memory)}")
+        memory[layout.size_bytes : payload_bytes] = extras
+        buffer = torch.frombuffer(memory, dtype=torch.uint8)
+        copies = [
+            HostCopy(_source(piece), view)
+            for part in layout.parts
+            for piece, view in zip(part.pieces, part.views(buffer), strict=True)
+        ]
+        self._faults.strike(step, Place.CAPTURE)
+        self._capture.begin(
+            self._passing_halfway(step, copies),
+            functools.partial(self._landed, step, payload_bytes),
+        )
+        self.captured_bytes = layout.captured_bytes
+        self.metadata_bytes = len(extras)
+
+    def await_commit(self) -> Window | None:
+        """Waits until the live state may change and the next slot will find room.
+
+        Returns:
+            The newest window of which all copies of this rank's slots are acknowledged.
+        """
+        self.stall = self._capture.await_copies()
+        started_s = time.perf_counter()
+        self._copies.mend()
+        if not may_vote(self._ring, self._copies.acknowledgements):
+            self._capture.await_landed()
+        while not may_vote(self._ring, self._copies.acknowledgements):
+            self._copies.await_change()
+        self.stall += timedelta(seconds=time.perf_counter() - started_s)
+        return self._copies.acknowledgements.newest_complete()
+
+    def drop_before(self, window: Window) -> None:
+        """Frees the buffers of the slots before a window that is persisted."""
+        oldest = retain(window, 0).oldest_slot_step
+        if oldest > self._ring.oldest:
+            self._ring = self._ring.dropped_before(oldest)
+            self._copies.drop_before(window)
+
+    def _landed(self, step: int, payload_bytes: int) -> None:
+        """Makes the checksums of a slot and sends it off; on the capture's thread."""
+        window, slot = self._schedule.window_of(step), self._schedule.slot_of(step)
+        layout = self._layouts[slot]
+        payload = self._file.buffer(step)[:payload_bytes]
+        places = [(part.name, part.offset, part.size_bytes) for part in layout.parts]
+        places.append((EXTRAS, layout.size_bytes, payload_bytes - layout.size_bytes))
+        record = SlotRecord(
+            era=self._era,
+            window=window,
+            slot=slot,
+            step=step,
+            payload_bytes=payload_bytes,
+            parts=tuple(
+                SlotPart.of(name, offset, payload[offset : offset + size])
+                for name, offset, size in places
+            ),
+        )
+        if not self._admits(record):
+            return
+        self._faults.strike(step, Place.PUBLISH)
+        self._file.publish(record)
+        self._faults.strike(step, Place.AFTER_PUBLISH)
+        self._copies.land(record)
+
+    def _passing_halfway(self, step: int, copies: Sequence[HostCopy]) -> Iterator[HostCopy]:
+        """Yields copies, and passes the fault point in the middle of them."""
+        for number, copy in enumerate(copies):
+            if number == len(copies) // 2:
+                self._faults.strike(step, Place.COPY)
+            yield copy
+
+
+def _source(piece: Piece) -> torch.Tensor:
+    """Returns what is copied: small buffers change before the copy is awaited."""
+    live = piece.live.detach()
+    return live.clone() if piece.timing is Timing.AT_ONCE else live

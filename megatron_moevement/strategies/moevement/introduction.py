@@ -1,0 +1,120 @@
+"""Introduction: what the ranks of a generation tell each other before anything is written.
+
+It is one exchange: a recovery waits at each of them for the rank that comes last.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import secrets
+from collections.abc import Sequence
+from typing import Any
+
+from megatron_moevement.errors import UserError
+from megatron_moevement.integrations.megatron.snapshots import LiveOperators
+from megatron_moevement.policy.copies.loopback import Receiver, check_reachable
+from megatron_moevement.policy.job.guarantee import Computation
+from megatron_moevement.runtime.coordination.agreement import AgreementError, gather_together
+from megatron_moevement.settings.fault_tolerance import FaultTolerance
+from megatron_moevement.settings.secret import SECRET_VARIABLE
+from megatron_moevement.strategies.moevement.protection.job_plan import Member
+from megatron_moevement.strategies.moevement.protection.receiver import own_receiver
+from megatron_moevement.strategies.moevement.recovery.replicas import (
+    Replicas,
+    name_of_state,
+    place_among,
+)
+from megatron_moevement.strategies.trained import Trained
+
+_TOKEN_BYTES = 32
+_SHOWN_DIGITS = 16
+"""Of a digest of the key, for others to compare."""
+
+KeyOffer = Sequence[str | None]
+"""Digest of the key that a process has, and the key that it draws where it has none; as JSON."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Introduction:
+    """What all ranks told, in the order of ranks.
+
+    Attributes:
+        members: themselves.
+        computations: what decides their bits.
+        replicas: where this rank stands among its replicas.
+        token: the key by which processes recognise each other.
+    """
+
+    members: tuple[Member, ...]
+    computations: tuple[Computation, ...]
+    replicas: Replicas
+    token: bytes
+
+
+def introduce(
+    settings: FaultTolerance, trained: Trained, live: LiveOperators, own: Member
+) -> Introduction:
+    """Tells all other ranks of this one; every rank calls it, in step.
+
+    Args:
+        settings: the flags.
+        trained: the live objects.
+        live: this rank's operators.
+        own: of this rank.
+
+    Raises:
+        UserError: on all ranks: an interface is none of its machine's, or others don't reach it,
+            or processes have different secrets.
+    """
+    name = name_of_state(settings, trained, live)
+
+    def tell() -> Sequence[Any]:
+        receiver = own_receiver(settings.moevement_replication_interface, trained.process)
+        return [
+            own.document(),
+            trained.computation.document(),
+            name,
+            dataclasses.asdict(receiver),
+            offer_key(trained.replication_key),
+        ]
+
+    try:
+        told = gather_together(tell, trained.device)
+    except AgreementError as error:
+        raise UserError(error.reason) from error
+    members, computations, names, receivers, offers = zip(*told, strict=True)
+    check_reachable([Receiver(**one) for one in receivers])
+    return Introduction(
+        tuple(map(Member.of_document, members)),
+        tuple(map(Computation.from_document, computations)),
+        place_among(name, names),
+        agree_on_key(trained.replication_key, offers),
+    )
+
+
+def offer_key(key: bytes | None) -> KeyOffer:
+    """Returns what a process offers: a key that is given never travels.
+
+    Args:
+        key: that it was given; None where it was given none.
+    """
+    if key is None:
+        return [None, secrets.token_hex(_TOKEN_BYTES)]
+    return [hashlib.sha256(key).hexdigest()[:_SHOWN_DIGITS], None]
+
+
+def agree_on_key(key: bytes | None, offers: Sequence[KeyOffer]) -> bytes:
+    """Returns the key that all processes have: that they were given, or that rank 0 draws.
+
+    Args:
+        key: that this process was given; None where it was given none.
+        offers: of all ranks.
+
+    Raises:
+        UserError: processes were given different ones.
+    """
+    if len({shown for shown, _ in offers}) > 1:
+        raise UserError(f"processes have different secrets; give all the same {SECRET_VARIABLE}")
+    drawn = offers[0][1]
+    return key or bytes.fromhex(drawn or "")

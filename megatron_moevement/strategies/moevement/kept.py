@@ -1,0 +1,123 @@
+"""Kept: what a process takes over a restart besides its model, its store and its ledger.
+
+One object for the life of a process. The strategy of each generation fills it, and that of the next
+one reads what its facts, its roll-forward and its logs need. Each field is published by one
+assignment: an interrupt may come before any bytecode.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from megatron_moevement.policy.copies.persistence import SlotKey
+from megatron_moevement.policy.facts.facts import Condition, Facts, LiveState
+from megatron_moevement.policy.job.guarantee import Computation, Guarantee
+from megatron_moevement.policy.recovery.plan import Plan
+from megatron_moevement.runtime.upstream_log.log import UpstreamLog
+from megatron_moevement.strategies.moevement.protection.kept_store import KeptStore
+from megatron_moevement.strategies.scalars import SlotScalars
+
+
+@dataclasses.dataclass(frozen=True)
+class Live:
+    """What the live objects of a process are worth.
+
+    Attributes:
+        state: as its facts tell it.
+        scalars: what belongs to that state besides tensors; None where the state is lost.
+        random_after: the random streams behind the passes of the step whose gradients are finished.
+    """
+
+    state: LiveState
+    scalars: SlotScalars | None = None
+    random_after: Mapping[str, Any] | None = None
+
+    @classmethod
+    def dense(cls, scalars: SlotScalars) -> Live:
+        """Returns a state that is complete, between two steps or before the end of a barrier."""
+        return cls(LiveState(Condition.DENSE, scalars.progress.committed), scalars)
+
+    def with_finished(self, step: int, random_after: Mapping[str, Any]) -> Live:
+        """Returns the same state with the gradients of a step ready to be applied."""
+        state = dataclasses.replace(self.state, finished=step)
+        return dataclasses.replace(self, state=state, random_after=random_after)
+
+
+TORN = Live(LiveState(Condition.TORN))
+"""A commit is under way."""
+
+GIVEN_UP = Live(LiveState(Condition.ABSENT))
+"""A replay has begun to overwrite the state."""
+
+INITIAL = Live(LiveState(Condition.ABSENT))
+"""A new process: it holds the weights that the seed gives."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Agreed:
+    """What all processes of a generation have agreed on."""
+
+    facts: Facts
+    plan: Plan
+
+
+@dataclasses.dataclass
+class Kept:
+    """What a process keeps; made empty at its start.
+
+    Attributes:
+        store: its files; they belong to the process, whatever becomes of its live objects.
+        live: what its live objects are worth.
+        log: what it sent over its stage's boundaries; None before the first plan of the job.
+        downtime_s: how long the parts of the present restart took that lie before the strategy's:
+            `detect`, `teardown` and `rendezvous`. Whoever restarts may fill it in; the event
+            `recovered` tells it.
+        joined_s: when the present restart had its groups, in seconds since the epoch.
+        origin: what the ranks of the job's first generation computed with; None before it.
+        guarantee: of the job's newest generation that this process was in.
+        agreed: the newest plan; it holds in its generation, also where live objects are built anew
+            in order to carry it out.
+        doubted: slots that lie in this process and that a replay began with which differed from
+            the first time; plans pass them over until a replay from other copies proves right.
+        doubted_of_spares: such slots of processes that have no rank, each with the process.
+    """
+
+    store: KeptStore = dataclasses.field(default_factory=KeptStore)
+    live: Live = INITIAL
+    log: UpstreamLog | None = None
+    downtime_s: dict[str, float] = dataclasses.field(default_factory=dict)
+    joined_s: float | None = None
+    origin: tuple[Computation, ...] | None = None
+    guarantee: Guarantee | None = None
+    agreed: Agreed | None = None
+    doubted: frozenset[SlotKey] = frozenset()
+    doubted_of_spares: frozenset[tuple[int, SlotKey]] = frozenset()
+
+    @classmethod
+    def anew(cls, former: Kept) -> Kept:
+        """Returns what a process goes on with whose live objects are given up."""
+        return cls(
+            former.store,
+            origin=former.origin,
+            guarantee=former.guarantee,
+            agreed=former.agreed,
+            doubted=former.doubted,
+            doubted_of_spares=former.doubted_of_spares,
+        )
+
+    def renew(self) -> None:
+        """Learns that the live objects are built anew."""
+        self.live, self.log = INITIAL, None
+
+    @property
+    def is_new(self) -> bool:
+        """Whether this process has never held a state: all that it has was left by others."""
+        return self.live is INITIAL
+
+    @property
+    def is_pristine(self) -> bool:
+        """Whether the weights are still those that the seed gives."""
+        state = self.live.state
+        return self.live is INITIAL or (state.condition is Condition.DENSE and state.step == 0)

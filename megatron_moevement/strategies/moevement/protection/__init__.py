@@ -1,0 +1,1 @@
+"""Protection: what processes keep for others, and where."""

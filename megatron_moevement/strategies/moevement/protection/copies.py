@@ -1,0 +1,230 @@
+"""Copies: this rank's slots on their way to the processes that keep them too."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from datetime import timedelta
+from operator import methodcaller
+
+from megatron_moevement.policy.copies.peer_trouble import Remedy, Trouble
+from megatron_moevement.policy.copies.persistence import Acknowledgements, SlotKey
+from megatron_moevement.policy.copies.placement import Host, Placement, replace_holder
+from megatron_moevement.policy.window.schedule import Window
+from megatron_moevement.runtime.faults.fault_points import NO_FAULTS, FaultPoints
+from megatron_moevement.runtime.peers.sender import SlotSender
+from megatron_moevement.runtime.slots.ring_file import RingFile
+from megatron_moevement.runtime.slots.slot_record import SlotRecord
+from megatron_moevement.settings.faults import Place
+from megatron_moevement.strategies.strategy import CaptureLostError
+
+logger = logging.getLogger(__name__)
+
+_PATIENCE = timedelta(seconds=0.25)
+"""Between two looks at who is silent."""
+
+
+class Copies:
+    """The copies of one rank's slots.
+
+    The capture's thread sends them off; the training thread does the rest.
+    """
+
+    def __init__(  # noqa: PLR0917  (what copies are made of)
+        self,
+        sender: SlotSender,
+        ring: RingFile,
+        placement: Placement,
+        hosts: Sequence[Host],
+        faults: FaultPoints = NO_FAULTS,
+        uninterrupted: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
+    ) -> None:
+        """Takes over the sender; closes it at the end.
+
+        Args:
+            sender: the connections.
+            ring: this rank's slots.
+            placement: who is to keep copies for whom.
+            hosts: all processes that may.
+            faults: where this process fails on purpose.
+            uninterrupted: encloses what a restart waits for.
+        """
+        self._sender = sender
+        self._ring = ring
+        self._placement = placement
+        self._began_with = placement.holders[ring.owner]
+        self._hosts = tuple(hosts)
+        self._faults = faults
+        self._uninterrupted = uninterrupted
+        self._lock = threading.Lock()  # who keeps copies, and the sender's connections
+        self.sent_bytes = 0
+        self.moved = 0
+        """Copies of slots that were there already, sent to holders that lacked them or fetched."""
+
+    @property
+    def acknowledgements(self) -> Acknowledgements:
+        """What is known of the copies."""
+        return self._sender.acknowledgements
+
+    @property
+    def holders(self) -> tuple[int, ...]:
+        """The processes that are to keep copies."""
+        return self._placement.holders[self._ring.owner]
+
+    def land(self, record: SlotRecord) -> None:
+        """Sends off a slot that has landed in the ring."""
+        with self._lock:
+            self._land_for(record, self.holders)
+
+    def land_for(self, record: SlotRecord, lacking: Sequence[int]) -> None:
+        """Sends a slot to holders that lack it; it is complete when they have it.
+
+        Args:
+            record: of a slot in the ring.
+            lacking: of the holders at the beginning; those that came later lack it, too.
+        """
+        with self._lock:
+            added = set(self.holders) - set(self._began_with)
+            to = [each for each in self.holders if each in {*lacking, *added}]
+            self._land_for(record, to)
+            self.moved += len(to)
+
+    def await_change(self) -> None:
+        """Waits a while for an acknowledgement, and mends what has failed.
+
+        Raises:
+            CaptureLostError: a slot is damaged in the ring.
+        """
+        self._sender.await_change(_PATIENCE)
+        self.mend()
+
+    def mend(self) -> None:
+        """Sends again to holders to which a transfer has failed, or lets others take their place.
+
+        Where nobody can, slots with another copy are complete without; a slot without any is not,
+        for as long as there is a holder that may come back.
+
+        Raises:
+            CaptureLostError: a slot is damaged in the ring.
+        """
+        for key in self.acknowledgements.lost_of(self._sender.damaged):
+            raise CaptureLostError(
+                f"slot {key.slot} of {key.owner}, of step {key.step}, is damaged in the memory of "
+                "its own process, and not all of its copies were made: check the machine's memory"
+            )
+        if not self._sender.silent:
+            return
+        with self._lock:
+            for process in self._sender.silent:
+                if process in self.holders:
+                    with self._uninterrupted():
+                        self._mend(process)
+
+    def _mend(self, silent: int) -> None:
+        trouble = self._sender.troubles[silent]
+        if trouble.is_lasting:
+            if self._replace(silent):
+                return
+            self._excuse(silent, trouble)
+        if trouble.remedy(time.monotonic()) is Remedy.TRY_AGAIN:
+            self._sender.try_again(silent)
+            owing = self.acknowledgements.owing
+            self._send([key for key in owing if silent in owing[key]], silent)
+
+    def _excuse(self, silent: int, trouble: Trouble) -> None:
+        if silent in self.acknowledgements.excused:
+            return
+        self._sender.update(methodcaller("holder_excused", silent))
+        logger.warning(
+            "process %d keeps no copies of %s now (%s), and nobody can take its place: it is tried "
+            "again until it does; where there is no other copy, training waits",
+            silent,
+            self._ring.owner,
+            trouble.reason,
+        )
+
+    def _land_for(self, record: SlotRecord, to: Sequence[int]) -> None:
+        have = set(self.holders).difference(to)
+        self._sender.land(self._ring.owner, record, self._ring.payload(record), to, have)
+        self.sent_bytes += record.payload_bytes * len(to)
+
+    def _replace(self, silent: int) -> bool:
+        """Gives a holder's copies to another process, those of it that were complete included.
+
+        Returns:
+            Whether there is one.
+        """
+        successor = self._successor_of(silent)
+        if successor is None:
+            return False
+        known = tuple(self.acknowledgements.owing)
+        self._sender.update(methodcaller("holder_replaced", silent, successor, known))
+        if successor in self._sender.silent:  # it failed long ago
+            self._sender.try_again(successor)
+        self._send(known, successor)
+        logger.warning(
+            "process %d keeps the copies of %s instead of process %d",
+            successor,
+            self._ring.owner,
+            silent,
+        )
+        return True
+
+    def _successor_of(self, silent: int) -> int | None:
+        """Returns who keeps copies from now on instead of a process; None where nobody does."""
+        former, now_s, troubles = self.holders, time.monotonic(), self._sender.troubles
+        hosts = [
+            host
+            for host in self._hosts
+            if (trouble := troubles.get(host.process)) is None
+            or trouble.is_forgotten(now_s)
+            or host.process in former
+        ]
+        placement = replace_holder(self._placement, hosts, self._ring.owner, silent)
+        holders = placement.holders[self._ring.owner]
+        successor = next((each for each in holders if each not in former), None)
+        if successor is not None:
+            self._placement = placement
+        return successor
+
+    def _send(self, slots: Iterable[SlotKey], to: int) -> None:
+        """Sends slots of the ring to a holder, in the order of their capture."""
+        for key in sorted(slots, key=lambda key: key.step):
+            record = self._ring.record(key.step)
+            assert record is not None  # the ring keeps a slot for as long as it is accounted for
+            self._sender.send(key.owner, record, self._ring.payload(record), (to,))
+            self.sent_bytes += record.payload_bytes
+
+    def await_second_holder(self, window: Window) -> None:
+        """Waits until every slot of a window has a copy; the others may be on their way."""
+        while not self.acknowledgements.has_second_holder(window):
+            self.await_change()
+
+    def drop_before(self, window: Window) -> None:
+        """Forgets the slots of older windows."""
+        self._sender.update(lambda known: known.dropped_before(window))
+
+    def fetch(self, process: int, key: SlotKey) -> None:
+        """Fetches a slot from a process into the ring.
+
+        Args:
+            process: who has it.
+            key: which one; a replica's, of the same bits, becomes this rank's.
+
+        Raises:
+            FetchError: the process does not give it intact and in time.
+        """
+        self._ring.invalidate(key.step)
+        buffer = self._ring.buffer(key.step)
+        record = self._sender.fetch(process, key, buffer)
+        self.moved += 1
+        self._faults.strike(key.step, Place.FETCH)
+        self._ring.publish(record)
+
+    def close(self) -> None:
+        """Ends the connections; copies on their way are given up."""
+        self._sender.close()

@@ -1,0 +1,69 @@
+"""Kept placement: copies stay where they are, and only what was lost gets other holders."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+from megatron_moevement.errors import UserError
+from megatron_moevement.policy.copies.placement import repair_placement
+from megatron_moevement.policy.job.ranks import LogicalRank
+from megatron_moevement.runtime.stores.store import RingRole, StoreDirectory
+from megatron_moevement.strategies.moevement.protection.job_plan import JobPlan
+
+HeldRanks = Sequence[Any]
+"""A process, and the ranks whose slots it keeps, each with the step of the newest one; as JSON."""
+
+
+def held_ranks(store: StoreDirectory, *roles: RingRole) -> dict[LogicalRank, int]:
+    """Returns the ranks whose slots a store has for others, with the step of the newest one.
+
+    Args:
+        store: of a process.
+        roles: which of its rings hold slots of others; those with copies where none are given.
+    """
+    meant = roles or (RingRole.HELD,)
+    held: dict[LogicalRank, int] = {}
+    for stored in store.rings():
+        ring = store.open_ring(stored.role, stored.owner)
+        records = () if ring is None or stored.role not in meant else ring.records()
+        if records:
+            held[stored.owner] = max(records[-1].step, held.get(stored.owner, 0))
+    return held
+
+
+def held_ranks_document(store: StoreDirectory, process: int) -> HeldRanks:
+    """Returns what `held_ranks` does, of the store of a process."""
+    return [process, [[str(rank), step] for rank, step in held_ranks(store).items()]]
+
+
+def keep_placement(plan: JobPlan, held: Sequence[HeldRanks]) -> JobPlan:
+    """Returns a plan that leaves copies with the processes that hold them.
+
+    What the stores hold is the placement that was in force: it outlives restarts and launches, and
+    processes that come in new need not be given it.
+
+    Args:
+        plan: agreed on by all ranks, with a placement made anew.
+        held: what the store of each rank's process holds.
+    """
+    found: dict[LogicalRank, list[tuple[int, int]]] = defaultdict(list)
+    for holder, ranks in held:
+        for name, step in ranks:
+            found[LogicalRank.parse(name)].append((-step, holder))
+    for spare in plan.spares:
+        for rank, step in spare.held.items():
+            found[rank].append((-step, spare.process))
+    if not found:
+        return plan
+    # Who was replaced as a holder has older slots than who took its place.
+    holders = {rank: tuple(holder for _, holder in sorted(known)) for rank, known in found.items()}
+    former = dataclasses.replace(plan.placement, holders=holders)
+    kept = dataclasses.replace(plan, placement=repair_placement(former, plan.hosts))
+    try:
+        kept.check_limit(*(host.process for host in plan.hosts))
+    except UserError:  # copies spread anew take less memory on the worst process
+        return plan
+    return kept

@@ -1,0 +1,359 @@
+"""The store of a process as it outlives generations: locked once, its files mapped once."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+import weakref
+from collections.abc import Callable, Collection, Iterable, Sequence
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+
+from megatron_moevement.errors import MoEvementError, UserError
+from megatron_moevement.policy.copies.left_stores import of_no_use
+from megatron_moevement.policy.job.ranks import LogicalRank
+from megatron_moevement.runtime.coordination.agreement import AgreementError
+from megatron_moevement.runtime.coordination.generation import Generation
+from megatron_moevement.runtime.slots.identity import RunIdentity, StoreIdentity
+from megatron_moevement.runtime.slots.ring_file import RingFile
+from megatron_moevement.runtime.stores.adoption import (
+    adopt_store,
+    remove_outdated,
+    take_in_flushed,
+    take_in_left,
+)
+from megatron_moevement.runtime.stores.flushing import flush_store, flushed_folder, remove_flushed
+from megatron_moevement.runtime.stores.run_record import check_layout, write_run
+from megatron_moevement.runtime.stores.store import (
+    StoreDirectory,
+    left_behind,
+    process_folder,
+    process_folders,
+)
+from megatron_moevement.runtime.stores.store_lock import StoreLockedError
+
+_POLL_S = 0.05
+
+
+class NotOpenedError(MoEvementError):
+    """A process can't open its memory in a restart; another one may take its place."""
+
+
+_PATIENCE_WITH_ADOPTERS = timedelta(seconds=5)
+_POLL_S = 0.05
+
+
+class KeptStore:
+    """Opens the store of this process once; the training thread uses it."""
+
+    def __init__(self) -> None:
+        """Begins with nothing open."""
+        self._store: StoreDirectory | None = None
+        self._place: tuple[Path, StoreIdentity] | None = None
+        self._pinned: weakref.WeakSet[RingFile] = weakref.WeakSet()
+        self._is_wanted = True
+        self.is_over = False
+        """Whether this process waits for a place in a job of which a rank has finished."""
+        self._adopts = False
+        self._has_rank = False
+        self.flushed: tuple[Path, ...] = ()
+        """Folders with what processes of the run flushed: wanted until a window is persisted."""
+        self.refusal: str | None = None
+        """Why this process can't have its files on its machine; None while it can."""
+
+    @property
+    def folder(self) -> Path | None:
+        """Where the files lie; None before `open`."""
+        return None if self._store is None else self._store.folder
+
+    @property
+    def store(self) -> StoreDirectory | None:
+        """The store, where it is open."""
+        return self._store
+
+    @property
+    def adopts(self) -> bool:
+        """Whether this process goes on with what others left, by its last opening."""
+        return self._adopts
+
+    @property
+    def has_state(self) -> bool:
+        """Whether a later launch could go on from what is kept."""
+        store = self._store
+        journal = None if store is None or not store.folder.exists() else store.open_journal()
+        return journal is not None and journal.state is not None
+
+    def not_opened(self, error: AgreementError, generation: Generation) -> Exception:
+        """Returns what it means that a process can't open its store or the files in it.
+
+        Args:
+            error: what all processes know of it.
+            generation: the present one.
+
+        Returns:
+            At the start of a job what its user has to mend. In a restart, where there is memory to
+            be kept: an exception that leads to another one. Who is refused files by its own
+            machine has noted that, and leaves.
+        """
+        if generation.number == 0:
+            return UserError(error.reason)
+        own = error.__cause__
+        if isinstance(own, UserError):
+            self.refusal = str(own)
+        return NotOpenedError(str(error))
+
+    def open(
+        self,
+        root: Path,
+        identity: StoreIdentity,
+        process: int,
+        rank: LogicalRank | None,
+        saves: Iterable[Path] = (),
+        *,
+        patience: timedelta = timedelta(0),
+        run: RunIdentity | None = None,
+    ) -> StoreDirectory:
+        """Returns the store, which is opened the first time, in whichever generation that is.
+
+        Args:
+            root: the store directory.
+            identity: of the run.
+            process: number of this process.
+            rank: of this process, which adopts the newest store of it; None: it adopts none.
+            saves: folders of durable checkpoints, beside which stores may have been flushed.
+            patience: how long to wait for a process that dies and still has its store locked.
+            run: what the run is, to be kept beside the files.
+
+        Raises:
+            UserError: the memory of the run was made with another layout, or the store is in use,
+                another user's, or can't be made.
+        """
+        self._adopts = rank is not None
+        if self._store is None or not self._has_rank:
+            flushed = tuple(flushed_folder(save, identity) for save in saves)
+            if run is not None:
+                check_layout([root / identity.run_id, *flushed], run)
+            self._place = (root, identity)
+            if self._store is None:
+                self._store = _await_store(root, identity, process)
+            self._store.close_files()  # of what a spare keeps: a store that is adopted has more
+            self.flushed = flushed
+            if rank is not None:
+                adopt_store(self._store, rank, self.flushed, patience)
+            if run is not None:
+                write_run(self._store.folder, run)
+            self._has_rank = True
+        assert self._store is not None
+        return self._store
+
+    def hold(
+        self, root: Path, identity: StoreIdentity, process: int, processes: int
+    ) -> StoreDirectory:
+        """Returns the store of a process without a rank, which adopts nothing.
+
+        What a former launch left under its number stays as it is: ranks adopt it, or have it taken
+        in by `take_in_copies`.
+
+        Args:
+            root: the store directory.
+            identity: of the run.
+            process: number of this process.
+            processes: of the job.
+
+        Raises:
+            UserError: the store is in use, another user's, or can't be made.
+        """
+        if self._store is None:
+            number = process
+            while process_folder(root, identity.run_id, number).exists():
+                number += processes
+            self._place = (root, identity)
+            self._store = StoreDirectory(root, identity, number)
+        return self._store
+
+    def flush(self, save: Path) -> Path:
+        """Writes the store to durable storage and removes it from memory; the job stops here.
+
+        What dead processes left in the memory of this machine stays there.
+
+        Args:
+            save: folder of the durable checkpoints.
+
+        Returns:
+            Where it is now.
+
+        Raises:
+            OSError: it could not be written; it is still in memory.
+        """
+        store = self._store
+        assert store is not None
+        where = flush_store(store, save)
+        store.remove()
+        self._store = None  # not before: an interrupted removal is done again by `abandon`
+        return where
+
+    def take_in(self, rank: LogicalRank, ranks: Sequence[LogicalRank]) -> tuple[int, ...]:
+        """Brings here what others left on this machine, or flushed, and nobody has adopted.
+
+        Call it when all live processes of the run have locked their stores.
+
+        Args:
+            rank: of this process.
+            ranks: all ranks, which share what was flushed.
+
+        Returns:
+            The processes whose slots are here now.
+
+        Raises:
+            UserError: there is no room for what was flushed.
+        """
+        assert self._store is not None
+        if not self._adopts:
+            return ()
+        flushed = take_in_flushed(self._store, self.flushed, rank, ranks)
+        return (*take_in_left(self._store, replaces=not self._pinned), *flushed)
+
+    def take_in_copies(
+        self, root: Path, identity: StoreIdentity, process: int, processes: int
+    ) -> tuple[int, ...]:
+        """Brings here, without a rank, what others left on this machine and no rank has adopted.
+
+        Call it when all ranks have taken in what they need. Nothing of the store may be in use.
+
+        Args:
+            root: the store directory.
+            identity: of the run.
+            process: number of this process.
+            processes: of the job.
+
+        Returns:
+            The processes whose slots are here now.
+
+        Raises:
+            UserError: as `hold` does.
+        """
+        if not left_behind(root, identity.run_id):
+            return ()
+        store = self.hold(root, identity, process, processes)
+        taken = take_in_left(store)
+        journal = store.open_journal()
+        if journal is not None and journal.state is not None:
+            journal.write_state(dataclasses.replace(journal.state, rank=None))
+        return taken
+
+    def remove_outdated(self) -> None:
+        """Removes what others left here from before the window that the journal says persisted."""
+        if self._store is not None:
+            remove_outdated(self._store)
+
+    def forget_flushed(self) -> None:
+        """Removes what the processes of the run flushed; a window in memory is persisted."""
+        for folder in self.flushed:
+            remove_flushed(folder)
+        self.flushed = ()
+
+    def pin(self, ring: RingFile, pin: Callable[[torch.Tensor], None]) -> None:
+        """Makes a ring's buffers a target of asynchronous copies, once."""
+        if ring in self._pinned:
+            return
+        for step in range(ring.capacity):
+            pin(torch.frombuffer(ring.buffer(step), dtype=torch.uint8))
+        self._pinned.add(ring)
+
+    def finish(self) -> None:
+        """Lets `close` remove the files: nobody will go on from them."""
+        self._is_wanted = False
+
+    def end(self) -> None:
+        """Learns, as a process without a rank, that the job is over."""
+        self.is_over = True
+        self.finish()
+
+    def stay(self) -> None:
+        """Has `close` leave the files after all: the job stops before all ranks have finished."""
+        self._is_wanted = True
+
+    def keep(self) -> None:
+        """Begins a generation, which goes on from the files; `close` leaves them for the next."""
+        self._is_wanted, self.is_over = True, False
+        if self._store is not None:
+            self._store.read_again()
+
+    def left_behind(self) -> tuple[int, ...]:
+        """Returns the processes of this run that died on this machine and left their stores.
+
+        Call it when all live processes of the run have locked theirs.
+        """
+        assert self._place is not None
+        root, identity = self._place
+        return left_behind(root, identity.run_id)
+
+    def remove_left_behind(self, known: Collection[int]) -> None:
+        """Removes what processes of this run that died on this machine left.
+
+        Call it when a window is persisted that the slots of the dead are not needed for.
+
+        Args:
+            known: whose stores are meant; what others have left since stays.
+        """
+        assert self._place is not None
+        root, identity = self._place
+        for process in of_no_use(self.left_behind(), known):
+            # Another process may remove it just now; and what can't be removed is in nobody's way.
+            with contextlib.suppress(UserError), StoreDirectory(root, identity, process) as left:
+                left.remove()
+
+    def abandon(self, patience: timedelta) -> None:
+        """Removes the files of this process and, when they have ended, of the others of its run.
+
+        A process that has just been killed has its lock until the system has taken it apart.
+
+        Args:
+            patience: how long to wait for the others on this machine.
+        """
+        if self._store is not None:
+            self._store.remove()
+            self._store = None
+        if self._place is None:
+            return
+        root, identity = self._place
+        deadline_s = time.monotonic() + patience.total_seconds()
+        while process_folders(root / identity.run_id):
+            self.remove_left_behind(self.left_behind())
+            if time.monotonic() >= deadline_s:
+                return
+            time.sleep(_POLL_S)
+
+    def close(self) -> None:
+        """Lets go of the files and of the lock."""
+        store = self._store
+        if store is None:
+            return
+        if not self._is_wanted:
+            self.remove_left_behind(self.left_behind())
+        if self._is_wanted and store.folder.exists() and not store.is_empty:
+            store.close()
+        else:
+            store.remove()
+        self._store = None  # not before, as in `flush`
+
+
+def _await_store(root: Path, identity: StoreIdentity, process: int) -> StoreDirectory:
+    """Locks the store that a process left under this number, or a new one.
+
+    A process of the same launch that adopts from it holds the lock while it moves files.
+
+    Raises:
+        UserError: it is another user's, or somebody keeps it locked.
+    """
+    deadline_s = time.monotonic() + _PATIENCE_WITH_ADOPTERS.total_seconds()
+    while True:
+        try:
+            return StoreDirectory(root, identity, process)
+        except StoreLockedError:
+            if time.monotonic() >= deadline_s:
+                raise
+            time.sleep(_POLL_S)

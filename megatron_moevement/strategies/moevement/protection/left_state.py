@@ -1,0 +1,88 @@
+"""Left state: what a former launch of the job left in a process's memory, as facts."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+
+import torch
+
+from megatron_moevement.policy.copies.placement import Host
+from megatron_moevement.policy.facts.facts import Condition, Facts, Holding, LiveState, ProcessFacts
+from megatron_moevement.policy.facts.facts_document import dump_facts, load_facts
+from megatron_moevement.policy.job.ranks import LogicalRank
+from megatron_moevement.policy.window.schedule import Window
+from megatron_moevement.runtime.coordination.agreement import all_gather_json
+from megatron_moevement.runtime.slots.journal import JournalState
+from megatron_moevement.runtime.stores.store import StoreDirectory
+from megatron_moevement.strategies.scalars import decode_entry
+
+
+def read_left_state(store: StoreDirectory, host: Host) -> ProcessFacts:
+    """Returns what a process finds in its store; a new process finds nothing.
+
+    Every slot is read once: one with a wrong checksum does not count.
+
+    Raises:
+        UserError: the store is another job's.
+    """
+    journal = store.open_journal()
+    state = None if journal is None else journal.state
+    facts = ProcessFacts(
+        process=host.process,
+        domain=host.domain,
+        rank=host.rank,
+        committed=None,
+        live=LiveState(Condition.ABSENT),
+    )
+    if journal is None or state is None:
+        return facts
+    return dataclasses.replace(
+        facts,
+        committed=state.committed,
+        persisted=state.persisted,
+        holdings=_holdings(store, state),
+        ledger=journal.entries(),
+        era=state.era,
+        epoch=state.epoch,
+    )
+
+
+def alike_steps(store: StoreDirectory) -> range:
+    """Returns the newest steps of the ledger in a row behind which replicas had equal streams."""
+    journal = store.open_journal()
+    if journal is None:
+        return range(0)
+    entries = journal.entries()
+    first = entries.stop
+    while first > entries.start and decode_entry(journal.entry(first - 1)).streams_alike:
+        first -= 1
+    return range(first, entries.stop)
+
+
+def _holdings(store: StoreDirectory, state: JournalState) -> tuple[Holding, ...]:
+    """Returns the slots that are intact and not from before a rollback."""
+    slots: dict[tuple[LogicalRank, Window], int] = defaultdict(int)
+    for stored in store.rings():
+        ring = store.open_ring(stored.role, stored.owner)
+        for record in () if ring is None else ring.records():
+            assert ring is not None
+            if record.era == state.era and not ring.damaged_parts(record):
+                slots[stored.owner, record.window] |= 1 << record.slot
+    return tuple(Holding(owner, window, held) for (owner, window), held in sorted(slots.items()))
+
+
+def gather_facts(own: Facts, device: torch.device) -> Facts:
+    """Returns the facts of all processes; every rank calls it with its own.
+
+    Args:
+        own: with this process alone.
+        device: where collectives keep their tensors.
+    """
+    documents = all_gather_json(dump_facts(own), device)
+    processes = tuple(
+        process
+        for number, document in enumerate(documents)
+        for process in load_facts(document, f"what rank {number} said").processes
+    )
+    return dataclasses.replace(own, processes=processes)

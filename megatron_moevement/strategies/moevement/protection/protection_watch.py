@@ -1,0 +1,76 @@
+"""The level of protection of a job: found out at every window edge, reported when it changes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch.distributed as dist
+
+from megatron_moevement.policy.copies.protection_level import (
+    JobShape,
+    Protection,
+    protection_of,
+    tied_ends,
+)
+from megatron_moevement.policy.window.schedule import Window
+from megatron_moevement.runtime.observation.events import EventName, Events
+from megatron_moevement.runtime.stores.status_file import write_status
+
+
+class ProtectionWatch:
+    """Of one generation; the training thread of every rank calls it."""
+
+    def __init__(
+        self, shape: JobShape, events: Events, say: Callable[[str], None], generation: int
+    ) -> None:
+        """Begins with nothing reported.
+
+        Args:
+            shape: of the job in this generation.
+            events: gets each change, and an edge of each rank.
+            say: gives the user a line.
+            generation: its number.
+        """
+        self._shape = shape
+        self._events = events
+        self._say = say
+        self._generation = generation
+        self._known: Protection | None = None
+
+    def begin(self) -> None:
+        """Reports once in a job what its shape makes of any loss."""
+        told = tied_ends(self._shape.stages, self._shape.ends)
+        if told and self._generation == 0 and dist.get_rank() == 0:
+            self._say(told)
+
+    def at_edge(self, step: int, window: Window, copies: int, folder: Path) -> None:
+        """Takes note of a window that was persisted.
+
+        Args:
+            step: the newest committed one.
+            window: which was persisted.
+            copies: the fewest of one of its slots, of all ranks.
+            folder: of this process's files.
+        """
+        found = protection_of(self._shape, copies)
+        lag = step - window.last
+        told = {
+            "level": found.level.value,
+            "copies": found.copies,
+            "wanted": found.wanted,
+            "spares": found.spares,
+            "costs": list(found.costs),
+            "start": window.start,
+            "size": window.size,
+            "lag": lag,
+        }
+        if found != self._known:
+            self._events.emit(EventName.PROTECTION, step, **told)
+            if dist.get_rank() == 0:
+                self._say(f"step {step}: {found.line}")
+        self._known = found
+        if dist.get_rank() == 0:
+            now = {"time": time.time(), "generation": self._generation, "step": step}
+            write_status(folder, {**now, **told, "line": found.line})

@@ -1,0 +1,249 @@
+"""Spares as ranks see them: who keeps copies without a rank, where, and what they hold.
+
+Spares post it, and rank 0 tells the other ranks where they gather anyway. A spare that does not
+post in time keeps no copies in this generation.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+from megatron_moevement.policy.copies.loopback import Receiver
+from megatron_moevement.policy.copies.persistence import SlotKey
+from megatron_moevement.policy.copies.placement import Host
+from megatron_moevement.policy.facts.facts import Facts, ProcessFacts
+from megatron_moevement.policy.facts.facts_document import dump_facts, load_facts
+from megatron_moevement.policy.job.ranks import Layout, LogicalRank
+from megatron_moevement.policy.job.segments import Ends
+from megatron_moevement.policy.outcome.replay_doubt import without
+from megatron_moevement.runtime.coordination.generation import Generation
+from megatron_moevement.runtime.coordination.ledger import loss_to_hex
+from megatron_moevement.runtime.coordination.notice_board import NoticeBoard, Topic
+from megatron_moevement.runtime.peers.connection import Address
+from megatron_moevement.runtime.slots.identity import StoreIdentity
+from megatron_moevement.runtime.slots.journal import Journal
+from megatron_moevement.runtime.stores.store import StoreDirectory
+from megatron_moevement.runtime.transport.interface import own_network
+from megatron_moevement.strategies.moevement.protection.first_captures import (
+    OwnCaptures,
+    captures_of,
+)
+
+_PATIENCE = timedelta(seconds=5)
+"""Spares post before ranks have built their groups, so nobody waits unless one hangs."""
+_PATIENCE_WITH_READERS = timedelta(seconds=60)
+"""Who says that it holds something reads all of it, as ranks do; its death ends the generation."""
+_POLL_S = 0.01
+_ALL_STEPS = range(sys.maxsize)
+
+
+@dataclasses.dataclass(frozen=True)
+class Spare:
+    """A process that waits for a place and keeps copies meanwhile.
+
+    Attributes:
+        process: its number.
+        domain: its failure domain.
+        address: of its server.
+        network: names its loopback interface.
+        held: the ranks whose slots it has, each with the step of the newest one.
+    """
+
+    process: int
+    domain: str
+    address: Address
+    network: str
+    held: Mapping[LogicalRank, int] = dataclasses.field(default_factory=dict)
+
+    @property
+    def host(self) -> Host:
+        """The process, as placement sees it."""
+        return Host(self.process, self.domain)
+
+    def document(self) -> dict[str, Any]:
+        """Returns it as JSON."""
+        return {
+            "process": self.process,
+            "domain": self.domain,
+            "address": list(self.address),
+            "network": self.network,
+            "held": [[str(rank), step] for rank, step in sorted(self.held.items())],
+        }
+
+    @classmethod
+    def of_document(cls, document: Mapping[str, Any]) -> Spare:
+        """Returns the spare of a document."""
+        host, port = document["address"]
+        return cls(
+            document["process"],
+            document["domain"],
+            (host, port),
+            document["network"],
+            {LogicalRank.parse(name): step for name, step in document["held"]},
+        )
+
+
+def find_spares(generation: Generation) -> tuple[Spare, ...]:
+    """Returns the spares that keep copies and that this process reaches; rank 0 calls it.
+
+    Args:
+        generation: the present one.
+    """
+    count = generation.spares
+    if generation.board is None or not count:
+        return ()
+    posted = _await_notices(
+        generation.board, Topic.SPARE, lambda said: len(said) >= count, _PATIENCE
+    )
+    spares = [Spare.of_document(each) for each in posted.values() if each is not None]
+    found = {spare.process: spare for spare in spares}
+    network = own_network()
+    return tuple(
+        found[process]
+        for process in sorted(found)
+        if found[process].network == network
+        or not Receiver(process, network, found[process].address[0]).is_loopback
+    )
+
+
+def facts_of_spares(
+    generation: Generation,
+    spares: Sequence[Spare],
+    doubted: Collection[tuple[int, SlotKey]] = (),
+) -> tuple[ProcessFacts, ...]:
+    """Returns what spares have read of what they hold; rank 0 calls it.
+
+    Args:
+        generation: the present one.
+        spares: those that keep copies.
+        doubted: slots that are passed over, each with the process that has it.
+    """
+    holding = {spare.process for spare in spares if spare.held}
+    if generation.board is None:
+        return ()
+    found = {}
+    board = generation.board
+    posted = _await_notices(
+        board, Topic.HELD, lambda said: holding <= said.keys(), _PATIENCE_WITH_READERS
+    )
+    later = dict(board.read(Topic.FOUND))
+    for text in filter(None, [*posted.values(), *later.values()]):  # what is newer comes last
+        for process in load_facts(text, "what a spare posted").processes:
+            wrong = {key for holder, key in doubted if holder == process.process}
+            holdings = without(process.holdings, wrong)
+            found[process.process] = dataclasses.replace(process, holdings=holdings)
+    known = {spare.process for spare in spares}
+    return tuple(found[process] for process in sorted(known & found.keys()))
+
+
+def look_for_left(
+    generation: Generation, spares: Sequence[Spare], identity: StoreIdentity
+) -> tuple[int, ...]:
+    """Has spares look for what was left on their machines; rank 0 calls it.
+
+    Call it when all ranks have taken in what they find: spares take the rest.
+
+    Args:
+        generation: the present one.
+        spares: those that keep copies.
+        identity: of the files that are looked for.
+
+    Returns:
+        The spares that hold more now.
+    """
+    board = generation.board
+    if board is None or not spares:
+        return ()
+    board.post(Topic.LEFT, identity.document())
+    asked = {spare.process for spare in spares}
+    found = _await_notices(
+        board, Topic.FOUND, lambda said: asked <= said.keys(), _PATIENCE_WITH_READERS
+    )
+    return tuple(process for process in sorted(asked & found.keys()) if found[process])
+
+
+def ledger_of_spare(generation: Generation, process: int, steps: range) -> dict[str, Any] | None:
+    """Returns what a spare knows of committed steps; rank 0 calls it.
+
+    Args:
+        generation: the present one.
+        process: its number.
+        steps: whose entries are wanted; losses are wanted of all until then.
+    """
+    assert generation.board is not None
+    for posted in reversed(generation.board.read(Topic.LEDGER)):
+        if posted["process"] == process:
+            return {
+                "entries": {
+                    step: text for step, text in posted["entries"].items() if int(step) in steps
+                },
+                "losses": {
+                    step: loss for step, loss in posted["losses"].items() if int(step) < steps.stop
+                },
+            }
+    return None
+
+
+def captures_of_spares(generation: Generation, era: int, epoch: int) -> tuple[OwnCaptures, ...]:
+    """Returns what spares have of slots, for replays to be compared with; rank 0 calls it.
+
+    Args:
+        generation: the present one.
+        era: of the history that is meant.
+        epoch: of its windows.
+    """
+    if generation.board is None:
+        return ()
+    posted = generation.board.read(Topic.CAPTURES)
+    meant = [era, epoch]
+    return tuple(each["captures"] for each in posted if each["history"] == meant)
+
+
+def captures_document(store: StoreDirectory, facts: ProcessFacts) -> dict[str, Any]:
+    """Returns what a spare posts of the slots that it has, of the history that it knows."""
+    captures = captures_of(store, facts.era, facts.epoch, lambda owner: _ALL_STEPS)
+    return {"history": [facts.era, facts.epoch], "captures": captures}
+
+
+def ledger_document(process: int, journal: Journal) -> dict[str, Any]:
+    """Returns what a spare posts of committed steps."""
+    return {
+        "process": process,
+        "entries": {step: journal.entry(step).decode() for step in journal.entries()},
+        "losses": {step: loss_to_hex(loss) for step, loss in journal.losses().items()},
+    }
+
+
+def held_document(facts: ProcessFacts, generation: int) -> str:
+    """Returns what a spare posts of what it holds."""
+    return dump_facts(Facts(generation, Layout(), Ends.INDEPENDENT, None, (facts,)))
+
+
+def spare_notice(process: int, document: Any) -> list[Any]:
+    """Returns what a spare posts of itself for ranks that wait for it.
+
+    Args:
+        process: its number.
+        document: None where it keeps nothing in this generation.
+    """
+    return [process, document]
+
+
+def _await_notices(
+    board: NoticeBoard,
+    topic: Topic,
+    are_all: Callable[[Mapping[int, Any]], bool],
+    patience: timedelta,
+) -> dict[int, Any]:
+    """Returns the newest notice of each spare, once these are all, or the time is over."""
+    deadline_s = time.monotonic() + patience.total_seconds()
+    while True:
+        posted = dict(board.read(topic))
+        if are_all(posted) or time.monotonic() >= deadline_s:
+            return posted
+        time.sleep(_POLL_S)

@@ -1,0 +1,1 @@
+"""Recovery: how a generation carries out a plan."""

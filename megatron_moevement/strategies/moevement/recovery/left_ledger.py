@@ -1,0 +1,103 @@
+"""The ledger in a recovery: from who has all of it to every journal."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import Any, Self
+
+from megatron_moevement.policy.job.ranks import LogicalRank
+from megatron_moevement.policy.recovery.plan import Plan
+from megatron_moevement.runtime.coordination.ledger import LedgerEntry, loss_from_hex, loss_to_hex
+from megatron_moevement.runtime.slots.journal import JournalState
+from megatron_moevement.strategies.moevement.protection.host_memory import JobMemory
+from megatron_moevement.strategies.scalars import decode_entry
+
+
+@dataclasses.dataclass(frozen=True)
+class LeftLedger:
+    """What a process that has all of it says of the steps up to the target.
+
+    Attributes:
+        entries: of the steps that anybody replays or applies.
+        losses: of all steps.
+    """
+
+    entries: Mapping[int, bytes]
+    losses: Mapping[int, float]
+
+    def entry(self, step: int) -> LedgerEntry:
+        """Returns the entry of a step."""
+        return decode_entry(self.entries[step])
+
+    @classmethod
+    def of_documents(cls, documents: Iterable[Mapping[str, Any] | None]) -> Self:
+        """Returns the ledger of who has it.
+
+        Args:
+            documents: what `own_ledger` returns on all ranks.
+        """
+        found = next(one for one in documents if one)
+        return cls(
+            entries={int(step): text.encode() for step, text in found["entries"].items()},
+            losses={int(step): loss_from_hex(text) for step, text in found["losses"].items()},
+        )
+
+
+def own_ledger(memory: JobMemory, plan: Plan) -> dict[str, Any] | None:
+    """Returns the ledger of the steps that are done again, and all losses, as JSON holds them.
+
+    One rank speaks for processes that have none.
+
+    Args:
+        memory: of this process; its files are open.
+        plan: that is carried out.
+
+    Returns:
+        None where another rank has the ledger, or speaks for who has it.
+    """
+    first, source = plan.first_ledger_step, plan.ledger_source
+    if memory.host.process != source:
+        steps = range(first, plan.target + 1)
+        return None if source is None else memory.ledger_of_spare(source, steps)
+    journal = memory.journal
+    first = max(first, journal.entries().start)
+    return {
+        "entries": {step: journal.entry(step).decode() for step in range(first, plan.target + 1)},
+        "losses": {
+            step: loss_to_hex(loss)
+            for step, loss in journal.losses().items()
+            if step <= plan.target
+        },
+    }
+
+
+def write_journal(memory: JobMemory, plan: Plan, ledger: LeftLedger, rank: LogicalRank) -> None:
+    """Makes this process's journal say what the job knows.
+
+    Args:
+        memory: of this process; it is open.
+        plan: that is carried out.
+        ledger: of the steps up to its target.
+        rank: that this process occupies.
+    """
+
+    def state(committed: int) -> JournalState:
+        return JournalState(
+            era=plan.era,
+            epoch=plan.epoch,
+            committed=committed,
+            persisted=plan.persisted,
+            rank=rank,
+        )
+
+    journal = memory.journal
+    known = journal.state
+    start = min(ledger.entries, default=plan.target + 1) - 1
+    journal.restore_losses(ledger.losses)
+    if known is None or known.era != plan.era:
+        known = state(start)
+        journal.write_state(known)
+    for step in range(max(known.committed, start) + 1, plan.target + 1):
+        journal.commit(state(step), step, ledger.entries[step], ledger.losses.get(step))
+    journal.write_state(state(plan.target))

@@ -1,0 +1,296 @@
+"""Returning: from a plan to the moment at which all ranks train together again."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import time
+from collections.abc import Sequence
+
+import torch.distributed as dist
+
+from megatron_moevement.integrations.megatron.freezing import Freezing
+from megatron_moevement.policy.job.guarantee import Level, unverified
+from megatron_moevement.policy.outcome.account import RankAccount, RecoveryAccount
+from megatron_moevement.policy.outcome.replay_doubt import Consequence, consequence_of, doubt_of
+from megatron_moevement.policy.outcome.replay_proof import proof_of_all
+from megatron_moevement.policy.recovery.plan import Plan
+from megatron_moevement.policy.window.schedule import Window
+from megatron_moevement.runtime.coordination.agreement import all_gather_json
+from megatron_moevement.runtime.coordination.commit_barrier import (
+    Agreement,
+    CommitBarrier,
+    DisagreementError,
+    StopRequest,
+    Vote,
+)
+from megatron_moevement.runtime.coordination.ledger import LedgerEntry
+from megatron_moevement.runtime.coordination.meeting import Meeting
+from megatron_moevement.runtime.coordination.progress import Progress
+from megatron_moevement.runtime.observation.events import EventName, Events
+from megatron_moevement.settings.faults import Place
+from megatron_moevement.strategies.moevement.kept import GIVEN_UP, Kept, Live
+from megatron_moevement.strategies.moevement.protection.host_memory import JobMemory
+from megatron_moevement.strategies.moevement.recovery.boundaries import Boundaries
+from megatron_moevement.strategies.moevement.recovery.own_slots import OwnSlots
+from megatron_moevement.strategies.moevement.recovery.replay import Replay
+from megatron_moevement.strategies.strategy import (
+    NO_WINDOW,
+    UnprovenStateError,
+    UnverifiedReplayError,
+)
+from megatron_moevement.strategies.trained import Trained
+
+
+class Returning:
+    """One recovery of this rank; its training thread calls it."""
+
+    def __init__(self, trained: Trained, memory: JobMemory, events: Events, kept: Kept) -> None:
+        """Starts the clock."""
+        self._trained = trained
+        self._memory = memory
+        self._events = events
+        self._kept = kept
+        self._durations_s = dict(kept.downtime_s)
+        if kept.joined_s is not None:
+            self._durations_s["build"] = time.time() - kept.joined_s
+        self._since_s = time.perf_counter()
+        self._passes = dataclasses.replace(trained.schedule.passes)
+        self._shared: Window | None = None
+        self._plan: Plan | None = None
+        self._entry: LedgerEntry | None = None
+        self._progress: Progress | None = None
+        self._meeting: Meeting | None = None
+        self._barrier = CommitBarrier(trained.device, trained.groups.tp_dp_cp)
+        self.replay: Replay | None = None
+        """What this rank replays; None while it stands by."""
+
+    def planned(self) -> None:
+        """Notes that the plan is made."""
+        self._lap("plan")
+
+    def fetched(self) -> None:
+        """Notes that this rank has what it goes on from."""
+        self._lap("fetch")
+
+    def share(self, slots: OwnSlots, windows: Sequence[Window], last: int) -> None:
+        """Begins to send what holders lack; `rejoin` waits for the first of these windows.
+
+        Args:
+            slots: this rank's.
+            windows: which of them.
+            last: the newest step whose slot is not captured again.
+        """
+        slots.share(windows, last)
+        self._shared = windows[0] if windows and slots.is_whole(windows[0]) else None
+
+    def replays(self, replay: Replay | None, plan: Plan) -> None:
+        """Learns what this rank replays, and what the job does.
+
+        Args:
+            replay: of this rank; None for a bystander.
+            plan: that is carried out.
+        """
+        assert self._memory.session is not None
+        self.replay = replay
+        self._plan = plan
+        name = hashlib.sha256(self._memory.session.token).hexdigest()
+        self._meeting = Meeting(f"moevement/rejoin/{name}", self._trained.patience)
+
+    def agree_alone(self, vote: Vote) -> Agreement | None:
+        """Agrees on a replayed step within the stage, where other stages stand by.
+
+        A stage that has not computed the loss takes it from the ledger.
+        """
+        if self.replay is None or not self.replay.is_alone:
+            return None
+        if vote.loss is None:
+            entry = self.replay.agreed(vote.step)
+            vote = dataclasses.replace(vote, loss=entry.loss, num_tokens=entry.num_tokens)
+        agreed = self._barrier.wait(dataclasses.replace(vote, streams=None))
+        return dataclasses.replace(
+            agreed,
+            stop=StopRequest.NONE,
+            window_start=NO_WINDOW,
+            streams_alike=self.replay.agreed(vote.step).streams_alike,
+        )
+
+    def committed(self, entry: LedgerEntry, progress: Progress) -> None:
+        """Learns that a step was replayed."""
+        self._entry, self._progress = entry, progress
+
+    @property
+    def progress(self) -> Progress:
+        """Behind the newest step that was replayed."""
+        assert self._progress is not None
+        return self._progress
+
+    def verify(self, freezing: Freezing, boundaries: Boundaries) -> None:
+        """Compares the replayed step with what it was the first time, and tells of it."""
+        entry = self._entry
+        assert self.replay is not None
+        assert entry is not None
+        step = self.replay.replayed(entry)
+        sent = boundaries.verify(entry.step)
+        self.replay.witness.note_step(sent, scalars_equal=step.verified)
+        verified = step.verified and (sent is None or sent.verified)
+        if self._meeting is not None:
+            self._meeting.note_progress()
+        self._events.emit(
+            EventName.REPLAY,
+            entry.step,
+            active=step.active,
+            frozen=step.frozen,
+            weight_gradients=freezing.work.value,
+            replay_verified=verified,
+            boundaries_equal=0 if sent is None else sent.equal,
+            boundaries_unequal=0 if sent is None else len(sent.unequal),
+            boundaries_unknown=0 if sent is None else len(sent.unknown),
+        )
+
+    def rejoin(self) -> RecoveryAccount:
+        """Waits for all ranks, and for a copy of each slot of the window that is replayed from.
+
+        Further copies are made while training goes on.
+
+        Returns:
+            What all ranks tell of the recovery, the restart before it included.
+
+        Raises:
+            UnverifiedReplayError: on all ranks: a replay differed from the first time, though the
+                job promised the same bits.
+        """
+        replay, plan = self.replay, self._plan
+        assert plan is not None
+        if replay is not None:
+            if not replay.is_over:
+                raise DisagreementError(f"a replay to {plan.target} ends at {replay.reached}")
+            self._trained.optimizer.adam_step()  # all operators count the same steps again
+            if not replay.witness.has_differed:
+                self._kept.live = Live.dense(self._trained.scalars(self._progress or replay.start))
+        self._lap("replay")
+        self._trained.faults.strike_outside(Place.REPROTECT)
+        if self._shared is not None:
+            self._memory.copies.await_second_holder(self._shared)
+        self._lap("reprotect")
+        assert self._meeting is not None
+        self._trained.faults.strike_outside(Place.REJOIN)
+        self._meeting.wait()
+        self._lap("wait")
+        ranks = self._gather()
+        self._judge(plan, ranks)
+        self._kept.doubted, self._kept.doubted_of_spares = frozenset(), frozenset()
+        return self._tell(plan, plan.target, ranks)
+
+    def went_back(self, plan: Plan, step: int) -> RecoveryAccount:
+        """Tells of a rollback once the job can go on.
+
+        Args:
+            plan: of the rollback.
+            step: that it went back to.
+        """
+        self._lap("fetch")
+        return self._tell(plan, step, self._gather())
+
+    def _gather(self) -> list[RankAccount]:
+        """Returns what each rank tells of the recovery."""
+        replay = self.replay
+        own = RankAccount(
+            0 if replay is None else replay.reached - replay.start.committed,
+            None if replay is None else replay.witness.proof,
+            self._durations_s,
+            self._memory.copies.acknowledgements.owed_copies(),
+            self._memory.copies.moved,
+        )
+        told = all_gather_json(own.document(), self._trained.device)
+        return [RankAccount.of_document(one) for one in told]
+
+    def _tell(self, plan: Plan, target: int, ranks: Sequence[RankAccount]) -> RecoveryAccount:
+        """Records the recovery, and puts together what all ranks tell of it."""
+        self._kept.downtime_s, self._kept.joined_s = {}, None
+        own = ranks[dist.get_rank()]
+        account = self._account(plan, target, ranks)
+        passes = self._trained.schedule.passes.since(self._passes)
+        self._events.emit(
+            EventName.RECOVERED,
+            target,
+            verdict=account.verdict,
+            scope=account.scope,
+            guarantee=account.level,
+            replayed_steps=own.replayed_steps,
+            replay_verified=own.verified,
+            replay_proof=None if own.proof is None else own.proof.document(),
+            forward_passes=passes.forward,
+            backward_passes=passes.backward,
+            duration_s=sum(self._durations_s.values()),
+            breakdown_s=self._durations_s,
+            owed_copies=own.owed_copies,
+            moved_copies=own.moved_copies,
+        )
+        return account
+
+    def _judge(self, plan: Plan, ranks: Sequence[RankAccount]) -> None:
+        """Lets nobody train on a state that was promised and differs; on all ranks alike."""
+        assert self._kept.guarantee is not None
+        doubts = {
+            rank: doubt_of(plan, rank)
+            for rank, own in zip(self._trained.layout.ranks, ranks, strict=True)
+            if own.verified is False
+        }
+        consequence = consequence_of(self._kept.guarantee.level, doubts.values())
+        if not doubts:
+            return
+        wrong = proof_of_all(own.proof for own in ranks).words
+        places = ", ".join(str(rank) for rank in doubts)
+        self._events.emit(
+            EventName.REPLAY_DIFFERED,
+            plan.target,
+            ranks=[str(rank) for rank in doubts],
+            consequence=consequence.value,
+            proof=wrong,
+        )
+        if consequence is Consequence.GO_ON:
+            return
+        if self.replay is not None:
+            self._kept.live = GIVEN_UP
+        self._kept.doubted |= {
+            key
+            for doubt in doubts.values()
+            for key, source in doubt.replaceable.items()
+            if source == self._memory.host.process
+        }
+        spares = self._memory.plan.addresses_of_spares
+        self._kept.doubted_of_spares |= {
+            (source, key)
+            for doubt in doubts.values()
+            for key, source in doubt.replaceable.items()
+            if source in spares
+        }
+        what = f"the replay up to step {plan.target} differs from the first time on {places}"
+        if consequence is Consequence.AGAIN:
+            raise UnverifiedReplayError(f"{what} ({wrong}); there are other copies to replay from")
+        raise UnprovenStateError(
+            f"{what} ({wrong}) though the guarantee is EXACT, and there is no other copy to replay "
+            "from (`moevement clean` removes what is kept, to go on from a checkpoint)"
+        )
+
+    def _account(self, plan: Plan, target: int, ranks: Sequence[RankAccount]) -> RecoveryAccount:
+        """Puts together what the ranks tell; a replay that went wrong costs the guarantee."""
+        account = RecoveryAccount(
+            generation=self._memory.generation.number,
+            verdict=plan.verdict,
+            scope=tuple(sorted(plan.start_of)),
+            target=target,
+            level=Level.EXACT,
+            ranks=ranks,
+        )
+        guarantee = self._kept.guarantee
+        assert guarantee is not None
+        if not account.verified:
+            self._kept.guarantee = guarantee = unverified(guarantee, plan.target)
+        return dataclasses.replace(account, level=guarantee.level)
+
+    def _lap(self, part: str) -> None:
+        now_s = time.perf_counter()
+        self._durations_s[part] = now_s - self._since_s
+        self._since_s = now_s

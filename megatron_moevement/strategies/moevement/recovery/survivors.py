@@ -1,0 +1,94 @@
+"""Survivors: what a rank that keeps its state does in a recovery, before training goes on.
+
+Order matters: who is a step behind applies it while its gradients are still there, and only then
+everything is reset that an interrupted step leaves behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from megatron_moevement.integrations.megatron.optimizer import (
+    GradientStatistics,
+    UnlikeLedgerError,
+)
+from megatron_moevement.integrations.megatron.random_state import restore_random_state
+from megatron_moevement.integrations.megatron.snapshots import LiveOperators
+from megatron_moevement.integrations.megatron.step_commit import DecidedStep
+from megatron_moevement.runtime.coordination.ledger import LedgerEntry
+from megatron_moevement.runtime.faults.fault_points import Strike
+from megatron_moevement.settings.faults import Place
+from megatron_moevement.strategies.moevement.kept import TORN, Kept, Live
+from megatron_moevement.strategies.scalars import SlotScalars, same_scalars
+from megatron_moevement.strategies.trained import Trained
+
+
+class Survivor:
+    """The live objects of a rank that goes on from them; its training thread calls it."""
+
+    def __init__(self, trained: Trained, kept: Kept) -> None:
+        """Names what has survived."""
+        self._trained = trained
+        self._kept = kept
+
+    @property
+    def scalars(self) -> SlotScalars:
+        """What belongs to the state besides tensors."""
+        assert self._kept.live.scalars is not None
+        return self._kept.live.scalars
+
+    def roll_forward(self, entry: LedgerEntry, write_journal: Callable[[], None]) -> None:
+        """Applies the step after the present one, whose gradients are finished; no collective.
+
+        As in a commit the state is published once the journal has the step: the target of the next
+        plan is what journals say. Nothing may interrupt it.
+
+        Args:
+            entry: what a rank that has committed the step wrote of it.
+            write_journal: makes the journal say that the step is committed.
+
+        Raises:
+            UnlikeLedgerError: it did not come to the same.
+        """
+        before, random_after = self.scalars, self._kept.live.random_after
+        assert random_after is not None
+        self._kept.live = TORN
+        statistics = GradientStatistics(found_inf=entry.found_inf, norm=entry.grad_norm)
+        decided = DecidedStep(
+            statistics, entry.loss, entry.num_tokens, before.random_state, entry.streams_alike
+        )
+        own, progress = self._trained.commit.apply(before.progress, decided, self._strike(entry))
+        if not same_scalars(own, entry):
+            raise UnlikeLedgerError(
+                f"step {entry.step}, applied after a fault, differs from what the ledger says"
+            )
+        restore_random_state(dict(random_after))
+        self._trained.faults.strike(entry.step, Place.LEDGER)
+        write_journal()
+        self._trained.faults.strike(entry.step, Place.COMMITTED)
+        self._kept.live = Live.dense(self._trained.scalars(progress))
+
+    def _strike(self, entry: LedgerEntry) -> Strike:
+        """Returns what passes the fault points of a commit, and that of a roll-forward."""
+        faults = self._trained.faults
+
+        def strike(place: Place) -> None:
+            faults.strike(entry.step, place)
+            if place is Place.AFTER_OPTIMIZERS:
+                faults.strike_outside(Place.ROLL_FORWARD)
+
+        return strike
+
+    def reset(self) -> None:
+        """Makes everything look as between two steps; the finished gradients are gone."""
+        if self._kept.live.scalars is not None:
+            self._kept.live = Live.dense(self._kept.live.scalars)
+        self._trained.transients.reset()
+
+    def stand_by(self, live: LiveOperators) -> None:
+        """Puts back the scalars of the state and derives the compute weights from the masters.
+
+        It makes collectives within the stage: all of its ranks have survived.
+        """
+        self._trained.restore(self.scalars)
+        live.complete()
