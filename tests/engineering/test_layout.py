@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -95,6 +96,13 @@ def test_the_policy_imports_the_standard_library_alone():
         if file.stem != "__init__"
     ]
     assert imported_by(f"import megatron_moevement.policy, {', '.join(modules)}", HEAVY) == []
+
+
+@pytest.mark.parametrize("layer", ["policy", "runtime", "strategies"])
+def test_a_room_has_about_a_dozen_files(layer):
+    folder = ROOT / "megatron_moevement" / layer
+    rooms = Counter(path.parent for path in folder.rglob("*.py") if path.stem != "__init__")
+    assert {str(room): count for room, count in rooms.items() if count > 12} == {}
 
 
 def test_the_layers_hold():
