@@ -6,7 +6,6 @@ All methods are called by the training thread of every rank, in the same steps.
 from __future__ import annotations
 
 import dataclasses
-from typing import Protocol
 
 from megatron_moevement.errors import MoEvementError
 from megatron_moevement.integrations.megatron.optimizer import GradientStatistics
@@ -89,8 +88,21 @@ class Anew:
     is_continuing: bool = False
 
 
-class Strategy(Protocol):
-    """Protects a job."""
+class Strategy:
+    """Protects a job; the base of all strategies, which does so by durable checkpoints alone.
+
+    A generation begins with `recover`; where that brings nothing back the job loads or begins, and
+    calls `begin`. Then each step calls, in this order:
+
+    1. `injected_statistics`, after its passes, in place of a norm of all gradients;
+    2. `await_commit`, `streams` and, in a replay, `agree_alone`: what comes to the commit barrier;
+    3. `enter_commit` and `commit`, around the change of the state, without collectives;
+    4. `after_step` and `costs`.
+
+    A recovery replays steps so until its target, and calls `rejoin` there. `finish` follows the
+    last step of a job, and `close` ends each generation. A step is a replay while its number is not
+    above the target that `recover` or `begin` returned.
+    """
 
     def recover(self, durable: Durable) -> Recovered | Anew:
         """Brings back what the processes of the job hold, or an earlier launch of it left.
@@ -105,6 +117,8 @@ class Strategy(Protocol):
             InitialStateLostError: the job starts from the initial weights, and they are not there.
             RecoveryAbortedError: the job ends.
         """
+        del durable
+        return Anew()
 
     def begin(self, progress: Progress) -> Recovered | None:
         """Protects the job from here on; model, optimizer and random streams are in place.
@@ -114,18 +128,25 @@ class Strategy(Protocol):
         Returns:
             How far the steps after that state are known and are replayed; None: none is.
         """
+        del progress
+        return None
 
     def injected_statistics(self, step: int) -> GradientStatistics | None:
         """Returns what a replay knows of the gradients of a step; None when they speak themselves.
 
         While operators are frozen, no norm of all gradients can be computed.
         """
+        del step
+        return None
 
     def await_commit(self, step: int) -> Covered:
         """Waits until the state may change; returns what this rank could be recovered from."""
+        del step
+        return NOT_COVERED
 
     def streams(self) -> ReplicaStreams | None:
         """Returns the random streams behind the passes of a step; None: nobody wants to know."""
+        return None
 
     def agree_alone(self, vote: Vote) -> Agreement | None:
         """Agrees on a replayed step within its stage; None: the whole job has to agree.
@@ -133,6 +154,8 @@ class Strategy(Protocol):
         Args:
             vote: of this rank.
         """
+        del vote
+        return None
 
     def enter_commit(self) -> None:
         """Learns that the state is about to change, and is neither old nor new until `commit`."""
@@ -157,64 +180,10 @@ class Strategy(Protocol):
 
     def costs(self) -> IterationCosts:
         """Returns what the last step cost."""
+        return NO_COSTS
 
     def finish(self) -> None:
         """Lets `close` remove what is kept in memory: nobody will go on from it."""
 
     def close(self) -> None:
         """Ends all threads; what is kept in memory stays for the next launch."""
-
-
-class Off:
-    """Protects by durable checkpoints alone."""
-
-    def recover(self, durable: Durable) -> Recovered | Anew:
-        """Brings nothing back."""
-        del durable
-        return Anew()
-
-    def begin(self, progress: Progress) -> Recovered | None:
-        """Knows of no steps."""
-        del progress
-        return None
-
-    def injected_statistics(self, step: int) -> GradientStatistics | None:
-        """Knows nothing."""
-        del step
-        return None
-
-    def await_commit(self, step: int) -> Covered:
-        """Waits for nothing."""
-        del step
-        return NOT_COVERED
-
-    def streams(self) -> ReplicaStreams | None:
-        """Compares nothing."""
-        return None
-
-    def agree_alone(self, vote: Vote) -> Agreement | None:
-        """Replays nothing."""
-        del vote
-        return None
-
-    def enter_commit(self) -> None:
-        """Does nothing."""
-
-    def commit(self, entry: LedgerEntry, progress: Progress, covered: Covered) -> None:
-        """Does nothing."""
-
-    def after_step(self) -> None:
-        """Does nothing."""
-
-    def rejoin(self) -> None:
-        """Does nothing."""
-
-    def costs(self) -> IterationCosts:
-        """Costs nothing."""
-        return NO_COSTS
-
-    def finish(self) -> None:
-        """Does nothing."""
-
-    def close(self) -> None:
-        """Does nothing."""

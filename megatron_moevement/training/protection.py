@@ -29,7 +29,7 @@ from megatron_moevement.settings.architecture import TransformerImpl
 from megatron_moevement.strategies.moevement import opening
 from megatron_moevement.strategies.moevement.kept import Kept
 from megatron_moevement.strategies.moevement.opening import open_sparse_checkpointing
-from megatron_moevement.strategies.strategy import Off, Strategy
+from megatron_moevement.strategies.strategy import Strategy
 from megatron_moevement.strategies.trained import Trained
 from megatron_moevement.training.job import Job
 
@@ -53,7 +53,7 @@ def open_strategy(
     """
     settings = job.arguments.fault_tolerance
     if not settings.is_on:
-        yield Off()
+        yield Strategy()
         return
     saving = job.arguments.checkpointing
     strategy = open_sparse_checkpointing(

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from megatron_moevement.runtime.coordination.agreement import all_gather_json
 from megatron_moevement.runtime.coordination.generation import Generation
 from megatron_moevement.runtime.coordination.progress import Progress
-from megatron_moevement.strategies.strategy import Off, Strategy
+from megatron_moevement.strategies.strategy import Strategy
 from megatron_moevement.training.data.splits import (
     Datasets,
     IndexRole,
@@ -76,7 +76,7 @@ def open_steps(
             commit=job.commit,
             micro_batches=source.next_step,
             progress=start,
-            strategy=strategy or Off(),
+            strategy=strategy or Strategy(),
             uninterrupted=own.uninterrupted,
             faults=job.faults,
         )

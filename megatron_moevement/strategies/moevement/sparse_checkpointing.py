@@ -52,11 +52,12 @@ from megatron_moevement.strategies.strategy import (
     Covered,
     Recovered,
     RecoveryAbortedError,
+    Strategy,
 )
 from megatron_moevement.strategies.trained import Trained
 
 
-class SparseCheckpointing:
+class SparseCheckpointing(Strategy):
     """Protects a job by sparse checkpoints; the training thread of every rank calls it."""
 
     def __init__(
