@@ -18,9 +18,8 @@ from megatron_moevement.policy.copies.retention import Retention, retain
 from megatron_moevement.policy.facts.facts import Condition, Facts, LiveState
 from megatron_moevement.policy.job.operators import OperatorId
 from megatron_moevement.policy.job.ranks import LogicalRank
-from megatron_moevement.policy.recovery import edges
 from megatron_moevement.policy.recovery import planner as recovery
-from megatron_moevement.policy.recovery.plan import Plan
+from megatron_moevement.policy.recovery.plan import Plan, WindowEdges
 from megatron_moevement.policy.window.schedule import Window, WindowSchedule
 from megatron_moevement.testing.world.policies import Policies
 from megatron_moevement.testing.world.step_model import (
@@ -83,6 +82,13 @@ def _target_is_minimum(facts: Facts) -> Plan | None:
         for process in facts.processes
     )
     return recovery.plan_start(dataclasses.replace(facts, processes=processes))
+
+
+def _window_edge_moved(facts: Facts) -> Plan | None:
+    plan = recovery.plan_start(facts)
+    if plan is None or plan.edges is WindowEdges.ANEW:
+        return plan
+    return dataclasses.replace(plan, windows_from=max(plan.windows_from - 1, 0))
 
 
 def _not_after(live: LiveState, step: int | None) -> LiveState:
@@ -256,7 +262,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "window-edge-moved",
         "the windows after a recovery begin a step earlier than those before",
-        Policies(windows_start=lambda plan, facts: max(edges.windows_start(plan, facts) - 1, 0)),
+        Policies(plan_start=_window_edge_moved),
     ),
     Mutation(
         "no-commit-barrier",

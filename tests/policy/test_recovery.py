@@ -194,7 +194,7 @@ def test_all_replay_from_the_initial_state_when_no_window_was_persisted_yet():
     assert (plan.verdict, plan.target, plan.era, plan.lost_steps) == (Verdict.GLOBAL, 2, 0, 0)
     assert (plan.window, plan.start_of, plan.is_apart) == (None, {0: 0, 1: 0}, False)
     assert {replay.origin for replay in plan.replays} == {Origin.DURABLE}
-    assert (plan.edges, plan.epoch, plan.first_captured) == (WindowEdges.KEPT, 0, 0)
+    assert (plan.edges, plan.epoch, plan.windows_from) == (WindowEdges.KEPT, 0, 0)
     assert (plan.ledger_source, plan.first_ledger_step, plan.replayed_steps) == (1, 1, 2)
     assert plan.reason.endswith("no window was persisted yet: all replay from the initial state")
 
@@ -202,7 +202,7 @@ def test_all_replay_from_the_initial_state_when_no_window_was_persisted_yet():
 def test_windows_begin_anew_at_a_checkpoint_in_the_first_window():
     plan = plan_after(Job(Layout(pp=2), step=2, durable=1), 0)
     assert (plan.verdict, plan.target, plan.start_of) == (Verdict.GLOBAL, 2, {0: 1, 1: 1})
-    assert (plan.edges, plan.epoch, plan.first_captured) == (WindowEdges.ANEW, 1, 1)
+    assert (plan.edges, plan.epoch, plan.windows_from) == (WindowEdges.ANEW, 1, 1)
     assert plan.reason.endswith("all replay from the durable checkpoint of step 1")
 
 

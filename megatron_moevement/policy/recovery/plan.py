@@ -175,6 +175,10 @@ class Plan:
         copies: who takes its state from whom, by rank; their stages stand by.
         lost_steps: committed steps that are done again after a rollback; None where nobody knows
             how many.
+        windows_from: the first step of a window of the schedule that is in force once the plan is
+            carried out. A replay captures the slots of the window in flight again under that
+            window's own schedule: a moved edge would pin the old window for ever where faults come
+            closer than W steps.
     """
 
     generation: int
@@ -196,6 +200,7 @@ class Plan:
     edges: WindowEdges = WindowEdges.KEPT
     copies: tuple[StateCopy, ...] = ()
     lost_steps: int | None = 0
+    windows_from: int = 0
 
     @property
     def replayed_steps(self) -> int:
@@ -221,11 +226,6 @@ class Plan:
     def is_from_durable(self) -> bool:
         """Whether all stages load what is durable and replay from there."""
         return any(replay.origin is Origin.DURABLE for replay in self.replays)
-
-    @property
-    def first_captured(self) -> int:
-        """Where windows begin that begin anew."""
-        return min((replay.start for replay in self.replays), default=self.target)
 
     @property
     def is_flush(self) -> bool:

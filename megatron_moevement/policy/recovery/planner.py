@@ -22,7 +22,6 @@ from megatron_moevement.policy.recovery.eras import of_newest_history
 from megatron_moevement.policy.recovery.newest_state import is_memory_newest
 from megatron_moevement.policy.recovery.plan import (
     Ending,
-    LogSource,
     Origin,
     Plan,
     RollForward,
@@ -42,6 +41,7 @@ from megatron_moevement.policy.recovery.slot_choice import (
     slots_to_complete,
     slots_to_load,
 )
+from megatron_moevement.policy.recovery.sources import candidates, find_ledger, log_sources
 from megatron_moevement.policy.recovery.stage_status import (
     Survey,
     persisted_of,
@@ -74,7 +74,7 @@ def plan_recovery(facts: Facts) -> Plan:
     survey = without_gaps(facts, found)
     if not survey.behind:
         return _resume(facts, survey)
-    windows = _candidates(facts)
+    windows = candidates(facts)
     for window in windows:
         plan = _replay(facts, survey, window)
         if plan is not None:
@@ -95,20 +95,6 @@ def _epoch(facts: Facts) -> int:
     return max((process.epoch for process in facts.processes), default=0)
 
 
-def _candidates(facts: Facts) -> tuple[Window, ...]:
-    """Returns the windows that may be replayed from, newest first.
-
-    What any survivor learnt to be persisted at a commit barrier is persisted for the job. A window
-    that nobody learnt of is not chosen, even where its slots seem to be there.
-    """
-    learnt = {process.persisted for process in facts.processes} - {None}
-    if not learnt:
-        return ()
-    newest = max(window for window in learnt if window is not None)
-    held = {holding.window for process in facts.processes for holding in process.holdings}
-    return tuple(sorted((window for window in held if window <= newest), reverse=True))
-
-
 def _replay(facts: Facts, survey: Survey, window: Window) -> Plan | None:
     """Returns the plan that replays from a window, None when that is impossible."""
     if survey.target < window.last:
@@ -121,7 +107,7 @@ def _replay(facts: Facts, survey: Survey, window: Window) -> Plan | None:
     loads = slots_to_load(facts.layout, window, sparse)
     rolling = _roll_forward(survey, begins)
     first = min([*(begin + 1 for begin in begins.values()), *(roll.step for roll in rolling)])
-    ledger_source = _ledger_source(facts, first, survey.target)
+    ledger_source = find_ledger(facts, first, survey.target)
     if ledger_source is None or len(choose_fetches(facts.processes, loads)) < len(loads):
         return None
     replays = tuple(
@@ -140,12 +126,13 @@ def _replay(facts: Facts, survey: Survey, window: Window) -> Plan | None:
         target=survey.target,
         persisted=persisted_of(facts),
         window=window,
+        windows_from=window.start,
         roll_forward=rolling,
         replays=replays,
         segments=segments_of(facts.layout, scope),
         scope_kind=scope_kind(facts.layout, facts.ends, scope),
         fetches=choose_fetches(facts.processes, wanted),
-        logs=_log_sources(facts, begins),
+        logs=log_sources(facts, begins),
         copies=copies,
         ledger_source=ledger_source,
         era=_era(facts),
@@ -187,14 +174,6 @@ def _grow_scope(
     return starts
 
 
-def _ledger_source(facts: Facts, first: int, last: int) -> int | None:
-    """Returns a process that has the ledger entries of the steps [first, last], a rank's first."""
-    for process in sorted(facts.processes, key=lambda process: process.rank is None):
-        if last < first or (first in process.ledger and last in process.ledger):
-            return process.process
-    return None
-
-
 def _is_sparse(survey: Survey, stage: int, start: int) -> bool:
     """Returns whether a stage in scope still has slots to load when it starts."""
     progress = survey.progress[stage]
@@ -219,24 +198,15 @@ def _roll_forward(survey: Survey, begins: dict[int, int]) -> tuple[RollForward, 
     return tuple(sorted(rolling, key=lambda roll: roll.rank))
 
 
-def _log_sources(facts: Facts, begins: dict[int, int]) -> tuple[LogSource, ...]:
-    sources = []
-    for stage, start in sorted(begins.items()):
-        for direction, sender in senders_to(facts.layout, stage):
-            if begins[sender] > start:
-                source = LogSource(stage, sender, direction, start + 1, begins[sender])
-                sources.append(source)
-    return tuple(sources)
-
-
 def _resume(facts: Facts, survey: Survey) -> Plan:
     begins = dict.fromkeys(range(facts.layout.pp), survey.target)
     rolling, copies, persisted = _roll_forward(survey, begins), survey.copies(), persisted_of(facts)
-    source = _ledger_source(facts, survey.target, survey.target)
+    source = find_ledger(facts, survey.target, survey.target)
     if copies and persisted is not None:  # who comes in new takes over what others have
-        whole = _ledger_source(facts, persisted.start + 1, survey.target)
+        whole = find_ledger(facts, persisted.start + 1, survey.target)
         source = source if whole is None else whole
     wanted = slots_to_complete(facts, begins, survey.found.stand_ins_of(copies))
+    windows = {held.window.start for process in facts.processes for held in process.holdings}
     return Plan(
         generation=facts.generation,
         verdict=Verdict.COPIED if copies else Verdict.RESUME,
@@ -249,6 +219,7 @@ def _resume(facts: Facts, survey: Survey) -> Plan:
         ledger_source=source,
         era=_era(facts),
         epoch=_epoch(facts),
+        windows_from=min(windows, default=survey.target),
     )
 
 
@@ -264,6 +235,7 @@ def _resume_with_new_windows(facts: Facts, survey: Survey, why: str) -> Plan:
         reason=f"{resume_reason(survey, 0)}; {why}: windows begin anew",
         persisted=None,
         edges=WindowEdges.ANEW,
+        windows_from=plan.target,
         epoch=_epoch(facts) + 1,
     )
 
@@ -281,11 +253,11 @@ def _without_spare(facts: Facts, target: int | None) -> Plan:
     plan = _abort(facts, f"no spare for {missing}, and there is nothing to write")
     if not any(process.holdings for process in facts.processes):
         return plan
-    for window in _candidates(facts) if target is not None else ():
+    for window in candidates(facts) if target is not None else ():
         starts = dict.fromkeys(range(facts.layout.pp), window.start)
         loads = slots_to_load(facts.layout, window, starts)
         fetches = choose_fetches(facts.processes, loads)
-        source = _ledger_source(facts, window.start + 1, plan.target)
+        source = find_ledger(facts, window.start + 1, plan.target)
         if len(fetches) == len(loads) and source is not None:
             return dataclasses.replace(
                 plan,
@@ -345,18 +317,17 @@ def plan_from_durable(facts: Facts, why: str) -> Plan:
         return _abort(facts, f"{why}, and there is no durable checkpoint")
     committed = newest_committed(facts.processes)
     if committed is not None and committed > facts.durable:
-        source = _ledger_source(facts, facts.durable + 1, committed)
+        source = find_ledger(facts, facts.durable + 1, committed)
         if source is not None:
             return _replay_from_durable(facts, facts.durable, committed, source, why)
     lost = None if committed is None else max(committed - facts.durable, 0)
+    back = f"back to the durable checkpoint of step {facts.durable}"
     return Plan(
         generation=facts.generation,
         verdict=Verdict.ROLLBACK,
-        reason=(
-            f"{why}: back to the durable checkpoint of step {facts.durable}, "
-            f"{done_again(facts.durable, lost)}"
-        ),
+        reason=f"{why}: {back}, {done_again(facts.durable, lost)}",
         target=facts.durable,
+        windows_from=facts.durable,
         lost_steps=lost,
         edges=WindowEdges.ANEW,
         era=_era(facts) + 1,
@@ -378,6 +349,7 @@ def _replay_from_durable(facts: Facts, durable: int, target: int, source: int, w
         verdict=Verdict.GLOBAL,
         reason=f"{why}: all replay from {state}",
         target=target,
+        windows_from=durable,
         replays=tuple(StageReplay(stage, durable, Origin.DURABLE) for stage in sorted(scope)),
         segments=segments_of(facts.layout, scope),
         scope_kind=scope_kind(facts.layout, facts.ends, scope),

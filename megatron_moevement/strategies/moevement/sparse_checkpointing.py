@@ -115,15 +115,8 @@ class SparseCheckpointing(Strategy):
     def recover(self, durable: Durable) -> Recovered | Anew:
         """Brings the job back to the newest step that any process of it committed."""
         returning = Returning(self._trained, self._memory, self._events, self._kept)
-        recovery = MemoryRecovery(
-            self._trained,
-            self._memory,
-            self._live,
-            self._kept,
-            self._replicas,
-            events=self._events,
-            say=self._say,
-        )
+        own = (self._trained, self._memory, self._live, self._kept, self._replicas)
+        recovery = MemoryRecovery(*own, events=self._events, say=self._say)
         plan = recovery.make_plan(durable)
         if plan is not None and plan.verdict is Verdict.ABORT:
             raise RecoveryAbortedError(plan.reason)

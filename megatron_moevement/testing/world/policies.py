@@ -17,8 +17,8 @@ from megatron_moevement.policy.copies.retention import Retention
 from megatron_moevement.policy.facts.facts import Facts
 from megatron_moevement.policy.job.operators import OperatorId
 from megatron_moevement.policy.job.ranks import LogicalRank
-from megatron_moevement.policy.recovery import edges, rollforward
 from megatron_moevement.policy.recovery import planner as recovery
+from megatron_moevement.policy.recovery import rollforward
 from megatron_moevement.policy.recovery.plan import Plan
 from megatron_moevement.policy.window.schedule import Window, WindowSchedule
 from megatron_moevement.testing.world.step_model import (
@@ -63,5 +63,4 @@ class Policies:
         [WindowSchedule, LogicalRank, int], tuple[frozenset[OperatorId], frozenset[OperatorId]]
     ] = slot_contents
     plan_start: Callable[[Facts], Plan | None] = recovery.plan_start
-    windows_start: Callable[[Plan, Facts], int] = edges.windows_start
     place_replicas: Callable[..., placement.Placement] = placement.place_replicas

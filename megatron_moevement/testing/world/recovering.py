@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from megatron_moevement.policy.copies.persistence import SlotKey
 from megatron_moevement.policy.copies.slot_ring import SlotRing, ring_capacity
 from megatron_moevement.policy.facts.facts import Facts, ProcessFacts
-from megatron_moevement.policy.recovery.eras import next_era, of_newest_history
+from megatron_moevement.policy.recovery.eras import next_era
 from megatron_moevement.policy.recovery.plan import Origin, Plan, Verdict, WindowEdges
 from megatron_moevement.policy.recovery.planner import has_no_use_of_memory
 from megatron_moevement.policy.window.schedule import WindowSchedule
@@ -138,12 +138,8 @@ def _agree(
     process.phase = Phase.SETTLING
     if found is not None:
         world.note_plan(plan)
-    begins_bare = plan.edges is WindowEdges.ANEW and not plan.is_from_durable
-    first = plan.target
-    if not begins_bare:
-        first = world.policies.windows_start(plan, of_newest_history(facts))
-    schedule = dataclasses.replace(world.shape.schedule, epoch=plan.epoch, first_step=first)
-    return plan, schedule
+    own = world.shape.schedule
+    return plan, dataclasses.replace(own, epoch=plan.epoch, first_step=plan.windows_from)
 
 
 def _look(
@@ -183,6 +179,7 @@ def _beginning(process: Process, facts: Facts) -> Plan:
         "nothing in memory is newer",
         facts.durable,
         edges=WindowEdges.ANEW,
+        windows_from=facts.durable,
         epoch=max(each.epoch for each in facts.processes) + 1,
     )
 
@@ -257,8 +254,8 @@ def _load_again(world: World, process: Process, plan: Plan) -> Generator[Wait, A
     yield Sleep(DURABLE_TIME)
     if process.rank is None:
         return None
-    process.ring = SlotRing(process.ring.capacity, plan.first_captured, plan.first_captured)
-    return world.durable.load(plan.first_captured, process.rank).live
+    process.ring = SlotRing(process.ring.capacity, plan.windows_from, plan.windows_from)
+    return world.durable.load(plan.windows_from, process.rank).live
 
 
 def _rewind(world: World, process: Process, plan: Plan) -> None:

@@ -15,7 +15,6 @@ from megatron_moevement.integrations.megatron.snapshots import LiveOperators
 from megatron_moevement.policy.facts.facts import Condition, Facts
 from megatron_moevement.policy.facts.facts_document import FACTS, dump_facts
 from megatron_moevement.policy.outcome.replay_doubt import without
-from megatron_moevement.policy.recovery.edges import windows_start
 from megatron_moevement.policy.recovery.eras import next_era, of_newest_history
 from megatron_moevement.policy.recovery.newest_state import Durable
 from megatron_moevement.policy.recovery.plan import Origin, Plan, WindowEdges
@@ -152,7 +151,7 @@ class MemoryRecovery:
             loaded: its step.
             plan: that it was loaded for; another one is made where no replay can begin with it.
         """
-        if plan is None or not plan.is_from_durable or plan.first_captured == loaded:
+        if plan is None or not plan.is_from_durable or plan.windows_from == loaded:
             return plan
         assert self._facts is not None
         self._facts = dataclasses.replace(self._facts, durable=loaded)
@@ -351,8 +350,7 @@ class MemoryRecovery:
 
     def schedule(self, plan: Plan) -> WindowSchedule:
         """Returns the schedule that windows go on under, the same on every rank."""
-        assert self._facts is not None
-        return self._memory.schedule_from(windows_start(plan, self._facts), plan.epoch)
+        return self._memory.schedule_from(plan.windows_from, plan.epoch)
 
     def _replay(self, plan: Plan, ledger: LeftLedger, freezing: Freezing) -> Replay:
         trained, slots, kept = self._trained, None, None
