@@ -184,8 +184,8 @@ def check_serves(run, generation, process):
     ]
     (facts,) = [one for one in documents if one.generation == generation]
     occupants = {one.rank: one.process for one in facts.processes}
-    loads = {occupants[one.rank]: one.processes for one in plan_recovery(facts).slots}
-    assert any(process in sources for taker, sources in loads.items() if taker != process), loads
+    fetches = plan_recovery(facts).fetches
+    assert any(one.source == process != occupants[one.rank] for one in fetches), fetches
 
 
 def check_steps(run):
