@@ -108,8 +108,6 @@ def _replay(facts: Facts, survey: Survey, window: Window) -> Plan | None:
     rolling = _roll_forward(survey, begins)
     first = min([*(begin + 1 for begin in begins.values()), *(roll.step for roll in rolling)])
     ledger_source = find_ledger(facts, first, survey.target)
-    if ledger_source is None or len(choose_fetches(facts.processes, loads)) < len(loads):
-        return None
     replays = tuple(
         StageReplay(stage, begins[stage], _origin(survey, stage, begins[stage], window))
         for stage in sorted(scope)
@@ -118,6 +116,9 @@ def _replay(facts: Facts, survey: Survey, window: Window) -> Plan | None:
     going_on = {stage: begin for stage, begin in begins.items() if stage not in rewound}
     copies = survey.copies(scope)
     wanted = [*loads, *slots_to_complete(facts, going_on, survey.found.stand_ins_of(copies))]
+    fetches = choose_fetches(facts.processes, wanted)
+    if ledger_source is None or len(fetches) < len(wanted):  # only what is loaded may be nowhere
+        return None
     verdict = Verdict.GLOBAL if len(scope) == facts.layout.pp else Verdict.LOCALIZED
     return Plan(
         generation=facts.generation,
@@ -131,7 +132,7 @@ def _replay(facts: Facts, survey: Survey, window: Window) -> Plan | None:
         replays=replays,
         segments=segments_of(facts.layout, scope),
         scope_kind=scope_kind(facts.layout, facts.ends, scope),
-        fetches=choose_fetches(facts.processes, wanted),
+        fetches=fetches,
         logs=log_sources(facts, begins),
         copies=copies,
         ledger_source=ledger_source,

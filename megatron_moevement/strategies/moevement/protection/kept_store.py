@@ -35,15 +35,12 @@ from megatron_moevement.runtime.stores.store import (
 )
 from megatron_moevement.runtime.stores.store_lock import StoreLockedError
 
+_PATIENCE_WITH_ADOPTERS = timedelta(seconds=5)
 _POLL_S = 0.05
 
 
 class NotOpenedError(MoEvementError):
     """A process can't open its memory in a restart; another one may take its place."""
-
-
-_PATIENCE_WITH_ADOPTERS = timedelta(seconds=5)
-_POLL_S = 0.05
 
 
 class KeptStore:
