@@ -3,19 +3,28 @@
 import pytest
 
 from megatron_moevement.policy.copies.persistence import SlotKey
-from megatron_moevement.policy.facts.facts import Holding
+from megatron_moevement.policy.facts.facts import (
+    Condition,
+    Facts,
+    Holding,
+    LiveState,
+    ProcessFacts,
+)
 from megatron_moevement.policy.job.guarantee import Level
-from megatron_moevement.policy.job.ranks import LogicalRank
+from megatron_moevement.policy.job.ranks import Layout, LogicalRank
+from megatron_moevement.policy.job.segments import Ends
 from megatron_moevement.policy.outcome.replay_doubt import (
     Consequence,
     Doubt,
     consequence_of,
     doubt_of,
-    without,
+    trusted_copies,
+    within,
 )
 from megatron_moevement.policy.recovery.plan import Origin, Plan, SlotFetch, StageReplay, Verdict
 from megatron_moevement.policy.window.schedule import Window
 
+DEAD = LiveState(Condition.ABSENT)
 RANK, WINDOW = LogicalRank(), Window(3, 2)
 KEYS = [SlotKey(RANK, WINDOW, slot) for slot in range(2)]
 
@@ -68,8 +77,37 @@ def test_what_follows(level, others, expected):
     assert consequence_of(level, doubts) is expected
 
 
-def test_doubted_slots_are_none_to_load():
-    held = [Holding(RANK, WINDOW, 0b11), Holding(RANK, Window(5, 2), 0b11)]
-    assert without(held, [KEYS[1]]) == (Holding(RANK, WINDOW, 0b01), held[1])
-    assert without(held, KEYS) == (held[1],)
-    assert without(held, []) == tuple(held)
+LATER = Window(5, 2)
+
+
+def facts(**holdings):
+    """What two ranks' processes hold: `p1` has the rank that is replayed, `p2` another one."""
+    ranks = {"p1": RANK, "p2": LogicalRank(dp=1)}
+    processes = tuple(
+        ProcessFacts(int(name[1:]), name, rank, 6, DEAD, holdings=holdings.get(name, ()))
+        for name, rank in ranks.items()
+    )
+    return Facts(1, Layout(dp=2), Ends.INDEPENDENT, None, processes)
+
+
+def test_the_next_replay_begins_with_copies_that_were_there_before_and_were_not_tried():
+    whole, part = Holding(RANK, WINDOW, 0b11), Holding(RANK, WINDOW, 0b01)
+    found = facts(p1=(part,), p2=(whole, Holding(RANK, LATER, 0b10)))
+    trusted = trusted_copies(found, plan(Origin.WINDOW, (1, 2), (2,)), RANK)
+    assert trusted == {(2, KEYS[0]), (2, KEYS[1]), (2, SlotKey(RANK, LATER, 1))}
+
+
+def test_what_the_replay_captured_again_is_not_begun_with():
+    later = Holding(RANK, LATER, 0b11)
+    found = facts(p1=(Holding(RANK, WINDOW, 0b10), later), p2=(Holding(RANK, WINDOW, 0b11),))
+    trusted = trusted_copies(found, plan(Origin.WINDOW, (2, 1), (1, 2)), RANK)
+    assert trusted == {(2, KEYS[1])}
+
+
+def test_copies_that_are_not_trusted_are_none_to_load():
+    held = (Holding(RANK, WINDOW, 0b11), Holding(RANK, LATER, 0b11))
+    other = Holding(LogicalRank(dp=1), WINDOW, 0b11)
+    process = facts(p1=(*held, other)).processes[0]
+    assert within(process, {}) == process
+    trusted = {RANK: frozenset([(1, KEYS[0]), (2, KEYS[1])])}
+    assert within(process, trusted).holdings == (Holding(RANK, WINDOW, 0b01), other)

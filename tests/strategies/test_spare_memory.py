@@ -5,7 +5,6 @@ import dataclasses
 import pytest
 
 from megatron_moevement.errors import UserError
-from megatron_moevement.policy.copies.persistence import SlotKey
 from megatron_moevement.policy.facts.facts import Holding
 from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.policy.window.schedule import Window
@@ -130,9 +129,6 @@ def test_what_a_spare_keeps_is_known_in_the_next_generation(spare):
     assert captures[str(OTHER)] == {step: record_digest(held.record(step)) for step in (3, 4)}
     assert sorted(captures[str(ONE)]) == [3, 4, 5, 6]
     assert captures_of_spares(generation, STATE.era, STATE.epoch + 1) == ()
-    doubted = {(PROCESS, SlotKey(ONE, WINDOW, 1)), (0, SlotKey(ONE, WINDOW, 0))}
-    (doubtful,) = facts_of_spares(generation, [found], doubted)
-    assert doubtful.holdings[0] == Holding(ONE, WINDOW, 0b101)
     journal = spare.kept.store.open_journal()
     assert journal.losses() == {step: step / 8 for step in range(1, 7)}
     assert journal.entry(5) == b"entry 5"

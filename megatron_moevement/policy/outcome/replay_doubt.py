@@ -8,14 +8,17 @@ left that was not tried, the job ends with everything that it has in memory.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from enum import Enum
 
 from megatron_moevement.policy.copies.persistence import SlotKey
-from megatron_moevement.policy.facts.facts import Holding
+from megatron_moevement.policy.facts.facts import Facts, Holding, ProcessFacts
 from megatron_moevement.policy.job.guarantee import Level
 from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.policy.recovery.plan import Origin, Plan
+
+Trusted = Mapping[LogicalRank, frozenset[tuple[int, SlotKey]]]
+"""Of ranks whose replay differed, the copies to begin with next: each with the process it is in."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,17 +63,46 @@ def doubt_of(plan: Plan, rank: LogicalRank) -> Doubt:
     )
 
 
-def without(holdings: Iterable[Holding], doubted: Collection[SlotKey]) -> tuple[Holding, ...]:
-    """Returns holdings but for slots that are doubted."""
-    found = []
-    for held in holdings:
-        left = held.slots
-        for key in doubted:
-            if (key.owner, key.window) == (held.owner, held.window):
-                left &= ~(1 << key.slot)
-        if left or not held.slots:
-            found.append(dataclasses.replace(held, slots=left))
-    return tuple(found)
+def trusted_copies(facts: Facts, plan: Plan, rank: LogicalRank) -> frozenset[tuple[int, SlotKey]]:
+    """Returns the copies that the next replay of a rank may begin with.
+
+    A copy that came to a process during the replay that differed may be one of what was tried: only
+    those count that were there before it. What a process captured again lies in its own ring.
+
+    Args:
+        facts: that the plan was made from.
+        plan: that was carried out.
+        rank: whose replay differed.
+    """
+    tried = doubt_of(plan, rank).replaceable
+    own, newest = facts.by_rank[rank].process, max((key.window for key in tried), default=None)
+    return frozenset(
+        (process.process, key)
+        for process in facts.processes
+        for holding in process.holdings
+        if holding.owner == rank
+        for key in _keys(holding)
+        if tried.get(key) != process.process
+        and not (process.process == own and newest is not None and key.window > newest)
+    )
+
+
+def within(process: ProcessFacts, trusted: Trusted) -> ProcessFacts:
+    """Returns what a process has but for copies that are not trusted."""
+    holdings = []
+    for held in process.holdings:
+        slots = held.slots
+        if held.owner in trusted:
+            known = trusted[held.owner]
+            slots = sum(1 << key.slot for key in _keys(held) if (process.process, key) in known)
+        if slots or not held.slots:
+            holdings.append(dataclasses.replace(held, slots=slots))
+    return dataclasses.replace(process, holdings=tuple(holdings))
+
+
+def _keys(held: Holding) -> list[SlotKey]:
+    slots = range(held.window.size)
+    return [SlotKey(held.owner, held.window, slot) for slot in slots if held.slots >> slot & 1]
 
 
 class Consequence(Enum):

@@ -11,9 +11,9 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from megatron_moevement.policy.copies.persistence import SlotKey
 from megatron_moevement.policy.facts.facts import Condition, Facts, LiveState
 from megatron_moevement.policy.job.guarantee import Computation, Guarantee
+from megatron_moevement.policy.outcome.replay_doubt import Trusted
 from megatron_moevement.policy.recovery.plan import Plan
 from megatron_moevement.runtime.upstream_log.log import UpstreamLog
 from megatron_moevement.strategies.moevement.protection.kept_store import KeptStore
@@ -79,9 +79,8 @@ class Kept:
         guarantee: of the job's newest generation that this process was in.
         agreed: the newest plan; it holds in its generation, also where live objects are built anew
             in order to carry it out.
-        doubted: slots that lie in this process and that a replay began with which differed from
-            the first time; plans pass them over until a replay from other copies proves right.
-        doubted_of_spares: such slots of processes that have no rank, each with the process.
+        trusted: the copies to begin with where a replay differed from the first time; plans pass
+            over all others until a replay proves right.
     """
 
     store: KeptStore = dataclasses.field(default_factory=KeptStore)
@@ -92,8 +91,7 @@ class Kept:
     origin: tuple[Computation, ...] | None = None
     guarantee: Guarantee | None = None
     agreed: Agreed | None = None
-    doubted: frozenset[SlotKey] = frozenset()
-    doubted_of_spares: frozenset[tuple[int, SlotKey]] = frozenset()
+    trusted: Trusted = dataclasses.field(default_factory=dict)
 
     @classmethod
     def anew(cls, former: Kept) -> Kept:
@@ -103,8 +101,7 @@ class Kept:
             origin=former.origin,
             guarantee=former.guarantee,
             agreed=former.agreed,
-            doubted=former.doubted,
-            doubted_of_spares=former.doubted_of_spares,
+            trusted=former.trusted,
         )
 
     def renew(self) -> None:

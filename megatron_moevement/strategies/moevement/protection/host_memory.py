@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from megatron_moevement.policy.copies.persistence import SlotKey
 from megatron_moevement.policy.copies.placement import Host
 from megatron_moevement.policy.facts.facts import ProcessFacts
 from megatron_moevement.policy.job.ranks import LogicalRank
@@ -269,15 +268,11 @@ class JobMemory:
             entries = {step: self.journal.entry(step) for step in self.journal.entries()}
             self._history.begin(state, entries, self.journal.losses)
 
-    def facts_of_spares(self, doubted: Collection[tuple[int, SlotKey]]) -> tuple[ProcessFacts, ...]:
-        """Returns the facts of those that have no rank; one rank speaks for them.
-
-        Args:
-            doubted: slots that are passed over, each with the process that has it.
-        """
+    def facts_of_spares(self) -> tuple[ProcessFacts, ...]:
+        """Returns the facts of those that have no rank; one rank speaks for them."""
         if dist.get_rank():
             return ()
-        return facts_of_spares(self.generation, self.plan.spares, doubted)
+        return facts_of_spares(self.generation, self.plan.spares)
 
     def look_for_left(self) -> tuple[int, ...]:
         """Has those that have no rank take in what nobody has adopted; one rank speaks for them."""

@@ -9,18 +9,16 @@ from __future__ import annotations
 import dataclasses
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
 from megatron_moevement.policy.copies.loopback import Receiver
-from megatron_moevement.policy.copies.persistence import SlotKey
 from megatron_moevement.policy.copies.placement import Host
 from megatron_moevement.policy.facts.facts import Facts, ProcessFacts
 from megatron_moevement.policy.facts.facts_document import dump_facts, load_facts
 from megatron_moevement.policy.job.ranks import Layout, LogicalRank
 from megatron_moevement.policy.job.segments import Ends
-from megatron_moevement.policy.outcome.replay_doubt import without
 from megatron_moevement.runtime.coordination.generation import Generation
 from megatron_moevement.runtime.coordination.ledger import loss_to_hex
 from megatron_moevement.runtime.coordination.notice_board import NoticeBoard, Topic
@@ -111,17 +109,12 @@ def find_spares(generation: Generation) -> tuple[Spare, ...]:
     )
 
 
-def facts_of_spares(
-    generation: Generation,
-    spares: Sequence[Spare],
-    doubted: Collection[tuple[int, SlotKey]] = (),
-) -> tuple[ProcessFacts, ...]:
+def facts_of_spares(generation: Generation, spares: Sequence[Spare]) -> tuple[ProcessFacts, ...]:
     """Returns what spares have read of what they hold; rank 0 calls it.
 
     Args:
         generation: the present one.
         spares: those that keep copies.
-        doubted: slots that are passed over, each with the process that has it.
     """
     holding = {spare.process for spare in spares if spare.held}
     if generation.board is None:
@@ -134,9 +127,7 @@ def facts_of_spares(
     later = dict(board.read(Topic.FOUND))
     for text in filter(None, [*posted.values(), *later.values()]):  # what is newer comes last
         for process in load_facts(text, "what a spare posted").processes:
-            wrong = {key for holder, key in doubted if holder == process.process}
-            holdings = without(process.holdings, wrong)
-            found[process.process] = dataclasses.replace(process, holdings=holdings)
+            found[process.process] = process
     known = {spare.process for spare in spares}
     return tuple(found[process] for process in sorted(known & found.keys()))
 

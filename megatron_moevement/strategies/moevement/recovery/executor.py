@@ -14,7 +14,7 @@ from megatron_moevement.integrations.megatron.slot_layout import slot_layouts
 from megatron_moevement.integrations.megatron.snapshots import LiveOperators
 from megatron_moevement.policy.facts.facts import Condition, Facts
 from megatron_moevement.policy.facts.facts_document import FACTS, dump_facts
-from megatron_moevement.policy.outcome.replay_doubt import without
+from megatron_moevement.policy.outcome.replay_doubt import within
 from megatron_moevement.policy.recovery.eras import next_era, of_newest_history
 from megatron_moevement.policy.recovery.newest_state import Durable
 from megatron_moevement.policy.recovery.plan import Origin, Plan, WindowEdges
@@ -179,7 +179,6 @@ class MemoryRecovery:
             left,
             committed=committed,
             live=state,
-            holdings=without(left.holdings, self._kept.doubted),
             logs=() if log is None else log.extents(),
             is_new=self._kept.is_new,
             holds=self._replicas.name,
@@ -190,7 +189,10 @@ class MemoryRecovery:
             layout=trained.layout,
             ends=trained.ends,
             durable=durable.loadable,
-            processes=(process, *self._memory.facts_of_spares(self._kept.doubted_of_spares)),
+            processes=tuple(
+                within(each, self._kept.trusted)
+                for each in (process, *self._memory.facts_of_spares())
+            ),
         )
         facts = gather_facts(own, trained.device)
         self.is_continuing = facts.generation > 0 or any(

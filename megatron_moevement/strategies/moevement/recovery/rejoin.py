@@ -12,7 +12,12 @@ import torch.distributed as dist
 from megatron_moevement.integrations.megatron.freezing import Freezing
 from megatron_moevement.policy.job.guarantee import Level, unverified
 from megatron_moevement.policy.outcome.account import RankAccount, RecoveryAccount
-from megatron_moevement.policy.outcome.replay_doubt import Consequence, consequence_of, doubt_of
+from megatron_moevement.policy.outcome.replay_doubt import (
+    Consequence,
+    consequence_of,
+    doubt_of,
+    trusted_copies,
+)
 from megatron_moevement.policy.outcome.replay_proof import proof_of_all
 from megatron_moevement.policy.recovery.plan import Plan
 from megatron_moevement.policy.window.schedule import Window
@@ -179,7 +184,7 @@ class Returning:
         self._lap("wait")
         ranks = self._gather()
         self._judge(plan, ranks)
-        self._kept.doubted, self._kept.doubted_of_spares = frozenset(), frozenset()
+        self._kept.trusted = {}
         return self._tell(plan, plan.target, ranks)
 
     def went_back(self, plan: Plan, step: int) -> RecoveryAccount:
@@ -253,19 +258,10 @@ class Returning:
             return
         if self.replay is not None:
             self._kept.live = GIVEN_UP
-        self._kept.doubted |= {
-            key
-            for doubt in doubts.values()
-            for key, source in doubt.replaceable.items()
-            if source == self._memory.host.process
-        }
-        spares = self._memory.plan.addresses_of_spares
-        self._kept.doubted_of_spares |= {
-            (source, key)
-            for doubt in doubts.values()
-            for key, source in doubt.replaceable.items()
-            if source in spares
-        }
+        assert self._kept.agreed is not None
+        facts = self._kept.agreed.facts
+        found = {rank: trusted_copies(facts, plan, rank) for rank in doubts}
+        self._kept.trusted = {**self._kept.trusted, **found}
         what = f"the replay up to step {plan.target} differs from the first time on {places}"
         if consequence is Consequence.AGAIN:
             raise UnverifiedReplayError(f"{what} ({wrong}); there are other copies to replay from")
