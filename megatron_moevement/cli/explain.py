@@ -13,7 +13,7 @@ from rich.table import Table
 from megatron_moevement.errors import ExitCode, UserError
 from megatron_moevement.policy.facts.facts import Condition, Facts, InconsistentFactsError
 from megatron_moevement.policy.facts.facts_document import FACTS, load_facts
-from megatron_moevement.policy.recovery.plan import Ending, Origin, Plan, SlotFetch, Verdict
+from megatron_moevement.policy.recovery.plan import Origin, Plan, SlotFetch, Verdict
 from megatron_moevement.policy.recovery.planner import plan_start
 from megatron_moevement.policy.window.schedule import Window
 from megatron_moevement.runtime.observation.events import kept_documents
@@ -30,12 +30,6 @@ _NAMED = 4
 
 _LISTED = 8
 """As many ranks have a line of what they lost."""
-
-_ENDINGS = {
-    Ending.FLUSH: "survivors write their stores and exit with code "
-    f"{ExitCode.STATE_FLUSHED.value}; the next launch replays to the target",
-    Ending.FAILURE: f"the job exits with code {ExitCode.FAILURE.value}",
-}
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -92,7 +86,7 @@ def _explain(path: Path) -> None:
 def _durable(facts: Facts) -> str:
     if facts.durable:
         return f"the durable checkpoint of step {facts.durable}"
-    return "the initial weights" if facts.durable == 0 else "nothing: no state is left"
+    return "the initial weights"
 
 
 def _read(path: Path) -> str:
@@ -118,7 +112,7 @@ def _summary(plan: Plan) -> list[str]:
 
 def _losses(facts: Facts, target: int) -> list[str]:
     """Returns which ranks don't stand at the target, and what is left of each."""
-    lines = [f"lost: {rank}, and no process takes it" for rank in facts.vacant]
+    lines = []
     for rank, process in sorted(facts.by_rank.items()):
         live, name = process.live, f"{rank} (p{process.process} on {process.domain})"
         own = sum(one.slots.bit_count() for one in process.holdings if one.owner == rank)
@@ -154,9 +148,7 @@ def _closing(plan: Plan) -> list[str]:
     if plan.copies:
         copies = [f"{copy.rank} from p{copy.source}" for copy in plan.copies]
         lines.append(f"copied: {_shortened(copies)}")
-    if plan.ending in _ENDINGS:
-        lines.append(f"ending: {_ENDINGS[plan.ending]}")
-    elif plan.verdict is Verdict.ROLLBACK:
+    if plan.verdict is Verdict.ROLLBACK:
         lines.append(f"training goes on with step {plan.target + 1}; later work is lost")
     else:
         lines.append(f"training goes on with step {plan.target + 1}; no work is lost")
@@ -183,8 +175,6 @@ def _activity(plan: Plan, stage: int) -> str:
     """Returns what a stage does, in words."""
     if plan.verdict is Verdict.ROLLBACK:
         return f"loads the checkpoint of step {plan.target}"
-    if plan.verdict is Verdict.ABORT:
-        return "ends: writes its store" if plan.is_flush else "ends"
     if stage not in plan.start_of:
         return _standing(plan, stage)
     origin = next(replay.origin for replay in plan.replays if replay.stage == stage)

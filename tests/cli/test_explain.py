@@ -113,20 +113,13 @@ def test_many_ranks_are_counted_instead_of_named(explain):
     assert any(line.startswith("roll forward to 13") and "and 4 more" in line for line in lines)
 
 
-def test_a_job_without_a_spare_ends_with_its_state_written(explain):
-    lines = explain(without_processes(Job(Layout(pp=2), step=13, spares=0).facts(), {0}))
-    assert lines[0].startswith("ABORT: no spare for pp0.dp0.tp0.cp0.ep0")
-    assert set(rows_of(lines).values()) == {
-        "ends: writes its store 0..2 " + each for each in ("p1 x3", "own x3")
-    }
-    assert any(line.startswith("ending: ") and "exit with code 75" in line for line in lines)
-
-
-def test_a_job_that_can_not_go_on_tells_its_exit_code(explain):
-    facts = Job(Layout(pp=2), step=1).facts()
-    lines = explain(without_processes(facts, {0}))
-    assert lines[0].startswith("ABORT: ")
-    assert "ending: the job exits with code 1" in lines
+def test_a_rank_without_a_process_is_named(capsys, tmp_path):
+    facts = Job(Layout(pp=2), step=13).facts()
+    path = tmp_path / "facts.json"
+    text = dump_facts(dataclasses.replace(facts, processes=facts.processes[1:]))
+    path.write_text(text, encoding="utf-8")
+    assert main(["explain", str(path)]) == 2
+    assert "no process has pp0.dp0.tp0.cp0.ep0" in capsys.readouterr().err
 
 
 def test_a_rollback_says_which_step_is_loaded_and_that_work_is_lost(explain):

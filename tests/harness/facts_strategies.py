@@ -103,7 +103,6 @@ def jobs(draw: DrawFn, layouts: SearchStrategy[Layout] = LAYOUTS) -> Job:
         processes_per_domain=draw(st.integers(1, 2)),
         behind=behind if len(behind) < layout.num_ranks else frozenset(),
         ahead=frozenset() if behind else draw(some),
-        durable=draw(st.none() | st.just(0)),
     )
 
 

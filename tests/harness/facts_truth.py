@@ -43,7 +43,7 @@ def loads_of(plan: Plan, facts: Facts) -> dict[LogicalRank, int]:
         having = holders(facts, key.owner, key.window, key.slot)
         assert sorted(fetch.sources) == sorted(having)
         assert process is None or process.process not in having - {fetch.source}
-        begin = plan.window.start if plan.is_flush else plan.start(fetch.rank.pp)
+        begin = plan.start(fetch.rank.pp)
         if key.window == plan.window and key.step >= begin:
             found.setdefault(fetch.rank, []).append(key.slot)
     assert all(slots == [*range(slots[0], plan.window.size)] for slots in found.values())

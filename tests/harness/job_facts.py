@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Mapping
 from functools import cached_property
+from itertools import count
 
 from megatron_moevement.policy.copies.placement import Host, Placement, place_replicas
 from megatron_moevement.policy.facts.facts import (
@@ -55,7 +56,7 @@ class Job:
     processes_per_domain: int = 1
     behind: frozenset[LogicalRank] = frozenset()
     ahead: frozenset[LogicalRank] = frozenset()
-    durable: int | None = None
+    durable: int = 0
 
     @cached_property
     def hosts(self) -> tuple[Host, ...]:
@@ -145,7 +146,10 @@ def changed(facts: Facts, changes: Mapping[int, ProcessFacts]) -> Facts:
 
 
 def without_processes(facts: Facts, lost: Collection[int]) -> Facts:
-    """Returns the facts of the next generation: spares have taken the ranks of lost processes."""
+    """Returns the facts of the next generation: spares have taken the ranks of lost processes.
+
+    Where there are too few, new processes take the other ranks, as after another launch.
+    """
     left = [each for each in facts.processes if each.process not in lost]
     vacant = {
         each.rank: each.domain
@@ -157,7 +161,14 @@ def without_processes(facts: Facts, lost: Collection[int]) -> Facts:
     processes = tuple(
         dataclasses.replace(each, rank=taken.get(each.process, each.rank)) for each in left
     )
-    return dataclasses.replace(facts, generation=facts.generation + 1, processes=processes)
+    numbers = count(max((each.process for each in facts.processes), default=-1) + 1)
+    live = LiveState(Condition.ABSENT)
+    new = tuple(
+        ProcessFacts(number, f"new{number}", rank, None, live, is_new=True)
+        for rank, number in zip(sorted(vacant.keys() - set(taken.values())), numbers, strict=False)
+    )
+    generation = facts.generation + 1
+    return dataclasses.replace(facts, generation=generation, processes=(*processes, *new))
 
 
 def with_replicas(facts: Facts) -> Facts:

@@ -77,9 +77,7 @@ def any_facts(draw):
         )
         for number, rank in enumerate(ranks)
     )
-    return Facts(
-        draw(STEPS), layout, draw(st.sampled_from(Ends)), draw(st.none() | STEPS), processes
-    )
+    return Facts(draw(STEPS), layout, draw(st.sampled_from(Ends)), draw(STEPS), processes)
 
 
 @given(any_facts())

@@ -19,7 +19,7 @@ def facts_of(durable, **changes):
     return dataclasses.replace(facts, processes=tuple(processes))
 
 
-@pytest.mark.parametrize(("durable", "newest"), [(None, True), (12, True), (13, True), (14, False)])
+@pytest.mark.parametrize(("durable", "newest"), [(0, True), (12, True), (13, True), (14, False)])
 def test_the_newer_state_is_taken_and_who_holds_it_keeps_it(durable, newest):
     assert is_memory_newest(facts_of(durable)) == newest
 

@@ -18,7 +18,6 @@ from megatron_moevement.policy.job.boundary import Direction
 from megatron_moevement.policy.job.ranks import Layout, LogicalRank
 from megatron_moevement.policy.job.segments import Ends, ScopeKind
 from megatron_moevement.policy.recovery.plan import (
-    Ending,
     LogSource,
     Origin,
     RollForward,
@@ -263,18 +262,6 @@ def test_who_follows_the_others_does_so_before_windows_begin_anew():
     assert plan.roll_forward == (RollForward(LogicalRank(0), 5),)
 
 
-def test_abort_when_there_is_nothing_to_roll_back_to():
-    plan = plan_after(Job(Layout(pp=2), step=2), 0)
-    assert (plan.verdict, plan.ending) == (Verdict.ABORT, Ending.FAILURE)
-
-
-def test_abort_without_a_spare_writes_what_the_next_launch_replays_from():
-    plan = plan_after(dataclasses.replace(PIPELINE, spares=0), 2)
-    assert (plan.verdict, plan.ending) == (Verdict.ABORT, Ending.FLUSH)
-    assert (plan.window, plan.target) == (PERSISTED, 13)
-    assert {each.rank for each in plan.fetches} == set(PIPELINE.layout.ranks)
-
-
 def with_what_travels_with_slots(facts):
     """Lets spares publish what the ranks sent them together with their slots."""
     told = {
@@ -299,15 +286,6 @@ def test_spares_alone_that_know_of_no_commit_fall_back():
     plan = plan_recovery(without_processes(job.facts(), {0, 1}))
     assert (plan.verdict, plan.target) == (Verdict.ROLLBACK, 10)
     assert "no process knows of a committed step" in plan.reason
-
-
-def test_too_few_spares_alone_write_what_they_hold():
-    job = Job(Layout(pp=2), step=13, spares=1, durable=10)
-    plan = plan_recovery(without_processes(job.facts(), {0, 1}))
-    assert (plan.verdict, plan.ending, plan.window) == (Verdict.ABORT, Ending.FLUSH, None)
-    facts = with_what_travels_with_slots(job.facts())
-    plan = plan_recovery(without_processes(facts, {0, 1}))
-    assert (plan.ending, plan.window, plan.target) == (Ending.FLUSH, PERSISTED, 13)
 
 
 def test_a_second_fault_leaves_a_disjoint_recovery_what_it_has_reached():

@@ -47,7 +47,6 @@ GETTING_WORSE = [
     (Verdict.RESUME, WindowEdges.ANEW),
     Origin.DURABLE,
     (Verdict.ROLLBACK, WindowEdges.ANEW),
-    (Verdict.ABORT, WindowEdges.KEPT),
 ]
 CASES = first_faults() | second_faults()
 
@@ -142,7 +141,7 @@ def test_nobody_goes_on_from_a_state_that_is_ahead_of_the_target(case, data):
     facts = case.facts
     target = target_of(facts)
     dense = [one for one in facts.processes if one.live.condition is Condition.DENSE]
-    assume(target is not None and dense and not facts.vacant)
+    assume(target is not None and dense)
     ahead = data.draw(st.sampled_from(dense))
     live = LiveState(Condition.DENSE, target + data.draw(st.integers(1, 3)))
     again = changed(facts, {ahead.process: dataclasses.replace(ahead, live=live)})
@@ -175,8 +174,8 @@ def test_as_many_stages_as_possible_keep_as_much_as_possible(case):
 def test_the_window_is_the_newest_that_was_persisted_and_is_whole(case):
     facts = case.facts
     plan = plan_recovery(facts)
-    if facts.vacant or stands(case, case.left):
-        assert plan.verdict is (Verdict.ABORT if facts.vacant else Verdict.RESUME)
+    if stands(case, case.left):
+        assert plan.verdict is Verdict.RESUME
         assert plan.edges is WindowEdges.KEPT
         return
     whole = [
@@ -192,10 +191,8 @@ def test_the_window_is_the_newest_that_was_persisted_and_is_whole(case):
         assert (plan.persisted, plan.epoch) == (None, 1)
     else:
         assert plan.window is None
-        assert plan.is_from_durable == (facts.durable is not None and has_ledger(facts))
-        if not plan.is_from_durable:
-            lost = Verdict.ABORT if facts.durable is None else Verdict.ROLLBACK
-            assert plan.verdict is lost
+        assert plan.is_from_durable == has_ledger(facts)
+        assert plan.is_from_durable or plan.verdict is Verdict.ROLLBACK
 
 
 def has_ledger(facts):
@@ -371,10 +368,7 @@ def test_the_ledger_comes_from_one_who_has_all_of_it(case):
     if plan.ledger_source is None:
         assert plan.verdict not in REPLAYS
         assert not plan.roll_forward
-        assert not plan.is_flush or plan.window is None
         return
-    if plan.is_flush:
-        first = plan.window.start
     assert plan.ledger_source in with_ledger(case.facts, first + 1, plan.target)
 
 
@@ -385,7 +379,6 @@ def test_another_copy_never_makes_a_plan_worse(case, data):
     better = plan_recovery(data.draw(with_another_copy(case)))
     former, now = (GETTING_WORSE.index(kind_of(each)) for each in (plan, better))
     assert now <= former
-    assert better.is_flush or not plan.is_flush or better.verdict is not Verdict.ABORT
     if plan.verdict in REPLAYS:
         for stage in range(case.facts.layout.pp):
             assert better.start(stage) >= plan.start(stage)

@@ -35,7 +35,6 @@ GETTING_WORSE = [
     (Verdict.COPIED, WindowEdges.ANEW),
     Origin.DURABLE,
     (Verdict.ROLLBACK, WindowEdges.ANEW),
-    (Verdict.ABORT, WindowEdges.KEPT),
 ]
 
 
@@ -254,7 +253,7 @@ def test_a_copy_is_of_the_target_and_of_the_same_name(case):
 def test_after_a_plan_that_copies_every_stage_holds_the_target_or_replays_to_it(case):
     facts = with_replicas(case.facts)
     plan = plan_recovery(facts)
-    if plan.verdict in {Verdict.ROLLBACK, Verdict.ABORT}:
+    if plan.verdict is Verdict.ROLLBACK:
         assert not plan.copies
         return
     assert (plan.verdict is Verdict.COPIED) == (bool(plan.copies) and not plan.replays)

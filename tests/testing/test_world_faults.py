@@ -160,7 +160,7 @@ def damaged_slots_and_false_alarms(scenario):
 
 
 def test_a_damaged_slot_costs_no_step_while_every_state_stands():
-    scenario = Scenario(1, Layout(pp=2, dp=2), window=3, replicas=0, steps=15, initial_state=False)
+    scenario = Scenario(1, Layout(pp=2, dp=2), window=3, replicas=0, steps=15)
     edges = Counter()
     for each in damaged_slots_and_false_alarms(scenario):
         seen = watch(each)

@@ -148,7 +148,7 @@ class Facts:
         layout: sizes of the job.
         ends: how the first and last stage hang together.
         durable: step of the newest whole durable checkpoint, or of the initial state where it can
-            be built anew; None without either.
+            be built anew (0).
         processes: what the processes published, in any order.
 
     Raises:
@@ -158,7 +158,7 @@ class Facts:
     generation: int
     layout: Layout
     ends: Ends
-    durable: int | None
+    durable: int
     processes: tuple[ProcessFacts, ...]
 
     def __post_init__(self) -> None:
@@ -177,12 +177,16 @@ class Facts:
         """The processes that occupy a logical rank."""
         return {facts.rank: facts for facts in self.processes if facts.rank is not None}
 
-    @cached_property
-    def vacant(self) -> tuple[LogicalRank, ...]:
-        """Logical ranks that no process occupies, by Megatron's global rank."""
-        return tuple(rank for rank in self.layout.ranks if rank not in self.by_rank)
-
     def stage(self, stage: int) -> tuple[ProcessFacts, ...]:
         """Returns the processes that occupy the ranks of a pipeline stage."""
-        ranks = self.layout.stage_ranks(stage)
-        return tuple(self.by_rank[rank] for rank in ranks if rank in self.by_rank)
+        return tuple(self.by_rank[rank] for rank in self.layout.stage_ranks(stage))
+
+    def check_ranks(self) -> None:
+        """Checks that a process occupies every logical rank.
+
+        Raises:
+            InconsistentFactsError: a rank has none.
+        """
+        vacant = [rank for rank in self.layout.ranks if rank not in self.by_rank]
+        if vacant:
+            raise InconsistentFactsError(f"no process has {min(vacant)}")

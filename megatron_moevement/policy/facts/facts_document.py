@@ -1,6 +1,6 @@
 """Facts as JSON: written by a job that recovers, read by the command that explains its plan.
 
-A document is `{"generation": 3, "layout": {"pp": 4, ...}, "ends": "independent", "durable": null,
+A document is `{"generation": 3, "layout": {"pp": 4, ...}, "ends": "independent", "durable": 0,
 "processes": [{"process": 0, "domain": "node0", "rank": "pp0.dp0.tp0.cp0.ep0", "committed": 13,
 "live": {"condition": "dense", "step": 13, "finished": 14}, "persisted": WINDOW, "holdings":
 [{"owner": "pp0.dp0.tp0.cp0.ep0", "window": WINDOW, "slots": [0, 1]}], "logs": [{"direction":
@@ -199,7 +199,7 @@ def _load(field: _Field) -> Facts:
         generation=generation,
         layout=_load_layout(parts["layout"]),
         ends=parts["ends"].one_of(Ends),
-        durable=parts["durable"].or_else(None, _Field.integer),
+        durable=parts["durable"].or_else(0, _Field.integer),
         processes=tuple(map(_load_process, parts["processes"].items())),
     )
 

@@ -39,8 +39,8 @@ def is_memory_newest(facts: Facts) -> bool:
     """
     facts = of_newest_history(facts)
     committed = newest_committed(facts.processes)
-    if committed is None or facts.durable is None:
-        return committed is not None
+    if committed is None:
+        return False
     if committed != facts.durable:
         return committed > facts.durable
     lives = any(process.live.condition is Condition.DENSE for process in facts.processes)

@@ -32,19 +32,6 @@ class Verdict(Enum):
     ROLLBACK = "ROLLBACK"
     """Everybody loads the newest durable checkpoint; the steps after it are lost."""
 
-    ABORT = "ABORT"
-    """The job ends."""
-
-
-class Ending(Enum):
-    """How a job ends that does not go on."""
-
-    NONE = "none"
-    FLUSH = "flush"
-    """Survivors write what the next launch replays from, and exit with STATE_FLUSHED."""
-
-    FAILURE = "failure"
-
 
 class WindowEdges(Enum):
     """Where windows begin once a plan is carried out."""
@@ -168,7 +155,6 @@ class Plan:
             a rank that goes on from its state lacks of the windows that are still needed.
         logs: what bystanders, and stages that are ahead, serve.
         ledger_source: the process that has all ledger entries that are needed.
-        ending: how the job ends, if it does.
         era: how many rollbacks lie behind the job once the plan is carried out.
         epoch: of the window schedule that is then in force.
         edges: whether windows go on, or begin anew because nothing is left to replay from.
@@ -194,7 +180,6 @@ class Plan:
     fetches: tuple[SlotFetch, ...] = ()
     logs: tuple[LogSource, ...] = ()
     ledger_source: int | None = None
-    ending: Ending = Ending.NONE
     era: int = 0
     epoch: int = 0
     edges: WindowEdges = WindowEdges.KEPT
@@ -226,11 +211,6 @@ class Plan:
     def is_from_durable(self) -> bool:
         """Whether all stages load what is durable and replay from there."""
         return any(replay.origin is Origin.DURABLE for replay in self.replays)
-
-    @property
-    def is_flush(self) -> bool:
-        """Whether the job ends with its state written for the next launch."""
-        return self.ending is Ending.FLUSH
 
     @cached_property
     def start_of(self) -> dict[int, int]:

@@ -21,7 +21,6 @@ from megatron_moevement.policy.job.segments import (
 from megatron_moevement.policy.recovery.eras import of_newest_history
 from megatron_moevement.policy.recovery.newest_state import is_memory_newest
 from megatron_moevement.policy.recovery.plan import (
-    Ending,
     Origin,
     Plan,
     RollForward,
@@ -61,12 +60,11 @@ def plan_recovery(facts: Facts) -> Plan:
 
     Raises:
         InconsistentFactsError: a survivor is behind and can't roll forward, or ahead of all that
-            was written down.
+            was written down; or a rank has no process.
     """
     facts = of_newest_history(facts)
+    facts.check_ranks()
     target = newest_committed(facts.processes)
-    if facts.vacant:
-        return _without_spare(facts, target)
     if target is None:
         return plan_from_durable(facts, "no process knows of a committed step")
     check_nobody_is_ahead(facts.processes, target)
@@ -241,38 +239,6 @@ def _resume_with_new_windows(facts: Facts, survey: Survey, why: str) -> Plan:
     )
 
 
-def _without_spare(facts: Facts, target: int | None) -> Plan:
-    """Ends the job, with everything that is left written for the next launch.
-
-    Others may have ended and written before; whether it is enough is for that launch to find out.
-
-    Args:
-        facts: what all live processes published.
-        target: T; None when only spares are left that know of no committed step.
-    """
-    missing = ", ".join(map(str, facts.vacant[:3])) + (" ..." if len(facts.vacant) > 3 else "")
-    plan = _abort(facts, f"no spare for {missing}, and there is nothing to write")
-    if not any(process.holdings for process in facts.processes):
-        return plan
-    for window in candidates(facts) if target is not None else ():
-        starts = dict.fromkeys(range(facts.layout.pp), window.start)
-        loads = slots_to_load(facts.layout, window, starts)
-        fetches = choose_fetches(facts.processes, loads)
-        source = find_ledger(facts, window.start + 1, plan.target)
-        if len(fetches) == len(loads) and source is not None:
-            return dataclasses.replace(
-                plan,
-                reason=f"no spare for {missing}: the next launch replays from {window.start}",
-                persisted=persisted_of(facts),
-                window=window,
-                fetches=fetches,
-                ledger_source=source,
-                ending=Ending.FLUSH,
-            )
-    reason = f"no spare for {missing}: what is left is written, no window is whole in it"
-    return dataclasses.replace(plan, reason=reason, ending=Ending.FLUSH)
-
-
 def plan_start(facts: Facts) -> Plan | None:
     """Returns the plan of any start of a job; None: a launch loads what is durable, or begins.
 
@@ -282,7 +248,7 @@ def plan_start(facts: Facts) -> Plan | None:
     Raises:
         InconsistentFactsError: a survivor is behind and can't roll forward.
     """
-    if facts.vacant or is_memory_newest(facts):
+    if is_memory_newest(facts):
         return plan_recovery(facts)
     if facts.generation == 0:
         return None
@@ -293,18 +259,18 @@ def plan_start(facts: Facts) -> Plan | None:
 
 
 def has_no_use_of_memory(facts: Facts) -> bool:
-    """Returns whether a job would go back, or end, unless more is found than its processes hold."""
+    """Returns whether a job would go back unless more is found than its processes hold."""
     try:
         plan = plan_start(facts)
     except InconsistentFactsError:
         return False
     if plan is None or plan.edges is WindowEdges.ANEW or plan.is_from_durable:
         return True
-    return plan.verdict in {Verdict.ROLLBACK, Verdict.ABORT}
+    return plan.verdict is Verdict.ROLLBACK
 
 
 def plan_from_durable(facts: Facts, why: str) -> Plan:
-    """Returns the plan of a job that has no window to replay from; it gives up without anything.
+    """Returns the plan of a job that has no window to replay from.
 
     What is durable is a state of all operators, so it is replayed from like a window as long as
     somebody has the ledger of all steps since: no committed step is lost then.
@@ -314,8 +280,6 @@ def plan_from_durable(facts: Facts, why: str) -> Plan:
             not to be usable is not the durable one.
         why: there is no window.
     """
-    if facts.durable is None:
-        return _abort(facts, f"{why}, and there is no durable checkpoint")
     committed = newest_committed(facts.processes)
     if committed is not None and committed > facts.durable:
         source = find_ledger(facts, facts.durable + 1, committed)
@@ -358,16 +322,4 @@ def _replay_from_durable(facts: Facts, durable: int, target: int, source: int, w
         era=_era(facts),
         epoch=_epoch(facts) if is_first else _epoch(facts) + 1,
         edges=WindowEdges.KEPT if is_first else WindowEdges.ANEW,
-    )
-
-
-def _abort(facts: Facts, reason: str) -> Plan:
-    return Plan(
-        generation=facts.generation,
-        verdict=Verdict.ABORT,
-        reason=reason,
-        target=newest_committed(facts.processes) or 0,
-        ending=Ending.FAILURE,
-        era=_era(facts),
-        epoch=_epoch(facts),
     )

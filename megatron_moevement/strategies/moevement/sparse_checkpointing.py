@@ -51,7 +51,6 @@ from megatron_moevement.strategies.strategy import (
     Anew,
     Covered,
     Recovered,
-    RecoveryAbortedError,
     Strategy,
 )
 from megatron_moevement.strategies.trained import Trained
@@ -118,8 +117,6 @@ class SparseCheckpointing(Strategy):
         own = (self._trained, self._memory, self._live, self._kept, self._replicas)
         recovery = MemoryRecovery(*own, events=self._events, say=self._say)
         plan = recovery.make_plan(durable)
-        if plan is not None and plan.verdict is Verdict.ABORT:
-            raise RecoveryAbortedError(plan.reason)
         returning.planned()
         start = Start(recovery, returning, plan)
         if plan is None or plan.verdict is Verdict.ROLLBACK or plan.is_from_durable:

@@ -73,7 +73,6 @@ class Commits:
         elif command is Command.COMMITTED:
             store.committed = max(store.committed or 0, run.step)
             store.rank, store.schedule = process.rank, process.schedule
-            self._world.has_trained = True
             if run.plan is None:
                 self._learn(process, run)
         elif command is Command.PUBLISHED:

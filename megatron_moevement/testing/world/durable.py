@@ -44,23 +44,11 @@ class Checkpoints:
         parts[process.rank] = SavedRank(process.live.copy(), dict(process.store.losses))
 
     @property
-    def whole(self) -> Durable | None:
-        """What could be loaded now; None where the initial state is lost and nothing was saved."""
+    def whole(self) -> Durable:
+        """What could be loaded now."""
         ranks = len(self._world.shape.layout.ranks)
         saved = max(step for step, parts in self._saved.items() if len(parts) == ranks)
-        is_initial_lost = self._world.has_trained and not self._world.scenario.initial_state
-        if saved == 0 and is_initial_lost:
-            return None
         return Durable(saved if self._world.scenario.loads else 0, saved)
-
-    def newest(self, seen: Durable | None, is_continuing: bool) -> int | None:
-        """Returns the step that a job would load; 0 is the initial state, None that none is left.
-
-        Args:
-            seen: what all processes see.
-            is_continuing: whether the job has trained before, as far as its processes know.
-        """
-        return None if seen is None else seen.newest(is_continuing=is_continuing)
 
     def begin_history(self, step: int) -> None:
         """Notes that a history begins: what an earlier one saved beyond it is not its own."""

@@ -12,7 +12,7 @@ from megatron_moevement.policy.copies.persistence import SlotKey
 from megatron_moevement.policy.copies.slot_ring import ring_capacity
 from megatron_moevement.policy.facts.facts import Condition, Facts, LiveState, ProcessFacts
 from megatron_moevement.policy.job.operators import OperatorId, OperatorKind
-from megatron_moevement.policy.recovery.plan import Ending, Origin, Plan, Verdict, WindowEdges
+from megatron_moevement.policy.recovery.plan import Origin, Plan, Verdict, WindowEdges
 from megatron_moevement.policy.window.schedule import Window
 from megatron_moevement.testing.world.left_invariants import LeftInvariants
 from megatron_moevement.testing.world.live import SlotContent
@@ -242,7 +242,7 @@ class Invariants:
         there = [each for each in there if not each.is_new] or there
         era = max((each.era for each in there), default=era)
         known = [each.committed or 0 for each in there if each.era == era]
-        if plan.verdict not in {Verdict.ROLLBACK, Verdict.ABORT}:
+        if plan.verdict is not Verdict.ROLLBACK:
             newest = max(known)
             require(plan.target == newest, "4 target", plan.target, "instead of", newest)
             for each in facts.processes:
@@ -253,13 +253,13 @@ class Invariants:
             self._keeps_progress(plan, facts)
             if plan.edges is WindowEdges.ANEW or plan.is_from_durable:
                 self._nothing_left(facts, plan)
-        elif plan.target < max(known, default=plan.target + 1) and plan.ending is not Ending.FLUSH:
+        elif plan.target < max(known, default=plan.target + 1):
             self._nothing_left(facts, plan)
             redone = range(plan.target + 1, max(known, default=0) + 1)
-            if plan.verdict is Verdict.ROLLBACK and redone:
+            if redone:
                 led = any(set(redone).issubset(each.ledger) for each in there if each.era == era)
                 require(not led, "7 progress", "steps", redone, "are lost, and a ledger has them")
-            stand = not facts.vacant and all(
+            stand = all(
                 process.era == era
                 and process.live.condition is Condition.DENSE
                 and max(known) in {process.live.step, process.live.finished}

@@ -49,9 +49,6 @@ def recover(world: World, process: Process, members: tuple[int, ...]) -> Program
     process.has_left = True
     plan, schedule = yield from _agree(world, process, members)
     yield At(Place.PLAN)
-    if plan.verdict is Verdict.ABORT:
-        yield from _end(world, process, plan)
-        return
     if plan.verdict is Verdict.ROLLBACK:
         process.run, process.live = None, None
     loaded = (yield from _load_again(world, process, plan)) if plan.is_from_durable else None
@@ -59,13 +56,13 @@ def recover(world: World, process: Process, members: tuple[int, ...]) -> Program
     if plan.is_from_durable:
         yield from _forget_windows(world, process, plan, schedule, members)
     if plan.verdict is not Verdict.ROLLBACK:
-        yield from settle(world, process, plan, members, loaded)
+        yield from settle(world, process, plan, schedule, members, loaded=loaded)
     yield Pass()
     process.phase = Phase.RECOVERING
     yield from _come_to_target(world, process, plan, schedule, members)
     yield Join(("replayed",), members, process.number, None, len)
     if plan.verdict is not Verdict.ROLLBACK:
-        _go_on(world, process, plan, schedule)
+        _go_on(world, process, plan)
     yield At(Place.REPROTECT)
     yield from protect(world, process, members, plan.epoch)
     if process.rank is None:
@@ -114,7 +111,7 @@ def _agree(
     world.machines.note_left(process)
     beginning = world.restarts.beginning(process.generation)
     is_lacking = has_no_use_of_memory(_since_launch(world, facts))
-    if is_lacking and not facts.vacant and beginning.has_left:
+    if is_lacking and beginning.has_left:
         taken = world.machines.take_in(process, world.restarts.restarts_in_place)
         told: dict[int, bool] = yield Join(("taken",), members, process.number, taken, dict)
         if any(told.values()):
@@ -156,11 +153,12 @@ def _look(
     is_continuing = world.restarts.restarts_in_place > 0 or any(
         each.committed is not None for each in published.values()
     )
+    durable = world.restarts.beginning(process.generation).durable
     return Facts(
         process.generation,
         world.shape.layout,
         world.shape.ends,
-        world.durable.newest(world.restarts.beginning(process.generation).durable, is_continuing),
+        durable.newest(is_continuing=is_continuing),
         tuple(published[number] for number in order),
     )
 
@@ -172,7 +170,6 @@ def _since_launch(world: World, facts: Facts) -> Facts:
 
 def _beginning(process: Process, facts: Facts) -> Plan:
     """Returns what is done without a plan: all load what is durable, and a history begins."""
-    assert facts.durable is not None
     return Plan(
         process.generation,
         Verdict.ROLLBACK,
@@ -184,12 +181,12 @@ def _beginning(process: Process, facts: Facts) -> Plan:
     )
 
 
-def _end(world: World, process: Process, plan: Plan) -> Commands:
-    if plan.is_flush:
-        yield Sleep(FACTS_TIME)
-        world.machines.flush(process)
+def end(world: World, process: Process, why: str) -> Program:
+    """Ends a process that has nothing to train with: it writes what it has for the next launch."""
+    yield Sleep(FACTS_TIME)
+    world.machines.flush(process)
     process.phase = Phase.ENDED
-    world.restarts.ended(plan.reason)
+    world.restarts.ended(why)
 
 
 def _load(world: World, process: Process, plan: Plan, schedule: WindowSchedule) -> Commands:
@@ -214,15 +211,9 @@ def _load(world: World, process: Process, plan: Plan, schedule: WindowSchedule) 
     process.ring = SlotRing(process.ring.capacity, plan.target, plan.target)
 
 
-def _go_on(world: World, process: Process, plan: Plan, schedule: WindowSchedule) -> None:
-    """Adopts the schedule that is then in force, once every rank holds the target.
-
-    Where windows begin anew, the live state is kept and all else is dropped.
-    """
-    if plan.is_from_durable:
-        return
-    process.schedule = schedule
-    if plan.edges is WindowEdges.KEPT:
+def _go_on(world: World, process: Process, plan: Plan) -> None:
+    """Keeps the live state and drops all else, once every rank holds it and windows begin anew."""
+    if plan.is_from_durable or plan.edges is WindowEdges.KEPT:
         return
     world.invariants.begins_anew(plan)
     process.store.forget_windows()

@@ -10,7 +10,7 @@ from megatron_moevement.policy.job.boundary import BoundaryTag, Direction
 from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.policy.recovery.newest_state import Durable
 from megatron_moevement.testing.world.process import Phase, Process, Receive
-from megatron_moevement.testing.world.recovering import recover
+from megatron_moevement.testing.world.recovering import end, recover
 from megatron_moevement.testing.world.spares import assign_spares
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class Beginning:
     """
 
     time: float
-    durable: Durable | None
+    durable: Durable
     has_left: bool
 
 
@@ -90,7 +90,6 @@ class Restarts:
             world.processes[number] = process
             if rank is not None:
                 self._domain_of[rank] = domain
-        world.has_trained = False
         self._is_pending = True
         self._launches += 1
         self._first_generation = self.generation + 1
@@ -187,18 +186,21 @@ class Restarts:
             self._conclude("nobody is left")
             return
         world.network.forget_generation(self.generation)
-        self._fill_ranks(live)
+        vacant = self._fill_ranks(live)
         world.invariants.generation_begins(self.generation, live)
         self._begun[self.generation] = Beginning(
             world.clock.now, world.durable.whole, has_left=world.machines.has_any
         )
         members = tuple(process.number for process in live)
         for process in live:
-            process.program = recover(world, process, members)
+            if vacant:
+                process.program = end(world, process, f"no spare for {vacant[0]}")
+            else:
+                process.program = recover(world, process, members)
             world.clock.after(world.random.random(), world.resume, process)
 
-    def _fill_ranks(self, live: list[Process]) -> None:
-        """Lets spares take the lost ranks, and adopt the stores that were left on their nodes."""
+    def _fill_ranks(self, live: list[Process]) -> list[LogicalRank]:
+        """Lets spares take the lost ranks, and returns the ranks that find none."""
         world = self._world
         occupied = {process.rank for process in live}
         lost = {
@@ -210,6 +212,7 @@ class Restarts:
             process.rank = rank
             self._domain_of[rank] = process.domain
             world.report(f"{process} takes the rank")
+        return sorted(lost.keys() - assigned.keys())
 
     def beginning(self, generation: int) -> Beginning:
         """Returns what everybody in a generation knows of its beginning."""

@@ -41,7 +41,6 @@ class Scenario:
         lag: steps of acknowledgement lag that rings are sized for.
         links: how copies travel.
         durable_every: steps between durable checkpoints; 0 for none but the initial state.
-        initial_state: whether the initial state can be built anew.
         shared_memory: whether a store outlives its process.
         relaunches: how often the job is launched again after it ended unfinished.
         overflows: steps whose gradients overflow, in the dense and in the expert optimizer.
@@ -65,7 +64,6 @@ class Scenario:
     lag: int = 1
     links: Links = Links.DEFAULT
     durable_every: int = 0
-    initial_state: bool = True
     shared_memory: bool = False
     relaunches: int = 1
     overflows: tuple[tuple[int, bool, bool], ...] = ()
@@ -191,7 +189,6 @@ def scenario_of(seed: int) -> Scenario:
         steps=3 * window + draw.randrange(2, 6),
         links=draw.choice((Links.DEFAULT, Links.DEFAULT, Links.LOSSY, Links.SLOW)),
         durable_every=draw.choice((0, 3, 5)),
-        initial_state=draw.random() < 0.9,
         shared_memory=draw.random() < 0.3,
         overflows=tuple(
             (step, draw.random() < 0.6, draw.random() < 0.6)

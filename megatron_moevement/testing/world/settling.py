@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from megatron_moevement.policy.copies.commit import newest_persisted
 from megatron_moevement.policy.recovery.plan import Plan
 from megatron_moevement.policy.recovery.rollforward import Settling
+from megatron_moevement.policy.window.schedule import WindowSchedule
 from megatron_moevement.testing.world.live import Live
 from megatron_moevement.testing.world.process import Commands, Join, Pass, Process, Sleep, Wait
 from megatron_moevement.testing.world.reference import Entry
@@ -29,11 +30,18 @@ class LeftLedger:
 
 
 def settle(
-    world: World, process: Process, plan: Plan, members: tuple[int, ...], loaded: Live | None
+    world: World,
+    process: Process,
+    plan: Plan,
+    schedule: WindowSchedule,
+    members: tuple[int, ...],
+    *,
+    loaded: Live | None,
 ) -> Commands:
     """Rolls forward or puts back what the interrupted step changed, and writes the journal.
 
-    What was `loaded`, if anything, is what the process replays from.
+    Windows go on under `schedule` from then on. What was `loaded`, if anything, is what the process
+    replays from.
     """
     if process.store.era != plan.era:
         process.store = Store()  # of another history: its slots may have equal names
@@ -50,6 +58,7 @@ def settle(
             process.run = None
             yield Sleep(RESET_TIME * (1 + 9 * world.random.random()))
         elif action is Settling.JOURNAL:
+            process.schedule = schedule
             yield from _write_journal(world, process, plan, ledger)
         elif action is Settling.BELONG:
             process.is_new = process.is_new and process.rank is None
@@ -99,5 +108,3 @@ def _write_journal(world: World, process: Process, plan: Plan, ledger: LeftLedge
         store.persisted = newest_persisted(store.persisted, plan.persisted)
     if plan.window in {None, plan.persisted} and not plan.is_from_durable:
         world.commits.drop(process)
-    if process.schedule.epoch != plan.epoch and plan.ledger_source is not None:
-        process.schedule = world.processes[plan.ledger_source].schedule

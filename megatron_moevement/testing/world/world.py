@@ -87,7 +87,6 @@ class World:
         self.outcome = Outcome()
         self.processes: dict[int, Process] = {}
         self.finished = False
-        self.has_trained = False
         self.is_over = False
         self.invariants = Invariants(self)
         self.network = Network(self)

@@ -212,7 +212,7 @@ def ledger_document(process: int, journal: Journal) -> dict[str, Any]:
 
 def held_document(facts: ProcessFacts, generation: int) -> str:
     """Returns what a spare posts of what it holds."""
-    return dump_facts(Facts(generation, Layout(), Ends.INDEPENDENT, None, (facts,)))
+    return dump_facts(Facts(generation, Layout(), Ends.INDEPENDENT, 0, (facts,)))
 
 
 def spare_notice(process: int, document: Any) -> list[Any]:
