@@ -140,6 +140,19 @@ def test_who_prints_that_a_fault_never_struck_may_be_killed_just_then(
 
 
 @pytest.mark.parametrize(
+    ("said", "found"), [("process 4 stops: why; it keeps no state of the job", []), ("", ["ends"])]
+)
+def test_one_that_stops_without_state_has_not_trained_to_the_end(run, monkeypatch, said, found):
+    """A fault that never struck makes 1 the code of those that did."""
+    run.faults = (Fault.parse("9:forward@0#3"),)
+    run.codes = [75, -9, 75, 75, 1]
+    outcome = run.outcome(monkeypatch)
+    (outcome.launches[0].folder / "rank4.stderr").write_text(f"pretrain_moe.py: {said}")
+    complaints = judge(SCENARIO, outcome)
+    assert [one.check for one in complaints if one.check == "ends"] == found
+
+
+@pytest.mark.parametrize(
     ("killed_at", "more", "is_found"),
     [
         pytest.param(200.0, (), False, id="nobody is there afterwards"),

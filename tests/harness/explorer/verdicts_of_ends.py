@@ -64,11 +64,10 @@ def _ends_of(number: int, launch: LaunchOutcome) -> Iterator[str]:
     for process, (pid, code) in enumerate(zip(launch.pids, launch.exit_codes, strict=True)):
         if code in struck.get(pid, set()):
             continue
+        if _STOPS in launch.output(process) and code == ExitCode.FAILURE:
+            continue  # it stops with the others, and has nothing to go on with
         others[code] += 1
-        stopped = _STOPS in launch.output(process)
-        if code not in good | {ExitCode.STATE_FLUSHED} and not (
-            stopped and code == ExitCode.FAILURE
-        ):
+        if code not in good | {ExitCode.STATE_FLUSHED}:
             was = "struck" if pid in struck else "not struck"
             yield f"launch {number}: process {process}, which was {was}, ended with {code}"
     if ExitCode.STATE_FLUSHED in others and others.keys() & good:
