@@ -202,14 +202,19 @@ def _standing(plan: Plan, stage: int) -> str:
 
 def _slots(facts: Facts, plan: Plan, fetches: list[SlotFetch]) -> tuple[str, str]:
     """Returns which slots of the window the ranks of a stage get, and how many from whom."""
-    fetches = [fetch for fetch in fetches if fetch.slot.window == plan.window]
+    replays = {replay.stage for replay in plan.replays}
+    fetches = [
+        fetch
+        for fetch in fetches
+        if fetch.slot.window == plan.window
+        and (fetch.rank.pp in replays or fetch.source != facts.by_rank[fetch.rank].process)
+    ]
     if not fetches:
         return "", ""
     sent: Counter[int] = Counter()
     kept = 0
     for fetch in fetches:
-        occupant = facts.by_rank.get(fetch.rank)
-        is_own = occupant is not None and fetch.source == occupant.process
+        is_own = fetch.source == facts.by_rank[fetch.rank].process
         kept += is_own
         sent[fetch.source] += not is_own
     parts = [f"own x{kept}"] if kept else []

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from megatron_moevement.policy.facts.facts import Facts
 from megatron_moevement.policy.job.boundary import Direction
 from megatron_moevement.policy.job.ranks import Layout, LogicalRank
-from megatron_moevement.policy.recovery.plan import Plan
+from megatron_moevement.policy.recovery.plan import Origin, Plan
 from megatron_moevement.policy.window.schedule import Window
 
 
@@ -44,7 +44,10 @@ def loads_of(plan: Plan, facts: Facts) -> dict[LogicalRank, int]:
         assert sorted(fetch.sources) == sorted(having)
         assert process is None or process.process not in having - {fetch.source}
         begin = plan.start(fetch.rank.pp)
-        if key.window == plan.window and key.step >= begin:
+        origin = plan.origin(fetch.rank.pp)
+        waits = any(each.live.window == plan.window for each in facts.stage(fetch.rank.pp))
+        converts = origin is Origin.WINDOW or (origin is Origin.KEPT and waits)
+        if converts and key.window == plan.window and key.step >= begin:
             found.setdefault(fetch.rank, []).append(key.slot)
     assert all(slots == [*range(slots[0], plan.window.size)] for slots in found.values())
     return {rank: slots[0] for rank, slots in found.items()}

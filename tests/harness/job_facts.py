@@ -131,6 +131,7 @@ class Job:
             ),
             logs=tuple(LogExtent(way, logged) for way in sent_ways(self.layout, rank.pp)),
             ledger=range(first, step + 1),
+            holders=self.placement.holders[rank],
         )
 
 

@@ -17,13 +17,12 @@ from megatron_moevement.integrations.megatron.group_references import GroupRefer
 from megatron_moevement.integrations.megatron.optimizer import SplitOptimizer
 from megatron_moevement.integrations.megatron.snapshots import LiveOperators
 from megatron_moevement.policy.job.boundary import BoundaryTag
-from megatron_moevement.policy.recovery.plan import Plan
 from megatron_moevement.runtime.coordination.commit_barrier import Agreement, CommitBarrier, Vote
 from megatron_moevement.runtime.coordination.ledger import LedgerEntry
 from megatron_moevement.runtime.upstream_log.log import UpstreamLog
 from megatron_moevement.strategies.moevement.kept import Live
 from megatron_moevement.strategies.moevement.recovery.boundaries import ReplayedBoundaries
-from megatron_moevement.strategies.moevement.recovery.executor import MemoryRecovery
+from megatron_moevement.strategies.moevement.recovery.executor import Execution
 from megatron_moevement.strategies.moevement.recovery.replicas import StandingState
 from megatron_moevement.strategies.moevement.recovery.survivors import Survivor
 
@@ -73,18 +72,17 @@ def serve_other_micro_batch() -> None:
 
 def replay_with_other_tensor_peer() -> None:
     """Takes the tensors of another tensor rank, and compares with what that one has received."""
-    boundaries = MemoryRecovery.boundaries
+    boundaries = Execution.boundaries
 
-    def of_other(self: MemoryRecovery, plan: Plan) -> ReplayedBoundaries:
-        right, facts, rank = boundaries(self, plan), self._facts, self._trained.rank
-        assert facts is not None
+    def of_other(self: Execution) -> ReplayedBoundaries:
+        right, facts, rank = boundaries(self), self._facts, self._trained.rank
         others = {
             stage: facts.by_rank[dataclasses.replace(rank, pp=stage, tp=1 - rank.tp)].process
             for stage in right.processes
         }
         return dataclasses.replace(right, processes=others)
 
-    _replace(MemoryRecovery, "boundaries", of_other)
+    _replace(Execution, "boundaries", of_other)
 
 
 def log_by_buffer_slot() -> None:

@@ -71,6 +71,7 @@ def any_facts(draw):
             ledger=range(*sorted(draw(st.tuples(STEPS, STEPS)))),
             era=draw(st.integers(0, 2)),
             is_new=draw(st.booleans()),
+            holders=tuple(draw(st.lists(STEPS, max_size=3))),
             epoch=draw(st.integers(0, 2)),
             holds=draw(st.none() | st.text(max_size=4)),
             alike=range(*sorted(draw(st.tuples(STEPS, STEPS)))),

@@ -121,6 +121,7 @@ class ProcessFacts:
             random streams.
         is_new: whether it has never held a state of the job: what it has was left by others, and
             says nothing of what the job has agreed on since.
+        holders: the processes that keep copies of its rank's slots in this generation.
     """
 
     process: int
@@ -137,6 +138,7 @@ class ProcessFacts:
     holds: str | None = None
     alike: range = range(0)
     is_new: bool = False
+    holders: tuple[int, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

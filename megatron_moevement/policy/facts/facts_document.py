@@ -5,9 +5,9 @@ A document is `{"generation": 3, "layout": {"pp": 4, ...}, "ends": "independent"
 "live": {"condition": "dense", "step": 13, "finished": 14}, "persisted": WINDOW, "holdings":
 [{"owner": "pp0.dp0.tp0.cp0.ep0", "window": WINDOW, "slots": [0, 1]}], "logs": [{"direction":
 "forward", "steps": [[9, 13]]}], "ledger": [9, 13], "era": 0, "epoch": 0, "holds": "pp0.ep0",
-"alike": [9, 13], "is_new": true}, ...]}` with WINDOW `{"start": 8, "size": 3, "epoch": 0}`. Steps
-are given by the first and last of each run. What a process does not have, a spare its rank for
-example, is null or left out.
+"alike": [9, 13], "is_new": true, "holders": [1]}, ...]}` with WINDOW `{"start": 8, "size": 3,
+"epoch": 0}`. Steps are given by the first and last of each run. What a process does not have, a
+spare its rank for example, is null or left out.
 """
 
 from __future__ import annotations
@@ -109,6 +109,7 @@ def _dump_process(facts: ProcessFacts) -> dict[str, Any]:
         "holds": facts.holds,
         "alike": [facts.alike[0], facts.alike[-1]] if facts.alike else None,
         "is_new": facts.is_new,
+        "holders": list(facts.holders),
     }
 
 
@@ -218,7 +219,7 @@ def _load_process(field: _Field) -> ProcessFacts:
         ("process", "domain", "live"),
         (
             *("rank", "committed", "persisted", "holdings", "logs", "ledger", "era", "epoch"),
-            *("holds", "alike", "is_new"),
+            *("holds", "alike", "is_new", "holders"),
         ),
     )
     return ProcessFacts(
@@ -236,6 +237,7 @@ def _load_process(field: _Field) -> ProcessFacts:
         holds=parts["holds"].or_else(None, _Field.text),
         alike=parts["alike"].or_else(range(0), _load_run),
         is_new=parts["is_new"].or_else(False, _Field.truth),
+        holders=parts["holders"].or_else((), lambda part: _each(part, _Field.integer)),
     )
 
 

@@ -60,4 +60,5 @@ def _without_memory_of(process: ProcessFacts) -> ProcessFacts:
         LiveState(Condition.ABSENT),
         holds=process.holds,
         is_new=process.is_new,
+        holders=process.holders,
     )

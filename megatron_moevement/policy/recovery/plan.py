@@ -94,6 +94,19 @@ class SlotFetch:
 
 
 @dataclasses.dataclass(frozen=True)
+class SlotSend:
+    """A slot that a rank sends off once it has what it fetches.
+
+    Attributes:
+        slot: which one, of the rank.
+        to: the processes that are to keep it and lack it; none where all have it already.
+    """
+
+    slot: SlotKey
+    to: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
 class StateCopy:
     """A rank that takes its state at the target from the live state of a survivor.
 
@@ -136,6 +149,33 @@ class RollForward:
 
 
 @dataclasses.dataclass(frozen=True)
+class RankPlan:
+    """What one rank does.
+
+    Attributes:
+        rank: which one.
+        start: k of the S_k that it replays from; the target where it stands by.
+        origin: what it replays from; None where it stands by.
+        copied_from: the process that it takes its state from; None where it keeps or replays it.
+        fetches: the slots that its ring holds afterwards, by step.
+        sends: what holders lack of these, by step.
+        oldest: step of the oldest slot that its ring is to hold.
+        next_step: k of the S_k that is captured first.
+        guarded: the window of which each slot has a copy before training goes on, if any.
+    """
+
+    rank: LogicalRank
+    start: int
+    origin: Origin | None
+    copied_from: int | None
+    fetches: tuple[SlotFetch, ...]
+    sends: tuple[SlotSend, ...]
+    oldest: int
+    next_step: int
+    guarded: Window | None
+
+
+@dataclasses.dataclass(frozen=True)
 class Plan:
     """What the processes of a generation do until training goes on.
 
@@ -152,7 +192,8 @@ class Plan:
         segments: the same stages as runs of neighbours.
         scope_kind: the shape of the scope.
         fetches: who gets which slots from where, by rank and step: what a replay loads, and what
-            a rank that goes on from its state lacks of the windows that are still needed.
+            a rank that goes on from its state has of the windows that are still needed.
+        sends: who sends which of these to holders that lack them, by rank and step.
         logs: what bystanders, and stages that are ahead, serve.
         ledger_source: the process that has all ledger entries that are needed.
         era: how many rollbacks lie behind the job once the plan is carried out.
@@ -178,6 +219,7 @@ class Plan:
     segments: tuple[Segment, ...] = ()
     scope_kind: ScopeKind = ScopeKind.NONE
     fetches: tuple[SlotFetch, ...] = ()
+    sends: tuple[SlotSend, ...] = ()
     logs: tuple[LogSource, ...] = ()
     ledger_source: int | None = None
     era: int = 0
@@ -232,6 +274,26 @@ class Plan:
     def fetches_of(self, rank: LogicalRank) -> tuple[SlotFetch, ...]:
         """Returns what a rank gets, by step."""
         return tuple(fetch for fetch in self.fetches if fetch.rank == rank)
+
+    def for_rank(self, rank: LogicalRank) -> RankPlan:
+        """Returns what one rank does."""
+        start, fetches = self.start(rank.pp), self.fetches_of(rank)
+        sends = tuple(send for send in self.sends if send.slot.owner == rank)
+        steps = [fetch.slot.step for fetch in fetches]
+        kept_from = start if self.persisted is None else self.persisted.start
+        first = min((send.slot.window for send in sends), default=None)
+        slots = sum(send.slot.window == first for send in sends)
+        return RankPlan(
+            rank=rank,
+            start=start,
+            origin=self.origin(rank.pp),
+            copied_from=next((copy.source for copy in self.copies if copy.rank == rank), None),
+            fetches=fetches,
+            sends=sends,
+            oldest=min([start, kept_from, *steps]),
+            next_step=max(steps) + 1 if start in steps else start,
+            guarded=first if first is not None and slots == first.size else None,
+        )
 
     @cached_property
     def digest(self) -> str:

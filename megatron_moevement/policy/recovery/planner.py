@@ -37,6 +37,7 @@ from megatron_moevement.policy.recovery.reasons import (
 from megatron_moevement.policy.recovery.rollforward import check_nobody_is_ahead, newest_committed
 from megatron_moevement.policy.recovery.slot_choice import (
     choose_fetches,
+    choose_sends,
     slots_to_complete,
     slots_to_load,
 )
@@ -113,7 +114,8 @@ def _replay(facts: Facts, survey: Survey, window: Window) -> Plan | None:
     rewound = {replay.stage for replay in replays if replay.origin is Origin.WINDOW}
     going_on = {stage: begin for stage, begin in begins.items() if stage not in rewound}
     copies = survey.copies(scope)
-    wanted = [*loads, *slots_to_complete(facts, going_on, survey.found.stand_ins_of(copies))]
+    others = slots_to_complete(facts, going_on, survey.found.stand_ins_of(copies))
+    wanted = {*loads, *others}
     fetches = choose_fetches(facts.processes, wanted)
     if ledger_source is None or len(fetches) < len(wanted):  # only what is loaded may be nowhere
         return None
@@ -131,6 +133,7 @@ def _replay(facts: Facts, survey: Survey, window: Window) -> Plan | None:
         segments=segments_of(facts.layout, scope),
         scope_kind=scope_kind(facts.layout, facts.ends, scope),
         fetches=fetches,
+        sends=choose_sends(facts, fetches),
         logs=log_sources(facts, begins),
         copies=copies,
         ledger_source=ledger_source,
@@ -205,6 +208,7 @@ def _resume(facts: Facts, survey: Survey) -> Plan:
         whole = find_ledger(facts, persisted.start + 1, survey.target)
         source = source if whole is None else whole
     wanted = slots_to_complete(facts, begins, survey.found.stand_ins_of(copies))
+    fetches = choose_fetches(facts.processes, wanted)
     windows = {held.window.start for process in facts.processes for held in process.holdings}
     return Plan(
         generation=facts.generation,
@@ -213,7 +217,8 @@ def _resume(facts: Facts, survey: Survey) -> Plan:
         target=survey.target,
         persisted=persisted,
         roll_forward=rolling,
-        fetches=choose_fetches(facts.processes, wanted),
+        fetches=fetches,
+        sends=choose_sends(facts, fetches),
         copies=copies,
         ledger_source=source,
         era=_era(facts),
@@ -231,6 +236,7 @@ def _resume_with_new_windows(facts: Facts, survey: Survey, why: str) -> Plan:
     return dataclasses.replace(
         plan,
         fetches=(),
+        sends=(),
         reason=f"{resume_reason(survey, 0)}; {why}: windows begin anew",
         persisted=None,
         edges=WindowEdges.ANEW,
@@ -309,6 +315,8 @@ def _replay_from_durable(facts: Facts, durable: int, target: int, source: int, w
     is_first = persisted_of(facts) is None and min(starts, default=durable) == durable
     scope = set(range(facts.layout.pp))
     state = f"the durable checkpoint of step {durable}" if durable else "the initial state"
+    begins = dict.fromkeys(scope, durable) if is_first else {}
+    fetches = choose_fetches(facts.processes, slots_to_complete(facts, begins, ()))
     return Plan(
         generation=facts.generation,
         verdict=Verdict.GLOBAL,
@@ -318,6 +326,8 @@ def _replay_from_durable(facts: Facts, durable: int, target: int, source: int, w
         replays=tuple(StageReplay(stage, durable, Origin.DURABLE) for stage in sorted(scope)),
         segments=segments_of(facts.layout, scope),
         scope_kind=scope_kind(facts.layout, facts.ends, scope),
+        fetches=fetches,
+        sends=choose_sends(facts, fetches),
         ledger_source=source,
         era=_era(facts),
         epoch=_epoch(facts) if is_first else _epoch(facts) + 1,

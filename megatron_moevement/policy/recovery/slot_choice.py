@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from megatron_moevement.policy.copies.persistence import SlotKey
 from megatron_moevement.policy.facts.facts import Facts, ProcessFacts
 from megatron_moevement.policy.job.ranks import Layout, LogicalRank
-from megatron_moevement.policy.recovery.plan import SlotFetch
+from megatron_moevement.policy.recovery.plan import SlotFetch, SlotSend
 from megatron_moevement.policy.recovery.stage_status import persisted_of
 from megatron_moevement.policy.window.schedule import Window
 
@@ -71,10 +71,10 @@ def slots_to_load(layout: Layout, window: Window, begins: Mapping[int, int]) -> 
 def slots_to_complete(
     facts: Facts, begins: Mapping[int, int], stand_ins: Iterable[Wanted]
 ) -> Iterator[Wanted]:
-    """Yields what ranks lack that go on from their states, as far as anybody has it.
+    """Yields what ranks are to have that go on from their states, as far as anybody has it.
 
-    That is slots of windows from the persisted one on. Only a process that is new may hold a slot
-    of its rank elsewhere than in its own ring.
+    That is slots of windows from the persisted one on. The slot of the state itself is captured
+    unless the rank's own process has it.
 
     Args:
         facts: what the live processes published.
@@ -89,10 +89,36 @@ def slots_to_complete(
         for holding in process.holdings:
             if persisted is None or holding.window >= persisted:
                 held[holding.owner, holding.window] |= holding.slots
-                if process.rank == holding.owner and not process.is_new:
+                if process.rank == holding.owner:
                     own[holding.owner, holding.window] |= holding.slots
     for (rank, window), slots in held.items():
-        lacking = slots & ~own[rank, window]
-        for slot in range(lacking.bit_length() if rank.pp in begins else 0):
-            if lacking >> slot & 1 and window.step_of(slot) < begins[rank.pp]:
+        for slot in range(slots.bit_length() if rank.pp in begins else 0):
+            captures = own[rank, window] if window.step_of(slot) == begins[rank.pp] else slots
+            if captures >> slot & 1 and window.step_of(slot) <= begins[rank.pp]:
                 yield rank, SlotKey(rank, window, slot)
+
+
+def choose_sends(facts: Facts, fetches: Sequence[SlotFetch]) -> tuple[SlotSend, ...]:
+    """Chooses what ranks send to their holders: what these lack of the slots that the ranks have.
+
+    The persisted window counts only where a rank has all of it.
+
+    Args:
+        facts: what the live processes published.
+        fetches: what the ranks have.
+    """
+    persisted = persisted_of(facts)
+    held: defaultdict[tuple[LogicalRank, Window], dict[int, int]] = defaultdict(dict)
+    for process in facts.processes:
+        for holding in process.holdings:
+            held[holding.owner, holding.window][process.process] = holding.slots
+    count = Counter((fetch.rank, fetch.slot.window) for fetch in fetches)
+    sends = []
+    for fetch in fetches:
+        rank, window, slot = fetch.rank, fetch.slot.window, fetch.slot.slot
+        if window != persisted or count[rank, window] == window.size:
+            having = held[rank, window]
+            holders = facts.by_rank[rank].holders
+            lacking = tuple(one for one in holders if not having.get(one, 0) >> slot & 1)
+            sends.append(SlotSend(SlotKey(rank, window, slot), lacking))
+    return tuple(sends)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from megatron_moevement.policy.facts.facts import Condition, Facts, LiveState
-from megatron_moevement.policy.job.guarantee import Computation, Guarantee
+from megatron_moevement.policy.job.guarantee import Computation, Guarantee, Level
 from megatron_moevement.policy.outcome.replay_doubt import Trusted
 from megatron_moevement.policy.recovery.plan import Plan
 from megatron_moevement.runtime.upstream_log.log import UpstreamLog
@@ -103,6 +103,12 @@ class Kept:
             agreed=former.agreed,
             trusted=former.trusted,
         )
+
+    @property
+    def level(self) -> Level:
+        """What the job promises; there is a generation."""
+        assert self.guarantee is not None
+        return self.guarantee.level
 
     def renew(self) -> None:
         """Learns that the live objects are built anew."""

@@ -21,9 +21,10 @@ from megatron_moevement.policy.copies.commit import newest_persisted
 from megatron_moevement.policy.copies.left_stores import may_forget_left
 from megatron_moevement.policy.copies.retention import retain
 from megatron_moevement.policy.copies.slot_ring import SlotRing
-from megatron_moevement.policy.facts.facts import Condition
+from megatron_moevement.policy.facts.facts import Condition, Facts
+from megatron_moevement.policy.outcome.account import RecoveryAccount
 from megatron_moevement.policy.recovery.newest_state import Durable
-from megatron_moevement.policy.recovery.plan import Plan, Verdict, WindowEdges
+from megatron_moevement.policy.recovery.plan import Plan, RankPlan, Verdict, WindowEdges
 from megatron_moevement.policy.window.schedule import Window
 from megatron_moevement.runtime.capture.capture import Capture
 from megatron_moevement.runtime.coordination.commit_barrier import Agreement, ReplicaStreams, Vote
@@ -39,12 +40,12 @@ from megatron_moevement.strategies.moevement.kept import TORN, Kept, Live
 from megatron_moevement.strategies.moevement.protection.host_memory import JobMemory
 from megatron_moevement.strategies.moevement.protection.protection_watch import ProtectionWatch
 from megatron_moevement.strategies.moevement.recovery.boundaries import Boundaries
-from megatron_moevement.strategies.moevement.recovery.executor import MemoryRecovery
-from megatron_moevement.strategies.moevement.recovery.rejoin import Returning
+from megatron_moevement.strategies.moevement.recovery.executor import Execution, start_over
+from megatron_moevement.strategies.moevement.recovery.planning import Planning, Start
+from megatron_moevement.strategies.moevement.recovery.rejoin import Laps, Rejoin
 from megatron_moevement.strategies.moevement.recovery.replay import Replay
 from megatron_moevement.strategies.moevement.recovery.replay_witness import ReplayWitness
 from megatron_moevement.strategies.moevement.recovery.replicas import Replicas
-from megatron_moevement.strategies.moevement.recovery.start import Start
 from megatron_moevement.strategies.scalars import encode_entry
 from megatron_moevement.strategies.strategy import (
     NOT_COVERED,
@@ -103,8 +104,8 @@ class SparseCheckpointing(Strategy):
         self._persisted: Window | None = None
         self._complete: Window | None = None  # has all copies that this generation is to make
         self._windows: WindowCapture | None = None
-        self._returning: Returning | None = None
-        self._start: Start | None = None
+        self._rejoin: Rejoin | None = None
+        self._begins: Callable[[Progress], Recovered | None] | None = None
         self._witness: ReplayWitness | None = None
         self._has_left = True
         self._era = self._epoch = 0
@@ -113,81 +114,85 @@ class SparseCheckpointing(Strategy):
 
     def recover(self, durable: Durable) -> Recovered | Anew:
         """Brings the job back to the newest step that any process of it committed."""
-        returning = Returning(self._trained, self._memory, self._events, self._kept)
-        own = (self._trained, self._memory, self._live, self._kept, self._replicas)
-        recovery = MemoryRecovery(*own, events=self._events, say=self._say)
-        plan = recovery.make_plan(durable)
-        returning.planned()
-        start = Start(recovery, returning, plan)
+        laps = Laps(self._kept)
+        sources = (self._trained, self._memory, self._kept, self._replicas)
+        planning = Planning(*sources, events=self._events, say=self._say)
+        start = planning.start(durable)
+        laps.end("plan")
+        plan = start.plan
         if plan is None or plan.verdict is Verdict.ROLLBACK or plan.is_from_durable:
-            self._start = start
-            recovery.start_over()
-            return Anew(recovery.is_continuing)
-        return self._carry_out(start, plan)
+            self._begins = lambda progress: self._begin(planning, start, laps, progress)
+            start_over(self._trained, self._memory, self._kept, start.facts.durable)
+            return Anew(start.is_continuing)
+        return self._carry_out(start.facts, plan, laps)
 
     def begin(self, progress: Progress) -> Recovered | None:
         """Replays from the state that the job starts from, or forgets what lies in memory."""
-        assert self._start is not None
-        start, self._start = self._start, None
+        assert self._begins is not None
+        return self._begins(progress)
+
+    def _begin(
+        self, planning: Planning, start: Start, laps: Laps, progress: Progress
+    ) -> Recovered | None:
         # A durable checkpoint that was loaded meanwhile brought tensors of its own.
         self._live = LiveOperators(self._trained.chunks, self._trained.optimizer)
-        plan = start.recovery.plan_from(progress.committed, start.plan)
+        start = planning.loaded(start, progress.committed)
+        plan = start.plan
         if plan is not None and plan.is_from_durable:
-            start.recovery.go_on_from(progress, self._live)
-            return self._carry_out(start, plan)
-        self._era = start.recovery.next_era()
+            loaded = Live.dense(self._trained.scalars(progress))
+            return self._carry_out(start.facts, plan, laps, loaded)
+        self._era = planning.next_era(start)
         self._epoch = 0 if plan is None else plan.epoch
         self._begin_anew(progress)
         if plan is not None:
-            account = start.returning.went_back(plan, progress.committed)
-            if dist.get_rank() == 0:
-                self._say(account.line)
+            self._tell(self._rejoin_for(plan, laps).went_back(progress.committed))
         return None
 
-    def _carry_out(self, start: Start, plan: Plan) -> Recovered:
+    def _carry_out(
+        self, facts: Facts, plan: Plan, laps: Laps, loaded: Live | None = None
+    ) -> Recovered:
         """Brings this rank to where a plan wants it, in order to replay or to stand by."""
-        recovery, returning = start.recovery, start.returning
         self._era, self._epoch = plan.era, plan.epoch
-        replay = recovery.carry_out(plan, self._freezing)
-        returning.fetched()
-        self._schedule = recovery.schedule(plan)
+        given = (self._trained, self._memory, self._live, self._kept)
+        execution = Execution(*given, facts=facts, plan=plan)
+        replay = execution.carry_out(self._freezing, loaded)
+        laps.end("fetch")
+        self._schedule = execution.schedule
         self._persisted = plan.persisted
         self._drop_logs()
         self._witness = None if replay is None else replay.witness
-        slots = recovery.own_slots(plan)
-        if replay is None and plan.edges is WindowEdges.ANEW:
-            self._begin_anew(self._progress())
-            returning.share(slots, [], plan.target)
-        elif replay is None:
-            self._stand_by(plan.target, slots.ring(plan.target))
-            returning.share(slots, slots.shareable(), plan.target)
-        else:
-            self._prepare(replay, plan, start)
-        returning.replays(replay, plan)
-        if replay is not None:
-            begin = replay.start.committed
-            if plan.is_apart:
-                self._boundaries.replay(recovery.boundaries(plan), begin + 1)
-            else:
-                self._boundaries.train()
-            replay.enter(begin)
-            self._note_dense(replay, replay.start)
-        self._returning = returning
-        progress = self._progress() if replay is None else replay.start
         is_bare = replay is None and plan.edges is WindowEdges.ANEW
+        if is_bare:
+            self._begin_anew(self._progress())
+        else:
+            self._capture_on(plan.for_rank(self._trained.rank), replay)
+        self._rejoin = self._rejoin_for(plan, laps, replay)
+        if replay is not None:
+            self._replay_on(execution, replay, plan)
+        progress = self._progress() if replay is None else replay.start
         return Recovered(progress, plan.target, is_bare=is_bare)
 
-    def _prepare(self, replay: Replay, plan: Plan, start: Start) -> None:
-        """Gets ready to capture what a replay passes."""
-        slots, begin = start.recovery.own_slots(plan), replay.start.committed
-        if replay.is_dense:
-            self._stand_by(begin, slots.ring(begin))
-            start.returning.share(slots, slots.shareable(), begin)
+    def _capture_on(self, own: RankPlan, replay: Replay | None) -> None:
+        """Captures what follows the slots that the ring holds."""
+        ring = SlotRing(self._memory.own_ring.capacity, own.oldest, own.next_step)
+        if replay is None or replay.is_dense:
+            self._stand_by(own.start, ring)
         else:
-            window = replay.window
-            ring = SlotRing(self._memory.own_ring.capacity, window.start, window.last + 1)
             self._windows = self._captures(ring)
-            start.returning.share(slots, [window], window.last)
+
+    def _replay_on(self, execution: Execution, replay: Replay, plan: Plan) -> None:
+        """Begins a replay."""
+        begin = replay.start.committed
+        if plan.is_apart:
+            self._boundaries.replay(execution.boundaries(), begin + 1)
+        else:
+            self._boundaries.train()
+        replay.enter(begin)
+        self._note_dense(replay)
+
+    def _rejoin_for(self, plan: Plan, laps: Laps, replay: Replay | None = None) -> Rejoin:
+        own = (self._trained, self._memory, self._events, self._kept)
+        return Rejoin(*own, plan=plan, laps=laps, replay=replay)
 
     def _begin_anew(self, progress: Progress) -> None:
         """Forgets what lies in memory, and captures the live state as the first one."""
@@ -226,7 +231,7 @@ class SparseCheckpointing(Strategy):
 
     def agree_alone(self, vote: Vote) -> Agreement | None:
         """Agrees within the stage where the other stages stand by."""
-        return None if self._returning is None else self._returning.agree_alone(vote)
+        return None if self._rejoin is None else self._rejoin.agree_alone(vote)
 
     def enter_commit(self) -> None:
         """Notes that the state is torn; while a replay converts a window it is given up already."""
@@ -259,8 +264,8 @@ class SparseCheckpointing(Strategy):
             folder = self._memory.store.folder
             self._protection.at_edge(step, self._persisted, covered.copies, folder)
         self._windows.captured_bytes = self._windows.metadata_bytes = 0
-        if self._returning is not None:
-            self._returning.committed(entry, progress)
+        if self._replay is not None:
+            self._replay.committed(entry, progress)
         if step == self._windows.next_step:
             scalars = self._trained.scalars(progress)
             self._windows.begin(step, scalars)
@@ -272,24 +277,28 @@ class SparseCheckpointing(Strategy):
     def after_step(self) -> None:
         """Brings in the next slot of a replay; in training forgets, and compares replicas."""
         self._forget_left()
-        if self._returning is None:
+        rejoin = self._rejoin
+        if rejoin is None:
             self._audit.after_step(self._step, self._schedule, self._memory.own_ring)
-        if self._returning is not None and self._replay is not None:
-            self._returning.verify(self._freezing, self._boundaries)
-            self._trained.faults.strike(self._replay.reached + 1, Place.REPLAY)
-            self._replay.enter(self._replay.reached + 1)
-            self._note_dense(self._replay, self._returning.progress)
-            self._boundaries.advance(self._replay.reached + 1)
+        elif rejoin.replay is not None:
+            replay = rejoin.replay
+            rejoin.verify(replay, self._freezing, self._boundaries)
+            self._trained.faults.strike(replay.reached + 1, Place.REPLAY)
+            replay.enter(replay.reached + 1)
+            self._note_dense(replay)
+            self._boundaries.advance(replay.reached + 1)
 
     def rejoin(self) -> None:
         """Waits for all ranks, and until this rank's slots have their copies again."""
-        if self._returning is not None:
+        if self._rejoin is not None:
             self._capture.await_landed()  # the witness has compared the newest slot, too
-            account = self._returning.rejoin()
-            if dist.get_rank() == 0:
-                self._say(account.line)
-            self._returning = self._witness = None
+            self._tell(self._rejoin.rejoin())
+            self._rejoin = self._witness = None
             self._boundaries.train()
+
+    def _tell(self, account: RecoveryAccount) -> None:
+        if dist.get_rank() == 0:
+            self._say(account.line)
 
     def costs(self) -> IterationCosts:
         """Returns what the last step cost."""
@@ -306,7 +315,7 @@ class SparseCheckpointing(Strategy):
 
     def finish(self) -> None:
         """Lets `close` remove the store."""
-        if self._windows is not None and self._returning is None:
+        if self._windows is not None and self._rejoin is None:
             self._kept.store.forget_flushed()
         self._memory.finish()
 
@@ -319,7 +328,7 @@ class SparseCheckpointing(Strategy):
 
     @property
     def _replay(self) -> Replay | None:
-        return None if self._returning is None else self._returning.replay
+        return None if self._rejoin is None else self._rejoin.replay
 
     @property
     def _is_dense(self) -> bool:
@@ -331,12 +340,12 @@ class SparseCheckpointing(Strategy):
         """Returns whether a later recovery may go on from what a replay has reached."""
         return replay.is_dense and not replay.witness.has_differed
 
-    def _note_dense(self, replay: Replay, progress: Progress) -> None:
+    def _note_dense(self, replay: Replay) -> None:
         """Lets a later recovery go on from here, once a replay has converted its window."""
         state = self._kept.live.state
         is_noted = (state.condition, state.step) == (Condition.DENSE, replay.reached)
         if self._is_worth(replay) and not is_noted:
-            self._kept.live = Live.dense(self._trained.scalars(progress))
+            self._kept.live = Live.dense(self._trained.scalars(replay.progress))
 
     def _progress(self) -> Progress:
         assert self._kept.live.scalars is not None
@@ -352,7 +361,7 @@ class SparseCheckpointing(Strategy):
 
     def _forget_left(self) -> None:
         """Removes what nobody is to keep, once nothing of it can be needed any more."""
-        is_returning = self._returning is not None
+        is_returning = self._rejoin is not None
         if self._has_left and may_forget_left(self._complete, is_returning=is_returning):
             self._memory.forget_left()
             self._has_left = False

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from megatron_moevement.policy.copies.persistence import SlotKey
-from megatron_moevement.policy.copies.slot_ring import SlotRing
 from megatron_moevement.policy.recovery.plan import Plan, SlotFetch
 from megatron_moevement.settings.faults import Place
 from megatron_moevement.testing.world.process import At, Commands, Join, Pass, Process, Sleep, Until
@@ -45,16 +44,6 @@ def fetch_slots(world: World, process: Process, plan: Plan) -> Commands:
             yield Sleep(FETCH_TIME)
             yield from _fetch(world, process, fetch)
         yield Pass()
-
-
-def ring_of(process: Process, plan: Plan, step: int) -> SlotRing:
-    """Returns what the ring holds of a rank that goes on from S_step."""
-    rank, window = process.rank, plan.persisted
-    assert rank is not None
-    own = process.store.own_slot(rank, step)
-    has_last = own is not None and process.store.slots[own].intact
-    first = process.schedule.first_step if window is None else window.start
-    return SlotRing(process.ring.capacity, first, step + has_last)
 
 
 def _fetch(world: World, process: Process, fetch: SlotFetch) -> Commands:

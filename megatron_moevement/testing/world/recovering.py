@@ -14,7 +14,7 @@ from megatron_moevement.policy.recovery.plan import Origin, Plan, Verdict, Windo
 from megatron_moevement.policy.recovery.planner import has_no_use_of_memory
 from megatron_moevement.policy.window.schedule import WindowSchedule
 from megatron_moevement.settings.faults import Place
-from megatron_moevement.testing.world.copying import copy_states, fetch_slots, ring_of
+from megatron_moevement.testing.world.copying import copy_states, fetch_slots
 from megatron_moevement.testing.world.live import Live
 from megatron_moevement.testing.world.process import (
     At,
@@ -90,7 +90,8 @@ def _come_to_target(
     live = process.live
     is_kept = plan.edges is WindowEdges.KEPT and not plan.is_from_durable
     if is_kept and live is not None and process.rank is not None:
-        process.ring = ring_of(process, plan, live.step)
+        own = plan.for_rank(process.rank)
+        process.ring = SlotRing(process.ring.capacity, own.oldest, own.next_step)
     if plan.verdict is Verdict.ROLLBACK:
         yield from _load(world, process, plan, schedule)
     elif process.rank is not None and process.rank.pp in plan.start_of:

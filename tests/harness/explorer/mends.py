@@ -30,7 +30,7 @@ from megatron_moevement.strategies.moevement.protection.left_state import (
     gather_facts,
     read_left_state,
 )
-from megatron_moevement.strategies.moevement.recovery import executor as recovery
+from megatron_moevement.strategies.moevement.recovery import planning as recovery
 from megatron_moevement.strategies.moevement.recovery.survivors import Survivor
 from tests.harness.explorer.mend import Mend
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import threading
 from collections.abc import Callable, Mapping
 from datetime import timedelta
@@ -24,6 +25,7 @@ from megatron_moevement.runtime.peers.history import OwnHistory
 from megatron_moevement.runtime.peers.sender import SlotSender
 from megatron_moevement.runtime.peers.server import ReplicaServer
 from megatron_moevement.runtime.peers.state_messages import OfferedState
+from megatron_moevement.runtime.peers.state_reader import StateReader
 from megatron_moevement.runtime.peers.stored_slots import StoredSlots
 from megatron_moevement.runtime.slots.journal import Journal, JournalState
 from megatron_moevement.runtime.slots.ring_file import RingFile
@@ -233,6 +235,17 @@ class JobMemory:
     def _check_space(self, plan: JobPlan) -> None:
         account = plan.accounts()[self.host.process]
         self.store.check_space(account.total_bytes - account.logs_bytes)  # which lie in no file
+
+    @property
+    def meeting(self) -> str:
+        """Names the meeting of all processes at the end of this generation's recovery."""
+        assert self.session is not None
+        return hashlib.sha256(self.session.token).hexdigest()
+
+    def read_state(self, source: int) -> StateReader:
+        """Returns a reader of the live state of a peer that offers it; the caller closes it."""
+        assert self.session is not None
+        return StateReader(self.session, source, self.peers[source], deadline=DEADLINE)
 
     def offer(self, state: OfferedState | None) -> None:
         """Lets peers read the live state of this process, until nothing is offered."""

@@ -1,9 +1,8 @@
-"""Returning: from a plan to the moment at which all ranks train together again."""
+"""Rejoining: from a plan that is carried out to the moment at which all ranks train together."""
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import time
 from collections.abc import Sequence
 
@@ -20,7 +19,6 @@ from megatron_moevement.policy.outcome.replay_doubt import (
 )
 from megatron_moevement.policy.outcome.replay_proof import proof_of_all
 from megatron_moevement.policy.recovery.plan import Plan
-from megatron_moevement.policy.window.schedule import Window
 from megatron_moevement.runtime.coordination.agreement import all_gather_json
 from megatron_moevement.runtime.coordination.commit_barrier import (
     Agreement,
@@ -29,16 +27,14 @@ from megatron_moevement.runtime.coordination.commit_barrier import (
     StopRequest,
     Vote,
 )
-from megatron_moevement.runtime.coordination.ledger import LedgerEntry
 from megatron_moevement.runtime.coordination.meeting import Meeting
-from megatron_moevement.runtime.coordination.progress import Progress
 from megatron_moevement.runtime.observation.events import EventName, Events
 from megatron_moevement.settings.faults import Place
 from megatron_moevement.strategies.moevement.kept import GIVEN_UP, Kept, Live
 from megatron_moevement.strategies.moevement.protection.host_memory import JobMemory
 from megatron_moevement.strategies.moevement.recovery.boundaries import Boundaries
-from megatron_moevement.strategies.moevement.recovery.own_slots import OwnSlots
 from megatron_moevement.strategies.moevement.recovery.replay import Replay
+from megatron_moevement.strategies.moevement.recovery.slot_transfers import send_slots
 from megatron_moevement.strategies.strategy import (
     NO_WINDOW,
     UnprovenStateError,
@@ -47,60 +43,62 @@ from megatron_moevement.strategies.strategy import (
 from megatron_moevement.strategies.trained import Trained
 
 
-class Returning:
-    """One recovery of this rank; its training thread calls it."""
+class Laps:
+    """How long the parts of this rank's recovery take."""
 
-    def __init__(self, trained: Trained, memory: JobMemory, events: Events, kept: Kept) -> None:
-        """Starts the clock."""
+    def __init__(self, kept: Kept) -> None:
+        """Starts the clock, after the parts that lie before the strategy's."""
+        self.durations_s = dict(kept.downtime_s)
+        if kept.joined_s is not None:
+            self.durations_s["build"] = time.time() - kept.joined_s
+        self._since_s = time.perf_counter()
+
+    def end(self, part: str) -> None:
+        """Notes that a part has ended."""
+        now_s = time.perf_counter()
+        self.durations_s[part] = now_s - self._since_s
+        self._since_s = now_s
+
+
+class Rejoin:
+    """This rank from a plan that is carried out on; its training thread calls it."""
+
+    def __init__(
+        self,
+        trained: Trained,
+        memory: JobMemory,
+        events: Events,
+        kept: Kept,
+        *,
+        plan: Plan,
+        laps: Laps,
+        replay: Replay | None,
+    ) -> None:
+        """Begins to send what holders lack; `rejoin` waits for copies of the guarded window.
+
+        Args:
+            trained: the live objects.
+            memory: this process's; it is open.
+            events: told of replays.
+            kept: what this process takes over a restart.
+            plan: that is carried out.
+            laps: of the parts so far.
+            replay: of this rank; None for a bystander.
+        """
         self._trained = trained
         self._memory = memory
         self._events = events
         self._kept = kept
-        self._durations_s = dict(kept.downtime_s)
-        if kept.joined_s is not None:
-            self._durations_s["build"] = time.time() - kept.joined_s
-        self._since_s = time.perf_counter()
-        self._passes = dataclasses.replace(trained.schedule.passes)
-        self._shared: Window | None = None
-        self._plan: Plan | None = None
-        self._entry: LedgerEntry | None = None
-        self._progress: Progress | None = None
-        self._meeting: Meeting | None = None
-        self._barrier = CommitBarrier(trained.device, trained.groups.tp_dp_cp)
-        self.replay: Replay | None = None
-        """What this rank replays; None while it stands by."""
-
-    def planned(self) -> None:
-        """Notes that the plan is made."""
-        self._lap("plan")
-
-    def fetched(self) -> None:
-        """Notes that this rank has what it goes on from."""
-        self._lap("fetch")
-
-    def share(self, slots: OwnSlots, windows: Sequence[Window], last: int) -> None:
-        """Begins to send what holders lack; `rejoin` waits for the first of these windows.
-
-        Args:
-            slots: this rank's.
-            windows: which of them.
-            last: the newest step whose slot is not captured again.
-        """
-        slots.share(windows, last)
-        self._shared = windows[0] if windows and slots.is_whole(windows[0]) else None
-
-    def replays(self, replay: Replay | None, plan: Plan) -> None:
-        """Learns what this rank replays, and what the job does.
-
-        Args:
-            replay: of this rank; None for a bystander.
-            plan: that is carried out.
-        """
-        assert self._memory.session is not None
-        self.replay = replay
         self._plan = plan
-        name = hashlib.sha256(self._memory.session.token).hexdigest()
-        self._meeting = Meeting(f"moevement/rejoin/{name}", self._trained.patience)
+        self._laps = laps
+        self.replay = replay
+        """What this rank replays; None while it stands by."""
+        self._passes = dataclasses.replace(trained.schedule.passes)
+        self._meeting = Meeting(f"moevement/rejoin/{memory.meeting}", trained.patience)
+        self._barrier = CommitBarrier(trained.device, trained.groups.tp_dp_cp)
+        own = plan.for_rank(trained.rank)
+        self._guarded = own.guarded
+        send_slots(memory, own.sends)
 
     def agree_alone(self, vote: Vote) -> Agreement | None:
         """Agrees on a replayed step within the stage, where other stages stand by.
@@ -120,30 +118,22 @@ class Returning:
             streams_alike=self.replay.agreed(vote.step).streams_alike,
         )
 
-    def committed(self, entry: LedgerEntry, progress: Progress) -> None:
-        """Learns that a step was replayed."""
-        self._entry, self._progress = entry, progress
+    def verify(self, replay: Replay, freezing: Freezing, boundaries: Boundaries) -> None:
+        """Compares the newest replayed step with what it was the first time, and tells of it.
 
-    @property
-    def progress(self) -> Progress:
-        """Behind the newest step that was replayed."""
-        assert self._progress is not None
-        return self._progress
-
-    def verify(self, freezing: Freezing, boundaries: Boundaries) -> None:
-        """Compares the replayed step with what it was the first time, and tells of it."""
-        entry = self._entry
-        assert self.replay is not None
-        assert entry is not None
-        step = self.replay.replayed(entry)
-        sent = boundaries.verify(entry.step)
-        self.replay.witness.note_step(sent, scalars_equal=step.verified)
+        Args:
+            replay: this rank's.
+            freezing: what it freezes.
+            boundaries: what it sends.
+        """
+        step = replay.steps[-1]
+        sent = boundaries.verify(step.step)
+        replay.witness.note_step(sent, scalars_equal=step.verified)
         verified = step.verified and (sent is None or sent.verified)
-        if self._meeting is not None:
-            self._meeting.note_progress()
+        self._meeting.note_progress()
         self._events.emit(
             EventName.REPLAY,
-            entry.step,
+            step.step,
             active=step.active,
             frozen=step.frozen,
             weight_gradients=freezing.work.value,
@@ -166,36 +156,29 @@ class Returning:
                 job promised the same bits.
         """
         replay, plan = self.replay, self._plan
-        assert plan is not None
         if replay is not None:
             if not replay.is_over:
                 raise DisagreementError(f"a replay to {plan.target} ends at {replay.reached}")
             self._trained.optimizer.adam_step()  # all operators count the same steps again
             if not replay.witness.has_differed:
-                self._kept.live = Live.dense(self._trained.scalars(self._progress or replay.start))
-        self._lap("replay")
+                self._kept.live = Live.dense(self._trained.scalars(replay.progress))
+        self._laps.end("replay")
         self._trained.faults.strike_outside(Place.REPROTECT)
-        if self._shared is not None:
-            self._memory.copies.await_second_holder(self._shared)
-        self._lap("reprotect")
-        assert self._meeting is not None
+        if self._guarded is not None:
+            self._memory.copies.await_second_holder(self._guarded)
+        self._laps.end("reprotect")
         self._trained.faults.strike_outside(Place.REJOIN)
         self._meeting.wait()
-        self._lap("wait")
+        self._laps.end("wait")
         ranks = self._gather()
-        self._judge(plan, ranks)
+        self._judge(ranks)
         self._kept.trusted = {}
-        return self._tell(plan, plan.target, ranks)
+        return self._tell(plan.target, ranks)
 
-    def went_back(self, plan: Plan, step: int) -> RecoveryAccount:
-        """Tells of a rollback once the job can go on.
-
-        Args:
-            plan: of the rollback.
-            step: that it went back to.
-        """
-        self._lap("fetch")
-        return self._tell(plan, step, self._gather())
+    def went_back(self, step: int) -> RecoveryAccount:
+        """Tells of a rollback to a step once the job can go on."""
+        self._laps.end("fetch")
+        return self._tell(step, self._gather())
 
     def _gather(self) -> list[RankAccount]:
         """Returns what each rank tells of the recovery."""
@@ -203,18 +186,18 @@ class Returning:
         own = RankAccount(
             0 if replay is None else replay.reached - replay.start.committed,
             None if replay is None else replay.witness.proof,
-            self._durations_s,
+            self._laps.durations_s,
             self._memory.copies.acknowledgements.owed_copies(),
             self._memory.copies.moved,
         )
         told = all_gather_json(own.document(), self._trained.device)
         return [RankAccount.of_document(one) for one in told]
 
-    def _tell(self, plan: Plan, target: int, ranks: Sequence[RankAccount]) -> RecoveryAccount:
+    def _tell(self, target: int, ranks: Sequence[RankAccount]) -> RecoveryAccount:
         """Records the recovery, and puts together what all ranks tell of it."""
         self._kept.downtime_s, self._kept.joined_s = {}, None
         own = ranks[dist.get_rank()]
-        account = self._account(plan, target, ranks)
+        account = self._account(target, ranks)
         passes = self._trained.schedule.passes.since(self._passes)
         self._events.emit(
             EventName.RECOVERED,
@@ -227,22 +210,22 @@ class Returning:
             replay_proof=None if own.proof is None else own.proof.document(),
             forward_passes=passes.forward,
             backward_passes=passes.backward,
-            duration_s=sum(self._durations_s.values()),
-            breakdown_s=self._durations_s,
+            duration_s=sum(self._laps.durations_s.values()),
+            breakdown_s=self._laps.durations_s,
             owed_copies=own.owed_copies,
             moved_copies=own.moved_copies,
         )
         return account
 
-    def _judge(self, plan: Plan, ranks: Sequence[RankAccount]) -> None:
+    def _judge(self, ranks: Sequence[RankAccount]) -> None:
         """Lets nobody train on a state that was promised and differs; on all ranks alike."""
-        assert self._kept.guarantee is not None
+        plan = self._plan
         doubts = {
             rank: doubt_of(plan, rank)
             for rank, own in zip(self._trained.layout.ranks, ranks, strict=True)
             if own.verified is False
         }
-        consequence = consequence_of(self._kept.guarantee.level, doubts.values())
+        consequence = consequence_of(self._kept.level, doubts.values())
         if not doubts:
             return
         wrong = proof_of_all(own.proof for own in ranks).words
@@ -270,8 +253,9 @@ class Returning:
             "from (`moevement clean` removes what is kept, to go on from a checkpoint)"
         )
 
-    def _account(self, plan: Plan, target: int, ranks: Sequence[RankAccount]) -> RecoveryAccount:
+    def _account(self, target: int, ranks: Sequence[RankAccount]) -> RecoveryAccount:
         """Puts together what the ranks tell; a replay that went wrong costs the guarantee."""
+        plan = self._plan
         account = RecoveryAccount(
             generation=self._memory.generation.number,
             verdict=plan.verdict,
@@ -281,12 +265,6 @@ class Returning:
             ranks=ranks,
         )
         guarantee = self._kept.guarantee
-        assert guarantee is not None
-        if not account.verified:
-            self._kept.guarantee = guarantee = unverified(guarantee, plan.target)
-        return dataclasses.replace(account, level=guarantee.level)
-
-    def _lap(self, part: str) -> None:
-        now_s = time.perf_counter()
-        self._durations_s[part] = now_s - self._since_s
-        self._since_s = now_s
+        if guarantee is not None and not account.verified:
+            self._kept.guarantee = unverified(guarantee, plan.target)
+        return dataclasses.replace(account, level=self._kept.level)

@@ -149,9 +149,11 @@ class Replay:
         if kept is None:
             assert slots is not None
             kept = slots.scalars(0).progress
-        self.start = kept
-        """The progress that the replay begins with."""
+        self.start = self.progress = kept
+        """The progress that the replay begins with, and that it has come to."""
         self.reached = self.start.committed
+        self.steps: list[ReplayedStep] = []
+        """What each step did that was committed again, in order."""
 
     @property
     def is_dense(self) -> bool:
@@ -214,12 +216,19 @@ class Replay:
         """Returns what all ranks agreed on when a step was done for the first time."""
         return self._entries[step]
 
-    def replayed(self, entry: LedgerEntry) -> ReplayedStep:
-        """Returns what a step did that was just committed again."""
+    def committed(self, entry: LedgerEntry, progress: Progress) -> None:
+        """Notes that a step was committed again.
+
+        Args:
+            entry: of the step, as it was replayed.
+            progress: behind it.
+        """
         frozen = len(self._freezing.frozen)
-        return ReplayedStep(
+        step = ReplayedStep(
             step=entry.step,
             active=len(self._live.operators) - frozen,
             frozen=frozen,
             verified=same_scalars(entry, self._entries[entry.step]),
         )
+        self.steps.append(step)
+        self.progress = progress

@@ -1,0 +1,196 @@
+"""Planning a recovery: the facts of all processes, and the plan that all of them make alike."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+
+import torch.distributed as dist
+
+from megatron_moevement.errors import UserError
+from megatron_moevement.policy.facts.facts import Condition, Facts
+from megatron_moevement.policy.facts.facts_document import FACTS, dump_facts
+from megatron_moevement.policy.outcome.replay_doubt import within
+from megatron_moevement.policy.recovery.eras import next_era, of_newest_history
+from megatron_moevement.policy.recovery.newest_state import Durable
+from megatron_moevement.policy.recovery.plan import Plan
+from megatron_moevement.policy.recovery.planner import (
+    has_no_use_of_memory,
+    plan_from_durable,
+    plan_start,
+)
+from megatron_moevement.runtime.coordination.agreement import (
+    AgreementError,
+    all_gather_json,
+    together,
+)
+from megatron_moevement.runtime.coordination.commit_barrier import DisagreementError
+from megatron_moevement.runtime.observation.events import EventName, Events
+from megatron_moevement.settings.faults import Place
+from megatron_moevement.strategies.moevement.kept import Agreed, Kept
+from megatron_moevement.strategies.moevement.protection.host_memory import JobMemory
+from megatron_moevement.strategies.moevement.protection.left_state import (
+    alike_steps,
+    gather_facts,
+    read_left_state,
+)
+from megatron_moevement.strategies.moevement.recovery.replicas import Replicas
+from megatron_moevement.strategies.trained import Trained
+
+
+@dataclasses.dataclass(frozen=True)
+class Start:
+    """How a generation starts, the same on all ranks.
+
+    Attributes:
+        facts: of all processes, of the newest history.
+        plan: None where a launch finds nothing in memory that is newer than what it loads.
+        eras: of the histories of all processes.
+        is_continuing: whether the job has trained before, as far as its processes know.
+    """
+
+    facts: Facts
+    plan: Plan | None
+    eras: tuple[int, ...]
+    is_continuing: bool
+
+
+class Planning:
+    """Plans the recovery of one generation; the training thread of every rank calls it."""
+
+    def __init__(
+        self,
+        trained: Trained,
+        memory: JobMemory,
+        kept: Kept,
+        replicas: Replicas,
+        *,
+        events: Events,
+        say: Callable[[str], None],
+    ) -> None:
+        """Names what facts are read from, and who is told of the plan."""
+        self._trained = trained
+        self._memory = memory
+        self._kept = kept
+        self._replicas = replicas
+        self._events = events
+        self._say = say
+
+    def start(self, durable: Durable) -> Start:
+        """Plans with all other ranks.
+
+        Args:
+            durable: what could be loaded instead, as all ranks see it.
+
+        Raises:
+            UserError: a store is another job's.
+        """
+        trained, agreed = self._trained, self._kept.agreed
+        if agreed is not None and agreed.plan.generation == self._memory.generation.number:
+            return _start_of(agreed.facts, agreed.plan, is_continuing=True)  # objects are anew
+        facts, is_continuing = self._look(durable)
+        if has_no_use_of_memory(facts):
+            with self._memory.generation.uninterrupted():
+                taken = self._take_in()
+            if self._kept.store.adopts:  # all ranks have taken in what they need
+                taken += self._memory.look_for_left()
+            if any(all_gather_json(taken, trained.device)):
+                facts, is_continuing = self._look(durable)
+        if dist.get_rank() == 0:  # before anything is made of them
+            self._events.keep(FACTS, dump_facts(facts))
+        plan = plan_start(facts)
+        if plan is not None:
+            digests = set(all_gather_json(plan.digest, trained.device))
+            if len(digests) > 1:
+                raise DisagreementError(f"ranks have different plans: {sorted(digests)}")
+            trained.faults.strike_outside(Place.PLAN)
+            self._kept.agreed = Agreed(facts, plan)
+            self._tell(plan)
+        return _start_of(facts, plan, is_continuing=is_continuing)
+
+    def loaded(self, start: Start, step: int) -> Start:
+        """Returns what holds once a checkpoint was loaded.
+
+        Args:
+            start: before it was.
+            step: of the checkpoint; another plan is made where no replay can begin with it.
+        """
+        plan = start.plan
+        if plan is None or not plan.is_from_durable or plan.windows_from == step:
+            return start
+        facts = dataclasses.replace(start.facts, durable=step)
+        plan = plan_from_durable(facts, "the newest checkpoint can't be loaded")
+        self._tell(plan)
+        return dataclasses.replace(start, facts=facts, plan=plan)
+
+    def next_era(self, start: Start) -> int:
+        """Returns the era of a history that begins although no plan says so; all ranks call it."""
+        (now_s, *_) = all_gather_json(int(time.time()), self._trained.device)
+        return next_era(start.eras, now_s)
+
+    def _take_in(self) -> tuple[int, ...]:
+        """Takes in what no process of a rank has found as its own; all ranks call it."""
+        rank, ranks = self._trained.rank, self._trained.layout.ranks
+        try:
+            return together(lambda: self._kept.store.take_in(rank, ranks), self._trained.device)
+        except AgreementError as error:
+            raise UserError(error.reason) from error
+
+    def _look(self, durable: Durable) -> tuple[Facts, bool]:
+        """Returns the facts of all processes, and whether the job has trained before."""
+        trained, log = self._trained, self._memory.log
+        trained.faults.strike_outside(Place.FACTS)
+        left, state = read_left_state(self._memory.store, self._memory.host), self._kept.live.state
+        committed = left.committed
+        if committed is not None and state.condition is Condition.DENSE:
+            committed = max(committed, state.step)  # a state that is there was committed
+        process = dataclasses.replace(
+            left,
+            committed=committed,
+            live=state,
+            logs=() if log is None else log.extents(),
+            is_new=self._kept.is_new,
+            holds=self._replicas.name,
+            holders=self._memory.plan.placement.holders[trained.rank],
+            alike=range(0) if self._replicas.name is None else alike_steps(self._memory.store),
+        )
+        own = Facts(
+            generation=self._memory.generation.number,
+            layout=trained.layout,
+            ends=trained.ends,
+            durable=durable.loadable,
+            processes=tuple(
+                within(each, self._kept.trusted)
+                for each in (process, *self._memory.facts_of_spares())
+            ),
+        )
+        facts = gather_facts(own, trained.device)
+        is_continuing = facts.generation > 0 or any(
+            each.committed is not None for each in facts.processes
+        )
+        newest = durable.newest(is_continuing=is_continuing)
+        return dataclasses.replace(facts, durable=newest), is_continuing
+
+    def _tell(self, plan: Plan) -> None:
+        self._events.emit(
+            EventName.PLAN,
+            plan.target,
+            verdict=plan.verdict.value,
+            reason=plan.reason,
+            target=plan.target,
+            scope=sorted(plan.start_of),
+            window=None if plan.window is None else plan.window.start,
+            replayed_steps=plan.replayed_steps,
+            lost_steps=plan.lost_steps,
+            roll_forward=[str(one.rank) for one in plan.roll_forward],
+            copies=[str(one.rank) for one in plan.copies],
+            digest=plan.digest,
+        )
+        if dist.get_rank() == 0:
+            self._say(f"{plan.verdict.value}: {plan.reason}")
+
+
+def _start_of(facts: Facts, plan: Plan | None, *, is_continuing: bool) -> Start:
+    eras = tuple(process.era for process in facts.processes)
+    return Start(of_newest_history(facts), plan, eras, is_continuing)

@@ -1,0 +1,58 @@
+"""Slot transfers of a recovery: what this rank's ring lacks is fetched, what holders lack is sent.
+
+The plan says all of it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+
+from megatron_moevement.policy.copies.persistence import SlotKey
+from megatron_moevement.policy.recovery.plan import SlotFetch, SlotSend
+from megatron_moevement.runtime.peers.sender import FetchError
+from megatron_moevement.runtime.slots.slot_record import SlotRecord
+from megatron_moevement.strategies.moevement.protection.host_memory import JobMemory
+
+logger = logging.getLogger(__name__)
+
+
+def fetch_slots(memory: JobMemory, fetches: Iterable[SlotFetch]) -> None:
+    """Gets slots into this rank's ring; its training thread calls it.
+
+    A process that was a spare may have one in the ring of copies that it kept for the rank.
+
+    Raises:
+        FetchError: no source of a slot gives it intact and in time.
+    """
+    for fetch in fetches:
+        if fetch.source != memory.host.process or _record(memory, fetch.slot) is None:
+            _fetch(memory, fetch)
+
+
+def send_slots(memory: JobMemory, sends: Iterable[SlotSend]) -> None:
+    """Sends slots of this rank's ring in the background; its training thread calls it."""
+    for send in sends:
+        record = _record(memory, send.slot)
+        assert record is not None  # it was fetched
+        memory.copies.land_for(record, send.to)
+
+
+def _fetch(memory: JobMemory, fetch: SlotFetch) -> None:
+    """Gets a slot from the first of its sources that gives it whole."""
+    for source in fetch.sources:
+        try:
+            memory.copies.fetch(source, fetch.slot)
+            return
+        except FetchError as error:
+            if source == fetch.sources[-1]:
+                raise
+            logger.warning("%s; another process has it, too", error)
+
+
+def _record(memory: JobMemory, key: SlotKey) -> SlotRecord | None:
+    """Returns what the ring says of a slot, None when it holds another one."""
+    record = memory.own_ring.record(key.step)
+    if record is None or (record.window, record.slot) != (key.window, key.slot):
+        return None
+    return record

@@ -1,0 +1,96 @@
+"""Slots on their way into the ring of a rank, wherever its process has them, and to holders."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from megatron_moevement.policy.copies.persistence import SlotKey
+from megatron_moevement.policy.job.ranks import LogicalRank
+from megatron_moevement.policy.recovery.plan import SlotFetch, SlotSend
+from megatron_moevement.policy.window.schedule import Window
+from megatron_moevement.runtime.peers.sender import FetchError
+from megatron_moevement.runtime.slots.identity import StoreIdentity
+from megatron_moevement.runtime.slots.slot_record import SlotPart, SlotRecord
+from megatron_moevement.runtime.stores.store import RingRole, RingShape, StoreDirectory
+from megatron_moevement.strategies.moevement.recovery.slot_transfers import fetch_slots, send_slots
+
+RANK, PROCESS, OTHER, SILENT = LogicalRank(), 2, 0, 1
+WINDOW = Window(0, 4)
+SHAPE = RingShape(capacity=9, buffer_bytes=8, max_parts=1)
+
+
+class Copies:
+    """Gets slots out of the ring of copies, as from a server; notes what is sent off."""
+
+    def __init__(self, own, held):
+        self._own, self._held = own, held
+        self.asked, self.landed = [], []
+
+    def fetch(self, process, key):
+        self.asked.append((process, key.slot))
+        if process == SILENT:
+            raise FetchError("no answer")
+        record = self._held.record(key.step)
+        self._own.buffer(record.step)[:8] = self._held.payload(record)
+        self._own.publish(record)
+
+    def land_for(self, record, lacking):
+        self.landed.append((record.step, lacking))
+
+
+@pytest.fixture
+def memory(shared_memory):
+    """The memory of a process that kept all slots of a window for the rank that it occupies now."""
+    with StoreDirectory(shared_memory, StoreIdentity("run", "0123"), PROCESS) as store:
+        own = store.ring(RingRole.OWN, RANK, SHAPE)
+        held = store.ring(RingRole.HELD, RANK, SHAPE)
+        _fill(held)
+        copies = Copies(own, held)
+        yield SimpleNamespace(host=SimpleNamespace(process=PROCESS), own_ring=own, copies=copies)
+
+
+def _fill(ring):
+    for step in range(WINDOW.size):
+        payload = ring.buffer(step)[:8]
+        payload[:] = bytes([step]) * 8
+        part = SlotPart.of("head", 0, payload)
+        ring.publish(SlotRecord(0, WINDOW, step, step, 8, (part,)))
+
+
+def fetch_of(slot, *sources):
+    return SlotFetch(RANK, SlotKey(RANK, WINDOW, slot), sources)
+
+
+def test_slots_that_were_only_kept_for_the_rank_come_into_its_ring(memory):
+    """Else nobody sends them, the window is never complete, and all wait once the ring is full."""
+    fetch_slots(memory, [fetch_of(slot, PROCESS, OTHER) for slot in range(3)])
+    assert [record.step for record in memory.own_ring.records()] == [0, 1, 2]
+    assert memory.copies.asked == [(PROCESS, 0), (PROCESS, 1), (PROCESS, 2)]
+
+
+def test_a_slot_that_the_ring_has_is_not_fetched_again(memory):
+    fetch_slots(memory, [fetch_of(1, PROCESS)])
+    fetch_slots(memory, [fetch_of(1, PROCESS, OTHER), fetch_of(2, PROCESS)])
+    assert memory.copies.asked == [(PROCESS, 1), (PROCESS, 2)]
+
+
+def test_a_slot_of_another_process_replaces_what_the_ring_has(memory):
+    fetch_slots(memory, [fetch_of(1, PROCESS)])
+    fetch_slots(memory, [fetch_of(1, OTHER)])
+    assert memory.copies.asked == [(PROCESS, 1), (OTHER, 1)]
+
+
+def test_the_next_source_gives_what_the_first_one_does_not(memory):
+    fetch_slots(memory, [fetch_of(1, SILENT, OTHER)])
+    assert memory.copies.asked == [(SILENT, 1), (OTHER, 1)]
+    with pytest.raises(FetchError):
+        fetch_slots(memory, [fetch_of(2, SILENT)])
+
+
+def test_what_holders_lack_is_sent_to_them(memory):
+    fetch_slots(memory, [fetch_of(slot, PROCESS) for slot in (1, 2)])
+    send_slots(memory, [SlotSend(SlotKey(RANK, WINDOW, slot), to) for slot, to in TO.items()])
+    assert memory.copies.landed == [*TO.items()]
+
+
+TO = {1: (OTHER,), 2: ()}
