@@ -197,7 +197,7 @@ class SparseCheckpointing(Strategy):
     def _begin_anew(self, progress: Progress) -> None:
         """Forgets what lies in memory, and captures the live state as the first one."""
         first = progress.committed
-        self._schedule = self._memory.schedule_from(first, self._epoch)
+        self._schedule = self._memory.plan.schedule_from(first, self._epoch)
         self._persisted = None
         self._memory.begin_anew(self._state(first), self._trained.ledger.losses())
         if self._memory.log is not None:

@@ -15,13 +15,13 @@ import torch.distributed as dist
 from megatron_moevement.policy.copies.placement import Host
 from megatron_moevement.policy.facts.facts import ProcessFacts
 from megatron_moevement.policy.job.ranks import LogicalRank
-from megatron_moevement.policy.window.schedule import WindowSchedule
 from megatron_moevement.runtime.coordination.agreement import AgreementError, gather_together
 from megatron_moevement.runtime.coordination.generation import Generation
 from megatron_moevement.runtime.coordination.notice_board import Topic
 from megatron_moevement.runtime.faults.fault_points import FaultPoints
 from megatron_moevement.runtime.peers.connection import Address
 from megatron_moevement.runtime.peers.history import OwnHistory
+from megatron_moevement.runtime.peers.log_reader import LogReader
 from megatron_moevement.runtime.peers.sender import SlotSender
 from megatron_moevement.runtime.peers.server import ReplicaServer
 from megatron_moevement.runtime.peers.state_messages import OfferedState
@@ -53,6 +53,25 @@ _SERVED = {
     Kind.STATE_PART: Place.SERVE_STATE,
 }
 """The place of a fault in an answer."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Opened:
+    """Files that are open, and the server that gives slots out of them."""
+
+    own_ring: RingFile
+    journal: Journal
+    slots: StoredSlots
+    server: ReplicaServer
+
+
+@dataclasses.dataclass(frozen=True)
+class _Connected:
+    """The peers: for each process its server's address, what goes to them."""
+
+    addresses: Mapping[int, Address]
+    copies: Copies
+    history: OwnHistory
 
 
 class JobMemory:
@@ -105,36 +124,40 @@ class JobMemory:
         self._pin = pin
         self._faults = faults
         self.log = log
-        self._token = token
-        self.session: Session | None = None
-        """Who this process is to its peers, once it is open."""
-        self.peers: Mapping[int, Address] = {}
-        """For each process its server's address."""
-        self._own_ring: RingFile | None = None
-        self._journal: Journal | None = None
-        self._server: ReplicaServer | None = None
-        self._slots: StoredSlots | None = None
-        self._copies: Copies | None = None
-        self._history: OwnHistory | None = None
-        self._files = threading.Lock()  # of the store, once the server listens
+        self._session = Session(token, host.process, generation.number)
+        self._opened: _Opened | None = None
+        self._connected: _Connected | None = None
+        self._lock = threading.Lock()  # of the store's files, once the server listens
 
     @property
     def own_ring(self) -> RingFile:
         """The ring of this rank's slots."""
-        assert self._own_ring is not None
-        return self._own_ring
+        return self._files.own_ring
 
     @property
     def journal(self) -> Journal:
         """The journal of this process."""
-        assert self._journal is not None
-        return self._journal
+        return self._files.journal
 
     @property
     def copies(self) -> Copies:
         """The copies of this rank's slots."""
-        assert self._copies is not None
-        return self._copies
+        return self._peers.copies
+
+    @property
+    def _files(self) -> _Opened:
+        assert self._opened is not None
+        return self._opened
+
+    @property
+    def _peers(self) -> _Connected:
+        assert self._connected is not None
+        return self._connected
+
+    @property
+    def _rank(self) -> LogicalRank:
+        assert self.host.rank is not None
+        return self.host.rank
 
     def open(self, tell: Callable[[], Any] = lambda: None) -> list[Any]:
         """Opens the files that are there, makes those that are missing, connects to the peers.
@@ -150,28 +173,26 @@ class JobMemory:
                 interface is none of the machine's.
             NotOpenedError: the same in a restart.
         """
-        self.session = me = Session(self._token, self.host.process, self.generation.number)
         try:
-            told = gather_together(lambda: [self._serve(me), tell()], self._device)
+            told = gather_together(lambda: [self._serve(), tell()], self._device)
         except AgreementError as error:
             raise self._kept.not_opened(error, self.generation) from error
         self._faults.strike_outside(Place.OPEN)
-        self.peers = {process: (host, port) for (process, host, port), _ in told}
-        self.peers |= self.plan.addresses_of_spares
-        assert self.host.rank is not None
-        ring = self.plan.rings[self.host.rank]
-        self._history = OwnHistory(self.host.rank, self.store.identity, ring, self.plan.journal)
+        addresses = {process: (host, port) for (process, host, port), _ in told}
+        addresses |= self.plan.addresses_of_spares
+        ring = self.plan.rings[self._rank]
+        history = OwnHistory(self._rank, self.store.identity, ring, self.plan.journal)
         sender = self.generation.own(
             lambda: SlotSender(
-                me,
-                self.peers,
+                self._session,
+                addresses,
                 deadline=DEADLINE,
                 halfway=lambda record: self._faults.strike(record.step, Place.SEND),
-                history=self._history,
+                history=history,
                 spares=self.plan.addresses_of_spares,
             )
         )
-        self._copies = Copies(
+        copies = Copies(
             sender,
             self.own_ring,
             self.plan.placement,
@@ -179,22 +200,22 @@ class JobMemory:
             self._faults,
             self.generation.uninterrupted,
         )
+        self._connected = _Connected(addresses, copies, history)
         return [one for _, one in told]
 
-    def _serve(self, me: Session) -> tuple[int, str, int]:
+    def _serve(self) -> tuple[int, str, int]:
         """Opens the files, and a server that keeps copies in them and gives slots back.
 
         Returns:
             This process, and the address of its server.
         """
-        assert self.host.rank is not None
         self._check_space(self.plan)
         rings = self.plan.rings
-        self._journal = self.store.journal(self.plan.journal)
-        self._own_ring = self.store.ring(RingRole.OWN, self.host.rank, rings[self.host.rank])
+        journal = self.store.journal(self.plan.journal)
+        own_ring = self.store.ring(RingRole.OWN, self._rank, rings[self._rank])
         with self.generation.uninterrupted():  # memory can be pinned only once
-            self._kept.pin(self._own_ring, self._pin)
-        slots = self._slots = StoredSlots(self._own_ring, self._take_over)
+            self._kept.pin(own_ring, self._pin)
+        slots = StoredSlots(own_ring, self._take_over)
         for owner in self.plan.kept_for(self.host.process):
             slots.keep(self.store.ring(RingRole.HELD, owner, rings[owner]))
         for stored in self._rings_of_former_plans():
@@ -203,17 +224,18 @@ class JobMemory:
                 slots.keep(ring)
             elif ring is not None:
                 slots.serve(ring)
-        self._server = self.generation.own(
+        server = self.generation.own(
             lambda: ReplicaServer(
                 self._interface,
-                me,
+                self._session,
                 slots,
                 deadline=DEADLINE,
                 log=self.log,
                 halfway=lambda kind: self._faults.strike_outside(_SERVED[kind]),
             )
         )
-        return (self.host.process, *self._server.address)
+        self._opened = _Opened(own_ring, journal, slots, server)
+        return (self.host.process, *server.address)
 
     def _take_over(self, owner: LogicalRank) -> RingFile | None:
         """Returns a ring for a rank of which another process was to keep copies.
@@ -223,7 +245,7 @@ class JobMemory:
         """
         if owner not in self.plan.rings or owner == self.host.rank:
             return None
-        with self._files:
+        with self._lock:
             plan = self.plan.with_holder(owner, self.host.process)
             plan.check_limit(self.host.process)
             self._check_space(plan)
@@ -239,18 +261,27 @@ class JobMemory:
     @property
     def meeting(self) -> str:
         """Names the meeting of all processes at the end of this generation's recovery."""
-        assert self.session is not None
-        return hashlib.sha256(self.session.token).hexdigest()
+        return hashlib.sha256(self._session.token).hexdigest()
 
     def read_state(self, source: int) -> StateReader:
         """Returns a reader of the live state of a peer that offers it; the caller closes it."""
-        assert self.session is not None
-        return StateReader(self.session, source, self.peers[source], deadline=DEADLINE)
+        address = self._peers.addresses[source]
+        return StateReader(self._session, source, address, deadline=DEADLINE)
+
+    def log_reader(self, max_bytes: int) -> LogReader:
+        """Returns a reader of the logs of peers; the caller closes it.
+
+        Args:
+            max_bytes: of tensors that it holds at a time.
+        """
+        me, addresses = self._session, self._peers.addresses
+        return self.generation.own(
+            lambda: LogReader(me, addresses, deadline=DEADLINE, max_bytes=max_bytes)
+        )
 
     def offer(self, state: OfferedState | None) -> None:
         """Lets peers read the live state of this process, until nothing is offered."""
-        assert self._server is not None
-        self._server.offer(state)
+        self._files.server.offer(state)
 
     def begin_anew(self, state: JournalState, losses: Mapping[int, float]) -> None:
         """Forgets everything that is there, and opens.
@@ -270,16 +301,14 @@ class JobMemory:
         """Writes a step into the journal, and notes it for spares that keep copies."""
         self.journal.commit(state, step, entry, loss)
         if self.plan.spares:
-            assert self._history is not None
-            self._history.note(state, step, entry, loss)
+            self._peers.history.note(state, step, entry, loss)
 
     def begin_history(self) -> None:
         """Lets spares that keep copies know what the journal says; nothing was sent before."""
         state = self.journal.state
         if self.plan.spares and state is not None:
-            assert self._history is not None
             entries = {step: self.journal.entry(step) for step in self.journal.entries()}
-            self._history.begin(state, entries, self.journal.losses)
+            self._peers.history.begin(state, entries, self.journal.losses)
 
     def facts_of_spares(self) -> tuple[ProcessFacts, ...]:
         """Returns the facts of those that have no rank; one rank speaks for them."""
@@ -305,10 +334,6 @@ class JobMemory:
             return None
         return ledger_of_spare(self.generation, process, steps)
 
-    def schedule_from(self, step: int, epoch: int) -> WindowSchedule:
-        """Returns the schedule of a job whose windows begin at a step."""
-        return dataclasses.replace(self.plan.schedule, first_step=step, epoch=epoch)
-
     def forget_left(self) -> None:
         """Removes what nobody is to keep any more; a window has all its copies without it.
 
@@ -322,12 +347,11 @@ class JobMemory:
 
     def _forget_others(self) -> None:
         """Removes the slots that this process keeps for nobody any more."""
-        assert self._slots is not None
-        with self._files:
+        with self._lock:
             for stored in self._rings_of_former_plans():
                 ring = self.store.open_ring(stored.role, stored.owner)
                 if ring is not None:
-                    self._slots.drop(ring)
+                    self._files.slots.drop(ring)
                 self.store.drop_ring(stored.role, stored.owner)
 
     def _tell_spares(self) -> None:
@@ -368,7 +392,7 @@ class JobMemory:
 
     def close(self) -> None:
         """Ends the connections; the files stay."""
-        if self._copies is not None:
-            self._copies.close()
-        if self._server is not None:
-            self._server.close()
+        if self._connected is not None:
+            self._connected.copies.close()
+        if self._opened is not None:
+            self._opened.server.close()

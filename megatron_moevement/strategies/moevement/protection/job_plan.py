@@ -130,6 +130,10 @@ class JobPlan:
         """Where processes without a rank keep copies."""
         return {spare.process: spare.address for spare in self.spares}
 
+    def schedule_from(self, step: int, epoch: int) -> WindowSchedule:
+        """Returns the schedule of a job whose windows begin at a step."""
+        return dataclasses.replace(self.schedule, first_step=step, epoch=epoch)
+
     def kept_for(self, process: int) -> tuple[LogicalRank, ...]:
         """Returns the ranks whose slots a process keeps copies of."""
         holders = self.placement.holders

@@ -20,7 +20,7 @@ from megatron_moevement.policy.job.segments import receivers_from, senders_to
 from megatron_moevement.runtime.coordination.commit_barrier import DisagreementError
 from megatron_moevement.runtime.peers.log_reader import LogReader
 from megatron_moevement.runtime.upstream_log.log_writer import LogWriter, open_writer
-from megatron_moevement.strategies.moevement.protection.host_memory import DEADLINE, JobMemory
+from megatron_moevement.strategies.moevement.protection.host_memory import JobMemory
 from megatron_moevement.strategies.trained import Trained
 
 _SIDES = {Direction.FORWARD: Neighbour.PREVIOUS, Direction.BACKWARD: Neighbour.NEXT}
@@ -46,6 +46,88 @@ class ReplayedBoundaries:
         return self.begins[stage] < step
 
 
+class _Apart:
+    """The boundaries of a stage that replays while others stand by, or are at other steps."""
+
+    def __init__(
+        self,
+        trained: Trained,
+        writer: LogWriter,
+        reader: LogReader,
+        replayed: ReplayedBoundaries,
+        first: int,
+    ) -> None:
+        self._trained = trained
+        self._writer = writer
+        self._reader = reader
+        self._replayed = replayed
+        self._config = trained.chunks[0].config
+        self._stage = trained.rank.pp
+        self._fetched = first - 1
+        self._live = self._live_in(first)
+        self.communicator = self._communicator()
+        self._prefetch(first)
+
+    def advances(self, step: int) -> bool:
+        """Returns whether another communicator takes over for a step, as a neighbour joins it."""
+        live = self._live if step > self._replayed.target else self._live_in(step)
+        if live == self._live:
+            return False
+        self._live = live
+        self.communicator = self._communicator()
+        return True
+
+    def verify(self, step: int) -> Verification:
+        """Compares what a replayed step sent to bystanders with what they received before."""
+        receivers = {
+            way: stage
+            for way, stage in receivers_from(self._trained.layout, self._stage)
+            if not self._replayed.does(stage, step)
+        }
+        hashes: dict[BoundaryTag, int] = {}
+        for stage in set(receivers.values()):
+            hashes |= self._reader.received(self._replayed.processes[stage], step)
+        return self.communicator.verify(step, hashes.get, tuple(receivers))
+
+    def _live_in(self, step: int) -> frozenset[Neighbour]:
+        """Returns the neighbours that replay a step, too."""
+        layout = self._trained.layout
+        senders = {side: sender_stage(layout, self._stage, way) for way, side in _SIDES.items()}
+        return frozenset(
+            side
+            for side, sender in senders.items()
+            if sender is not None and self._replayed.does(sender, step)
+        )
+
+    def _communicator(self) -> ReplayCommunicator:
+        return ReplayCommunicator(
+            self._trained.groups.pp,
+            self._config,
+            self._writer,
+            self._logged,
+            device=self._trained.device,
+            live=self._live,
+        )
+
+    def _logged(self, tag: BoundaryTag) -> torch.Tensor:
+        """Returns what a bystander sent; asks for what the step after will need."""
+        self._prefetch(tag.step + 1)
+        process = self._replayed.processes[tag.sender % self._trained.layout.pp]
+        return self._reader.take(process, tag)
+
+    def _prefetch(self, step: int) -> None:
+        if not self._fetched < step <= self._replayed.target:
+            return
+        self._fetched = step
+        crossings = crossings_of(
+            self._config, self._trained.layout.pp, self._trained.schedule.num_microbatches
+        )
+        for way, sender in senders_to(self._trained.layout, self._stage):
+            if not self._replayed.does(sender, step):
+                tags = crossings.received(step, self._stage, way)
+                self._reader.prefetch(self._replayed.processes[sender], tags)
+
+
 class Boundaries:
     """The boundaries of a rank's stage in one generation; the training thread calls it."""
 
@@ -58,14 +140,8 @@ class Boundaries:
         """
         self._trained = trained
         self._memory = memory
-        self._config = trained.chunks[0].config
-        self._stage = trained.rank.pp
         self._writer: LogWriter | None = None
-        self._replaying: ReplayedBoundaries | None = None
-        self._communicator: ReplayCommunicator | None = None
-        self._reader: LogReader | None = None
-        self._live: frozenset[Neighbour] | None = None
-        self._fetched = 0
+        self._apart: _Apart | None = None
         self._mode = contextlib.ExitStack()
         self._talk = contextlib.ExitStack()
         if memory.log is not None:
@@ -76,12 +152,10 @@ class Boundaries:
 
     def train(self) -> None:
         """Logs what is sent in training from now on."""
-        self._talk.close()
-        self._mode.close()
-        self._replaying = self._communicator = self._reader = None
+        self._end()
         if self._writer is not None:
-            group = self._trained.groups.pp
-            self._communicate(LoggedCommunicator(group, self._config, self._writer))
+            group, config = self._trained.groups.pp, self._trained.chunks[0].config
+            self._communicate(LoggedCommunicator(group, config, self._writer))
 
     def replay(self, replayed: ReplayedBoundaries, first: int) -> None:
         """Takes what the stages ahead sent from their logs, until training goes on.
@@ -90,50 +164,22 @@ class Boundaries:
             replayed: who replays.
             first: the first step that is replayed.
         """
-        self._talk.close()
-        self._mode.close()
+        self._end()
         if self._writer is None:
             if first <= replayed.target:
                 raise DisagreementError(f"step {first} can't be replayed alone without a log")
             return
-        session, peers = self._memory.session, self._memory.peers
-        assert session is not None
-        self._replaying, self._fetched = replayed, first - 1
-        self._reader = self._mode.enter_context(
-            self._memory.generation.own(
-                lambda: LogReader(
-                    session, peers, deadline=DEADLINE, max_bytes=self._trained.log_bytes
-                )
-            )
-        )
-        self._live = None
-        self.advance(first)
-        self._prefetch(first)
+        if first > replayed.target:
+            return
+        reader = self._mode.enter_context(self._memory.log_reader(self._trained.log_bytes))
+        self._apart = _Apart(self._trained, self._writer, reader, replayed, first)
+        self._communicate(self._apart.communicator)
 
     def advance(self, step: int) -> None:
         """Gets ready for a replayed step: a neighbour that was ahead may replay it, too."""
-        replayed, layout = self._replaying, self._trained.layout
-        if replayed is None or self._writer is None or step > replayed.target:
-            return
-        senders = {side: sender_stage(layout, self._stage, way) for way, side in _SIDES.items()}
-        live = frozenset(
-            side
-            for side, sender in senders.items()
-            if sender is not None and replayed.does(sender, step)
-        )
-        if live == self._live:
-            return
-        self._live = live
-        self._communicator = ReplayCommunicator(
-            self._trained.groups.pp,
-            self._config,
-            self._writer,
-            self._logged,
-            device=self._trained.device,
-            live=live,
-        )
-        self._talk.close()
-        self._communicate(self._communicator)
+        if self._apart is not None and self._apart.advances(step):
+            self._talk.close()
+            self._communicate(self._apart.communicator)
 
     def verify(self, step: int) -> Verification | None:
         """Compares what a replayed step sent to bystanders with what they received before.
@@ -141,17 +187,7 @@ class Boundaries:
         Returns:
             None when nothing is replayed alone.
         """
-        if self._communicator is None or self._replaying is None or self._reader is None:
-            return None
-        receivers = {
-            way: stage
-            for way, stage in receivers_from(self._trained.layout, self._stage)
-            if not self._replaying.does(stage, step)
-        }
-        hashes: dict[BoundaryTag, int] = {}
-        for stage in set(receivers.values()):
-            hashes |= self._reader.received(self._replaying.processes[stage], step)
-        return self._communicator.verify(step, hashes.get, tuple(receivers))
+        return None if self._apart is None else self._apart.verify(step)
 
     def await_landed(self) -> timedelta:
         """Waits until the log has everything that was sent; returns how long that took."""
@@ -164,35 +200,14 @@ class Boundaries:
 
     def close(self) -> None:
         """Ends the threads, once the log has what was handed over."""
-        self._talk.close()
-        self._mode.close()
+        self._end()
         if self._writer is not None:
             self._writer.close()
 
+    def _end(self) -> None:
+        self._talk.close()
+        self._mode.close()
+        self._apart = None
+
     def _communicate(self, communicator: LoggedCommunicator) -> None:
         self._talk.enter_context(self._trained.schedule.communicating_by(communicator))
-
-    def _logged(self, tag: BoundaryTag) -> torch.Tensor:
-        """Returns what a bystander sent; asks for what the step after will need."""
-        assert self._reader is not None
-        assert self._replaying is not None
-        self._prefetch(tag.step + 1)
-        return self._reader.take(self._process_of(tag), tag)
-
-    def _prefetch(self, step: int) -> None:
-        assert self._reader is not None
-        assert self._replaying is not None
-        if not self._fetched < step <= self._replaying.target:
-            return
-        self._fetched = step
-        crossings = crossings_of(
-            self._config, self._trained.layout.pp, self._trained.schedule.num_microbatches
-        )
-        for way, sender in senders_to(self._trained.layout, self._stage):
-            if not self._replaying.does(sender, step):
-                tags = crossings.received(step, self._stage, way)
-                self._reader.prefetch(self._replaying.processes[sender], tags)
-
-    def _process_of(self, tag: BoundaryTag) -> int:
-        assert self._replaying is not None
-        return self._replaying.processes[tag.sender % self._trained.layout.pp]

@@ -185,7 +185,7 @@ class Execution:
     @property
     def schedule(self) -> WindowSchedule:
         """The schedule that windows go on under, the same on every rank."""
-        return self._memory.schedule_from(self._plan.windows_from, self._plan.epoch)
+        return self._memory.plan.schedule_from(self._plan.windows_from, self._plan.epoch)
 
     def _replay(
         self, own: RankPlan, ledger: LeftLedger, freezing: Freezing, first: FirstCaptures
