@@ -142,8 +142,8 @@ def skip_roll_forward() -> None:
 
     def count(self: Survivor, entry: LedgerEntry, write_journal: Callable[[], None]) -> None:
         del write_journal
-        progress = dataclasses.replace(self.scalars.progress, committed=entry.step)
-        scalars = dataclasses.replace(self.scalars, progress=progress)
+        progress = dataclasses.replace(self._kept.scalars.progress, committed=entry.step)
+        scalars = dataclasses.replace(self._kept.scalars, progress=progress)
         self._kept.live = Live.dense(scalars)
 
     _replace(Survivor, "roll_forward", count)
@@ -173,7 +173,7 @@ def copy_before_roll_forward() -> None:
     def remember(self: Survivor, entry: LedgerEntry, write_journal: Callable[[], None]) -> None:
         trained = self._trained
         live = LiveOperators(trained.chunks, trained.optimizer)
-        state = StandingState(live, self.scalars)
+        state = StandingState(live, self._kept.scalars)
         before.update((name, bytes(read(state, entry.step - 1, name))) for name in state.names)
         roll_forward(self, entry, write_journal)
 

@@ -42,7 +42,7 @@ def skip_first_step() -> None:
 
     def note(self: Replay, step: int) -> GradientStatistics | None:
         found = statistics(self, step)
-        if found is not None and step == self.window.start + 1:
+        if found is not None and step == self.start.committed + 1:
             skipped.append(found)
         return found
 
@@ -73,7 +73,7 @@ def shift_ledger() -> None:
     """Takes the ledger's entry of the step after."""
 
     def shifted(self: Replay, step: int) -> GradientStatistics | None:
-        if step > self.window.last:
+        if self._slots is None or step > self._slots.window.last:
             return None
         entry = self._entries[step + 1]
         return GradientStatistics(found_inf=entry.found_inf, norm=entry.grad_norm)

@@ -37,7 +37,8 @@ def replay_of(sizes, injection, kept=None):
         target=TARGET,
         witness=Mock(),
         injection=injection,
-        kept=kept,
+        start=scalars.progress if kept is None else kept,
+        is_dense=kept is not None,
     )
 
 

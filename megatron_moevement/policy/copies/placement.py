@@ -33,6 +33,17 @@ class Host:
     domain: str
     rank: LogicalRank | None = None
 
+    @property
+    def occupied(self) -> LogicalRank:
+        """The rank of a process that has one.
+
+        Raises:
+            ValueError: it is a spare.
+        """
+        if self.rank is None:
+            raise ValueError(f"process {self.process} has no rank")
+        return self.rank
+
 
 @dataclasses.dataclass(frozen=True)
 class Placement:

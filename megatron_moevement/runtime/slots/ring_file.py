@@ -157,6 +157,17 @@ class RingFile(StoreFile):
         record = self._read(self._place(step))
         return record if record is not None and record.step == step else None
 
+    def held(self, step: int) -> SlotRecord:
+        """Returns the record of the slot of S_step, which is held.
+
+        Raises:
+            LookupError: it is not.
+        """
+        record = self.record(step)
+        if record is None:
+            raise LookupError(f"no slot of step {step} is held in {self.path}")
+        return record
+
     def payload(self, record: SlotRecord) -> memoryview:
         """Returns the bytes of a slot, in place."""
         return self.buffer(record.step)[: record.payload_bytes]

@@ -110,6 +110,12 @@ class Kept:
         assert self.guarantee is not None
         return self.guarantee.level
 
+    @property
+    def scalars(self) -> SlotScalars:
+        """What belongs to the live state besides tensors; there is one."""
+        assert self.live.scalars is not None
+        return self.live.scalars
+
     def renew(self) -> None:
         """Learns that the live objects are built anew."""
         self.live, self.log = INITIAL, None

@@ -21,7 +21,7 @@ from megatron_moevement.policy.copies.commit import newest_persisted
 from megatron_moevement.policy.copies.left_stores import may_forget_left
 from megatron_moevement.policy.copies.retention import retain
 from megatron_moevement.policy.copies.slot_ring import SlotRing
-from megatron_moevement.policy.facts.facts import Condition, Facts
+from megatron_moevement.policy.facts.facts import Condition
 from megatron_moevement.policy.outcome.account import RecoveryAccount
 from megatron_moevement.policy.recovery.newest_state import Durable
 from megatron_moevement.policy.recovery.plan import Plan, RankPlan, Verdict, WindowEdges
@@ -36,7 +36,7 @@ from megatron_moevement.runtime.slots.slot_record import SlotRecord
 from megatron_moevement.settings.faults import Place
 from megatron_moevement.strategies.moevement.capture.replica_audit import ReplicaAudit
 from megatron_moevement.strategies.moevement.capture.window_capture import WindowCapture
-from megatron_moevement.strategies.moevement.kept import TORN, Kept, Live
+from megatron_moevement.strategies.moevement.kept import TORN, Agreed, Kept, Live
 from megatron_moevement.strategies.moevement.protection.host_memory import JobMemory
 from megatron_moevement.strategies.moevement.protection.protection_watch import ProtectionWatch
 from megatron_moevement.strategies.moevement.recovery.boundaries import Boundaries
@@ -124,7 +124,7 @@ class SparseCheckpointing(Strategy):
             self._begins = lambda progress: self._begin(planning, start, laps, progress)
             start_over(self._trained, self._memory, self._kept, start.facts.durable)
             return Anew(start.is_continuing)
-        return self._carry_out(start.facts, plan, laps)
+        return self._carry_out(Agreed(start.facts, plan), laps)
 
     def begin(self, progress: Progress) -> Recovered | None:
         """Replays from the state that the job starts from, or forgets what lies in memory."""
@@ -140,21 +140,21 @@ class SparseCheckpointing(Strategy):
         plan = start.plan
         if plan is not None and plan.is_from_durable:
             loaded = Live.dense(self._trained.scalars(progress))
-            return self._carry_out(start.facts, plan, laps, loaded)
+            return self._carry_out(Agreed(start.facts, plan), laps, loaded)
         self._era = planning.next_era(start)
         self._epoch = 0 if plan is None else plan.epoch
         self._begin_anew(progress)
         if plan is not None:
-            self._tell(self._rejoin_for(plan, laps).went_back(progress.committed))
+            rejoin = self._rejoin_for(Agreed(start.facts, plan), laps)
+            self._tell(rejoin.went_back(progress.committed))
         return None
 
-    def _carry_out(
-        self, facts: Facts, plan: Plan, laps: Laps, loaded: Live | None = None
-    ) -> Recovered:
+    def _carry_out(self, agreed: Agreed, laps: Laps, loaded: Live | None = None) -> Recovered:
         """Brings this rank to where a plan wants it, in order to replay or to stand by."""
+        plan = agreed.plan
         self._era, self._epoch = plan.era, plan.epoch
         given = (self._trained, self._memory, self._live, self._kept)
-        execution = Execution(*given, facts=facts, plan=plan)
+        execution = Execution(*given, agreed)
         replay = execution.carry_out(self._freezing, loaded)
         laps.end("fetch")
         self._schedule = execution.schedule
@@ -163,13 +163,13 @@ class SparseCheckpointing(Strategy):
         self._witness = None if replay is None else replay.witness
         is_bare = replay is None and plan.edges is WindowEdges.ANEW
         if is_bare:
-            self._begin_anew(self._progress())
+            self._begin_anew(self._kept.scalars.progress)
         else:
             self._capture_on(plan.for_rank(self._trained.rank), replay)
-        self._rejoin = self._rejoin_for(plan, laps, replay)
+        self._rejoin = self._rejoin_for(agreed, laps, replay)
         if replay is not None:
             self._replay_on(execution, replay, plan)
-        progress = self._progress() if replay is None else replay.start
+        progress = self._kept.scalars.progress if replay is None else replay.start
         return Recovered(progress, plan.target, is_bare=is_bare)
 
     def _capture_on(self, own: RankPlan, replay: Replay | None) -> None:
@@ -190,9 +190,9 @@ class SparseCheckpointing(Strategy):
         replay.enter(begin)
         self._note_dense(replay)
 
-    def _rejoin_for(self, plan: Plan, laps: Laps, replay: Replay | None = None) -> Rejoin:
+    def _rejoin_for(self, agreed: Agreed, laps: Laps, replay: Replay | None = None) -> Rejoin:
         own = (self._trained, self._memory, self._events, self._kept)
-        return Rejoin(*own, plan=plan, laps=laps, replay=replay)
+        return Rejoin(*own, agreed=agreed, laps=laps, replay=replay)
 
     def _begin_anew(self, progress: Progress) -> None:
         """Forgets what lies in memory, and captures the live state as the first one."""
@@ -215,9 +215,8 @@ class SparseCheckpointing(Strategy):
         Returns:
             The newest window that is complete here, if any.
         """
-        assert self._windows is not None
-        window = self._windows.await_commit()
-        self._windows.stall += self._boundaries.await_landed()
+        window = self._captured.await_commit()
+        self._captured.stall += self._boundaries.await_landed()
         if self._is_dense:
             self._kept.live = self._kept.live.with_finished(step, random_state())
         if window is None:
@@ -240,7 +239,6 @@ class SparseCheckpointing(Strategy):
 
     def commit(self, entry: LedgerEntry, progress: Progress, covered: Covered) -> None:
         """Writes the journal, frees what a persisted window replaces, captures the new state."""
-        assert self._windows is not None
         self._step = step = progress.committed
         agreed = None if covered.start < 0 else self._schedule.window_of(covered.start)
         before, self._persisted = self._persisted, newest_persisted(self._persisted, agreed)
@@ -250,7 +248,7 @@ class SparseCheckpointing(Strategy):
         self._trained.faults.strike(step, Place.COMMITTED)
         if agreed is not None:
             self._complete = agreed
-            self._windows.drop_before(agreed)
+            self._captured.drop_before(agreed)
         if self._persisted is not None and self._persisted != before:
             self._drop_logs()
             self._events.emit(
@@ -263,12 +261,12 @@ class SparseCheckpointing(Strategy):
             )
             folder = self._memory.store.folder
             self._protection.at_edge(step, self._persisted, covered.copies, folder)
-        self._windows.captured_bytes = self._windows.metadata_bytes = 0
+        self._captured.captured_bytes = self._captured.metadata_bytes = 0
         if self._replay is not None:
             self._replay.committed(entry, progress)
-        if step == self._windows.next_step:
+        if step == self._captured.next_step:
             scalars = self._trained.scalars(progress)
-            self._windows.begin(step, scalars)
+            self._captured.begin(step, scalars)
             if self._replay is not None:
                 self._capture.await_landed()  # a state that differs is never published
             if self._is_dense:
@@ -302,12 +300,11 @@ class SparseCheckpointing(Strategy):
 
     def costs(self) -> IterationCosts:
         """Returns what the last step cost."""
-        assert self._windows is not None
         before, self._replicated_bytes = self._replicated_bytes, self._memory.copies.sent_bytes
         return IterationCosts(
-            stall=self._windows.stall,
-            captured_bytes=self._windows.captured_bytes,
-            metadata_bytes=self._windows.metadata_bytes,
+            stall=self._captured.stall,
+            captured_bytes=self._captured.captured_bytes,
+            metadata_bytes=self._captured.metadata_bytes,
             replicated_bytes=self._replicated_bytes - before,
             log_bytes=self._boundaries.logged_bytes(self._step),
             host_bytes=self._memory.host_bytes,
@@ -325,6 +322,12 @@ class SparseCheckpointing(Strategy):
         self._boundaries.close()
         self._capture.close()
         self._memory.close()
+
+    @property
+    def _captured(self) -> WindowCapture:
+        """What is captured, from `begin` or `recover` on."""
+        assert self._windows is not None
+        return self._windows
 
     @property
     def _replay(self) -> Replay | None:
@@ -347,17 +350,12 @@ class SparseCheckpointing(Strategy):
         if self._is_worth(replay) and not is_noted:
             self._kept.live = Live.dense(self._trained.scalars(replay.progress))
 
-    def _progress(self) -> Progress:
-        assert self._kept.live.scalars is not None
-        return self._kept.live.scalars.progress
-
     def _stand_by(self, step: int, ring: SlotRing) -> None:
         """Captures from the state of a step on, which is the live one."""
-        assert self._kept.live.scalars is not None
         self._windows = self._captures(ring)
         self._boundaries.train()
         if ring.next_step == step:
-            self._windows.begin(step, self._kept.live.scalars)
+            self._windows.begin(step, self._kept.scalars)
 
     def _forget_left(self) -> None:
         """Removes what nobody is to keep, once nothing of it can be needed any more."""

@@ -85,7 +85,7 @@ def _publish_at_once(self: Survivor, entry: LedgerEntry, write_journal: Callable
     """Rolls forward; who calls it writes the journal afterwards, once more."""
     del write_journal
     kept, trained = self._kept, self._trained
-    before, random_after = self.scalars, kept.live.random_after
+    before, random_after = self._kept.scalars, kept.live.random_after
     assert random_after is not None
     kept.live = TORN
     statistics = GradientStatistics(found_inf=entry.found_inf, norm=entry.grad_norm)

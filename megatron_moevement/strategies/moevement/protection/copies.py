@@ -194,8 +194,7 @@ class Copies:
     def _send(self, slots: Iterable[SlotKey], to: int) -> None:
         """Sends slots of the ring to a holder, in the order of their capture."""
         for key in sorted(slots, key=lambda key: key.step):
-            record = self._ring.record(key.step)
-            assert record is not None  # the ring keeps a slot for as long as it is accounted for
+            record = self._ring.held(key.step)  # for as long as it is accounted for
             self._sender.send(key.owner, record, self._ring.payload(record), (to,))
             self.sent_bytes += record.payload_bytes
 

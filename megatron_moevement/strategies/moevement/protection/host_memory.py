@@ -154,11 +154,6 @@ class JobMemory:
         assert self._connected is not None
         return self._connected
 
-    @property
-    def _rank(self) -> LogicalRank:
-        assert self.host.rank is not None
-        return self.host.rank
-
     def open(self, tell: Callable[[], Any] = lambda: None) -> list[Any]:
         """Opens the files that are there, makes those that are missing, connects to the peers.
 
@@ -180,8 +175,8 @@ class JobMemory:
         self._faults.strike_outside(Place.OPEN)
         addresses = {process: (host, port) for (process, host, port), _ in told}
         addresses |= self.plan.addresses_of_spares
-        ring = self.plan.rings[self._rank]
-        history = OwnHistory(self._rank, self.store.identity, ring, self.plan.journal)
+        ring = self.plan.rings[self.host.occupied]
+        history = OwnHistory(self.host.occupied, self.store.identity, ring, self.plan.journal)
         sender = self.generation.own(
             lambda: SlotSender(
                 self._session,
@@ -212,7 +207,7 @@ class JobMemory:
         self._check_space(self.plan)
         rings = self.plan.rings
         journal = self.store.journal(self.plan.journal)
-        own_ring = self.store.ring(RingRole.OWN, self._rank, rings[self._rank])
+        own_ring = self.store.ring(RingRole.OWN, self.host.occupied, rings[self.host.occupied])
         with self.generation.uninterrupted():  # memory can be pinned only once
             self._kept.pin(own_ring, self._pin)
         slots = StoredSlots(own_ring, self._take_over)

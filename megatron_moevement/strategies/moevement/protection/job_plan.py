@@ -325,7 +325,5 @@ def _inventory(members: Sequence[Member], ends: Ends) -> Inventory:
 
 def _buffer_bytes(schedule: WindowSchedule, member: Member) -> int:
     """Returns the size of a rank's largest slot, alignment and extras included."""
-    rank = member.host.rank
-    assert rank is not None
     alignment = ALIGNMENT_BYTES * len(member.operators)
-    return max(schedule.bytes_by_slot[rank]) + alignment + member.extras_bytes
+    return max(schedule.bytes_by_slot[member.host.occupied]) + alignment + member.extras_bytes

@@ -143,8 +143,17 @@ class KeptStore:
             if run is not None:
                 write_run(self._store.folder, run)
             self._has_rank = True
+        return self._own
+
+    @property
+    def _own(self) -> StoreDirectory:
         assert self._store is not None
         return self._store
+
+    @property
+    def _run(self) -> tuple[Path, StoreIdentity]:
+        assert self._place is not None
+        return self._place
 
     def hold(
         self, root: Path, identity: StoreIdentity, process: int, processes: int
@@ -185,8 +194,7 @@ class KeptStore:
         Raises:
             OSError: it could not be written; it is still in memory.
         """
-        store = self._store
-        assert store is not None
+        store = self._own
         where = flush_store(store, save)
         store.remove()
         self._store = None  # not before: an interrupted removal is done again by `abandon`
@@ -207,11 +215,10 @@ class KeptStore:
         Raises:
             UserError: there is no room for what was flushed.
         """
-        assert self._store is not None
         if not self._adopts:
             return ()
-        flushed = take_in_flushed(self._store, self.flushed, rank, ranks)
-        return (*take_in_left(self._store, replaces=not self._pinned), *flushed)
+        flushed = take_in_flushed(self._own, self.flushed, rank, ranks)
+        return (*take_in_left(self._own, replaces=not self._pinned), *flushed)
 
     def take_in_copies(
         self, root: Path, identity: StoreIdentity, process: int, processes: int
@@ -284,8 +291,7 @@ class KeptStore:
 
         Call it when all live processes of the run have locked theirs.
         """
-        assert self._place is not None
-        root, identity = self._place
+        root, identity = self._run
         return left_behind(root, identity.run_id)
 
     def remove_left_behind(self, known: Collection[int]) -> None:
@@ -296,8 +302,7 @@ class KeptStore:
         Args:
             known: whose stores are meant; what others have left since stays.
         """
-        assert self._place is not None
-        root, identity = self._place
+        root, identity = self._run
         for process in of_no_use(self.left_behind(), known):
             # Another process may remove it just now; and what can't be removed is in nobody's way.
             with contextlib.suppress(UserError), StoreDirectory(root, identity, process) as left:

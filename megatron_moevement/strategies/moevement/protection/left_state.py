@@ -65,8 +65,9 @@ def _holdings(store: StoreDirectory, state: JournalState) -> tuple[Holding, ...]
     slots: dict[tuple[LogicalRank, Window], int] = defaultdict(int)
     for stored in store.rings():
         ring = store.open_ring(stored.role, stored.owner)
-        for record in () if ring is None else ring.records():
-            assert ring is not None
+        if ring is None:
+            continue
+        for record in ring.records():
             if record.era == state.era and not ring.damaged_parts(record):
                 slots[stored.owner, record.window] |= 1 << record.slot
     return tuple(Holding(owner, window, held) for (owner, window), held in sorted(slots.items()))

@@ -10,14 +10,13 @@ import torch.distributed as dist
 from megatron_moevement.integrations.megatron.freezing import Freezing
 from megatron_moevement.integrations.megatron.slot_layout import slot_layouts
 from megatron_moevement.integrations.megatron.snapshots import LiveOperators
-from megatron_moevement.policy.facts.facts import Facts
-from megatron_moevement.policy.recovery.plan import Origin, Plan, RankPlan, WindowEdges
+from megatron_moevement.policy.recovery.plan import Origin, RankPlan, WindowEdges
 from megatron_moevement.policy.recovery.rollforward import SETTLING, Settling
 from megatron_moevement.policy.window.schedule import WindowSchedule
 from megatron_moevement.runtime.coordination.agreement import (
     all_gather_json,
 )
-from megatron_moevement.strategies.moevement.kept import GIVEN_UP, Kept, Live
+from megatron_moevement.strategies.moevement.kept import GIVEN_UP, Agreed, Kept, Live
 from megatron_moevement.strategies.moevement.protection.first_captures import (
     FirstCaptures,
     OwnCaptures,
@@ -53,9 +52,7 @@ class Execution:
         memory: JobMemory,
         live: LiveOperators,
         kept: Kept,
-        *,
-        facts: Facts,
-        plan: Plan,
+        agreed: Agreed,
     ) -> None:
         """Names what is carried out.
 
@@ -64,15 +61,15 @@ class Execution:
             memory: this process's.
             live: this rank's operators.
             kept: what this process takes over a restart.
-            facts: that the plan was made from, of the newest history.
-            plan: RESUME, COPIED, LOCALIZED or GLOBAL.
+            agreed: the plan, RESUME, COPIED, LOCALIZED or GLOBAL, and the facts that it was made
+                from, of the newest history.
         """
         self._trained = trained
         self._memory = memory
         self._live = live
         self._kept = kept
-        self._facts = facts
-        self._plan = plan
+        self._facts = agreed.facts
+        self._plan = agreed.plan
         self._survivor = Survivor(trained, kept)
 
     def carry_out(self, freezing: Freezing, loaded: Live | None) -> Replay | None:
@@ -158,7 +155,7 @@ class Execution:
     def _offer_state(self) -> None:
         """Lets who lost its state read that of this rank, and waits until all offer theirs."""
         if any(copy.source == self._memory.host.process for copy in self._plan.copies):
-            self._memory.offer(StandingState(self._live, self._survivor.scalars))
+            self._memory.offer(StandingState(self._live, self._kept.scalars))
         dist.barrier()  # until then sources roll forward
 
     def _copy_state(self, source: int, ledger: LeftLedger) -> None:
@@ -190,12 +187,12 @@ class Execution:
     def _replay(
         self, own: RankPlan, ledger: LeftLedger, freezing: Freezing, first: FirstCaptures
     ) -> Replay:
-        trained, plan, slots, kept = self._trained, self._plan, None, None
+        trained, plan, slots = self._trained, self._plan, None
         if plan.window is not None:
             layouts = slot_layouts(self.schedule, trained.rank, self._live)
             slots = Slots(self._memory.own_ring, plan.window, self.schedule, layouts)
-        if own.origin is not Origin.WINDOW:
-            kept = self._survivor.scalars.progress
+        is_dense = slots is None or own.origin is not Origin.WINDOW
+        scalars = self._kept.scalars if slots is None or is_dense else slots.scalars(0)
         trained.ledger.restore_losses(
             {step: loss for step, loss in ledger.losses.items() if step <= own.start}
         )
@@ -208,7 +205,8 @@ class Execution:
             target=plan.target,
             witness=ReplayWitness(first, plan.target, self._kept.level),
             injection=Injection.ALWAYS if plan.is_apart else Injection.WHILE_FROZEN,
-            kept=kept,
+            start=scalars.progress,
+            is_dense=is_dense,
         )
 
 

@@ -18,7 +18,6 @@ from megatron_moevement.policy.outcome.replay_doubt import (
     trusted_copies,
 )
 from megatron_moevement.policy.outcome.replay_proof import proof_of_all
-from megatron_moevement.policy.recovery.plan import Plan
 from megatron_moevement.runtime.coordination.agreement import all_gather_json
 from megatron_moevement.runtime.coordination.commit_barrier import (
     Agreement,
@@ -30,7 +29,7 @@ from megatron_moevement.runtime.coordination.commit_barrier import (
 from megatron_moevement.runtime.coordination.meeting import Meeting
 from megatron_moevement.runtime.observation.events import EventName, Events
 from megatron_moevement.settings.faults import Place
-from megatron_moevement.strategies.moevement.kept import GIVEN_UP, Kept, Live
+from megatron_moevement.strategies.moevement.kept import GIVEN_UP, Agreed, Kept, Live
 from megatron_moevement.strategies.moevement.protection.host_memory import JobMemory
 from megatron_moevement.strategies.moevement.recovery.boundaries import Boundaries
 from megatron_moevement.strategies.moevement.recovery.replay import Replay
@@ -70,7 +69,7 @@ class Rejoin:
         events: Events,
         kept: Kept,
         *,
-        plan: Plan,
+        agreed: Agreed,
         laps: Laps,
         replay: Replay | None,
     ) -> None:
@@ -81,7 +80,7 @@ class Rejoin:
             memory: this process's; it is open.
             events: told of replays.
             kept: what this process takes over a restart.
-            plan: that is carried out.
+            agreed: what is carried out.
             laps: of the parts so far.
             replay: of this rank; None for a bystander.
         """
@@ -89,7 +88,8 @@ class Rejoin:
         self._memory = memory
         self._events = events
         self._kept = kept
-        self._plan = plan
+        self._agreed = agreed
+        self._plan = plan = agreed.plan
         self._laps = laps
         self.replay = replay
         """What this rank replays; None while it stands by."""
@@ -241,9 +241,7 @@ class Rejoin:
             return
         if self.replay is not None:
             self._kept.live = GIVEN_UP
-        assert self._kept.agreed is not None
-        facts = self._kept.agreed.facts
-        found = {rank: trusted_copies(facts, plan, rank) for rank in doubts}
+        found = {rank: trusted_copies(self._agreed.facts, plan, rank) for rank in doubts}
         self._kept.trusted = {**self._kept.trusted, **found}
         what = f"the replay up to step {plan.target} differs from the first time on {places}"
         if consequence is Consequence.AGAIN:

@@ -51,8 +51,7 @@ class Slots:
 
     def scalars(self, slot: int) -> SlotScalars:
         """Returns the scalars that go with a slot."""
-        record = self.ring.record(self.window.step_of(slot))
-        assert record is not None
+        record = self.ring.held(self.window.step_of(slot))
         part = record.part(EXTRAS)
         payload = self.ring.payload(record)
         return SlotScalars.decode(bytes(payload[part.offset : part.offset + part.size_bytes]))
@@ -120,7 +119,8 @@ class Replay:
         target: int,
         witness: ReplayWitness,
         injection: Injection = Injection.WHILE_FROZEN,
-        kept: Progress | None = None,
+        start: Progress,
+        is_dense: bool,
     ) -> None:
         """Names what is replayed; `enter` must follow.
 
@@ -133,8 +133,9 @@ class Replay:
             target: T.
             witness: compares what is replayed with the first time.
             injection: when the ledger's statistics are taken.
-            kept: of the live state, which is dense and from which it goes on: an interrupted
-                replay has left it, or it was loaded; None: it begins with the window's first slot.
+            start: the progress that it begins with.
+            is_dense: whether it goes on from the live state, which an interrupted replay has left
+                or which was loaded, and not from the window's first slot.
         """
         self._trained = trained
         self._live = live
@@ -145,11 +146,8 @@ class Replay:
         self.witness = witness
         self._injection = injection
         self._active: frozenset[OperatorId] = frozenset()
-        self._is_kept = kept is not None
-        if kept is None:
-            assert slots is not None
-            kept = slots.scalars(0).progress
-        self.start = self.progress = kept
+        self._begins_dense = is_dense
+        self.start = self.progress = start
         """The progress that the replay begins with, and that it has come to."""
         self.reached = self.start.committed
         self.steps: list[ReplayedStep] = []
@@ -158,13 +156,7 @@ class Replay:
     @property
     def is_dense(self) -> bool:
         """Whether all operators are active in the state that is reached."""
-        return self._is_kept or len(self._active) == len(self._live.operators)
-
-    @property
-    def window(self) -> Window:
-        """The window that is converted, where there is one."""
-        assert self._slots is not None
-        return self._slots.window
+        return self._begins_dense or len(self._active) == len(self._live.operators)
 
     @property
     def is_over(self) -> bool:
@@ -179,7 +171,7 @@ class Replay:
         """
         self.reached = step
         slots = self._slots
-        if self._is_kept or slots is None or step > slots.window.last:
+        if self._begins_dense or slots is None or step > slots.window.last:
             return
         slot = step - slots.window.start
         scalars = slots.scalars(slot)

@@ -33,9 +33,7 @@ def fetch_slots(memory: JobMemory, fetches: Iterable[SlotFetch]) -> None:
 def send_slots(memory: JobMemory, sends: Iterable[SlotSend]) -> None:
     """Sends slots of this rank's ring in the background; its training thread calls it."""
     for send in sends:
-        record = _record(memory, send.slot)
-        assert record is not None  # it was fetched
-        memory.copies.land_for(record, send.to)
+        memory.copies.land_for(memory.own_ring.held(send.slot.step), send.to)
 
 
 def _fetch(memory: JobMemory, fetch: SlotFetch) -> None:

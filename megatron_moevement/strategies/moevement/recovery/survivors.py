@@ -19,7 +19,7 @@ from megatron_moevement.runtime.coordination.ledger import LedgerEntry
 from megatron_moevement.runtime.faults.fault_points import Strike
 from megatron_moevement.settings.faults import Place
 from megatron_moevement.strategies.moevement.kept import TORN, Kept, Live
-from megatron_moevement.strategies.scalars import SlotScalars, same_scalars
+from megatron_moevement.strategies.scalars import same_scalars
 from megatron_moevement.strategies.trained import Trained
 
 
@@ -30,12 +30,6 @@ class Survivor:
         """Names what has survived."""
         self._trained = trained
         self._kept = kept
-
-    @property
-    def scalars(self) -> SlotScalars:
-        """What belongs to the state besides tensors."""
-        assert self._kept.live.scalars is not None
-        return self._kept.live.scalars
 
     def roll_forward(self, entry: LedgerEntry, write_journal: Callable[[], None]) -> None:
         """Applies the step after the present one, whose gradients are finished; no collective.
@@ -50,7 +44,7 @@ class Survivor:
         Raises:
             UnlikeLedgerError: it did not come to the same.
         """
-        before, random_after = self.scalars, self._kept.live.random_after
+        before, random_after = self._kept.scalars, self._kept.live.random_after
         assert random_after is not None
         self._kept.live = TORN
         statistics = GradientStatistics(found_inf=entry.found_inf, norm=entry.grad_norm)
@@ -90,5 +84,5 @@ class Survivor:
 
         It makes collectives within the stage: all of its ranks have survived.
         """
-        self._trained.restore(self.scalars)
+        self._trained.restore(self._kept.scalars)
         live.complete()
