@@ -22,6 +22,7 @@ from rich.table import Table
 from megatron_moevement.policy.job.model_shape import Capture, ModelShape, inventory_of
 from megatron_moevement.policy.job.operators import Inventory, Operator, OperatorId
 from megatron_moevement.policy.job.ranks import Layout
+from megatron_moevement.policy.job.state_recipe import RECIPES, Content, NumberType
 from megatron_moevement.policy.window.ordering import Ordering, order_operators
 from megatron_moevement.policy.window.planner import WindowPlan, plan_window
 
@@ -63,10 +64,12 @@ def build_cases(seed: int) -> Sequence[Case]:
 def _made_unequal(inventory: Inventory, seed: int) -> Inventory:
     """Gives every operator on every rank a random share of what it weighed."""
     generator = random.Random(seed)
+    recipe = RECIPES[NumberType.BF16]
+    full, compute = map(recipe.bytes_per_parameter, (Content.FULL, Content.COMPUTE))
 
     def part(operator: Operator) -> Operator:
-        parameters = operator.compute_bytes // 2 * generator.randint(20, 100) // 100
-        return Operator(operator.id, 12 * parameters, 2 * parameters)
+        parameters = operator.compute_bytes // compute * generator.randint(20, 100) // 100
+        return Operator(operator.id, full * parameters, compute * parameters)
 
     return Inventory(
         {rank: tuple(map(part, operators)) for rank, operators in inventory.by_rank.items()},

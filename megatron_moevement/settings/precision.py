@@ -3,18 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from enum import Enum
 
 from megatron_moevement.errors import UserError
+from megatron_moevement.policy.job.state_recipe import NumberType
 from megatron_moevement.settings.flags import AT_LEAST_1, POSITIVE, flag
-
-
-class ComputeType(Enum):
-    """The type of the compute weights; master weights are FP32 always."""
-
-    FP32 = "fp32"
-    BF16 = "bf16"
-    FP16 = "fp16"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,11 +29,11 @@ class Precision:
     )
 
     @property
-    def compute_type(self) -> ComputeType:
+    def compute_type(self) -> NumberType:
         """The type of the compute weights."""
         if self.bf16:
-            return ComputeType.BF16
-        return ComputeType.FP16 if self.fp16 else ComputeType.FP32
+            return NumberType.BF16
+        return NumberType.FP16 if self.fp16 else NumberType.FP32
 
     @property
     def reduces_in_fp32(self) -> bool:
@@ -57,7 +49,7 @@ def check_precision(precision: Precision) -> None:
     """
     if precision.bf16 and precision.fp16:
         raise UserError("--bf16 and --fp16 exclude each other; give one of them")
-    if precision.loss_scale is not None and precision.compute_type is ComputeType.FP32:
+    if precision.loss_scale is not None and precision.compute_type is NumberType.FP32:
         raise UserError("--loss-scale scales nothing in FP32; drop it or give --fp16")
     if precision.min_loss_scale <= 0 or precision.min_loss_scale > precision.initial_loss_scale:
         raise UserError(

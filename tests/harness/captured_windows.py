@@ -10,16 +10,12 @@ import torch
 
 from megatron_moevement.integrations.megatron.random_state import random_state
 from megatron_moevement.integrations.megatron.slot_layout import SlotLayout, slot_layouts
-from megatron_moevement.integrations.megatron.snapshots import (
-    Content,
-    LiveOperators,
-    Piece,
-    Timing,
-)
+from megatron_moevement.integrations.megatron.snapshots import LiveOperators, Piece
 from megatron_moevement.policy.copies.placement import Placement
 from megatron_moevement.policy.copies.slot_ring import SlotRing, ring_capacity
 from megatron_moevement.policy.job.operators import Inventory, Operator, OperatorId, OperatorKind
 from megatron_moevement.policy.job.ranks import LogicalRank
+from megatron_moevement.policy.job.state_recipe import Content, Timing
 from megatron_moevement.policy.window.schedule import Window, WindowSchedule
 from megatron_moevement.runtime.capture.capture import Capture
 from megatron_moevement.runtime.coordination.progress import Progress

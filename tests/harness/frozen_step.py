@@ -20,9 +20,9 @@ from megatron_moevement.integrations.megatron.random_state import (
 )
 from megatron_moevement.integrations.megatron.schedule import BatchLoss, MicroBatch
 from megatron_moevement.policy.job.operators import OperatorId, OperatorKind
+from megatron_moevement.policy.job.state_recipe import NumberType
 from megatron_moevement.runtime.coordination.commit_barrier import StopRequest
 from megatron_moevement.runtime.coordination.progress import START
-from megatron_moevement.settings.precision import ComputeType
 from megatron_moevement.training.job import Job
 from megatron_moevement.training.steps import build_datasets, open_steps
 from tests.harness.gemm_flops import gemm_flops
@@ -86,7 +86,7 @@ class FrozenStep:
             poisoned: operators of which only COMPUTE is put back, as in a replay; what else they
                 have is made unusable.
         """
-        in_fp32 = self.job.arguments.precision.compute_type is ComputeType.FP32
+        in_fp32 = self.job.arguments.precision.compute_type is NumberType.FP32
         for state in operator_states(self.job.chunks, self.job.optimizer):
             before = self._start[state.operator]
             for name, tensor in tensors(state):

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from megatron_moevement.integrations.megatron import optimizer
+from megatron_moevement.integrations.megatron import masters, optimizer
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -77,7 +77,7 @@ def install() -> None:
     """Makes Megatron-Core take it for apex's, in this process, for all optimizers from now on."""
     upstream, distributed = (
         vars(optimizer)["get_megatron_optimizer"].__globals__,
-        vars(optimizer)["DistributedOptimizer"].__init__.__globals__,
+        vars(masters)["DistributedOptimizer"].__init__.__globals__,
     )
     _replace(upstream, Adam=GroupStepAdam, USING_PYTORCH_OPTIMIZER=False)
     _replace(distributed, Adam=GroupStepAdam, HAVE_APEX_OR_TE=True, USING_APEX_OPTIMIZER=True)

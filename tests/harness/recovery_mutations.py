@@ -13,11 +13,12 @@ from typing import Any
 
 import torch
 
-from megatron_moevement.integrations.megatron import optimizer, snapshots
+from megatron_moevement.integrations.megatron import optimizer
 from megatron_moevement.integrations.megatron.optimizer import GradientStatistics, SplitOptimizer
 from megatron_moevement.integrations.megatron.random_state import TRACKER, random_state
-from megatron_moevement.integrations.megatron.snapshots import LiveOperators, Timing
+from megatron_moevement.integrations.megatron.snapshots import LiveOperators
 from megatron_moevement.policy.job.operators import OperatorKind
+from megatron_moevement.policy.job.state_recipe import Content, Timing
 from megatron_moevement.policy.window.planner import WindowPlan
 from megatron_moevement.runtime.capture.capture import Capture, HostCopy
 from megatron_moevement.settings.launch import Launch
@@ -121,7 +122,7 @@ def capture_gathered_parameters() -> None:
     def remember(self: SparseCheckpointing, step: int) -> Covered:
         live = self._live
         for operator in live.operators:
-            for piece in live.pieces(operator.id, snapshots.Content.COMPUTE):
+            for piece in live.pieces(operator.id, Content.COMPUTE):
                 before[piece.live.data_ptr()] = piece.live.detach().clone()
         return await_commit(self, step)
 

@@ -13,9 +13,10 @@ import torch
 import torch.distributed as dist
 
 from megatron_moevement.integrations.megatron.optimizer import GradientStatistics, SplitOptimizer
-from megatron_moevement.integrations.megatron.snapshots import Content, LiveOperators
+from megatron_moevement.integrations.megatron.snapshots import LiveOperators
 from megatron_moevement.policy.copies.persistence import SlotKey
 from megatron_moevement.policy.job.operators import OperatorId
+from megatron_moevement.policy.job.state_recipe import Content
 from megatron_moevement.runtime.slots.slot_record import EXTRAS, SlotPart
 from megatron_moevement.strategies.moevement.protection.copies import Copies
 from megatron_moevement.strategies.moevement.recovery.replay import Replay, Slots

@@ -85,15 +85,15 @@ def describe_otherwise():
     from megatron_moevement.policy.job.operators import OperatorId, OperatorKind  # noqa: PLC0415
 
     weight = torch.zeros(2, 2)
-    state = OperatorState(OperatorId(OperatorKind.GATE, 0), {"a": weight}, {"a.step": 1.0})
+    state = OperatorState(OperatorId(OperatorKind.GATE, 0), {"a": weight}, {"a": {"step": 1.0}})
     variants = [
         state,
         dataclasses.replace(state, compute={"b": weight}),
         dataclasses.replace(state, compute={"a": weight.view(4)}),
         dataclasses.replace(state, compute={"a": weight.view(torch.int32)}),
         dataclasses.replace(state, compute={}),
-        dataclasses.replace(state, optimizer={"a.step": 2.0}),
-        dataclasses.replace(state, optimizer={}),
+        dataclasses.replace(state, kept={"a": {"step": 2.0}}),
+        dataclasses.replace(state, kept={}),
         dataclasses.replace(state, compute={"a": weight, "c": weight}),
     ]
     reordered = [{"a": weight, "c": weight}, {"c": weight, "a": weight}]

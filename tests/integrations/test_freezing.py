@@ -331,8 +331,8 @@ def nothing(*_, **__):
 
 MUTATIONS = {
     "gradients of zeros are kept": ("optimizer", "drop_gradient", lambda _: None, "bf16"),
-    "all masters are cast": ("optimizer", "casting_all_but", nothing, "bf16"),
-    "all shards are cast": ("optimizer", "casting_all_but", nothing, "dp3-sharded"),
+    "all masters are cast": ("masters", "_CopiedMasters._casting_all_but", nothing, "bf16"),
+    "all shards are cast": ("masters", "_CopiedMasters._casting_all_but", nothing, "dp3-sharded"),
     "norms are added up shorter": ("freezing", "Freezing._as_if_trained", nothing, "tp4"),
     "no graph to recompute": ("freezing", "Freezing._graph_from", nothing, "recompute"),
     "reductions overlap": ("freezing", "_no_overlap", nothing, "dp3"),

@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from megatron_moevement.runtime.coordination.commit_barrier import StopRequest
-from megatron_moevement.runtime.coordination.progress import START
+from megatron_moevement.policy.job.state_recipe import Content
 from tests.harness.tiny_job import tiny_job
 
 pytestmark = pytest.mark.distributed
@@ -23,66 +22,15 @@ JOBS = {
 }
 
 
-def train(job):
-    from megatron_moevement.training.steps import build_datasets, open_steps  # noqa: PLC0415
-
-    with open_steps(job, build_datasets(job), START) as step:
-        for _ in range(2):
-            step.run(StopRequest.NONE)
-    job.optimizer.complete_parameters()
-
-
 def live_operators(job):
     from megatron_moevement.integrations.megatron.snapshots import LiveOperators  # noqa: PLC0415
 
     return LiveOperators(job.chunks, job.optimizer)
 
 
-def held(job):
-    """Returns every tensor of model and optimizers by a name; nothing of ours is asked."""
-    model = {
-        f"chunk{index}.{name}": value
-        for index, chunk in enumerate(job.chunks)
-        for name, value in chunk.module.state_dict(keep_vars=True).items()
-        if isinstance(value, torch.Tensor)
-    }
-    parts = [part.optimizer for part in job.optimizer.parts if not part.is_stub_optimizer]
-    optimizers = {
-        f"optimizer{index}.{number}.{key}": value
-        for index, optimizer in enumerate(parts)
-        for number, (stepped, state) in enumerate(optimizer.state.items())
-        for key, value in {"stepped": stepped, **state}.items()
-    }
-    assert all(isinstance(value, torch.Tensor) for value in optimizers.values())
-    return model, optimizers
-
-
-def bits(tensor):
-    return tensor.detach().view(-1).view(torch.uint8)
-
-
-def flip(tensor):
-    """Changes every byte; the same again brings all of them back."""
-    bits(tensor).bitwise_xor_(0x5A)
-
-
-def captured(live, content):
-    return {
-        operator.id: [
-            piece.live.detach().to(piece.dtype, copy=True)
-            for piece in live.pieces(operator.id, content)
-        ]
-        for operator in live.operators
-    }
-
-
-def equal(one, other):
-    return all(torch.equal(bits(a), bits(b)) for a, b in zip(one, other, strict=True))
-
-
 def dirty_each(flags):
     """Flips one tensor after the other; returns how many operators' FULL it is seen in."""
-    from megatron_moevement.integrations.megatron.snapshots import Content  # noqa: PLC0415
+    from tests.harness.held_state import captured, equal, flip, held, train  # noqa: PLC0415
 
     with tiny_job(*flags) as job:
         train(job)
@@ -126,33 +74,17 @@ def test_every_tensor_is_captured_in_the_full_state_of_one_operator(megatron_for
 
 def lose_all(flags):
     """Puts FULL back over garbage, then COMPUTE; returns the tensors that are not as before."""
-    from megatron_moevement.integrations.megatron.snapshots import Content  # noqa: PLC0415
+    from tests.harness.held_state import held, train, wrong_after_loss  # noqa: PLC0415
 
     with tiny_job(*flags) as job:
         train(job)
         live = live_operators(job)
-        model, optimizers = held(job)
-        before = {name: tensor.detach().clone() for name, tensor in (model | optimizers).items()}
-        step = job.optimizer.adam_step()
-        snapshots = {content: captured(live, content) for content in Content}
-        wrong = {}
-        for content, snapshot in snapshots.items():
-            for tensor in {one.data_ptr(): one for one in (model | optimizers).values()}.values():
-                flip(tensor)
-            for operator, host in snapshot.items():
-                live.put_back(operator, content, host)
-            if content is Content.FULL:
-                live.set_step(snapshot, step)
-            live.complete()
-            wrong[content.value] = {
-                name
-                for name, tensor in (model | optimizers).items()
-                if not torch.equal(bits(tensor), bits(before[name]))
-            }
+        wrong = {content: wrong_after_loss(job, live, content) for content in Content}
+        model, _ = held(job)
         return [
-            sorted(wrong["full"]),
-            sorted(wrong["compute"] & model.keys()),
-            len(wrong["compute"]),
+            sorted(wrong[Content.FULL]),
+            sorted(wrong[Content.COMPUTE] & model.keys()),
+            len(wrong[Content.COMPUTE]),
         ]
 
 
@@ -171,6 +103,8 @@ CONSTANTS = {"inv_freq"}
 
 def plain_attributes(flags):
     """Returns the names of tensors that modules keep beside parameters and buffers."""
+    from tests.harness.held_state import train  # noqa: PLC0415
+
     with tiny_job(*flags) as job:
         train(job)
         return sorted(

@@ -27,12 +27,10 @@ def lay_out(flags, windows):
         ALIGNMENT_BYTES,
         slot_layouts,
     )
-    from megatron_moevement.integrations.megatron.snapshots import (  # noqa: PLC0415
-        Content,
-        LiveOperators,
-    )
+    from megatron_moevement.integrations.megatron.snapshots import LiveOperators  # noqa: PLC0415
     from megatron_moevement.policy.job.operators import Inventory  # noqa: PLC0415
     from megatron_moevement.policy.job.ranks import LogicalRank  # noqa: PLC0415
+    from megatron_moevement.policy.job.state_recipe import Content  # noqa: PLC0415
     from megatron_moevement.policy.window.ordering import Ordering, order_operators  # noqa: PLC0415
     from megatron_moevement.policy.window.planner import plan_window  # noqa: PLC0415
     from tests.harness.tiny_job import tiny_job  # noqa: PLC0415

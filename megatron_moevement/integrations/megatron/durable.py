@@ -34,7 +34,6 @@ from megatron.core.dist_checkpointing.strategies.torch import (
     mcore_to_pyt_state_dict,
 )
 from megatron.core.distributed import DistributedDataParallel
-from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.utils import unwrap_model
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
@@ -143,13 +142,12 @@ class DurableState:
         )
         optimizer = sum(
             _bytes(value)
-            for part in self._optimizer.parts
-            if not part.is_stub_optimizer
-            for group in part.optimizer.param_groups
-            if isinstance(part, DistributedOptimizer)  # each rank has a shard of its own
+            for access in self._optimizer.masters
+            for group in access.part.param_groups
+            if access.is_sharded  # each rank has a shard of its own
             or writes["expert" if group.get("is_expert_parallel") else "dense"]
             for parameter in group["params"]
-            for value in (parameter, *part.optimizer.state.get(parameter, {}).values())
+            for value in (parameter, *access.part.optimizer.state.get(parameter, {}).values())
             if isinstance(value, torch.Tensor)
         )
         return weights + optimizer

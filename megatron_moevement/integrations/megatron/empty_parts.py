@@ -16,15 +16,11 @@ from megatron.core.optimizer.optimizer import MegatronOptimizer
 def mend_empty_parts(parts: Iterable[MegatronOptimizer]) -> None:
     """Makes parts without parameters save nothing and load nothing."""
     for part in parts:
-        if isinstance(part, DistributedOptimizer) and _is_empty(part):
+        # Upstream can save and load a stub.
+        is_empty = not part.is_stub_optimizer and not part.get_parameters()
+        if isinstance(part, DistributedOptimizer) and is_empty:
             part.sharded_state_dict = _nothing
             part.load_state_dict = _load_nothing
-
-
-def _is_empty(part: MegatronOptimizer) -> bool:
-    if part.is_stub_optimizer:
-        return False  # upstream knows these
-    return not any(group["params"] for group in part.optimizer.param_groups)
 
 
 def _nothing(*_: Any, **__: Any) -> dict[str, Any]:

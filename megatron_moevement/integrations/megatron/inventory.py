@@ -8,12 +8,10 @@ from typing import Any
 
 import torch
 from megatron.core.models.gpt.gpt_model import GPTModel
-from megatron.core.optimizer.optimizer import MegatronOptimizer
 from megatron.core.transformer.moe.moe_layer import MoELayer
 from megatron.core.transformer.transformer_layer import TransformerLayer
 from megatron.core.utils import unwrap_model
 
-from megatron_moevement.integrations.megatron.masters import is_sharded, master_of
 from megatron_moevement.integrations.megatron.optimizer import SplitOptimizer
 from megatron_moevement.policy.job.operators import OperatorId, OperatorKind
 
@@ -28,8 +26,20 @@ class OperatorState:
     operator: OperatorId
     compute: Mapping[str, torch.Tensor]
     """Compute weights and persistent buffers, by their name in the model."""
-    optimizer: Mapping[str, torch.Tensor | float]
-    """Master weights, moments and steps: with the distributed optimizer, this rank's shard."""
+    kept: Mapping[str, Mapping[str, Any]]
+    """What the optimizer keeps of each parameter, tensors or numbers, by the keys of the recipe.
+
+    With the distributed optimizer, this rank's shard; parameters without one are left out.
+    """
+
+    @property
+    def optimizer(self) -> Mapping[str, torch.Tensor | float]:
+        """Master weights, moments and steps, by the parameter's name and their key."""
+        return {
+            f"{name}.{key}": value
+            for name, state in self.kept.items()
+            for key, value in state.items()
+        }
 
 
 def operator_of_parameters(chunk: GPTModel) -> Iterator[tuple[str, torch.Tensor, OperatorId]]:
@@ -93,34 +103,20 @@ def _persistent_tensors(module: torch.nn.Module) -> Iterator[tuple[str, torch.Te
             yield name, buffer
 
 
-class _OptimizerStates:
-    """Finds the optimizer's state of a parameter among the chained optimizers."""
-
-    def __init__(self, optimizer: SplitOptimizer) -> None:
-        self._parts = [part for part in optimizer.parts if not part.is_stub_optimizer]
-        self._groups = {
-            id(parameter): (part, group)
-            for part in self._parts
-            for group in part.optimizer.param_groups
-            for parameter in group["params"]
+def _state_of_masters(optimizer: SplitOptimizer) -> dict[int, dict[str, Any]]:
+    """Returns what the optimizer keeps, by the ids of the master weights."""
+    recipe = optimizer.recipe
+    return {
+        id(master): {
+            # apex and TransformerEngine count per group
+            **{key: group[key] for key in (recipe.counter,) if key in group},
+            **part.optimizer.state.get(master, {}),
+            recipe.master.key: master,
         }
-
-    def of(self, name: str, parameter: torch.Tensor) -> dict[str, torch.Tensor | float]:
-        """Returns master weight, moments and step of a parameter; empty without a shard of it.
-
-        Raises:
-            AssertionError: no optimizer steps the parameter.
-        """
-        master = master_of(self._parts, parameter)
-        if master is None or id(master) not in self._groups:
-            if not is_sharded(self._parts, parameter):
-                raise AssertionError(f"no optimizer steps {name}")
-            return {}
-        part, group = self._groups[id(master)]
-        state: dict[str, Any] = {"master": master, **part.optimizer.state[master]}
-        if "step" not in state and "step" in group:  # apex and TransformerEngine count per group
-            state["step"] = group["step"]
-        return state
+        for part in optimizer.parts
+        for group in part.param_groups
+        for master in group["params"]
+    }
 
 
 def operator_states(
@@ -134,26 +130,21 @@ def operator_states(
         AssertionError: the optimizer holds a parameter that no operator has, or the model one that
             no optimizer has.
     """
-    states = _OptimizerStates(optimizer)
+    states = _state_of_masters(optimizer)
     compute: dict[OperatorId, dict[str, torch.Tensor]] = {}
-    trained: dict[OperatorId, dict[str, torch.Tensor | float]] = {}
-    found = 0
+    trained: dict[OperatorId, dict[str, dict[str, Any]]] = {}
     for index, chunk in enumerate(unwrap_model(list(chunks))):
         for name, tensor, operator in operator_of_parameters(chunk):
-            full_name = f"chunk{index}.{name}"
-            compute.setdefault(operator, {})[full_name] = tensor
-            state = states.of(name, tensor) if isinstance(tensor, torch.nn.Parameter) else {}
-            found += bool(state)
-            trained.setdefault(operator, {}).update(
-                (f"{full_name}.{key}", value) for key, value in state.items()
-            )
-    held = sum(_num_parameters(part) for part in optimizer.parts)
-    if found != held:
-        raise AssertionError(f"operators own {found} parameters of the optimizer's {held}")
+            compute.setdefault(operator, {})[f"chunk{index}.{name}"] = tensor
+            kept = trained.setdefault(operator, {})
+            if not isinstance(tensor, torch.nn.Parameter):
+                continue
+            state = states.get(id(optimizer.master_of(tensor)))
+            if state is not None:
+                kept[f"chunk{index}.{name}"] = state
+            elif not any(access.shares(tensor) for access in optimizer.masters):
+                raise AssertionError(f"no optimizer steps {name}")
+    found = sum(map(len, trained.values()))
+    if found != len(states):
+        raise AssertionError(f"operators own {found} parameters of the optimizer's {len(states)}")
     return [OperatorState(op, compute[op], trained[op]) for op in sorted(compute)]
-
-
-def _num_parameters(part: MegatronOptimizer) -> int:
-    if part.is_stub_optimizer:
-        return 0
-    return sum(len(group["params"]) for group in part.optimizer.param_groups)

@@ -6,53 +6,135 @@ The seams that upstream has for this are private methods of its optimizers; they
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
 
 import torch
 from megatron.core.optimizer import MegatronOptimizer
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+from megatron.core.optimizer.optimizer import MixedPrecisionOptimizer
 
-_COPIED_GROUPS = (
-    ("float16_groups", "fp32_from_float16_groups"),
-    ("model_float16_groups", "shard_fp32_from_float16_groups"),
-)
-"""The lists that upstream goes through, in pairs, when it casts master weights to compute weights:
-those of `Float16OptimizerWithFloat16Params` and those of `DistributedOptimizer`."""
+_Groups = tuple[list[list[torch.Tensor]], list[list[torch.Tensor]]]
+"""Parameters of the model, and the master weights that are cast to them."""
 
 
-def master_of(parts: Sequence[MegatronOptimizer], parameter: torch.Tensor) -> torch.Tensor | None:
-    """Returns the tensor that is optimized for a parameter of the model.
+class MasterAccess(ABC):
+    """The master weights of one of the chained optimizers; a stub has none.
 
-    That is its FP32 copy, with the distributed optimizer this rank's shard (None: it has none of
-    this parameter), or in FP32 the parameter itself.
+    The tensors stay the same: every step changes them in place.
     """
-    for part in parts:
-        if isinstance(part, DistributedOptimizer) and not part.is_stub_optimizer:
-            place = part.model_param_group_index_map.get(parameter)
-            if place is not None:
-                group, order = place
-                shard: torch.Tensor = part.optimizer.param_groups[group]["params"][order]
-                return shard
-    return getattr(parameter, "main_param", parameter)
+
+    is_sharded = False
+    """Whether replicas share them, so that a rank may have none of a parameter."""
+
+    def __init__(self, part: MegatronOptimizer) -> None:
+        self.part = part
+
+    @abstractmethod
+    def master_of(self, parameter: torch.Tensor) -> torch.Tensor | None:
+        """Returns what is optimized for a parameter of the model; None: no tensor of this rank."""
+
+    def shares(self, parameter: torch.Tensor) -> bool:
+        """Returns whether the replicas share what is kept of a parameter of the model."""
+        return False
+
+    @abstractmethod
+    def cast(self) -> None:
+        """Derives the compute weights that this rank's masters are those of; no collective."""
+
+    @abstractmethod
+    def step(self, frozen: Iterable[torch.Tensor]) -> None:
+        """Applies the prepared gradients and casts all masters but those of frozen parameters."""
 
 
-def is_sharded(parts: Sequence[MegatronOptimizer], parameter: torch.Tensor) -> bool:
-    """Returns whether the replicas share the optimizer's state of a parameter of the model.
+class _OwnMasters(MasterAccess):
+    """Those of `FP32Optimizer`: the parameters of the model themselves."""
 
-    A rank may then have none of it.
-    """
-    return any(
-        isinstance(part, DistributedOptimizer)
-        and not part.is_stub_optimizer
-        and any(parameter in buffer.param_index_map for buffer in part.buffers)
-        for part in parts
-    )
+    def master_of(self, parameter: torch.Tensor) -> torch.Tensor | None:
+        return parameter
+
+    def cast(self) -> None:
+        pass
+
+    def step(self, frozen: Iterable[torch.Tensor]) -> None:
+        self.part.step_with_ready_grads()
 
 
-def is_state_whole(parts: Sequence[MegatronOptimizer]) -> bool:
-    """Returns whether this rank has all of the state of what it trains, and no shard of it."""
-    return not any(isinstance(part, DistributedOptimizer) for part in parts)
+class _CopiedMasters(MasterAccess):
+    """Those of `Float16OptimizerWithFloat16Params`: a copy of each parameter."""
+
+    def master_of(self, parameter: torch.Tensor) -> torch.Tensor | None:
+        return getattr(parameter, "main_param", parameter)
+
+    def cast(self) -> None:
+        if not self.part.is_stub_optimizer:
+            self.part._copy_main_params_to_model_params()  # noqa: SLF001  (no public way to it)
+
+    def step(self, frozen: Iterable[torch.Tensor]) -> None:
+        with self._casting_all_but(frozen):
+            # Not the distributed optimizer's own: it gathers, which is due after the commit.
+            MixedPrecisionOptimizer.step_with_ready_grads(self.part)
+
+    @property
+    def _groups(self) -> _Groups:
+        return self.part.float16_groups, self.part.fp32_from_float16_groups
+
+    @_groups.setter
+    def _groups(self, groups: _Groups) -> None:
+        self.part.float16_groups, self.part.fp32_from_float16_groups = groups
+
+    @contextlib.contextmanager
+    def _casting_all_but(self, frozen: Iterable[torch.Tensor]) -> Iterator[None]:
+        """Lets upstream cast fewer masters: it does not look at their gradients."""
+        left_out = {id(parameter) for parameter in frozen}
+        if not left_out or self.part.is_stub_optimizer:
+            yield
+            return
+        kept = self._groups
+        pairs = [
+            [pair for pair in zip(*groups, strict=True) if id(pair[0]) not in left_out]
+            for groups in zip(*kept, strict=True)
+        ]
+        self._groups = (
+            [[model for model, _ in group] for group in pairs],
+            [[master for _, master in group] for group in pairs],
+        )
+        try:
+            yield
+        finally:
+            self._groups = kept
+
+
+class _ShardedMasters(_CopiedMasters):
+    """Those of `DistributedOptimizer`: this rank's shards of copies, or in FP32 of the model."""
+
+    is_sharded = True
+
+    def master_of(self, parameter: torch.Tensor) -> torch.Tensor | None:
+        if not self.shares(parameter) or parameter not in self.part.model_param_group_index_map:
+            return None
+        group, order = self.part.model_param_group_index_map[parameter]
+        shard: torch.Tensor = self.part.param_groups[group]["params"][order]
+        return shard
+
+    def shares(self, parameter: torch.Tensor) -> bool:
+        buffers = [] if self.part.is_stub_optimizer else self.part.buffers
+        return any(parameter in buffer.param_index_map for buffer in buffers)
+
+    @property
+    def _groups(self) -> _Groups:
+        return self.part.model_float16_groups, self.part.shard_fp32_from_float16_groups
+
+    @_groups.setter
+    def _groups(self, groups: _Groups) -> None:
+        self.part.model_float16_groups, self.part.shard_fp32_from_float16_groups = groups
+
+
+def access_of(part: MegatronOptimizer) -> MasterAccess:
+    """Returns the access that fits one of the chained optimizers."""
+    if isinstance(part, DistributedOptimizer):
+        return _ShardedMasters(part)
+    return (_CopiedMasters if isinstance(part, MixedPrecisionOptimizer) else _OwnMasters)(part)
 
 
 def prepare_alone(part: MegatronOptimizer, *, overflowed: bool) -> bool:
@@ -80,7 +162,7 @@ def prepare_alone(part: MegatronOptimizer, *, overflowed: bool) -> bool:
 
 def has_gradient(part: MegatronOptimizer) -> bool:
     """Returns whether a step of this optimizer has anything to do."""
-    return not part.is_stub_optimizer and any(
+    return any(
         master.grad is not None or getattr(master, "decoupled_grad", None) is not None
         for master in part.get_parameters()
     )
@@ -91,27 +173,3 @@ def drop_gradient(master: torch.Tensor) -> None:
     master.grad = None
     if hasattr(master, "decoupled_grad"):  # TransformerEngine's precision-aware optimizer
         master.decoupled_grad = None
-
-
-@contextlib.contextmanager
-def casting_all_but(part: MegatronOptimizer, frozen: Iterable[torch.Tensor]) -> Iterator[None]:
-    """Lets the step write the compute weights of all parameters of the model but these.
-
-    Upstream casts all master weights, also of parameters that had no gradient.
-    """
-    left_out = {id(parameter) for parameter in frozen}
-    kept: dict[str, Any] = {}
-    for model_name, master_name in _COPIED_GROUPS:
-        if left_out and hasattr(part, model_name):
-            kept |= {name: getattr(part, name) for name in (model_name, master_name)}
-            pairs = [
-                [pair for pair in zip(*groups, strict=True) if id(pair[0]) not in left_out]
-                for groups in zip(kept[model_name], kept[master_name], strict=True)
-            ]
-            setattr(part, model_name, [[model for model, _ in group] for group in pairs])
-            setattr(part, master_name, [[master for _, master in group] for group in pairs])
-    try:
-        yield
-    finally:
-        for name, groups in kept.items():
-            setattr(part, name, groups)

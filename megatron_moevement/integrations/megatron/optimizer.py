@@ -18,20 +18,20 @@ import torch
 from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig, get_megatron_optimizer
 from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
-from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.optimizer.grad_scaler import DynamicGradScaler
-from megatron.core.optimizer.optimizer import ChainedOptimizer, MixedPrecisionOptimizer
+from megatron.core.optimizer.optimizer import ChainedOptimizer
 
 from megatron_moevement.errors import MoEvementError
 from megatron_moevement.integrations.megatron.empty_parts import mend_empty_parts
 from megatron_moevement.integrations.megatron.masters import (
-    casting_all_but,
+    MasterAccess,
+    access_of,
     drop_gradient,
     has_gradient,
-    master_of,
     prepare_alone,
 )
 from megatron_moevement.integrations.megatron.transformer_config import torch_dtype
+from megatron_moevement.policy.job.state_recipe import RECIPES, StateRecipe
 from megatron_moevement.runtime.faults.fault_points import Strike, pass_by
 from megatron_moevement.settings.faults import Place
 from megatron_moevement.settings.optimization import Optimization
@@ -95,15 +95,21 @@ class SplitOptimizer:
     """The optimizer of one rank; every rank of the job calls each method in the same step."""
 
     def __init__(
-        self, optimizer: MegatronOptimizer, chunks: Sequence[DistributedDataParallel]
+        self,
+        optimizer: MegatronOptimizer,
+        chunks: Sequence[DistributedDataParallel],
+        recipe: StateRecipe,
     ) -> None:
         self.megatron = optimizer
+        self.recipe = recipe
+        self._step = recipe.counter
         self.parts: tuple[MegatronOptimizer, ...] = (
             tuple(optimizer.chained_optimizers)
             if isinstance(optimizer, ChainedOptimizer)
             else (optimizer,)
         )
         mend_empty_parts(self.parts)
+        self.masters = tuple(map(access_of, self.parts))
         self._chunks = chunks
         self._frozen: tuple[torch.Tensor, ...] = ()
         for part in self.parts:
@@ -119,20 +125,28 @@ class SplitOptimizer:
         while every step overflowed, a reader would not find them.
         """
         for part in self.parts:
-            if part.is_stub_optimizer:
-                continue
-            if not isinstance(part.optimizer, torch.optim.Adam):
-                part.init_state_fn(part.optimizer, part.config)
-                for group in part.optimizer.param_groups:
-                    group.setdefault("step", 0)  # apex and TransformerEngine count per group
-                continue
-            for group in part.optimizer.param_groups:
-                for parameter in group["params"]:
-                    state = part.optimizer.state[parameter]
-                    state.setdefault("step", torch.tensor(0.0))
-                    for moment in ("exp_avg", "exp_avg_sq"):
-                        if moment not in state:
-                            state[moment] = torch.zeros_like(parameter)
+            counts_each = isinstance(part.optimizer, torch.optim.Adam)
+            for group in part.param_groups:
+                if not counts_each:  # apex and TransformerEngine count per group
+                    group.setdefault(self._step, 0)
+                for master in group["params"]:
+                    state = part.optimizer.state[master]
+                    if counts_each:
+                        state.setdefault(self._step, torch.tensor(0.0))
+                    for moment in self.recipe.moments:
+                        if moment.key not in state:
+                            dtype = torch_dtype(moment.held_as)
+                            state[moment.key] = torch.zeros_like(master, dtype=dtype)
+
+    def master_of(self, parameter: torch.Tensor) -> torch.Tensor | None:
+        """Returns what is optimized for a parameter of the model; None: no tensor of this rank."""
+        found = (access.master_of(parameter) for access in self.masters)
+        return next((master for master in found if master is not None), None)
+
+    @property
+    def is_state_whole(self) -> bool:
+        """Whether this rank has all of the state of what it trains, and no shard of it."""
+        return not any(access.is_sharded for access in self.masters)
 
     def freeze(self, parameters: Iterable[torch.Tensor]) -> None:
         """Leaves these parameters of the model alone from now on, and no others.
@@ -174,7 +188,7 @@ class SplitOptimizer:
                     f"optimizer {index}: a replayed gradient overflows, that of the step did not"
                 )
         for parameter in self._frozen:
-            master = master_of(self.parts, parameter)
+            master = self.master_of(parameter)
             if master is not None:
                 drop_gradient(master)
         return statistics
@@ -197,9 +211,9 @@ class SplitOptimizer:
             Whether the step was applied; an overflow skips it.
         """
         if not statistics.overflow:
-            for part in self.parts:
-                self._clip(part, statistics)
-                self._apply(part)
+            for access in self.masters:
+                self._clip(access.part, statistics)
+                self._apply(access)
                 strike(Place.OPTIMIZERS)
         for part in self.parts:
             scaler = getattr(part, "grad_scaler", None)
@@ -247,23 +261,21 @@ class SplitOptimizer:
 
     def _step_counters(self) -> Iterator[int]:
         for part in self.parts:
-            for group in [] if part.is_stub_optimizer else part.optimizer.param_groups:
+            for group in part.param_groups:
                 for parameter in group["params"]:
                     state = part.optimizer.state[parameter]
-                    yield int(state.get("step", group.get("step", 0)))
+                    yield int(state.get(self._step, group.get(self._step, 0)))
 
     def set_adam_step(self, step: int) -> None:
         """Sets the steps that were applied, for all parameters."""
         for part in self.parts:
-            if part.is_stub_optimizer:
-                continue
-            for group in part.optimizer.param_groups:
+            for group in part.param_groups:
                 for parameter in group["params"]:
                     state = part.optimizer.state[parameter]
-                    if "step" in state:
-                        state["step"] = torch.full_like(state["step"], step)
+                    if self._step in state:
+                        state[self._step] = torch.full_like(state[self._step], step)
                     else:  # apex and TransformerEngine count per group
-                        group["step"] = step
+                        group[self._step] = step
 
     def set_group_steps(self, step: int) -> None:
         """Sets the steps that were applied where they are counted per group of parameters.
@@ -271,9 +283,9 @@ class SplitOptimizer:
         That is how apex and TransformerEngine count; torch counts per parameter.
         """
         for part in self.parts:
-            for group in [] if part.is_stub_optimizer else part.optimizer.param_groups:
-                if "step" in group:
-                    group["step"] = step
+            for group in part.param_groups:
+                if self._step in group:
+                    group[self._step] = step
 
     def loss_scale(self) -> float:
         """Returns the scale that the next loss is multiplied with."""
@@ -309,16 +321,12 @@ class SplitOptimizer:
                 use_decoupled_grad=part.config.use_precision_aware_optimizer_no_fp8_or_ds_fp8,
             )
 
-    def _apply(self, part: MegatronOptimizer) -> None:
+    def _apply(self, access: MasterAccess) -> None:
+        part = access.part
         if self._frozen and not part.is_stub_optimizer and not has_gradient(part):
             part.optimizer.step()  # which may count steps per group; there is nothing to cast
-            return
-        with casting_all_but(part, self._frozen):
-            if isinstance(part, DistributedOptimizer):
-                # Its own method gathers as well; `gather` does that, after the commit.
-                MixedPrecisionOptimizer.step_with_ready_grads(part)
-            else:
-                part.step_with_ready_grads()
+        else:
+            access.step(self._frozen)
 
 
 def _plain(state: dict[str, Any]) -> dict[str, Any]:
@@ -356,7 +364,7 @@ def build_optimizer(
         overlap_param_gather=parallelism.overlap_param_gather,
     )
     megatron = get_megatron_optimizer(config, list(chunks), use_gloo_process_groups=False)
-    return SplitOptimizer(megatron, chunks)
+    return SplitOptimizer(megatron, chunks, RECIPES[precision.compute_type])
 
 
 def is_finite(statistics: GradientStatistics) -> bool:

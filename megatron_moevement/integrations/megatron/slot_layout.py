@@ -9,9 +9,10 @@ from functools import cached_property
 
 import torch
 
-from megatron_moevement.integrations.megatron.snapshots import Content, LiveOperators, Piece
+from megatron_moevement.integrations.megatron.snapshots import LiveOperators, Piece
 from megatron_moevement.policy.job.operators import OperatorId
 from megatron_moevement.policy.job.ranks import LogicalRank
+from megatron_moevement.policy.job.state_recipe import Content
 from megatron_moevement.policy.window.schedule import WindowSchedule
 
 ALIGNMENT_BYTES = 64

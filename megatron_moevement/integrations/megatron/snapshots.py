@@ -14,38 +14,18 @@ from __future__ import annotations
 
 import dataclasses
 import struct
-from collections.abc import Iterable, Mapping, Sequence
-from enum import Enum
+from collections.abc import Iterable, Sequence
 
 import torch
-from megatron.core.optimizer.optimizer import MixedPrecisionOptimizer
 from megatron.core.transformer.moe.router import TopKRouter
 from megatron.core.utils import unwrap_model
 
 from megatron_moevement.integrations.megatron.inventory import OperatorState, operator_states
 from megatron_moevement.integrations.megatron.optimizer import SplitOptimizer
+from megatron_moevement.integrations.megatron.transformer_config import torch_dtype
 from megatron_moevement.policy.job.operators import Operator, OperatorId
+from megatron_moevement.policy.job.state_recipe import Content, StateRecipe, Timing
 from megatron_moevement.runtime.slots.mapped_file import checksum_of
-
-_STEP = ".step"
-_MASTER = ".master"
-_TENSORS = frozenset({"master", "exp_avg", "exp_avg_sq"})
-"""What Adam keeps of a parameter, besides its step counter."""
-
-
-class Content(Enum):
-    """What a snapshot holds of an operator."""
-
-    FULL = "full"
-    COMPUTE = "compute"
-
-
-class Timing(Enum):
-    """When a tensor may be read after the commit of the step that made it."""
-
-    UNTIL_NEXT_COMMIT = "until the next commit"
-    AT_ONCE = "at once"
-    """Forward, backward or finalize change it: small buffers."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,15 +67,20 @@ class LiveOperators:
             AssertionError: a tensor belongs to no operator, or nobody knows what the optimizer
                 keeps it for: whether it is changed in place, and what else goes with it.
         """
-        self._chunks = chunks
         self._optimizer = optimizer
         _make_expert_bias_fp32(chunks)
+        recipe = optimizer.recipe
         states = operator_states(chunks, optimizer)
         for state in states:
-            _check_optimizer_state(state)
-        self._full = {state.operator: _full_pieces(state) for state in states}
-        self._compute = {state.operator: _compute_pieces(state) for state in states}
-        self._steps = {state.operator: _step_counters(state) for state in states}
+            _check_optimizer_state(state, recipe)
+        self._full, self._compute = (
+            {state.operator: _pieces(state, recipe, content) for state in states}
+            for content in (Content.FULL, Content.COMPUTE)
+        )
+        self._counters = {
+            state.operator: [kept[recipe.counter] for kept in state.kept.values()]
+            for state in states
+        }
 
     @property
     def operators(self) -> tuple[Operator, ...]:
@@ -103,10 +88,10 @@ class LiveOperators:
         return tuple(
             Operator(
                 operator,
-                full_bytes=sum(piece.size_bytes for piece in self._full[operator]),
+                full_bytes=sum(piece.size_bytes for piece in full),
                 compute_bytes=sum(piece.size_bytes for piece in self._compute[operator]),
             )
-            for operator in sorted(self._full)
+            for operator, full in sorted(self._full.items())
         )
 
     def pieces(self, operator: OperatorId, content: Content) -> tuple[Piece, ...]:
@@ -135,8 +120,9 @@ class LiveOperators:
         and `SplitOptimizer.set_group_steps` sets it.
         """
         for operator in operators:
-            for counter in self._steps[operator]:
-                counter.fill_(step)
+            for counter in self._counters[operator]:
+                if isinstance(counter, torch.Tensor):
+                    counter.fill_(step)
 
     def digest(self) -> str | None:
         """Returns what stands for the FULL state of all operators; None on a device.
@@ -156,9 +142,8 @@ class LiveOperators:
     @torch.no_grad()
     def complete(self) -> None:
         """Derives all compute weights from the masters; every rank of a stage calls it."""
-        for part in self._optimizer.parts:
-            if isinstance(part, MixedPrecisionOptimizer) and not part.is_stub_optimizer:
-                part._copy_main_params_to_model_params()  # noqa: SLF001  (no public way to it)
+        for access in self._optimizer.masters:
+            access.cast()
         self._optimizer.gather()
         self._optimizer.complete_parameters()
 
@@ -174,58 +159,34 @@ def _make_expert_bias_fp32(chunks: Sequence[torch.nn.Module]) -> None:
                 module._maintain_float32_expert_bias()  # noqa: SLF001  (upstream's own)
 
 
-def _check_optimizer_state(state: OperatorState) -> None:
-    kept: dict[str, set[str]] = {}
-    for name, value in state.optimizer.items():
-        parameter, _, key = name.rpartition(".")
-        kept.setdefault(parameter, set()).add(key)
-        if key in _TENSORS and not isinstance(value, torch.Tensor):
-            raise AssertionError(f"{name} is {type(value).__name__}, no tensor")
-    for parameter, keys in kept.items():
-        if keys != _TENSORS | {"step"}:
+def _check_optimizer_state(state: OperatorState, recipe: StateRecipe) -> None:
+    full = {tensor.key: tensor.held_as for tensor in recipe.captured(Content.FULL)}
+    for parameter, kept in state.kept.items():
+        for key, value in kept.items():
+            if key in full and not isinstance(value, torch.Tensor):
+                raise AssertionError(f"{parameter}.{key} is {type(value).__name__}, no tensor")
+        if kept.keys() != {*full, recipe.counter}:
             raise AssertionError(
-                f"the optimizer keeps {', '.join(sorted(keys))} of {parameter}: snapshots are made "
-                f"of {', '.join(sorted(_TENSORS))} and step"
+                f"the optimizer keeps {', '.join(sorted(kept))} of {parameter}: snapshots are made "
+                f"of {', '.join(sorted(full))} and {recipe.counter}"
             )
+        found = {key: kept[key] for key in full} | {"weight": state.compute[parameter]}
+        for key, held_as in {**full, "weight": recipe.compute}.items():
+            if found[key].dtype is not torch_dtype(held_as):
+                raise AssertionError(
+                    f"{parameter}: {key} is {found[key].dtype}, in its recipe {held_as.value}"
+                )
 
 
-def _buffers(state: OperatorState) -> list[Piece]:
-    return [
+def _pieces(state: OperatorState, recipe: StateRecipe, content: Content) -> tuple[Piece, ...]:
+    trained = [
+        Piece(f"{name}.{each.key}", kept[each.key], torch_dtype(each.held_as), each.timing)
+        for name, kept in state.kept.items()
+        for each in recipe.captured(content)
+    ]
+    buffers = [
         Piece(name, tensor, tensor.dtype, Timing.AT_ONCE)
         for name, tensor in state.compute.items()
         if not isinstance(tensor, torch.nn.Parameter)
     ]
-
-
-def _tensors(state: OperatorState) -> Mapping[str, torch.Tensor]:
-    return {
-        name: value
-        for name, value in state.optimizer.items()
-        if isinstance(value, torch.Tensor) and not name.endswith(_STEP)
-    }
-
-
-def _full_pieces(state: OperatorState) -> tuple[Piece, ...]:
-    trained = [Piece(name, tensor, tensor.dtype) for name, tensor in _tensors(state).items()]
-    return _aligned(trained + _buffers(state))
-
-
-def _compute_pieces(state: OperatorState) -> tuple[Piece, ...]:
-    weights = [
-        Piece(name, tensor, state.compute[name.removesuffix(_MASTER)].dtype)
-        for name, tensor in _tensors(state).items()
-        if name.endswith(_MASTER)
-    ]
-    return _aligned(weights + _buffers(state))
-
-
-def _step_counters(state: OperatorState) -> list[torch.Tensor]:
-    return [
-        value
-        for name, value in state.optimizer.items()
-        if name.endswith(_STEP) and isinstance(value, torch.Tensor)
-    ]
-
-
-def _aligned(pieces: list[Piece]) -> tuple[Piece, ...]:
-    return tuple(sorted(pieces, key=lambda piece: (-piece.dtype.itemsize, piece.name)))
+    return tuple(sorted(trained + buffers, key=lambda one: (-one.dtype.itemsize, one.name)))

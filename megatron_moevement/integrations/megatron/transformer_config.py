@@ -10,9 +10,10 @@ from megatron.core.activations import squared_relu
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from megatron_moevement.backends.backend import BackendName
+from megatron_moevement.policy.job.state_recipe import NumberType
 from megatron_moevement.settings.architecture import Architecture, MixtureOfExperts
 from megatron_moevement.settings.parallelism import Parallelism
-from megatron_moevement.settings.precision import ComputeType, Precision
+from megatron_moevement.settings.precision import Precision
 
 Config = TransformerConfig
 """Megatron's description of a model."""
@@ -134,13 +135,10 @@ def _precision_options(precision: Precision) -> dict[str, Any]:
     }
 
 
-def torch_dtype(compute_type: ComputeType) -> torch.dtype:
-    """Returns torch's name of a compute type."""
-    return {
-        ComputeType.FP32: torch.float32,
-        ComputeType.BF16: torch.bfloat16,
-        ComputeType.FP16: torch.float16,
-    }[compute_type]
+def torch_dtype(number_type: NumberType) -> torch.dtype:
+    """Returns torch's name of a type."""
+    dtype: torch.dtype = getattr(torch, number_type.value)
+    return dtype
 
 
 def _moe_options(architecture: Architecture, moe: MixtureOfExperts) -> dict[str, Any]:

@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 from megatron.core.distributed import DistributedDataParallel
-from megatron.core.optimizer.optimizer import MegatronOptimizer
 from megatron.core.tensor_parallel import random as tensor_parallel_random
 from megatron.core.transformer.moe.moe_utils import clear_aux_losses_tracker
 from megatron.core.transformer.moe.router import TopKRouter
@@ -141,7 +140,7 @@ class Transients:
 
     def _reset_optimizers(self) -> None:
         for part in self._optimizer.parts:
-            for master in [] if part.is_stub_optimizer else _masters(part):
+            for master in part.get_parameters():
                 master.grad = None
             scaler = getattr(part, "grad_scaler", None)
             if isinstance(scaler, CommittedGradScaler):
@@ -157,8 +156,3 @@ def _gathers(hook: Any) -> bool:
     """Whether a hook is upstream's that gathers parameters before they are used."""
     name: str = getattr(hook, "__qualname__", "")
     return name.startswith("DistributedDataParallel._make_forward_pre_hook")
-
-
-def _masters(part: MegatronOptimizer) -> Iterator[torch.Tensor]:
-    for group in part.optimizer.param_groups:
-        yield from group["params"]

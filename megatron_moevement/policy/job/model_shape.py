@@ -8,12 +8,7 @@ from enum import Enum
 
 from megatron_moevement.policy.job.operators import Inventory, Operator, OperatorId, OperatorKind
 from megatron_moevement.policy.job.ranks import Layout, LogicalRank
-
-FULL_BYTES_PER_PARAMETER = 12
-"""FP32 master weight and both Adam moments."""
-
-COMPUTE_BYTES_PER_PARAMETER = 2
-"""FP16 or BF16 compute weight."""
+from megatron_moevement.policy.job.state_recipe import RECIPES, Content, NumberType, StateRecipe
 
 
 class Capture(Enum):
@@ -79,17 +74,24 @@ class ModelShape:
         return self.vocab_size * hidden, final_norm
 
 
-def inventory_of(shape: ModelShape, layout: Layout, capture: Capture) -> Inventory:
+def inventory_of(
+    shape: ModelShape,
+    layout: Layout,
+    capture: Capture,
+    recipe: StateRecipe = RECIPES[NumberType.BF16],
+) -> Inventory:
     """Returns the inventory of a model that is spread over a layout.
 
     Args:
         shape: the model's sizes.
         layout: the job's sizes.
         capture: what replicas capture of what they all hold.
+        recipe: what is kept of each parameter.
 
     Raises:
         ValueError: the experts can't be spread evenly over the expert-parallel ranks.
     """
+    each = list(map(recipe.bytes_per_parameter, (Content.FULL, Content.COMPUTE)))
     by_rank: dict[LogicalRank, tuple[Operator, ...]] = {}
     ids: dict[tuple[OperatorKind, int | None, int | None], OperatorId] = {}
     for stage in range(layout.pp):
@@ -101,7 +103,10 @@ def inventory_of(shape: ModelShape, layout: Layout, capture: Capture) -> Invento
             if key not in alike:
                 experts = layout.experts_of(rank, shape.num_experts)
                 alike[key] = tuple(
-                    _weigh(shape, layout, capture, key, ids.setdefault(name, OperatorId(*name)))
+                    Operator(
+                        ids.setdefault(name, OperatorId(*name)),
+                        *(one * _parameters(shape, layout, capture, key, name[0]) for one in each),
+                    )
                     for name in _names(shape, layout, stage, layers, experts)
                 )
             by_rank[rank] = alike[key]
@@ -139,30 +144,25 @@ def _names(
         yield OperatorKind.HEAD, None, None
 
 
-def _weigh(
+def _parameters(
     shape: ModelShape,
     layout: Layout,
     capture: Capture,
     shares: tuple[int, int, int],
-    operator: OperatorId,
-) -> Operator:
-    """Returns what one rank captures of an operator."""
-    split, whole = shape.parameters(operator.kind)
-    if operator.kind is OperatorKind.HEAD and shape.tied_embeddings and layout.pp == 1:
+    kind: OperatorKind,
+) -> int:
+    """Returns how many parameters of an operator one rank captures."""
+    split, whole = shape.parameters(kind)
+    if kind is OperatorKind.HEAD and shape.tied_embeddings and layout.pp == 1:
         split = 0  # the matrix is the embedding's own; further stages hold a copy
     parameters = -(-split // layout.tp) + whole
     if capture is Capture.SHARD:
         replicas = layout.dp * layout.cp
         dense, expert, _ = shares
-        if operator.kind is OperatorKind.EXPERT:
-            parameters = _part(parameters, replicas, expert)
-        else:
-            parameters = _part(parameters, replicas * layout.ep, dense)
-    return Operator(
-        operator,
-        FULL_BYTES_PER_PARAMETER * parameters,
-        COMPUTE_BYTES_PER_PARAMETER * parameters,
-    )
+        if kind is OperatorKind.EXPERT:
+            return _part(parameters, replicas, expert)
+        return _part(parameters, replicas * layout.ep, dense)
+    return parameters
 
 
 def _part(total: int, parts: int, number: int) -> int:

@@ -111,8 +111,8 @@ class Operator:
 
     Attributes:
         id: the operator.
-        full_bytes: bytes of FULL on this rank: master weights, both moments, step counters and
-            buffers; 0 where the rank's shard is empty.
+        full_bytes: bytes of FULL on this rank: master weights, both moments and buffers; 0 where
+            the rank's shard is empty.
         compute_bytes: bytes of COMPUTE on this rank: compute weights and buffers.
 
     Raises:

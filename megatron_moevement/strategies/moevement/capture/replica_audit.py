@@ -10,10 +10,9 @@ import dataclasses
 import logging
 from collections.abc import Callable
 
-from megatron_moevement.integrations.megatron.masters import is_state_whole
-from megatron_moevement.integrations.megatron.snapshots import Content
 from megatron_moevement.policy.copies.audit import audit, is_audited
 from megatron_moevement.policy.job.ranks import LogicalRank
+from megatron_moevement.policy.job.state_recipe import Content
 from megatron_moevement.policy.window.schedule import WindowSchedule
 from megatron_moevement.runtime.coordination.agreement import all_gather_json
 from megatron_moevement.runtime.observation.events import EventName, Events
@@ -48,7 +47,7 @@ class ReplicaAudit:
         self._trained = trained
         self._events = events
         self._interval = interval
-        if interval is not None and not is_state_whole(trained.optimizer.parts):
+        if interval is not None and not trained.optimizer.is_state_whole:
             self._interval = None
             say(
                 "--moevement-audit-interval compares nothing: with --use-distributed-optimizer "

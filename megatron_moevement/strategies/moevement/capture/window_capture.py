@@ -11,10 +11,11 @@ from datetime import timedelta
 import torch
 
 from megatron_moevement.integrations.megatron.slot_layout import SlotLayout
-from megatron_moevement.integrations.megatron.snapshots import Piece, Timing
+from megatron_moevement.integrations.megatron.snapshots import Piece
 from megatron_moevement.policy.copies.commit import may_vote
 from megatron_moevement.policy.copies.retention import retain
 from megatron_moevement.policy.copies.slot_ring import SlotRing
+from megatron_moevement.policy.job.state_recipe import Timing
 from megatron_moevement.policy.window.schedule import Window, WindowSchedule
 from megatron_moevement.runtime.capture.capture import Capture, CaptureError, HostCopy
 from megatron_moevement.runtime.coordination.commit_barrier import DisagreementError

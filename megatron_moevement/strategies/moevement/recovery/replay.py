@@ -19,8 +19,9 @@ import torch
 from megatron_moevement.integrations.megatron.freezing import Freezing
 from megatron_moevement.integrations.megatron.optimizer import GradientStatistics
 from megatron_moevement.integrations.megatron.slot_layout import SlotLayout
-from megatron_moevement.integrations.megatron.snapshots import Content, LiveOperators
+from megatron_moevement.integrations.megatron.snapshots import LiveOperators
 from megatron_moevement.policy.job.operators import OperatorId
+from megatron_moevement.policy.job.state_recipe import Content
 from megatron_moevement.policy.window.schedule import Window, WindowSchedule
 from megatron_moevement.runtime.coordination.ledger import LedgerEntry
 from megatron_moevement.runtime.coordination.progress import Progress

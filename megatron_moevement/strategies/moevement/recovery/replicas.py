@@ -13,10 +13,10 @@ from collections.abc import Sequence
 
 import torch
 
-from megatron_moevement.integrations.megatron.masters import is_state_whole
 from megatron_moevement.integrations.megatron.random_state import random_digest, random_state
 from megatron_moevement.integrations.megatron.slot_layout import Part
-from megatron_moevement.integrations.megatron.snapshots import Content, LiveOperators
+from megatron_moevement.integrations.megatron.snapshots import LiveOperators
+from megatron_moevement.policy.job.state_recipe import Content
 from megatron_moevement.runtime.coordination.commit_barrier import ReplicaStreams
 from megatron_moevement.runtime.peers.state_messages import StatePart
 from megatron_moevement.runtime.peers.state_reader import StateReader, StateReadError
@@ -73,7 +73,7 @@ def name_of_state(settings: FaultTolerance, trained: Trained, live: LiveOperator
     Returns:
         None where nothing is to be copied.
     """
-    if settings.moevement_no_replica_copy or not is_state_whole(trained.optimizer.parts):
+    if settings.moevement_no_replica_copy or not trained.optimizer.is_state_whole:
         return None
     place = f"pp{trained.rank.pp}.tp{trained.rank.tp}.cp{trained.rank.cp}"
     operators = [f"{one.id} {one.full_bytes} {one.compute_bytes}" for one in live.operators]
