@@ -268,7 +268,10 @@ class Invariants:
             require(not stand, "7 progress", plan.verdict.value, "although every rank holds", known)
 
     def _keeps_progress(self, plan: Plan, facts: Facts) -> None:
-        """7: a stage that lost nothing goes on from where it is, if its log reaches back."""
+        """7: a stage that lost nothing goes on from where it is, if its log covers all until there.
+
+        One that rolls forward is at the target: its log has to have the target's step, too.
+        """
 
         def comes_to_target(live: LiveState) -> bool:
             return plan.target in {live.step, live.finished}
@@ -288,7 +291,7 @@ class Invariants:
             reached = plan.target if all(map(comes_to_target, lives)) else kept
             if self._slot_in_flight_lost(replay.stage, facts, reached):
                 continue
-            reaches = all(self._log_reaches(process, plan, kept) for process in members)
+            reaches = all(self._log_reaches(process, plan, reached) for process in members)
             require(not reaches, "7 progress", "stage", replay.stage, "gives up step", kept)
 
     def _slot_in_flight_lost(self, stage: int, facts: Facts, kept: int) -> bool:
