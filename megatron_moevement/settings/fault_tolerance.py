@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from enum import Enum
 
 from megatron_moevement.errors import UserError
 from megatron_moevement.settings.flags import AT_LEAST_1, NOT_NEGATIVE, POSITIVE, Range, flag
@@ -11,21 +10,15 @@ from megatron_moevement.settings.flags import AT_LEAST_1, NOT_NEGATIVE, POSITIVE
 _ABOVE_1 = Range("above 1", lambda value: value > 1)
 
 
-class StrategyName(Enum):
-    """How a job is protected against the loss of processes."""
-
-    OFF = "off"
-    """By durable checkpoints alone."""
-
-    MOEVEMENT = "moevement"
-    """By sparse snapshots in host memory, one every iteration."""
+OFF = "off"
+"""Names the strategy of a job that durable checkpoints alone protect."""
 
 
 @dataclasses.dataclass(frozen=True)
 class FaultTolerance:
     """Protection against the loss of processes and nodes."""
 
-    moevement_strategy: StrategyName = flag(StrategyName.OFF, "how the job is protected")
+    moevement_strategy: str = flag(OFF, "how the job is protected")
     moevement_window: int = flag(
         4, "sparse snapshots that make a sparse checkpoint (W)", within=AT_LEAST_1
     )
@@ -80,7 +73,7 @@ class FaultTolerance:
     @property
     def is_on(self) -> bool:
         """Whether anything beyond durable checkpoints protects the job."""
-        return self.moevement_strategy is not StrategyName.OFF
+        return self.moevement_strategy != OFF
 
     @property
     def makes_copies(self) -> bool:

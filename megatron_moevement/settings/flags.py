@@ -14,7 +14,8 @@ import enum
 import math
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -74,12 +75,24 @@ def flag_name(field: dataclasses.Field[Any]) -> str:
     return prefix + field.name.replace("_", "-")
 
 
-def add_flags(parser: argparse.ArgumentParser, title: str, group: type[Any]) -> None:
-    """Adds one argparse group with the flags of the dataclass `group`."""
+def add_flags(
+    parser: argparse.ArgumentParser,
+    title: str,
+    group: type[Any],
+    names: Mapping[str, Sequence[str]] = MappingProxyType({}),
+) -> None:
+    """Adds one argparse group with the flags of the dataclass `group`.
+
+    Args:
+        parser: gets the group.
+        title: of the group.
+        group: the dataclass.
+        names: by field, the only strings that a flag takes where its dataclass can't list them.
+    """
     arguments = parser.add_argument_group(title)
     types_of = typing.get_type_hints(group)
     for field in dataclasses.fields(group):
-        _add_flag(arguments, field, types_of[field.name])
+        _add_flag(arguments, field, types_of[field.name], names.get(field.name))
 
 
 def read_flags(group: type[T], values: argparse.Namespace | Mapping[str, Any]) -> T:
@@ -90,7 +103,12 @@ def read_flags(group: type[T], values: argparse.Namespace | Mapping[str, Any]) -
     return group(**{name: tuple(v) if isinstance(v, list) else v for name, v in taken.items()})
 
 
-def _add_flag(arguments: argparse._ArgumentGroup, field: dataclasses.Field[Any], kind: Any) -> None:
+def _add_flag(
+    arguments: argparse._ArgumentGroup,
+    field: dataclasses.Field[Any],
+    kind: Any,
+    names: Sequence[str] | None,
+) -> None:
     metadata = field.metadata
     options: dict[str, Any] = {"dest": field.name, "default": field.default}
     options["help"] = metadata["help"]
@@ -98,16 +116,28 @@ def _add_flag(arguments: argparse._ArgumentGroup, field: dataclasses.Field[Any],
     if kind is bool:
         options["action"] = "store_false" if field.default is True else "store_true"
     else:
-        enumerated = isinstance(kind, type) and issubclass(kind, enum.Enum)
         one = typing.get_args(kind)[0] if metadata["nargs"] else kind
+        if names is not None:
+            one = _one_of(names)
+        elif isinstance(kind, type) and issubclass(kind, enum.Enum):
+            names = [str(member.value) for member in kind]
         options["type"] = _reader(metadata["parse"] or one, metadata["within"])
         options["nargs"] = metadata["nargs"]
-        if enumerated:
-            options["metavar"] = "{" + ",".join(str(member.value) for member in kind) + "}"
+        if names is not None:
+            options["metavar"] = "{" + ",".join(names) + "}"
         else:
             options["choices"] = metadata["choices"]
             options["metavar"] = metadata["metavar"]
     arguments.add_argument(flag_name(field), **options)
+
+
+def _one_of(names: Sequence[str]) -> Callable[[str], str]:
+    def convert(text: str) -> str:
+        if text not in names:
+            raise ValueError(f"{text!r} is none of {', '.join(names)}")
+        return text
+
+    return convert
 
 
 def _reader(convert: Callable[[str], Any], within: Range | None) -> Callable[[str], Any]:

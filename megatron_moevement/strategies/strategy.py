@@ -37,7 +37,8 @@ NOT_COVERED = Covered(NO_WINDOW, 0)
 class InitialStateLostError(MoEvementError, RuntimeError):
     """Training has to begin anew, and some process no longer has the weights to begin with.
 
-    Every process raises it. Whoever restarts builds model and optimizer anew, with a new `Kept`.
+    Every process raises it. The job goes on with model and optimizer that are built anew, after
+    `ResidentState.renew`.
     """
 
 

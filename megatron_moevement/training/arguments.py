@@ -23,6 +23,7 @@ from megatron_moevement.settings.precision import Precision, check_precision
 from megatron_moevement.settings.rank_monitor import RankMonitoring, check_rank_monitoring
 from megatron_moevement.settings.restart import InProcessRestart, check_restart
 from megatron_moevement.settings.run import Run, check_run, num_microbatches
+from megatron_moevement.strategies.registry import STRATEGIES
 from megatron_moevement.training.data.arguments import (
     DataConfig,
     add_data_arguments,
@@ -80,8 +81,9 @@ def build_parser() -> argparse.ArgumentParser:
         choices=sorted(PRESETS),
         help="defaults for the flags of the network; flags on the command line override them",
     )
+    names = {"moevement_strategy": tuple(STRATEGIES)}
     for title, group in _GROUPS:
-        add_flags(parser, title, group)
+        add_flags(parser, title, group, names)
     add_data_arguments(parser)
     add_logging_arguments(parser)
     add_refused_flags(parser)

@@ -26,13 +26,12 @@ from megatron_moevement.runtime.faults.fault_timer import FaultTimer
 from megatron_moevement.runtime.observation.events import EventName, Events
 from megatron_moevement.runtime.slots.identity import RunIdentity
 from megatron_moevement.runtime.stores.fault_record import FaultRecord, forget_rank
+from megatron_moevement.runtime.stores.place import store_place
 from megatron_moevement.settings.faults import Fault, Place
 from megatron_moevement.settings.launch import Launch
-from megatron_moevement.strategies.moevement import opening
 from megatron_moevement.training.arguments import Arguments
 from megatron_moevement.training.identity import identify
 from megatron_moevement.training.job import Job
-from megatron_moevement.training.protection import store_place
 
 
 class NeverStruckError(UserError):
@@ -55,7 +54,7 @@ def scripted_faults(
     """
     points = FaultPoints(arguments.fault_injection.moevement_faults, launch.rank)
     if any(fault.place is Place.CONNECT for fault in arguments.fault_injection.moevement_faults):
-        place = opening.store_place(arguments.fault_tolerance, identity or identify(arguments))
+        place = store_place(arguments.fault_tolerance, identity or identify(arguments))
         with contextlib.closing(FaultRecord(*place, launch.rank)) as record:
             points.know(record.read().struck)
         points.tell(_note_outside(place, launch.rank))
@@ -100,14 +99,18 @@ def injected_faults(job: Job, events: Events) -> Iterator[None]:
 
 def _forget(job: Job) -> None:
     if not job.arguments.fault_tolerance.moevement_recover_only:
-        forget_rank(*store_place(job), job.launch.rank)
+        forget_rank(*_store_place(job), job.launch.rank)
+
+
+def _store_place(job: Job) -> tuple[Path, str]:
+    return store_place(job.arguments.fault_tolerance, job.identity)
 
 
 @contextlib.contextmanager
 def _armed(job: Job, events: Events) -> Iterator[None]:
     settings = job.arguments.fault_injection
     rank = job.launch.rank
-    root, run_id = store_place(job)
+    root, run_id = _store_place(job)
     try:
         record = together(lambda: FaultRecord(root, run_id, rank), job.device)
     except AgreementError as error:

@@ -8,9 +8,9 @@ import sys
 import torch.distributed as dist
 
 from megatron_moevement.runtime.coordination.agreement import all_gather_json
+from megatron_moevement.runtime.stores.place import store_place
 from megatron_moevement.runtime.stores.run_record import LeftRun, left_runs
 from megatron_moevement.training.job import Job
-from megatron_moevement.training.protection import store_place
 
 _SHOWN_DIFFERENCES = 4
 
@@ -24,7 +24,7 @@ def report_left_runs(job: Job, start: int) -> None:
     """
     if not job.arguments.fault_tolerance.is_on:
         return
-    root, run_id = store_place(job)
+    root, run_id = store_place(job.arguments.fault_tolerance, job.identity)
     # The first rank of a machine looks; by name, as its process 0 may be a spare.
     machines = all_gather_json(socket.gethostname(), job.device)
     is_first = machines.index(machines[dist.get_rank()]) == dist.get_rank()

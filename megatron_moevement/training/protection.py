@@ -26,9 +26,7 @@ from megatron_moevement.policy.job.segments import Ends
 from megatron_moevement.runtime.coordination.generation import Generation
 from megatron_moevement.runtime.observation.events import Events
 from megatron_moevement.settings.architecture import TransformerImpl
-from megatron_moevement.strategies.moevement import opening
-from megatron_moevement.strategies.moevement.kept import Kept
-from megatron_moevement.strategies.moevement.opening import open_sparse_checkpointing
+from megatron_moevement.strategies.resident_state import Protected, ResidentState
 from megatron_moevement.strategies.strategy import Strategy
 from megatron_moevement.strategies.trained import Trained
 from megatron_moevement.training.job import Job
@@ -36,7 +34,7 @@ from megatron_moevement.training.job import Job
 
 @contextlib.contextmanager
 def open_strategy(
-    job: Job, events: Events, kept: Kept, generation: Generation
+    job: Job, events: Events, kept: ResidentState, generation: Generation
 ) -> Iterator[Strategy]:
     """Yields what protects a job for a generation; every rank calls it, in step.
 
@@ -45,28 +43,24 @@ def open_strategy(
     Args:
         job: what is protected.
         events: told of windows, plans and replays.
-        kept: what this process takes over a restart.
+        kept: what this process keeps over restarts.
         generation: owns threads and connections.
 
     Raises:
         UserError: there is not enough memory, or what lies there is another job's.
     """
     settings = job.arguments.fault_tolerance
-    if not settings.is_on:
-        yield Strategy()
-        return
     saving = job.arguments.checkpointing
-    strategy = open_sparse_checkpointing(
-        settings,
-        trained(job),
+    protected = Protected(
+        lambda: trained(job),
         events,
-        kept=kept,
-        generation=generation,
+        generation,
         domain=settings.moevement_failure_domain or job.launch.failure_domain,
         train_iters=int(job.arguments.run.train_iters or 0),
         say=_say,
         saves=[Path(one) for one in dict.fromkeys((saving.save, saving.load)) if one is not None],
     )
+    strategy = kept.open(protected)
     try:
         yield strategy
     except KeyboardInterrupt:
@@ -164,11 +158,6 @@ def _layout(job: Job) -> Layout:
         ep=1 if rest else place.ep_size,
         chunks=chunks or 1,
     )
-
-
-def store_place(job: Job) -> tuple[Path, str]:
-    """Returns the store directory, and the name of the job's folder in it."""
-    return opening.store_place(job.arguments.fault_tolerance, job.identity)
 
 
 def _say(line: str) -> None:

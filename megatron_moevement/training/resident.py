@@ -13,6 +13,7 @@ import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -30,19 +31,18 @@ from megatron_moevement.runtime.observation.events import EventName, Events
 from megatron_moevement.runtime.observation.host_health import HostHealth, UnhealthyError
 from megatron_moevement.runtime.observation.watch import Watch
 from megatron_moevement.runtime.slots.identity import RunIdentity
-from megatron_moevement.runtime.stores.store import default_store_dir
+from megatron_moevement.runtime.stores.place import store_root
 from megatron_moevement.settings.launch import Launch
-from megatron_moevement.strategies.moevement.kept import Kept
-from megatron_moevement.strategies.moevement.protection.spare_memory import (
-    SpareHolder,
-    keep_for_others,
-)
+from megatron_moevement.strategies.registry import STRATEGIES
 from megatron_moevement.training.arguments import Arguments
 from megatron_moevement.training.fault_injection import scripted_faults
 from megatron_moevement.training.identity import agree_on_identity, flags_digest
 from megatron_moevement.training.job import Job, build_part, join
 from megatron_moevement.training.knowledge import Known, share
 from megatron_moevement.training.watching import open_watch
+
+if TYPE_CHECKING:
+    from megatron_moevement.integrations.nvrx.reserve import Holder
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +78,8 @@ class Resident:
         self._entered_s = self._joined_s = 0.0
         self._stepped_s: float | None = None
         self.interruption = Interruption()
-        self.kept = Kept()
+        settings = arguments.fault_tolerance
+        self.kept = STRATEGIES[settings.moevement_strategy].begin(settings)
         self.watch = watch or Watch()
         self._is_watched = watch is not None
         self.builds = 0
@@ -128,7 +129,7 @@ class Resident:
         device = self._backend.device(launch.local_rank)
         known = self._share(generation, launch, part, device)
         if part is None:
-            self.kept = Kept.anew(self.kept)
+            self.kept.renew()
             assert self.identity is not None
             job = build_part(
                 self._arguments,
@@ -163,8 +164,8 @@ class Resident:
         self.identity = known.identity or agree_on_identity(self._arguments, device)
         return known
 
-    def hold(self, generation: Generation, launch: Launch, domain: str) -> SpareHolder:
-        """Keeps copies for the ranks while this process waits for a place.
+    def hold(self, generation: Generation, launch: Launch, domain: str) -> Holder:
+        """Returns what this process does for the ranks while it waits for a place.
 
         Args:
             generation: in which it waits.
@@ -173,8 +174,7 @@ class Resident:
         """
         self._generation = generation
         self.kept.store.keep()
-        settings = self._arguments.fault_tolerance
-        return keep_for_others(settings, launch, domain, self.kept.store, generation)
+        return self.kept.hold(launch, domain, generation)
 
     def check_health(self) -> None:
         """Checks that this process can go on, before it joins a generation.
@@ -187,7 +187,7 @@ class Resident:
         store, root = self.kept.store.folder, None
         settings = self._arguments.fault_tolerance
         if settings.is_on:
-            root = Path(settings.moevement_store_dir or default_store_dir())
+            root = store_root(settings)
         save = self._arguments.checkpointing.save
         HostHealth(store, root, None if save is None else Path(save)).check()
 
@@ -203,12 +203,8 @@ class Resident:
             detect_s = max(0.0, noticed_s - (self._stepped_s or noticed_s))
             teardown_s = self._entered_s - noticed_s
             rendezvous_s = self._joined_s - self._entered_s
-            self.kept.downtime_s = {
-                "detect": detect_s,
-                "teardown": teardown_s,
-                "rendezvous": rendezvous_s,
-            }
-            self.kept.joined_s = self._joined_s
+            parts = {"detect": detect_s, "teardown": teardown_s, "rendezvous": rendezvous_s}
+            self.kept.note_outage(parts, self._joined_s)
             events.emit(
                 EventName.FAULT_DETECTED,
                 self.committed,
@@ -243,7 +239,7 @@ class Resident:
         """
         launch, groups, identity = job.launch, job.groups, job.identity
         self._part = None
-        self.kept = Kept.anew(self.kept)
+        self.kept.renew()
         del job
         job = build_part(
             self._arguments, identity, launch, self._backend, groups, faults=self._faults
@@ -268,7 +264,6 @@ class Resident:
 
     def _keep(self, job: Job) -> None:
         self.builds += 1
-        self.kept.renew()
         if not self._arguments.restart.inprocess_restart:
             return
         roots = [job.chunks, job.optimizer, job.schedule, job.metrics, job.groups, job.durable]

@@ -9,8 +9,8 @@ from megatron_moevement.errors import UserError
 from megatron_moevement.integrations.megatron.process_groups import leave_job
 from megatron_moevement.runtime.coordination.generation import Generation
 from megatron_moevement.runtime.stores.fault_record import remove_record
+from megatron_moevement.runtime.stores.place import store_place
 from megatron_moevement.settings.launch import Launch
-from megatron_moevement.strategies.moevement.opening import store_place
 from megatron_moevement.strategies.strategy import RecoveryAbortedError, UnprovenStateError
 from megatron_moevement.training.arguments import Arguments
 from megatron_moevement.training.ending import report_end

@@ -116,10 +116,6 @@ class Kept:
         assert self.live.scalars is not None
         return self.live.scalars
 
-    def renew(self) -> None:
-        """Learns that the live objects are built anew."""
-        self.live, self.log = INITIAL, None
-
     @property
     def is_new(self) -> bool:
         """Whether this process has never held a state: all that it has was left by others."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -23,11 +23,13 @@ from megatron_moevement.runtime.coordination.agreement import (
 from megatron_moevement.runtime.coordination.generation import Generation
 from megatron_moevement.runtime.coordination.progress import START
 from megatron_moevement.runtime.observation.events import Events
-from megatron_moevement.runtime.slots.identity import RunIdentity, StoreIdentity
-from megatron_moevement.runtime.stores.store import StoreDirectory, default_store_dir
+from megatron_moevement.runtime.slots.identity import StoreIdentity
+from megatron_moevement.runtime.stores.place import store_place
+from megatron_moevement.runtime.stores.store import StoreDirectory
 from megatron_moevement.runtime.upstream_log.log import UpstreamLog
 from megatron_moevement.settings.fault_tolerance import FaultTolerance
 from megatron_moevement.settings.faults import Place
+from megatron_moevement.settings.launch import Launch
 from megatron_moevement.settings.secret import SECRET_VARIABLE
 from megatron_moevement.strategies.moevement.agreed_guarantee import agree_on_guarantee, judge
 from megatron_moevement.strategies.moevement.capture.replica_audit import ReplicaAudit
@@ -49,66 +51,68 @@ from megatron_moevement.strategies.moevement.protection.kept_placement import (
 )
 from megatron_moevement.strategies.moevement.protection.kept_store import KeptStore
 from megatron_moevement.strategies.moevement.protection.protection_watch import ProtectionWatch
+from megatron_moevement.strategies.moevement.protection.spare_memory import (
+    SpareHolder,
+    keep_for_others,
+)
 from megatron_moevement.strategies.moevement.protection.spares import find_spares
 from megatron_moevement.strategies.moevement.sparse_checkpointing import SparseCheckpointing
+from megatron_moevement.strategies.resident_state import Protected, ResidentState
 from megatron_moevement.strategies.trained import Trained
 
 _PATIENCE_WITH_THE_DYING = timedelta(seconds=5)
 """The system takes a large process apart before it frees its locks."""
-_RUN_ID_DIGITS = 16
 _NUMBER_BYTES = 24
 """A float of 17 digits with sign and exponent."""
 
 
-def store_place(settings: FaultTolerance, identity: RunIdentity) -> tuple[Path, str]:
-    """Returns the store directory, and the name under which a run has its folder in it.
+class MoEvement(ResidentState):
+    """What a process keeps for sparse checkpointing: its store, and what `Kept` names."""
 
-    Args:
-        settings: the flags.
-        identity: of the run.
-    """
-    root = Path(settings.moevement_store_dir or default_store_dir())
-    return root, settings.moevement_run_id or identity.digest[:_RUN_ID_DIGITS]
+    def __init__(self, settings: FaultTolerance) -> None:
+        """Begins with nothing kept.
+
+        Args:
+            settings: the flags.
+        """
+        self._settings = settings
+        self._kept = Kept()
+        self.store = self._kept.store
+
+    def open(self, protected: Protected) -> SparseCheckpointing:
+        """Returns what protects a job.
+
+        Raises:
+            UserError: on all ranks, when one can't take part: its store is another job's or in use,
+                others don't reach it, or there is not enough memory.
+            NotOpenedError: there is no room for its store, in a restart.
+        """
+        return _open(self._settings, self._kept, protected)
+
+    def hold(self, launch: Launch, domain: str, generation: Generation) -> SpareHolder:
+        """Keeps copies for the ranks from now on, where any are made."""
+        return keep_for_others(self._settings, launch, domain, self._kept.store, generation)
+
+    def renew(self) -> None:
+        """Keeps the store and what the job agreed on."""
+        self._kept = Kept.anew(self._kept)
+
+    def note_outage(self, durations_s: Mapping[str, float], joined_s: float) -> None:
+        """Notes what the event `recovered` tells."""
+        self._kept.downtime_s, self._kept.joined_s = dict(durations_s), joined_s
 
 
-def open_sparse_checkpointing(
-    settings: FaultTolerance,
-    trained: Trained,
-    events: Events,
-    *,
-    kept: Kept,
-    generation: Generation,
-    domain: str,
-    train_iters: int,
-    say: Callable[[str], None],
-    saves: Sequence[Path] = (),
-) -> SparseCheckpointing:
-    """Returns what protects a job; every rank calls it, in step. Close it.
-
-    Args:
-        settings: the flags.
-        trained: the live objects.
-        events: told of windows, plans and replays.
-        kept: what this process takes over a restart; gets the upstream log.
-        generation: owns threads and connections.
-        domain: what this process may be lost together with.
-        train_iters: the last step.
-        say: tells the user a line, on one rank.
-        saves: folders of durable checkpoints, beside which stores may have been flushed.
-
-    Raises:
-        UserError: on all ranks, when one can't take part: its store is another job's or in use,
-            others don't reach it, or there is not enough memory.
-        NotOpenedError: there is no room for its store, in a restart.
-    """
+def _open(settings: FaultTolerance, kept: Kept, protected: Protected) -> SparseCheckpointing:
+    trained, generation = protected.trained(), protected.generation
+    events, say, domain = protected.events, protected.say, protected.domain
     live = LiveOperators(trained.chunks, trained.optimizer)
     host = _host(trained, domain)
     spares = find_spares(generation) if settings.makes_copies and dist.get_rank() == 0 else ()
     own = Member(host, live.operators, _extras_bytes(trained), trained.log_bytes, spares)
     told = introduce(settings, trained, live, own)
-    plan = plan_of(settings, told.members, trained.ends, train_iters, generation.number)
+    plan = plan_of(settings, told.members, trained.ends, protected.train_iters, generation.number)
     _agree(plan, told, trained, kept, say)
-    store, held = _open_store(settings, trained, kept.store, generation, saves)
+    store, held = _open_store(settings, trained, kept.store, generation, protected.saves)
     plan = keep_placement(plan, held)
     memory = JobMemory(
         *(plan, host, kept.store, store, settings.moevement_replication_interface),

@@ -34,6 +34,7 @@ from megatron_moevement.runtime.stores.store import (
     process_folders,
 )
 from megatron_moevement.runtime.stores.store_lock import StoreLockedError
+from megatron_moevement.strategies.resident_state import ProcessStore
 
 _PATIENCE_WITH_ADOPTERS = timedelta(seconds=5)
 _POLL_S = 0.05
@@ -43,7 +44,7 @@ class NotOpenedError(MoEvementError):
     """A process can't open its memory in a restart; another one may take its place."""
 
 
-class KeptStore:
+class KeptStore(ProcessStore):
     """Opens the store of this process once; the training thread uses it."""
 
     def __init__(self) -> None:

@@ -25,11 +25,11 @@ from megatron_moevement.runtime.peers.server import ReplicaServer
 from megatron_moevement.runtime.peers.stored_slots import StoredSlots
 from megatron_moevement.runtime.slots.identity import StoreIdentity
 from megatron_moevement.runtime.slots.journal import Journal
+from megatron_moevement.runtime.stores.place import store_root
 from megatron_moevement.runtime.stores.store import (
     RingRole,
     StoreDirectory,
     StoredRing,
-    default_store_dir,
     folder_bytes,
 )
 from megatron_moevement.runtime.transport.handshake import Session
@@ -125,7 +125,7 @@ def keep_for_others(
     if not settings.makes_copies or launch.secret is None or generation.board is None:
         return SpareHolder(launch.process)
     key = launch.secret.derive("replication", launch.attempt)
-    root = Path(settings.moevement_store_dir or default_store_dir())
+    root = store_root(settings)
     limit_gb = settings.moevement_host_memory_limit_gb
     memory = SpareMemory(
         kept,
