@@ -33,7 +33,7 @@ class Deciding:
         resolved: decide bits together with other flags, with files or with the machine; what they
             come to is part of the run's name (`identity.py`).
         layout: decide what lies in the memory of the run and no bit of it: a launch that finds
-            memory must have the same value.
+            memory must have the same value. Of the sizes those count that its strategy has.
         nothing: decide no bit of a run that goes on.
     """
 
@@ -99,13 +99,12 @@ DECIDING: Mapping[type[Any], Deciding] = {
         ),
     ),
     FaultTolerance: Deciding(
-        layout=_names("moevement_window"),
+        layout=_names("moevement_strategy moevement_window"),
         nothing=_names(
-            """moevement_strategy moevement_replicas moevement_strict_replicas
-            moevement_failure_domain moevement_no_frozen_skip moevement_no_upstream_log
-            moevement_no_replica_copy moevement_no_adoption moevement_recover_only
-            moevement_operators moevement_store_dir moevement_run_id
-            moevement_host_memory_limit_gb moevement_replication_interface
+            """moevement_replicas moevement_strict_replicas moevement_failure_domain
+            moevement_no_frozen_skip moevement_no_upstream_log moevement_no_replica_copy
+            moevement_no_adoption moevement_recover_only moevement_operators moevement_store_dir
+            moevement_run_id moevement_host_memory_limit_gb moevement_replication_interface
             moevement_slow_rank_factor moevement_audit_interval"""
         ),
     ),

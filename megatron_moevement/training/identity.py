@@ -24,6 +24,7 @@ from megatron_moevement.integrations.megatron.fork.series import load_series
 from megatron_moevement.runtime.coordination.agreement import AgreementError, gather_together
 from megatron_moevement.runtime.slots.identity import RunIdentity
 from megatron_moevement.settings.run import num_microbatches
+from megatron_moevement.strategies.registry import STRATEGIES
 from megatron_moevement.training.arguments import Arguments
 from megatron_moevement.training.data.splits import training_data
 from megatron_moevement.training.deciding import DECIDING
@@ -93,9 +94,10 @@ def identify(arguments: Arguments) -> RunIdentity:
     texts = {name: _text(value) for name, value in deciding.items()}
     lineage = RunIdentity(texts, {}).digest
     texts[_ORIGIN] = find_origin(arguments.checkpointing, lineage)
+    settings = arguments.fault_tolerance
+    sizes = STRATEGIES[settings.moevement_strategy].sizes
     layout = {
-        _flag(name): _text(getattr(arguments.fault_tolerance, name))
-        for name in sorted(DECIDING[type(arguments.fault_tolerance)].layout)
+        _flag(name): _text(getattr(settings, name)) for name in ("moevement_strategy", *sizes)
     }
     return RunIdentity(texts, layout)
 
