@@ -57,3 +57,49 @@ def test_the_package_imports_nothing_that_is_for_tests():
 @pytest.mark.parametrize("name", ["hypothesis", "psutil", "pytest", "tests"])
 def test_an_import_for_tests_is_found(name):
     assert undeclared(f"import numpy\ndef f():\n    from {name}.harness import g") == {name}
+
+
+HOST_NAME = "gethostname"
+"""What everybody may take from `socket`: it names a machine and connects to nobody."""
+USERS_OF_SOCKETS = {
+    "runtime/transport/tcp.py",  # all that processes of a job say to their peers
+    "runtime/interrupts/open_sockets.py",  # those of libraries, looked at from outside
+    "cli/launch.py",  # the stores of torch that a launch serves
+    "cli/stores.py",
+}
+
+
+def socket_names(source):
+    """Returns what a module takes from `socket`."""
+    names = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom) and node.module == "socket":
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.Import):
+            names |= {alias.asname for alias in node.names if alias.name == "socket"} - {None}
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            names |= {node.attr} if node.value.id == "socket" else set()
+    return names
+
+
+def test_peers_are_reached_by_the_transport_alone():
+    package = ROOT / "megatron_moevement"
+    users = {
+        str(path.relative_to(package))
+        for path in package.rglob("*.py")
+        if socket_names(path.read_text("utf-8")) - {HOST_NAME}
+    }
+    assert users == USERS_OF_SOCKETS
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import socket\nsocket.socket()",
+        "from socket import create_connection",
+        "import socket as s\ns.socket()",
+    ],
+)
+def test_a_use_of_sockets_is_found(source):
+    assert socket_names(source) - {HOST_NAME} != set()
+    assert socket_names("import socket\nsocket.gethostname()") == {HOST_NAME}

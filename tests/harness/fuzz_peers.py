@@ -45,7 +45,9 @@ from megatron_moevement.runtime.transport.handshake import (
     answer_call,
     call,
 )
-from megatron_moevement.runtime.transport.wire import Channel, Deadline, Kind, ProtocolError
+from megatron_moevement.runtime.transport.tcp import TCP, TcpConnection
+from megatron_moevement.runtime.transport.transport import Deadline
+from megatron_moevement.runtime.transport.wire import Channel, Kind, ProtocolError
 from tests.harness.fuzz_bytes import as_document, mutated
 
 _TOKEN = b"a secret of this job"
@@ -122,7 +124,7 @@ class Peers:
     def feed_request(self, random: Random) -> None:
         """Says something after the proofs."""
         connection = socket.create_connection(self._server.address)
-        with Channel(connection) as channel:
+        with Channel(TcpConnection(connection)) as channel:
             call(channel, self._peer, 0, Deadline(_LIMIT))
             with contextlib.suppress(*_EXPECTED):
                 for _ in range(3):
@@ -162,7 +164,7 @@ class Peers:
 
     def _answer(self, random: Random, listener: socket.socket) -> None:
         connection, _ = listener.accept()
-        with Channel(connection) as channel, contextlib.suppress(*_EXPECTED):
+        with Channel(TcpConnection(connection)) as channel, contextlib.suppress(*_EXPECTED):
             answer_call(channel, self._me, Deadline(_LIMIT))
             channel.receive(Deadline(_LIMIT))
             self._say(random, channel)
@@ -181,7 +183,7 @@ class Peers:
     def _check(self) -> None:
         if self._failures:
             raise self._failures.pop()
-        with Channel(socket.create_connection(self._server.address)) as channel:
+        with Channel(TCP.dial(self._server.address, Deadline(_LIMIT))) as channel:
             call(channel, self._peer, 0, Deadline(_LIMIT))  # it is there for peers
 
     def _note(self, failure: threading.ExceptHookArgs) -> None:

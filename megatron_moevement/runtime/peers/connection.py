@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable
 from typing import Self
 
@@ -29,16 +28,9 @@ from megatron_moevement.runtime.peers.state_messages import StatePart, checksum_
 from megatron_moevement.runtime.slots.mapped_file import checksum_of
 from megatron_moevement.runtime.slots.slot_record import SlotRecord
 from megatron_moevement.runtime.transport.handshake import RefusedError, Session, call
-from megatron_moevement.runtime.transport.wire import (
-    Channel,
-    Deadline,
-    Kind,
-    Message,
-    ProtocolError,
-)
+from megatron_moevement.runtime.transport.transport import Address, Connection, Deadline
+from megatron_moevement.runtime.transport.wire import Channel, Kind, Message, ProtocolError
 from megatron_moevement.runtime.upstream_log.log import tensor_bytes, tensor_hash
-
-Address = tuple[str, int]
 
 
 class DamagedSlotError(MoEvementError):
@@ -62,7 +54,7 @@ class PeerConnection:
         process: int,
         address: Address,
         deadline: Deadline,
-        opened: Callable[[Channel], None] = lambda channel: None,
+        opened: Callable[[Connection], None] = lambda connection: None,
     ) -> None:
         """Connects.
 
@@ -71,7 +63,7 @@ class PeerConnection:
             process: number of the peer.
             address: of its server.
             deadline: for connecting and for the proofs.
-            opened: is given the channel before it connects, to be able to end it.
+            opened: is given the connection before it connects, to be able to shut it down.
 
         Raises:
             ProtocolError: somebody else answers.
@@ -80,13 +72,8 @@ class PeerConnection:
         """
         self._me = me
         self._process = process
-        family, _, _, _, resolved = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0]
-        connection = socket.socket(family, socket.SOCK_STREAM)
-        self._channel = Channel(connection)
+        self._channel = Channel(me.transport.dial(address, deadline, opened))
         try:
-            opened(self._channel)
-            connection.settimeout(deadline.remaining_s())
-            connection.connect(resolved)
             call(self._channel, me, process, deadline)
         except BaseException:
             self._channel.close()

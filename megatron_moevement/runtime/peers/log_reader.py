@@ -18,13 +18,12 @@ import torch
 from megatron_moevement.errors import MoEvementError
 from megatron_moevement.policy.job.boundary import BoundaryTag
 from megatron_moevement.runtime.peers.connection import (
-    Address,
     DamagedTensorError,
     PeerConnection,
 )
 from megatron_moevement.runtime.peers.peer_thread import FAILURES
 from megatron_moevement.runtime.transport.handshake import Session
-from megatron_moevement.runtime.transport.wire import Channel, Deadline
+from megatron_moevement.runtime.transport.transport import Address, Connection, Deadline
 
 _POLL_S = 0.05
 """Between two looks of a waiting thread: an asynchronous exception needs a bytecode."""
@@ -50,7 +49,7 @@ class _Peer:
         self._deadline = deadline
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
-        self._channel: Channel | None = None
+        self._connection: Connection | None = None
         self._closed = False
         self._requests: queue.SimpleQueue[tuple[Wanted, Future[Found]] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=f"log-reader {process}", daemon=True)
@@ -65,13 +64,13 @@ class _Peer:
         with self._lock:
             self._closed = True
             self._requests.put(None)
-            if self._channel is not None:
-                self._channel.hang_up()
+            if self._connection is not None:
+                self._connection.shut_down()
         self._thread.join()
 
-    def _opened(self, channel: Channel) -> None:
+    def _opened(self, connection: Connection) -> None:
         with self._lock:
-            self._channel = channel
+            self._connection = connection
             if self._closed:
                 raise ConnectionAbortedError("closed")
 

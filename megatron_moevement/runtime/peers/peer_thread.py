@@ -13,7 +13,6 @@ from datetime import timedelta
 from megatron_moevement.errors import MoEvementError
 from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.runtime.peers.connection import (
-    Address,
     DamagedSlotError,
     PeerConnection,
 )
@@ -22,7 +21,8 @@ from megatron_moevement.runtime.peers.history import OwnHistory
 from megatron_moevement.runtime.peers.slot_messages import key_of
 from megatron_moevement.runtime.slots.slot_record import SlotRecord
 from megatron_moevement.runtime.transport.handshake import RefusedError, Session
-from megatron_moevement.runtime.transport.wire import Channel, Deadline, ProtocolError
+from megatron_moevement.runtime.transport.transport import Address, Connection, Deadline
+from megatron_moevement.runtime.transport.wire import ProtocolError
 
 FAILURES = (OSError, ProtocolError, RefusedError, DamagedSlotError)
 """What a connection to a peer may end with."""
@@ -87,7 +87,7 @@ class PeerThread:
         self._told: int | None = None
         self._lock = threading.Lock()
         self._waiting: queue.SimpleQueue[Delivery | None] = queue.SimpleQueue()
-        self._channel: Channel | None = None
+        self._connection: Connection | None = None
         self._closed = False
         self._end: str | None = None
         self._began_s = 0.0  # of the transfer under way
@@ -109,8 +109,8 @@ class PeerThread:
         with self._lock:
             self._closed = True
             self._waiting.put(None)
-            if self._channel is not None:
-                self._channel.hang_up()
+            if self._connection is not None:
+                self._connection.shut_down()
 
     def close(self) -> None:
         """Ends the thread; what is not acknowledged is given up."""
@@ -136,9 +136,9 @@ class PeerThread:
         finally:
             self._finish(reason, current)
 
-    def _opened(self, channel: Channel) -> None:
+    def _opened(self, connection: Connection) -> None:
         with self._lock:
-            self._channel = channel
+            self._connection = connection
             if self._closed:
                 raise ConnectionAbortedError("closed")
 

@@ -17,7 +17,6 @@ from megatron_moevement.policy.copies.peer_trouble import Trouble
 from megatron_moevement.policy.copies.persistence import Acknowledgements, SlotKey
 from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.runtime.peers.connection import (
-    Address,
     DamagedSlotError,
     PeerConnection,
 )
@@ -32,7 +31,7 @@ from megatron_moevement.runtime.peers.peer_thread import (
 from megatron_moevement.runtime.peers.slot_messages import key_of
 from megatron_moevement.runtime.slots.slot_record import SlotRecord
 from megatron_moevement.runtime.transport.handshake import Session
-from megatron_moevement.runtime.transport.wire import Deadline
+from megatron_moevement.runtime.transport.transport import Address, Deadline
 
 __all__ = ["DamagedSlotError", "FetchError", "SilentPeerError", "SlotSender"]
 

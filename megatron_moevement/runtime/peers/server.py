@@ -5,9 +5,7 @@ It listens on the one interface that it is told, and has a thread for each conne
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import socket
 import threading
 import time
 from collections import defaultdict
@@ -43,14 +41,8 @@ from megatron_moevement.runtime.slots.ring_file import RingFile
 from megatron_moevement.runtime.slots.slot_record import SlotRecord
 from megatron_moevement.runtime.transport.admission import Admission, SparseLog
 from megatron_moevement.runtime.transport.handshake import RefusedError, Session, answer_call
-from megatron_moevement.runtime.transport.interface import listen_on
-from megatron_moevement.runtime.transport.wire import (
-    Channel,
-    Deadline,
-    Kind,
-    Message,
-    ProtocolError,
-)
+from megatron_moevement.runtime.transport.transport import Deadline
+from megatron_moevement.runtime.transport.wire import Channel, Kind, Message, ProtocolError
 from megatron_moevement.runtime.upstream_log.log import tensor_bytes
 
 logger = logging.getLogger(__name__)
@@ -128,9 +120,8 @@ class ReplicaServer:
         self._ring_locks: defaultdict[LogicalRank, threading.Lock] = defaultdict(threading.Lock)
         self._connections: dict[Channel, threading.Thread] = {}
         self._is_closed = False
-        self._listener = listen_on(interface)
-        host, port = self._listener.getsockname()[:2]
-        self.address: tuple[str, int] = (host, port)
+        self._listener = me.transport.listen(interface)
+        self.address = self._listener.address
         self._acceptor = threading.Thread(target=self._accept, name="replica-server", daemon=True)
         self._acceptor.start()
 
@@ -145,8 +136,7 @@ class ReplicaServer:
             threads = list(self._connections.values())
             for channel in self._connections:
                 channel.hang_up()
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.shut_down()
         self._acceptor.join()
         for thread in threads:
             thread.join()
@@ -161,7 +151,7 @@ class ReplicaServer:
     def _accept(self) -> None:
         while True:
             try:
-                connection, caller = self._listener.accept()
+                connection, (host, port) = self._listener.accept()
             except OSError:
                 if self._is_closed:
                     return
@@ -175,12 +165,12 @@ class ReplicaServer:
                 channel = Channel(connection)
                 thread = threading.Thread(
                     target=self._serve,
-                    args=(channel, f"{caller[0]}:{caller[1]}"),
-                    name=f"replica-server {caller[1]}",
+                    args=(channel, f"{host}:{port}"),
+                    name=f"replica-server {port}",
                     daemon=True,
                 )
                 self._connections[channel] = thread
-                left = self._admission.enter(channel, caller[0])
+                left = self._admission.enter(channel, host)
                 thread.start()
             if left is not None:
                 text = "replication: a caller at %s is hung up on: too many proved nothing"

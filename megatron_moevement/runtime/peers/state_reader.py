@@ -10,11 +10,11 @@ from datetime import timedelta
 from typing import Self
 
 from megatron_moevement.errors import MoEvementError
-from megatron_moevement.runtime.peers.connection import Address, PeerConnection
+from megatron_moevement.runtime.peers.connection import PeerConnection
 from megatron_moevement.runtime.peers.peer_thread import FAILURES
 from megatron_moevement.runtime.peers.state_messages import StatePart
 from megatron_moevement.runtime.transport.handshake import Session
-from megatron_moevement.runtime.transport.wire import Deadline
+from megatron_moevement.runtime.transport.transport import Address, Deadline
 
 
 class StateReadError(MoEvementError):

@@ -16,13 +16,9 @@ import struct
 
 from megatron_moevement.errors import MoEvementError
 from megatron_moevement.policy.copies.commit import is_current
-from megatron_moevement.runtime.transport.wire import (
-    Channel,
-    Deadline,
-    Kind,
-    Message,
-    ProtocolError,
-)
+from megatron_moevement.runtime.transport.tcp import TCP
+from megatron_moevement.runtime.transport.transport import Deadline, Transport
+from megatron_moevement.runtime.transport.wire import Channel, Kind, Message, ProtocolError
 
 _CHALLENGE_BYTES = 32
 _MAX_DOCUMENT_BYTES = 1024
@@ -43,6 +39,7 @@ class Session:
         token: the job's secret.
         process: its number.
         generation: in which it lives; messages of another one are refused.
+        transport: by which it reaches its peers, and they reach it.
 
     Raises:
         ValueError: the token is too short to be a secret.
@@ -51,6 +48,7 @@ class Session:
     token: bytes = dataclasses.field(repr=False)
     process: int
     generation: int
+    transport: Transport = TCP
 
     def __post_init__(self) -> None:
         if len(self.token) < _MIN_TOKEN_BYTES:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import ipaddress
+import contextlib
 import os
 import socket
 from pathlib import Path
 
-from megatron_moevement.errors import UserError
+from megatron_moevement.runtime.transport.tcp import TCP
 
-_BACKLOG = 128
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _NETWORK = Path("/proc/self/ns/net")
 
@@ -33,35 +32,5 @@ def own_address(interface: str) -> str:
     Raises:
         UserError: it is none of this machine's, or all of them.
     """
-    with listen_on(interface) as listener:
-        return str(listener.getsockname()[0])
-
-
-def listen_on(interface: str) -> socket.socket:
-    """Returns a socket that listens on a free port of an interface.
-
-    Args:
-        interface: host name or IP address of this machine, `--moevement-replication-interface`.
-
-    Raises:
-        UserError: it is none of this machine's, or all of them.
-    """
-    place = f"--moevement-replication-interface {interface}"
-    try:
-        found = socket.getaddrinfo(interface, 0, type=socket.SOCK_STREAM)
-        family, _, _, _, address = found[0]
-        if ipaddress.ip_address(address[0]).is_unspecified:
-            raise UserError(f"{place} is every interface; give the address of one")
-        listener = socket.socket(family, socket.SOCK_STREAM)
-    except OSError as error:
-        raise UserError(f"{place} can't be resolved: {error.strerror or error}") from error
-    try:
-        listener.bind(address)
-        listener.listen(_BACKLOG)
-    except OSError as error:
-        listener.close()
-        raise UserError(
-            f"{place} is no address of this machine that can be listened on: "
-            f"{error.strerror or error}"
-        ) from error
-    return listener
+    with contextlib.closing(TCP.listen(interface)) as listener:
+        return listener.address[0]

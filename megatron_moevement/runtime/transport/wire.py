@@ -8,21 +8,18 @@ can be altered, left out, repeated, or sent back.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
 import hmac
 import json
-import socket
 import struct
-import time
 from collections.abc import Callable, Mapping
-from datetime import timedelta
 from enum import IntEnum
 from typing import Any, Self
 
 from megatron_moevement.errors import MoEvementError
 from megatron_moevement.runtime.slots.mapped_file import checksum_of
+from megatron_moevement.runtime.transport.transport import Connection, Deadline
 
 PROTOCOL_VERSION = 2
 MAX_DOCUMENT_BYTES = 16 * 2**20
@@ -60,25 +57,6 @@ class Kind(IntEnum):
 
 class ProtocolError(MoEvementError):
     """The peer says what nobody of this job would say; the connection ends."""
-
-
-class Deadline:
-    """A point in time until which something has to be done."""
-
-    def __init__(self, within: timedelta) -> None:
-        """Sets the point in time, counted from now."""
-        self._at_s = time.monotonic() + within.total_seconds()
-
-    def remaining_s(self) -> float:
-        """Returns the time that is left.
-
-        Raises:
-            TimeoutError: none is.
-        """
-        left_s = self._at_s - time.monotonic()
-        if left_s <= 0:
-            raise TimeoutError("the deadline has passed")
-        return left_s
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,13 +103,11 @@ class _Proofs:
 
 
 class Channel:
-    """A connection that carries messages; one thread sends and receives on it."""
+    """Messages on a connection; one thread sends and receives on it."""
 
-    def __init__(self, connection: socket.socket) -> None:
-        """Takes over a connected socket."""
-        self._socket = connection
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    def __init__(self, connection: Connection) -> None:
+        """Takes over a connection."""
+        self._connection = connection
         self._sent: _Proofs | None = None
         self._received: _Proofs | None = None
         self._expected_bytes = 0
@@ -173,16 +149,15 @@ class Channel:
         payload_bytes = 0 if payload is None else payload.nbytes
         header = _HEADER.pack(_MAGIC, PROTOCOL_VERSION, kind, len(text), payload_bytes, generation)
         checksum = _CHECKSUM.pack(checksum_of(header + text))
-        self._socket.settimeout(deadline.remaining_s())
         proof = b"" if self._sent is None else self._sent.begin(header, text)
-        self._socket.sendall(header + checksum + text + proof)
+        self._connection.send(header + checksum + text + proof, deadline)
         if payload is not None:
             middle = payload_bytes // 2
             self._send_pieces(payload[:middle], deadline)
             halfway()
             self._send_pieces(payload[middle:], deadline)
         if payload_bytes and self._sent is not None:
-            self._socket.sendall(self._sent.end())
+            self._connection.send(self._sent.end(), deadline)
 
     def _send_pieces(self, payload: memoryview, deadline: Deadline) -> None:
         step = payload.nbytes or 1 if self._sent is None else _PIECE_BYTES
@@ -190,13 +165,11 @@ class Channel:
             piece = payload[start : start + step]
             if self._sent is not None:
                 self._sent.add(piece)
-            self._socket.settimeout(deadline.remaining_s())
-            self._socket.sendall(piece)
+            self._connection.send(piece, deadline)
 
     def await_message(self) -> None:
         """Waits until a message begins, or the peer hangs up."""
-        self._socket.settimeout(None)
-        self._socket.recv(1, socket.MSG_PEEK)
+        self._connection.await_bytes()
 
     def receive(self, deadline: Deadline, max_document_bytes: int = MAX_DOCUMENT_BYTES) -> Message:
         """Receives a message up to its payload.
@@ -246,11 +219,8 @@ class Channel:
 
     def _fill(self, target: memoryview, deadline: Deadline, proofs: _Proofs | None = None) -> None:
         while target.nbytes:
-            self._socket.settimeout(deadline.remaining_s())
-            limit = 0 if proofs is None else min(target.nbytes, _PIECE_BYTES)
-            received = self._socket.recv_into(target, limit)
-            if received == 0:
-                raise ConnectionResetError("the peer hung up")
+            piece = target if proofs is None else target[:_PIECE_BYTES]
+            received = self._connection.receive_into(piece, deadline)
             if proofs is not None:
                 proofs.add(target[:received])
             target = target[received:]
@@ -269,12 +239,11 @@ class Channel:
 
     def hang_up(self) -> None:
         """Ends the connection; a thread that waits in it is woken. Any thread may call it."""
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
+        self._connection.shut_down()
 
     def close(self) -> None:
-        """Gives the socket back; called by the thread that uses it."""
-        self._socket.close()
+        """Gives the connection back; called by the thread that uses it."""
+        self._connection.close()
 
     def __enter__(self) -> Self:
         return self

@@ -15,6 +15,7 @@ from megatron_moevement.runtime.slots.identity import StoreIdentity
 from megatron_moevement.runtime.slots.slot_record import EXTRAS, SlotPart, SlotRecord
 from megatron_moevement.runtime.stores.store import RingRole, RingShape, StoreDirectory
 from megatron_moevement.runtime.transport.handshake import Session
+from megatron_moevement.runtime.transport.tcp import TCP
 
 TOKEN = b"a secret of this job"
 DEADLINE = timedelta(seconds=20)
@@ -31,8 +32,8 @@ def rank_of(process):
 class Process:
     """What one process of a job has; process n occupies the n-th replica and keeps for others."""
 
-    def __init__(self, root, number, ranks, shape=SHAPE, token=TOKEN, generation=5):
-        self.me = Session(token, number, generation)
+    def __init__(self, root, number, ranks, shape=SHAPE, token=TOKEN, generation=5, transport=TCP):
+        self.me = Session(token, number, generation, transport)
         self.owner = rank_of(number)
         self.store = StoreDirectory(root, IDENTITY, number)
         self.ring = self.store.ring(RingRole.OWN, self.owner, shape)

@@ -23,7 +23,10 @@ from megatron_moevement.runtime.peers.server import ReplicaServer
 from megatron_moevement.runtime.peers.slot_messages import slot_document
 from megatron_moevement.runtime.slots.slot_record import SlotRecord
 from megatron_moevement.runtime.transport.handshake import Session, answer_call, call
-from megatron_moevement.runtime.transport.wire import Channel, Deadline, Kind, ProtocolError
+from megatron_moevement.runtime.transport.tcp import TCP
+from megatron_moevement.runtime.transport.transport import Deadline
+from megatron_moevement.runtime.transport.wire import Channel, Kind, ProtocolError
+from tests.harness.loopback_transport import Loopback
 
 from .conftest import DEADLINE, SHAPE, TOKEN, capture, key_of
 
@@ -109,9 +112,8 @@ def test_a_stranger_is_hung_up_on_and_the_server_goes_on(job, caplog, data):
     await_log(caplog, "replication: connection of 127.0.0.1:")
     record = capture(owner.ring, 3)
     with owner.sender(holder) as sender:
-        assert (
-            sender.send(owner.owner, record, owner.ring.payload(record), (1,))[1].result() is None
-        )
+        outcomes = sender.send(owner.owner, record, owner.ring.payload(record), (1,))
+        assert outcomes[1].result() is None
     assert len(holder.arrived) == 1
     assert holder.held[0].records() == (record,)
 
@@ -160,7 +162,7 @@ def test_what_was_overheard_opens_no_second_connection(job):
             heard.extend(message(kind, document, generation=generation))
             super().send(kind, generation, document, payload, deadline)
 
-    with Overheard(socket.create_connection(holder.server.address)) as channel:
+    with Overheard(TCP.dial(holder.server.address, Deadline(DEADLINE))) as channel:
         call(channel, owner.me, 1, Deadline(DEADLINE))
     answer = said_to(holder.server.address, bytes(heard))
     kinds = []
@@ -230,13 +232,14 @@ PEER_ERRORS = {
 def test_a_peer_that_breaks_the_protocol_is_hung_up_on(job, caplog, said, reason):
     owner, holder = job(2)
     good = slot_document(owner.owner, capture(owner.ring, 3))
-    with Channel(socket.create_connection(holder.server.address, timeout=10)) as channel:
+    with Channel(TCP.dial(holder.server.address, Deadline(DEADLINE))) as channel:
         call(channel, owner.me, 1, Deadline(DEADLINE))
         kind, generation, document, size = said(good)
         payload = memoryview(bytes(size)) if size else None
         with hang_ups_allowed():
             channel.send(kind, generation, document, payload, Deadline(DEADLINE))
-            assert channel._socket.recv(100) == b""
+        with pytest.raises(ConnectionError):
+            channel.receive(Deadline(DEADLINE))
     await_log(caplog, "connection of process 0 at 127.0.0.1:")
     assert reason in caplog.text
     assert "not what the peer sent" not in caplog.text
@@ -289,10 +292,9 @@ def test_a_new_caller_takes_the_place_of_one_that_proved_nothing(job, caplog):
 def test_callers_of_one_address_do_not_shut_out_those_of_another(job):
     owner, holder = job(2)
     with few_strangers(holder, max_unproven=8) as server, contextlib.ExitStack() as stack:
-        slow = stack.enter_context(Channel(socket.create_connection(server.address, timeout=10)))
+        slow = stack.enter_context(Channel(TCP.dial(server.address, Deadline(DEADLINE))))
         for _ in range(200):
-            stranger = socket.create_connection(server.address, 10, ("127.0.0.2", 0))
-            stack.enter_context(stranger)
+            stack.enter_context(socket.create_connection(server.address, 10, ("127.0.0.2", 0)))
         call(slow, owner.me, 1, Deadline(DEADLINE))
 
 
@@ -300,7 +302,7 @@ def test_peers_have_room_of_their_own(job):
     owner, holder = job(2)
     with (
         few_strangers(holder, max_unproven=4, max_proved=1) as server,
-        Channel(socket.create_connection(server.address, timeout=10)) as first,
+        Channel(TCP.dial(server.address, Deadline(DEADLINE))) as first,
     ):
         call(first, owner.me, 1, Deadline(DEADLINE))
         strangers = [socket.create_connection(server.address) for _ in range(20)]
@@ -320,10 +322,10 @@ def test_strangers_do_not_fill_the_log(job, caplog):
 
 def connected(owner, holder):
     """Returns the two ends of a connection after the proofs."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX)
-    ends = [Channel.__new__(Channel) for _ in range(2)]
-    for end, each in zip(ends, (ours, theirs), strict=True):
-        end._socket, end._sent, end._received, end._expected_bytes = each, None, None, 0
+    loopback = Loopback()
+    listener = loopback.listen("127.0.0.1")
+    ours = loopback.dial(listener.address, Deadline(DEADLINE))
+    ends = [Channel(ours), Channel(listener.accept()[0])]
     answers = threading.Thread(target=answer_call, args=(ends[1], holder.me, Deadline(DEADLINE)))
     answers.start()
     call(ends[0], owner.me, 1, Deadline(DEADLINE))
@@ -337,14 +339,13 @@ PAYLOAD = memoryview(bytes(range(200)) * 10)
 def sent_by(end):
     """Returns the bytes of a message with a payload that an end sends next."""
     heard = bytearray()
-    real, end._socket = end._socket, mock.Mock(sendall=heard.extend)
-    end.send(Kind.FOUND, 5, {"key": 1}, PAYLOAD, Deadline(DEADLINE))
-    end._socket = real
+    with mock.patch.object(end._connection, "send", lambda data, deadline: heard.extend(data)):
+        end.send(Kind.FOUND, 5, {"key": 1}, PAYLOAD, Deadline(DEADLINE))
     return bytes(heard)
 
 
 def received_by(end, peer, data):
-    peer._socket.sendall(data)
+    peer._connection.send(data, Deadline(DEADLINE))
     message = end.receive(Deadline(timedelta(seconds=0.3)))
     into = bytearray(message.payload_bytes)
     end.receive_into(memoryview(into), Deadline(timedelta(seconds=0.3)))

@@ -22,7 +22,7 @@ def flipped(data):
 
 
 class FlippingWire:
-    """A socket behind which one bit of the next bytes changes."""
+    """A connection behind which one bit of the next bytes changes."""
 
     def __init__(self, plain):
         self._plain = plain
@@ -31,11 +31,11 @@ class FlippingWire:
     def __getattr__(self, name):
         return getattr(self._plain, name)
 
-    def sendall(self, data):
+    def send(self, data, deadline):
         if self._left:
             self._left -= 1
             data = flipped(data)
-        self._plain.sendall(data)
+        self._plain.send(data, deadline)
 
 
 def flip_sent(kind, place):
@@ -48,16 +48,16 @@ def flip_sent(kind, place):
         done.append(number)
         if place == "memory":
             return send(self, number, generation, document, flipped(payload), deadline, **rest)
-        plain, halfway = self._socket, rest.get("halfway", lambda: None)
+        plain, halfway = self._connection, rest.get("halfway", lambda: None)
 
         def cross():
             halfway()
-            self._socket = FlippingWire(plain)
+            self._connection = FlippingWire(plain)
 
         try:
             send(self, number, generation, document, payload, deadline, halfway=cross)
         finally:
-            self._socket = plain
+            self._connection = plain
 
     Channel.send = send_flipped
 

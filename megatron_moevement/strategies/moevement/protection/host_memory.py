@@ -19,7 +19,6 @@ from megatron_moevement.runtime.coordination.agreement import AgreementError, ga
 from megatron_moevement.runtime.coordination.generation import Generation
 from megatron_moevement.runtime.coordination.notice_board import Topic
 from megatron_moevement.runtime.faults.fault_points import FaultPoints
-from megatron_moevement.runtime.peers.connection import Address
 from megatron_moevement.runtime.peers.history import OwnHistory
 from megatron_moevement.runtime.peers.log_reader import LogReader
 from megatron_moevement.runtime.peers.sender import SlotSender
@@ -31,6 +30,7 @@ from megatron_moevement.runtime.slots.journal import Journal, JournalState
 from megatron_moevement.runtime.slots.ring_file import RingFile
 from megatron_moevement.runtime.stores.store import RingRole, StoreDirectory, StoredRing
 from megatron_moevement.runtime.transport.handshake import Session
+from megatron_moevement.runtime.transport.transport import Address
 from megatron_moevement.runtime.transport.wire import Kind
 from megatron_moevement.runtime.upstream_log.log import UpstreamLog
 from megatron_moevement.settings.faults import Place
