@@ -6,8 +6,6 @@ can't be had intact ends the replay, and the next recovery finds out who has to 
 
 from __future__ import annotations
 
-import queue
-import threading
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, wait
 from datetime import timedelta
@@ -21,9 +19,9 @@ from megatron_moevement.runtime.peers.connection import (
     DamagedTensorError,
     PeerConnection,
 )
-from megatron_moevement.runtime.peers.peer_thread import FAILURES
+from megatron_moevement.runtime.peers.peer_thread import PeerThread
 from megatron_moevement.runtime.transport.handshake import Session
-from megatron_moevement.runtime.transport.transport import Address, Connection, Deadline
+from megatron_moevement.runtime.transport.transport import Address, Deadline
 
 _POLL_S = 0.05
 """Between two looks of a waiting thread: an asynchronous exception needs a bytecode."""
@@ -37,75 +35,29 @@ class LogReadError(MoEvementError):
     """A peer did not give an intact logged tensor."""
 
 
-class _Peer:
-    """The thread that asks one peer, one request after the other."""
+class _LogThread(PeerThread[Wanted, Found]):
+    """Asks one peer for what it logged and received."""
 
     def __init__(
         self, me: Session, process: int, address: Address, deadline: timedelta, max_bytes: int
     ) -> None:
-        self._me = me
-        self._process = process
-        self._address = address
-        self._deadline = deadline
         self._max_bytes = max_bytes
-        self._lock = threading.Lock()
-        self._connection: Connection | None = None
-        self._closed = False
-        self._requests: queue.SimpleQueue[tuple[Wanted, Future[Found]] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name=f"log-reader {process}", daemon=True)
-        self._thread.start()
+        super().__init__(me, process, address, deadline, "log-reader")
 
-    def ask(self, wanted: Wanted) -> Future[Found]:
-        outcome: Future[Found] = Future()
-        self._requests.put((wanted, outcome))
-        return outcome
-
-    def close(self) -> None:
-        with self._lock:
-            self._closed = True
-            self._requests.put(None)
-            if self._connection is not None:
-                self._connection.shut_down()
-        self._thread.join()
-
-    def _opened(self, connection: Connection) -> None:
-        with self._lock:
-            self._connection = connection
-            if self._closed:
-                raise ConnectionAbortedError("closed")
-
-    def _run(self) -> None:
+    def _carry_out(self, peer: PeerConnection, request: Wanted, outcome: Future[Found]) -> None:
+        deadline = Deadline(self._deadline)
         try:
-            with PeerConnection(
-                self._me, self._process, self._address, Deadline(self._deadline), self._opened
-            ) as peer:
-                self._answer_all(peer)
-        except FAILURES as error:
-            self._refuse_all(error)
+            if isinstance(request, BoundaryTag):
+                outcome.set_result(peer.fetch_logged(request, self._max_bytes, deadline))
+            else:
+                outcome.set_result(peer.fetch_received(request, deadline))
+        except DamagedTensorError as error:
+            outcome.set_exception(self._failure(request, str(error)))
 
-    def _answer_all(self, peer: PeerConnection) -> None:
-        while (request := self._requests.get()) is not None:
-            wanted, outcome = request
-            try:
-                deadline = Deadline(self._deadline)
-                if isinstance(wanted, BoundaryTag):
-                    outcome.set_result(peer.fetch_logged(wanted, self._max_bytes, deadline))
-                else:
-                    outcome.set_result(peer.fetch_received(wanted, deadline))
-            except (*FAILURES, DamagedTensorError) as error:
-                outcome.set_exception(self._failure(wanted, error))
-                if not isinstance(error, DamagedTensorError):
-                    raise
-
-    def _refuse_all(self, error: Exception) -> None:
-        """Fails what is asked from now on, until the reader is closed."""
-        while (request := self._requests.get()) is not None:
-            wanted, outcome = request
-            outcome.set_exception(self._failure(wanted, error))
-
-    def _failure(self, wanted: Wanted, error: Exception) -> LogReadError:
-        what = wanted if isinstance(wanted, BoundaryTag) else f"what was received in step {wanted}"
-        return LogReadError(f"{what} can't be had from process {self._process}: {error}")
+    def _failure(self, request: Wanted, reason: str) -> LogReadError:
+        is_tensor = isinstance(request, BoundaryTag)
+        what = request if is_tensor else f"what was received in step {request}"
+        return LogReadError(f"{what} can't be had from process {self._process}: {reason}")
 
 
 class LogReader:
@@ -131,7 +83,7 @@ class LogReader:
         self._addresses = dict(peers)
         self._deadline = deadline
         self._max_bytes = max_bytes
-        self._peers: dict[int, _Peer] = {}
+        self._peers: dict[int, _LogThread] = {}
         self._ahead: dict[BoundaryTag, Future[Found]] = {}
 
     def prefetch(self, process: int, tags: Iterable[BoundaryTag]) -> None:
@@ -174,9 +126,9 @@ class LogReader:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _peer(self, process: int) -> _Peer:
+    def _peer(self, process: int) -> _LogThread:
         if process not in self._peers:
-            self._peers[process] = _Peer(
+            self._peers[process] = _LogThread(
                 self._me, process, self._addresses[process], self._deadline, self._max_bytes
             )
         return self._peers[process]

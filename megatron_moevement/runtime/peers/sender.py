@@ -7,6 +7,8 @@ another process takes its place.
 
 from __future__ import annotations
 
+import dataclasses
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future
 from datetime import timedelta
@@ -22,12 +24,7 @@ from megatron_moevement.runtime.peers.connection import (
 )
 from megatron_moevement.runtime.peers.copy_account import CopyAccount
 from megatron_moevement.runtime.peers.history import OwnHistory
-from megatron_moevement.runtime.peers.peer_thread import (
-    FAILURES,
-    Delivery,
-    PeerThread,
-    SilentPeerError,
-)
+from megatron_moevement.runtime.peers.peer_thread import FAILURES, PeerThread
 from megatron_moevement.runtime.peers.slot_messages import key_of
 from megatron_moevement.runtime.slots.slot_record import SlotRecord
 from megatron_moevement.runtime.transport.handshake import Session
@@ -36,8 +33,87 @@ from megatron_moevement.runtime.transport.transport import Address, Deadline
 __all__ = ["DamagedSlotError", "FetchError", "SilentPeerError", "SlotSender"]
 
 
+class SilentPeerError(MoEvementError):
+    """A peer did not acknowledge a copy in time, broke the connection or refused it."""
+
+
 class FetchError(MoEvementError):
     """A peer did not give an intact slot; another holder may."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Delivery:
+    """A copy that waits for its turn; its bytes stay where they are.
+
+    Attributes:
+        owner: whose slot.
+        record: what it consists of.
+        payload: its bytes.
+        is_accounted: whether it is sent only for as long as the slot is accounted for: then its
+            bytes make room for another slot.
+    """
+
+    owner: LogicalRank
+    record: SlotRecord
+    payload: memoryview
+    is_accounted: bool
+
+
+class _SlotThread(PeerThread[_Delivery, None]):
+    """Sends copies to one peer, and notes the outcomes in the account."""
+
+    def __init__(
+        self,
+        me: Session,
+        process: int,
+        address: Address,
+        deadline: timedelta,
+        account: CopyAccount,
+        *,
+        halfway: Callable[[SlotRecord], None],
+        history: OwnHistory | None,
+    ) -> None:
+        self._account = account
+        self._halfway = halfway
+        self._history = history
+        self._told: int | None = None
+        self._began_s = time.monotonic()  # the transfer under way
+        super().__init__(me, process, address, deadline, "slot-sender")
+
+    def _carry_out(self, peer: PeerConnection, request: _Delivery, outcome: Future[None]) -> None:
+        owner, record = request.owner, request.record
+        key = key_of(owner, record)
+        if request.is_accounted and key not in self._account.acknowledgements.owing:
+            outcome.cancel()
+            return
+        self._began_s = time.monotonic()
+        try:
+            deadline = Deadline(self._deadline)
+            self._tell(peer, deadline)
+            peer.store(owner, record, request.payload, deadline, self._halfway)
+        except DamagedSlotError as error:
+            # Whose memory is it? What is intact here was damaged on the way, or there.
+            if not record.damaged_parts(request.payload):
+                raise
+            self._account.note_damaged(key)
+            # Another error: a traceback would keep the payload, and so the ring, for as long.
+            outcome.set_exception(DamagedSlotError(str(error)))
+        else:
+            self._account.note_acknowledged(key, self._process)
+            outcome.set_result(None)
+
+    def _tell(self, peer: PeerConnection, deadline: Deadline) -> None:
+        """Lets a spare know all that this rank knows before it gets a slot."""
+        history = None if self._history is None else self._history.after(self._told)
+        if history is not None:
+            peer.tell(history, deadline)
+            self._told = history.state.committed
+
+    def _failure(self, request: _Delivery, reason: str) -> SilentPeerError:
+        return SilentPeerError(reason)
+
+    def _ended(self, reason: str) -> None:
+        self._account.note_silent(self._process, reason, self._began_s)
 
 
 class SlotSender:
@@ -72,7 +148,7 @@ class SlotSender:
         self._halfway = halfway
         self._history, self._spares = history, frozenset(spares)
         self._addresses = dict(peers)
-        self._peers: dict[int, PeerThread] = {}
+        self._peers: dict[int, _SlotThread] = {}
         self._account = CopyAccount()
 
     @property
@@ -133,17 +209,14 @@ class SlotSender:
         """
         outcomes: dict[int, Future[None]] = {}
         for process in to:
-            outcome: Future[None] = Future()
-            outcomes[process] = outcome
-            delivery = Delivery(
+            delivery = _Delivery(
                 owner,
                 record,
                 payload[: record.payload_bytes],
-                outcome,
-                is_accounted=key_of(owner, record) in self.acknowledgements.owing,
+                key_of(owner, record) in self.acknowledgements.owing,
             )
             if process not in self._peers:
-                self._peers[process] = PeerThread(
+                self._peers[process] = _SlotThread(
                     self._me,
                     process,
                     self._addresses[process],
@@ -152,7 +225,7 @@ class SlotSender:
                     halfway=self._halfway,
                     history=self._history if process in self._spares else None,
                 )
-            self._peers[process].deliver(delivery)
+            outcomes[process] = self._peers[process].ask(delivery)
         return outcomes
 
     def set_address(self, process: int, address: Address) -> None:

@@ -137,6 +137,17 @@ def test_strangers_and_former_generations_get_nothing(served, changes):
         reader.take(process, tag_of(0))
 
 
+def test_what_waits_for_a_peer_that_is_gone_fails_and_so_does_what_comes_after_it(served):
+    reader, process = served(token=b"another secret of length")
+    reader.prefetch(process, [tag_of(one) for one in range(3)])
+    for micro_batch in range(4):
+        with pytest.raises(LogReadError, match="does not know the job's token") as failed:
+            reader.take(process, tag_of(micro_batch))
+        assert str(failed.value).startswith(f"{tag_of(micro_batch)} can't be had from process")
+    with pytest.raises(LogReadError, match=f"what was received in step {STEP} can't be had"):
+        reader.received(process, STEP)
+
+
 def test_a_reader_can_be_closed_while_it_is_asked(served):
     reader, process = served()
     reader.prefetch(process, [tag_of(0)] * 50)
