@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from types import TracebackType
-
 import torch
 
 from megatron_moevement.integrations.megatron.process_groups import Position
 from megatron_moevement.integrations.megatron.schedule import MicroBatch
+from megatron_moevement.runtime.closing import Closing
 from megatron_moevement.training.data.batches import BatchLayout, MicroBatches, SampleDataset
 
 _NOTHING: MicroBatch = dict.fromkeys(("tokens", "labels", "loss_mask", "position_ids"))
 """What a stage between the first and the last gets: its input comes from its neighbour."""
 
 
-class MicroBatchSource:
+class MicroBatchSource(Closing):
     """Feeds consecutive steps; a context manager, because it fetches ahead in threads."""
 
     def __init__(
@@ -61,14 +60,3 @@ class MicroBatchSource:
         """Ends the threads; closing twice is fine."""
         if self._steps is not None:
             self._steps.close()
-
-    def __enter__(self) -> MicroBatchSource:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()

@@ -12,13 +12,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable
 from datetime import timedelta
-from types import TracebackType
 
 import torch
 
 from megatron_moevement.backends.backend import CopyStream
 from megatron_moevement.errors import MoEvementError
 from megatron_moevement.runtime.capture.background import Background
+from megatron_moevement.runtime.closing import Closing
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +44,7 @@ class _Snapshot:
     landed: Callable[[], None]
 
 
-class Capture:
+class Capture(Closing):
     """Takes snapshots; the training thread calls it. A context manager: it owns a thread."""
 
     def __init__(self, stream: CopyStream) -> None:
@@ -90,17 +90,6 @@ class Capture:
     def close(self) -> None:
         """Ends the thread, once what was begun has landed."""
         self._background.close()
-
-    def __enter__(self) -> Capture:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def check(self) -> None:
         """Raises CaptureError if a snapshot failed."""

@@ -11,9 +11,9 @@ import contextlib
 import dataclasses
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from types import TracebackType
-from typing import Protocol, Self, TypeVar
+from typing import Protocol, TypeVar
 
+from megatron_moevement.runtime.closing import Closing
 from megatron_moevement.runtime.coordination.notice_board import NoticeBoard
 
 
@@ -63,7 +63,7 @@ class Interruption:
     """What led to the present generation."""
 
 
-class Generation:
+class Generation(Closing):
     """One generation of one process; the training thread uses it."""
 
     def __init__(
@@ -107,14 +107,3 @@ class Generation:
         while self._owned:
             self._owned[-1].close()
             self._owned.pop()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()

@@ -7,15 +7,15 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from datetime import timedelta
-from types import TracebackType
 
 from megatron_moevement.policy.faults.fault_schedule import TimedFault
+from megatron_moevement.runtime.closing import Closing
 from megatron_moevement.runtime.faults.fault_effects import inflict_on
 from megatron_moevement.runtime.interrupts.news import News
 from megatron_moevement.runtime.interrupts.thread_start import guard_starts
 
 
-class FaultTimer:
+class FaultTimer(Closing):
     """Strikes this process when its time has come. A context manager: it owns a thread.
 
     The thread that opens it is the one that exceptions and `sys.exit` are for.
@@ -47,17 +47,6 @@ class FaultTimer:
         """Ends the thread; nothing strikes any more."""
         self._closing.tell()
         self._thread.join()
-
-    def __enter__(self) -> FaultTimer:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _run(self) -> None:
         for fault in self._faults:

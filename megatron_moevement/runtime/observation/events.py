@@ -18,10 +18,10 @@ import time
 from collections.abc import Mapping
 from enum import Enum
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Protocol
 
 from megatron_moevement.errors import UserError
+from megatron_moevement.runtime.closing import Closing
 from megatron_moevement.runtime.security.ownership import trusted_owners
 
 
@@ -100,7 +100,7 @@ class NoEvents:
         """Does nothing."""
 
 
-class EventLog:
+class EventLog(Closing):
     """Writes the events of this process, in one generation, to its file.
 
     A disk that fails later ends the recording with one line on standard error: training goes on.
@@ -173,17 +173,6 @@ class EventLog:
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
             os.close(descriptor)
-
-    def __enter__(self) -> EventLog:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _give_up(self, reason: str | None) -> None:
         self.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Self
 
 import torch
 
@@ -11,6 +10,7 @@ from megatron_moevement.errors import MoEvementError
 from megatron_moevement.policy.copies.persistence import SlotKey
 from megatron_moevement.policy.job.boundary import BoundaryTag
 from megatron_moevement.policy.job.ranks import LogicalRank
+from megatron_moevement.runtime.closing import Closing
 from megatron_moevement.runtime.peers.history import History
 from megatron_moevement.runtime.peers.log_messages import (
     TensorHeader,
@@ -45,7 +45,7 @@ class DamagedTensorError(MoEvementError):
     """The bytes of a logged tensor that arrived are not those that were sent in training."""
 
 
-class PeerConnection:
+class PeerConnection(Closing):
     """An authenticated connection to a peer; one thread uses it."""
 
     def __init__(
@@ -222,12 +222,6 @@ class PeerConnection:
     def close(self) -> None:
         """Ends the connection."""
         self._channel.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _answer(self, kind: Kind, deadline: Deadline) -> Message:
         message = self._channel.receive(deadline)

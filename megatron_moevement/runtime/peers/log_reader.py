@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, wait
 from datetime import timedelta
-from typing import Self
 
 import torch
 
 from megatron_moevement.errors import MoEvementError
 from megatron_moevement.policy.job.boundary import BoundaryTag
+from megatron_moevement.runtime.closing import Closing
 from megatron_moevement.runtime.peers.connection import (
     DamagedTensorError,
     PeerConnection,
@@ -60,7 +60,7 @@ class _LogThread(PeerThread[Wanted, Found]):
         return LogReadError(f"{what} can't be had from process {self._process}: {reason}")
 
 
-class LogReader:
+class LogReader(Closing):
     """Reads the logs of peers; the training thread calls it. A context manager."""
 
     def __init__(
@@ -119,12 +119,6 @@ class LogReader:
             peer.close()
         self._peers.clear()
         self._ahead.clear()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _peer(self, process: int) -> _LogThread:
         if process not in self._peers:

@@ -12,12 +12,12 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future
 from datetime import timedelta
-from typing import Self
 
 from megatron_moevement.errors import MoEvementError
 from megatron_moevement.policy.copies.peer_trouble import Trouble
 from megatron_moevement.policy.copies.persistence import Acknowledgements, SlotKey
 from megatron_moevement.policy.job.ranks import LogicalRank
+from megatron_moevement.runtime.closing import Closing
 from megatron_moevement.runtime.peers.connection import (
     DamagedSlotError,
     PeerConnection,
@@ -116,7 +116,7 @@ class _SlotThread(PeerThread[_Delivery, None]):
         self._account.note_silent(self._process, reason, self._began_s)
 
 
-class SlotSender:
+class SlotSender(Closing):
     """Sends copies of slots in the background, and keeps the account of who has which.
 
     One thread calls it at a time. A payload must stay untouched until all its copies
@@ -276,9 +276,3 @@ class SlotSender:
         for peer in self._peers.values():
             peer.close()
         self._peers.clear()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

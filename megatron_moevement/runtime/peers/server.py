@@ -11,12 +11,13 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
 from megatron_moevement.errors import UserError
 from megatron_moevement.policy.copies.commit import is_current
 from megatron_moevement.policy.copies.persistence import SlotKey
 from megatron_moevement.policy.job.ranks import LogicalRank
+from megatron_moevement.runtime.closing import Closing
 from megatron_moevement.runtime.peers.history import History
 from megatron_moevement.runtime.peers.log_messages import (
     ServedLog,
@@ -72,7 +73,7 @@ class KeptSlots(Protocol):
         """Returns a slot that is held, own ones included, None when it is not."""
 
 
-class ReplicaServer:
+class ReplicaServer(Closing):
     """Receives copies and answers requests until it is closed.
 
     Attributes:
@@ -141,12 +142,6 @@ class ReplicaServer:
         for thread in threads:
             thread.join()
         self._listener.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _accept(self) -> None:
         while True:

@@ -7,9 +7,9 @@ recovery, and the next one finds out what is left.
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Self
 
 from megatron_moevement.errors import MoEvementError
+from megatron_moevement.runtime.closing import Closing
 from megatron_moevement.runtime.peers.connection import PeerConnection
 from megatron_moevement.runtime.peers.peer_thread import FAILURES
 from megatron_moevement.runtime.peers.state_messages import StatePart
@@ -21,7 +21,7 @@ class StateReadError(MoEvementError):
     """A peer did not give an intact part of its state."""
 
 
-class StateReader:
+class StateReader(Closing):
     """A connection to the peer whose state is copied; one thread uses it."""
 
     def __init__(self, me: Session, process: int, address: Address, *, deadline: timedelta) -> None:
@@ -64,9 +64,3 @@ class StateReader:
     def close(self) -> None:
         """Ends the connection."""
         self._peer.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

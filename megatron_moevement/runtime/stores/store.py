@@ -10,10 +10,10 @@ import re
 from collections.abc import Mapping
 from enum import Enum
 from pathlib import Path
-from typing import Self
 
 from megatron_moevement.errors import UserError
 from megatron_moevement.policy.job.ranks import LogicalRank
+from megatron_moevement.runtime.closing import Closing
 from megatron_moevement.runtime.security.ownership import check_folder
 from megatron_moevement.runtime.slots.identity import RUN_NAME, DamagedFileError, StoreIdentity
 from megatron_moevement.runtime.slots.journal import Journal, JournalState, journal_bytes
@@ -123,7 +123,7 @@ def left_behind(root: Path, run_id: str) -> tuple[int, ...]:
     return tuple(n for n, folder in folders.items() if lock_owner(folder / LOCK_NAME) is None)
 
 
-class StoreDirectory:
+class StoreDirectory(Closing):
     """The files of one process, locked while it is open; what a former process left is adopted.
 
     One thread at a time opens and creates files.
@@ -336,12 +336,6 @@ class StoreDirectory:
     def remove(self) -> None:
         """Removes the files, as at the end of a run or after they were saved, and lets go."""
         remove_folder(self.folder)
-        self.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _ring_path(self, role: RingRole, owner: LogicalRank) -> Path:

@@ -11,9 +11,10 @@ import struct
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from megatron_moevement.errors import UserError
+from megatron_moevement.runtime.closing import Closing
 
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 _MAX_NOTE_BYTES = 1000
@@ -38,7 +39,7 @@ class StoreLockedError(UserError):
         self.owner = owner
 
 
-class StoreLock:
+class StoreLock(Closing):
     """An exclusive lock on a file, held until it is closed or its process ends.
 
     The lock belongs to an open file (an open file description lock of Linux), which a forked child
@@ -68,12 +69,6 @@ class StoreLock:
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
             os.close(descriptor)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def lock_owner(path: Path) -> Mapping[str, Any] | None:

@@ -15,9 +15,10 @@ import json
 import struct
 from collections.abc import Callable, Mapping
 from enum import IntEnum
-from typing import Any, Self
+from typing import Any
 
 from megatron_moevement.errors import MoEvementError
+from megatron_moevement.runtime.closing import Closing
 from megatron_moevement.runtime.slots.mapped_file import checksum_of
 from megatron_moevement.runtime.transport.transport import Connection, Deadline
 
@@ -102,7 +103,7 @@ class _Proofs:
         return self._running.digest()
 
 
-class Channel:
+class Channel(Closing):
     """Messages on a connection; one thread sends and receives on it."""
 
     def __init__(self, connection: Connection) -> None:
@@ -244,12 +245,6 @@ class Channel:
     def close(self) -> None:
         """Gives the connection back; called by the thread that uses it."""
         self._connection.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def _parsed(text: bytearray) -> Mapping[str, Any]:

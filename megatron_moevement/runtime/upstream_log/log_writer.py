@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 from datetime import timedelta
-from types import TracebackType
 from typing import Protocol
 
 import torch
@@ -17,6 +16,7 @@ from megatron_moevement.backends.backend import BackendName, CopyStream
 from megatron_moevement.errors import MoEvementError
 from megatron_moevement.policy.job.boundary import BoundaryTag
 from megatron_moevement.runtime.capture.background import Background
+from megatron_moevement.runtime.closing import Closing
 from megatron_moevement.runtime.upstream_log.log import UpstreamLog, tensor_hash
 
 
@@ -48,7 +48,7 @@ class LogWriter(Protocol):
         """Ends what it has begun."""
 
 
-class InlineWriter:
+class InlineWriter(Closing):
     """Copies and hashes at once; for tensors in host memory."""
 
     def __init__(self, log: UpstreamLog) -> None:
@@ -77,17 +77,6 @@ class InlineWriter:
     def close(self) -> None:
         """Does nothing."""
 
-    def __enter__(self) -> InlineWriter:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
-
 
 @dataclasses.dataclass(frozen=True)
 class _Copy:
@@ -104,7 +93,7 @@ class _Copy:
     place: torch.Tensor | None
 
 
-class BackgroundWriter:
+class BackgroundWriter(Closing):
     """Copies on a side stream and hashes on a thread of its own. A context manager."""
 
     def __init__(self, log: UpstreamLog, stream: CopyStream) -> None:
@@ -145,17 +134,6 @@ class BackgroundWriter:
     def close(self) -> None:
         """Ends the thread, once what was begun is done."""
         self._background.close()
-
-    def __enter__(self) -> BackgroundWriter:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _begin(self, copy: _Copy) -> None:
         self._background.check()

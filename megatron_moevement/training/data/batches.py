@@ -10,12 +10,12 @@ import dataclasses
 from collections import deque
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from types import TracebackType
-from typing import Protocol, Self
+from typing import Protocol
 
 import torch
 
 from megatron_moevement.errors import UserError
+from megatron_moevement.runtime.closing import Closing
 
 MicroBatch = dict[str, torch.Tensor]
 """`tokens`, `labels`, `position_ids` (int64) and `loss_mask` (float32) on the host, each
@@ -127,7 +127,7 @@ class MicroBatches:
         return StepIterator(self, consumed_samples, num_steps, num_workers)
 
 
-class StepIterator(Iterator[list[MicroBatch]]):
+class StepIterator(Iterator[list[MicroBatch]], Closing):
     """Yields the micro-batches of one step after the other, whatever the number of workers.
 
     Used by one thread. What fails in a worker is raised where that step is asked for. `close`
@@ -167,17 +167,6 @@ class StepIterator(Iterator[list[MicroBatch]]):
             self._pending.pop().cancel()
         if self._pool is not None:
             self._pool.shutdown(wait=True, cancel_futures=True)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _fetches(self) -> Iterator[tuple[int, int]]:
         """Yields (consumed samples, micro-batch) of every fetch, in order."""

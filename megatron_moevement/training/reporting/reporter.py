@@ -11,12 +11,12 @@ import dataclasses
 import sys
 from collections.abc import Mapping
 from datetime import datetime, timedelta
-from types import TracebackType
 
 import torch
 
 from megatron_moevement.errors import UserError
 from megatron_moevement.policy.watching.slow_ranks import STEPS_IN_A_ROW, SlowRank
+from megatron_moevement.runtime.closing import Closing
 from megatron_moevement.runtime.coordination.ledger import LedgerEntry
 from megatron_moevement.runtime.coordination.progress import NO_COSTS, IterationCosts, Progress
 from megatron_moevement.runtime.observation.events import EventName, Events, open_events
@@ -77,7 +77,7 @@ class ReportedRun:
         return iterations * self.flops_per_iteration / (seconds * 1e12 * self.world_size)
 
 
-class Reporter:
+class Reporter(Closing):
     """Reports one generation of a job; used by the training thread of each rank.
 
     Args:
@@ -239,17 +239,6 @@ class Reporter:
             self._display = None
         self.events.close()
         self._writers.close()
-
-    def __enter__(self) -> Reporter:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _shown_from(self, start: int) -> ProgressDisplay:
         """Returns the display, which appears with the first step."""
