@@ -72,7 +72,6 @@ def build_cases(layout: Layout) -> Iterator[Case]:
     reached = {replay.stage: min(replay.start + 3, plan.target) for replay in plan.replays}
     cut = interrupted(everywhere, plan, Interrupt(reached))
     yield Case("the recovery of every stage cut", without_processes(cut, range(PER_NODE)))
-    yield Case("no spare", without_processes(healthy, {0, *range(layout.num_ranks, 10**6)}))
 
 
 def _node(layout: Layout) -> frozenset[LogicalRank]:

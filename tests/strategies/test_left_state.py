@@ -164,7 +164,7 @@ def test_a_beginning_that_is_cut_leaves_a_journal_of_the_state_that_it_begins_at
             generation=generation,
             pin=lambda _: None,
             faults=NO_FAULTS,
-            token=b"",
+            token=b"a token of this test",
         )
         monkeypatch.setattr(memory if place == "open" else store, place, cut)
         with pytest.raises(CutError):
