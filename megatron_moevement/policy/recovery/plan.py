@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+from collections import defaultdict
 from enum import Enum
 from functools import cached_property
 
@@ -273,7 +274,14 @@ class Plan:
 
     def fetches_of(self, rank: LogicalRank) -> tuple[SlotFetch, ...]:
         """Returns what a rank gets, by step."""
-        return tuple(fetch for fetch in self.fetches if fetch.rank == rank)
+        return tuple(self._fetches.get(rank, ()))
+
+    @cached_property
+    def _fetches(self) -> dict[LogicalRank, list[SlotFetch]]:
+        found: defaultdict[LogicalRank, list[SlotFetch]] = defaultdict(list)
+        for fetch in self.fetches:
+            found[fetch.rank].append(fetch)
+        return found
 
     def for_rank(self, rank: LogicalRank) -> RankPlan:
         """Returns what one rank does."""
