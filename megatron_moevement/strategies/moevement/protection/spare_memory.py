@@ -341,8 +341,9 @@ def _take_along(journal: Journal, history: History, *, is_first: bool) -> None:
         is_first: whether nothing was told in this generation before: then the job may have gone
             back a step, which a rank had committed alone that was lost.
     """
+    known = journal.state
+    assert known is not None
     told = history.state
-    known = journal.state or told
     if is_first and told.committed < known.committed:
         known = dataclasses.replace(known, committed=told.committed)
         journal.write_state(known)

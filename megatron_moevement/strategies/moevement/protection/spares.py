@@ -166,8 +166,8 @@ def ledger_of_spare(generation: Generation, process: int, steps: range) -> dict[
         process: its number.
         steps: whose entries are wanted; losses are wanted of all until then.
     """
-    posts = () if generation.board is None else generation.board.read(Topic.LEDGER)
-    for posted in reversed(posts):
+    assert generation.board is not None
+    for posted in reversed(generation.board.read(Topic.LEDGER)):
         if posted["process"] == process:
             return {
                 "entries": {
