@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections import defaultdict
+from collections import Counter, defaultdict
 from enum import Enum
 from functools import cached_property
 
@@ -92,6 +92,14 @@ class SlotFetch:
     def source(self) -> int:
         """The process that is asked first."""
         return self.sources[0]
+
+    def lacking(self, holders: tuple[int, ...]) -> tuple[int, ...]:
+        """Returns which of the rank's holders lack the slot.
+
+        Where a replica's slot stands in for the rank's own, nobody has that one.
+        """
+        having = self.sources if self.slot.owner == self.rank else ()
+        return tuple(holder for holder in holders if holder not in having)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -194,7 +202,7 @@ class Plan:
         scope_kind: the shape of the scope.
         fetches: who gets which slots from where, by rank and step: what a replay loads, and what
             a rank that goes on from its state has of the windows that are still needed.
-        sends: who sends which of these to holders that lack them, by rank and step.
+        holders: by rank, the processes that keep copies of its slots: it sends them what they lack.
         logs: what bystanders, and stages that are ahead, serve.
         ledger_source: the process that has all ledger entries that are needed.
         era: how many rollbacks lie behind the job once the plan is carried out.
@@ -220,7 +228,7 @@ class Plan:
     segments: tuple[Segment, ...] = ()
     scope_kind: ScopeKind = ScopeKind.NONE
     fetches: tuple[SlotFetch, ...] = ()
-    sends: tuple[SlotSend, ...] = ()
+    holders: tuple[tuple[LogicalRank, tuple[int, ...]], ...] = ()
     logs: tuple[LogSource, ...] = ()
     ledger_source: int | None = None
     era: int = 0
@@ -285,8 +293,7 @@ class Plan:
 
     def for_rank(self, rank: LogicalRank) -> RankPlan:
         """Returns what one rank does."""
-        start, fetches = self.start(rank.pp), self.fetches_of(rank)
-        sends = tuple(send for send in self.sends if send.slot.owner == rank)
+        start, fetches, sends = self.start(rank.pp), self.fetches_of(rank), self._sends_of(rank)
         steps = [fetch.slot.step for fetch in fetches]
         kept_from = start if self.persisted is None else self.persisted.start
         first = min((send.slot.window for send in sends), default=None)
@@ -301,6 +308,17 @@ class Plan:
             oldest=min([start, kept_from, *steps]),
             next_step=max(steps) + 1 if start in steps else start,
             guarded=first if first is not None and slots == first.size else None,
+        )
+
+    def _sends_of(self, rank: LogicalRank) -> tuple[SlotSend, ...]:
+        """Returns what a rank sends of the slots that it has: the persisted window only whole."""
+        fetches = self.fetches_of(rank)
+        holders = next((holders for owner, holders in self.holders if owner == rank), ())
+        count = Counter(fetch.slot.window for fetch in fetches)
+        return tuple(
+            SlotSend(dataclasses.replace(fetch.slot, owner=rank), fetch.lacking(holders))
+            for fetch in fetches
+            if fetch.slot.window != self.persisted or count[self.persisted] == self.persisted.size
         )
 
     @cached_property

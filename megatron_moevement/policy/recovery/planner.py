@@ -12,6 +12,7 @@ import dataclasses
 
 from megatron_moevement.policy.facts.facts import Facts, InconsistentFactsError
 from megatron_moevement.policy.facts.log_cover import LogCover
+from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.policy.job.segments import (
     coupled_stages,
     scope_kind,
@@ -37,7 +38,6 @@ from megatron_moevement.policy.recovery.reasons import (
 from megatron_moevement.policy.recovery.rollforward import check_nobody_is_ahead, newest_committed
 from megatron_moevement.policy.recovery.slot_choice import (
     choose_fetches,
-    choose_sends,
     slots_to_complete,
     slots_to_load,
 )
@@ -94,6 +94,10 @@ def _epoch(facts: Facts) -> int:
     return max((process.epoch for process in facts.processes), default=0)
 
 
+def _holders(facts: Facts) -> tuple[tuple[LogicalRank, tuple[int, ...]], ...]:
+    return tuple(sorted((rank, process.holders) for rank, process in facts.by_rank.items()))
+
+
 def _replay(facts: Facts, survey: Survey, window: Window) -> Plan | None:
     """Returns the plan that replays from a window, None when that is impossible."""
     if survey.target < window.last:
@@ -133,7 +137,7 @@ def _replay(facts: Facts, survey: Survey, window: Window) -> Plan | None:
         segments=segments_of(facts.layout, scope),
         scope_kind=scope_kind(facts.layout, facts.ends, scope),
         fetches=fetches,
-        sends=choose_sends(facts, fetches),
+        holders=_holders(facts),
         logs=log_sources(facts, begins),
         copies=copies,
         ledger_source=ledger_source,
@@ -218,7 +222,7 @@ def _resume(facts: Facts, survey: Survey) -> Plan:
         persisted=persisted,
         roll_forward=rolling,
         fetches=fetches,
-        sends=choose_sends(facts, fetches),
+        holders=_holders(facts),
         copies=copies,
         ledger_source=source,
         era=_era(facts),
@@ -236,7 +240,6 @@ def _resume_with_new_windows(facts: Facts, survey: Survey, why: str) -> Plan:
     return dataclasses.replace(
         plan,
         fetches=(),
-        sends=(),
         reason=f"{resume_reason(survey, 0)}; {why}: windows begin anew",
         persisted=None,
         edges=WindowEdges.ANEW,
@@ -327,7 +330,7 @@ def _replay_from_durable(facts: Facts, durable: int, target: int, source: int, w
         segments=segments_of(facts.layout, scope),
         scope_kind=scope_kind(facts.layout, facts.ends, scope),
         fetches=fetches,
-        sends=choose_sends(facts, fetches),
+        holders=_holders(facts),
         ledger_source=source,
         era=_era(facts),
         epoch=_epoch(facts) if is_first else _epoch(facts) + 1,

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from megatron_moevement.policy.copies.persistence import SlotKey
 from megatron_moevement.policy.facts.facts import Facts, ProcessFacts
 from megatron_moevement.policy.job.ranks import Layout, LogicalRank
-from megatron_moevement.policy.recovery.plan import SlotFetch, SlotSend
+from megatron_moevement.policy.recovery.plan import SlotFetch
 from megatron_moevement.policy.recovery.stage_status import persisted_of
 from megatron_moevement.policy.window.schedule import Window
 
@@ -96,29 +96,3 @@ def slots_to_complete(
             captures = own[rank, window] if window.step_of(slot) == begins[rank.pp] else slots
             if captures >> slot & 1 and window.step_of(slot) <= begins[rank.pp]:
                 yield rank, SlotKey(rank, window, slot)
-
-
-def choose_sends(facts: Facts, fetches: Sequence[SlotFetch]) -> tuple[SlotSend, ...]:
-    """Chooses what ranks send to their holders: what these lack of the slots that the ranks have.
-
-    The persisted window counts only where a rank has all of it.
-
-    Args:
-        facts: what the live processes published.
-        fetches: what the ranks have.
-    """
-    persisted = persisted_of(facts)
-    held: defaultdict[tuple[LogicalRank, Window], dict[int, int]] = defaultdict(dict)
-    for process in facts.processes:
-        for holding in process.holdings:
-            held[holding.owner, holding.window][process.process] = holding.slots
-    count = Counter((fetch.rank, fetch.slot.window) for fetch in fetches)
-    sends = []
-    for fetch in fetches:
-        rank, window, slot = fetch.rank, fetch.slot.window, fetch.slot.slot
-        if window != persisted or count[rank, window] == window.size:
-            having = held[rank, window]
-            holders = facts.by_rank[rank].holders
-            lacking = tuple(one for one in holders if not having.get(one, 0) >> slot & 1)
-            sends.append(SlotSend(SlotKey(rank, window, slot), lacking))
-    return tuple(sends)

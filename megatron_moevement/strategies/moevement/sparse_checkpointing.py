@@ -165,7 +165,7 @@ class SparseCheckpointing(Strategy):
         if is_bare:
             self._begin_anew(self._kept.scalars.progress)
         else:
-            self._capture_on(plan.for_rank(self._trained.rank), replay)
+            self._capture_on(execution.own, replay)
         self._rejoin = self._rejoin_for(agreed, laps, replay)
         if replay is not None:
             self._replay_on(execution, replay, plan)

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from megatron_moevement.integrations.megatron.freezing import Freezing
 from megatron_moevement.integrations.megatron.slot_layout import slot_layouts
 from megatron_moevement.integrations.megatron.snapshots import LiveOperators
-from megatron_moevement.policy.recovery.plan import Origin, RankPlan, WindowEdges
+from megatron_moevement.policy.recovery.plan import Origin, WindowEdges
 from megatron_moevement.policy.recovery.rollforward import SETTLING, Settling
 from megatron_moevement.policy.window.schedule import WindowSchedule
 from megatron_moevement.runtime.coordination.agreement import (
@@ -71,6 +71,8 @@ class Execution:
         self._facts = agreed.facts
         self._plan = agreed.plan
         self._survivor = Survivor(trained, kept)
+        self.own = agreed.plan.for_rank(trained.rank)
+        """What the plan has for this rank."""
 
     def carry_out(self, freezing: Freezing, loaded: Live | None) -> Replay | None:
         """Makes ready what the plan asks of this rank: to replay, or to stand by.
@@ -82,7 +84,7 @@ class Execution:
         Returns:
             The replay, which `enter` begins; None for a bystander.
         """
-        trained, memory, plan = self._trained, self._memory, self._plan
+        trained, memory, plan, own = self._trained, self._memory, self._plan, self.own
         if self._facts.by_rank[trained.rank].era != plan.era:
             memory.store.clear()  # of another history: its slots may have equal names
         captures: list[OwnCaptures] = []
@@ -101,7 +103,6 @@ class Execution:
         memory.begin_history()
         if plan.copies:
             self._offer_state()
-        own = plan.for_rank(trained.rank)
         fetch_slots(memory, own.fetches)
         if own.origin is not Origin.WINDOW:
             if own.copied_from is not None:
@@ -111,7 +112,7 @@ class Execution:
         memory.offer(None)
         if own.origin is None:
             return None
-        return self._replay(own, ledger, freezing, first)
+        return self._replay(ledger, freezing, first)
 
     def _come_to_target(self, ledger: LeftLedger, loaded: Live | None) -> None:
         """Applies the step that this rank lacks, if it rolls forward, and writes the journal.
@@ -184,10 +185,8 @@ class Execution:
         """The schedule that windows go on under, the same on every rank."""
         return self._memory.plan.schedule_from(self._plan.windows_from, self._plan.epoch)
 
-    def _replay(
-        self, own: RankPlan, ledger: LeftLedger, freezing: Freezing, first: FirstCaptures
-    ) -> Replay:
-        trained, plan, slots = self._trained, self._plan, None
+    def _replay(self, ledger: LeftLedger, freezing: Freezing, first: FirstCaptures) -> Replay:
+        trained, plan, own, slots = self._trained, self._plan, self.own, None
         if plan.window is not None:
             layouts = slot_layouts(self.schedule, trained.rank, self._live)
             slots = Slots(self._memory.own_ring, plan.window, self.schedule, layouts)
