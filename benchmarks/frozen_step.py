@@ -1,6 +1,6 @@
 """How long a replayed iteration takes by the share of the model that is frozen in it.
 
-    .venv/bin/python benchmarks/frozen_step.py --picture docs/frozen.svg
+    .venv/bin/python benchmarks/frozen_step.py --picture docs/evidence/frozen.svg
 
 An iteration is forward, backward and step together. One process computes what a later pipeline
 stage computes: the gradient of its input is wanted, whatever is frozen. Variants alternate, and a

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Draws jobs and what happens to them from seeds, runs them, and judges them by what is promised:
 #   ./scripts/explore.sh --seeds N --first K [--minutes M]      ./scripts/explore.sh --report
-# docs/explorer.md has the rest. As root, it runs in a network and a /dev/shm of its own.
+# docs/evidence/explorer.md has the rest. As root, it runs in a network and a /dev/shm of its own.
 set -euo pipefail
 
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)"

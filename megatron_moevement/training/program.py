@@ -38,7 +38,7 @@ def main(argv: Sequence[str]) -> int:
         if arguments.monitoring.enable_ft_package and launch.rank_monitor is None:
             raise UserError(
                 "--enable-ft-package: nobody watches this rank (FT_RANK_MONITOR_IPC_SOCKET is not "
-                "set); start it with ft_launcher of nvidia-resiliency-ext, see docs/restart.md"
+                "set); start it with ft_launcher of nvidia-resiliency-ext, see docs/operate/restart.md"
             )
         if arguments.restart.inprocess_restart:
             # Time-outs of stores are no errors where one asks them again and again.

@@ -11,7 +11,7 @@ from megatron_moevement.runtime.capture.capture import Capture, HostCopy
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(120)]
 
-STAGING_ELEMENTS = 1 << 24  # as docs/sparse_checkpoints.md says
+STAGING_ELEMENTS = 1 << 24  # as docs/understand/sparse_checkpoints.md says
 LARGE = 2 * STAGING_ELEMENTS + 5
 SLEEP_CYCLES = 1_000_000_000  # about half a second
 

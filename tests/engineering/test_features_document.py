@@ -21,7 +21,7 @@ def features():
 
 def names_in_the_table():
     """Returns the tests that the table names, and those of them in italics."""
-    text = (ROOT / "docs" / "features.md").read_text()
+    text = (ROOT / "docs" / "use" / "features.md").read_text()
     rows = [line.split("|")[2] for line in text.splitlines() if line.startswith("| ")]
     cells = " ".join(rows)
     return set(re.findall(r"`([^`]+)`", cells)), set(re.findall(r"\*`([^`]+)`\*", cells))

@@ -1,11 +1,11 @@
-"""docs/invariants.md names tests that exist, and something for every invariant."""
+"""docs/understand/invariants.md names tests that exist, and something for every invariant."""
 
 import ast
 import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "invariants.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "understand" / "invariants.md").read_text(encoding="utf-8")
 TESTS = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", PAGE)
 
 

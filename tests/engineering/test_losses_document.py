@@ -1,4 +1,4 @@
-"""`docs/losses.md` names a test for every row, and the tests are there."""
+"""`docs/operate/losses.md` names a test for every row, and the tests are there."""
 
 import re
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 ROWS = [
     line
-    for line in (ROOT / "docs" / "losses.md").read_text("utf-8").splitlines()
+    for line in (ROOT / "docs" / "operate" / "losses.md").read_text("utf-8").splitlines()
     if line.startswith("| ") and not line.startswith("| fault |")
 ]
 

@@ -383,7 +383,7 @@ def test_sharded_optimizers_hold_a_part_of_the_state_each(runs):
 
 def test_the_table_in_the_documents_has_these_rows_and_no_others():
     root = Path(__file__).parents[2]
-    text = (root / "docs" / "features.md").read_text()
+    text = (root / "docs" / "use" / "features.md").read_text()
     cells = [line.split(" | ")[1] for line in text.splitlines() if line.startswith("| ")]
     assert set(re.findall(r"`([^`]+)`", " ".join(cells))) == FEATURES.keys()
     slow = re.findall(r"\*`([^`]+)`\*", text)

@@ -3,7 +3,7 @@
 EXACT means those of the same job without the failure. It needs kernels and collectives that give
 the same bits whenever they are given the same input, and a process that takes a rank over must
 compute as the one before it did. What no process can see of itself or of the others is listed in
-docs/guarantee.md. Source: design of `--deterministic-mode` in megatron/training/arguments.py.
+docs/use/guarantee.md. Source: design of `--deterministic-mode` in megatron/training/arguments.py.
 """
 
 from __future__ import annotations

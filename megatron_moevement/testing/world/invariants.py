@@ -1,6 +1,6 @@
 """Invariants: what must hold after every tick of a simulated world, whatever goes wrong.
 
-The numbers in the names are those of docs/invariants.md.
+The numbers in the names are those of docs/understand/invariants.md.
 """
 
 from __future__ import annotations

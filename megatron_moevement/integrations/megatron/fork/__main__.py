@@ -1,4 +1,4 @@
-"""Builds, installs and maintains the fork; `docs/fork.md` shows each command."""
+"""Builds, installs and maintains the fork; `docs/understand/fork.md` shows each command."""
 
 from __future__ import annotations
 
