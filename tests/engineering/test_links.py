@@ -47,6 +47,12 @@ def test_sources_name_pages_that_exist():
     assert {name for name in found.stdout.split() if not (ROOT / name).exists()} == set()
 
 
+def test_pages_name_files_that_exist():
+    pages = "".join(page.read_text(encoding="utf-8") for page in PAGES)
+    names = set(re.findall(r"\b(?:tests|scripts|benchmarks)/[a-z_/]+\.[a-z]+", pages))
+    assert {name for name in names if not (ROOT / name).exists()} == set()
+
+
 def test_every_page_is_in_the_index():
     index = (DOCS / "README.md").read_text(encoding="utf-8")
     pages = {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")} - {"README.md"}
