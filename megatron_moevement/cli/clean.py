@@ -30,7 +30,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("--run-id", metavar="ID", help="of this run")
     which.add_argument("--all", action="store_true", help="of all runs")
-    parser.add_argument("--dry-run", action="store_true", help="remove nothing, say what would go")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="remove nothing, print what would be removed"
+    )
     parser.set_defaults(run=run)
 
 

@@ -27,7 +27,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument("-n", "--ranks", type=int, required=True, help="ranks of the job")
     parser.add_argument(
-        "flags", nargs="*", metavar="FLAGS", help="those of the job; --save says where to"
+        "flags",
+        nargs="*",
+        metavar="FLAGS",
+        help="those of the job; --save names the folder of the checkpoint",
     )
     parser.set_defaults(run=run, parser=parser)
 

@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(text, end="")
         return ExitCode.DONE
-    schedule = load_schedule(text, "what the ranks say")
+    schedule = load_schedule(text, "the inventory of the ranks")
     rank = _rank(schedule, args.rank)
     console = Console(highlight=False)
     console.print(

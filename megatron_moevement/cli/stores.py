@@ -20,7 +20,7 @@ from megatron_moevement.settings.secret import SECRET_VARIABLE, new_secret
 _DESCRIPTION = """
 Hosts training's store and the control store of in-process restart until it gets SIGTERM or Ctrl-C.
 Prints what the ranks need in their environment. A secret is among it, unless MOEVEMENT_SECRET is
-set: then it stays where it is. Who reads it can take part in the job.
+set: then it stays where it is. A program that has it can take part in the job.
 """
 _ENDS = {signal.SIGTERM, signal.SIGINT}
 

@@ -92,20 +92,20 @@ REBINDINGS = {
             f"{_NVRX}monitor_thread",
             "MonitorThread.maybe_join",
             ("self, timeout",),
-            "what fails restarts, whoever has swallowed the interrupt",
+            "a failed rank restarts although its code swallowed the interrupt",
         ),
         Rebinding(
             f"{_NVRX}monitor_process",
             "terminate_process",
             ("process, termination_grace_time",),
-            "a process that is given up never goes on",
+            "a process that is given up never resumes",
         ),
         Rebinding(f"{_NVRX}monitor_process", "PrefixStore", CLASS, "stores are sealed"),
         Rebinding(
             f"{_NVRX}sibling_monitor",
             "SiblingMonitor.check_heartbeats",
             ("self",),
-            "no clock decides who is silent",
+            "no clock decides which process is silent",
         ),
         Rebinding(f"{_NVRX}wrap", "PrefixStore", CLASS, "stores are sealed"),
         Rebinding(

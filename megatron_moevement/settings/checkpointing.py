@@ -26,7 +26,7 @@ class Checkpointing:
     no_load_optim: bool = flag(False, "do not load the optimizer's state")
     no_load_rng: bool = flag(False, "do not load the random number generators' state")
     exit_on_missing_checkpoint: bool = flag(
-        False, "fail when --load holds no checkpoint, instead of starting anew"
+        False, "fail when --load holds no checkpoint, instead of starting from the initial weights"
     )
 
 

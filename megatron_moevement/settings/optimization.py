@@ -40,7 +40,7 @@ class Optimization:
         False, "schedule by these flags, not by those in the checkpoint"
     )
     use_checkpoint_opt_param_scheduler: bool = flag(
-        False, "schedule by the checkpoint, whatever these flags say"
+        False, "take the schedule from the checkpoint instead of these flags"
     )
     weight_decay: float = flag(0.01, "weight decay", within=NOT_NEGATIVE)
     start_weight_decay: float | None = flag(None, "weight decay at the start", within=NOT_NEGATIVE)

@@ -155,7 +155,7 @@ def _check_chunks(parallelism: Parallelism, architecture: Architecture) -> None:
     if per_virtual is not None and parallelism.num_virtual_stages_per_pipeline_rank is not None:
         raise UserError(
             "--num-layers-per-virtual-pipeline-stage and --num-virtual-stages-per-pipeline-rank "
-            "say the same thing; give one of them"
+            "mean the same; give one of them"
         )
     if chunks is None:
         return

@@ -14,10 +14,10 @@ class RankMonitoring:
 
     enable_ft_package: bool = flag(
         False,
-        "send signs of life to the rank monitor of ft_launcher, which kills who hangs",
+        "send signs of life to the rank monitor of ft_launcher, which kills ranks that hang",
     )
     calc_ft_timeouts: bool = flag(
-        False, "learn the monitor's section timeouts from the run; kept in --save"
+        False, "derive the monitor's section timeouts from the run; kept in --save"
     )
     ft_num_warmup_iters: int = flag(
         5, "steps of a process that the timeout of a step does not hold for", within=NOT_NEGATIVE
@@ -37,6 +37,6 @@ def check_rank_monitoring(settings: RankMonitoring, save: str | None) -> None:
     if not settings.calc_ft_timeouts:
         return
     if not settings.enable_ft_package:
-        raise UserError("--calc-ft-timeouts: nobody watches the ranks; give --enable-ft-package")
+        raise UserError("--calc-ft-timeouts: the ranks are not monitored; give --enable-ft-package")
     if save is None:
-        raise UserError("--calc-ft-timeouts keeps what it learns in --save: give --save DIR")
+        raise UserError("--calc-ft-timeouts keeps its limits in --save: give --save DIR")

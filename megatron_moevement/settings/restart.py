@@ -66,7 +66,7 @@ class InProcessRestart:
     )
     inprocess_active_world_size: int | None = flag(
         None,
-        "processes that train; the others are warm spares (default: what the launcher says)",
+        "processes that train; the others are warm spares (default: as the launcher sets it)",
         within=AT_LEAST_1,
     )
     inprocess_empty_cuda_cache: bool = flag(

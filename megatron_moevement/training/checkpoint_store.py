@@ -299,7 +299,7 @@ class CheckpointStore:
         if candidates:
             raise UserError(
                 f"--load {folder.root}: none of its {len(candidates)} checkpoints is whole; "
-                "give another folder, or none to start anew"
+                "give another folder, or none to start from the initial weights"
             )
         return None
 

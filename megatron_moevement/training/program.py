@@ -37,8 +37,9 @@ def main(argv: Sequence[str]) -> int:
         launch = launch.occupying(launch.rank, arguments.world_size)
         if arguments.monitoring.enable_ft_package and launch.rank_monitor is None:
             raise UserError(
-                "--enable-ft-package: nobody watches this rank (FT_RANK_MONITOR_IPC_SOCKET is not "
-                "set); start it with ft_launcher of nvidia-resiliency-ext, see docs/operate/restart.md"
+                "--enable-ft-package: this rank is not monitored (FT_RANK_MONITOR_IPC_SOCKET is "
+                "not set); start it with ft_launcher of nvidia-resiliency-ext, "
+                "see docs/operate/restart.md"
             )
         if arguments.restart.inprocess_restart:
             # Time-outs of stores are no errors where one asks them again and again.
@@ -194,7 +195,7 @@ def _run_restartable(
             domain=domain,
         )
     except ControlStoreLostError as error:
-        first = "host both stores anew and " if error.has_begun else ""
+        first = "host new stores and " if error.has_begun else ""
         return _stop(run, launch, error, None, first=first)
     except (DiscardedError, UnfitError) as error:
         # A process that is given up keeps its memory too: the others may be too few to go on.

@@ -23,7 +23,9 @@ def broken_links(page):
     for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
         name, _, anchor = link.partition("#")
         target = page.parent / name if name else page
-        if "://" not in link and not (target.exists() and (not anchor or anchor in anchors(target))):
+        if "://" not in link and not (
+            target.exists() and (not anchor or anchor in anchors(target))
+        ):
             broken.append(link)
     return broken
 
@@ -42,7 +44,11 @@ def test_a_link_to_nothing_is_found(tmp_path):
 def test_sources_name_pages_that_exist():
     # `git grep` exits with 1 where nothing matches, which would be a wrong pattern.
     found = subprocess.run(
-        ["git", "grep", "-IhoE", r"docs/[a-z_/]+\.(md|svg|json)"], cwd=ROOT, capture_output=True, text=True, check=True
+        ["git", "grep", "-IhoE", r"docs/[a-z_/]+\.(md|svg|json)"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert {name for name in found.stdout.split() if not (ROOT / name).exists()} == set()
 

@@ -281,7 +281,7 @@ def test_a_file_cut_short_is_refused(tmp_path, suffix):
     prefix = write(tmp_path / "a", 100)
     path = Path(prefix + suffix)
     os.truncate(path, path.stat().st_size - 2)
-    with pytest.raises(UserError, match=f"{suffix}: .* bytes, its index says"):
+    with pytest.raises(UserError, match=f"{suffix}: .* bytes, by its index"):
         open_indexed(prefix)
 
 
@@ -295,7 +295,7 @@ def test_a_foreign_index_is_refused(tmp_path):
 def test_an_index_of_other_data_is_refused(tmp_path):
     prefix = write(tmp_path / "a", 100)
     os.replace(write(tmp_path / "b", 50) + ".idx", prefix + ".idx")
-    with pytest.raises(UserError, match=r"a.bin: .* bytes, its index says"):
+    with pytest.raises(UserError, match=r"a.bin: .* bytes, by its index"):
         read_facts(prefix)
 
 

@@ -246,7 +246,10 @@ def test_windows_begin_anew_when_a_slot_is_lost_and_all_states_stand():
     plan = plan_recovery(with_a_slot_in_flight_damaged(job))
     assert (plan.verdict, plan.target) == (Verdict.RESUME, 5)
     assert (plan.edges, plan.epoch, plan.persisted) == (WindowEdges.ANEW, 1, None)
-    assert "stage 1 lost a slot, no persisted window is whole: windows begin anew" in plan.reason
+    assert (
+        "stage 1 lost a slot, no persisted window is whole: the window schedule restarts"
+        in plan.reason
+    )
 
 
 def test_no_state_stands_when_one_is_lost_beside_a_slot():
@@ -285,7 +288,7 @@ def test_spares_alone_that_know_of_no_commit_fall_back():
     job = Job(Layout(pp=2), step=13, spares=3, durable=10)
     plan = plan_recovery(without_processes(job.facts(), {0, 1}))
     assert (plan.verdict, plan.target) == (Verdict.ROLLBACK, 10)
-    assert "no process knows of a committed step" in plan.reason
+    assert "no process has a committed step" in plan.reason
 
 
 def test_a_second_fault_leaves_a_disjoint_recovery_what_it_has_reached():

@@ -57,7 +57,7 @@ def test_a_store_directory_that_another_user_made_first_is_refused(public, mode)
 def test_so_is_one_below_it(public):
     stranger_makes(public / "lent", 0o1777)
     (public / "lent" / "mine").mkdir()
-    with pytest.raises(UserError, match=r"everybody may write in .*lent, which is another user's"):
+    with pytest.raises(UserError, match=r"every user may write in .*lent, which is another user's"):
         StoreDirectory(public / "lent" / "mine", IDENTITY, 0)
 
 

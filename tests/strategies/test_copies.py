@@ -214,7 +214,9 @@ def test_without_any_copy_a_slot_is_not_complete_and_a_line_names_the_peer(
     for _ in range(8):
         copies.await_change()
     assert copies.acknowledgements.newest_complete() is None
-    told = [record.message for record in caplog.records if "nobody can take" in record.message]
+    told = [
+        record.message for record in caplog.records if "no process can replace" in record.message
+    ]
     (line,) = told
     assert line.startswith("process 2 keeps no copies of pp0.dp0.tp0.cp0.ep0 now ([Errno 111]")
 

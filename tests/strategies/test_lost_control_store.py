@@ -57,7 +57,7 @@ class Stores:
         return (
             f"pretrain_moe.py: process {process} stops: the control store at "
             "{}:{} is lost".format(*self.control)
-            + f"{where}host both stores anew and launch the job again{end}"
+            + f"{where}host new stores and launch the job again{end}"
         )
 
 

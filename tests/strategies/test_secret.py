@@ -60,5 +60,5 @@ def test_a_job_without_a_secret_says_once_what_that_means(megatron_fork_server, 
     with run.start() as job:
         result = job.wait().check()
     said = "".join(rank.stderr for rank in result.ranks)
-    line = "MOEVEMENT_SECRET is not set: who listens to the job's network can take part in it"
+    line = "MOEVEMENT_SECRET is not set: what listens to the job's network can take part in it"
     assert said.count(line) == 1

@@ -19,9 +19,9 @@ WORLD_SIZES = [pytest.param(1, marks=pytest.mark.slow), 2]
 SINGLE = {
     "--no-such-flag": "--no-such-flag",
     "stray": "unrecognized arguments: stray",
-    "--enable-ft-package": "nobody watches this rank (FT_RANK_MONITOR_IPC_SOCKET is not set)",
-    "--calc-ft-timeouts": "nobody watches the ranks; give --enable-ft-package",
-    "--calc-ft-timeouts --enable-ft-package": "keeps what it learns in --save",
+    "--enable-ft-package": "this rank is not monitored (FT_RANK_MONITOR_IPC_SOCKET is not set)",
+    "--calc-ft-timeouts": "the ranks are not monitored; give --enable-ft-package",
+    "--calc-ft-timeouts --enable-ft-package": "keeps its limits in --save",
     "--ft-num-warmup-iters -1": "-1 is not 0 or more",
     "--num-layers two": "'two' is no integer",
     "--num-layers 0": "0 is not at least 1",

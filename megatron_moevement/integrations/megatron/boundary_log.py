@@ -152,7 +152,7 @@ class _Pass:
 
 def _take(tags: deque[BoundaryTag], step: int, what: str) -> BoundaryTag:
     if not tags:
-        raise BoundaryOrderError(f"step {step}: a tensor is {what} that nobody expects")
+        raise BoundaryOrderError(f"step {step}: a tensor is {what} that is not expected")
     return tags.popleft()
 
 

@@ -85,7 +85,7 @@ def _parse(idx_path: str, header: bytes, index: Any) -> IndexedFacts:
 def _check_size(path: str, actual_bytes: int, expected_bytes: int) -> None:
     if actual_bytes != expected_bytes:
         raise UserError(
-            f"{path}: {actual_bytes} bytes, its index says {expected_bytes}; the file is damaged "
+            f"{path}: {actual_bytes} bytes, by its index {expected_bytes}; the file is damaged "
             "or of another data set, prepare the data again"
         )
 

@@ -21,7 +21,7 @@ _REASONS = {
     Reason.SOFT_TIMEOUT: "no progress within --inprocess-soft-timeout, it is interrupted",
     Reason.BASE_EXCEPTION: "it leaves the job",
     Reason.MONITOR_PROCESS_EXCEPTION: "its monitor has failed",
-    Reason.EXCEPTION: "an exception, its own line says which",
+    Reason.EXCEPTION: "an exception, which it prints itself",
 }
 """What is known from outside; how its process ended, a launcher may say besides."""
 _UNKNOWN = "its process has ended or does not answer"

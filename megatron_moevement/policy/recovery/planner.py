@@ -67,7 +67,7 @@ def plan_recovery(facts: Facts) -> Plan:
     facts.check_ranks()
     target = newest_committed(facts.processes)
     if target is None:
-        return plan_from_durable(facts, "no process knows of a committed step")
+        return plan_from_durable(facts, "no process has a committed step")
     check_nobody_is_ahead(facts.processes, target)
     found = survey_of(facts, target)
     survey = without_gaps(facts, found)
@@ -240,7 +240,7 @@ def _resume_with_new_windows(facts: Facts, survey: Survey, why: str) -> Plan:
     return dataclasses.replace(
         plan,
         fetches=(),
-        reason=f"{resume_reason(survey, 0)}; {why}: windows begin anew",
+        reason=f"{resume_reason(survey, 0)}; {why}: the window schedule restarts",
         persisted=None,
         edges=WindowEdges.ANEW,
         windows_from=plan.target,

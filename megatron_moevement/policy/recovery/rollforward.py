@@ -15,11 +15,11 @@ class Settling(Enum):
     """What a rank does to come to the target of a plan, before anything is copied or replayed."""
 
     ROLL_FORWARD = "apply the step that it lacks, if it goes on from there"
-    GIVE_UP = "say that its state is of no use, if it replays from elsewhere"
+    GIVE_UP = "give up its state, if it replays from elsewhere"
     RESET = "reset what an interrupted step leaves behind; the finished gradients are gone"
-    JOURNAL = "make the journal say what the job knows"
+    JOURNAL = "write what the job has committed into the journal"
     BELONG = "count as one who was there, no longer as new"
-    TAKE_LOADED = "say that its state is the one that was loaded, if it replays from there"
+    TAKE_LOADED = "count the state that was loaded as its own, if it replays from there"
 
 
 SETTLING: tuple[Settling, ...] = (

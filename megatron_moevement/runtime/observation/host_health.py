@@ -64,7 +64,7 @@ def _available_bytes() -> int:
     for line in _MEMORY.read_text(encoding="ascii").splitlines():
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) << 10
-    raise UnhealthyError(f"{_MEMORY} does not say how much memory is available")
+    raise UnhealthyError(f"{_MEMORY} has no line on available memory")
 
 
 def _nearest(folder: Path) -> Path:

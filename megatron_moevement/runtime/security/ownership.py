@@ -55,11 +55,11 @@ def check_folder(folder: Path, flag: str) -> None:
             continue
         if status.st_uid not in owners:
             raise UserError(
-                f"everybody may write in {above}, which is another user's; give another {flag}"
+                f"every user may write in {above}, which is another user's; give another {flag}"
             )
         if not status.st_mode & stat.S_ISVTX:
             raise UserError(
-                f"everybody may write in {above}, and rename what is in it; run "
+                f"every user may write in {above}, and rename what is in it; run "
                 f"`chmod o-w {above}` or give another {flag}"
             )
 

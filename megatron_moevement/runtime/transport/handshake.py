@@ -84,7 +84,7 @@ class _Parties:
         if not isinstance(proof, str) or not hmac.compare_digest(
             self.proof(role, token).encode(), proof.encode(errors="replace")
         ):
-            raise ProtocolError("the peer does not know the job's token")
+            raise ProtocolError("the peer does not have the job's token")
 
 
 def call(channel: Channel, me: Session, process: int, deadline: Deadline) -> None:

@@ -192,7 +192,7 @@ def _agree(
         say(plan.warning)
     before = kept.guarantee
     if before is None and trained.replication_key is None:
-        say(f"{SECRET_VARIABLE} is not set: who listens to the job's network can take part in it")
+        say(f"{SECRET_VARIABLE} is not set: what listens to the job's network can take part in it")
     guarantee = agree_on_guarantee(told.computations, judged, kept)
     if guarantee != before:
         say(f"guarantee {guarantee}")

@@ -53,7 +53,7 @@ class DataFlags:
     )
     vocab_size: int | None = flag(None, "size of the vocabulary before end-of-document and padding")
     make_vocab_size_divisible_by: int = flag(128, "pad the vocabulary to a multiple of this x TP")
-    reset_position_ids: bool = flag(False, "count positions anew after an end-of-document")
+    reset_position_ids: bool = flag(False, "restart positions after an end-of-document")
     reset_attention_mask: bool = flag(False, "refused: attention is causal over the whole sample")
     eod_mask_loss: bool = flag(False, "no loss for what follows an end-of-document")
     mmap_bin_files: bool = flag(True, "read .bin files instead of mapping them")

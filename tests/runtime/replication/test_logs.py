@@ -141,7 +141,7 @@ def test_what_waits_for_a_peer_that_is_gone_fails_and_so_does_what_comes_after_i
     reader, process = served(token=b"another secret of length")
     reader.prefetch(process, [tag_of(one) for one in range(3)])
     for micro_batch in range(4):
-        with pytest.raises(LogReadError, match="does not know the job's token") as failed:
+        with pytest.raises(LogReadError, match="does not have the job's token") as failed:
             reader.take(process, tag_of(micro_batch))
         assert str(failed.value).startswith(f"{tag_of(micro_batch)} can't be had from process")
     with pytest.raises(LogReadError, match=f"what was received in step {STEP} can't be had"):

@@ -136,9 +136,9 @@ def test_who_has_another_token_is_refused_on_both_sides(job):
     with owner.sender(holder, token=b"the secret of another") as sender:
         outcome = sender.send(owner.owner, record, owner.ring.payload(record), (1,))[1]
         assert isinstance(outcome.exception(), SilentPeerError)
-        assert sender.silent == {1: "the peer does not know the job's token"}
+        assert sender.silent == {1: "the peer does not have the job's token"}
         into = memoryview(bytearray(SHAPE.buffer_bytes))
-        with pytest.raises(FetchError, match="does not know the job's token"):
+        with pytest.raises(FetchError, match="does not have the job's token"):
             sender.fetch(1, key_of(owner.owner, record), into)
     assert holder.held[0].records() == ()
 
@@ -150,7 +150,7 @@ def test_a_caller_that_skips_its_own_check_is_found_out_by_the_server(job, caplo
         connection.recv(65536)
         connection.sendall(message(Kind.PROOF, {"proof": "ab" * 32}))
         assert connection.recv(65536) == b""
-    await_log(caplog, "the peer does not know the job's token")
+    await_log(caplog, "the peer does not have the job's token")
 
 
 def test_what_was_overheard_opens_no_second_connection(job):

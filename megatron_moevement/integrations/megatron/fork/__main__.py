@@ -27,7 +27,7 @@ def build_parser() -> argparse.ArgumentParser:
     build.set_defaults(run=_build)
     install = commands.add_parser("install", parents=[cache], help="build the fork and install it")
     install.set_defaults(run=_install)
-    check = commands.add_parser("check", help="say whether this interpreter finds the fork")
+    check = commands.add_parser("check", help="print whether this interpreter finds the fork")
     check.set_defaults(run=_check)
     edit = commands.add_parser("edit", parents=[cache], help="open a git checkout of the fork")
     edit.add_argument("directory", type=Path)

@@ -140,7 +140,7 @@ class Copies:
             return
         self._sender.update(methodcaller("holder_excused", silent))
         logger.warning(
-            "process %d keeps no copies of %s now (%s), and nobody can take its place: it is tried "
+            "process %d keeps no copies of %s now (%s), and no process can replace it: it is tried "
             "again until it does; where there is no other copy, training waits",
             silent,
             self._ring.owner,

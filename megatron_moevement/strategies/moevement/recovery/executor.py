@@ -225,7 +225,7 @@ def start_over(trained: Trained, memory: JobMemory, kept: Kept, durable: int) ->
     if durable == 0 and not all(pristine):
         raise InitialStateLostError(
             f"process {pristine.index(False)} has trained, no window in memory is whole and "
-            "there is no durable checkpoint: the job has to be built anew"
+            "there is no durable checkpoint: the job has to be built again"
         )
     Survivor(trained, kept).reset()
     if durable:

@@ -54,7 +54,7 @@ class Survivor:
         own, progress = self._trained.commit.apply(before.progress, decided, self._strike(entry))
         if not same_scalars(own, entry):
             raise UnlikeLedgerError(
-                f"step {entry.step}, applied after a fault, differs from what the ledger says"
+                f"step {entry.step}, applied after a fault, differs from the ledger"
             )
         restore_random_state(dict(random_after))
         self._trained.faults.strike(entry.step, Place.LEDGER)
