@@ -35,7 +35,7 @@ ADDED_S = sum(
     for flag in RESTARTABLE
     if any(name in flag for name in (*ADDED, "last-call-wait", "termination-grace-time"))
 )
-"""What may come on top of a limit (docs/operate/restart.md), and the time between SIGTERM and SIGKILL."""
+"""What may come on top of a limit (docs/operate/restart.md); then SIGTERM, and SIGKILL after it."""
 MARGIN_S = 5
 """Of a loaded machine."""
 EARLY_S = 0.5

@@ -1,7 +1,7 @@
 """Sparse checkpointing: a sparse snapshot every iteration, in the memory of r + 1 processes.
 
 One object protects one generation. After a restart a new one is opened, in the same process with
-the same `Kept` and store, and its `recover` finds out what everybody holds (docs/understand/recovery.md).
+the same `Kept` and store, and its `recover` gathers the facts (docs/understand/recovery.md).
 
 Source: sections 3.2 and 3.3 of the paper. What is decided is in `policy/`; this carries it out.
 """
