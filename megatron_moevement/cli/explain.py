@@ -135,7 +135,7 @@ def _steps(count: int) -> str:
 
 
 def _window(window: Window) -> str:
-    return f"of steps {window.start} to {window.last} (epoch {window.epoch})"
+    return f"of steps {window.start} to {window.last} (epoch {window.schedule_version})"
 
 
 def _closing(plan: Plan) -> list[str]:

@@ -104,7 +104,7 @@ def _user(process: SurveyedProcess) -> str:
 
 
 def _window(window: Window) -> str:
-    return f"{window.start} to {window.last}, epoch {window.epoch}"
+    return f"{window.start} to {window.last}, epoch {window.schedule_version}"
 
 
 def _slot_table(run: SurveyedRun) -> Table:
@@ -195,8 +195,8 @@ def _ring_document(ring: SurveyedRing) -> dict[str, Any]:
 def _slot_document(slot: SurveyedSlot) -> dict[str, Any]:
     record, window = slot.record, slot.record.window
     return {
-        "era": record.era,
-        "window": {"start": window.start, "size": window.size, "epoch": window.epoch},
+        "era": record.rollbacks,
+        "window": {"start": window.start, "size": window.size, "epoch": window.schedule_version},
         "slot": record.slot,
         "step": record.step,
         "bytes": record.payload_bytes,

@@ -20,7 +20,7 @@ _SPEC = re.compile(
 _FORM = "[KIND:]STEP:PLACE[@RANKS][#GENERATION]"
 
 
-class Place(Enum):
+class FaultPoint(Enum):
     """A place in a step where a fault can strike.
 
     The step is k where S_(k-1) becomes S_k, ordinary or replayed. A slot belongs to the step whose
@@ -105,7 +105,7 @@ class Place(Enum):
         return self not in _OF_NO_STEP
 
 
-_OF_NO_STEP = frozenset(list(Place)[list(Place).index(Place.CONNECT) :])
+_OF_NO_STEP = frozenset(list(FaultPoint)[list(FaultPoint).index(FaultPoint.CONNECT) :])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,7 +121,7 @@ class Fault:
     """
 
     step: int
-    place: Place
+    place: FaultPoint
     ranks: frozenset[int] | None = None
     generation: int = 0
     kind: FaultKind = FaultKind.KILL
@@ -140,7 +140,7 @@ class Fault:
         kind = found["kind"] or FaultKind.KILL.value
         if kind not in kinds:
             raise ValueError(f"{spec!r} names no fault: {kind}; there are {', '.join(kinds)}")
-        places = {place.value: place for place in Place}
+        places = {place.value: place for place in FaultPoint}
         if found["place"] not in places:
             raise ValueError(
                 f"{spec!r} names no place of a step: {found['place']}; there are "

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 from megatron_moevement.runtime.coordination.generation import Generation
 from megatron_moevement.runtime.observation.events import Events
 from megatron_moevement.settings.launch import Launch
+from megatron_moevement.strategies.live_objects import LiveObjects
 from megatron_moevement.strategies.strategy import Strategy
-from megatron_moevement.strategies.trained import Trained
 
 if TYPE_CHECKING:
     from megatron_moevement.integrations.nvrx.reserve import Holder
@@ -27,7 +27,7 @@ class Protected:
     """What a generation gives to the strategy that protects it.
 
     Attributes:
-        trained: returns the live objects; every rank has them.
+        objects: returns the live objects; every rank has them.
         events: told of what the strategy does.
         generation: owns threads and connections.
         domain: what this process may be lost together with.
@@ -36,7 +36,7 @@ class Protected:
         saves: folders of durable checkpoints.
     """
 
-    trained: Callable[[], Trained]
+    objects: Callable[[], LiveObjects]
     events: Events
     generation: Generation
     domain: str

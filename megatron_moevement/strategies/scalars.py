@@ -117,5 +117,5 @@ def same_scalars(one: LedgerEntry, other: LedgerEntry) -> bool:
 
     What was found out about replicas besides is no part of the step.
     """
-    other = dataclasses.replace(other, streams_alike=one.streams_alike)
+    other = dataclasses.replace(other, rng_equal=one.rng_equal)
     return encode_entry(one) == encode_entry(other)

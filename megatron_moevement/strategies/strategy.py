@@ -10,7 +10,7 @@ import dataclasses
 from megatron_moevement.errors import MoEvementError
 from megatron_moevement.integrations.megatron.optimizer import GradientStatistics
 from megatron_moevement.policy.recovery.newest_state import Durable
-from megatron_moevement.runtime.coordination.commit_barrier import Agreement, ReplicaStreams, Vote
+from megatron_moevement.runtime.coordination.commit_barrier import Agreement, ReplicaRng, Vote
 from megatron_moevement.runtime.coordination.ledger import LedgerEntry
 from megatron_moevement.runtime.coordination.progress import NO_COSTS, IterationCosts, Progress
 
@@ -95,8 +95,9 @@ class Strategy:
     A generation begins with `recover`; where that brings nothing back the job loads or begins, and
     calls `begin`. Then each step calls, in this order:
 
-    1. `injected_statistics`, after its passes, in place of a norm of all gradients;
-    2. `await_commit`, `streams` and, in a replay, `agree_alone`: what comes to the commit barrier;
+    1. `replayed_gradient_stats`, after its passes, in place of a norm of all gradients;
+    2. `await_commit`, `replica_rng` and, in a replay, `agree_within_stage`: what comes to the
+       commit barrier;
     3. `enter_commit` and `commit`, around the change of the state, without collectives;
     4. `after_step` and `costs`.
 
@@ -132,7 +133,7 @@ class Strategy:
         del progress
         return None
 
-    def injected_statistics(self, step: int) -> GradientStatistics | None:
+    def replayed_gradient_stats(self, step: int) -> GradientStatistics | None:
         """Returns what a replay knows of the gradients of a step; None when they speak themselves.
 
         While operators are frozen, no norm of all gradients can be computed.
@@ -145,11 +146,11 @@ class Strategy:
         del step
         return NOT_COVERED
 
-    def streams(self) -> ReplicaStreams | None:
+    def replica_rng(self) -> ReplicaRng | None:
         """Returns the random streams behind the passes of a step; None: nobody wants to know."""
         return None
 
-    def agree_alone(self, vote: Vote) -> Agreement | None:
+    def agree_within_stage(self, vote: Vote) -> Agreement | None:
         """Agrees on a replayed step within its stage; None: the whole job has to agree.
 
         Args:

@@ -86,7 +86,7 @@ def _target_is_minimum(facts: Facts) -> Plan | None:
 
 def _window_edge_moved(facts: Facts) -> Plan | None:
     plan = recovery.plan_start(facts)
-    if plan is None or plan.edges is WindowEdges.ANEW:
+    if plan is None or plan.edges is WindowEdges.RESTARTED:
         return plan
     return dataclasses.replace(plan, windows_from=max(plan.windows_from - 1, 0))
 
@@ -132,8 +132,8 @@ def _copy_before_roll_forward(facts: Facts) -> Plan | None:
 def _all_experts_are_the_same(facts: Facts) -> Plan | None:
     processes = tuple(
         process
-        if process.holds is None or process.rank is None
-        else dataclasses.replace(process, holds=f"stage {process.rank.pp}")
+        if process.replica_id is None or process.rank is None
+        else dataclasses.replace(process, replica_id=f"stage {process.rank.pp}")
         for process in facts.processes
     )
     return recovery.plan_start(dataclasses.replace(facts, processes=processes))
@@ -162,7 +162,7 @@ def _logs_cover_everything(facts: Facts) -> Plan | None:
 
 
 def _mixed_eras(facts: Facts) -> Plan | None:
-    processes = tuple(dataclasses.replace(process, era=0) for process in facts.processes)
+    processes = tuple(dataclasses.replace(process, rollbacks=0) for process in facts.processes)
     return recovery.plan_start(dataclasses.replace(facts, processes=processes))
 
 

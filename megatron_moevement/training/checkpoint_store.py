@@ -22,7 +22,7 @@ from megatron_moevement.runtime.coordination.agreement import (
 )
 from megatron_moevement.runtime.faults.fault_points import NO_FAULTS, FaultPoints
 from megatron_moevement.settings.checkpointing import Checkpointing
-from megatron_moevement.settings.faults import Place
+from megatron_moevement.settings.faults import FaultPoint
 from megatron_moevement.training.checkpoints import (
     CheckpointFolder,
     FileRecord,
@@ -141,7 +141,7 @@ class CheckpointStore:
         marks = {"iteration": iteration, "model": self._model, "run": self._run}
         self._state.save(writing, {**common, **marks})
         records = self._record_files(writing)
-        self._faults.strike(iteration, Place.SAVE)
+        self._faults.strike(iteration, FaultPoint.SAVE)
         self._on_first_rank(lambda: folder.commit(iteration, records))
 
     def _needed_bytes(self) -> int:

@@ -27,7 +27,7 @@ from megatron_moevement.runtime.observation.events import EventName, Events
 from megatron_moevement.runtime.slots.identity import RunIdentity
 from megatron_moevement.runtime.stores.fault_record import FaultRecord, forget_rank
 from megatron_moevement.runtime.stores.place import store_place
-from megatron_moevement.settings.faults import Fault, Place
+from megatron_moevement.settings.faults import Fault, FaultPoint
 from megatron_moevement.settings.launch import Launch
 from megatron_moevement.training.arguments import Arguments
 from megatron_moevement.training.identity import identify
@@ -53,7 +53,9 @@ def scripted_faults(
         identity: of the run; None where this process has not been told yet, and finds it itself.
     """
     points = FaultPoints(arguments.fault_injection.moevement_faults, launch.rank)
-    if any(fault.place is Place.CONNECT for fault in arguments.fault_injection.moevement_faults):
+    if any(
+        fault.place is FaultPoint.CONNECT for fault in arguments.fault_injection.moevement_faults
+    ):
         place = store_place(arguments.fault_tolerance, identity or identify(arguments))
         with contextlib.closing(FaultRecord(*place, launch.rank)) as record:
             points.know(record.read().struck)

@@ -35,7 +35,7 @@ from megatron_moevement.runtime.coordination.commit_barrier import CommitBarrier
 from megatron_moevement.runtime.coordination.ledger import Ledger
 from megatron_moevement.runtime.faults.fault_points import FaultPoints
 from megatron_moevement.runtime.slots.identity import RunIdentity
-from megatron_moevement.settings.faults import Place
+from megatron_moevement.settings.faults import FaultPoint
 from megatron_moevement.settings.launch import Launch
 from megatron_moevement.settings.run import num_microbatches
 from megatron_moevement.training.arguments import Arguments
@@ -123,7 +123,7 @@ def join(
         backend.use_deterministic_kernels()
     timeout = timedelta(minutes=parallelism.distributed_timeout_minutes)
     join_job(launch, backend.process_group_backend, timeout, generation)
-    faults.strike_outside(Place.CONNECT)
+    faults.strike_outside(FaultPoint.CONNECT)
     return build_groups(parallelism, int(arguments.architecture.num_layers or 0))
 
 

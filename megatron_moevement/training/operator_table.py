@@ -14,7 +14,7 @@ from megatron_moevement.runtime.coordination.agreement import AgreementError, to
 from megatron_moevement.strategies.moevement.opening import plan_job
 from megatron_moevement.training.checkpoints import write_atomically
 from megatron_moevement.training.job import Job
-from megatron_moevement.training.protection import trained
+from megatron_moevement.training.protection import live_objects_of
 
 
 def write_operators(job: Job, path: Path) -> None:
@@ -31,7 +31,7 @@ def write_operators(job: Job, path: Path) -> None:
         moevement_host_memory_limit_gb=None,
         moevement_strict_replicas=False,
     )
-    own = trained(job)
+    own = live_objects_of(job)
     plan = plan_job(
         settings,
         own,

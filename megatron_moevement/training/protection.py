@@ -26,15 +26,15 @@ from megatron_moevement.policy.job.segments import Ends
 from megatron_moevement.runtime.coordination.generation import Generation
 from megatron_moevement.runtime.observation.events import Events
 from megatron_moevement.settings.architecture import TransformerImpl
+from megatron_moevement.strategies.live_objects import LiveObjects
 from megatron_moevement.strategies.resident_state import Protected, ResidentState
 from megatron_moevement.strategies.strategy import Strategy
-from megatron_moevement.strategies.trained import Trained
 from megatron_moevement.training.job import Job
 
 
 @contextlib.contextmanager
 def open_strategy(
-    job: Job, events: Events, kept: ResidentState, generation: Generation
+    job: Job, events: Events, carried: ResidentState, generation: Generation
 ) -> Iterator[Strategy]:
     """Yields what protects a job for a generation; every rank calls it, in step.
 
@@ -43,7 +43,7 @@ def open_strategy(
     Args:
         job: what is protected.
         events: told of windows, plans and replays.
-        kept: what this process keeps over restarts.
+        carried: what this process keeps over restarts.
         generation: owns threads and connections.
 
     Raises:
@@ -52,7 +52,7 @@ def open_strategy(
     settings = job.arguments.fault_tolerance
     saving = job.arguments.checkpointing
     protected = Protected(
-        lambda: trained(job),
+        lambda: live_objects_of(job),
         events,
         generation,
         domain=settings.moevement_failure_domain or job.launch.failure_domain,
@@ -60,7 +60,7 @@ def open_strategy(
         say=_say,
         saves=[Path(one) for one in dict.fromkeys((saving.save, saving.load)) if one is not None],
     )
-    strategy = kept.open(protected)
+    strategy = carried.open(protected)
     try:
         yield strategy
     except KeyboardInterrupt:
@@ -71,12 +71,12 @@ def open_strategy(
         strategy.close()
 
 
-def trained(job: Job) -> Trained:
+def live_objects_of(job: Job) -> LiveObjects:
     """Returns what a strategy protects of a job."""
     arguments = job.arguments
     layout = _layout(job)
     untied = arguments.architecture.untie_embeddings_and_output_weights
-    return Trained(
+    return LiveObjects(
         chunks=job.chunks,
         optimizer=job.optimizer,
         scheduler=job.scheduler,

@@ -35,7 +35,7 @@ from megatron_moevement.runtime.coordination.ledger import LedgerEntry
 from megatron_moevement.runtime.coordination.progress import Progress
 from megatron_moevement.runtime.faults.fault_points import NO_FAULTS, FaultPoints, Strike
 from megatron_moevement.runtime.interrupts.interruptible_wait import waited_s
-from megatron_moevement.settings.faults import Place
+from megatron_moevement.settings.faults import FaultPoint
 from megatron_moevement.strategies.strategy import Covered, Strategy
 
 
@@ -130,8 +130,8 @@ class TrainStep:
         random_before = random_state()
         own_time = _OwnTime()
         loss = self._schedule.forward_backward(self._micro_batches(), strike, step)
-        strike(Place.PREPARE)
-        statistics = self._optimizer.prepare(self._strategy.injected_statistics(step))
+        strike(FaultPoint.PREPARE)
+        statistics = self._optimizer.prepare(self._strategy.replayed_gradient_stats(step))
         if not is_finite(statistics):
             self._expert_bias.discard()
             raise DivergenceError(
@@ -139,7 +139,7 @@ class TrainStep:
             )
         own_s = own_time.seconds()
         covered = self._strategy.await_commit(step)
-        strike(Place.BARRIER)
+        strike(FaultPoint.BARRIER)
         vote = Vote(
             step=step,
             loss=None if loss is None else loss.mean,
@@ -149,15 +149,15 @@ class TrainStep:
             stop=stop,
             window_start=covered.start,
             copies=covered.copies,
-            streams=self._strategy.streams(),
+            replica_rng=self._strategy.replica_rng(),
             own_s=own_s,
         )
-        agreement = self._strategy.agree_alone(vote) or self._barrier.wait(vote)
-        strike(Place.AFTER_BARRIER)
+        agreement = self._strategy.agree_within_stage(vote) or self._barrier.wait(vote)
+        strike(FaultPoint.AFTER_BARRIER)
         # Entered after the barrier's result was read: had an abort come before, it would be raised.
         with self._uninterrupted():
             entry = self._commit(statistics, agreement, random_before, strike)
-        strike(Place.GATHER)
+        strike(FaultPoint.GATHER)
         self._optimizer.gather()
         self._strategy.after_step()
         return StepOutcome(entry=entry, stop=agreement.stop, own_s=agreement.own_s)
@@ -176,7 +176,7 @@ class TrainStep:
             agreement.loss,
             agreement.num_tokens,
             random_before,
-            agreement.streams_alike,
+            agreement.rng_equal,
         )
         entry, self.progress = self._step_commit.apply(self.progress, decided, strike)
         covered = Covered(agreement.window_start, agreement.copies)

@@ -26,7 +26,7 @@ from megatron_moevement.runtime.slots.slot_record import EXTRAS
 from megatron_moevement.runtime.stores.store import RingRole, RingShape, StoreDirectory
 from megatron_moevement.runtime.transport.handshake import Session
 from megatron_moevement.strategies.moevement.capture.window_capture import WindowCapture
-from megatron_moevement.strategies.moevement.protection.copies import Copies
+from megatron_moevement.strategies.moevement.protection.slot_replicator import SlotReplicator
 from megatron_moevement.strategies.scalars import SlotScalars
 from tests.harness.late_stream import LateStream
 
@@ -91,10 +91,10 @@ class CapturedWindows:
         self._windows = WindowCapture(
             capture,
             self._ring,
-            Copies(sender, self._ring, Placement({_RANK: ()}, 0, 0), ()),
+            SlotReplicator(sender, self._ring, Placement({_RANK: ()}, 0, 0), ()),
             self._schedule,
             self._layouts,
-            era=0,
+            rollbacks=0,
             ring=SlotRing(capacity),
         )
         self.stalls: list[timedelta] = []

@@ -8,7 +8,7 @@ from typing import Any
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from megatron_moevement.runtime.coordination.commit_barrier import StopRequest
-from megatron_moevement.runtime.coordination.meeting import Meeting
+from megatron_moevement.runtime.coordination.rejoin_barrier import RejoinBarrier
 from megatron_moevement.training.loop import TrainingLoop
 from tests.harness.restart_run import train_through
 
@@ -51,26 +51,26 @@ def train_counting(
         What `train_through` returns, and of each recovery the `collectives`.
     """
     counts: list[CollectiveCount] = []
-    catch_up, wait = TrainingLoop._catch_up, Meeting.wait  # noqa: SLF001
+    catch_up, wait = TrainingLoop._catch_up, RejoinBarrier.wait  # noqa: SLF001
 
     def begin(self: TrainingLoop, target: int) -> StopRequest:
         counts.append(CollectiveCount())
         counts[-1].__enter__()  # type: ignore[no-untyped-call]
         return catch_up(self, target)
 
-    def end(self: Meeting) -> None:
+    def end(self: RejoinBarrier) -> None:
         wait(self)
         if _is_of_a_recovery(self):
             counts[-1].__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
     _replace(TrainingLoop, "_catch_up", begin)
-    _replace(Meeting, "wait", end)
+    _replace(RejoinBarrier, "wait", end)
     found = train_through(flags, restarts, mutation)
     return {**found, "collectives": [count.count for count in counts]}
 
 
-def _is_of_a_recovery(meeting: Meeting) -> bool:
-    return meeting._name.startswith("moevement/rejoin/")  # noqa: SLF001
+def _is_of_a_recovery(rejoin_barrier: RejoinBarrier) -> bool:
+    return rejoin_barrier._name.startswith("moevement/rejoin/")  # noqa: SLF001
 
 
 def _replace(owner: type, name: str, function: Callable[..., Any]) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from random import Random
 
 from megatron_moevement.policy.faults.fault_schedule import FaultKind
-from megatron_moevement.settings.faults import Fault, Place
+from megatron_moevement.settings.faults import Fault, FaultPoint
 from megatron_moevement.testing.lost_states import LostStates
 from tests.harness.combinations import Combination
 from tests.harness.pairwise import Pair, Ties, cover_pairs
@@ -65,23 +65,23 @@ TRAININGS = {
 }
 """Precision, optimizer, experts and the rest, as levels of `combinations`."""
 PHASES = {
-    "forward": (Place.FORWARD, Place.FORWARD_BACKWARD),
-    "boundary-send": (Place.BOUNDARY_SEND,),
-    "backward": (Place.BACKWARD,),
-    "reduction": (Place.FINALIZE, Place.AFTER_FINALIZE, Place.PREPARE),
-    "barrier": (Place.BARRIER, Place.AFTER_BARRIER),
+    "forward": (FaultPoint.FORWARD, FaultPoint.FORWARD_BACKWARD),
+    "boundary-send": (FaultPoint.BOUNDARY_SEND,),
+    "backward": (FaultPoint.BACKWARD,),
+    "reduction": (FaultPoint.FINALIZE, FaultPoint.AFTER_FINALIZE, FaultPoint.PREPARE),
+    "barrier": (FaultPoint.BARRIER, FaultPoint.AFTER_BARRIER),
     "commit": (
-        Place.COMMIT,
-        Place.AFTER_OPTIMIZERS,
-        Place.LEDGER,
-        Place.COMMITTED,
-        Place.OPTIMIZERS,
+        FaultPoint.COMMIT,
+        FaultPoint.AFTER_OPTIMIZERS,
+        FaultPoint.LEDGER,
+        FaultPoint.COMMITTED,
+        FaultPoint.OPTIMIZERS,
     ),
-    "gather": (Place.GATHER,),
-    "snapshot": (Place.CAPTURE, Place.COPY, Place.PUBLISH, Place.AFTER_PUBLISH),
-    "replicate": (Place.SEND,),
-    "window-edge": (Place.WINDOW_EDGE,),
-    "save": (Place.SAVE,),
+    "gather": (FaultPoint.GATHER,),
+    "snapshot": (FaultPoint.CAPTURE, FaultPoint.COPY, FaultPoint.PUBLISH, FaultPoint.AFTER_PUBLISH),
+    "replicate": (FaultPoint.SEND,),
+    "window-edge": (FaultPoint.WINDOW_EDGE,),
+    "save": (FaultPoint.SAVE,),
 }
 """The places of each phase of a step; the rows of a phase take turns at them."""
 FACTORS: Mapping[str, list[str]] = {
@@ -113,8 +113,8 @@ IMPOSSIBLE: Mapping[Pair, str] = {
 _LAG = 10
 """Steps that a job may train from the moment of a kill until it is really killed."""
 TRAIN_ITERS = 26
-_TORN = frozenset({*PHASES["commit"], Place.WINDOW_EDGE, Place.CAPTURE})
-_ON_A_THREAD = frozenset({Place.COPY, Place.PUBLISH, Place.AFTER_PUBLISH})
+_TORN = frozenset({*PHASES["commit"], FaultPoint.WINDOW_EDGE, FaultPoint.CAPTURE})
+_ON_A_THREAD = frozenset({FaultPoint.COPY, FaultPoint.PUBLISH, FaultPoint.AFTER_PUBLISH})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,11 +164,11 @@ class Row:
         return self.order == "outside-first"
 
     @property
-    def place(self) -> Place:
+    def place(self) -> FaultPoint:
         """Where the process is struck."""
         places = PHASES[self.phase]
         if "fp16" in self.training:  # a step that overflows has nothing to optimize
-            places = tuple(place for place in places if place is not Place.OPTIMIZERS)
+            places = tuple(place for place in places if place is not FaultPoint.OPTIMIZERS)
         return places[self.turn % len(places)]
 
     @property
@@ -213,7 +213,7 @@ class Row:
     @property
     def restarts(self) -> bool:
         """Whether the fault ends a generation; a thread that sends costs a copy only."""
-        return self.is_deadly or self.place is not Place.SEND
+        return self.is_deadly or self.place is not FaultPoint.SEND
 
     @property
     def spares(self) -> int:

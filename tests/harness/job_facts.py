@@ -181,8 +181,8 @@ def with_replicas(facts: Facts) -> Facts:
     changes = {
         each.process: dataclasses.replace(
             each,
-            holds=f"pp{each.rank.pp}.tp{each.rank.tp}.ep{layout.expert_parallel_rank(each.rank)}",
-            alike=each.ledger,
+            replica_id=f"pp{each.rank.pp}.tp{each.rank.tp}.ep{layout.expert_parallel_rank(each.rank)}",
+            rng_equal_steps=each.ledger,
         )
         for each in facts.processes
         if each.rank is not None
@@ -297,7 +297,7 @@ def _replaying(
         holdings = _with_slots(holdings, rank, fetch.slot.window, {fetch.slot.slot})
     persisted = window if plan.persisted is None else plan.persisted
     for again_from in range(persisted.last + 1, step, window.size):
-        captured = Window(again_from, window.size, window.epoch)
+        captured = Window(again_from, window.size, window.schedule_version)
         slots = {k - again_from for k in range(start, step) if again_from <= k <= captured.last}
         holdings = _with_slots(holdings, rank, captured, slots)
     return dataclasses.replace(

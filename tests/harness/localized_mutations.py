@@ -20,7 +20,7 @@ from megatron_moevement.policy.job.boundary import BoundaryTag
 from megatron_moevement.runtime.coordination.commit_barrier import Agreement, CommitBarrier, Vote
 from megatron_moevement.runtime.coordination.ledger import LedgerEntry
 from megatron_moevement.runtime.upstream_log.log import UpstreamLog
-from megatron_moevement.strategies.moevement.kept import Live
+from megatron_moevement.strategies.moevement.carried_state import SurvivingState
 from megatron_moevement.strategies.moevement.recovery.boundaries import ReplayedBoundaries
 from megatron_moevement.strategies.moevement.recovery.executor import Execution
 from megatron_moevement.strategies.moevement.recovery.replicas import StandingState
@@ -75,7 +75,7 @@ def replay_with_other_tensor_peer() -> None:
     boundaries = Execution.boundaries
 
     def of_other(self: Execution) -> ReplayedBoundaries:
-        right, facts, rank = boundaries(self), self._facts, self._trained.rank
+        right, facts, rank = boundaries(self), self._facts, self._objects.rank
         others = {
             stage: facts.by_rank[dataclasses.replace(rank, pp=stage, tp=1 - rank.tp)].process
             for stage in right.processes
@@ -142,9 +142,9 @@ def skip_roll_forward() -> None:
 
     def count(self: Survivor, entry: LedgerEntry, write_journal: Callable[[], None]) -> None:
         del write_journal
-        progress = dataclasses.replace(self._kept.scalars.progress, committed=entry.step)
-        scalars = dataclasses.replace(self._kept.scalars, progress=progress)
-        self._kept.live = Live.dense(scalars)
+        progress = dataclasses.replace(self._carried.scalars.progress, committed=entry.step)
+        scalars = dataclasses.replace(self._carried.scalars, progress=progress)
+        self._carried.live = SurvivingState.dense(scalars)
 
     _replace(Survivor, "roll_forward", count)
 
@@ -171,9 +171,9 @@ def copy_before_roll_forward() -> None:
     before: dict[str, bytes] = {}
 
     def remember(self: Survivor, entry: LedgerEntry, write_journal: Callable[[], None]) -> None:
-        trained = self._trained
-        live = LiveOperators(trained.chunks, trained.optimizer)
-        state = StandingState(live, self._kept.scalars)
+        objects = self._objects
+        live = LiveOperators(objects.chunks, objects.optimizer)
+        state = StandingState(live, self._carried.scalars)
         before.update((name, bytes(read(state, entry.step - 1, name))) for name in state.names)
         roll_forward(self, entry, write_journal)
 

@@ -11,7 +11,7 @@ from random import Random
 from typing import Any
 
 from megatron_moevement.runtime.observation.events import EventName, EventRecord, read_events
-from megatron_moevement.settings.faults import Place
+from megatron_moevement.settings.faults import FaultPoint
 from megatron_moevement.testing.lost_states import LostStates
 from tests.harness.combinations import Combination
 from tests.harness.fork_server import ForkServer, JobFailedError
@@ -118,7 +118,11 @@ def kill_at_random(run: Run, case: Case, step: int, random: Random) -> None:
 
 
 def die(
-    run: Run, case: Case, place: Place, steps: Iterable[int], ranks: Iterable[int] | None = None
+    run: Run,
+    case: Case,
+    place: FaultPoint,
+    steps: Iterable[int],
+    ranks: Iterable[int] | None = None,
 ) -> None:
     """Runs a job that dies at the first of some steps that comes to a place.
 

@@ -22,7 +22,7 @@ from megatron_moevement.policy.job.state_recipe import Content, Timing
 from megatron_moevement.policy.window.planner import WindowPlan
 from megatron_moevement.runtime.capture.capture import Capture, HostCopy
 from megatron_moevement.settings.launch import Launch
-from megatron_moevement.strategies import trained
+from megatron_moevement.strategies import live_objects
 from megatron_moevement.strategies.moevement.protection import job_plan
 from megatron_moevement.strategies.moevement.recovery.replay import Replay
 from megatron_moevement.strategies.moevement.sparse_checkpointing import SparseCheckpointing
@@ -169,13 +169,13 @@ def differ_between_replicas() -> None:
 
 def forget_expert_stream() -> None:
     """Leaves the experts' random stream as it is in a new process."""
-    restore = vars(trained)["restore_random_state"]
+    restore = vars(live_objects)["restore_random_state"]
 
     def restore_others(state: dict[str, Any]) -> None:
         stream = random_state()[TRACKER][_EXPERT_STREAM]
         restore({**state, TRACKER: {**state[TRACKER], _EXPERT_STREAM: stream}})
 
-    _replace(trained, "restore_random_state", restore_others)
+    _replace(live_objects, "restore_random_state", restore_others)
 
 
 def choose_experts_at_random() -> None:

@@ -22,10 +22,10 @@ from megatron_moevement.backends.backend import choose, load
 from megatron_moevement.integrations.megatron.process_groups import leave_job
 from megatron_moevement.runtime.coordination.generation import Generation
 from megatron_moevement.runtime.coordination.ledger import loss_to_hex
-from megatron_moevement.runtime.coordination.meeting import Meeting
+from megatron_moevement.runtime.coordination.rejoin_barrier import RejoinBarrier
 from megatron_moevement.runtime.faults.fault_points import FaultPoints
 from megatron_moevement.runtime.stores.store import process_folder
-from megatron_moevement.settings.faults import Fault, Place
+from megatron_moevement.settings.faults import Fault, FaultPoint
 from megatron_moevement.settings.launch import Launch
 from megatron_moevement.strategies.moevement.recovery import rejoin as returning
 from megatron_moevement.training.job import Job
@@ -54,7 +54,7 @@ class Interruptions(FaultPoints):
         faults = [Fault.parse(spec) for spec in specs]
         self._places = {(fault.step, fault.place) for fault in faults}
 
-    def strike(self, step: int, place: Place) -> None:
+    def strike(self, step: int, place: FaultPoint) -> None:
         """Raises InterruptedOnPurposeError at an armed place."""
         if (step, place) in self._places:
             raise InterruptedOnPurposeError(f"{step}:{place.value}")
@@ -145,17 +145,17 @@ class RestartRun:
         """Lets a bystander leave where it waits for who replays, once they have left."""
         name = f"left{self._number}"
 
-        class Left(Meeting):
+        class Left(RejoinBarrier):
             def wait(self) -> None:
-                Meeting(name, _PATIENCE).wait()
+                RejoinBarrier(name, _PATIENCE).wait()
                 raise InterruptedOnPurposeError(STANDS_BY)
 
         if is_bystander:
-            setattr(returning, "Meeting", Left)  # noqa: B010  (mypy: a class is no variable)
+            setattr(returning, "RejoinBarrier", Left)  # noqa: B010  (mypy: a class is no variable)
         try:
             yield
         finally:
-            setattr(returning, "Meeting", Meeting)  # noqa: B010
+            setattr(returning, "RejoinBarrier", RejoinBarrier)  # noqa: B010
 
     def restart(self, restart: Restart) -> None:
         """Leaves the groups of a generation; every rank calls it, once it was interrupted.
@@ -165,9 +165,9 @@ class RestartRun:
         """
         lost = self.rank in restart.lost
         if STANDS_BY in restart.places.values() and restart.places[self.rank] != STANDS_BY:
-            Meeting(f"left{self._number}", _PATIENCE).wait()
+            RejoinBarrier(f"left{self._number}", _PATIENCE).wait()
         gc.collect()
-        everybody = Meeting(f"restart{self._number}", _PATIENCE)
+        everybody = RejoinBarrier(f"restart{self._number}", _PATIENCE)
         everybody.wait()
         self._resident.leave()
         if not lost:

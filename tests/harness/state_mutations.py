@@ -18,7 +18,7 @@ from megatron_moevement.policy.copies.persistence import SlotKey
 from megatron_moevement.policy.job.operators import OperatorId
 from megatron_moevement.policy.job.state_recipe import Content
 from megatron_moevement.runtime.slots.slot_record import EXTRAS, SlotPart
-from megatron_moevement.strategies.moevement.protection.copies import Copies
+from megatron_moevement.strategies.moevement.protection.slot_replicator import SlotReplicator
 from megatron_moevement.strategies.moevement.recovery.replay import Replay, Slots
 from megatron_moevement.strategies.moevement.sparse_checkpointing import SparseCheckpointing
 
@@ -67,9 +67,9 @@ def update_wrongly_at_last() -> None:
 
 def fetch_bad_copy() -> None:
     """Makes what is fetched in the first recovery bad, behind checksums that fit."""
-    fetch = Copies.fetch
+    fetch = SlotReplicator.fetch
 
-    def spoiled(self: Copies, process: int, key: SlotKey) -> None:
+    def spoiled(self: SlotReplicator, process: int, key: SlotKey) -> None:
         fetch(self, process, key)
         if self._sender._me.generation > 1:  # noqa: SLF001  (it has no name outside)
             return
@@ -85,7 +85,7 @@ def fetch_bad_copy() -> None:
             parts.append(SlotPart.of(part.name, part.offset, own))
         ring.publish(dataclasses.replace(record, parts=tuple(parts)))
 
-    _replace(Copies, "fetch", spoiled)
+    _replace(SlotReplicator, "fetch", spoiled)
 
 
 def flip_replica() -> None:

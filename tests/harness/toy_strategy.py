@@ -19,11 +19,11 @@ from megatron_moevement.runtime.coordination.ledger import LedgerEntry
 from megatron_moevement.runtime.coordination.progress import START, Progress
 from megatron_moevement.runtime.stores.place import store_place
 from megatron_moevement.settings.fault_tolerance import FaultTolerance
+from megatron_moevement.strategies.live_objects import LiveObjects
 from megatron_moevement.strategies.registry import STRATEGIES, Registered, register
 from megatron_moevement.strategies.resident_state import Protected, ResidentState
 from megatron_moevement.strategies.scalars import SlotScalars
 from megatron_moevement.strategies.strategy import Anew, Covered, Recovered, Strategy
-from megatron_moevement.strategies.trained import Trained
 from megatron_moevement.training.program import main
 
 TOY = "toy"
@@ -34,15 +34,15 @@ _KEPT = 2
 class DenseSnapshots(Strategy):
     """Writes all of a rank's state after every step."""
 
-    def __init__(self, trained: Trained, folder: Path) -> None:
+    def __init__(self, objects: LiveObjects, folder: Path) -> None:
         """Begins with the files that a rank of this name left.
 
         Args:
-            trained: the live objects.
+            objects: the live objects.
             folder: of the run.
         """
-        self._trained = trained
-        self._folder = folder / str(trained.rank)
+        self._objects = objects
+        self._folder = folder / str(objects.rank)
         self._folder.mkdir(parents=True, exist_ok=True)
         self._progress = START
         self._is_wanted = True
@@ -50,9 +50,9 @@ class DenseSnapshots(Strategy):
     def recover(self, durable: Durable) -> Recovered | Anew:
         """Brings all ranks back to one step, where that is newer than a checkpoint."""
         files = {int(file.stem): file for file in self._folder.glob("*.state")}
-        held = all_gather_json(sorted(files), self._trained.device)
+        held = all_gather_json(sorted(files), self._objects.device)
         newest = max(set(files).intersection(*held), default=0)
-        self._trained.transients.reset()
+        self._objects.transients.reset()
         if newest <= durable.newest(is_continuing=any(held)):
             return Anew(is_continuing=any(held))
         return self._restore(files[newest])
@@ -69,14 +69,14 @@ class DenseSnapshots(Strategy):
 
     def after_step(self) -> None:
         """Writes the state, whole or not at all."""
-        live = LiveOperators(self._trained.chunks, self._trained.optimizer)
+        live = LiveOperators(self._objects.chunks, self._objects.optimizer)
         state = {
             "operators": {
                 str(one.id): [piece.live for piece in live.pieces(one.id, Content.FULL)]
                 for one in live.operators
             },
-            "scalars": self._trained.scalars(self._progress).encode().decode(),
-            "losses": self._trained.ledger.losses(),
+            "scalars": self._objects.scalars(self._progress).encode().decode(),
+            "losses": self._objects.ledger.losses(),
         }
         step = self._progress.committed
         file = self._folder / f"{step}.state"
@@ -94,16 +94,16 @@ class DenseSnapshots(Strategy):
             self._forget()
 
     def _restore(self, file: Path) -> Recovered:
-        state, trained = torch.load(file), self._trained
+        state, objects = torch.load(file), self._objects
         scalars = SlotScalars.decode(state["scalars"].encode())
-        live = LiveOperators(trained.chunks, trained.optimizer)
+        live = LiveOperators(objects.chunks, objects.optimizer)
         for one in live.operators:
             live.put_back(one.id, Content.FULL, state["operators"][str(one.id)])
         live.set_step([one.id for one in live.operators], scalars.adam_step)
-        trained.optimizer.set_group_steps(scalars.adam_step)
-        trained.restore(scalars)
+        objects.optimizer.set_group_steps(scalars.adam_step)
+        objects.restore(scalars)
         live.complete()
-        trained.ledger.restore_losses(state["losses"])
+        objects.ledger.restore_losses(state["losses"])
         return Recovered(scalars.progress, scalars.progress.committed)
 
     def _forget(self) -> None:
@@ -121,9 +121,9 @@ class Toy(ResidentState):
 
     def open(self, protected: Protected) -> DenseSnapshots:
         """Returns what protects a job, with files beside those of other strategies."""
-        trained = protected.trained()
-        root, run_id = store_place(self._settings, trained.identity)
-        return DenseSnapshots(trained, root / f"{run_id}.{trained.identity.fingerprint[:8]}")
+        objects = protected.objects()
+        root, run_id = store_place(self._settings, objects.identity)
+        return DenseSnapshots(objects, root / f"{run_id}.{objects.identity.fingerprint[:8]}")
 
 
 if TOY not in STRATEGIES:

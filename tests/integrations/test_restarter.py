@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from megatron_moevement.errors import UserError
 from megatron_moevement.integrations.nvrx import restarter
-from megatron_moevement.integrations.nvrx.places import lacking_spares
+from megatron_moevement.integrations.nvrx.rank_assignment import lacking_spares
 from megatron_moevement.policy.outcome.futility import Futility
 from megatron_moevement.runtime.coordination.generation import Interruption
 from megatron_moevement.runtime.peers.log_reader import LogReadError

@@ -18,7 +18,7 @@ from megatron_moevement.policy.window.schedule import Window
 
 @dataclasses.dataclass(frozen=True)
 class Left:
-    era: int
+    rollbacks: int
     committed: int
     rank: LogicalRank | None
 
@@ -36,8 +36,8 @@ def test_what_is_of_another_rank_is_nothing(state):
 
 def test_what_lies_before_a_rollback_that_is_known_of_is_nothing():
     rank = LogicalRank(pp=1)
-    assert age_of(Left(1, 3, rank), rank, era=1) > NOTHING
-    assert age_of(Left(0, 9, rank), rank, era=1) == NOTHING
+    assert age_of(Left(1, 3, rank), rank, rollbacks=1) > NOTHING
+    assert age_of(Left(0, 9, rank), rank, rollbacks=1) == NOTHING
 
 
 def test_what_others_left_is_looked_for_in_any_generation():

@@ -69,12 +69,12 @@ def any_facts(draw):
             holdings=tuple(draw(st.lists(holdings(), max_size=3))),
             logs=tuple(draw(st.lists(LOGS, max_size=2))),
             ledger=range(*sorted(draw(st.tuples(STEPS, STEPS)))),
-            era=draw(st.integers(0, 2)),
+            rollbacks=draw(st.integers(0, 2)),
             is_new=draw(st.booleans()),
             holders=tuple(draw(st.lists(STEPS, max_size=3))),
-            epoch=draw(st.integers(0, 2)),
-            holds=draw(st.none() | st.text(max_size=4)),
-            alike=range(*sorted(draw(st.tuples(STEPS, STEPS)))),
+            schedule_version=draw(st.integers(0, 2)),
+            replica_id=draw(st.none() | st.text(max_size=4)),
+            rng_equal_steps=range(*sorted(draw(st.tuples(STEPS, STEPS)))),
         )
         for number, rank in enumerate(ranks)
     )

@@ -6,7 +6,7 @@ import pytest
 
 from megatron_moevement.policy.facts.facts import Condition, LiveState
 from megatron_moevement.policy.job.ranks import Layout
-from megatron_moevement.policy.recovery.eras import of_newest_history
+from megatron_moevement.policy.recovery.histories import of_newest_history
 from megatron_moevement.policy.recovery.newest_state import is_memory_newest
 from tests.harness.job_facts import Job, without_processes
 
@@ -42,7 +42,7 @@ def test_without_any_process_that_knows_of_a_step_there_is_no_memory():
 def test_another_history_that_a_new_process_finds_is_not_gone_on_from():
     facts = facts_of(12)
     first, second = facts.processes[:2]
-    found = dataclasses.replace(second, committed=40, era=9, is_new=True)
+    found = dataclasses.replace(second, committed=40, rollbacks=9, is_new=True)
     facts = dataclasses.replace(facts, processes=(first, found))
     assert {process.committed for process in of_newest_history(facts).processes} == {13, None}
     assert is_memory_newest(facts)

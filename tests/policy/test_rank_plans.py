@@ -22,7 +22,7 @@ def test_every_rank_that_goes_on_from_its_state_gets_what_is_left_of_the_windows
     plan = plan_recovery(facts)
     if plan.verdict not in {Verdict.RESUME, *REPLAYS} or plan.is_from_durable:
         return
-    if plan.edges is WindowEdges.ANEW:
+    if plan.edges is WindowEdges.RESTARTED:
         assert not plan.fetches
         return
     got = {(each.rank, each.slot) for each in plan.fetches}

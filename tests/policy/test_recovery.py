@@ -190,10 +190,10 @@ def test_one_stage_is_global_and_says_why():
 
 def test_all_replay_from_the_initial_state_when_no_window_was_persisted_yet():
     plan = plan_after(Job(Layout(pp=2), step=2, durable=0), 0)
-    assert (plan.verdict, plan.target, plan.era, plan.lost_steps) == (Verdict.GLOBAL, 2, 0, 0)
+    assert (plan.verdict, plan.target, plan.rollbacks, plan.lost_steps) == (Verdict.GLOBAL, 2, 0, 0)
     assert (plan.window, plan.start_of, plan.is_apart) == (None, {0: 0, 1: 0}, False)
     assert {replay.origin for replay in plan.replays} == {Origin.DURABLE}
-    assert (plan.edges, plan.epoch, plan.windows_from) == (WindowEdges.KEPT, 0, 0)
+    assert (plan.edges, plan.schedule_version, plan.windows_from) == (WindowEdges.KEPT, 0, 0)
     assert (plan.ledger_source, plan.first_ledger_step, plan.replayed_steps) == (1, 1, 2)
     assert plan.reason.endswith("no window was persisted yet: all replay from the initial state")
 
@@ -201,7 +201,7 @@ def test_all_replay_from_the_initial_state_when_no_window_was_persisted_yet():
 def test_windows_begin_anew_at_a_checkpoint_in_the_first_window():
     plan = plan_after(Job(Layout(pp=2), step=2, durable=1), 0)
     assert (plan.verdict, plan.target, plan.start_of) == (Verdict.GLOBAL, 2, {0: 1, 1: 1})
-    assert (plan.edges, plan.epoch, plan.windows_from) == (WindowEdges.ANEW, 1, 1)
+    assert (plan.edges, plan.schedule_version, plan.windows_from) == (WindowEdges.RESTARTED, 1, 1)
     assert plan.reason.endswith("all replay from the durable checkpoint of step 1")
 
 
@@ -213,7 +213,12 @@ def test_rollback_without_the_ledger_of_a_step_since():
         if each.rank is not None
     }
     plan = plan_recovery(changed(facts, gaps))
-    assert (plan.verdict, plan.target, plan.era, plan.lost_steps) == (Verdict.ROLLBACK, 0, 1, 2)
+    assert (plan.verdict, plan.target, plan.rollbacks, plan.lost_steps) == (
+        Verdict.ROLLBACK,
+        0,
+        1,
+        2,
+    )
     assert "no window was persisted yet" in plan.reason
 
 
@@ -229,7 +234,7 @@ def test_what_is_durable_counts_when_every_holder_of_a_slot_is_lost(durable, ver
     facts = dataclasses.replace(without_processes(facts, {2}), durable=durable)
     plan = plan_recovery(facts)
     assert (plan.verdict, plan.target, plan.lost_steps) == (verdict, target, lost)
-    assert (plan.edges, plan.persisted, plan.epoch) == (WindowEdges.ANEW, None, 1)
+    assert (plan.edges, plan.persisted, plan.schedule_version) == (WindowEdges.RESTARTED, None, 1)
     assert "no persisted window is whole" in plan.reason
 
 
@@ -245,7 +250,7 @@ def test_windows_begin_anew_when_a_slot_is_lost_and_all_states_stand():
     job = Job(Layout(pp=2), step=5, durable=2)  # the windows start at 0 and 3
     plan = plan_recovery(with_a_slot_in_flight_damaged(job))
     assert (plan.verdict, plan.target) == (Verdict.RESUME, 5)
-    assert (plan.edges, plan.epoch, plan.persisted) == (WindowEdges.ANEW, 1, None)
+    assert (plan.edges, plan.schedule_version, plan.persisted) == (WindowEdges.RESTARTED, 1, None)
     assert (
         "stage 1 lost a slot, no persisted window is whole: the window schedule restarts"
         in plan.reason
@@ -261,7 +266,7 @@ def test_no_state_stands_when_one_is_lost_beside_a_slot():
 def test_who_follows_the_others_does_so_before_windows_begin_anew():
     job = Job(Layout(pp=2), step=5, behind=frozenset({LogicalRank(0)}))
     plan = plan_recovery(with_a_slot_in_flight_damaged(job))
-    assert (plan.verdict, plan.edges) == (Verdict.RESUME, WindowEdges.ANEW)
+    assert (plan.verdict, plan.edges) == (Verdict.RESUME, WindowEdges.RESTARTED)
     assert plan.roll_forward == (RollForward(LogicalRank(0), 5),)
 
 
@@ -350,12 +355,12 @@ def test_what_an_older_era_left_is_not_mixed_with_a_rollback():
     facts = PIPELINE.facts()
     newer = {
         each.process: dataclasses.replace(
-            each, era=1, committed=10, live=LiveState(Condition.DENSE, 10), persisted=None
+            each, rollbacks=1, committed=10, live=LiveState(Condition.DENSE, 10), persisted=None
         )
         for each in facts.processes[:3]
     }
     plan = plan_recovery(dataclasses.replace(changed(facts, newer), durable=10))
-    assert (plan.verdict, plan.target, plan.era) == (Verdict.ROLLBACK, 10, 2)
+    assert (plan.verdict, plan.target, plan.rollbacks) == (Verdict.ROLLBACK, 10, 2)
 
 
 def test_of_two_whole_windows_the_newest_persisted_one_is_replayed_from():

@@ -43,9 +43,9 @@ GETTING_WORSE = [
     (Verdict.RESUME, WindowEdges.KEPT),
     (Verdict.LOCALIZED, WindowEdges.KEPT),
     (Verdict.GLOBAL, WindowEdges.KEPT),
-    (Verdict.RESUME, WindowEdges.ANEW),
+    (Verdict.RESUME, WindowEdges.RESTARTED),
     Origin.DURABLE,
-    (Verdict.ROLLBACK, WindowEdges.ANEW),
+    (Verdict.ROLLBACK, WindowEdges.RESTARTED),
 ]
 CASES = first_faults() | second_faults()
 
@@ -186,8 +186,8 @@ def test_the_window_is_the_newest_that_was_persisted_and_is_whole(case):
         assert plan.verdict in REPLAYS
         assert plan.window == max(whole)
     elif stands(case, case.reached):
-        assert (plan.verdict, plan.edges) == (Verdict.RESUME, WindowEdges.ANEW)
-        assert (plan.persisted, plan.epoch) == (None, 1)
+        assert (plan.verdict, plan.edges) == (Verdict.RESUME, WindowEdges.RESTARTED)
+        assert (plan.persisted, plan.schedule_version) == (None, 1)
     else:
         assert plan.window is None
         assert plan.is_from_durable == has_ledger(facts)

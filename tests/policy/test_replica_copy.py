@@ -31,10 +31,10 @@ GETTING_WORSE = [
     (Verdict.COPIED, WindowEdges.KEPT),
     (Verdict.LOCALIZED, WindowEdges.KEPT),
     (Verdict.GLOBAL, WindowEdges.KEPT),
-    (Verdict.RESUME, WindowEdges.ANEW),
-    (Verdict.COPIED, WindowEdges.ANEW),
+    (Verdict.RESUME, WindowEdges.RESTARTED),
+    (Verdict.COPIED, WindowEdges.RESTARTED),
     Origin.DURABLE,
-    (Verdict.ROLLBACK, WindowEdges.ANEW),
+    (Verdict.ROLLBACK, WindowEdges.RESTARTED),
 ]
 
 
@@ -64,7 +64,7 @@ def test_without_names_or_with_names_of_their_own_the_stage_replays():
     assert plan_recovery(facts).verdict is Verdict.LOCALIZED
     named = with_replicas(facts)
     apart = {
-        each.process: dataclasses.replace(each, holds=f"{each.holds}.{each.process}")
+        each.process: dataclasses.replace(each, replica_id=f"{each.holds}.{each.process}")
         for each in named.processes
     }
     assert plan_recovery(changed(named, apart)) == plan_recovery(facts)
@@ -73,7 +73,7 @@ def test_without_names_or_with_names_of_their_own_the_stage_replays():
 def test_streams_that_differed_at_the_target_make_the_stage_replay():
     facts = with_replicas(without_processes(JOB.facts(), {2}))
     unlike = {
-        each.process: dataclasses.replace(each, alike=range(each.ledger.start, 13))
+        each.process: dataclasses.replace(each, rng_equal_steps=range(each.ledger.start, 13))
         for each in facts.processes
     }
     plan = plan_recovery(changed(facts, unlike))
@@ -83,7 +83,7 @@ def test_streams_that_differed_at_the_target_make_the_stage_replay():
 def test_one_who_knows_that_the_streams_were_alike_is_enough():
     facts = with_replicas(without_processes(JOB.facts(), {2}))
     unlike = {
-        each.process: dataclasses.replace(each, alike=range(0))
+        each.process: dataclasses.replace(each, rng_equal_steps=range(0))
         for each in facts.processes
         if each.process != 5
     }
@@ -200,7 +200,7 @@ def test_where_no_replica_has_the_slot_either_the_states_are_copied_and_windows_
         return lose_slots(facts, LogicalRank(1, 1), FIRST_SLOT)
 
     plan = plan_after(2, change=lose)
-    assert (plan.verdict, plan.edges) == (Verdict.COPIED, WindowEdges.ANEW)
+    assert (plan.verdict, plan.edges) == (Verdict.COPIED, WindowEdges.RESTARTED)
     assert plan.copies == (StateCopy(LogicalRank(1, 0), 3),)
 
 
@@ -208,10 +208,11 @@ def test_a_slot_of_a_step_with_unlike_streams_is_not_taken():
     facts = lose_slots(without_processes(JOB.facts(), {2}), LogicalRank(1, 0), FIRST_SLOT)
     facts = with_replicas(facts)
     unlike = {
-        each.process: dataclasses.replace(each, alike=range(13, 14)) for each in facts.processes
+        each.process: dataclasses.replace(each, rng_equal_steps=range(13, 14))
+        for each in facts.processes
     }
     plan = plan_recovery(changed(facts, unlike))
-    assert (plan.fetches, plan.edges) == ((), WindowEdges.ANEW)
+    assert (plan.fetches, plan.edges) == ((), WindowEdges.RESTARTED)
 
 
 def test_a_slot_in_flight_that_is_nowhere_makes_the_stage_replay():
@@ -234,7 +235,7 @@ def test_a_slot_in_flight_that_is_nowhere_makes_the_stage_replay():
 def test_a_copy_is_of_the_target_and_of_the_same_name(case):
     facts = with_replicas(case.facts)
     plan = plan_recovery(facts)
-    knowing = [each for each in facts.processes if plan.target in each.alike]
+    knowing = [each for each in facts.processes if plan.target in each.rng_equal_steps]
     rolling = {roll.rank: roll.step for roll in plan.roll_forward}
     for copy in plan.copies:
         source, lost = process_of(facts, copy.source), facts.by_rank[copy.rank]
@@ -242,7 +243,7 @@ def test_a_copy_is_of_the_target_and_of_the_same_name(case):
         assert lost.live.condition in {Condition.TORN, Condition.ABSENT}
         assert source.live.condition is Condition.DENSE
         assert rolling.get(source.rank, source.live.step) == plan.target
-        assert source.holds == lost.holds
+        assert source.replica_id == lost.replica_id
         assert source.rank.pp == copy.rank.pp
         assert source.rank.pp not in plan.start_of
     assert len({copy.rank for copy in plan.copies}) == len(plan.copies)
@@ -270,9 +271,9 @@ def test_after_a_plan_that_copies_every_stage_holds_the_target_or_replays_to_it(
 def test_a_rank_that_is_copied_has_every_slot_of_the_windows_to_come(case):
     facts = with_replicas(case.facts)
     plan = plan_recovery(facts)
-    if plan.edges is WindowEdges.ANEW:
+    if plan.edges is WindowEdges.RESTARTED:
         return
-    alike = {step for each in facts.processes for step in each.alike}
+    alike = {step for each in facts.processes for step in each.rng_equal_steps}
     first = 0 if plan.persisted is None else plan.persisted.start
     for copy in plan.copies:
         source = process_of(facts, copy.source)
@@ -315,7 +316,10 @@ def test_replicas_never_make_a_plan_worse(case):
 @given(CASES)
 def test_without_streams_that_were_alike_nothing_changes(case):
     facts = with_replicas(case.facts)
-    unlike = {each.process: dataclasses.replace(each, alike=range(0)) for each in facts.processes}
+    unlike = {
+        each.process: dataclasses.replace(each, rng_equal_steps=range(0))
+        for each in facts.processes
+    }
     assert plan_recovery(changed(facts, unlike)) == plan_recovery(case.facts)
 
 

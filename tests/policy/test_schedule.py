@@ -62,7 +62,7 @@ def test_steps_lie_in_windows_that_follow_each_other_without_gap(schedule, offse
     assert window.start <= step <= window.last
     assert (window.start - schedule.first_step) % schedule.window == 0
     assert window.size == schedule.window
-    assert window.epoch == 3
+    assert window.schedule_version == 3
 
 
 def test_a_step_before_the_schedule_has_no_window():

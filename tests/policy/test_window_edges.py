@@ -31,7 +31,7 @@ def test_a_replay_captures_its_window_again():
 def test_they_begin_with_what_is_loaded(durable):
     lost = plan_after(dataclasses.replace(JOB, step=2), 0, durable=durable)
     assert lost.windows_from == durable
-    assert lost.is_from_durable or lost.edges is WindowEdges.ANEW
+    assert lost.is_from_durable or lost.edges is WindowEdges.RESTARTED
 
 
 def test_where_a_slot_is_nowhere_they_begin_with_the_state_that_stands():
@@ -44,4 +44,4 @@ def test_where_a_slot_is_nowhere_they_begin_with_the_state_that_stands():
         for each in facts.processes
     )
     plan = plan_recovery(dataclasses.replace(facts, processes=processes))
-    assert (plan.edges, plan.windows_from) == (WindowEdges.ANEW, plan.target)
+    assert (plan.edges, plan.windows_from) == (WindowEdges.RESTARTED, plan.target)

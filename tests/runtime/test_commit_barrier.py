@@ -7,7 +7,7 @@ import torch.distributed as dist
 from megatron_moevement.runtime.coordination.commit_barrier import (
     CommitBarrier,
     DisagreementError,
-    ReplicaStreams,
+    ReplicaRng,
     StopRequest,
     Vote,
 )
@@ -108,8 +108,8 @@ def compare_streams(streams):
     try:
         own = streams[dist.get_rank()] if streams else None
         groups = 1 + max((group for group, _ in streams), default=0)
-        vote = vote_of(loss=1.0, streams=own and ReplicaStreams(own[0], groups, own[1]))
-        return CommitBarrier(torch.device("cpu")).wait(vote).streams_alike
+        vote = vote_of(loss=1.0, replica_rng=own and ReplicaRng(own[0], groups, own[1]))
+        return CommitBarrier(torch.device("cpu")).wait(vote).rng_equal
     finally:
         dist.destroy_process_group()
 

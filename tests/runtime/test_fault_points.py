@@ -4,7 +4,7 @@ import pytest
 
 from megatron_moevement.runtime.faults.fault_effects import InjectedFaultError
 from megatron_moevement.runtime.faults.fault_points import FaultPoints, never_struck
-from megatron_moevement.settings.faults import Fault, Place
+from megatron_moevement.settings.faults import Fault, FaultPoint
 
 
 def faults(*specs):
@@ -22,14 +22,14 @@ def strikes(points, step, place):
 
 def test_a_fault_strikes_at_its_step_and_place_alone():
     points = FaultPoints(faults("7:barrier"))
-    assert not strikes(points, 6, Place.BARRIER)
-    assert not strikes(points, 7, Place.COMMIT)
-    assert strikes(points, 7, Place.BARRIER)
+    assert not strikes(points, 6, FaultPoint.BARRIER)
+    assert not strikes(points, 7, FaultPoint.COMMIT)
+    assert strikes(points, 7, FaultPoint.BARRIER)
 
 
 def test_a_fault_strikes_once_though_the_step_is_done_again():
     points = FaultPoints(faults("7:barrier"))
-    assert [strikes(points, 7, Place.BARRIER) for _ in range(3)] == [True, False, False]
+    assert [strikes(points, 7, FaultPoint.BARRIER) for _ in range(3)] == [True, False, False]
 
 
 def test_a_replay_in_the_next_generation_is_not_struck_again():
@@ -37,23 +37,23 @@ def test_a_replay_in_the_next_generation_is_not_struck_again():
     struck = []
     for generation in range(4):
         points.enter(generation)
-        struck.append(strikes(points, 7, Place.BARRIER))
+        struck.append(strikes(points, 7, FaultPoint.BARRIER))
     assert struck == [True, False, True, False]
 
 
 def test_who_takes_a_rank_over_is_struck_by_the_faults_of_its_generation_alone():
     spare = FaultPoints(faults("7:barrier@2", "8:barrier@2#1", "9:barrier@3#1"), rank=2)
     spare.enter(1)
-    assert not strikes(spare, 7, Place.BARRIER)
-    assert strikes(spare, 8, Place.BARRIER)
-    assert not strikes(spare, 9, Place.BARRIER)
+    assert not strikes(spare, 7, FaultPoint.BARRIER)
+    assert strikes(spare, 8, FaultPoint.BARRIER)
+    assert not strikes(spare, 9, FaultPoint.BARRIER)
 
 
 def test_what_struck_in_a_former_launch_does_not_strike_again():
     points = FaultPoints(faults("7:barrier", "8:barrier"))
     points.know(["exception:7:barrier"])
-    assert not strikes(points, 7, Place.BARRIER)
-    assert strikes(points, 8, Place.BARRIER)
+    assert not strikes(points, 7, FaultPoint.BARRIER)
+    assert strikes(points, 8, FaultPoint.BARRIER)
 
 
 def test_outside_of_steps_a_fault_strikes_once_in_its_generation_whatever_its_step():
@@ -63,7 +63,7 @@ def test_outside_of_steps_a_fault_strikes_once_in_its_generation_whatever_its_st
         points.enter(generation)
         for _ in range(2):
             try:
-                points.strike_outside(Place.FACTS)
+                points.strike_outside(FaultPoint.FACTS)
             except InjectedFaultError:
                 struck.append(generation)
     assert struck == [0, 1]
@@ -72,7 +72,7 @@ def test_outside_of_steps_a_fault_strikes_once_in_its_generation_whatever_its_st
 def test_a_fault_outside_of_steps_must_strike_by_its_step():
     points = FaultPoints(faults("7:rejoin", "7:facts"))
     with pytest.raises(InjectedFaultError):
-        points.strike_outside(Place.FACTS)
+        points.strike_outside(FaultPoint.FACTS)
     points.begin_at(0)
     assert points.spared(6) == frozenset()
     assert points.spared(7) == {"exception:7:rejoin"}
@@ -82,7 +82,7 @@ def test_a_witness_is_told_before_it_strikes():
     points, told = FaultPoints(faults("7:barrier")), []
     points.tell(told.append)
     with pytest.raises(InjectedFaultError):
-        points.of_step(7)(Place.BARRIER)
+        points.of_step(7)(FaultPoint.BARRIER)
     assert told == faults("7:barrier")
     assert points.step == 7
 
@@ -91,7 +91,7 @@ def test_a_fault_that_should_have_struck_is_spared():
     points = FaultPoints(faults("4:gather", "7:barrier", "9:barrier"))
     points.begin_at(0)
     assert points.spared(8) == {"exception:4:gather", "exception:7:barrier"}
-    assert strikes(points, 7, Place.BARRIER)
+    assert strikes(points, 7, FaultPoint.BARRIER)
     assert points.spared(8) == {"exception:4:gather"}
 
 
@@ -124,7 +124,7 @@ def test_a_fault_of_a_generation_that_never_came_is_spared():
     assert points.spared(8) == {"exception:4:gather#2"}
     points.enter(2)
     points.begin_at(3)
-    assert strikes(points, 4, Place.GATHER)
+    assert strikes(points, 4, FaultPoint.GATHER)
     assert points.spared(8) == frozenset()
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from megatron_moevement.errors import UserError
 from megatron_moevement.policy.faults.fault_schedule import FaultKind
-from megatron_moevement.settings.faults import Fault, Place
+from megatron_moevement.settings.faults import Fault, FaultPoint
 from megatron_moevement.testing.world.step_model import COMMIT_SECTION, TRAINING_STEP
 from tests.harness.tiny_job import tiny_arguments
 
@@ -12,9 +12,9 @@ from tests.harness.tiny_job import tiny_arguments
 def test_a_fault_names_a_step_a_place_and_ranks():
     flags = ("--moevement-faults", "7:barrier", "8:commit@0,2", "stop:3:send@1#2")
     assert tiny_arguments(*flags, world_size=3).fault_injection.moevement_faults == (
-        Fault(7, Place.BARRIER),
-        Fault(8, Place.COMMIT, frozenset({0, 2})),
-        Fault(3, Place.SEND, frozenset({1}), generation=2, kind=FaultKind.STOP),
+        Fault(7, FaultPoint.BARRIER),
+        Fault(8, FaultPoint.COMMIT, frozenset({0, 2})),
+        Fault(3, FaultPoint.SEND, frozenset({1}), generation=2, kind=FaultKind.STOP),
     )
     assert tiny_arguments().fault_injection.moevement_faults == ()
 
@@ -23,12 +23,12 @@ def test_a_fault_names_a_step_a_place_and_ranks():
 @pytest.mark.parametrize("generation", [0, 3])
 @pytest.mark.parametrize("ranks", [None, frozenset({0, 2})])
 def test_a_fault_reads_what_it_prints(kind, generation, ranks):
-    fault = Fault(7, Place.BARRIER, ranks, generation, kind)
+    fault = Fault(7, FaultPoint.BARRIER, ranks, generation, kind)
     assert Fault.parse(str(fault)) == fault
 
 
 def test_a_fault_belongs_to_one_generation():
-    assert Fault.parse("3:fetch@1#2") == Fault(3, Place.FETCH, frozenset({1}), generation=2)
+    assert Fault.parse("3:fetch@1#2") == Fault(3, FaultPoint.FETCH, frozenset({1}), generation=2)
     assert Fault.parse("3:fetch").generation == 0
 
 
@@ -41,14 +41,14 @@ def test_a_fault_strikes_all_ranks_or_those_that_it_names():
     ]
 
 
-@pytest.mark.parametrize("place", Place)
+@pytest.mark.parametrize("place", FaultPoint)
 def test_every_place_can_be_named(place):
     assert Fault.parse(f"1:{place.value}") == Fault(1, place)
 
 
 def test_places_have_the_names_of_the_commands_of_a_step():
     commands = {one.name.lower().replace("_", "-") for one in (*TRAINING_STEP, *COMMIT_SECTION)}
-    assert {place.value for place in Place} & commands == {
+    assert {place.value for place in FaultPoint} & commands == {
         "forward-backward",
         "finalize",
         "prepare",

@@ -13,7 +13,7 @@ from random import Random
 
 import pytest
 
-from megatron_moevement.settings.faults import Place
+from megatron_moevement.settings.faults import FaultPoint
 from tests.harness.default_run import slow_but
 from tests.harness.fault_cover import (
     COVER,
@@ -36,8 +36,8 @@ QUICK = (
     "segfault-boundary-send-pp2-ep2-last-last-outside-first-neighbour-fp32-replicated-w2",
     "kill-commit-vpp2-first-first-outside-second-same-stage-fp32-replicated-w2",
 )
-IN_RECOVERIES = {Place.FETCH, Place.REPLAY, Place.DENSE}
-IN_STEPS = {place for place in Place if place.is_of_step} - IN_RECOVERIES
+IN_RECOVERIES = {FaultPoint.FETCH, FaultPoint.REPLAY, FaultPoint.DENSE}
+IN_STEPS = {place for place in FaultPoint if place.is_of_step} - IN_RECOVERIES
 
 
 @pytest.fixture(scope="session")

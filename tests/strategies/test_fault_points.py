@@ -9,7 +9,7 @@ import shutil
 import pytest
 
 from megatron_moevement.runtime.stores.store import process_folders
-from megatron_moevement.settings.faults import Place
+from megatron_moevement.settings.faults import FaultPoint
 from tests.harness.default_run import slow_but
 from tests.harness.interruption import Run, digest_differences
 from tests.harness.protected_run import Case, check_replays, die, plans_of
@@ -18,25 +18,30 @@ pytestmark = [pytest.mark.distributed, pytest.mark.timeout(300)]
 
 CASE = Case.of("vpp2 fp16 replicated grouped", 2)
 FIRST = CASE.protected_from + 1
-RECOVERY = (Place.FETCH, Place.REPLAY, Place.DENSE)
+RECOVERY = (FaultPoint.FETCH, FaultPoint.REPLAY, FaultPoint.DENSE)
 CHAINS = {
-    "passes": (Place.FORWARD, Place.FORWARD_BACKWARD, Place.BOUNDARY_SEND, Place.BACKWARD),
-    "gradients": (Place.FINALIZE, Place.AFTER_FINALIZE, Place.PREPARE),
-    "commit": (
-        Place.BARRIER,
-        Place.AFTER_BARRIER,
-        Place.COMMIT,
-        Place.AFTER_OPTIMIZERS,
-        Place.OPTIMIZERS,
+    "passes": (
+        FaultPoint.FORWARD,
+        FaultPoint.FORWARD_BACKWARD,
+        FaultPoint.BOUNDARY_SEND,
+        FaultPoint.BACKWARD,
     ),
-    "ledger": (Place.LEDGER, Place.COMMITTED, Place.GATHER, Place.SAVE),
+    "gradients": (FaultPoint.FINALIZE, FaultPoint.AFTER_FINALIZE, FaultPoint.PREPARE),
+    "commit": (
+        FaultPoint.BARRIER,
+        FaultPoint.AFTER_BARRIER,
+        FaultPoint.COMMIT,
+        FaultPoint.AFTER_OPTIMIZERS,
+        FaultPoint.OPTIMIZERS,
+    ),
+    "ledger": (FaultPoint.LEDGER, FaultPoint.COMMITTED, FaultPoint.GATHER, FaultPoint.SAVE),
     "slot": (
-        Place.WINDOW_EDGE,
-        Place.CAPTURE,
-        Place.COPY,
-        Place.PUBLISH,
-        Place.AFTER_PUBLISH,
-        Place.SEND,
+        FaultPoint.WINDOW_EDGE,
+        FaultPoint.CAPTURE,
+        FaultPoint.COPY,
+        FaultPoint.PUBLISH,
+        FaultPoint.AFTER_PUBLISH,
+        FaultPoint.SEND,
     ),
 }
 """Where a run dies, one launch after the other."""
@@ -45,11 +50,13 @@ CHAINS = {
 def steps_of(place, step):
     """Returns the steps, from one on, in the first of which a place must be passed."""
     match place:
-        case Place.OPTIMIZERS:  # a step that overflows has nothing to optimize; the next one does
+        case (
+            FaultPoint.OPTIMIZERS
+        ):  # a step that overflows has nothing to optimize; the next one does
             return range(step, step + 3)
-        case Place.WINDOW_EDGE:
+        case FaultPoint.WINDOW_EDGE:
             return range(step, step + CASE.window)
-        case Place.SAVE:
+        case FaultPoint.SAVE:
             return [CASE.train_iters]
     return [step]
 
@@ -66,8 +73,8 @@ def forget(run, process):
 
 
 def test_every_place_of_a_step_is_struck():
-    struck = sorted([*RECOVERY, *sum(CHAINS.values(), ())], key=list(Place).index)
-    assert struck == [place for place in Place if place.is_of_step]
+    struck = sorted([*RECOVERY, *sum(CHAINS.values(), ())], key=list(FaultPoint).index)
+    assert struck == [place for place in FaultPoint if place.is_of_step]
 
 
 @pytest.mark.parametrize("chain", slow_but((), CHAINS))
@@ -80,7 +87,7 @@ def test_death_at_any_instruction_of_a_step_changes_no_bit(run, uninterrupted, c
 
 @pytest.mark.slow
 def test_the_death_of_one_process_changes_no_bit(run, uninterrupted):
-    chain = ((Place.COMMIT, 0), (Place.GATHER, 1), (Place.SEND, 0))
+    chain = ((FaultPoint.COMMIT, 0), (FaultPoint.GATHER, 1), (FaultPoint.SEND, 0))
     for step, (place, rank) in enumerate(chain, start=FIRST):
         die(run, CASE, place, [step], [rank])
     assert digest_differences(run.finish(), uninterrupted(CASE)) == []
@@ -88,8 +95,8 @@ def test_the_death_of_one_process_changes_no_bit(run, uninterrupted):
 
 
 def test_death_in_a_recovery_changes_no_bit_and_loses_no_step(run, uninterrupted):
-    chain = (*RECOVERY, Place.COMMIT, Place.LEDGER, Place.GATHER)
-    die(run, CASE, Place.COMMITTED, [FIRST])
+    chain = (*RECOVERY, FaultPoint.COMMIT, FaultPoint.LEDGER, FaultPoint.GATHER)
+    die(run, CASE, FaultPoint.COMMITTED, [FIRST])
     forget(run, 1)
     replayed = range(FIRST + 1)
     for place in chain:

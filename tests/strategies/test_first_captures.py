@@ -21,18 +21,18 @@ PLAN = Plan(
     target=6,
     window=Window(2, 3),
     replays=(StageReplay(1, 2, Origin.WINDOW),),
-    era=7,
+    rollbacks=7,
 )
 
 
-def capture(store, owner, steps, era=7):
+def capture(store, owner, steps, rollbacks=7):
     ring, digests = store.ring(RingRole.HELD, owner, SHAPE), {}
     for step in steps:
         payload = ring.buffer(step)[:8]
         payload[:] = bytes([step]) * 8
         window = Window(2 + (step - 2) // 3 * 3, 3)
         part = SlotPart.of("head", 0, payload)
-        record = SlotRecord(era, window, step - window.start, step, 8, (part,))
+        record = SlotRecord(rollbacks, window, step - window.start, step, 8, (part,))
         ring.publish(record)
         digests[step] = record_digest(record)
     return digests

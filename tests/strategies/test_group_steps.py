@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from megatron_moevement.settings.faults import Place
+from megatron_moevement.settings.faults import FaultPoint
 from tests.harness.interruption import Run, digest_differences
 from tests.harness.protected_run import Case, check_replays, die, next_death
 
@@ -31,6 +31,6 @@ def test_a_job_killed_twice_ends_with_the_bits_of_one_that_is_not(
     protected = counting_per_group(case.protected_program(megatron_fork_server, text))
     run = Run(protected, tmp_path / "killed")
     for _ in range(case.deaths):
-        die(run, case, Place.BARRIER, [next_death(run, case)])
+        die(run, case, FaultPoint.BARRIER, [next_death(run, case)])
     assert digest_differences(run.finish(), expected) == []
     check_replays(run, case, launches=case.deaths)

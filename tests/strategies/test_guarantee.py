@@ -10,7 +10,7 @@ from megatron_moevement.backends.cpu import CpuBackend
 from megatron_moevement.policy.job.guarantee import Computation, DeviceKind, Kernels
 from megatron_moevement.runtime.coordination.agreement import all_gather_json
 from megatron_moevement.strategies.moevement.agreed_guarantee import agree_on_guarantee, judge
-from megatron_moevement.strategies.moevement.kept import Kept
+from megatron_moevement.strategies.moevement.carried_state import CarriedState
 
 pytestmark = pytest.mark.distributed
 
@@ -25,15 +25,15 @@ def computation(threads=1):
 def live_through(generations):
     """Agrees once for each generation; a rank that is named in it is new, with its threads."""
     dist.init_process_group("gloo")
-    rank, kept, own, found = dist.get_rank(), Kept(), computation(), []
+    rank, carried, own, found = dist.get_rank(), CarriedState(), computation(), []
     try:
         for newcomers in generations:
             if str(rank) in newcomers:
-                kept, own = Kept(), computation(newcomers[str(rank)])
+                carried, own = CarriedState(), computation(newcomers[str(rank)])
             told = all_gather_json(own.document(), CPU)
             job = tuple(Computation.from_document(one) for one in told)
-            judged = all_gather_json(judge(job, kept), CPU)
-            found.append(list(agree_on_guarantee(job, judged, kept).lacking))
+            judged = all_gather_json(judge(job, carried), CPU)
+            found.append(list(agree_on_guarantee(job, judged, carried).lacking))
     finally:
         dist.destroy_process_group()
     return found
@@ -56,9 +56,9 @@ def test_a_newcomer_is_compared_with_what_the_job_began_with(fork_server, genera
 
 
 def test_what_is_given_up_keeps_the_guarantee():
-    kept = dataclasses.replace(Kept(), origin=(computation(),), joined_s=1.0)
-    anew = Kept.anew(kept)
-    assert (anew.store, anew.origin, anew.joined_s) == (kept.store, kept.origin, None)
+    carried = dataclasses.replace(CarriedState(), origin=(computation(),), joined_s=1.0)
+    anew = CarriedState.anew(carried)
+    assert (anew.store, anew.origin, anew.joined_s) == (carried.store, carried.origin, None)
 
 
 def test_the_cpu_tells_its_parts():

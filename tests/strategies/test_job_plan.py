@@ -13,12 +13,12 @@ def make_plan(flags):
     from megatron_moevement.integrations.megatron.snapshots import LiveOperators  # noqa: PLC0415
     from megatron_moevement.policy.copies.placement import Host  # noqa: PLC0415
     from megatron_moevement.strategies.moevement.protection.job_plan import Member, agree_on_plan  # noqa: PLC0415
-    from megatron_moevement.training.protection import trained  # noqa: PLC0415
+    from megatron_moevement.training.protection import live_objects_of  # noqa: PLC0415
     from tests.harness.tiny_job import tiny_job  # noqa: PLC0415
 
     extras_bytes = 5000
     with tiny_job("--moevement-strategy=moevement", *flags) as job:
-        one = trained(job)
+        one = live_objects_of(job)
         live = LiveOperators(one.chunks, one.optimizer)
         host = Host(one.process, job.launch.failure_domain, one.rank)
         member = Member(host, live.operators, extras_bytes, LOG_BYTES)

@@ -23,10 +23,10 @@ from megatron_moevement.runtime.stores.store import (
     RingShape,
     StoreDirectory,
 )
-from megatron_moevement.strategies.moevement.protection.host_memory import JobMemory
+from megatron_moevement.strategies.moevement.protection.host_memory import HostMemory
 from megatron_moevement.strategies.moevement.protection.left_state import (
-    alike_steps,
     read_left_state,
+    rng_equal_steps,
 )
 from megatron_moevement.strategies.scalars import encode_entry
 
@@ -34,7 +34,7 @@ RANK, OTHER = LogicalRank(dp=0), LogicalRank(dp=1)
 HOST = Host(4, "node", RANK)
 IDENTITY = StoreIdentity("run", "0123")
 PERSISTED = Window(2, 2, 1)
-STATE = JournalState(era=1, epoch=1, committed=5, persisted=PERSISTED, rank=RANK)
+STATE = JournalState(rollbacks=1, schedule_version=1, committed=5, persisted=PERSISTED, rank=RANK)
 RING = RingShape(capacity=5, buffer_bytes=100, max_parts=2)
 JOURNAL = JournalShape(retained_steps=6, entry_bytes=100, last_step=20)
 
@@ -45,12 +45,12 @@ def store(tmp_path):
         yield opened
 
 
-def hold(ring, step, era=1, epoch=1):
+def hold(ring, step, rollbacks=1, schedule_version=1):
     payload = ring.buffer(step)[:40]
     payload[:] = bytes([step]) * 40
     part = SlotPart.of("head:full", 0, payload)
-    window = Window(step - step % 2, 2, epoch)
-    ring.publish(SlotRecord(era, window, step % 2, step, 40, (part,)))
+    window = Window(step - step % 2, 2, schedule_version)
+    ring.publish(SlotRecord(rollbacks, window, step % 2, step, 40, (part,)))
 
 
 def leave(store):
@@ -80,7 +80,7 @@ def test_what_was_left_is_told(store):
     leave(store)
     facts = read_left_state(store, HOST)
     assert (facts.committed, facts.persisted) == (5, PERSISTED)
-    assert (facts.era, facts.epoch, facts.ledger) == (1, 1, range(1, 6))
+    assert (facts.rollbacks, facts.schedule_version, facts.ledger) == (1, 1, range(1, 6))
     assert facts.holdings == (
         Holding(RANK, PERSISTED, 0b11),
         Holding(RANK, Window(4, 2, 1), 0b11),
@@ -90,15 +90,15 @@ def test_what_was_left_is_told(store):
 
 
 def test_streams_were_alike_since_the_last_step_where_they_were_not(store):
-    assert alike_steps(store) == range(0)
+    assert rng_equal_steps(store) == range(0)
     journal = store.journal(dataclasses.replace(JOURNAL, entry_bytes=1000))
     for step, alike in enumerate((True, False, True, True), start=1):
         entry = LedgerEntry(
-            step, 1.0, 0, 1.0, (False,), 1.0, 1.0, 1, (), (None,), None, streams_alike=alike
+            step, 1.0, 0, 1.0, (False,), 1.0, 1.0, 1, (), (None,), None, rng_equal=alike
         )
         state = dataclasses.replace(STATE, committed=step)
         journal.commit(state, step, encode_entry(entry), 1.0)
-    assert alike_steps(store) == range(3, 5)
+    assert rng_equal_steps(store) == range(3, 5)
 
 
 def test_a_damaged_slot_does_not_count(store):
@@ -119,7 +119,7 @@ def test_a_torn_slot_does_not_count(store):
 
 def test_slots_from_before_a_rollback_do_not_count(store):
     own, _ = leave(store)
-    hold(own, 4, era=0)
+    hold(own, 4, rollbacks=0)
     assert Holding(RANK, Window(4, 2, 1), 0b10) in read_left_state(store, HOST).holdings
 
 
@@ -159,7 +159,7 @@ def test_a_beginning_that_is_cut_leaves_a_journal_of_the_state_that_it_begins_at
     plan = SimpleNamespace(journal=JOURNAL, spares=(), accounts=lambda: {HOST.process: account})
     kept = SimpleNamespace(left_behind=tuple)
     with Generation() as generation:
-        memory = JobMemory(
+        memory = HostMemory(
             *(plan, HOST, kept, store, "127.0.0.1", torch.device("cpu")),
             generation=generation,
             pin=lambda _: None,
@@ -168,9 +168,11 @@ def test_a_beginning_that_is_cut_leaves_a_journal_of_the_state_that_it_begins_at
         )
         monkeypatch.setattr(memory if place == "open" else store, place, cut)
         with pytest.raises(CutError):
-            memory.begin_anew(dataclasses.replace(STATE, era=2, committed=9, persisted=None), {})
+            memory.restart_windows(
+                dataclasses.replace(STATE, rollbacks=2, committed=9, persisted=None), {}
+            )
     store.close()
     with StoreDirectory(store.root, IDENTITY, HOST.process) as reopened:
         facts = read_left_state(reopened, HOST)
-    assert (facts.committed, facts.persisted, facts.era) == (9, None, 2)
+    assert (facts.committed, facts.persisted, facts.rollbacks) == (9, None, 2)
     assert (facts.holdings, len(facts.ledger)) == ((), 0)

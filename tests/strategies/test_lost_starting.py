@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from megatron_moevement.runtime.coordination.roll_call import note_gone
 from megatron_moevement.runtime.observation.events import EventName
-from megatron_moevement.settings.faults import Place
+from megatron_moevement.settings.faults import FaultPoint
 from tests.harness.default_run import slow_but
 from tests.harness.interruption import Run, digest_differences
 from tests.harness.protected_run import Case, plans_of
@@ -100,7 +100,7 @@ def test_who_dies_in_the_start_of_a_relaunch_takes_no_step_along(
     step = CASE.protected_from + 2
     program = restartable_program(CASE, megatron_fork_server, text, 0, *PATIENCE)
     run = Run(program, tmp_path)
-    with run.start("--moevement-faults", f"{step}:{Place.BACKWARD.value}") as job:
+    with run.start("--moevement-faults", f"{step}:{FaultPoint.BACKWARD.value}") as job:
         assert set(job.wait().exit_codes) <= {KILLED, STATE_FLUSHED}
     flags = (*program.flags, f"--dies-at={place}:1")
     run._program = dataclasses.replace(program, path=PROGRAM, world_size=RANKS + 1, flags=flags)

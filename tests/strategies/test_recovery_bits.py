@@ -12,7 +12,7 @@ from random import Random
 
 import pytest
 
-from megatron_moevement.settings.faults import Place
+from megatron_moevement.settings.faults import FaultPoint
 from tests.harness.combinations import FACTORS, Combination
 from tests.harness.interruption import Run, digest_differences
 from tests.harness.pairwise import cover_pairs
@@ -28,16 +28,16 @@ pytestmark = [pytest.mark.distributed, pytest.mark.timeout(400)]
 
 PROTECTION = {"window": ["1", "2", "4", "5"], "replicas": ["2", "1", "0"]}
 NOT_ALWAYS_PASSED = (
-    Place.BOUNDARY_SEND,  # not without stages
-    Place.OPTIMIZERS,  # not in a step that overflows
-    Place.WINDOW_EDGE,
-    Place.SEND,  # not without copies
-    Place.FETCH,
-    Place.REPLAY,
-    Place.DENSE,
-    Place.SAVE,
+    FaultPoint.BOUNDARY_SEND,  # not without stages
+    FaultPoint.OPTIMIZERS,  # not in a step that overflows
+    FaultPoint.WINDOW_EDGE,
+    FaultPoint.SEND,  # not without copies
+    FaultPoint.FETCH,
+    FaultPoint.REPLAY,
+    FaultPoint.DENSE,
+    FaultPoint.SAVE,
 )
-PLACES = [place for place in Place if place.is_of_step and place not in NOT_ALWAYS_PASSED]
+PLACES = [place for place in FaultPoint if place.is_of_step and place not in NOT_ALWAYS_PASSED]
 EXAMPLES = (
     Case.of("edp3 fp16 distributed bias", 3),
     Case.of("vpp2 fp16 replicated grouped", 2),

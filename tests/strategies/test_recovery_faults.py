@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from megatron_moevement.runtime.observation.events import EventName
-from megatron_moevement.settings.faults import Place
+from megatron_moevement.settings.faults import FaultPoint
 from megatron_moevement.testing.lost_states import LostStates
 from tests.harness.fault_cover import UNTIED
 from tests.harness.interruption import Run, digest_differences
@@ -62,7 +62,7 @@ def verdicts_of(run, generation):
 
 def test_every_place_of_a_start_or_a_recovery_is_struck():
     struck = {*OUTSIDE, *SERVING, "roll-forward"}
-    assert struck == {place.value for place in Place if not place.is_of_step}
+    assert struck == {place.value for place in FaultPoint if not place.is_of_step}
 
 
 def test_each_recovery_is_struck_at_the_next_place(megatron_fork_server, text, untied, tmp_path):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from megatron_moevement.settings.faults import Place
+from megatron_moevement.settings.faults import FaultPoint
 from tests.harness.fork_server import JobFailedError
 from tests.harness.interruption import Run, digest_differences
 from tests.harness.protected_run import Case, plans_of
@@ -65,7 +65,7 @@ def died(megatron_fork_server, text, tmp_path):
     def of(mutations, case):
         program = mutated(case.protected_program(megatron_fork_server, text), mutations)
         run = Run(program, tmp_path / "killed")
-        fault = f"{case.protected_from + 2}:{Place.BARRIER.value}"
+        fault = f"{case.protected_from + 2}:{FaultPoint.BARRIER.value}"
         with run.start("--moevement-faults", fault) as job:
             job.wait()
         return run

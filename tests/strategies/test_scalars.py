@@ -31,7 +31,7 @@ def entries(floats):
             groups=(ParameterGroup(number, 0.1), ParameterGroup(1e-300, -0.0)),
             scalers=({"scale": number, "growth_tracker": 7}, None),
             random_state=object(),
-            streams_alike=True,
+            rng_equal=True,
         )
 
 
@@ -50,7 +50,7 @@ def encode_and_decode(texts):
     for entry in entries([float(text) for text in texts]):
         back = decode_entry(encode_entry(entry))
         same = same_scalars(entry, back) and back.random_state is None
-        same &= back.streams_alike is True
+        same &= back.rng_equal is True
         same &= (back.step, back.consumed_samples, back.found_inf, back.num_tokens) == (
             entry.step,
             entry.consumed_samples,

@@ -11,7 +11,7 @@ from megatron_moevement.runtime.slots.slot_record import EXTRAS
 from megatron_moevement.runtime.stores.status_file import STATUS_NAME
 from megatron_moevement.runtime.stores.store import LOCK_NAME, RingRole, process_folders
 from megatron_moevement.runtime.stores.store_listing import survey
-from megatron_moevement.settings.faults import Place
+from megatron_moevement.settings.faults import FaultPoint
 from tests.harness.interruption import Run
 from tests.harness.protected_run import Case, die
 
@@ -32,11 +32,11 @@ def announce(flags):
     """Returns what the plan of a job says of this rank: operators, slots and bytes."""
     from megatron_moevement.integrations.megatron.snapshots import LiveOperators  # noqa: PLC0415
     from megatron_moevement.strategies.moevement.opening import plan_job  # noqa: PLC0415
-    from megatron_moevement.training.protection import trained  # noqa: PLC0415
+    from megatron_moevement.training.protection import live_objects_of  # noqa: PLC0415
     from tests.harness.tiny_job import tiny_job  # noqa: PLC0415
 
     with tiny_job(*flags, base=()) as job:
-        one = trained(job)
+        one = live_objects_of(job)
         live = LiveOperators(one.chunks, one.optimizer)
         plan = plan_job(
             job.arguments.fault_tolerance,
@@ -91,7 +91,7 @@ def test_every_step_captures_its_slot_and_the_files_are_as_large_as_announced(
             full = sum(full for at, full, _ in plan["operators"] if at == slot)
             assert size == full + sum(least for at, _, least in plan["operators"] if at > slot) > 0
     run = Run(program, tmp_path)
-    die(run, case, Place.BARRIER, [case.protected_from + case.window + 1])
+    die(run, case, FaultPoint.BARRIER, [case.protected_from + case.window + 1])
     steps = [event for event in read_events(run.events) if event.event is EventName.ITERATION]
     assert len(steps) >= (case.protected_from + case.window) * program.world_size
     for event in steps:
@@ -127,7 +127,7 @@ def test_a_job_that_would_take_too_much_memory_is_refused_with_the_numbers(
     assert f"needs {needed} bytes of host memory and may take {needed - 1}" in line
     assert "lower --moevement-replicas or --moevement-window, or raise the budget" in line
     assert not list(run.store.rglob("*.ring"))
-    die(run, SMALL, Place.BARRIER, [2])
+    die(run, SMALL, FaultPoint.BARRIER, [2])
     with run.start(f"--moevement-host-memory-limit-gb={(needed + 1) / 1e9!r}") as job:
         job.wait().check()
 

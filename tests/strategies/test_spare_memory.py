@@ -23,7 +23,7 @@ from megatron_moevement.runtime.stores.store import (
 )
 from megatron_moevement.runtime.transport.handshake import Session
 from megatron_moevement.strategies.moevement.protection.first_captures import record_digest
-from megatron_moevement.strategies.moevement.protection.kept_store import KeptStore
+from megatron_moevement.strategies.moevement.protection.resident_store import ResidentStore
 from megatron_moevement.strategies.moevement.protection.spare_memory import SpareHolder, SpareMemory
 from megatron_moevement.strategies.moevement.protection.spares import (
     Spare,
@@ -39,7 +39,7 @@ IDENTITY = StoreIdentity("run-1", "0123abcd")
 RING = RingShape(capacity=5, buffer_bytes=200, max_parts=3)
 JOURNAL = JournalShape(retained_steps=6, entry_bytes=100, last_step=50)
 WINDOW = Window(3, 3)
-STATE = JournalState(era=7, epoch=0, committed=6, persisted=WINDOW, rank=None)
+STATE = JournalState(rollbacks=7, schedule_version=0, committed=6, persisted=WINDOW, rank=None)
 PROCESS, PROCESSES = 2, 3
 
 
@@ -59,7 +59,7 @@ class Board:
 @pytest.fixture
 def spare(shared_memory):
     """Returns a function that begins a generation of a spare, and ends the one before."""
-    kept, generations = KeptStore(), []
+    kept, generations = ResidentStore(), []
 
     def begin(limit_bytes=None):
         for former in generations:
@@ -87,13 +87,13 @@ def told(owner=ONE, first=4, **changes):
     return History(owner, IDENTITY, RING, JOURNAL, state, entries, losses)
 
 
-def store_slots(memory, owner, *steps, era=7):
+def store_slots(memory, owner, *steps, rollbacks=7):
     for step in steps:
         payload = bytes([step]) * 100
         slot = (step - WINDOW.start) % WINDOW.size
         window = Window(step - slot, WINDOW.size)
         parts = (SlotPart.of("head", 0, memoryview(payload)),)
-        record = SlotRecord(era, window, slot, step, 100, parts)
+        record = SlotRecord(rollbacks, window, slot, step, 100, parts)
         ring = memory._slots.ring_for(owner, record)
         ring.invalidate(step)
         ring.buffer(step)[:100] = payload
@@ -114,7 +114,7 @@ def test_what_a_spare_keeps_is_known_in_the_next_generation(spare):
     assert dict(found.held) == {ONE: 6, OTHER: 4}
     (facts,) = facts_of_spares(generation, [found])
     assert facts.is_new
-    assert (facts.rank, facts.committed, facts.era, facts.persisted) == (None, 6, 7, WINDOW)
+    assert (facts.rank, facts.committed, facts.rollbacks, facts.persisted) == (None, 6, 7, WINDOW)
     assert facts.ledger == range(4, 7)
     assert facts.holdings == (
         Holding(ONE, WINDOW, 0b111),
@@ -124,11 +124,11 @@ def test_what_a_spare_keeps_is_known_in_the_next_generation(spare):
     known = ledger_of_spare(generation, PROCESS, range(5, 7))
     assert known["entries"] == {5: "entry 5", 6: "entry 6"}
     assert sorted(known["losses"]) == list(range(1, 7))
-    (captures,) = captures_of_spares(generation, STATE.era, STATE.epoch)
+    (captures,) = captures_of_spares(generation, STATE.rollbacks, STATE.schedule_version)
     held = spare.kept.store.open_ring(RingRole.HELD, OTHER)
     assert captures[str(OTHER)] == {step: record_digest(held.record(step)) for step in (3, 4)}
     assert sorted(captures[str(ONE)]) == [3, 4, 5, 6]
-    assert captures_of_spares(generation, STATE.era, STATE.epoch + 1) == ()
+    assert captures_of_spares(generation, STATE.rollbacks, STATE.schedule_version + 1) == ()
     journal = spare.kept.store.open_journal()
     assert journal.losses() == {step: step / 8 for step in range(1, 7)}
     assert journal.entry(5) == b"entry 5"

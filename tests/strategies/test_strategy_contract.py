@@ -16,7 +16,10 @@ from tests.harness.tiny_job import tiny_arguments, tiny_job
 
 NAMES = sorted(STRATEGIES)
 STEPS, DEATH = 8, 5
-STEP = "injected_statistics await_commit streams agree_alone enter_commit commit after_step "
+STEP = (
+    "replayed_gradient_stats await_commit replica_rng agree_within_stage "
+    "enter_commit commit after_step "
+)
 WITH_COSTS = f"{STEP}costs "
 
 

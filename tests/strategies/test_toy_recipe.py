@@ -18,7 +18,7 @@ from megatron_moevement.policy.job.state_recipe import (
     StateRecipe,
     StateTensor,
 )
-from megatron_moevement.settings.faults import Place
+from megatron_moevement.settings.faults import FaultPoint
 from megatron_moevement.training.program import main
 from tests.harness.interruption import Run, digest_differences
 from tests.harness.protected_run import Case, check_replays, die, next_death
@@ -112,7 +112,7 @@ def test_a_job_killed_twice_ends_with_the_bits_of_one_that_is_not(
     assert digest_differences(Run(plain, tmp_path / "today").finish(), expected) != []
     run = Run(with_toy(case.protected_program(megatron_fork_server, text)), tmp_path / "killed")
     for _ in range(case.deaths):
-        die(run, case, Place.BARRIER, [next_death(run, case)])
+        die(run, case, FaultPoint.BARRIER, [next_death(run, case)])
     assert digest_differences(run.finish(), expected) == []
     check_replays(run, case, launches=case.deaths)
 

@@ -6,7 +6,7 @@ import signal
 import pytest
 
 from megatron_moevement.runtime.observation.events import EventName, read_events
-from megatron_moevement.settings.faults import Place
+from megatron_moevement.settings.faults import FaultPoint
 from tests.harness import toy_strategy
 from tests.harness.interruption import Run, digest_differences
 from tests.harness.protected_run import Case, die
@@ -35,8 +35,8 @@ def test_a_launch_goes_on_from_the_newest_step_of_which_all_ranks_have_a_file(
     megatron_fork_server, text, uninterrupted, tmp_path
 ):
     run = Run(with_toy(CASE.program(megatron_fork_server, text)), tmp_path)
-    die(run, CASE, Place.BARRIER, [5], ranks=[1])
-    die(run, CASE, Place.GATHER, [8], ranks=[2])
+    die(run, CASE, FaultPoint.BARRIER, [5], ranks=[1])
+    die(run, CASE, FaultPoint.GATHER, [8], ranks=[2])
     assert digest_differences(run.finish(), uninterrupted(CASE)) == []
     assert first_steps(run) == [1, 5, 8]
     assert list(run.store.rglob("*.state")) == []

@@ -14,7 +14,7 @@ from pathlib import Path
 from megatron_moevement.policy.faults.fault_schedule import FaultKind
 from megatron_moevement.runtime.faults.fault_effects import inflict
 from megatron_moevement.runtime.faults.fault_points import FaultPoints
-from megatron_moevement.settings.faults import Place
+from megatron_moevement.settings.faults import FaultPoint
 from megatron_moevement.training.program import main
 
 PREFIX = "--torn-when="
@@ -54,7 +54,7 @@ def tear_commits(folder):
 
     def strike_on_demand(self, step, place):
         strike(self, step, place)
-        if place is Place.COMMIT:
+        if place is FaultPoint.COMMIT:
             note()
             demand = folder / str(self._rank)
             if demand.exists():

@@ -10,12 +10,12 @@ import sys
 
 from megatron_moevement.runtime.peers.connection import PeerConnection
 from megatron_moevement.runtime.slots.ring_file import RingFile
-from megatron_moevement.strategies.moevement.protection.copies import Copies
+from megatron_moevement.strategies.moevement.protection.slot_replicator import SlotReplicator
 from megatron_moevement.training.program import main
 
 
 def flip(process, step):
-    land, done = Copies.land, []
+    land, done = SlotReplicator.land, []
 
     def damage(self, record):
         ring: RingFile = self._ring
@@ -24,7 +24,7 @@ def flip(process, step):
             ring.buffer(step)[record.payload_bytes // 2] ^= 1
         land(self, record)
 
-    Copies.land = damage
+    SlotReplicator.land = damage
 
 
 def cut(process, peer, step):

@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 
 from megatron_moevement.policy.faults.fault_schedule import FaultKind
-from megatron_moevement.settings.faults import Fault, Place
+from megatron_moevement.settings.faults import Fault, FaultPoint
 from megatron_moevement.settings.restart import check_restart
 from megatron_moevement.training.arguments import parse
 from tests.harness.explorer.drawn_history import MOST_PROCESSES
@@ -70,7 +70,7 @@ def test_a_scenario_is_read_as_it_was_written():
 
 def test_every_place_and_every_kind_is_drawn():
     faults = [fault for _, launch in launches() for fault in launch.faults]
-    assert {fault.place for fault in faults} == set(Place)
+    assert {fault.place for fault in faults} == set(FaultPoint)
     assert {fault.kind for fault in faults} == set(FaultKind)
     assert {fault.generation for fault in faults} >= {0, 1, 2}
 

@@ -168,7 +168,7 @@ def test_a_damaged_slot_costs_no_step_while_every_state_stands():
         assert verdicts <= {Verdict.RESUME, Verdict.LOCALIZED, Verdict.GLOBAL}
         assert max(seen.commits) == scenario.steps
         edges.update(plan.edges for plan in seen.outcome.plans)
-    assert edges[WindowEdges.ANEW] >= 10
+    assert edges[WindowEdges.RESTARTED] >= 10
 
 
 def test_states_that_stand_are_missed_when_they_are_given_up():
@@ -176,7 +176,7 @@ def test_states_that_stand_are_missed_when_they_are_given_up():
         plan = plan_start(facts)
         if plan is None or plan.edges is WindowEdges.KEPT:
             return plan
-        return dataclasses.replace(plan, verdict=Verdict.ROLLBACK, target=0, era=1)
+        return dataclasses.replace(plan, verdict=Verdict.ROLLBACK, target=0, rollbacks=1)
 
     scenario = Scenario(1, Layout(pp=2, dp=2), window=3, replicas=0, steps=15)
     worlds = damaged_slots_and_false_alarms(scenario)
@@ -197,8 +197,8 @@ def test_a_job_that_goes_back_although_its_window_is_kept_loses_work():
             replays=(),
             copies=(),
             roll_forward=(),
-            edges=WindowEdges.ANEW,
-            epoch=plan.epoch + 1,
+            edges=WindowEdges.RESTARTED,
+            schedule_version=plan.schedule_version + 1,
         )
 
     job = Scenario(1, Layout(pp=3), window=2, replicas=1, steps=11)

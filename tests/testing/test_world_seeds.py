@@ -4,7 +4,7 @@ import pytest
 
 from megatron_moevement.policy.job.segments import ScopeKind
 from megatron_moevement.policy.recovery.plan import Verdict
-from megatron_moevement.settings.faults import Place
+from megatron_moevement.settings.faults import FaultPoint
 from megatron_moevement.testing.campaign import Tally, play_seeds
 
 SEEDS = 300
@@ -39,4 +39,4 @@ def test_these_seeds_come_to_every_place_where_production_has_faults(tallies):
     places = set()
     for first in range(0, SEEDS, AT_A_TIME):
         places |= (tallies.get(first) or play_seeds(range(first, first + AT_A_TIME), None)).places
-    assert places == {place.value for place in Place}
+    assert places == {place.value for place in FaultPoint}

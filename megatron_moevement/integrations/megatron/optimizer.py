@@ -33,7 +33,7 @@ from megatron_moevement.integrations.megatron.masters import (
 from megatron_moevement.integrations.megatron.transformer_config import torch_dtype
 from megatron_moevement.policy.job.state_recipe import RECIPES, StateRecipe
 from megatron_moevement.runtime.faults.fault_points import Strike, pass_by
-from megatron_moevement.settings.faults import Place
+from megatron_moevement.settings.faults import FaultPoint
 from megatron_moevement.settings.optimization import Optimization
 from megatron_moevement.settings.parallelism import Parallelism
 from megatron_moevement.settings.precision import Precision
@@ -214,7 +214,7 @@ class SplitOptimizer:
             for access in self.masters:
                 self._clip(access.part, statistics)
                 self._apply(access)
-                strike(Place.OPTIMIZERS)
+                strike(FaultPoint.OPTIMIZERS)
         for part in self.parts:
             scaler = getattr(part, "grad_scaler", None)
             if isinstance(scaler, CommittedGradScaler):

@@ -23,7 +23,7 @@ from megatron_moevement.integrations.megatron.stage_communicator import (
     StageCommunicator,
 )
 from megatron_moevement.runtime.faults.fault_points import Strike, pass_by
-from megatron_moevement.settings.faults import Place
+from megatron_moevement.settings.faults import FaultPoint
 
 MicroBatch = Mapping[str, torch.Tensor | None]
 """tokens, labels, loss_mask and position_ids, each `[micro_batch_size, seq_length]`."""
@@ -205,16 +205,16 @@ class PipelineSchedule:
         return self._loss(reports)
 
     def _finalize(self, *args: Any, **kwargs: Any) -> None:
-        self._strike(Place.FINALIZE)
+        self._strike(FaultPoint.FINALIZE)
         finalize_model_grads(*args, **kwargs)
-        self._strike(Place.AFTER_FINALIZE)
+        self._strike(FaultPoint.AFTER_FINALIZE)
 
     def _forward_step(
         self, batches: Iterator[tuple[int, bool, MicroBatch]], chunk: DistributedDataParallel
     ) -> tuple[torch.Tensor, partial[Any] | None]:
         number, is_halfway, batch = next(batches)
         if is_halfway:
-            self._strike(Place.FORWARD)
+            self._strike(FaultPoint.FORWARD)
         output = chunk(
             batch["tokens"],
             batch["position_ids"],
@@ -240,11 +240,11 @@ class PipelineSchedule:
 
     def _pass_after_forward(self, output: torch.Tensor) -> None:
         strike = self._strike
-        strike(Place.FORWARD_BACKWARD)
-        self._communicator.before_next_send(lambda: strike(Place.BOUNDARY_SEND))
+        strike(FaultPoint.FORWARD_BACKWARD)
+        self._communicator.before_next_send(lambda: strike(FaultPoint.BOUNDARY_SEND))
         if output.requires_grad:  # not on a stage that is frozen as a whole
             output.register_hook(  # type: ignore[no-untyped-call]
-                lambda _: strike(Place.BACKWARD)
+                lambda _: strike(FaultPoint.BACKWARD)
             )
 
     def _count_backward(self, gradient: torch.Tensor) -> None:

@@ -16,7 +16,7 @@ from megatron_moevement.integrations.megatron.scheduler import Scheduler
 from megatron_moevement.runtime.coordination.ledger import Ledger, LedgerEntry
 from megatron_moevement.runtime.coordination.progress import Progress
 from megatron_moevement.runtime.faults.fault_points import Strike, pass_by
-from megatron_moevement.settings.faults import Place
+from megatron_moevement.settings.faults import FaultPoint
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,14 +28,14 @@ class DecidedStep:
         loss: mean loss per token.
         num_tokens: by which the losses were normalised.
         random_before: this rank's random streams at the start of the step.
-        streams_alike: whether replicas were found to have the same random streams behind it.
+        rng_equal: whether replicas were found to have the same random streams behind it.
     """
 
     statistics: GradientStatistics
     loss: float
     num_tokens: int
     random_before: Mapping[str, Any]
-    streams_alike: bool = False
+    rng_equal: bool = False
 
 
 class StepCommit:
@@ -71,9 +71,9 @@ class StepCommit:
         statistics, step = decided.statistics, before.committed + 1
         loss_scale = self._optimizer.loss_scale()
         groups = self._scheduler.parameter_groups()
-        strike(Place.COMMIT)
+        strike(FaultPoint.COMMIT)
         applied = self._optimizer.commit(statistics, strike)
-        strike(Place.AFTER_OPTIMIZERS)
+        strike(FaultPoint.AFTER_OPTIMIZERS)
         self._expert_bias.commit()
         if applied:
             self._scheduler.advance(self._global_batch_size)
@@ -89,7 +89,7 @@ class StepCommit:
             groups=groups,
             scalers=self._optimizer.scalers(),
             random_state=decided.random_before,
-            streams_alike=decided.streams_alike,
+            rng_equal=decided.rng_equal,
         )
         self._ledger.append(entry)
         progress = Progress(

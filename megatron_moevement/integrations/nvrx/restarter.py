@@ -28,7 +28,7 @@ from megatron_moevement.integrations.nvrx.health import ProcessHealth
 from megatron_moevement.integrations.nvrx.heartbeats import mend_heartbeats
 from megatron_moevement.integrations.nvrx.interrupts import mend_interrupts
 from megatron_moevement.integrations.nvrx.notices import StoredNotices
-from megatron_moevement.integrations.nvrx.places import KeptPlaces
+from megatron_moevement.integrations.nvrx.rank_assignment import StickyRankAssignment
 from megatron_moevement.integrations.nvrx.reserve import CalledWrapper, Holder, mend_reserve
 from megatron_moevement.integrations.nvrx.retries import BoundedRetries, StartAgainAbort
 from megatron_moevement.integrations.nvrx.sealed_store import ForeignValueError
@@ -228,7 +228,7 @@ def _wrapper(  # noqa: PLR0917  (what `run_restartable` was given)
         abort=abort,
         finalize=EndGeneration(what.end, empty_cuda_cache=settings.inprocess_empty_cuda_cache),
         health_check=ProcessHealth(what.check_health),
-        rank_assignment=KeptPlaces(
+        rank_assignment=StickyRankAssignment(
             *(active, settings.inprocess_granularity, domain, interruption, processes),
             ends=ends,
         ),

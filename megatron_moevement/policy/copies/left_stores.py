@@ -16,7 +16,7 @@ class LeftState(Protocol):
     """What the journal of a store says of the state beside it."""
 
     @property
-    def era(self) -> int:
+    def rollbacks(self) -> int:
         """How many rollbacks lie behind it."""
 
     @property
@@ -28,25 +28,25 @@ class LeftState(Protocol):
         """The rank of the process that it was."""
 
 
-def age_of(state: LeftState | None, rank: LogicalRank, *, era: int = 0) -> tuple[int, int]:
+def age_of(state: LeftState | None, rank: LogicalRank, *, rollbacks: int = 0) -> tuple[int, int]:
     """Returns what is greater the newer a rank's state is; nothing of another rank is newer.
 
     Args:
         state: what a journal says.
         rank: whose state is wanted.
-        era: that the process which wants it knows of, as one that kept copies before it had a rank;
-            what lies before it is of no use.
+        rollbacks: of the process that wants it, as one that kept copies before it had a rank; what
+            lies before it is of no use.
     """
-    if state is None or state.rank != rank or state.era < era:
+    if state is None or state.rank != rank or state.rollbacks < rollbacks:
         return NOTHING
-    return (state.era, state.committed)
+    return (state.rollbacks, state.committed)
 
 
 class LeftHistory(LeftState, Protocol):
     """What the journal of a store says of the history that it belongs to."""
 
     @property
-    def epoch(self) -> int:
+    def schedule_version(self) -> int:
         """How often all windows of the era have begun anew."""
 
     @property
@@ -68,22 +68,26 @@ def is_newer(left: LeftHistory, own: LeftHistory) -> bool:
     return _moment(left) > _moment(own)
 
 
-def is_outdated(era: int, epoch: int, step: int, known: LeftHistory) -> bool:
+def is_outdated(rollbacks: int, schedule_version: int, step: int, known: LeftHistory) -> bool:
     """Returns whether a state lies before the newest window that a history has persisted.
 
     Args:
-        era: of the state.
-        epoch: of the state.
+        rollbacks: of the state.
+        schedule_version: of the state.
         step: the newest of the state.
         known: what a journal says of the history.
     """
     if known.persisted is None:
         return False
-    return (era, epoch, step) < (known.era, known.epoch, known.persisted.start)
+    return (rollbacks, schedule_version, step) < (
+        known.rollbacks,
+        known.schedule_version,
+        known.persisted.start,
+    )
 
 
 def _moment(state: LeftHistory) -> tuple[int, int, int]:
-    return (state.era, state.epoch, state.committed)
+    return (state.rollbacks, state.schedule_version, state.committed)
 
 
 def adopts_in(generation: int, *, is_refused: bool) -> bool:

@@ -111,14 +111,14 @@ class ProcessFacts:
         holdings: slots that it has, its own rank's and others'.
         logs: what it has logged of its rank's sends.
         ledger: steps whose ledger entries it has.
-        era: how many rollbacks to a durable checkpoint lie behind what it has. What an older era
-            left must not mix with what a rollback began.
-        epoch: of the window schedule that it knows.
-        holds: names what its rank trains, where every rank that trains it holds all of it: ranks
-            with the same name hold the same bits at the same step. None where something is the
-            rank's own, as a shard of the optimizer's state is, or where nothing is to be copied.
-        alike: steps k of which it knows that in S_k all ranks with the same name had the same
-            random streams.
+        rollbacks: how many rollbacks to a durable checkpoint precede what it has. What is left
+            from before one must not mix with what the rollback began.
+        schedule_version: of the window schedule that it knows.
+        replica_id: names what its rank trains, where every rank that trains it holds all of it:
+            ranks with the same name hold the same bits at the same step. None where something is
+            the rank's own, as a shard of the optimizer's state is, or nothing is to be copied.
+        rng_equal_steps: steps k in whose S_k all ranks with the same name had, as it has recorded,
+            the same random streams.
         is_new: whether it has never held a state of the job: what it has was left by others, and
             says nothing of what the job has agreed on since.
         holders: the processes that keep copies of its rank's slots in this generation.
@@ -133,10 +133,10 @@ class ProcessFacts:
     holdings: tuple[Holding, ...] = ()
     logs: tuple[LogExtent, ...] = ()
     ledger: range = range(0)
-    era: int = 0
-    epoch: int = 0
-    holds: str | None = None
-    alike: range = range(0)
+    rollbacks: int = 0
+    schedule_version: int = 0
+    replica_id: str | None = None
+    rng_equal_steps: range = range(0)
     is_new: bool = False
     holders: tuple[int, ...] = ()
 

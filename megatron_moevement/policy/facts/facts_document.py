@@ -104,10 +104,12 @@ def _dump_process(facts: ProcessFacts) -> dict[str, Any]:
             for log in facts.logs
         ],
         "ledger": [facts.ledger[0], facts.ledger[-1]] if facts.ledger else None,
-        "era": facts.era,
-        "epoch": facts.epoch,
-        "holds": facts.holds,
-        "alike": [facts.alike[0], facts.alike[-1]] if facts.alike else None,
+        "era": facts.rollbacks,
+        "epoch": facts.schedule_version,
+        "holds": facts.replica_id,
+        "alike": [facts.rng_equal_steps[0], facts.rng_equal_steps[-1]]
+        if facts.rng_equal_steps
+        else None,
         "is_new": facts.is_new,
         "holders": list(facts.holders),
     }
@@ -232,10 +234,10 @@ def _load_process(field: _Field) -> ProcessFacts:
         holdings=parts["holdings"].or_else((), lambda part: _each(part, _load_holding)),
         logs=parts["logs"].or_else((), lambda part: _each(part, _load_log)),
         ledger=parts["ledger"].or_else(range(0), _load_run),
-        era=parts["era"].or_else(0, _Field.integer),
-        epoch=parts["epoch"].or_else(0, _Field.integer),
-        holds=parts["holds"].or_else(None, _Field.text),
-        alike=parts["alike"].or_else(range(0), _load_run),
+        rollbacks=parts["era"].or_else(0, _Field.integer),
+        schedule_version=parts["epoch"].or_else(0, _Field.integer),
+        replica_id=parts["holds"].or_else(None, _Field.text),
+        rng_equal_steps=parts["alike"].or_else(range(0), _load_run),
         is_new=parts["is_new"].or_else(False, _Field.truth),
         holders=parts["holders"].or_else((), lambda part: _each(part, _Field.integer)),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from megatron_moevement.policy.facts.facts import Condition, Facts
-from megatron_moevement.policy.recovery.eras import of_newest_history
+from megatron_moevement.policy.recovery.histories import of_newest_history
 from megatron_moevement.policy.recovery.rollforward import newest_committed
 
 

@@ -40,7 +40,7 @@ class WindowEdges(Enum):
     KEPT = "kept"
     """Where they would have begun without the fault."""
 
-    ANEW = "anew"
+    RESTARTED = "anew"
     """At the state that everybody goes on from: the target, or what is durable. All slots and logs
     from before are dropped, and all ledger entries that no replay needs."""
 
@@ -205,8 +205,8 @@ class Plan:
         holders: by rank, the processes that keep copies of its slots: it sends them what they lack.
         logs: what bystanders, and stages that are ahead, serve.
         ledger_source: the process that has all ledger entries that are needed.
-        era: how many rollbacks lie behind the job once the plan is carried out.
-        epoch: of the window schedule that is then in force.
+        rollbacks: how many rollbacks lie behind the job once the plan is carried out.
+        schedule_version: of the window schedule that is then in force.
         edges: whether windows go on, or begin anew because nothing is left to replay from.
         copies: who takes its state from whom, by rank; their stages stand by.
         lost_steps: committed steps that are done again after a rollback; None where nobody knows
@@ -231,8 +231,8 @@ class Plan:
     holders: tuple[tuple[LogicalRank, tuple[int, ...]], ...] = ()
     logs: tuple[LogSource, ...] = ()
     ledger_source: int | None = None
-    era: int = 0
-    epoch: int = 0
+    rollbacks: int = 0
+    schedule_version: int = 0
     edges: WindowEdges = WindowEdges.KEPT
     copies: tuple[StateCopy, ...] = ()
     lost_steps: int | None = 0

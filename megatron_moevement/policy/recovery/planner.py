@@ -19,7 +19,7 @@ from megatron_moevement.policy.job.segments import (
     segments_of,
     senders_to,
 )
-from megatron_moevement.policy.recovery.eras import of_newest_history
+from megatron_moevement.policy.recovery.histories import of_newest_history
 from megatron_moevement.policy.recovery.newest_state import is_memory_newest
 from megatron_moevement.policy.recovery.plan import (
     Origin,
@@ -86,12 +86,12 @@ def plan_recovery(facts: Facts) -> Plan:
     return plan_from_durable(facts, f"{stage_names(survey.behind)} can't go on and {what}")
 
 
-def _era(facts: Facts) -> int:
-    return max((process.era for process in facts.processes), default=0)
+def _rollbacks(facts: Facts) -> int:
+    return max((process.rollbacks for process in facts.processes), default=0)
 
 
-def _epoch(facts: Facts) -> int:
-    return max((process.epoch for process in facts.processes), default=0)
+def _schedule_version(facts: Facts) -> int:
+    return max((process.schedule_version for process in facts.processes), default=0)
 
 
 def _holders(facts: Facts) -> tuple[tuple[LogicalRank, tuple[int, ...]], ...]:
@@ -141,8 +141,8 @@ def _replay(facts: Facts, survey: Survey, window: Window) -> Plan | None:
         logs=log_sources(facts, begins),
         copies=copies,
         ledger_source=ledger_source,
-        era=_era(facts),
-        epoch=_epoch(facts),
+        rollbacks=_rollbacks(facts),
+        schedule_version=_schedule_version(facts),
     )
 
 
@@ -225,8 +225,8 @@ def _resume(facts: Facts, survey: Survey) -> Plan:
         holders=_holders(facts),
         copies=copies,
         ledger_source=source,
-        era=_era(facts),
-        epoch=_epoch(facts),
+        rollbacks=_rollbacks(facts),
+        schedule_version=_schedule_version(facts),
         windows_from=min(windows, default=survey.target),
     )
 
@@ -242,9 +242,9 @@ def _resume_with_new_windows(facts: Facts, survey: Survey, why: str) -> Plan:
         fetches=(),
         reason=f"{resume_reason(survey, 0)}; {why}: the window schedule restarts",
         persisted=None,
-        edges=WindowEdges.ANEW,
+        edges=WindowEdges.RESTARTED,
         windows_from=plan.target,
-        epoch=_epoch(facts) + 1,
+        schedule_version=_schedule_version(facts) + 1,
     )
 
 
@@ -273,7 +273,7 @@ def has_no_use_of_memory(facts: Facts) -> bool:
         plan = plan_start(facts)
     except InconsistentFactsError:
         return False
-    if plan is None or plan.edges is WindowEdges.ANEW or plan.is_from_durable:
+    if plan is None or plan.edges is WindowEdges.RESTARTED or plan.is_from_durable:
         return True
     return plan.verdict is Verdict.ROLLBACK
 
@@ -303,9 +303,9 @@ def plan_from_durable(facts: Facts, why: str) -> Plan:
         target=facts.durable,
         windows_from=facts.durable,
         lost_steps=lost,
-        edges=WindowEdges.ANEW,
-        era=_era(facts) + 1,
-        epoch=_epoch(facts) + 1,
+        edges=WindowEdges.RESTARTED,
+        rollbacks=_rollbacks(facts) + 1,
+        schedule_version=_schedule_version(facts) + 1,
     )
 
 
@@ -332,7 +332,7 @@ def _replay_from_durable(facts: Facts, durable: int, target: int, source: int, w
         fetches=fetches,
         holders=_holders(facts),
         ledger_source=source,
-        era=_era(facts),
-        epoch=_epoch(facts) if is_first else _epoch(facts) + 1,
-        edges=WindowEdges.KEPT if is_first else WindowEdges.ANEW,
+        rollbacks=_rollbacks(facts),
+        schedule_version=_schedule_version(facts) if is_first else _schedule_version(facts) + 1,
+        edges=WindowEdges.KEPT if is_first else WindowEdges.RESTARTED,
     )

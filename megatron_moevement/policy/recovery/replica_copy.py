@@ -50,13 +50,13 @@ def find_copies(facts: Facts, target: int, persisted: Window | None) -> ReplicaC
         target: T.
         persisted: the job's newest persisted window; slots from it on are still needed.
     """
-    alike = {step for process in facts.processes for step in process.alike}
+    alike = {step for process in facts.processes for step in process.rng_equal_steps}
     if target not in alike:
         return ReplicaCopies()
     sources: dict[str, list[ProcessFacts]] = defaultdict(list)
     for process in facts.by_rank.values():
-        if process.holds is not None and _comes_to(process.live, target):
-            sources[process.holds].append(process)
+        if process.replica_id is not None and _comes_to(process.live, target):
+            sources[process.replica_id].append(process)
     first = first_in_flight(facts) if persisted is None else persisted.start
     held = _held_steps(facts, first)
     load: Counter[int] = Counter()
@@ -64,12 +64,12 @@ def find_copies(facts: Facts, target: int, persisted: Window | None) -> ReplicaC
     stand_ins: dict[LogicalRank, tuple[SlotKey, ...]] = {}
     gaps = set()
     for rank, process in sorted(facts.by_rank.items()):
-        if process.live.condition not in _LOST or process.holds not in sources:
+        if process.live.condition not in _LOST or process.replica_id not in sources:
             continue
         missing = set(range(first, target)) - held[rank]
         choices = [
             (len(missing) - len(slots), load[source.process], source.process, slots)
-            for source in sources[process.holds]
+            for source in sources[process.replica_id]
             for slots in [_replica_slots(source, first, missing & alike)]
         ]
         lacking, _, source_process, slots = min(choices)

@@ -57,7 +57,7 @@ def plan_window(
     budget_bytes: int | None = None,
     window: int | None = None,
     levelled: Levelled = Levelled.FULL_AND_COMPUTE,
-    epoch: int = 0,
+    schedule_version: int = 0,
     first_step: int = 0,
 ) -> WindowPlan:
     """Chooses W and gives every operator its slot (Algorithm 1, SparseCheckpointSchedule).
@@ -73,7 +73,7 @@ def plan_window(
         budget_bytes: what each rank can copy in one iteration, from `slot_budget_bytes`.
         window: W, when it is not to be chosen.
         levelled: which bytes to spread evenly over the slots.
-        epoch: number of the schedule.
+        schedule_version: number of the schedule.
         first_step: the step whose state is slot 0 of its first window.
 
     Raises:
@@ -96,7 +96,7 @@ def plan_window(
         budget_bytes,
     )
     slots = dict(zip(inventory.sorted_operators, _slots(inventory, parts, chosen), strict=True))
-    return WindowPlan(size, WindowSchedule(inventory, window, slots, epoch, first_step))
+    return WindowPlan(size, WindowSchedule(inventory, window, slots, schedule_version, first_step))
 
 
 def _slots(

@@ -48,12 +48,12 @@ class Window:
     Attributes:
         start: the step whose committed state slot 0 captures.
         size: W.
-        epoch: of the schedule that it was captured under.
+        schedule_version: of the schedule that it was captured under.
     """
 
     start: int
     size: int
-    epoch: int = 0
+    schedule_version: int = 0
 
     @property
     def last(self) -> int:
@@ -77,7 +77,7 @@ class WindowSchedule:
         inventory: the operators of the job and what they weigh on each rank.
         window: W.
         slots: for each operator the slot in which it is FULL, `0 <= slot < window`.
-        epoch: how many schedules the job had before this one.
+        schedule_version: how many schedules the job had before this one.
         first_step: the step whose state is slot 0 of the first window under this schedule.
 
     Raises:
@@ -88,13 +88,13 @@ class WindowSchedule:
     inventory: Inventory
     window: int
     slots: Mapping[OperatorId, int]
-    epoch: int = 0
+    schedule_version: int = 0
     first_step: int = 0
 
     def __post_init__(self) -> None:
-        if self.epoch < 0 or self.first_step < 0:
+        if self.schedule_version < 0 or self.first_step < 0:
             raise InvalidScheduleError(
-                f"epoch {self.epoch}, first step {self.first_step}: negative"
+                f"epoch {self.schedule_version}, first step {self.first_step}: negative"
             )
         if self.window < 1:
             raise InvalidScheduleError(f"a window needs at least one slot, not {self.window}")
@@ -149,7 +149,7 @@ class WindowSchedule:
         if step < self.first_step:
             raise ValueError(f"step {step} lies before the schedule's first, {self.first_step}")
         start = step - (step - self.first_step) % self.window
-        return Window(start, self.window, self.epoch)
+        return Window(start, self.window, self.schedule_version)
 
     def slot_of(self, step: int) -> int:
         """Returns the slot that captures S_step.
@@ -179,7 +179,7 @@ class WindowSchedule:
     def digest(self) -> str:
         """SHA-256, as hex, over what all ranks must agree on before they adopt the schedule."""
         operators = self.inventory.sorted_operators
-        numbers = array("Q", (self.epoch, self.first_step, self.window, len(operators)))
+        numbers = array("Q", (self.schedule_version, self.first_step, self.window, len(operators)))
         numbers.extend(self.inventory.numbers)
         sorted_slots = map(self.slots.__getitem__, operators)
         numbers.extend(self.slots.values() if self._in_order else sorted_slots)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Generic, TypeVar
 
-from megatron_moevement.runtime.interrupts.news import News
+from megatron_moevement.runtime.interrupts.interrupt_safe_event import InterruptSafeEvent
 
 T = TypeVar("T")
 _SLICE = timedelta(seconds=0.05)
@@ -38,7 +38,7 @@ class Background(Generic[T]):
         self._as_failure = failure
         self._pieces: queue.SimpleQueue[tuple[T] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
-        self._news = News()
+        self._news = InterruptSafeEvent()
         self.begun = 0
         """Pieces that were handed over."""
         self._done = 0

@@ -27,7 +27,7 @@ class StopRequest(IntEnum):
 
 
 @dataclasses.dataclass(frozen=True)
-class ReplicaStreams:
+class ReplicaRng:
     """The random streams of one rank, to be compared with those of its replicas.
 
     Attributes:
@@ -55,7 +55,7 @@ class Vote:
         window_start: start of the newest window that this rank could be recovered from; negative
             when there is none.
         copies: the fewest copies of a slot of that window.
-        streams: the rank's random streams as they are now; None on all ranks where nobody wants
+        replica_rng: the rank's random streams as they are now; None on all ranks where nobody wants
             to know.
         own_s: how long this rank has computed in the step, in seconds; None on all ranks where
             that is not known.
@@ -69,7 +69,7 @@ class Vote:
     stop: StopRequest
     window_start: int = -1
     copies: int = 0
-    streams: ReplicaStreams | None = None
+    replica_rng: ReplicaRng | None = None
     own_s: float | None = None
 
 
@@ -84,7 +84,7 @@ class Agreement:
     """The least of the ranks': what the whole job could be recovered from."""
     copies: int = 0
     """The least of the ranks'."""
-    streams_alike: bool = False
+    rng_equal: bool = False
     """Whether within every group of replicas all ranks have the same random streams."""
     own_s: tuple[float, ...] = ()
     """How long each rank has computed in the step; empty where that is not known."""
@@ -119,12 +119,12 @@ def _encode(vote: Vote) -> list[int]:
     ]
 
 
-def _encode_streams(streams: ReplicaStreams | None) -> list[int]:
+def _encode_rng(replica_rng: ReplicaRng | None) -> list[int]:
     """Returns greatest and least digest of each group, as far as this rank knows them."""
-    if streams is None:
+    if replica_rng is None:
         return []
-    greatest, least = [_NOBODY] * streams.groups, [_NOBODY] * streams.groups
-    greatest[streams.group], least[streams.group] = streams.digest, -streams.digest
+    greatest, least = [_NOBODY] * replica_rng.groups, [_NOBODY] * replica_rng.groups
+    greatest[replica_rng.group], least[replica_rng.group] = replica_rng.digest, -replica_rng.digest
     return greatest + least
 
 
@@ -142,7 +142,7 @@ class CommitBarrier:
         Raises:
             DisagreementError: the ranks' gradients are not those of one step.
         """
-        state, streams, times = _encode(vote), _encode_streams(vote.streams), self._times(vote)
+        state, streams, times = _encode(vote), _encode_rng(vote.replica_rng), self._times(vote)
         votes = torch.tensor([*state, *streams, *times], dtype=torch.int64, device=self._device)
         dist.all_reduce(votes, op=dist.ReduceOp.MAX, group=self._group)
         reduced = votes.tolist()
@@ -163,7 +163,7 @@ class CommitBarrier:
             stop=StopRequest(stop),
             window_start=window_start,
             copies=copies,
-            streams_alike=_are_alike(reduced[len(state) :][: len(streams)]),
+            rng_equal=_are_equal(reduced[len(state) :][: len(streams)]),
             own_s=tuple(value / _PER_SECOND for value in reduced[len(state) + len(streams) :]),
         )
 
@@ -176,7 +176,7 @@ class CommitBarrier:
         return times
 
 
-def _are_alike(streams: list[int]) -> bool:
+def _are_equal(streams: list[int]) -> bool:
     """Returns whether the greatest and the least digest are the same in each of some groups."""
     groups = len(streams) // 2
     pairs = zip(streams[:groups], streams[groups:], strict=True)

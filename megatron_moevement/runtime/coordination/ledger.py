@@ -46,7 +46,7 @@ class LedgerEntry:
         groups: learning rate and weight decay that the step used, for each group.
         scalers: state of each chained optimizer's scaler after the step.
         random_state: this rank's random streams at the start of the step.
-        streams_alike: whether replicas were found to have the same random streams in S_k.
+        rng_equal: whether replicas were found to have the same random streams in S_k.
     """
 
     step: int
@@ -60,7 +60,7 @@ class LedgerEntry:
     groups: tuple[ParameterGroup, ...]
     scalers: tuple[Mapping[str, Any] | None, ...]
     random_state: Any
-    streams_alike: bool = False
+    rng_equal: bool = False
 
 
 class Ledger:

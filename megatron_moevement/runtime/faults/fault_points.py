@@ -9,16 +9,16 @@ import sys
 from collections.abc import Callable, Iterable
 
 from megatron_moevement.runtime.faults.fault_effects import inflict
-from megatron_moevement.settings.faults import Fault, Place
+from megatron_moevement.settings.faults import Fault, FaultPoint
 
-Strike = Callable[[Place], None]
+Strike = Callable[[FaultPoint], None]
 """Passes a fault point of a step that the caller knows."""
 
 Witness = Callable[[Fault], None]
 """Is told that a fault strikes now; what it wants to keep it must write at once."""
 
 
-def pass_by(place: Place) -> None:
+def pass_by(place: FaultPoint) -> None:
     """Passes a fault point at which nothing happens."""
     del place
 
@@ -45,7 +45,7 @@ class FaultPoints:
         self._scripted = tuple(faults)
         self._rank = rank
         self._witness: Witness = _nobody
-        self._armed: dict[tuple[int, Place], Fault] = {}
+        self._armed: dict[tuple[int, FaultPoint], Fault] = {}
         self._spared: set[Fault] = set()
         self._known: frozenset[str] = frozenset()
         self._first: int | None = None
@@ -83,7 +83,7 @@ class FaultPoints:
         """Names who is told of a fault just before it strikes, on the thread that it strikes."""
         self._witness = witness
 
-    def strike(self, step: int, place: Place) -> None:
+    def strike(self, step: int, place: FaultPoint) -> None:
         """Fails if a fault is armed for this place of this step.
 
         Raises:
@@ -99,7 +99,7 @@ class FaultPoints:
         sys.stderr.flush()
         inflict(fault.kind)
 
-    def strike_outside(self, place: Place) -> None:
+    def strike_outside(self, place: FaultPoint) -> None:
         """Fails if a fault is armed for this place, which lies in no step.
 
         Raises:

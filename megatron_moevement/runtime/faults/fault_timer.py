@@ -11,7 +11,7 @@ from datetime import timedelta
 from megatron_moevement.policy.faults.fault_schedule import TimedFault
 from megatron_moevement.runtime.closing import Closing
 from megatron_moevement.runtime.faults.fault_effects import inflict_on
-from megatron_moevement.runtime.interrupts.news import News
+from megatron_moevement.runtime.interrupts.interrupt_safe_event import InterruptSafeEvent
 from megatron_moevement.runtime.interrupts.thread_start import guard_starts
 
 
@@ -38,7 +38,7 @@ class FaultTimer(Closing):
         self._began_s = began_s
         self._witness = witness
         self._victim = threading.get_ident()
-        self._closing = News()
+        self._closing = InterruptSafeEvent()
         guard_starts()
         self._thread = threading.Thread(target=self._run, name="fault-timer", daemon=True)
         self._thread.start()

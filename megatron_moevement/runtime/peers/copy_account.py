@@ -10,7 +10,7 @@ from datetime import timedelta
 
 from megatron_moevement.policy.copies.peer_trouble import Trouble
 from megatron_moevement.policy.copies.persistence import Acknowledgements, SlotKey
-from megatron_moevement.runtime.interrupts.news import News
+from megatron_moevement.runtime.interrupts.interrupt_safe_event import InterruptSafeEvent
 
 logger = logging.getLogger(__name__)
 
@@ -21,7 +21,7 @@ class CopyAccount:
     def __init__(self) -> None:
         """Begins with nothing on its way."""
         self._lock = threading.Lock()
-        self._news = News()
+        self._news = InterruptSafeEvent()
         self._acknowledgements = Acknowledgements()
         self._silent: dict[int, str] = {}
         self._troubles: dict[int, Trouble] = {}

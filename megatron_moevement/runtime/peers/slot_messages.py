@@ -44,7 +44,7 @@ def key_document(key: SlotKey) -> dict[str, Any]:
     window = key.window
     return {
         "owner": str(key.owner),
-        "window": [window.start, window.size, window.epoch],
+        "window": [window.start, window.size, window.schedule_version],
         "slot": key.slot,
     }
 

@@ -23,15 +23,15 @@ class JournalState:
     """What a process must remember of its place in the run.
 
     Attributes:
-        era: how many rollbacks to a durable checkpoint lie behind it.
-        epoch: of the window schedule in force.
+        rollbacks: how many rollbacks to a durable checkpoint lie behind it.
+        schedule_version: of the window schedule in force.
         committed: k, the newest step that it committed.
         persisted: the newest window that it knows to be persisted.
         rank: the logical rank that it occupies; None for a spare.
     """
 
-    era: int
-    epoch: int
+    rollbacks: int
+    schedule_version: int
     committed: int
     persisted: Window | None
     rank: LogicalRank | None
@@ -45,8 +45,8 @@ class JournalState:
         """Returns the state of a document that `document` made."""
         window, rank = document["persisted"], document["rank"]
         return cls(
-            era=document["era"],
-            epoch=document["epoch"],
+            rollbacks=document["era"],
+            schedule_version=document["epoch"],
             committed=document["committed"],
             persisted=None if window is None else Window(**window),
             rank=None if rank is None else LogicalRank.parse(rank),

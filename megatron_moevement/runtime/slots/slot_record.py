@@ -59,7 +59,7 @@ class SlotRecord:
     """One slot: which state it holds, and where in its payload each part lies.
 
     Attributes:
-        era: how many rollbacks to a durable checkpoint lie behind the state.
+        rollbacks: how many rollbacks to a durable checkpoint lie behind the state.
         window: the window that the slot is part of.
         slot: its place in the window.
         step: k, the payload holds the owner's part of S_k: `window.step_of(slot)`.
@@ -70,7 +70,7 @@ class SlotRecord:
         MalformedRecordError: numbers that don't fit together, or a name twice.
     """
 
-    era: int
+    rollbacks: int
     window: Window
     slot: int
     step: int
@@ -78,8 +78,8 @@ class SlotRecord:
     parts: tuple[SlotPart, ...]
 
     def __post_init__(self) -> None:
-        small = (self.window.size, self.window.epoch, self.slot, len(self.parts))
-        large = (self.era, self.window.start, self.step, self.payload_bytes)
+        small = (self.window.size, self.window.schedule_version, self.slot, len(self.parts))
+        large = (self.rollbacks, self.window.start, self.step, self.payload_bytes)
         numbers = [*small, *large]
         for part in self.parts:
             numbers += (part.offset, part.size_bytes, part.checksum)
@@ -128,10 +128,10 @@ def encode_record(record: SlotRecord) -> bytes:
     window = record.window
     pieces = [
         _HEAD.pack(
-            record.era,
+            record.rollbacks,
             window.start,
             window.size,
-            window.epoch,
+            window.schedule_version,
             record.slot,
             record.step,
             record.payload_bytes,
@@ -151,7 +151,9 @@ def decode_record(data: bytes) -> SlotRecord:
         MalformedRecordError: they hold no record.
     """
     try:
-        era, start, size, epoch, slot, step, payload_bytes, count = _HEAD.unpack_from(data)
+        rollbacks, start, size, schedule_version, slot, step, payload_bytes, count = (
+            _HEAD.unpack_from(data)
+        )
         parts = []
         at = _HEAD.size
         for _ in range(count):
@@ -161,15 +163,17 @@ def decode_record(data: bytes) -> SlotRecord:
             at += length
     except (struct.error, UnicodeDecodeError) as error:
         raise MalformedRecordError(str(error)) from error
-    return SlotRecord(era, Window(start, size, epoch), slot, step, payload_bytes, tuple(parts))
+    return SlotRecord(
+        rollbacks, Window(start, size, schedule_version), slot, step, payload_bytes, tuple(parts)
+    )
 
 
 def record_document(record: SlotRecord) -> dict[str, Any]:
     """Returns a record as what JSON can hold; checksums are hexadecimal digits."""
     window = record.window
     return {
-        "era": record.era,
-        "window": {"start": window.start, "size": window.size, "epoch": window.epoch},
+        "era": record.rollbacks,
+        "window": {"start": window.start, "size": window.size, "epoch": window.schedule_version},
         "slot": record.slot,
         "step": record.step,
         "payload_bytes": record.payload_bytes,
@@ -189,7 +193,7 @@ def record_of_document(document: Any) -> SlotRecord:
     try:
         window = document["window"]
         return SlotRecord(
-            era=document["era"],
+            rollbacks=document["era"],
             window=Window(window["start"], window["size"], window["epoch"]),
             slot=document["slot"],
             step=document["step"],

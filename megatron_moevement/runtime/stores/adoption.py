@@ -71,10 +71,12 @@ def adopt_store(
             be: nothing of it may be lost by a flag that was forgotten.
     """
     state = _state(own, own.folder)
-    mine, era = age_of(state, rank), 0 if state is None else state.era
+    mine, rollbacks = age_of(state, rank), 0 if state is None else state.rollbacks
     _await_the_dying(own, rank, patience)
     left = {
-        process: _age_left(own, process_folder(own.root, own.identity.run_id, process), rank, era)
+        process: _age_left(
+            own, process_folder(own.root, own.identity.run_id, process), rank, rollbacks
+        )
         for process in left_behind(own.root, own.identity.run_id)
     }
     newest, durable, adopted = max([mine, *left.values()]), None, None
@@ -82,7 +84,7 @@ def adopt_store(
     if spare is not None and spare.rank is None:
         flushed = ()  # what it holds came from ranks that had brought that back
     for process, folder in (one for each in flushed for one in process_folders(each).items()):
-        age = age_of(_flushed_state(own, folder), rank, era=era)
+        age = age_of(_flushed_state(own, folder), rank, rollbacks=rollbacks)
         if age > newest:
             newest, durable, adopted = age, folder, process
     if durable is not None and adopted is not None:
@@ -133,7 +135,7 @@ def remove_outdated(own: StoreDirectory) -> None:
     if known is None:
         return
     for process, left in _states_left(own).items():
-        if not is_outdated(left.era, left.epoch, left.committed, known):
+        if not is_outdated(left.rollbacks, left.schedule_version, left.committed, known):
             continue
         # Another process may remove it just now; and what can't be removed is in nobody's way.
         with (
@@ -189,7 +191,7 @@ def take_in_flushed(
 
 def _is_of_use(left: JournalState | None, mine: JournalState | None) -> bool:
     """Returns whether what a journal stands for could be needed: it is of no older history."""
-    return left is not None and (mine is None or left.era >= mine.era)
+    return left is not None and (mine is None or left.rollbacks >= mine.rollbacks)
 
 
 def _bring_back_rings(own: StoreDirectory, flushed: Path, *, has_state: bool) -> bool:
@@ -240,7 +242,7 @@ def _may_replace(own: StoreDirectory, left: StoreDirectory, newer: JournalState)
     """
     rings = (own.open_ring(stored.role, stored.owner) for stored in left.rings())
     return all(
-        is_outdated(record.era, record.window.epoch, record.step, newer)
+        is_outdated(record.rollbacks, record.window.schedule_version, record.step, newer)
         for ring in rings
         for record in (() if ring is None else ring.records())
     )
@@ -291,7 +293,7 @@ def _is_for_others(own: StoreDirectory, folder: Path) -> bool:
     mine, left = _state(own, own.folder), _state(own, folder)
     if mine is None or mine.rank is not None:
         return False
-    return left is None or mine.era >= left.era
+    return left is None or mine.rollbacks >= left.rollbacks
 
 
 def _is_newer(own: StoreDirectory, folder: Path) -> bool:
@@ -299,7 +301,7 @@ def _is_newer(own: StoreDirectory, folder: Path) -> bool:
     mine, other = _state(own, own.folder), _state(own, folder)
     if mine is None or other is None:
         return mine is None
-    return (other.era, other.committed) >= (mine.era, mine.committed)
+    return (other.rollbacks, other.committed) >= (mine.rollbacks, mine.committed)
 
 
 def _await_the_dying(own: StoreDirectory, rank: LogicalRank, patience: timedelta) -> None:
@@ -363,9 +365,9 @@ def _state(own: StoreDirectory, folder: Path) -> JournalState | None:
 
 
 def _age_left(
-    own: StoreDirectory, folder: Path, rank: LogicalRank, era: int = 0
+    own: StoreDirectory, folder: Path, rank: LogicalRank, rollbacks: int = 0
 ) -> tuple[int, int]:
     """Returns the age of what another process left; another job's is no business of ours."""
     with contextlib.suppress(UserError):
-        return age_of(_state(own, folder), rank, era=era)
+        return age_of(_state(own, folder), rank, rollbacks=rollbacks)
     return NOTHING

@@ -5,26 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from megatron_moevement.policy.job.guarantee import Computation, Guarantee, decide_guarantee
-from megatron_moevement.strategies.moevement.kept import Kept
+from megatron_moevement.strategies.moevement.carried_state import CarriedState
 
 
-def judge(job: tuple[Computation, ...], kept: Kept) -> list[str] | None:
+def judge(job: tuple[Computation, ...], carried: CarriedState) -> list[str] | None:
     """Returns what a survivor finds lacking, which compares with the generation before.
 
     Args:
         job: all ranks, as they compute in the present generation.
-        kept: what this process takes over a restart.
+        carried: what this process takes over a restart.
 
     Returns:
         None on a newcomer.
     """
-    if kept.origin is None and kept.guarantee is None:
+    if carried.origin is None and carried.guarantee is None:
         return None
-    return list(decide_guarantee(job, kept.origin, kept.guarantee).lacking)
+    return list(decide_guarantee(job, carried.origin, carried.guarantee).lacking)
 
 
 def agree_on_guarantee(
-    job: tuple[Computation, ...], judged: Iterable[Sequence[str] | None], kept: Kept
+    job: tuple[Computation, ...], judged: Iterable[Sequence[str] | None], carried: CarriedState
 ) -> Guarantee:
     """Returns what the job may rely on from now on, the same on all ranks.
 
@@ -34,9 +34,9 @@ def agree_on_guarantee(
     Args:
         job: all ranks, as they compute in the present generation.
         judged: what `judge` returns on all ranks.
-        kept: what this process takes over a restart; learns the result.
+        carried: what this process takes over a restart; learns the result.
     """
     known = [reason for lacking in judged if lacking is not None for reason in lacking]
     guarantee = decide_guarantee(job, None, Guarantee(tuple(dict.fromkeys(known))))
-    kept.origin, kept.guarantee = job, guarantee
+    carried.origin, carried.guarantee = job, guarantee
     return guarantee

@@ -18,6 +18,7 @@ from megatron_moevement.policy.job.guarantee import Computation
 from megatron_moevement.runtime.coordination.agreement import AgreementError, gather_together
 from megatron_moevement.settings.fault_tolerance import FaultTolerance
 from megatron_moevement.settings.secret import SECRET_VARIABLE
+from megatron_moevement.strategies.live_objects import LiveObjects
 from megatron_moevement.strategies.moevement.protection.job_plan import Member
 from megatron_moevement.strategies.moevement.protection.receiver import own_receiver
 from megatron_moevement.strategies.moevement.recovery.replicas import (
@@ -25,7 +26,6 @@ from megatron_moevement.strategies.moevement.recovery.replicas import (
     name_of_state,
     place_among,
 )
-from megatron_moevement.strategies.trained import Trained
 
 _TOKEN_BYTES = 32
 _SHOWN_DIGITS = 16
@@ -53,13 +53,13 @@ class Introduction:
 
 
 def introduce(
-    settings: FaultTolerance, trained: Trained, live: LiveOperators, own: Member
+    settings: FaultTolerance, objects: LiveObjects, live: LiveOperators, own: Member
 ) -> Introduction:
     """Tells all other ranks of this one; every rank calls it, in step.
 
     Args:
         settings: the flags.
-        trained: the live objects.
+        objects: the live objects.
         live: this rank's operators.
         own: of this rank.
 
@@ -67,20 +67,20 @@ def introduce(
         UserError: on all ranks: an interface is none of its machine's, or others don't reach it,
             or processes have different secrets.
     """
-    name = name_of_state(settings, trained, live)
+    name = name_of_state(settings, objects, live)
 
     def tell() -> Sequence[Any]:
-        receiver = own_receiver(settings.moevement_replication_interface, trained.process)
+        receiver = own_receiver(settings.moevement_replication_interface, objects.process)
         return [
             own.document(),
-            trained.computation.document(),
+            objects.computation.document(),
             name,
             dataclasses.asdict(receiver),
-            offer_key(trained.replication_key),
+            offer_key(objects.replication_key),
         ]
 
     try:
-        told = gather_together(tell, trained.device)
+        told = gather_together(tell, objects.device)
     except AgreementError as error:
         raise UserError(error.reason) from error
     members, computations, names, receivers, offers = zip(*told, strict=True)
@@ -89,7 +89,7 @@ def introduce(
         tuple(map(Member.of_document, members)),
         tuple(map(Computation.from_document, computations)),
         place_among(name, names),
-        agree_on_key(trained.replication_key, offers),
+        agree_on_key(objects.replication_key, offers),
     )
 
 

@@ -28,14 +28,15 @@ from megatron_moevement.runtime.stores.place import store_place
 from megatron_moevement.runtime.stores.store import StoreDirectory
 from megatron_moevement.runtime.upstream_log.log import UpstreamLog
 from megatron_moevement.settings.fault_tolerance import FaultTolerance
-from megatron_moevement.settings.faults import Place
+from megatron_moevement.settings.faults import FaultPoint
 from megatron_moevement.settings.launch import Launch
 from megatron_moevement.settings.secret import SECRET_VARIABLE
+from megatron_moevement.strategies.live_objects import LiveObjects
 from megatron_moevement.strategies.moevement.agreed_guarantee import agree_on_guarantee, judge
 from megatron_moevement.strategies.moevement.capture.replica_audit import ReplicaAudit
+from megatron_moevement.strategies.moevement.carried_state import CarriedState
 from megatron_moevement.strategies.moevement.introduction import Introduction, introduce
-from megatron_moevement.strategies.moevement.kept import Kept
-from megatron_moevement.strategies.moevement.protection.host_memory import JobMemory
+from megatron_moevement.strategies.moevement.protection.host_memory import HostMemory
 from megatron_moevement.strategies.moevement.protection.job_plan import (
     JobPlan,
     LogShape,
@@ -44,13 +45,13 @@ from megatron_moevement.strategies.moevement.protection.job_plan import (
     check_alike,
     plan_of,
 )
-from megatron_moevement.strategies.moevement.protection.kept_placement import (
+from megatron_moevement.strategies.moevement.protection.placement_of_holders import (
     HeldRanks,
     held_ranks_document,
     keep_placement,
 )
-from megatron_moevement.strategies.moevement.protection.kept_store import KeptStore
 from megatron_moevement.strategies.moevement.protection.protection_watch import ProtectionWatch
+from megatron_moevement.strategies.moevement.protection.resident_store import ResidentStore
 from megatron_moevement.strategies.moevement.protection.spare_memory import (
     SpareHolder,
     keep_for_others,
@@ -58,7 +59,6 @@ from megatron_moevement.strategies.moevement.protection.spare_memory import (
 from megatron_moevement.strategies.moevement.protection.spares import find_spares
 from megatron_moevement.strategies.moevement.sparse_checkpointing import SparseCheckpointing
 from megatron_moevement.strategies.resident_state import Protected, ResidentState
-from megatron_moevement.strategies.trained import Trained
 
 _PATIENCE_WITH_THE_DYING = timedelta(seconds=5)
 """The system takes a large process apart before it frees its locks."""
@@ -67,7 +67,7 @@ _NUMBER_BYTES = 24
 
 
 class MoEvement(ResidentState):
-    """What a process keeps for sparse checkpointing: its store, and what `Kept` names."""
+    """What a process keeps for sparse checkpointing: its store, and what `CarriedState` names."""
 
     def __init__(self, settings: FaultTolerance) -> None:
         """Begins with nothing kept.
@@ -76,8 +76,8 @@ class MoEvement(ResidentState):
             settings: the flags.
         """
         self._settings = settings
-        self._kept = Kept()
-        self.store = self._kept.store
+        self._carried = CarriedState()
+        self.store = self._carried.store
 
     def open(self, protected: Protected) -> SparseCheckpointing:
         """Returns what protects a job.
@@ -87,67 +87,69 @@ class MoEvement(ResidentState):
                 others don't reach it, or there is not enough memory.
             NotOpenedError: there is no room for its store, in a restart.
         """
-        return _open(self._settings, self._kept, protected)
+        return _open(self._settings, self._carried, protected)
 
     def hold(self, launch: Launch, domain: str, generation: Generation) -> SpareHolder:
         """Keeps copies for the ranks from now on, where any are made."""
-        return keep_for_others(self._settings, launch, domain, self._kept.store, generation)
+        return keep_for_others(self._settings, launch, domain, self._carried.store, generation)
 
     def renew(self) -> None:
         """Keeps the store and what the job agreed on."""
-        self._kept = Kept.anew(self._kept)
+        self._carried = CarriedState.anew(self._carried)
 
     def note_outage(self, durations_s: Mapping[str, float], joined_s: float) -> None:
         """Notes what the event `recovered` tells."""
-        self._kept.downtime_s, self._kept.joined_s = dict(durations_s), joined_s
+        self._carried.downtime_s, self._carried.joined_s = dict(durations_s), joined_s
 
 
-def _open(settings: FaultTolerance, kept: Kept, protected: Protected) -> SparseCheckpointing:
-    trained, generation = protected.trained(), protected.generation
+def _open(
+    settings: FaultTolerance, carried: CarriedState, protected: Protected
+) -> SparseCheckpointing:
+    objects, generation = protected.objects(), protected.generation
     events, say, domain = protected.events, protected.say, protected.domain
-    live = LiveOperators(trained.chunks, trained.optimizer)
-    host = _host(trained, domain)
+    live = LiveOperators(objects.chunks, objects.optimizer)
+    host = _host(objects, domain)
     spares = find_spares(generation) if settings.makes_copies and dist.get_rank() == 0 else ()
-    own = Member(host, live.operators, _extras_bytes(trained), trained.log_bytes, spares)
-    told = introduce(settings, trained, live, own)
-    plan = plan_of(settings, told.members, trained.ends, protected.train_iters, generation.number)
-    _agree(plan, told, trained, kept, say)
-    store, held = _open_store(settings, trained, kept.store, generation, protected.saves)
+    own = Member(host, live.operators, _extras_bytes(objects), objects.log_bytes, spares)
+    told = introduce(settings, objects, live, own)
+    plan = plan_of(settings, told.members, objects.ends, protected.train_iters, generation.number)
+    _agree(plan, told, objects, carried, say)
+    store, held = _open_store(settings, objects, carried.store, generation, protected.saves)
     plan = keep_placement(plan, held)
-    memory = JobMemory(
-        *(plan, host, kept.store, store, settings.moevement_replication_interface),
-        trained.device,
+    memory = HostMemory(
+        *(plan, host, carried.store, store, settings.moevement_replication_interface),
+        objects.device,
         generation=generation,
-        pin=trained.pin,
-        faults=trained.faults,
+        pin=objects.pin,
+        faults=objects.faults,
         token=told.token,
-        log=_keep_log(kept, trained, plan.log_of(host)),
+        log=_keep_log(carried, objects, plan.log_of(host)),
     )
     return SparseCheckpointing(
-        trained,
+        objects,
         live,
         memory,
         events,
         say,
-        kept=kept,
+        carried=carried,
         replicas=told.replicas,
-        audit=ReplicaAudit(settings.moevement_audit_interval, trained, events, say),
-        protection=_watch_protection(settings, trained, plan, events, say, generation),
+        audit=ReplicaAudit(settings.moevement_audit_interval, objects, events, say),
+        protection=_watch_protection(settings, objects, plan, events, say, generation),
         frozen_work=_frozen_work(settings),
     )
 
 
 def _watch_protection(  # noqa: PLR0917  (what it needs of an opening)
     settings: FaultTolerance,
-    trained: Trained,
+    objects: LiveObjects,
     plan: JobPlan,
     events: Events,
     say: Callable[[str], None],
     generation: Generation,
 ) -> ProtectionWatch:
     shape = JobShape(
-        stages=trained.layout.pp,
-        ends=trained.ends,
+        stages=objects.layout.pp,
+        ends=objects.ends,
         wanted=settings.moevement_replicas,
         domains=len({host.domain for host in plan.hosts}),
         spares=generation.spares,
@@ -161,20 +163,22 @@ def _frozen_work(settings: FaultTolerance) -> FrozenWork:
     return FrozenWork.DROPPED if settings.moevement_no_frozen_skip else FrozenWork.SKIPPED
 
 
-def _keep_log(kept: Kept, trained: Trained, shape: LogShape | None) -> UpstreamLog | None:
+def _keep_log(
+    carried: CarriedState, objects: LiveObjects, shape: LogShape | None
+) -> UpstreamLog | None:
     """Returns the upstream log; makes it where this process is to have one and has none."""
-    if kept.log is None and shape is not None:
-        kept.log = UpstreamLog(
-            max_steps=shape.max_steps, step_bytes=shape.step_bytes, pin=trained.pin
+    if carried.log is None and shape is not None:
+        carried.log = UpstreamLog(
+            max_steps=shape.max_steps, step_bytes=shape.step_bytes, pin=objects.pin
         )
-    return kept.log
+    return carried.log
 
 
 def _agree(
     plan: JobPlan,
     told: Introduction,
-    trained: Trained,
-    kept: Kept,
+    objects: LiveObjects,
+    carried: CarriedState,
     say: Callable[[str], None],
 ) -> None:
     """Checks that all ranks have the same plan, and agrees on what the job may rely on.
@@ -185,23 +189,23 @@ def _agree(
     Raises:
         UnlikePlansError: on all ranks: one has another plan.
     """
-    own = [plan.schedule.digest, judge(told.computations, kept)]
-    digests, judged = zip(*all_gather_json(own, trained.device), strict=True)
+    own = [plan.schedule.digest, judge(told.computations, carried)]
+    digests, judged = zip(*all_gather_json(own, objects.device), strict=True)
     check_alike(digests)
     if plan.warning is not None:
         say(plan.warning)
-    before = kept.guarantee
-    if before is None and trained.replication_key is None:
+    before = carried.guarantee
+    if before is None and objects.replication_key is None:
         say(f"{SECRET_VARIABLE} is not set: what listens to the job's network can take part in it")
-    guarantee = agree_on_guarantee(told.computations, judged, kept)
+    guarantee = agree_on_guarantee(told.computations, judged, carried)
     if guarantee != before:
         say(f"guarantee {guarantee}")
 
 
 def _open_store(
     settings: FaultTolerance,
-    trained: Trained,
-    kept: KeptStore,
+    objects: LiveObjects,
+    carried: ResidentStore,
     generation: Generation,
     saves: Sequence[Path],
 ) -> tuple[StoreDirectory, Sequence[HeldRanks]]:
@@ -210,41 +214,41 @@ def _open_store(
     Returns:
         The own store, and what each rank's holds for others.
     """
-    trained.faults.strike_outside(Place.START)
-    root, run_id = store_place(settings, trained.identity)
-    identity = StoreIdentity(run_id, trained.identity.fingerprint)
+    objects.faults.strike_outside(FaultPoint.START)
+    root, run_id = store_place(settings, objects.identity)
+    identity = StoreIdentity(run_id, objects.identity.fingerprint)
 
     def open_store() -> HeldRanks:
         in_place = generation.number > 0
         adopts = adopts_in(generation.number, is_refused=settings.moevement_no_adoption)
-        rank = trained.rank if adopts else None
+        rank = objects.rank if adopts else None
         patience = _PATIENCE_WITH_THE_DYING if in_place else timedelta(0)
         with generation.uninterrupted():
-            store = kept.open(
+            store = carried.open(
                 root,
                 identity,
-                trained.process,
+                objects.process,
                 rank,
                 saves,
                 patience=patience,
-                run=trained.identity,
+                run=objects.identity,
             )
         opened.append(store)
-        return held_ranks_document(store, trained.process)
+        return held_ranks_document(store, objects.process)
 
     opened: list[StoreDirectory] = []
     try:
-        held = gather_together(open_store, trained.device)
+        held = gather_together(open_store, objects.device)
     except AgreementError as error:
-        raise kept.not_opened(error, generation) from error
+        raise carried.not_opened(error, generation) from error
     if settings.moevement_recover_only:
-        kept.flushed = ()  # it leaves everything as it is
+        carried.flushed = ()  # it leaves everything as it is
     return opened[0], held
 
 
 def plan_job(
     settings: FaultTolerance,
-    trained: Trained,
+    objects: LiveObjects,
     live: LiveOperators,
     *,
     domain: str,
@@ -254,7 +258,7 @@ def plan_job(
 
     Args:
         settings: the flags.
-        trained: the live objects.
+        objects: the live objects.
         live: this rank's operators.
         domain: what this process may be lost together with.
         train_iters: the last step.
@@ -265,22 +269,22 @@ def plan_job(
     return agree_on_plan(
         settings,
         live,
-        _host(trained, domain),
-        ends=trained.ends,
-        extras_bytes=_extras_bytes(trained),
+        _host(objects, domain),
+        ends=objects.ends,
+        extras_bytes=_extras_bytes(objects),
         train_iters=train_iters,
-        device=trained.device,
-        log_bytes=trained.log_bytes,
+        device=objects.device,
+        log_bytes=objects.log_bytes,
     )
 
 
-def _host(trained: Trained, domain: str) -> Host:
-    return Host(trained.process, domain, trained.rank)
+def _host(objects: LiveObjects, domain: str) -> Host:
+    return Host(objects.process, domain, objects.rank)
 
 
-def _extras_bytes(trained: Trained) -> int:
+def _extras_bytes(objects: LiveObjects) -> int:
     """Returns room for a slot's scalars: the same at the start and after any step."""
-    return _room(json.loads(trained.scalars(START).encode()))
+    return _room(json.loads(objects.scalars(START).encode()))
 
 
 def _room(value: Any) -> int:

@@ -1,7 +1,7 @@
 """Sparse checkpointing: a sparse snapshot every iteration, in the memory of r + 1 processes.
 
 One object protects one generation. After a restart a new one is opened, in the same process with
-the same `Kept` and store, and its `recover` gathers the facts (docs/understand/recovery.md).
+the same `CarriedState` and store; its `recover` gathers the facts (docs/understand/recovery.md).
 
 Source: sections 3.2 and 3.3 of the paper. What is decided is in `policy/`; this carries it out.
 """
@@ -27,17 +27,23 @@ from megatron_moevement.policy.recovery.newest_state import Durable
 from megatron_moevement.policy.recovery.plan import Plan, RankPlan, Verdict, WindowEdges
 from megatron_moevement.policy.window.schedule import Window
 from megatron_moevement.runtime.capture.capture import Capture
-from megatron_moevement.runtime.coordination.commit_barrier import Agreement, ReplicaStreams, Vote
+from megatron_moevement.runtime.coordination.commit_barrier import Agreement, ReplicaRng, Vote
 from megatron_moevement.runtime.coordination.ledger import LedgerEntry
 from megatron_moevement.runtime.coordination.progress import IterationCosts, Progress
 from megatron_moevement.runtime.observation.events import EventName, Events
 from megatron_moevement.runtime.slots.journal import JournalState
 from megatron_moevement.runtime.slots.slot_record import SlotRecord
-from megatron_moevement.settings.faults import Place
+from megatron_moevement.settings.faults import FaultPoint
+from megatron_moevement.strategies.live_objects import LiveObjects
 from megatron_moevement.strategies.moevement.capture.replica_audit import ReplicaAudit
 from megatron_moevement.strategies.moevement.capture.window_capture import WindowCapture
-from megatron_moevement.strategies.moevement.kept import TORN, Agreed, Kept, Live
-from megatron_moevement.strategies.moevement.protection.host_memory import JobMemory
+from megatron_moevement.strategies.moevement.carried_state import (
+    TORN,
+    Agreed,
+    CarriedState,
+    SurvivingState,
+)
+from megatron_moevement.strategies.moevement.protection.host_memory import HostMemory
 from megatron_moevement.strategies.moevement.protection.protection_watch import ProtectionWatch
 from megatron_moevement.strategies.moevement.recovery.boundaries import Boundaries
 from megatron_moevement.strategies.moevement.recovery.executor import Execution, start_over
@@ -47,14 +53,7 @@ from megatron_moevement.strategies.moevement.recovery.replay import Replay
 from megatron_moevement.strategies.moevement.recovery.replay_witness import ReplayWitness
 from megatron_moevement.strategies.moevement.recovery.replicas import Replicas
 from megatron_moevement.strategies.scalars import encode_entry
-from megatron_moevement.strategies.strategy import (
-    NOT_COVERED,
-    Anew,
-    Covered,
-    Recovered,
-    Strategy,
-)
-from megatron_moevement.strategies.trained import Trained
+from megatron_moevement.strategies.strategy import NOT_COVERED, Anew, Covered, Recovered, Strategy
 
 
 class SparseCheckpointing(Strategy):
@@ -62,13 +61,13 @@ class SparseCheckpointing(Strategy):
 
     def __init__(
         self,
-        trained: Trained,
+        objects: LiveObjects,
         live: LiveOperators,
-        memory: JobMemory,
+        memory: HostMemory,
         events: Events,
         say: Callable[[str], None],
         *,
-        kept: Kept,
+        carried: CarriedState,
         replicas: Replicas,
         audit: ReplicaAudit,
         protection: ProtectionWatch,
@@ -77,29 +76,29 @@ class SparseCheckpointing(Strategy):
         """Takes over the memory; closes it at the end.
 
         Args:
-            trained: the live objects.
+            objects: the live objects.
             live: this rank's operators.
             memory: this process's store, and its peers.
             events: told of windows, plans and replays.
             say: tells the user a line.
-            kept: what this process takes over a restart.
+            carried: what this process takes over a restart.
             replicas: which ranks hold the same as this one.
             audit: compares what they capture.
             protection: is told of windows that are persisted.
             frozen_work: what a replay does for operators that it does not train.
         """
-        self._trained = trained
+        self._objects = objects
         self._live = live
         self._memory = memory
         self._events = events
         self._say = say
-        self._kept = kept
+        self._carried = carried
         self._replicas = replicas
         self._audit = audit
         self._protection = protection
-        self._freezing = Freezing(trained.chunks, trained.optimizer, frozen_work)
-        self._capture = memory.generation.own(lambda: Capture(trained.copy_stream()))
-        self._boundaries = memory.generation.own(lambda: Boundaries(trained, memory))
+        self._freezing = Freezing(objects.chunks, objects.optimizer, frozen_work)
+        self._capture = memory.generation.own(lambda: Capture(objects.copy_stream()))
+        self._boundaries = memory.generation.own(lambda: Boundaries(objects, memory))
         self._schedule = memory.plan.schedule
         self._persisted: Window | None = None
         self._complete: Window | None = None  # has all copies that this generation is to make
@@ -108,21 +107,21 @@ class SparseCheckpointing(Strategy):
         self._begins: Callable[[Progress], Recovered | None] | None = None
         self._witness: ReplayWitness | None = None
         self._has_left = True
-        self._era = self._epoch = 0
+        self._rollbacks = self._schedule_version = 0
         self._step = 0
         self._replicated_bytes = 0
 
     def recover(self, durable: Durable) -> Recovered | Anew:
         """Brings the job back to the newest step that any process of it committed."""
-        laps = Laps(self._kept)
-        sources = (self._trained, self._memory, self._kept, self._replicas)
+        laps = Laps(self._carried)
+        sources = (self._objects, self._memory, self._carried, self._replicas)
         planning = Planning(*sources, events=self._events, say=self._say)
         start = planning.start(durable)
         laps.end("plan")
         plan = start.plan
         if plan is None or plan.verdict is Verdict.ROLLBACK or plan.is_from_durable:
             self._begins = lambda progress: self._begin(planning, start, laps, progress)
-            start_over(self._trained, self._memory, self._kept, start.facts.durable)
+            start_over(self._objects, self._memory, self._carried, start.facts.durable)
             return Anew(start.is_continuing)
         return self._carry_out(Agreed(start.facts, plan), laps)
 
@@ -135,25 +134,27 @@ class SparseCheckpointing(Strategy):
         self, planning: Planning, start: Start, laps: Laps, progress: Progress
     ) -> Recovered | None:
         # A durable checkpoint that was loaded meanwhile brought tensors of its own.
-        self._live = LiveOperators(self._trained.chunks, self._trained.optimizer)
+        self._live = LiveOperators(self._objects.chunks, self._objects.optimizer)
         start = planning.loaded(start, progress.committed)
         plan = start.plan
         if plan is not None and plan.is_from_durable:
-            loaded = Live.dense(self._trained.scalars(progress))
+            loaded = SurvivingState.dense(self._objects.scalars(progress))
             return self._carry_out(Agreed(start.facts, plan), laps, loaded)
-        self._era = planning.next_era(start)
-        self._epoch = 0 if plan is None else plan.epoch
-        self._begin_anew(progress)
+        self._rollbacks = planning.next_rollbacks(start)
+        self._schedule_version = 0 if plan is None else plan.schedule_version
+        self._restart_windows(progress)
         if plan is not None:
             rejoin = self._rejoin_for(Agreed(start.facts, plan), laps)
             self._tell(rejoin.went_back(progress.committed))
         return None
 
-    def _carry_out(self, agreed: Agreed, laps: Laps, loaded: Live | None = None) -> Recovered:
+    def _carry_out(
+        self, agreed: Agreed, laps: Laps, loaded: SurvivingState | None = None
+    ) -> Recovered:
         """Brings this rank to where a plan wants it, in order to replay or to stand by."""
         plan = agreed.plan
-        self._era, self._epoch = plan.era, plan.epoch
-        given = (self._trained, self._memory, self._live, self._kept)
+        self._rollbacks, self._schedule_version = plan.rollbacks, plan.schedule_version
+        given = (self._objects, self._memory, self._live, self._carried)
         execution = Execution(*given, agreed)
         replay = execution.carry_out(self._freezing, loaded)
         laps.end("fetch")
@@ -161,15 +162,15 @@ class SparseCheckpointing(Strategy):
         self._persisted = plan.persisted
         self._drop_logs()
         self._witness = None if replay is None else replay.witness
-        is_bare = replay is None and plan.edges is WindowEdges.ANEW
+        is_bare = replay is None and plan.edges is WindowEdges.RESTARTED
         if is_bare:
-            self._begin_anew(self._kept.scalars.progress)
+            self._restart_windows(self._carried.scalars.progress)
         else:
             self._capture_on(execution.own, replay)
         self._rejoin = self._rejoin_for(agreed, laps, replay)
         if replay is not None:
             self._replay_on(execution, replay, plan)
-        progress = self._kept.scalars.progress if replay is None else replay.start
+        progress = self._carried.scalars.progress if replay is None else replay.start
         return Recovered(progress, plan.target, is_bare=is_bare)
 
     def _capture_on(self, own: RankPlan, replay: Replay | None) -> None:
@@ -191,21 +192,21 @@ class SparseCheckpointing(Strategy):
         self._note_dense(replay)
 
     def _rejoin_for(self, agreed: Agreed, laps: Laps, replay: Replay | None = None) -> Rejoin:
-        own = (self._trained, self._memory, self._events, self._kept)
+        own = (self._objects, self._memory, self._events, self._carried)
         return Rejoin(*own, agreed=agreed, laps=laps, replay=replay)
 
-    def _begin_anew(self, progress: Progress) -> None:
+    def _restart_windows(self, progress: Progress) -> None:
         """Forgets what lies in memory, and captures the live state as the first one."""
         first = progress.committed
-        self._schedule = self._memory.plan.schedule_from(first, self._epoch)
+        self._schedule = self._memory.plan.schedule_from(first, self._schedule_version)
         self._persisted = None
-        self._memory.begin_anew(self._state(first), self._trained.ledger.losses())
+        self._memory.restart_windows(self._state(first), self._objects.ledger.losses())
         if self._memory.log is not None:
             self._memory.log.clear()
-        self._kept.live = Live.dense(self._trained.scalars(progress))
+        self._carried.live = SurvivingState.dense(self._objects.scalars(progress))
         self._stand_by(first, SlotRing(self._memory.own_ring.capacity, first, first))
 
-    def injected_statistics(self, step: int) -> GradientStatistics | None:
+    def replayed_gradient_stats(self, step: int) -> GradientStatistics | None:
         """Returns what the ledger says of a step while this rank replays and needs it."""
         return None if self._replay is None else self._replay.statistics(step)
 
@@ -218,24 +219,24 @@ class SparseCheckpointing(Strategy):
         window = self._captured.await_commit()
         self._captured.stall += self._boundaries.await_landed()
         if self._is_dense:
-            self._kept.live = self._kept.live.with_finished(step, random_state())
+            self._carried.live = self._carried.live.with_finished(step, random_state())
         if window is None:
             return NOT_COVERED
         copies = self._memory.copies.acknowledgements.fewest_copies(self._persisted)
         return Covered(window.start, copies)
 
-    def streams(self) -> ReplicaStreams | None:
+    def replica_rng(self) -> ReplicaRng | None:
         """Returns the random streams behind the passes of a step, where there are replicas."""
-        return self._replicas.streams()
+        return self._replicas.replica_rng()
 
-    def agree_alone(self, vote: Vote) -> Agreement | None:
+    def agree_within_stage(self, vote: Vote) -> Agreement | None:
         """Agrees within the stage where the other stages stand by."""
-        return None if self._rejoin is None else self._rejoin.agree_alone(vote)
+        return None if self._rejoin is None else self._rejoin.agree_within_stage(vote)
 
     def enter_commit(self) -> None:
         """Notes that the state is torn; while a replay converts a window it is given up already."""
         if self._is_dense:
-            self._kept.live = TORN
+            self._carried.live = TORN
 
     def commit(self, entry: LedgerEntry, progress: Progress, covered: Covered) -> None:
         """Writes the journal, frees what a persisted window replaces, captures the new state."""
@@ -243,9 +244,9 @@ class SparseCheckpointing(Strategy):
         agreed = None if covered.start < 0 else self._schedule.window_of(covered.start)
         before, self._persisted = self._persisted, newest_persisted(self._persisted, agreed)
         known = step if self._replay is None else max(step, self._replay.target)
-        self._trained.faults.strike(step, Place.LEDGER)
+        self._objects.faults.strike(step, FaultPoint.LEDGER)
         self._memory.commit(self._state(known), step, encode_entry(entry), entry.loss)
-        self._trained.faults.strike(step, Place.COMMITTED)
+        self._objects.faults.strike(step, FaultPoint.COMMITTED)
         if agreed is not None:
             self._complete = agreed
             self._captured.drop_before(agreed)
@@ -265,12 +266,12 @@ class SparseCheckpointing(Strategy):
         if self._replay is not None:
             self._replay.committed(entry, progress)
         if step == self._captured.next_step:
-            scalars = self._trained.scalars(progress)
+            scalars = self._objects.scalars(progress)
             self._captured.begin(step, scalars)
             if self._replay is not None:
                 self._capture.await_landed()  # a state that differs is never published
             if self._is_dense:
-                self._kept.live = Live.dense(scalars)
+                self._carried.live = SurvivingState.dense(scalars)
 
     def after_step(self) -> None:
         """Brings in the next slot of a replay; in training forgets, and compares replicas."""
@@ -281,7 +282,7 @@ class SparseCheckpointing(Strategy):
         elif rejoin.replay is not None:
             replay = rejoin.replay
             rejoin.verify(replay, self._freezing, self._boundaries)
-            self._trained.faults.strike(replay.reached + 1, Place.REPLAY)
+            self._objects.faults.strike(replay.reached + 1, FaultPoint.REPLAY)
             replay.enter(replay.reached + 1)
             self._note_dense(replay)
             self._boundaries.advance(replay.reached + 1)
@@ -313,7 +314,7 @@ class SparseCheckpointing(Strategy):
     def finish(self) -> None:
         """Lets `close` remove the store."""
         if self._windows is not None and self._rejoin is None:
-            self._kept.store.forget_flushed()
+            self._carried.store.forget_flushed()
         self._memory.finish()
 
     def close(self) -> None:
@@ -345,17 +346,17 @@ class SparseCheckpointing(Strategy):
 
     def _note_dense(self, replay: Replay) -> None:
         """Lets a later recovery go on from here, once a replay has converted its window."""
-        state = self._kept.live.state
+        state = self._carried.live.state
         is_noted = (state.condition, state.step) == (Condition.DENSE, replay.reached)
         if self._is_worth(replay) and not is_noted:
-            self._kept.live = Live.dense(self._trained.scalars(replay.progress))
+            self._carried.live = SurvivingState.dense(self._objects.scalars(replay.progress))
 
     def _stand_by(self, step: int, ring: SlotRing) -> None:
         """Captures from the state of a step on, which is the live one."""
         self._windows = self._captures(ring)
         self._boundaries.train()
         if ring.next_step == step:
-            self._windows.begin(step, self._kept.scalars)
+            self._windows.begin(step, self._carried.scalars)
 
     def _forget_left(self) -> None:
         """Removes what nobody is to keep, once nothing of it can be needed any more."""
@@ -375,10 +376,10 @@ class SparseCheckpointing(Strategy):
             memory.own_ring,
             memory.copies,
             self._schedule,
-            slot_layouts(self._schedule, self._trained.rank, self._live),
-            era=self._era,
+            slot_layouts(self._schedule, self._objects.rank, self._live),
+            rollbacks=self._rollbacks,
             ring=ring,
-            faults=self._trained.faults,
+            faults=self._objects.faults,
             state_digest=self._live.digest,
             admits=self._admits,
         )
@@ -390,9 +391,9 @@ class SparseCheckpointing(Strategy):
 
     def _state(self, committed: int) -> JournalState:
         return JournalState(
-            era=self._era,
-            epoch=self._schedule.epoch,
+            rollbacks=self._rollbacks,
+            schedule_version=self._schedule.schedule_version,
             committed=committed,
             persisted=self._persisted,
-            rank=self._trained.rank,
+            rank=self._objects.rank,
         )

@@ -10,7 +10,7 @@ from megatron_moevement.policy.copies.commit import newest_persisted
 from megatron_moevement.policy.copies.left_stores import may_forget_left
 from megatron_moevement.policy.copies.persistence import SlotKey
 from megatron_moevement.policy.job.operators import OperatorId
-from megatron_moevement.settings.faults import Place
+from megatron_moevement.settings.faults import FaultPoint
 from megatron_moevement.testing.world import arithmetic
 from megatron_moevement.testing.world.live import Live
 from megatron_moevement.testing.world.process import At, Commands, Phase, Process, Run, Until
@@ -40,7 +40,7 @@ class Commits:
         assert live is not None
         is_torn_here = self._world.faults.tears(process)
         live.torn = True
-        yield At(Place.COMMIT)
+        yield At(FaultPoint.COMMIT)
         for command in section:
             if command is Command.OPTIMIZERS:
                 yield from self._optimizers(process, run, is_torn_here)
@@ -49,14 +49,14 @@ class Commits:
                     yield from self.capture(process)
             else:
                 if command is Command.LEDGER:
-                    yield At(Place.LEDGER)
+                    yield At(FaultPoint.LEDGER)
                 self._step(process, run, command)
                 if command is Command.COMMITTED:
-                    yield At(Place.COMMITTED)
+                    yield At(FaultPoint.COMMITTED)
         process.run = None
         self._world.invariants.committed(process)
         if run.plan is None:
-            yield At(Place.GATHER)
+            yield At(FaultPoint.GATHER)
             yield from self._save_durably(process)
 
     def _step(self, process: Process, run: Run, command: Command) -> None:
@@ -89,11 +89,11 @@ class Commits:
             self._world.report(f"{process} is torn in the commit of step {run.step}")
             self._world.restarts.restart_soon()
             yield Until(lambda: False, "the restart")
-        yield At(Place.OPTIMIZERS)
+        yield At(FaultPoint.OPTIMIZERS)
         self._apply(process, run, operators[half:])
-        yield At(Place.AFTER_OPTIMIZERS)
+        yield At(FaultPoint.AFTER_OPTIMIZERS)
         if run.plan is not None and process.phase is Phase.SETTLING:
-            yield At(Place.ROLL_FORWARD)
+            yield At(FaultPoint.ROLL_FORWARD)
 
     def _apply_held_back(self, live: Live, run: Run, entry: Entry) -> None:
         """Changes what finalizing and preparing would have changed before the barrier."""
@@ -167,8 +167,8 @@ class Commits:
         window = schedule.window_of(live.step)
         key = SlotKey(rank, window, schedule.slot_of(live.step))
         if key.slot == 0:
-            yield At(Place.WINDOW_EDGE)
-        yield At(Place.CAPTURE)
+            yield At(FaultPoint.WINDOW_EDGE)
+        yield At(FaultPoint.CAPTURE)
         full, compute = self._world.contents(schedule, rank, key.slot)
         content = live.capture(self._world.history, full, compute)
         process.ring = process.ring.captured()
@@ -184,7 +184,7 @@ class Commits:
 
     def _pass_halfway(self, process: Process, generation: int) -> None:
         if process.alive and process.generation == generation:
-            self._world.faults.pass_by(process, Place.COPY)
+            self._world.faults.pass_by(process, FaultPoint.COPY)
 
     def _land(self, process: Process, generation: int, key: SlotKey, content: SlotContent) -> None:
         live = process.live
@@ -194,14 +194,14 @@ class Commits:
             torn = self._world.history.of("overwritten", key.step)
             content = dataclasses.replace(content, full=dict.fromkeys(content.full, torn))
         self._world.invariants.landed(process, key, content)
-        self._world.faults.pass_by(process, Place.PUBLISH)
+        self._world.faults.pass_by(process, FaultPoint.PUBLISH)
         if not process.alive:
             return
         process.store.slots[key] = StoredSlot(content)
         process.capturing = None
         process.acknowledgements = process.acknowledgements.landed(key, process.holders)
         self._world.invariants.stored(process, key)
-        self._world.faults.pass_by(process, Place.AFTER_PUBLISH)
+        self._world.faults.pass_by(process, FaultPoint.AFTER_PUBLISH)
         if not process.alive:
             return
         for holder in process.holders:
@@ -213,5 +213,5 @@ class Commits:
         assert live is not None
         every = self._world.scenario.durable_every
         if every and live.step % every == 0:
-            yield At(Place.SAVE)
+            yield At(FaultPoint.SAVE)
             self._world.durable.save(process)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from megatron_moevement.policy.copies.persistence import SlotKey
 from megatron_moevement.policy.recovery.plan import Plan, SlotFetch
-from megatron_moevement.settings.faults import Place
+from megatron_moevement.settings.faults import FaultPoint
 from megatron_moevement.testing.world.process import At, Commands, Join, Pass, Process, Sleep, Until
 from megatron_moevement.testing.world.store import StoredSlot
 
@@ -24,7 +24,7 @@ def copy_states(world: World, process: Process, plan: Plan, members: tuple[int, 
         process.live, process.run, process.capturing = None, None, None
         yield Sleep(COPY_TIME)
         source = world.processes[copy.source]
-        yield At(Place.SERVE_STATE, copy.source)
+        yield At(FaultPoint.SERVE_STATE, copy.source)
         if not source.alive or source.live is None:
             yield Until(lambda: False, "the restart")
         assert source.live is not None
@@ -51,7 +51,7 @@ def _fetch(world: World, process: Process, fetch: SlotFetch) -> Commands:
     stored, key = None, fetch.slot
     for source in fetch.sources:
         holder = world.processes[source]
-        yield At(Place.SERVE_SLOT, source)
+        yield At(FaultPoint.SERVE_SLOT, source)
         stored = holder.store.slots.get(key) if holder.alive else None
         if stored is not None and stored.intact:
             break
@@ -60,7 +60,7 @@ def _fetch(world: World, process: Process, fetch: SlotFetch) -> Commands:
         world.restarts.restart_soon()
         yield Until(lambda: False, "the restart")
     assert stored is not None
-    yield At(Place.FETCH)
+    yield At(FaultPoint.FETCH)
     own = SlotKey(fetch.rank, key.window, key.slot)
     world.commits.make_room(process, own)
     process.store.slots[own] = StoredSlot(stored.content)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from megatron_moevement.settings.faults import Place
+from megatron_moevement.settings.faults import FaultPoint
 from megatron_moevement.testing.world.faults import Fault, FaultKind
 from megatron_moevement.testing.world.process import Process
 
@@ -29,7 +29,7 @@ class FaultInjection:
         self._due = sorted(world.scenario.faults, key=lambda fault: fault.tick, reverse=True)
         self._armed: list[Fault] = []
         self._tears: set[int] = set()
-        self.passed: set[Place] = set()
+        self.passed: set[FaultPoint] = set()
         self._strikes: dict[FaultKind, Callable[[Process, Fault], None]] = {
             FaultKind.CRASH: self._crash,
             FaultKind.EXCEPTION: self._exception,
@@ -52,7 +52,7 @@ class FaultInjection:
             else:
                 self._armed.append(fault)
 
-    def pass_by(self, actor: Process, place: Place) -> None:
+    def pass_by(self, actor: Process, place: FaultPoint) -> None:
         """Lets every fault happen that waits for a process to come to this place."""
         self.passed.add(place)
         struck = [fault for fault in self._armed if fault.place is place]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from enum import Enum
 
-from megatron_moevement.settings.faults import Place
+from megatron_moevement.settings.faults import FaultPoint
 
 
 class FaultKind(Enum):
@@ -58,4 +58,4 @@ class Fault:
     kind: FaultKind
     tick: int
     victim: int = -1
-    place: Place | None = None
+    place: FaultPoint | None = None

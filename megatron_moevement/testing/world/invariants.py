@@ -47,9 +47,9 @@ class Invariants:
         self.damaged_slots: set[tuple[int, SlotKey]] = set()
         self.lags: list[int] = []
 
-    def persisted(self, era: int) -> Window | None:
+    def persisted(self, rollbacks: int) -> Window | None:
         """Returns the newest window that any rank has learnt to be persisted."""
-        return self._persisted.get(era)
+        return self._persisted.get(rollbacks)
 
     def tick(self) -> None:
         """Checks what the last tick changed."""
@@ -59,20 +59,20 @@ class Invariants:
         for process in self._world.live:
             step = process.store.committed
             if process.live is not None and step is not None:
-                by_era.setdefault(process.store.era, []).append(step)
+                by_era.setdefault(process.store.rollbacks, []).append(step)
         for steps in by_era.values():
             require(max(steps) - min(steps) <= 1, "4 committed", "ranks have committed", steps)
         for number in self._moved:
             process = self._world.processes[number]
             if process.alive and process.phase is Phase.TRAINING:
-                self.logs.reach_back(process, self.persisted(process.store.era))
+                self.logs.reach_back(process, self.persisted(process.store.rollbacks))
         self._moved.clear()
 
     def committed(self, process: Process) -> None:
         """Checks a rank that has just committed a step, in training or in a replay."""
         store = process.store
         self._moved.add(process.number)
-        key = (store.era, process.number)
+        key = (store.rollbacks, process.number)
         assert store.committed is not None
         former = self._committed.get(key, 0)
         require(store.committed >= former, "4 committed", process, "went back from", former)
@@ -111,14 +111,14 @@ class Invariants:
 
     def captured(self, process: Process, key: SlotKey, content: SlotContent) -> None:
         """Checks a snapshot that is being taken."""
-        era, window = process.store.era, key.window
-        newest = self._newest_window.get(era)
+        rollbacks, window = process.store.rollbacks, key.window
+        newest = self._newest_window.get(rollbacks)
         if newest is None or newest < window:
             follows = newest is None or window.start == newest.last + 1
             require(follows, "8 window edges", process, "captures", window, "after", newest)
-            self._newest_window[era] = window
+            self._newest_window[rollbacks] = window
         for operator, full in content.full.items():
-            slot = self._slot_of.setdefault((era, window, operator), key.slot)
+            slot = self._slot_of.setdefault((rollbacks, window, operator), key.slot)
             require(
                 slot == key.slot,
                 "2b same slot",
@@ -184,9 +184,9 @@ class Invariants:
             claimed: the copies that it learns each slot to have, besides the rank's own.
         """
         self.work.learnt(process, claimed)
-        window, era = process.store.persisted, process.store.era
+        window, rollbacks = process.store.persisted, process.store.rollbacks
         assert window is not None
-        known = self._persisted.get(era)
+        known = self._persisted.get(rollbacks)
         if known is not None and window <= known:
             return
         for owner in self._world.live:
@@ -204,7 +204,7 @@ class Invariants:
                     "2 persisted",
                     f"{process} takes {window} for persisted with {key} at {sorted(copies)}",
                 )
-        self._persisted[era] = window
+        self._persisted[rollbacks] = window
         assert process.live is not None
         self.lags.append(process.live.step - window.last)
 
@@ -220,12 +220,12 @@ class Invariants:
         return not process.alive or damaged or key in process.store.slots
 
     def drops(self, process: Process, keys: Iterable[SlotKey]) -> None:
-        """Checks that only garbage is dropped: a launch may bring back slots from before ANEW."""
-        persisted = self._persisted.get(process.store.era)
-        epoch = self._epochs.get(process.store.era, 0)
+        """Checks that only garbage is dropped: a launch may bring back slots from before a restart of windows."""
+        persisted = self._persisted.get(process.store.rollbacks)
+        schedule_version = self._epochs.get(process.store.rollbacks, 0)
         for key in keys:
             is_later = persisted is None or key.step >= persisted.start
-            needed = is_later and key.window.epoch >= epoch
+            needed = is_later and key.window.schedule_version >= schedule_version
             require(not needed, "2 dropped", process, "drops", key, "while", persisted, "needs it")
 
     def agreed(
@@ -237,11 +237,12 @@ class Invariants:
         if plan.generation in self._judged:
             return
         self._judged.add(plan.generation)
-        era = max(each.era for each in facts.processes)
+        rollbacks = max(each.rollbacks for each in facts.processes)
         there = [each for each in facts.processes if each.committed is not None]
         there = [each for each in there if not each.is_new] or there
-        era = max((each.era for each in there), default=era)
-        known = [each.committed or 0 for each in there if each.era == era]
+        rollbacks = max((each.rollbacks for each in there), default=rollbacks)
+        there = [each for each in there if each.rollbacks == rollbacks]
+        known = [each.committed or 0 for each in there]
         if plan.verdict is not Verdict.ROLLBACK:
             newest = max(known)
             require(plan.target == newest, "4 target", plan.target, "instead of", newest)
@@ -251,16 +252,16 @@ class Invariants:
                 require(not beyond, "4 target", what)
             has_sources(plan, facts)
             self._keeps_progress(plan, facts)
-            if plan.edges is WindowEdges.ANEW or plan.is_from_durable:
+            if plan.edges is WindowEdges.RESTARTED or plan.is_from_durable:
                 self._nothing_left(facts, plan)
         elif plan.target < max(known, default=plan.target + 1):
             self._nothing_left(facts, plan)
             redone = range(plan.target + 1, max(known, default=0) + 1)
             if redone:
-                led = any(set(redone).issubset(each.ledger) for each in there if each.era == era)
+                led = any(set(redone).issubset(each.ledger) for each in there)
                 require(not led, "7 progress", "steps", redone, "are lost, and a ledger has them")
             stand = all(
-                process.era == era
+                process.rollbacks == rollbacks
                 and process.live.condition is Condition.DENSE
                 and max(known) in {process.live.step, process.live.finished}
                 for process in facts.by_rank.values()
@@ -326,11 +327,11 @@ class Invariants:
 
     def _nothing_left(self, facts: Facts, plan: Plan) -> None:
         """2 and 7: falling back to storage, or giving up, is right only when nothing else is."""
-        era = max((each.era for each in facts.processes), default=0)
+        rollbacks = max((each.rollbacks for each in facts.processes), default=0)
         learnt = [
             each.persisted
             for each in facts.processes
-            if each.era == era and each.persisted is not None
+            if each.rollbacks == rollbacks and each.persisted is not None
         ]
         if not learnt:
             return
@@ -347,16 +348,16 @@ class Invariants:
     def _still_has(self, number: int, key: SlotKey) -> bool:
         process = self._world.processes[number]
         damaged = (number, key) in self.damaged_slots
-        newest = max(other.store.era for other in self._world.live)
-        return process.alive and not damaged and process.store.era == newest
+        newest = max(other.store.rollbacks for other in self._world.live)
+        return process.alive and not damaged and process.store.rollbacks == newest
 
-    def begins_anew(self, plan: Plan) -> None:
+    def restarts_windows(self, plan: Plan) -> None:
         """Forgets the windows of an era when its first process does."""
-        if self._epochs.get(plan.era) != plan.epoch:
-            self._persisted.pop(plan.era, None)
-            self._epochs[plan.era] = plan.epoch
-            self._newest_window.pop(plan.era, None)
-            self.work.begins_anew(plan.era)
+        if self._epochs.get(plan.rollbacks) != plan.schedule_version:
+            self._persisted.pop(plan.rollbacks, None)
+            self._epochs[plan.rollbacks] = plan.schedule_version
+            self._newest_window.pop(plan.rollbacks, None)
+            self.work.restarts_windows(plan.rollbacks)
 
     def resumed(self, process: Process, plan: Plan) -> None:
         """Checks the state that training goes on from."""

@@ -147,17 +147,17 @@ class Machines:
                 self._take(process, left.store)
 
     def _adopt(self, process: Process, rank: LogicalRank) -> None:
-        era = process.store.era
-        mine = _age(process.store, rank, era)
+        rollbacks = process.store.rollbacks
+        mine = _age(process.store, rank, rollbacks)
         left = {
-            number: _age(each.store, rank, era)
+            number: _age(each.store, rank, rollbacks)
             for number, each in self._left.items()
             if each.machine == process.machine
         }
         newest = max([mine, *left.values()])
         durable = max(
-            (store for store in self._flushed.values() if _age(store, rank, era) > newest),
-            key=lambda store: _age(store, rank, era),
+            (store for store in self._flushed.values() if _age(store, rank, rollbacks) > newest),
+            key=lambda store: _age(store, rank, rollbacks),
             default=None,
         )
         if durable is not None:
@@ -172,7 +172,9 @@ class Machines:
     def _take_in(self, process: Process, store: Store) -> bool:
         """Takes the slots that a process lacks, and the journal where it has none."""
         own = process.store
-        if store.committed is None or (own.committed is not None and store.era != own.era):
+        if store.committed is None or (
+            own.committed is not None and store.rollbacks != own.rollbacks
+        ):
             return False
         if own.committed is None:
             slots, own.slots = own.slots, {}
@@ -198,9 +200,9 @@ class Machines:
         process.schedule = store.schedule or process.schedule
 
 
-def _age(store: Store, rank: LogicalRank, era: int) -> tuple[int, int]:
+def _age(store: Store, rank: LogicalRank, rollbacks: int) -> tuple[int, int]:
     state = None if store.committed is None else _State(store, store.committed)
-    return age_of(state, rank, era=era)
+    return age_of(state, rank, rollbacks=rollbacks)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -211,8 +213,8 @@ class _State:
     committed: int
 
     @property
-    def era(self) -> int:
-        return self.store.era
+    def rollbacks(self) -> int:
+        return self.store.rollbacks
 
     @property
     def rank(self) -> LogicalRank | None:

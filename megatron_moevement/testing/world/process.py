@@ -16,7 +16,7 @@ from megatron_moevement.policy.job.boundary import BoundaryTag
 from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.policy.recovery.plan import Plan
 from megatron_moevement.policy.window.schedule import Window, WindowSchedule
-from megatron_moevement.settings.faults import Place
+from megatron_moevement.settings.faults import FaultPoint
 from megatron_moevement.testing.lost_states import LostStates
 from megatron_moevement.testing.world.arithmetic import Local, Reduced
 from megatron_moevement.testing.world.live import Live
@@ -39,7 +39,7 @@ class At:
         whose: number of the process that comes to it, None for the own one.
     """
 
-    place: Place
+    place: FaultPoint
     whose: int | None = None
 
 
@@ -215,10 +215,10 @@ class Process:
             holdings=store.holdings(),
             logs=() if self.rank is None else store.log_extents(shape, self.rank.pp),
             ledger=store.ledger_steps(),
-            era=store.era,
-            epoch=self.schedule.epoch,
-            holds=holds,
-            alike=range(0) if holds is None else store.ledger_steps(),
+            rollbacks=store.rollbacks,
+            schedule_version=self.schedule.schedule_version,
+            replica_id=holds,
+            rng_equal_steps=range(0) if holds is None else store.ledger_steps(),
             is_new=self.is_new,
         )
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from megatron_moevement.policy.copies.persistence import Acknowledgements, SlotKey
 from megatron_moevement.policy.copies.placement import Placement, repair_placement
 from megatron_moevement.policy.job.ranks import LogicalRank
-from megatron_moevement.settings.faults import Place
+from megatron_moevement.settings.faults import FaultPoint
 from megatron_moevement.testing.world.process import At, Commands, Join, Process, Until
 
 if TYPE_CHECKING:
@@ -44,7 +44,9 @@ class Protection:
     held: Mapping[SlotKey, frozenset[int]]
 
 
-def protect(world: World, process: Process, members: tuple[int, ...], epoch: int) -> Commands:
+def protect(
+    world: World, process: Process, members: tuple[int, ...], schedule_version: int
+) -> Commands:
     """Sends own slots of an epoch to holders that lack them; waits for a copy of each at first.
 
     Training goes on once the slots of the oldest window have a copy elsewhere.
@@ -54,7 +56,7 @@ def protect(world: World, process: Process, members: tuple[int, ...], epoch: int
     intact = frozenset(
         key
         for key, stored in process.store.slots.items()
-        if stored.intact and key.window.epoch == epoch
+        if stored.intact and key.window.schedule_version == schedule_version
     )
     persisted = process.store.persisted
     first = process.ring.oldest if persisted is None else persisted.last + 1
@@ -80,7 +82,7 @@ def protect(world: World, process: Process, members: tuple[int, ...], epoch: int
             world.replicator.send(process, process, key, holder)
     urgent = [key for key in own_slots if key.window == own_slots[0].window]
     yield Until(lambda: all(_is_safe(world, process, key) for key in urgent), "urgent copies")
-    yield At(Place.REJOIN)
+    yield At(FaultPoint.REJOIN)
     yield Join(("protected",), members, process.number, None, len)
 
 

@@ -18,8 +18,8 @@ def recoverable_step(stores: Collection[Store], shape: Shape) -> int | None:
         shape: of the job.
     """
     knowing = [store for store in stores if store.committed is not None]
-    era = max((store.era for store in knowing), default=0)
-    knowing = [store for store in knowing if store.era == era]
+    rollbacks = max((store.rollbacks for store in knowing), default=0)
+    knowing = [store for store in knowing if store.rollbacks == rollbacks]
     committed = max((store.committed or 0 for store in knowing), default=0)
     persisted = max((store.persisted for store in knowing if store.persisted), default=None)
     if persisted is None or committed < persisted.last:

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 from megatron_moevement.policy.copies.persistence import SlotKey
 from megatron_moevement.policy.copies.slot_ring import SlotRing, ring_capacity
 from megatron_moevement.policy.facts.facts import Facts, ProcessFacts
-from megatron_moevement.policy.recovery.eras import next_era
+from megatron_moevement.policy.recovery.histories import next_rollbacks
 from megatron_moevement.policy.recovery.plan import Origin, Plan, Verdict, WindowEdges
 from megatron_moevement.policy.recovery.planner import has_no_use_of_memory
 from megatron_moevement.policy.window.schedule import WindowSchedule
-from megatron_moevement.settings.faults import Place
+from megatron_moevement.settings.faults import FaultPoint
 from megatron_moevement.testing.world.copying import copy_states, fetch_slots
 from megatron_moevement.testing.world.live import Live
 from megatron_moevement.testing.world.process import (
@@ -42,17 +42,17 @@ DURABLE_TIME = 4.0
 
 def recover(world: World, process: Process, members: tuple[int, ...]) -> Program:
     """Gets a process from the start of a generation to training, or to its end."""
-    yield At(Place.CONNECT)
-    yield At(Place.START)
+    yield At(FaultPoint.CONNECT)
+    yield At(FaultPoint.START)
     yield Join(("started",), members, process.number, None, len)
     world.machines.open_store(process, world.restarts.restarts_in_place)
     process.has_left = True
     plan, schedule = yield from _agree(world, process, members)
-    yield At(Place.PLAN)
+    yield At(FaultPoint.PLAN)
     if plan.verdict is Verdict.ROLLBACK:
         process.run, process.live = None, None
     loaded = (yield from _load_again(world, process, plan)) if plan.is_from_durable else None
-    yield At(Place.OPEN)
+    yield At(FaultPoint.OPEN)
     if plan.is_from_durable:
         yield from _forget_windows(world, process, plan, schedule, members)
     if plan.verdict is not Verdict.ROLLBACK:
@@ -63,8 +63,8 @@ def recover(world: World, process: Process, members: tuple[int, ...]) -> Program
     yield Join(("replayed",), members, process.number, None, len)
     if plan.verdict is not Verdict.ROLLBACK:
         _go_on(world, process, plan)
-    yield At(Place.REPROTECT)
-    yield from protect(world, process, members, plan.epoch)
+    yield At(FaultPoint.REPROTECT)
+    yield from protect(world, process, members, plan.schedule_version)
     if process.rank is None:
         return
     process.phase = Phase.TRAINING
@@ -130,14 +130,16 @@ def _agree(
         digests = yield Join(("digest",), members, process.number, plan.digest, dict)
         world.invariants.agreed(process, facts, plan, digests)
     if plan.verdict is Verdict.ROLLBACK:
-        era = next_era((each.era for each in facts.processes), beginning.time)
-        plan = dataclasses.replace(plan, era=era)
+        rollbacks = next_rollbacks((each.rollbacks for each in facts.processes), beginning.time)
+        plan = dataclasses.replace(plan, rollbacks=rollbacks)
         world.invariants.left.goes_back(plan)
     process.phase = Phase.SETTLING
     if found is not None:
         world.note_plan(plan)
     own = world.shape.schedule
-    return plan, dataclasses.replace(own, epoch=plan.epoch, first_step=plan.windows_from)
+    return plan, dataclasses.replace(
+        own, schedule_version=plan.schedule_version, first_step=plan.windows_from
+    )
 
 
 def _look(
@@ -145,7 +147,7 @@ def _look(
 ) -> Generator[Wait, Any, Facts]:
     """Publishes facts and returns everybody's, from the own process on."""
     yield Sleep(FACTS_TIME)
-    yield At(Place.FACTS)
+    yield At(FaultPoint.FACTS)
     own = process.facts(world.shape, world.scenario.lost_states)
     name = ("facts", time)
     published: dict[int, ProcessFacts] = yield Join(name, members, process.number, own, dict)
@@ -176,9 +178,9 @@ def _beginning(process: Process, facts: Facts) -> Plan:
         Verdict.ROLLBACK,
         "nothing in memory is newer",
         facts.durable,
-        edges=WindowEdges.ANEW,
+        edges=WindowEdges.RESTARTED,
         windows_from=facts.durable,
-        epoch=max(each.epoch for each in facts.processes) + 1,
+        schedule_version=max(each.schedule_version for each in facts.processes) + 1,
     )
 
 
@@ -198,7 +200,7 @@ def _load(world: World, process: Process, plan: Plan, schedule: WindowSchedule) 
     store.ledger.clear()
     store.losses.clear()
     store.committed = None
-    store.era = plan.era
+    store.rollbacks = plan.rollbacks
     process.is_new = process.is_new and process.rank is None
     process.schedule = schedule
     process.acknowledgements = world.policies.acknowledgements()
@@ -216,7 +218,7 @@ def _go_on(world: World, process: Process, plan: Plan) -> None:
     """Keeps the live state and drops all else, once every rank holds it and windows begin anew."""
     if plan.is_from_durable or plan.edges is WindowEdges.KEPT:
         return
-    world.invariants.begins_anew(plan)
+    world.invariants.restarts_windows(plan)
     process.store.forget_windows()
     process.store.ledger.clear()
     process.capturing = None
@@ -233,8 +235,8 @@ def _forget_windows(
     """Gets ready for windows from what is durable on; the ledger leads to the target, and stays."""
     process.schedule = schedule
     process.store.schedule = process.schedule
-    if plan.edges is WindowEdges.ANEW:
-        world.invariants.begins_anew(plan)
+    if plan.edges is WindowEdges.RESTARTED:
+        world.invariants.restarts_windows(plan)
         process.store.forget_windows()
         process.acknowledgements = world.policies.acknowledgements()
     yield Join(("forgotten",), members, process.number, None, len)
@@ -275,7 +277,7 @@ def _replay(world: World, process: Process, plan: Plan) -> Commands:
     for step in range(start + 1, plan.target + 1):
         yield from _activate(world, process, plan, step - 1)
         yield from run_step(world, process, Run(step, plan))
-        yield At(Place.REPLAY)
+        yield At(FaultPoint.REPLAY)
     yield from _activate(world, process, plan, plan.target)
     assert process.live is not None
     if process.live.window is not None and plan.target >= process.live.window.last:
@@ -302,4 +304,4 @@ def _activate(world: World, process: Process, plan: Plan, step: int) -> Commands
     else:
         live.load(stored.content)
     if step == window.last:
-        yield At(Place.DENSE)
+        yield At(FaultPoint.DENSE)

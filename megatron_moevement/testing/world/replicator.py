@@ -9,7 +9,7 @@ from megatron_moevement.policy.copies.commit import newest_persisted
 from megatron_moevement.policy.copies.peer_trouble import Remedy, Trouble
 from megatron_moevement.policy.copies.persistence import SlotKey
 from megatron_moevement.policy.copies.placement import Placement, replace_holder
-from megatron_moevement.settings.faults import Place
+from megatron_moevement.settings.faults import FaultPoint
 from megatron_moevement.testing.world.process import Process
 from megatron_moevement.testing.world.scenario import Links
 from megatron_moevement.testing.world.store import StoredSlot
@@ -74,7 +74,7 @@ class Replicator:
         world, source = self._world, parcel.source
         target = world.processes[parcel.target]
         if source.alive:
-            world.faults.pass_by(source, Place.SEND)
+            world.faults.pass_by(source, FaultPoint.SEND)
         stored = source.store.slots.get(parcel.key)
         if not source.alive and world.random.random() < 0.5:
             return

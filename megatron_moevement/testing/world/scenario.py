@@ -10,7 +10,7 @@ from typing import Any
 
 from megatron_moevement.policy.job.ranks import Layout
 from megatron_moevement.policy.job.segments import Ends
-from megatron_moevement.settings.faults import Place
+from megatron_moevement.settings.faults import FaultPoint
 from megatron_moevement.testing.lost_states import LostStates
 from megatron_moevement.testing.world.faults import Fault, FaultKind
 
@@ -107,7 +107,7 @@ class Scenario:
                 FaultKind(fault["kind"]),
                 fault["tick"],
                 fault["victim"],
-                None if fault.get("place") is None else Place(fault["place"]),
+                None if fault.get("place") is None else FaultPoint(fault["place"]),
             )
             for fault in document["faults"]
         )
@@ -155,14 +155,19 @@ _FAULTS_AT_PLACES = (
 _SHARE_WITH_PLACES = 0.5
 _SHARE_WITH_LAUNCH = 0.1
 _SHARE_WITH_DAMAGE = 0.1
-_ROUND_A_COMMIT = (Place.AFTER_BARRIER, Place.LEDGER, Place.COMMITTED, Place.GATHER)
-_IN_A_STEP = tuple(place for place in Place if place.is_of_step)
+_ROUND_A_COMMIT = (
+    FaultPoint.AFTER_BARRIER,
+    FaultPoint.LEDGER,
+    FaultPoint.COMMITTED,
+    FaultPoint.GATHER,
+)
+_IN_A_STEP = tuple(place for place in FaultPoint if place.is_of_step)
 _IN_A_RECOVERY = (
-    *(place for place in Place if not place.is_of_step),
-    Place.FETCH,
-    Place.REPLAY,
-    Place.DENSE,
-    Place.COMMITTED,
+    *(place for place in FaultPoint if not place.is_of_step),
+    FaultPoint.FETCH,
+    FaultPoint.REPLAY,
+    FaultPoint.DENSE,
+    FaultPoint.COMMITTED,
 )
 
 
@@ -271,7 +276,7 @@ def _draw_damage(scenario: Scenario, draw: random.Random) -> tuple[Fault, ...]:
     per_step = ticks_per_step(scenario)
     tick = draw.randrange(per_step, per_step * scenario.steps)
     if draw.random() < 0.5:
-        return (Fault(FaultKind.CORRUPT_SLOT, tick, -1, Place.AFTER_PUBLISH),)
+        return (Fault(FaultKind.CORRUPT_SLOT, tick, -1, FaultPoint.AFTER_PUBLISH),)
     victims = [draw.randrange(64) for _ in range(3)]
     logs = [Fault(FaultKind.CORRUPT_LOG, tick + place, each) for place, each in enumerate(victims)]
     return (*logs, Fault(FaultKind.CRASH, tick + len(logs), draw.randrange(64)))
@@ -286,7 +291,14 @@ def _with_launch(scenario: Scenario, draw: random.Random) -> Scenario:
     tick = draw.randrange(2 * scenario.window * per_step, per_step * (scenario.steps + 1))
     in_place = draw.random() < 0.5
     lost = ranks if in_place else 2
-    places = (Place.CONNECT, Place.START, Place.START, Place.FACTS, Place.PLAN, Place.OPEN)
+    places = (
+        FaultPoint.CONNECT,
+        FaultPoint.START,
+        FaultPoint.START,
+        FaultPoint.FACTS,
+        FaultPoint.PLAN,
+        FaultPoint.OPEN,
+    )
     kinds = (FaultKind.CRASH, FaultKind.CRASH, FaultKind.EXCEPTION)
     later = tick + (0 if in_place else draw.randrange(4, 30) * ranks)
     again = [Fault(draw.choice(kinds), later, -1, draw.choice(places))]

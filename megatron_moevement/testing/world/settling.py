@@ -43,7 +43,7 @@ def settle(
     Windows go on under `schedule` from then on. What was `loaded`, if anything, is what the process
     replays from.
     """
-    if process.store.era != plan.era:
+    if process.store.rollbacks != plan.rollbacks:
         process.store = Store()  # of another history: its slots may have equal names
     yield Join(("opened",), members, process.number, None, len)
     ledger = yield from _share_ledger(process, plan, members)
@@ -93,7 +93,7 @@ def _share_ledger(
 def _write_journal(world: World, process: Process, plan: Plan, ledger: LeftLedger) -> Commands:
     """Makes the journal say what the job knows, step by step."""
     store = process.store
-    store.era = plan.era
+    store.rollbacks = plan.rollbacks
     for step in range((store.committed or 0) + 1, plan.target + 1):
         yield Pass()
         if step in ledger.entries:

@@ -43,7 +43,7 @@ class Store:
         losses: loss of every step so far.
         committed: newest step known to be committed.
         persisted: newest window known to be persisted.
-        era: how many rollbacks lie behind it.
+        rollbacks: how many rollbacks lie behind it.
         rank: of the process that wrote its journal.
         schedule: the window schedule that was in force.
     """
@@ -54,7 +54,7 @@ class Store:
     losses: dict[int, int] = dataclasses.field(default_factory=dict)
     committed: int | None = None
     persisted: Window | None = None
-    era: int = 0
+    rollbacks: int = 0
     rank: LogicalRank | None = None
     schedule: WindowSchedule | None = None
 

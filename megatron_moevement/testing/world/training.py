@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
 from megatron_moevement.policy.job.boundary import BoundaryTag, Direction
-from megatron_moevement.settings.faults import Place
+from megatron_moevement.settings.faults import FaultPoint
 from megatron_moevement.testing.world import arithmetic
 from megatron_moevement.testing.world.arithmetic import Local
 from megatron_moevement.testing.world.process import (
@@ -90,7 +90,7 @@ def _forward_backward(world: World, process: Process, run: Run) -> Commands:
                     run.step, Direction.FORWARD, part.number - 1, part.number, micro_batch
                 )
                 x = yield from _receive(world, process, run, tag)
-            yield At(Place.FORWARD)
+            yield At(FaultPoint.FORWARD)
             yield Sleep(COMPUTE_TIME)
             inputs[chunk].append(x)
             y = history.of("forward", x, weights[chunk])
@@ -101,7 +101,7 @@ def _forward_backward(world: World, process: Process, run: Run) -> Commands:
                 yield from _send(world, process, run, tag, y)
             else:
                 losses.append(y)
-    yield At(Place.FORWARD_BACKWARD)
+    yield At(FaultPoint.FORWARD_BACKWARD)
     for chunk, part in reversed(list(enumerate(parts))):
         for micro_batch in range(shape.micro_batches):
             if part.number == shape.last_part:
@@ -111,7 +111,7 @@ def _forward_backward(world: World, process: Process, run: Run) -> Commands:
                     run.step, Direction.BACKWARD, part.number + 1, part.number, micro_batch
                 )
                 gradient = yield from _receive(world, process, run, tag)
-            yield At(Place.BACKWARD)
+            yield At(FaultPoint.BACKWARD)
             yield Sleep(COMPUTE_TIME)
             upstream[chunk].append(gradient)
             if part.number > 0:
@@ -130,7 +130,7 @@ def _forward_backward(world: World, process: Process, run: Run) -> Commands:
 
 def _send(world: World, process: Process, run: Run, tag: BoundaryTag, value: int) -> Commands:
     """Sends a boundary tensor and logs it; a replay sends only to neighbours that replay too."""
-    yield At(Place.BOUNDARY_SEND)
+    yield At(FaultPoint.BOUNDARY_SEND)
     landed_at = world.clock.now + LOG_COPY_TIME * (1 + 9 * world.random.random() ** 2)
     run.logged_at = max(run.logged_at, landed_at)
     logged = LoggedTensor(value, landed_at)
@@ -154,7 +154,7 @@ def _receive(
     if neighbour is None:
         yield Until(lambda: False, "the restart")
     assert neighbour is not None
-    yield At(Place.SERVE_LOG, neighbour.number)
+    yield At(FaultPoint.SERVE_LOG, neighbour.number)
     logged = neighbour.store.logs.get(tag.step, {}).get(tag)
     if logged is None or not logged.intact:
         world.report(f"{process} finds no intact {tag} in the log of {neighbour}")
@@ -177,7 +177,7 @@ def _reduce_gradients(world: World, process: Process, run: Run) -> Commands:
 
 
 def _finalize(world: World, process: Process, run: Run) -> Commands:
-    yield At(Place.AFTER_FINALIZE)
+    yield At(FaultPoint.AFTER_FINALIZE)
 
 
 def _gradient_norm(world: World, process: Process, run: Run) -> Commands:
@@ -235,16 +235,16 @@ def _barrier(world: World, process: Process, run: Run) -> Commands:
         return [max(column) for column in zip(*votes.values(), strict=True)]
 
     greatest = yield Join(name, ranks, rank, vote, combine, world.policies.votes_suffice)
-    yield At(Place.AFTER_BARRIER)
+    yield At(FaultPoint.AFTER_BARRIER)
     if run.plan is None:
         start, run.agreed_copies = world.policies.agreed_coverage(greatest)
         run.agreed_persisted = None if start < 0 else process.schedule.window_of(start)
 
 
 _PLACES = {
-    Command.REDUCE_GRADIENTS: Place.FINALIZE,
-    Command.GRADIENT_NORM: Place.PREPARE,
-    Command.BARRIER: Place.BARRIER,
+    Command.REDUCE_GRADIENTS: FaultPoint.FINALIZE,
+    Command.GRADIENT_NORM: FaultPoint.PREPARE,
+    Command.BARRIER: FaultPoint.BARRIER,
 }
 """Where production has a fault place in front of a command."""
 

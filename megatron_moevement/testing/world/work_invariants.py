@@ -67,9 +67,9 @@ class WorkInvariants:
             history.window, history.domains = window, copies + 1
             history.since = min(self._voted.values())
 
-    def begins_anew(self, era: int) -> None:
+    def restarts_windows(self, rollbacks: int) -> None:
         """Notes that the windows of a history are given up, and its states go on."""
-        history = self._histories.setdefault(era, History())
+        history = self._histories.setdefault(rollbacks, History())
         history.window = None
 
     def goes_back(self, plan: Plan) -> None:
@@ -88,4 +88,4 @@ class WorkInvariants:
         require(not lost_work, "7 lost work", what, "of", history.domains, "domains")
 
     def _history(self, process: Process) -> History:
-        return self._histories.setdefault(process.store.era, History())
+        return self._histories.setdefault(process.store.rollbacks, History())

@@ -12,7 +12,7 @@ from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.policy.job.segments import receivers_from
 from megatron_moevement.policy.recovery.plan import Plan
 from megatron_moevement.policy.window.schedule import WindowSchedule
-from megatron_moevement.settings.faults import Place
+from megatron_moevement.settings.faults import FaultPoint
 from megatron_moevement.testing.world.clock import Clock
 from megatron_moevement.testing.world.commits import Commits
 from megatron_moevement.testing.world.durable import Checkpoints
@@ -63,7 +63,7 @@ class Outcome:
     aborted: str | None = None
     ticks: int = 0
     lags: list[int] = dataclasses.field(default_factory=list)
-    places: frozenset[Place] = frozenset()
+    places: frozenset[FaultPoint] = frozenset()
 
 
 class World:
@@ -202,7 +202,7 @@ class World:
         self, schedule: WindowSchedule, rank: LogicalRank, slot: int
     ) -> tuple[frozenset[OperatorId], frozenset[OperatorId]]:
         """Returns what a rank captures in a slot; looked up once per schedule."""
-        key = (schedule.epoch, rank, slot)
+        key = (schedule.schedule_version, rank, slot)
         if key not in self._contents:
             self._contents[key] = self.policies.slot_contents(schedule, rank, slot)
         return self._contents[key]

@@ -7,18 +7,18 @@ from enum import Enum
 from random import Random
 
 from megatron_moevement.policy.faults.fault_schedule import FaultKind
-from megatron_moevement.settings.faults import Fault, Place
+from megatron_moevement.settings.faults import Fault, FaultPoint
 from tests.harness.explorer.drawn_job import weighted
 from tests.harness.explorer.history import History, Kill, Launch
 from tests.harness.explorer.job import DrawnJob
 
 MOST_PROCESSES = 8
 """Of a launch, spares counted: two cores have to run them."""
-IN_REPLAYS = (Place.FETCH, Place.REPLAY, Place.DENSE)
+IN_REPLAYS = (FaultPoint.FETCH, FaultPoint.REPLAY, FaultPoint.DENSE)
 """Places that a process comes to in a recovery alone, in a step of the window or a replayed one."""
-IN_RECOVERIES = tuple(place for place in Place if not place.is_of_step)
+IN_RECOVERIES = tuple(place for place in FaultPoint if not place.is_of_step)
 """Places of starts and recoveries, and of those that serve, whatever the step is."""
-IN_STARTS = (Place.CONNECT, Place.START, Place.FACTS, Place.OPEN)
+IN_STARTS = (FaultPoint.CONNECT, FaultPoint.START, FaultPoint.FACTS, FaultPoint.OPEN)
 """Those of them that the start of a launch comes to."""
 _LONGEST_WAIT_S = 0.6
 """After a step was reported: some small steps."""
@@ -148,7 +148,9 @@ def _hiccup(random: Random, job: DrawnJob, draft: _Draft, step: int) -> None:
     Its memory is lost with it now and then: then copies are all that is left of its slots.
     """
     rank = (random.randrange(job.layout.ranks),)
-    place = random.choice([Place.SEND, Place.SEND, Place.COPY, Place.AFTER_PUBLISH])
+    place = random.choice(
+        [FaultPoint.SEND, FaultPoint.SEND, FaultPoint.COPY, FaultPoint.AFTER_PUBLISH]
+    )
     first = max(1, random.randint(step // 2, step - 1))
     _add_fault(random, job, draft, place, first, ranks=rank, kind=FaultKind.EXCEPTION)
     last = min(step + random.randint(0, 4), job.training.steps - 1)
@@ -157,7 +159,7 @@ def _hiccup(random: Random, job: DrawnJob, draft: _Draft, step: int) -> None:
         draft.lost += 1
         draft.restarts += 1
         return
-    _add_fault(random, job, draft, Place.BACKWARD, last, ranks=rank, kind=FaultKind.KILL)
+    _add_fault(random, job, draft, FaultPoint.BACKWARD, last, ranks=rank, kind=FaultKind.KILL)
 
 
 def _leave_behind(random: Random, job: DrawnJob, draft: _Draft, step: int) -> None:
@@ -168,13 +170,15 @@ def _leave_behind(random: Random, job: DrawnJob, draft: _Draft, step: int) -> No
     everybody = range(job.layout.ranks)
     behind = tuple(sorted(random.sample(everybody, random.randint(1, len(everybody) - 1))))
     ahead = tuple(rank for rank in everybody if rank not in behind)
-    place = Place.AFTER_BARRIER
+    place = FaultPoint.AFTER_BARRIER
     _add_fault(random, job, draft, place, step, ranks=behind, kind=FaultKind.EXCEPTION)
     place = random.choice(IN_RECOVERIES)
     if random.random() < 0.6:
-        cut = random.choice([Place.LEDGER, Place.LEDGER, Place.COMMITTED, Place.ROLL_FORWARD])
+        cut = random.choice(
+            [FaultPoint.LEDGER, FaultPoint.LEDGER, FaultPoint.COMMITTED, FaultPoint.ROLL_FORWARD]
+        )
         _add_fault(random, job, draft, cut, step, ranks=behind, kind=FaultKind.EXCEPTION)
-        place = random.choice([Place.CONNECT, Place.START, Place.FACTS])
+        place = random.choice([FaultPoint.CONNECT, FaultPoint.START, FaultPoint.FACTS])
     _add_fault(random, job, draft, place, step, ranks=ahead, kind=FaultKind.KILL)
 
 
@@ -186,7 +190,7 @@ def _add_fault(
     random: Random,
     job: DrawnJob,
     draft: _Draft,
-    place: Place,
+    place: FaultPoint,
     step: int,
     *,
     ranks: tuple[int, ...] | None = None,
@@ -201,27 +205,27 @@ def _add_fault(
     draft.faults.append(Fault(step, place, frozenset(ranks), draft.restarts, kind))
     if kind is not FaultKind.EXCEPTION:
         draft.lost += len(ranks)
-    if place is not Place.SEND or kind is not FaultKind.EXCEPTION:
+    if place is not FaultPoint.SEND or kind is not FaultKind.EXCEPTION:
         draft.restarts += 1
 
 
-def _draw_place(random: Random, job: DrawnJob, step: int) -> tuple[Place, int]:
+def _draw_place(random: Random, job: DrawnJob, step: int) -> tuple[FaultPoint, int]:
     """Draws a place of a step, and moves the step to where a process comes to it."""
-    places = [place for place in Place if place.is_of_step and place not in IN_REPLAYS]
+    places = [place for place in FaultPoint if place.is_of_step and place not in IN_REPLAYS]
     window, every = job.protection.window, job.training.save_every
     if not every:
-        places.remove(Place.SAVE)
+        places.remove(FaultPoint.SAVE)
     place = random.choice(places)
-    if place is Place.SAVE:
+    if place is FaultPoint.SAVE:
         return place, max(every, step // every * every)
-    if place is Place.WINDOW_EDGE:
+    if place is FaultPoint.WINDOW_EDGE:
         return place, max(window, step // window * window)
     return place, step
 
 
 def _draw_place_of_recovery(
     random: Random, job: DrawnJob, struck: int, step: int
-) -> tuple[Place, int]:
+) -> tuple[FaultPoint, int]:
     """Draws a place of a recovery from a strike, and the step that a process comes to it in.
 
     Args:
@@ -231,15 +235,15 @@ def _draw_place_of_recovery(
         step: that the next strike would come in, were it in no recovery.
     """
     window = job.protection.window
-    place = random.choice([*IN_REPLAYS, *IN_RECOVERIES, Place.BACKWARD, Place.COMMIT])
+    place = random.choice([*IN_REPLAYS, *IN_RECOVERIES, FaultPoint.BACKWARD, FaultPoint.COMMIT])
     if place in IN_RECOVERIES:
         return place, step
     # The newest window that can have been persisted.
     target = max(struck - 1, 1)
     start = max((target - window) // window * window, 0)
-    if place is Place.DENSE:
+    if place is FaultPoint.DENSE:
         return place, start + window - 1
-    if place is Place.FETCH:
+    if place is FaultPoint.FETCH:
         return place, random.randint(start, start + window - 1)
     return place, random.randint(min(start + 1, target), target)
 

@@ -22,14 +22,14 @@ from megatron_moevement.policy.recovery import planner as policy
 from megatron_moevement.policy.recovery.newest_state import Durable, is_memory_newest
 from megatron_moevement.policy.recovery.plan import Plan
 from megatron_moevement.runtime.coordination.ledger import LedgerEntry
-from megatron_moevement.settings.faults import Place
-from megatron_moevement.strategies.moevement.kept import TORN, Live
-from megatron_moevement.strategies.moevement.protection.copies import Copies
-from megatron_moevement.strategies.moevement.protection.kept_store import KeptStore
+from megatron_moevement.settings.faults import FaultPoint
+from megatron_moevement.strategies.moevement.carried_state import TORN, SurvivingState
 from megatron_moevement.strategies.moevement.protection.left_state import (
     gather_facts,
     read_left_state,
 )
+from megatron_moevement.strategies.moevement.protection.resident_store import ResidentStore
+from megatron_moevement.strategies.moevement.protection.slot_replicator import SlotReplicator
 from megatron_moevement.strategies.moevement.recovery import planning as recovery
 from megatron_moevement.strategies.moevement.recovery.survivors import Survivor
 from tests.harness.explorer.mend import Mend
@@ -49,11 +49,11 @@ def begin_each_graph_alone() -> None:
 def give_up_failed_transfers() -> None:
     """Counts a holder no more to which one transfer has failed, unless another takes its place."""
 
-    def give_up(self: Copies, silent: int) -> None:
+    def give_up(self: SlotReplicator, silent: int) -> None:
         if not self._replace(silent):
             self._sender.update(lambda known: _without(known, silent))
 
-    _replace(Copies, "_mend", give_up)
+    _replace(SlotReplicator, "_mend", give_up)
 
 
 def _without(known: Acknowledgements, process: int) -> Acknowledgements:
@@ -84,25 +84,25 @@ def publish_before_journal() -> None:
 def _publish_at_once(self: Survivor, entry: LedgerEntry, write_journal: Callable[[], None]) -> None:
     """Rolls forward; who calls it writes the journal afterwards, once more."""
     del write_journal
-    kept, trained = self._kept, self._trained
-    before, random_after = self._kept.scalars, kept.live.random_after
+    carried, objects = self._carried, self._objects
+    before, random_after = self._carried.scalars, carried.live.random_after
     assert random_after is not None
-    kept.live = TORN
+    carried.live = TORN
     statistics = GradientStatistics(found_inf=entry.found_inf, norm=entry.grad_norm)
     decided = DecidedStep(
-        statistics, entry.loss, entry.num_tokens, before.random_state, entry.streams_alike
+        statistics, entry.loss, entry.num_tokens, before.random_state, entry.rng_equal
     )
-    _, progress = trained.commit.apply(before.progress, decided, self._strike(entry))
+    _, progress = objects.commit.apply(before.progress, decided, self._strike(entry))
     restore_random_state(dict(random_after))
-    kept.live = Live.dense(trained.scalars(progress))
-    trained.faults.strike(entry.step, Place.LEDGER)
+    carried.live = SurvivingState.dense(objects.scalars(progress))
+    objects.faults.strike(entry.step, FaultPoint.LEDGER)
 
 
 def begin_anew_in_silence() -> None:
     """Lets who comes in new find nothing of the dead, and a job that finds nothing begin anew."""
-    opened = KeptStore.open
+    opened = ResidentStore.open
 
-    def open_without_the_dead(self: KeptStore, *args: Any, **kwargs: Any) -> Any:
+    def open_without_the_dead(self: ResidentStore, *args: Any, **kwargs: Any) -> Any:
         root, identity, process, rank, *rest = args
         if kwargs["patience"] > timedelta(0):  # as in a restart in place
             rank = None
@@ -115,8 +115,8 @@ def begin_anew_in_silence() -> None:
         del is_continuing
         return self.loadable
 
-    _replace(KeptStore, "open", open_without_the_dead)
-    _replace(KeptStore, "take_in", lambda self, rank, ranks: ())
+    _replace(ResidentStore, "open", open_without_the_dead)
+    _replace(ResidentStore, "take_in", lambda self, rank, ranks: ())
     _replace(recovery, "plan_start", plan_or_none)
     _replace(Durable, "newest", loadable)
 

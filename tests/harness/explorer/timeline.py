@@ -202,7 +202,7 @@ class Timeline:
         anew = [
             one.time
             for one in self.recoveries
-            if one.time < time and (one.plan is None or one.plan.edges is WindowEdges.ANEW)
+            if one.time < time and (one.plan is None or one.plan.edges is WindowEdges.RESTARTED)
         ]
         return max(anew, default=0.0)
 

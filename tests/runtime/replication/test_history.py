@@ -14,7 +14,9 @@ from megatron_moevement.runtime.transport.wire import ProtocolError
 from .conftest import DEADLINE, IDENTITY, SHAPE, capture, rank_of
 
 JOURNAL = JournalShape(retained_steps=3, entry_bytes=100, last_step=50)
-STATE = JournalState(era=7, epoch=1, committed=6, persisted=Window(0, 3, 1), rank=rank_of(0))
+STATE = JournalState(
+    rollbacks=7, schedule_version=1, committed=6, persisted=Window(0, 3, 1), rank=rank_of(0)
+)
 LOSSES = {1: 1.5, 2: 0.25, 4: -2.0, 5: 0.1, 6: 3.0}
 
 

@@ -28,7 +28,7 @@ from .conftest import IDENTITY, OWNER, fill
 
 RING = RingShape(capacity=3, buffer_bytes=200, max_parts=3)
 JOURNAL = JournalShape(retained_steps=3, entry_bytes=100, last_step=10)
-STATE = JournalState(era=0, epoch=0, committed=3, persisted=None, rank=OWNER)
+STATE = JournalState(rollbacks=0, schedule_version=0, committed=3, persisted=None, rank=OWNER)
 
 
 def opened(root, process):
@@ -70,7 +70,7 @@ def test_the_own_store_stays_where_the_other_is_older_or_another_ranks(shared_me
 
 def test_a_later_era_is_newer_whatever_was_committed_before(shared_memory):
     leave(shared_memory, 0, step=9)
-    leave(shared_memory, 5, step=2, era=1)
+    leave(shared_memory, 5, step=2, rollbacks=1)
     with opened(shared_memory, 0) as own:
         assert adopt_store(own, OWNER) == 5
 
@@ -156,8 +156,8 @@ def test_what_nobody_adopts_is_taken_in_with_the_journal_that_is_missing(shared_
 
 def test_another_history_is_not_taken_in_nor_what_is_there_already(shared_memory):
     leave(shared_memory, 5, step=6)
-    leave(shared_memory, 7, step=6, era=1)
-    leave(shared_memory, 0, step=3, era=1)
+    leave(shared_memory, 7, step=6, rollbacks=1)
+    leave(shared_memory, 0, step=3, rollbacks=1)
     with opened(shared_memory, 0) as own:
         assert take_in_left(own) == ()
         assert own.open_journal().state.committed == 3
@@ -234,7 +234,7 @@ def test_a_rank_brings_back_what_it_flushed_for_others_though_its_own_slots_are_
 def test_what_was_flushed_before_a_rollback_is_not_brought_back(shared_memory, tmp_path):
     flush(shared_memory, tmp_path, 5, step=6)
     flushed = [flushed_folder(tmp_path, IDENTITY)]
-    leave(shared_memory, 0, step=3, era=1)
+    leave(shared_memory, 0, step=3, rollbacks=1)
     with opened(shared_memory, 0) as own:
         assert adopt_store(own, OWNER, flushed) is None
         assert take_in_flushed(own, flushed, OWNER, [OWNER]) == ()
@@ -267,7 +267,7 @@ def test_a_spare_that_adopts_a_store_keeps_its_own_copies(shared_memory):
 def test_copies_of_an_older_era_make_room_for_what_is_adopted(shared_memory):
     other = LogicalRank(dp=1)
     hold(shared_memory, 0, other, step=6)
-    leave(shared_memory, 5, step=2, era=1)
+    leave(shared_memory, 5, step=2, rollbacks=1)
     with opened(shared_memory, 0) as own:
         assert adopt_store(own, OWNER) == 5
         assert own.open_ring(RingRole.HELD, other) is None

@@ -44,7 +44,11 @@ def reopened(journal):
 
 def state_at(step, **changes):
     state = JournalState(
-        era=0, epoch=step // 10, committed=step, persisted=Window(step // 2, 2), rank=OWNER
+        rollbacks=0,
+        schedule_version=step // 10,
+        committed=step,
+        persisted=Window(step // 2, 2),
+        rank=OWNER,
     )
     return dataclasses.replace(state, **changes)
 
@@ -85,7 +89,7 @@ def test_the_newest_steps_keep_their_entries_and_all_their_losses(journal):
 
 
 def test_a_spare_and_a_job_without_a_persisted_window_are_states_too(journal):
-    state = JournalState(era=2, epoch=0, committed=0, persisted=None, rank=None)
+    state = JournalState(rollbacks=2, schedule_version=0, committed=0, persisted=None, rank=None)
     journal.write_state(state)
     assert reopened(journal).state == state
 
@@ -113,10 +117,10 @@ def test_after_a_rollback_nothing_of_the_former_era_counts(journal):
     for step in range(1, 11):
         write(journal, step)
     with pytest.raises(ValueError, match="S_10 is followed by S_8"):
-        journal.commit(state_at(8, era=1), 8, b"", 0.0)
-    journal.write_state(state_at(7, era=1))
+        journal.commit(state_at(8, rollbacks=1), 8, b"", 0.0)
+    journal.write_state(state_at(7, rollbacks=1))
     assert journal.entries() == range(7, 8)
-    journal.commit(state_at(8, era=1), 8, b"another", 0.5)
+    journal.commit(state_at(8, rollbacks=1), 8, b"another", 0.5)
     for each in (journal, reopened(journal)):
         assert each.entries() == range(7, 9)
         assert each.entry(8) == b"another"

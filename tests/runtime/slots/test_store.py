@@ -33,7 +33,7 @@ from .conftest import IDENTITY, OWNER, fill
 
 RING = RingShape(capacity=3, buffer_bytes=200, max_parts=3)
 JOURNAL = JournalShape(retained_steps=3, entry_bytes=100, last_step=10)
-STATE = JournalState(era=0, epoch=0, committed=3, persisted=None, rank=OWNER)
+STATE = JournalState(rollbacks=0, schedule_version=0, committed=3, persisted=None, rank=OWNER)
 OTHER = LogicalRank(dp=1)
 
 

@@ -10,7 +10,7 @@ import sys
 import time
 
 from megatron_moevement.runtime.faults.fault_points import FaultPoints
-from megatron_moevement.settings.faults import Place
+from megatron_moevement.settings.faults import FaultPoint
 from megatron_moevement.settings.launch import Launch
 from megatron_moevement.training.program import main
 
@@ -23,7 +23,7 @@ def set_clock(step, by_s):
     added = mmap.mmap(-1, SECONDS.size)  # shared with the monitor, which is forked later
 
     def strike_and_jump(self, at, place):
-        if (at, place) == (step, Place.PREPARE):
+        if (at, place) == (step, FaultPoint.PREPARE):
             SECONDS.pack_into(added, 0, by_s)
         strike(self, at, place)
 

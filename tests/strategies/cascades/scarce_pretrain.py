@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from megatron_moevement.runtime.faults.fault_points import FaultPoints
-from megatron_moevement.settings.faults import Place
+from megatron_moevement.settings.faults import FaultPoint
 from megatron_moevement.settings.launch import Launch
 from megatron_moevement.training.program import main
 
@@ -43,7 +43,7 @@ def fill(left_bytes):
             with file.open("wb") as one:
                 os.posix_fallocate(one.fileno(), 0, free - left_bytes)
 
-    at(Place.START, 1, take_room)
+    at(FaultPoint.START, 1, take_room)
 
 
 def starve(generations):
@@ -53,8 +53,8 @@ def starve(generations):
         limit = used + ROOM_BYTES if generation <= generations else unlimited
         resource.setrlimit(resource.RLIMIT_AS, (limit, unlimited))
 
-    at(Place.PLAN, 1, deny)
-    at(Place.CONNECT, 2, deny)
+    at(FaultPoint.PLAN, 1, deny)
+    at(FaultPoint.CONNECT, 2, deny)
 
 
 def squeeze():
@@ -67,7 +67,7 @@ def squeeze():
             (group / limit).write_text(str(ROOM_BYTES))
         (group / "cgroup.procs").write_text(str(os.getpid()))
 
-    at(Place.START, 1, enter)
+    at(FaultPoint.START, 1, enter)
 
 
 TROUBLES = {"--fill": fill, "--starve": starve, "--squeeze": squeeze}

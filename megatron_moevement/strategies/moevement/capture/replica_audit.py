@@ -17,7 +17,7 @@ from megatron_moevement.policy.window.schedule import WindowSchedule
 from megatron_moevement.runtime.coordination.agreement import all_gather_json
 from megatron_moevement.runtime.observation.events import EventName, Events
 from megatron_moevement.runtime.slots.ring_file import RingFile
-from megatron_moevement.strategies.trained import Trained
+from megatron_moevement.strategies.live_objects import LiveObjects
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ class ReplicaAudit:
     def __init__(
         self,
         interval: int | None,
-        trained: Trained,
+        objects: LiveObjects,
         events: Events,
         say: Callable[[str], None],
     ) -> None:
@@ -40,14 +40,14 @@ class ReplicaAudit:
 
         Args:
             interval: steps from one audit to the next; None: there is none.
-            trained: the live objects.
+            objects: the live objects.
             events: told of each audit.
             say: tells the user a line, on one rank.
         """
-        self._trained = trained
+        self._objects = objects
         self._events = events
         self._interval = interval
-        if interval is not None and not trained.optimizer.is_state_whole:
+        if interval is not None and not objects.optimizer.is_state_whole:
             self._interval = None
             say(
                 "--moevement-audit-interval compares nothing: with --use-distributed-optimizer "
@@ -74,11 +74,11 @@ class ReplicaAudit:
             for part in (() if record is None else record.parts)
             if part.name.endswith(_FULL)
         }
-        trained, stage = self._trained, self._trained.groups.tp_dp_cp
-        own = [dataclasses.asdict(trained.rank), parts]
+        objects, stage = self._objects, self._objects.groups.tp_dp_cp
+        own = [dataclasses.asdict(objects.rank), parts]
         captured = {
             LogicalRank(**rank): found
-            for rank, found in all_gather_json(own, trained.device, stage)
+            for rank, found in all_gather_json(own, objects.device, stage)
         }
         found = audit(captured)
         self._events.emit(
@@ -87,7 +87,7 @@ class ReplicaAudit:
             operators=found.operators,
             differences=[dataclasses.asdict(one) for one in found.differences],
         )
-        if trained.rank == min(captured):
+        if objects.rank == min(captured):
             for one in found.differences:
                 logger.warning(
                     "replicas differ in step %d: %s of %s is not what the others of %s have",

@@ -22,8 +22,8 @@ from megatron_moevement.runtime.coordination.commit_barrier import DisagreementE
 from megatron_moevement.runtime.faults.fault_points import NO_FAULTS, FaultPoints
 from megatron_moevement.runtime.slots.ring_file import RingFile
 from megatron_moevement.runtime.slots.slot_record import EXTRAS, SlotPart, SlotRecord
-from megatron_moevement.settings.faults import Place
-from megatron_moevement.strategies.moevement.protection.copies import Copies
+from megatron_moevement.settings.faults import FaultPoint
+from megatron_moevement.strategies.moevement.protection.slot_replicator import SlotReplicator
 from megatron_moevement.strategies.scalars import SlotScalars
 
 
@@ -34,11 +34,11 @@ class WindowCapture:
         self,
         capture: Capture,
         ring_file: RingFile,
-        copies: Copies,
+        copies: SlotReplicator,
         schedule: WindowSchedule,
         layouts: tuple[SlotLayout, ...],
         *,
-        era: int,
+        rollbacks: int,
         ring: SlotRing,
         faults: FaultPoints = NO_FAULTS,
         state_digest: Callable[[], str | None] = lambda: None,
@@ -52,7 +52,7 @@ class WindowCapture:
             copies: carries them to their holders.
             schedule: in force.
             layouts: for each slot what this rank captures.
-            era: rollbacks that lie behind the job.
+            rollbacks: rollbacks that lie behind the job.
             ring: what the ring file holds that is needed.
             faults: where this process fails on purpose.
             state_digest: returns what stands for all of the live state.
@@ -63,7 +63,7 @@ class WindowCapture:
         self._copies = copies
         self._schedule = schedule
         self._layouts = layouts
-        self._era = era
+        self._rollbacks = rollbacks
         self._ring = ring
         self._faults = faults
         self._state_digest = state_digest
@@ -89,7 +89,7 @@ class WindowCapture:
         self._ring = self._ring.captured()
         slot = self._schedule.slot_of(step)
         if slot == 0:
-            self._faults.strike(step, Place.WINDOW_EDGE)
+            self._faults.strike(step, FaultPoint.WINDOW_EDGE)
         layout = self._layouts[slot]
         self._file.invalidate(step)
         memory = self._file.buffer(step)
@@ -104,7 +104,7 @@ class WindowCapture:
             for part in layout.parts
             for piece, view in zip(part.pieces, part.views(buffer), strict=True)
         ]
-        self._faults.strike(step, Place.CAPTURE)
+        self._faults.strike(step, FaultPoint.CAPTURE)
         self._capture.begin(
             self._passing_halfway(step, copies),
             functools.partial(self._landed, step, payload_bytes),
@@ -143,7 +143,7 @@ class WindowCapture:
         places = [(part.name, part.offset, part.size_bytes) for part in layout.parts]
         places.append((EXTRAS, layout.size_bytes, payload_bytes - layout.size_bytes))
         record = SlotRecord(
-            era=self._era,
+            rollbacks=self._rollbacks,
             window=window,
             slot=slot,
             step=step,
@@ -155,16 +155,16 @@ class WindowCapture:
         )
         if not self._admits(record):
             return
-        self._faults.strike(step, Place.PUBLISH)
+        self._faults.strike(step, FaultPoint.PUBLISH)
         self._file.publish(record)
-        self._faults.strike(step, Place.AFTER_PUBLISH)
+        self._faults.strike(step, FaultPoint.AFTER_PUBLISH)
         self._copies.land(record)
 
     def _passing_halfway(self, step: int, copies: Sequence[HostCopy]) -> Iterator[HostCopy]:
         """Yields copies, and passes the fault point in the middle of them."""
         for number, copy in enumerate(copies):
             if number == len(copies) // 2:
-                self._faults.strike(step, Place.COPY)
+                self._faults.strike(step, FaultPoint.COPY)
             yield copy
 
 

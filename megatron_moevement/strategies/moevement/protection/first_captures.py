@@ -30,21 +30,27 @@ def record_digest(record: SlotRecord) -> str:
 
 
 def captures_of(
-    store: StoreDirectory, era: int, epoch: int, steps: Callable[[LogicalRank], range]
+    store: StoreDirectory,
+    rollbacks: int,
+    schedule_version: int,
+    steps: Callable[[LogicalRank], range],
 ) -> OwnCaptures:
     """Returns what a process has of slots.
 
     Args:
         store: of the process.
-        era: of the history that is meant.
-        epoch: of its windows.
+        rollbacks: of the history that is meant.
+        schedule_version: of its windows.
         steps: returns the steps of a rank's slots that are meant.
     """
     found: dict[str, dict[int, str]] = defaultdict(dict)
     for stored in store.rings():
         ring, meant = store.open_ring(stored.role, stored.owner), steps(stored.owner)
         for record in () if ring is None else ring.records():
-            if (record.era, record.window.epoch) == (era, epoch) and record.step in meant:
+            if (record.rollbacks, record.window.schedule_version) == (
+                rollbacks,
+                schedule_version,
+            ) and record.step in meant:
                 found[str(stored.owner)][record.step] = record_digest(record)
     return found
 
@@ -56,7 +62,9 @@ def own_captures(store: StoreDirectory, plan: Plan) -> OwnCaptures:
         store: of this process.
         plan: the same on all ranks.
     """
-    return captures_of(store, plan.era, plan.epoch, lambda owner: _captured_again(plan, owner))
+    return captures_of(
+        store, plan.rollbacks, plan.schedule_version, lambda owner: _captured_again(plan, owner)
+    )
 
 
 def first_captures(rank: LogicalRank, plan: Plan, told: Iterable[OwnCaptures]) -> FirstCaptures:

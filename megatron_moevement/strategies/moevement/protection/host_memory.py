@@ -33,11 +33,11 @@ from megatron_moevement.runtime.transport.handshake import Session
 from megatron_moevement.runtime.transport.transport import Address
 from megatron_moevement.runtime.transport.wire import Kind
 from megatron_moevement.runtime.upstream_log.log import UpstreamLog
-from megatron_moevement.settings.faults import Place
-from megatron_moevement.strategies.moevement.protection.copies import Copies
+from megatron_moevement.settings.faults import FaultPoint
 from megatron_moevement.strategies.moevement.protection.first_captures import OwnCaptures
 from megatron_moevement.strategies.moevement.protection.job_plan import JobPlan
-from megatron_moevement.strategies.moevement.protection.kept_store import KeptStore
+from megatron_moevement.strategies.moevement.protection.resident_store import ResidentStore
+from megatron_moevement.strategies.moevement.protection.slot_replicator import SlotReplicator
 from megatron_moevement.strategies.moevement.protection.spares import (
     captures_of_spares,
     facts_of_spares,
@@ -48,9 +48,9 @@ from megatron_moevement.strategies.moevement.protection.spares import (
 DEADLINE = timedelta(seconds=60)
 """For one slot, or one logged tensor, to reach a peer and be acknowledged."""
 _SERVED = {
-    Kind.FOUND: Place.SERVE_SLOT,
-    Kind.LOGGED: Place.SERVE_LOG,
-    Kind.STATE_PART: Place.SERVE_STATE,
+    Kind.FOUND: FaultPoint.SERVE_SLOT,
+    Kind.LOGGED: FaultPoint.SERVE_LOG,
+    Kind.STATE_PART: FaultPoint.SERVE_STATE,
 }
 """The place of a fault in an answer."""
 
@@ -70,21 +70,21 @@ class _Connected:
     """The peers: for each process its server's address, what goes to them."""
 
     addresses: Mapping[int, Address]
-    copies: Copies
+    copies: SlotReplicator
     history: OwnHistory
 
 
-class JobMemory:
+class HostMemory:
     """The store of a process and the connections to its peers; the training thread calls it.
 
-    `open` or `begin_anew` must come first; all ranks call it in step.
+    `open` or `restart_windows` must come first; all ranks call it in step.
     """
 
     def __init__(  # noqa: PLR0917  (what a process takes part with)
         self,
         plan: JobPlan,
         host: Host,
-        kept: KeptStore,
+        carried: ResidentStore,
         store: StoreDirectory,
         interface: str,
         device: torch.device,
@@ -100,7 +100,7 @@ class JobMemory:
         Args:
             plan: what all ranks agreed on.
             host: this process.
-            kept: keeps the store.
+            carried: keeps the store.
             store: its files, locked.
             interface: where copies are received.
             device: where collectives keep their tensors.
@@ -117,8 +117,8 @@ class JobMemory:
         self.host = host
         self.store = store
         self.generation = generation
-        self._kept = kept
-        self._left_behind = kept.left_behind()  # all live processes have locked their stores
+        self._carried = carried
+        self._left_behind = carried.left_behind()  # all live processes have locked their stores
         self._interface = interface
         self._device = device
         self._pin = pin
@@ -140,7 +140,7 @@ class JobMemory:
         return self._files.journal
 
     @property
-    def copies(self) -> Copies:
+    def copies(self) -> SlotReplicator:
         """The copies of this rank's slots."""
         return self._peers.copies
 
@@ -171,8 +171,8 @@ class JobMemory:
         try:
             told = gather_together(lambda: [self._serve(), tell()], self._device)
         except AgreementError as error:
-            raise self._kept.not_opened(error, self.generation) from error
-        self._faults.strike_outside(Place.OPEN)
+            raise self._carried.not_opened(error, self.generation) from error
+        self._faults.strike_outside(FaultPoint.OPEN)
         addresses = {process: (host, port) for (process, host, port), _ in told}
         addresses |= self.plan.addresses_of_spares
         ring = self.plan.rings[self.host.occupied]
@@ -182,12 +182,12 @@ class JobMemory:
                 self._session,
                 addresses,
                 deadline=DEADLINE,
-                halfway=lambda record: self._faults.strike(record.step, Place.SEND),
+                halfway=lambda record: self._faults.strike(record.step, FaultPoint.SEND),
                 history=history,
                 spares=self.plan.addresses_of_spares,
             )
         )
-        copies = Copies(
+        copies = SlotReplicator(
             sender,
             self.own_ring,
             self.plan.placement,
@@ -209,7 +209,7 @@ class JobMemory:
         journal = self.store.journal(self.plan.journal)
         own_ring = self.store.ring(RingRole.OWN, self.host.occupied, rings[self.host.occupied])
         with self.generation.uninterrupted():  # memory can be pinned only once
-            self._kept.pin(own_ring, self._pin)
+            self._carried.pin(own_ring, self._pin)
         slots = StoredSlots(own_ring, self._take_over)
         for owner in self.plan.kept_for(self.host.process):
             slots.keep(self.store.ring(RingRole.HELD, owner, rings[owner]))
@@ -254,7 +254,7 @@ class JobMemory:
         self.store.check_space(account.total_bytes - account.logs_bytes)  # which lie in no file
 
     @property
-    def meeting(self) -> str:
+    def rejoin_barrier(self) -> str:
         """Names the meeting of all processes at the end of this generation's recovery."""
         return hashlib.sha256(self._session.token).hexdigest()
 
@@ -278,7 +278,7 @@ class JobMemory:
         """Lets peers read the live state of this process, until nothing is offered."""
         self._files.server.offer(state)
 
-    def begin_anew(self, state: JournalState, losses: Mapping[int, float]) -> None:
+    def restart_windows(self, state: JournalState, losses: Mapping[int, float]) -> None:
         """Forgets everything that is there, and opens.
 
         Whatever cuts it, the journal says what the live state of this process is.
@@ -317,11 +317,11 @@ class JobMemory:
             return ()
         return look_for_left(self.generation, self.plan.spares, self.store.identity)
 
-    def captures_of_spares(self, era: int, epoch: int) -> tuple[OwnCaptures, ...]:
+    def captures_of_spares(self, rollbacks: int, schedule_version: int) -> tuple[OwnCaptures, ...]:
         """Returns what those have of slots that have no rank; one rank speaks for them."""
         if dist.get_rank() or not self.plan.spares:
             return ()
-        return captures_of_spares(self.generation, era, epoch)
+        return captures_of_spares(self.generation, rollbacks, schedule_version)
 
     def ledger_of_spare(self, process: int, steps: range) -> dict[str, Any] | None:
         """Returns what a process without a rank knows of steps; one rank speaks for it."""
@@ -335,8 +335,8 @@ class JobMemory:
         That is what the dead and former launches left, and what this process and spares kept by
         former plans.
         """
-        self._kept.remove_left_behind(self._left_behind)
-        self._kept.forget_flushed()
+        self._carried.remove_left_behind(self._left_behind)
+        self._carried.forget_flushed()
         self._forget_others()
         self._tell_spares()
 
@@ -381,7 +381,7 @@ class JobMemory:
 
     def finish(self) -> None:
         """Says that nobody will go on from the files."""
-        self._kept.finish()
+        self._carried.finish()
         if self.generation.board is not None and self.plan.spares:
             self.generation.board.post(Topic.OVER, self.host.process)
 

@@ -130,9 +130,11 @@ class JobPlan:
         """Where processes without a rank keep copies."""
         return {spare.process: spare.address for spare in self.spares}
 
-    def schedule_from(self, step: int, epoch: int) -> WindowSchedule:
+    def schedule_from(self, step: int, schedule_version: int) -> WindowSchedule:
         """Returns the schedule of a job whose windows begin at a step."""
-        return dataclasses.replace(self.schedule, first_step=step, epoch=epoch)
+        return dataclasses.replace(
+            self.schedule, first_step=step, schedule_version=schedule_version
+        )
 
     def kept_for(self, process: int) -> tuple[LogicalRank, ...]:
         """Returns the ranks whose slots a process keeps copies of."""

@@ -43,19 +43,19 @@ def read_left_state(store: StoreDirectory, host: Host) -> ProcessFacts:
         persisted=state.persisted,
         holdings=_holdings(store, state),
         ledger=journal.entries(),
-        era=state.era,
-        epoch=state.epoch,
+        rollbacks=state.rollbacks,
+        schedule_version=state.schedule_version,
     )
 
 
-def alike_steps(store: StoreDirectory) -> range:
+def rng_equal_steps(store: StoreDirectory) -> range:
     """Returns the newest steps of the ledger in a row behind which replicas had equal streams."""
     journal = store.open_journal()
     if journal is None:
         return range(0)
     entries = journal.entries()
     first = entries.stop
-    while first > entries.start and decode_entry(journal.entry(first - 1)).streams_alike:
+    while first > entries.start and decode_entry(journal.entry(first - 1)).rng_equal:
         first -= 1
     return range(first, entries.stop)
 
@@ -68,7 +68,7 @@ def _holdings(store: StoreDirectory, state: JournalState) -> tuple[Holding, ...]
         if ring is None:
             continue
         for record in ring.records():
-            if record.era == state.era and not ring.damaged_parts(record):
+            if record.rollbacks == state.rollbacks and not ring.damaged_parts(record):
                 slots[stored.owner, record.window] |= 1 << record.slot
     return tuple(Holding(owner, window, held) for (owner, window), held in sorted(slots.items()))
 

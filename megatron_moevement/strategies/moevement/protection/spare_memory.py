@@ -37,9 +37,9 @@ from megatron_moevement.runtime.transport.interface import own_network
 from megatron_moevement.settings.fault_tolerance import FaultTolerance
 from megatron_moevement.settings.launch import Launch
 from megatron_moevement.strategies.moevement.protection.host_memory import DEADLINE
-from megatron_moevement.strategies.moevement.protection.kept_placement import held_ranks
-from megatron_moevement.strategies.moevement.protection.kept_store import KeptStore
 from megatron_moevement.strategies.moevement.protection.left_state import read_left_state
+from megatron_moevement.strategies.moevement.protection.placement_of_holders import held_ranks
+from megatron_moevement.strategies.moevement.protection.resident_store import ResidentStore
 from megatron_moevement.strategies.moevement.protection.spares import (
     Spare,
     captures_document,
@@ -111,7 +111,11 @@ class SpareHolder:
 
 
 def keep_for_others(
-    settings: FaultTolerance, launch: Launch, domain: str, kept: KeptStore, generation: Generation
+    settings: FaultTolerance,
+    launch: Launch,
+    domain: str,
+    carried: ResidentStore,
+    generation: Generation,
 ) -> SpareHolder:
     """Keeps copies for the ranks from now on, where any are made.
 
@@ -119,7 +123,7 @@ def keep_for_others(
         settings: the flags.
         launch: of this process.
         domain: what it may be lost together with.
-        kept: has its store, where it has one.
+        carried: has its store, where it has one.
         generation: in which it waits; owns the connections.
     """
     if not settings.makes_copies or launch.secret is None or generation.board is None:
@@ -128,7 +132,7 @@ def keep_for_others(
     root = store_root(settings)
     limit_gb = settings.moevement_host_memory_limit_gb
     memory = SpareMemory(
-        kept,
+        carried,
         root,
         Session(key, launch.process, generation.number),
         processes=launch.processes,
@@ -147,7 +151,7 @@ class SpareMemory:
 
     def __init__(
         self,
-        kept: KeptStore,
+        carried: ResidentStore,
         root: Path,
         me: Session,
         *,
@@ -157,13 +161,13 @@ class SpareMemory:
         """Keeps nothing yet.
 
         Args:
-            kept: has what it kept in former generations.
+            carried: has what it kept in former generations.
             root: the store directory.
             me: who this process is to its peers.
             processes: of the job.
             limit_bytes: host memory that it may take; None without a limit.
         """
-        self._kept = kept
+        self._carried = carried
         self._root = root
         self._me = me
         self._processes = processes
@@ -189,7 +193,7 @@ class SpareMemory:
         """
         self._board = board
         self._host = Host(self._me.process, domain)
-        store = self._kept.store
+        store = self._carried.store
         if store is not None:
             self._serve(store)
         server = generation.own(
@@ -226,7 +230,9 @@ class SpareMemory:
             UserError: the run is another one, its history an older one, or there is no room.
         """
         with self._lock:
-            store = self._kept.hold(self._root, history.identity, self._me.process, self._processes)
+            store = self._carried.hold(
+                self._root, history.identity, self._me.process, self._processes
+            )
             self._begin_history(store, history)
             self._check_room(store, history)
             journal = store.journal(history.journal)
@@ -240,7 +246,7 @@ class SpareMemory:
         if self._board is None:
             return
         self._look_for_left(self._board)
-        store = self._kept.store
+        store = self._carried.store
         with self._lock:
             if store is None:
                 return
@@ -270,13 +276,13 @@ class SpareMemory:
         self._has_looked, process, facts = True, self._me.process, None
         identity = StoreIdentity.of_document(asked[-1])
         with self._lock:
-            store = self._kept.store
+            store = self._carried.store
             for stored in () if store is None else store.rings():
                 ring = None if store is None else store.open_ring(stored.role, stored.owner)
                 if ring is not None:  # it may be replaced
                     self._slots.drop(ring)
-            taken = self._kept.take_in_copies(self._root, identity, process, self._processes)
-            if (store := self._kept.store) is not None:
+            taken = self._carried.take_in_copies(self._root, identity, process, self._processes)
+            if (store := self._carried.store) is not None:
                 self._serve(store)
                 facts = self._offer(store, board) if taken else None
         board.post(Topic.FOUND, spare_notice(process, facts))
@@ -288,7 +294,7 @@ class SpareMemory:
         if not self._told or state is None or state.persisted == self._persisted:
             return
         self._persisted = state.persisted
-        self._kept.remove_outdated()
+        self._carried.remove_outdated()
 
     def _drop(self, store: StoreDirectory, stored: StoredRing) -> None:
         ring = store.open_ring(stored.role, stored.owner)
@@ -299,7 +305,7 @@ class SpareMemory:
     def end(self) -> None:
         """Lets the files be removed where ranks have said that nobody will go on from them."""
         if self._board is not None and self._board.read(Topic.OVER):
-            self._kept.end()
+            self._carried.end()
 
     def _begin_history(self, store: StoreDirectory, history: History) -> None:
         """Forgets all of another history: none of it must be taken for this one's.
@@ -308,7 +314,10 @@ class SpareMemory:
         """
         journal, told = store.open_journal(), history.state
         known = None if journal is None else journal.state
-        if known is not None and (known.era, known.epoch) == (told.era, told.epoch):
+        if known is not None and (known.rollbacks, known.schedule_version) == (
+            told.rollbacks,
+            told.schedule_version,
+        ):
             return
         if self._told:
             raise UserError(

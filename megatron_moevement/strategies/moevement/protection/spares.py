@@ -180,25 +180,27 @@ def ledger_of_spare(generation: Generation, process: int, steps: range) -> dict[
     return None
 
 
-def captures_of_spares(generation: Generation, era: int, epoch: int) -> tuple[OwnCaptures, ...]:
+def captures_of_spares(
+    generation: Generation, rollbacks: int, schedule_version: int
+) -> tuple[OwnCaptures, ...]:
     """Returns what spares have of slots, for replays to be compared with; rank 0 calls it.
 
     Args:
         generation: the present one.
-        era: of the history that is meant.
-        epoch: of its windows.
+        rollbacks: of the history that is meant.
+        schedule_version: of its windows.
     """
     if generation.board is None:
         return ()
     posted = generation.board.read(Topic.CAPTURES)
-    meant = [era, epoch]
+    meant = [rollbacks, schedule_version]
     return tuple(each["captures"] for each in posted if each["history"] == meant)
 
 
 def captures_document(store: StoreDirectory, facts: ProcessFacts) -> dict[str, Any]:
     """Returns what a spare posts of the slots that it has, of the history that it knows."""
-    captures = captures_of(store, facts.era, facts.epoch, lambda owner: _ALL_STEPS)
-    return {"history": [facts.era, facts.epoch], "captures": captures}
+    captures = captures_of(store, facts.rollbacks, facts.schedule_version, lambda owner: _ALL_STEPS)
+    return {"history": [facts.rollbacks, facts.schedule_version], "captures": captures}
 
 
 def ledger_document(process: int, journal: Journal) -> dict[str, Any]:

@@ -20,8 +20,8 @@ from megatron_moevement.policy.job.segments import receivers_from, senders_to
 from megatron_moevement.runtime.coordination.commit_barrier import DisagreementError
 from megatron_moevement.runtime.peers.log_reader import LogReader
 from megatron_moevement.runtime.upstream_log.log_writer import LogWriter, open_writer
-from megatron_moevement.strategies.moevement.protection.host_memory import JobMemory
-from megatron_moevement.strategies.trained import Trained
+from megatron_moevement.strategies.live_objects import LiveObjects
+from megatron_moevement.strategies.moevement.protection.host_memory import HostMemory
 
 _SIDES = {Direction.FORWARD: Neighbour.PREVIOUS, Direction.BACKWARD: Neighbour.NEXT}
 """From where a stage receives what goes in a direction."""
@@ -51,18 +51,18 @@ class _Apart:
 
     def __init__(
         self,
-        trained: Trained,
+        objects: LiveObjects,
         writer: LogWriter,
         reader: LogReader,
         replayed: ReplayedBoundaries,
         first: int,
     ) -> None:
-        self._trained = trained
+        self._objects = objects
         self._writer = writer
         self._reader = reader
         self._replayed = replayed
-        self._config = trained.chunks[0].config
-        self._stage = trained.rank.pp
+        self._config = objects.chunks[0].config
+        self._stage = objects.rank.pp
         self._fetched = first - 1
         self._live = self._live_in(first)
         self.communicator = self._communicator()
@@ -81,7 +81,7 @@ class _Apart:
         """Compares what a replayed step sent to bystanders with what they received before."""
         receivers = {
             way: stage
-            for way, stage in receivers_from(self._trained.layout, self._stage)
+            for way, stage in receivers_from(self._objects.layout, self._stage)
             if not self._replayed.does(stage, step)
         }
         hashes: dict[BoundaryTag, int] = {}
@@ -91,7 +91,7 @@ class _Apart:
 
     def _live_in(self, step: int) -> frozenset[Neighbour]:
         """Returns the neighbours that replay a step, too."""
-        layout = self._trained.layout
+        layout = self._objects.layout
         senders = {side: sender_stage(layout, self._stage, way) for way, side in _SIDES.items()}
         return frozenset(
             side
@@ -101,18 +101,18 @@ class _Apart:
 
     def _communicator(self) -> ReplayCommunicator:
         return ReplayCommunicator(
-            self._trained.groups.pp,
+            self._objects.groups.pp,
             self._config,
             self._writer,
             self._logged,
-            device=self._trained.device,
+            device=self._objects.device,
             live=self._live,
         )
 
     def _logged(self, tag: BoundaryTag) -> torch.Tensor:
         """Returns what a bystander sent; asks for what the step after will need."""
         self._prefetch(tag.step + 1)
-        process = self._replayed.processes[tag.sender % self._trained.layout.pp]
+        process = self._replayed.processes[tag.sender % self._objects.layout.pp]
         return self._reader.take(process, tag)
 
     def _prefetch(self, step: int) -> None:
@@ -120,9 +120,9 @@ class _Apart:
             return
         self._fetched = step
         crossings = crossings_of(
-            self._config, self._trained.layout.pp, self._trained.schedule.num_microbatches
+            self._config, self._objects.layout.pp, self._objects.schedule.num_microbatches
         )
-        for way, sender in senders_to(self._trained.layout, self._stage):
+        for way, sender in senders_to(self._objects.layout, self._stage):
             if not self._replayed.does(sender, step):
                 tags = crossings.received(step, self._stage, way)
                 self._reader.prefetch(self._replayed.processes[sender], tags)
@@ -131,14 +131,14 @@ class _Apart:
 class Boundaries:
     """The boundaries of a rank's stage in one generation; the training thread calls it."""
 
-    def __init__(self, trained: Trained, memory: JobMemory) -> None:
+    def __init__(self, objects: LiveObjects, memory: HostMemory) -> None:
         """Starts the log's writer, where there is a log; closes it at the end.
 
         Args:
-            trained: the live objects.
+            objects: the live objects.
             memory: has the log, and the connections to peers.
         """
-        self._trained = trained
+        self._objects = objects
         self._memory = memory
         self._writer: LogWriter | None = None
         self._apart: _Apart | None = None
@@ -147,14 +147,14 @@ class Boundaries:
         if memory.log is not None:
             log = memory.log
             self._writer = memory.generation.own(
-                lambda: open_writer(log, trained.backend, trained.copy_stream())
+                lambda: open_writer(log, objects.backend, objects.copy_stream())
             )
 
     def train(self) -> None:
         """Logs what is sent in training from now on."""
         self._end()
         if self._writer is not None:
-            group, config = self._trained.groups.pp, self._trained.chunks[0].config
+            group, config = self._objects.groups.pp, self._objects.chunks[0].config
             self._communicate(LoggedCommunicator(group, config, self._writer))
 
     def replay(self, replayed: ReplayedBoundaries, first: int) -> None:
@@ -171,8 +171,8 @@ class Boundaries:
             return
         if first > replayed.target:
             return
-        reader = self._mode.enter_context(self._memory.log_reader(self._trained.log_bytes))
-        self._apart = _Apart(self._trained, self._writer, reader, replayed, first)
+        reader = self._mode.enter_context(self._memory.log_reader(self._objects.log_bytes))
+        self._apart = _Apart(self._objects, self._writer, reader, replayed, first)
         self._communicate(self._apart.communicator)
 
     def advance(self, step: int) -> None:
@@ -210,4 +210,4 @@ class Boundaries:
         self._apart = None
 
     def _communicate(self, communicator: LoggedCommunicator) -> None:
-        self._talk.enter_context(self._trained.schedule.communicating_by(communicator))
+        self._talk.enter_context(self._objects.schedule.communicating_by(communicator))

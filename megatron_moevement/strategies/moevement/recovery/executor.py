@@ -16,14 +16,20 @@ from megatron_moevement.policy.window.schedule import WindowSchedule
 from megatron_moevement.runtime.coordination.agreement import (
     all_gather_json,
 )
-from megatron_moevement.strategies.moevement.kept import GIVEN_UP, Agreed, Kept, Live
+from megatron_moevement.strategies.live_objects import LiveObjects
+from megatron_moevement.strategies.moevement.carried_state import (
+    GIVEN_UP,
+    Agreed,
+    CarriedState,
+    SurvivingState,
+)
 from megatron_moevement.strategies.moevement.protection.first_captures import (
     FirstCaptures,
     OwnCaptures,
     first_captures,
     own_captures,
 )
-from megatron_moevement.strategies.moevement.protection.host_memory import JobMemory
+from megatron_moevement.strategies.moevement.protection.host_memory import HostMemory
 from megatron_moevement.strategies.moevement.recovery.boundaries import ReplayedBoundaries
 from megatron_moevement.strategies.moevement.recovery.left_ledger import (
     LeftLedger,
@@ -40,7 +46,6 @@ from megatron_moevement.strategies.moevement.recovery.slot_transfers import fetc
 from megatron_moevement.strategies.moevement.recovery.survivors import Survivor
 from megatron_moevement.strategies.scalars import decode_entry
 from megatron_moevement.strategies.strategy import InitialStateLostError
-from megatron_moevement.strategies.trained import Trained
 
 
 class Execution:
@@ -48,33 +53,33 @@ class Execution:
 
     def __init__(
         self,
-        trained: Trained,
-        memory: JobMemory,
+        objects: LiveObjects,
+        memory: HostMemory,
         live: LiveOperators,
-        kept: Kept,
+        carried: CarriedState,
         agreed: Agreed,
     ) -> None:
         """Names what is carried out.
 
         Args:
-            trained: the live objects.
+            objects: the live objects.
             memory: this process's.
             live: this rank's operators.
-            kept: what this process takes over a restart.
+            carried: what this process takes over a restart.
             agreed: the plan, RESUME, COPIED, LOCALIZED or GLOBAL, and the facts that it was made
                 from, of the newest history.
         """
-        self._trained = trained
+        self._objects = objects
         self._memory = memory
         self._live = live
-        self._kept = kept
+        self._carried = carried
         self._facts = agreed.facts
         self._plan = agreed.plan
-        self._survivor = Survivor(trained, kept)
-        self.own = agreed.plan.for_rank(trained.rank)
+        self._survivor = Survivor(objects, carried)
+        self.own = agreed.plan.for_rank(objects.rank)
         """What the plan has for this rank."""
 
-    def carry_out(self, freezing: Freezing, loaded: Live | None) -> Replay | None:
+    def carry_out(self, freezing: Freezing, loaded: SurvivingState | None) -> Replay | None:
         """Makes ready what the plan asks of this rank: to replay, or to stand by.
 
         Args:
@@ -84,20 +89,20 @@ class Execution:
         Returns:
             The replay, which `enter` begins; None for a bystander.
         """
-        trained, memory, plan, own = self._trained, self._memory, self._plan, self.own
-        if self._facts.by_rank[trained.rank].era != plan.era:
+        objects, memory, plan, own = self._objects, self._memory, self._plan, self.own
+        if self._facts.by_rank[objects.rank].rollbacks != plan.rollbacks:
             memory.store.clear()  # of another history: its slots may have equal names
         captures: list[OwnCaptures] = []
         if plan.edges is WindowEdges.KEPT:  # else slots are of other windows
             captures = [
                 own_captures(memory.store, plan),
-                *memory.captures_of_spares(plan.era, plan.epoch),
+                *memory.captures_of_spares(plan.rollbacks, plan.schedule_version),
             ]
-        if plan.is_from_durable and plan.edges is WindowEdges.ANEW:
+        if plan.is_from_durable and plan.edges is WindowEdges.RESTARTED:
             memory.store.clear_rings()  # its ledger stays: nothing else leads to the target
         told = memory.open(lambda: [captures, own_ledger(memory, plan)])
         captures = [each for several, _ in told for each in several]
-        first = first_captures(trained.rank, plan, captures)
+        first = first_captures(objects.rank, plan, captures)
         ledger = LeftLedger.of_documents(one for _, one in told)
         self._come_to_target(ledger, loaded)
         memory.begin_history()
@@ -114,7 +119,7 @@ class Execution:
             return None
         return self._replay(ledger, freezing, first)
 
-    def _come_to_target(self, ledger: LeftLedger, loaded: Live | None) -> None:
+    def _come_to_target(self, ledger: LeftLedger, loaded: SurvivingState | None) -> None:
         """Applies the step that this rank lacks, if it rolls forward, and writes the journal.
 
         A state beyond what any journal says would be lost with the processes that were at it.
@@ -132,45 +137,45 @@ class Execution:
 
     def _roll_forward(self, ledger: LeftLedger) -> None:
         for rolling in self._plan.roll_forward:
-            if rolling.rank == self._trained.rank:
+            if rolling.rank == self._objects.rank:
                 with self._memory.generation.uninterrupted():
                     self._survivor.roll_forward(
                         ledger.entry(rolling.step), lambda: self._write_journal(ledger)
                     )
 
     def _write_journal(self, ledger: LeftLedger) -> None:
-        write_journal(self._memory, self._plan, ledger, self._trained.rank)
+        write_journal(self._memory, self._plan, ledger, self._objects.rank)
 
     def _give_up(self) -> None:
-        if self._plan.gives_up(self._trained.rank.pp) and not self._kept.is_new:
-            self._kept.live = GIVEN_UP
+        if self._plan.gives_up(self._objects.rank.pp) and not self._carried.is_new:
+            self._carried.live = GIVEN_UP
 
     def _belong(self) -> None:
-        if self._kept.is_new:
-            self._kept.live = GIVEN_UP  # from now on it knows what the job has agreed on
+        if self._carried.is_new:
+            self._carried.live = GIVEN_UP  # from now on it knows what the job has agreed on
 
-    def _take(self, loaded: Live | None) -> None:
+    def _take(self, loaded: SurvivingState | None) -> None:
         if loaded is not None:
-            self._kept.live = loaded
+            self._carried.live = loaded
 
     def _offer_state(self) -> None:
         """Lets who lost its state read that of this rank, and waits until all offer theirs."""
         if any(copy.source == self._memory.host.process for copy in self._plan.copies):
-            self._memory.offer(StandingState(self._live, self._kept.scalars))
+            self._memory.offer(StandingState(self._live, self._carried.scalars))
         dist.barrier()  # until then sources roll forward
 
     def _copy_state(self, source: int, ledger: LeftLedger) -> None:
         """Takes the lost state of this rank from a replica."""
-        trained, memory = self._trained, self._memory
-        self._kept.live = GIVEN_UP
+        objects, memory = self._objects, self._memory
+        self._carried.live = GIVEN_UP
         with memory.read_state(source) as reader:
-            scalars = copy_state(reader, trained, self._live, self._plan.target)
-        trained.ledger.restore_losses(ledger.losses)
-        self._kept.live = Live.dense(scalars)
+            scalars = copy_state(reader, objects, self._live, self._plan.target)
+        objects.ledger.restore_losses(ledger.losses)
+        self._carried.live = SurvivingState.dense(scalars)
 
     def boundaries(self) -> ReplayedBoundaries:
         """Returns between whom the stages of the plan replay."""
-        plan, rank, stages = self._plan, self._trained.rank, range(self._trained.layout.pp)
+        plan, rank, stages = self._plan, self._objects.rank, range(self._objects.layout.pp)
         occupants = {
             stage: self._facts.by_rank[dataclasses.replace(rank, pp=stage)] for stage in stages
         }
@@ -183,54 +188,56 @@ class Execution:
     @property
     def schedule(self) -> WindowSchedule:
         """The schedule that windows go on under, the same on every rank."""
-        return self._memory.plan.schedule_from(self._plan.windows_from, self._plan.epoch)
+        return self._memory.plan.schedule_from(self._plan.windows_from, self._plan.schedule_version)
 
     def _replay(self, ledger: LeftLedger, freezing: Freezing, first: FirstCaptures) -> Replay:
-        trained, plan, own, slots = self._trained, self._plan, self.own, None
+        objects, plan, own, slots = self._objects, self._plan, self.own, None
         if plan.window is not None:
-            layouts = slot_layouts(self.schedule, trained.rank, self._live)
+            layouts = slot_layouts(self.schedule, objects.rank, self._live)
             slots = Slots(self._memory.own_ring, plan.window, self.schedule, layouts)
         is_dense = slots is None or own.origin is not Origin.WINDOW
-        scalars = self._kept.scalars if slots is None or is_dense else slots.scalars(0)
-        trained.ledger.restore_losses(
+        scalars = self._carried.scalars if slots is None or is_dense else slots.scalars(0)
+        objects.ledger.restore_losses(
             {step: loss for step, loss in ledger.losses.items() if step <= own.start}
         )
         return Replay(
-            trained,
+            objects,
             self._live,
             freezing,
             slots,
             entries={step: decode_entry(text) for step, text in ledger.entries.items()},
             target=plan.target,
-            witness=ReplayWitness(first, plan.target, self._kept.level),
+            witness=ReplayWitness(first, plan.target, self._carried.level),
             injection=Injection.ALWAYS if plan.is_apart else Injection.WHILE_FROZEN,
             start=scalars.progress,
             is_dense=is_dense,
         )
 
 
-def start_over(trained: Trained, memory: JobMemory, kept: Kept, durable: int) -> None:
+def start_over(
+    objects: LiveObjects, memory: HostMemory, carried: CarriedState, durable: int
+) -> None:
     """Gets ready to load a durable checkpoint, or to begin with the initial weights.
 
     Args:
-        trained: the live objects.
+        objects: the live objects.
         memory: this process's.
-        kept: what this process takes over a restart.
+        carried: what this process takes over a restart.
         durable: step of the checkpoint; 0 is the initial state.
 
     Raises:
         InitialStateLostError: there is none, and weights have changed since the start.
     """
-    pristine = all_gather_json(kept.is_pristine, trained.device)
+    pristine = all_gather_json(carried.is_pristine, objects.device)
     if durable == 0 and not all(pristine):
         raise InitialStateLostError(
             f"process {pristine.index(False)} has trained, no window in memory is whole and "
             "there is no durable checkpoint: the job has to be built again"
         )
-    Survivor(trained, kept).reset()
+    Survivor(objects, carried).reset()
     if durable:
-        kept.live = GIVEN_UP  # until the checkpoint is loaded and `begin` says so
-    elif kept.live.scalars is not None:
-        trained.restore(kept.live.scalars)
+        carried.live = GIVEN_UP  # until the checkpoint is loaded and `begin` says so
+    elif carried.live.scalars is not None:
+        objects.restore(carried.live.scalars)
     if memory.log is not None:
         memory.log.clear()

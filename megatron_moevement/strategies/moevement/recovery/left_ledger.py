@@ -10,7 +10,7 @@ from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.policy.recovery.plan import Plan
 from megatron_moevement.runtime.coordination.ledger import LedgerEntry, loss_from_hex, loss_to_hex
 from megatron_moevement.runtime.slots.journal import JournalState
-from megatron_moevement.strategies.moevement.protection.host_memory import JobMemory
+from megatron_moevement.strategies.moevement.protection.host_memory import HostMemory
 from megatron_moevement.strategies.scalars import decode_entry
 
 
@@ -44,7 +44,7 @@ class LeftLedger:
         )
 
 
-def own_ledger(memory: JobMemory, plan: Plan) -> dict[str, Any] | None:
+def own_ledger(memory: HostMemory, plan: Plan) -> dict[str, Any] | None:
     """Returns the ledger of the steps that are done again, and all losses, as JSON holds them.
 
     One rank speaks for processes that have none.
@@ -72,7 +72,7 @@ def own_ledger(memory: JobMemory, plan: Plan) -> dict[str, Any] | None:
     }
 
 
-def write_journal(memory: JobMemory, plan: Plan, ledger: LeftLedger, rank: LogicalRank) -> None:
+def write_journal(memory: HostMemory, plan: Plan, ledger: LeftLedger, rank: LogicalRank) -> None:
     """Makes this process's journal say what the job knows.
 
     Args:
@@ -84,8 +84,8 @@ def write_journal(memory: JobMemory, plan: Plan, ledger: LeftLedger, rank: Logic
 
     def state(committed: int) -> JournalState:
         return JournalState(
-            era=plan.era,
-            epoch=plan.epoch,
+            rollbacks=plan.rollbacks,
+            schedule_version=plan.schedule_version,
             committed=committed,
             persisted=plan.persisted,
             rank=rank,
@@ -95,7 +95,7 @@ def write_journal(memory: JobMemory, plan: Plan, ledger: LeftLedger, rank: Logic
     known = journal.state
     start = min(ledger.entries, default=plan.target + 1) - 1
     journal.restore_losses(ledger.losses)
-    if known is None or known.era != plan.era:
+    if known is None or known.rollbacks != plan.rollbacks:
         known = state(start)
         journal.write_state(known)
     for step in range(max(known.committed, start) + 1, plan.target + 1):

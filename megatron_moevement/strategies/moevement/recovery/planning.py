@@ -12,7 +12,7 @@ from megatron_moevement.errors import UserError
 from megatron_moevement.policy.facts.facts import Condition, Facts
 from megatron_moevement.policy.facts.facts_document import FACTS, dump_facts
 from megatron_moevement.policy.outcome.replay_doubt import within
-from megatron_moevement.policy.recovery.eras import next_era, of_newest_history
+from megatron_moevement.policy.recovery.histories import next_rollbacks, of_newest_history
 from megatron_moevement.policy.recovery.newest_state import Durable
 from megatron_moevement.policy.recovery.plan import Plan
 from megatron_moevement.policy.recovery.planner import (
@@ -27,16 +27,16 @@ from megatron_moevement.runtime.coordination.agreement import (
 )
 from megatron_moevement.runtime.coordination.commit_barrier import DisagreementError
 from megatron_moevement.runtime.observation.events import EventName, Events
-from megatron_moevement.settings.faults import Place
-from megatron_moevement.strategies.moevement.kept import Agreed, Kept
-from megatron_moevement.strategies.moevement.protection.host_memory import JobMemory
+from megatron_moevement.settings.faults import FaultPoint
+from megatron_moevement.strategies.live_objects import LiveObjects
+from megatron_moevement.strategies.moevement.carried_state import Agreed, CarriedState
+from megatron_moevement.strategies.moevement.protection.host_memory import HostMemory
 from megatron_moevement.strategies.moevement.protection.left_state import (
-    alike_steps,
     gather_facts,
     read_left_state,
+    rng_equal_steps,
 )
 from megatron_moevement.strategies.moevement.recovery.replicas import Replicas
-from megatron_moevement.strategies.trained import Trained
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,18 +61,18 @@ class Planning:
 
     def __init__(
         self,
-        trained: Trained,
-        memory: JobMemory,
-        kept: Kept,
+        objects: LiveObjects,
+        memory: HostMemory,
+        carried: CarriedState,
         replicas: Replicas,
         *,
         events: Events,
         say: Callable[[str], None],
     ) -> None:
         """Names what facts are read from, and who is told of the plan."""
-        self._trained = trained
+        self._objects = objects
         self._memory = memory
-        self._kept = kept
+        self._carried = carried
         self._replicas = replicas
         self._events = events
         self._say = say
@@ -86,26 +86,26 @@ class Planning:
         Raises:
             UserError: a store is another job's.
         """
-        trained, agreed = self._trained, self._kept.agreed
+        objects, agreed = self._objects, self._carried.agreed
         if agreed is not None and agreed.plan.generation == self._memory.generation.number:
             return _start_of(agreed.facts, agreed.plan, is_continuing=True)  # objects are anew
         facts, is_continuing = self._look(durable)
         if has_no_use_of_memory(facts):
             with self._memory.generation.uninterrupted():
                 taken = self._take_in()
-            if self._kept.store.adopts:  # all ranks have taken in what they need
+            if self._carried.store.adopts:  # all ranks have taken in what they need
                 taken += self._memory.look_for_left()
-            if any(all_gather_json(taken, trained.device)):
+            if any(all_gather_json(taken, objects.device)):
                 facts, is_continuing = self._look(durable)
         if dist.get_rank() == 0:  # before anything is made of them
             self._events.keep(FACTS, dump_facts(facts))
         plan = plan_start(facts)
         if plan is not None:
-            digests = set(all_gather_json(plan.digest, trained.device))
+            digests = set(all_gather_json(plan.digest, objects.device))
             if len(digests) > 1:
                 raise DisagreementError(f"ranks have different plans: {sorted(digests)}")
-            trained.faults.strike_outside(Place.PLAN)
-            self._kept.agreed = Agreed(facts, plan)
+            objects.faults.strike_outside(FaultPoint.PLAN)
+            self._carried.agreed = Agreed(facts, plan)
             self._tell(plan)
         return _start_of(facts, plan, is_continuing=is_continuing)
 
@@ -124,24 +124,27 @@ class Planning:
         self._tell(plan)
         return dataclasses.replace(start, facts=facts, plan=plan)
 
-    def next_era(self, start: Start) -> int:
+    def next_rollbacks(self, start: Start) -> int:
         """Returns the era of a history that begins although no plan says so; all ranks call it."""
-        (now_s, *_) = all_gather_json(int(time.time()), self._trained.device)
-        return next_era(start.eras, now_s)
+        (now_s, *_) = all_gather_json(int(time.time()), self._objects.device)
+        return next_rollbacks(start.eras, now_s)
 
     def _take_in(self) -> tuple[int, ...]:
         """Takes in what no process of a rank has found as its own; all ranks call it."""
-        rank, ranks = self._trained.rank, self._trained.layout.ranks
+        rank, ranks = self._objects.rank, self._objects.layout.ranks
         try:
-            return together(lambda: self._kept.store.take_in(rank, ranks), self._trained.device)
+            return together(lambda: self._carried.store.take_in(rank, ranks), self._objects.device)
         except AgreementError as error:
             raise UserError(error.reason) from error
 
     def _look(self, durable: Durable) -> tuple[Facts, bool]:
         """Returns the facts of all processes, and whether the job has trained before."""
-        trained, log = self._trained, self._memory.log
-        trained.faults.strike_outside(Place.FACTS)
-        left, state = read_left_state(self._memory.store, self._memory.host), self._kept.live.state
+        objects, log = self._objects, self._memory.log
+        objects.faults.strike_outside(FaultPoint.FACTS)
+        left, state = (
+            read_left_state(self._memory.store, self._memory.host),
+            self._carried.live.state,
+        )
         committed = left.committed
         if committed is not None and state.condition is Condition.DENSE:
             committed = max(committed, state.step)  # a state that is there was committed
@@ -150,22 +153,24 @@ class Planning:
             committed=committed,
             live=state,
             logs=() if log is None else log.extents(),
-            is_new=self._kept.is_new,
-            holds=self._replicas.name,
-            holders=self._memory.plan.placement.holders[trained.rank],
-            alike=range(0) if self._replicas.name is None else alike_steps(self._memory.store),
+            is_new=self._carried.is_new,
+            replica_id=self._replicas.name,
+            holders=self._memory.plan.placement.holders[objects.rank],
+            rng_equal_steps=range(0)
+            if self._replicas.name is None
+            else rng_equal_steps(self._memory.store),
         )
         own = Facts(
             generation=self._memory.generation.number,
-            layout=trained.layout,
-            ends=trained.ends,
+            layout=objects.layout,
+            ends=objects.ends,
             durable=durable.loadable,
             processes=tuple(
-                within(each, self._kept.trusted)
+                within(each, self._carried.trusted)
                 for each in (process, *self._memory.facts_of_spares())
             ),
         )
-        facts = gather_facts(own, trained.device)
+        facts = gather_facts(own, objects.device)
         is_continuing = facts.generation > 0 or any(
             each.committed is not None for each in facts.processes
         )
@@ -192,5 +197,5 @@ class Planning:
 
 
 def _start_of(facts: Facts, plan: Plan | None, *, is_continuing: bool) -> Start:
-    eras = tuple(process.era for process in facts.processes)
+    eras = tuple(process.rollbacks for process in facts.processes)
     return Start(of_newest_history(facts), plan, eras, is_continuing)

@@ -26,11 +26,17 @@ from megatron_moevement.runtime.coordination.commit_barrier import (
     StopRequest,
     Vote,
 )
-from megatron_moevement.runtime.coordination.meeting import Meeting
+from megatron_moevement.runtime.coordination.rejoin_barrier import RejoinBarrier
 from megatron_moevement.runtime.observation.events import EventName, Events
-from megatron_moevement.settings.faults import Place
-from megatron_moevement.strategies.moevement.kept import GIVEN_UP, Agreed, Kept, Live
-from megatron_moevement.strategies.moevement.protection.host_memory import JobMemory
+from megatron_moevement.settings.faults import FaultPoint
+from megatron_moevement.strategies.live_objects import LiveObjects
+from megatron_moevement.strategies.moevement.carried_state import (
+    GIVEN_UP,
+    Agreed,
+    CarriedState,
+    SurvivingState,
+)
+from megatron_moevement.strategies.moevement.protection.host_memory import HostMemory
 from megatron_moevement.strategies.moevement.recovery.boundaries import Boundaries
 from megatron_moevement.strategies.moevement.recovery.replay import Replay
 from megatron_moevement.strategies.moevement.recovery.slot_transfers import send_slots
@@ -39,17 +45,16 @@ from megatron_moevement.strategies.strategy import (
     UnprovenStateError,
     UnverifiedReplayError,
 )
-from megatron_moevement.strategies.trained import Trained
 
 
 class Laps:
     """How long the parts of this rank's recovery take."""
 
-    def __init__(self, kept: Kept) -> None:
+    def __init__(self, carried: CarriedState) -> None:
         """Starts the clock, after the parts that lie before the strategy's."""
-        self.durations_s = dict(kept.downtime_s)
-        if kept.joined_s is not None:
-            self.durations_s["build"] = time.time() - kept.joined_s
+        self.durations_s = dict(carried.downtime_s)
+        if carried.joined_s is not None:
+            self.durations_s["build"] = time.time() - carried.joined_s
         self._since_s = time.perf_counter()
 
     def end(self, part: str) -> None:
@@ -64,10 +69,10 @@ class Rejoin:
 
     def __init__(
         self,
-        trained: Trained,
-        memory: JobMemory,
+        objects: LiveObjects,
+        memory: HostMemory,
         events: Events,
-        kept: Kept,
+        carried: CarriedState,
         *,
         agreed: Agreed,
         laps: Laps,
@@ -76,31 +81,33 @@ class Rejoin:
         """Begins to send what holders lack; `rejoin` waits for copies of the guarded window.
 
         Args:
-            trained: the live objects.
+            objects: the live objects.
             memory: this process's; it is open.
             events: told of replays.
-            kept: what this process takes over a restart.
+            carried: what this process takes over a restart.
             agreed: what is carried out.
             laps: of the parts so far.
             replay: of this rank; None for a bystander.
         """
-        self._trained = trained
+        self._objects = objects
         self._memory = memory
         self._events = events
-        self._kept = kept
+        self._carried = carried
         self._agreed = agreed
         self._plan = plan = agreed.plan
         self._laps = laps
         self.replay = replay
         """What this rank replays; None while it stands by."""
-        self._passes = dataclasses.replace(trained.schedule.passes)
-        self._meeting = Meeting(f"moevement/rejoin/{memory.meeting}", trained.patience)
-        self._barrier = CommitBarrier(trained.device, trained.groups.tp_dp_cp)
-        own = plan.for_rank(trained.rank)
+        self._passes = dataclasses.replace(objects.schedule.passes)
+        self._rejoin_barrier = RejoinBarrier(
+            f"moevement/rejoin/{memory.rejoin_barrier}", objects.patience
+        )
+        self._barrier = CommitBarrier(objects.device, objects.groups.tp_dp_cp)
+        own = plan.for_rank(objects.rank)
         self._guarded = own.guarded
         send_slots(memory, own.sends)
 
-    def agree_alone(self, vote: Vote) -> Agreement | None:
+    def agree_within_stage(self, vote: Vote) -> Agreement | None:
         """Agrees on a replayed step within the stage, where other stages stand by.
 
         A stage that has not computed the loss takes it from the ledger.
@@ -110,12 +117,12 @@ class Rejoin:
         if vote.loss is None:
             entry = self.replay.agreed(vote.step)
             vote = dataclasses.replace(vote, loss=entry.loss, num_tokens=entry.num_tokens)
-        agreed = self._barrier.wait(dataclasses.replace(vote, streams=None))
+        agreed = self._barrier.wait(dataclasses.replace(vote, replica_rng=None))
         return dataclasses.replace(
             agreed,
             stop=StopRequest.NONE,
             window_start=NO_WINDOW,
-            streams_alike=self.replay.agreed(vote.step).streams_alike,
+            rng_equal=self.replay.agreed(vote.step).rng_equal,
         )
 
     def verify(self, replay: Replay, freezing: Freezing, boundaries: Boundaries) -> None:
@@ -130,7 +137,7 @@ class Rejoin:
         sent = boundaries.verify(step.step)
         replay.witness.note_step(sent, scalars_equal=step.verified)
         verified = step.verified and (sent is None or sent.verified)
-        self._meeting.note_progress()
+        self._rejoin_barrier.note_progress()
         self._events.emit(
             EventName.REPLAY,
             step.step,
@@ -159,20 +166,20 @@ class Rejoin:
         if replay is not None:
             if not replay.is_over:
                 raise DisagreementError(f"a replay to {plan.target} ends at {replay.reached}")
-            self._trained.optimizer.adam_step()  # all operators count the same steps again
+            self._objects.optimizer.adam_step()  # all operators count the same steps again
             if not replay.witness.has_differed:
-                self._kept.live = Live.dense(self._trained.scalars(replay.progress))
+                self._carried.live = SurvivingState.dense(self._objects.scalars(replay.progress))
         self._laps.end("replay")
-        self._trained.faults.strike_outside(Place.REPROTECT)
+        self._objects.faults.strike_outside(FaultPoint.REPROTECT)
         if self._guarded is not None:
             self._memory.copies.await_second_holder(self._guarded)
         self._laps.end("reprotect")
-        self._trained.faults.strike_outside(Place.REJOIN)
-        self._meeting.wait()
+        self._objects.faults.strike_outside(FaultPoint.REJOIN)
+        self._rejoin_barrier.wait()
         self._laps.end("wait")
         ranks = self._gather()
         self._judge(ranks)
-        self._kept.trusted = {}
+        self._carried.trusted = {}
         return self._tell(plan.target, ranks)
 
     def went_back(self, step: int) -> RecoveryAccount:
@@ -190,15 +197,15 @@ class Rejoin:
             self._memory.copies.acknowledgements.owed_copies(),
             self._memory.copies.moved,
         )
-        told = all_gather_json(own.document(), self._trained.device)
+        told = all_gather_json(own.document(), self._objects.device)
         return [RankAccount.of_document(one) for one in told]
 
     def _tell(self, target: int, ranks: Sequence[RankAccount]) -> RecoveryAccount:
         """Records the recovery, and puts together what all ranks tell of it."""
-        self._kept.downtime_s, self._kept.joined_s = {}, None
+        self._carried.downtime_s, self._carried.joined_s = {}, None
         own = ranks[dist.get_rank()]
         account = self._account(target, ranks)
-        passes = self._trained.schedule.passes.since(self._passes)
+        passes = self._objects.schedule.passes.since(self._passes)
         self._events.emit(
             EventName.RECOVERED,
             target,
@@ -222,10 +229,10 @@ class Rejoin:
         plan = self._plan
         doubts = {
             rank: doubt_of(plan, rank)
-            for rank, own in zip(self._trained.layout.ranks, ranks, strict=True)
+            for rank, own in zip(self._objects.layout.ranks, ranks, strict=True)
             if own.verified is False
         }
-        consequence = consequence_of(self._kept.level, doubts.values())
+        consequence = consequence_of(self._carried.level, doubts.values())
         if not doubts:
             return
         wrong = proof_of_all(own.proof for own in ranks).words
@@ -240,9 +247,9 @@ class Rejoin:
         if consequence is Consequence.GO_ON:
             return
         if self.replay is not None:
-            self._kept.live = GIVEN_UP
+            self._carried.live = GIVEN_UP
         found = {rank: trusted_copies(self._agreed.facts, plan, rank) for rank in doubts}
-        self._kept.trusted = {**self._kept.trusted, **found}
+        self._carried.trusted = {**self._carried.trusted, **found}
         what = f"the replay up to step {plan.target} differs from the first time on {places}"
         if consequence is Consequence.AGAIN:
             raise UnverifiedReplayError(f"{what} ({wrong}); there are other copies to replay from")
@@ -262,7 +269,7 @@ class Rejoin:
             level=Level.EXACT,
             ranks=ranks,
         )
-        guarantee = self._kept.guarantee
+        guarantee = self._carried.guarantee
         if guarantee is not None and not account.verified:
-            self._kept.guarantee = unverified(guarantee, plan.target)
-        return dataclasses.replace(account, level=self._kept.level)
+            self._carried.guarantee = unverified(guarantee, plan.target)
+        return dataclasses.replace(account, level=self._carried.level)

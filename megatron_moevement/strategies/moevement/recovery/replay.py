@@ -28,10 +28,10 @@ from megatron_moevement.runtime.coordination.progress import Progress
 from megatron_moevement.runtime.peers.connection import DamagedSlotError
 from megatron_moevement.runtime.slots.ring_file import RingFile
 from megatron_moevement.runtime.slots.slot_record import EXTRAS
-from megatron_moevement.settings.faults import Place
+from megatron_moevement.settings.faults import FaultPoint
+from megatron_moevement.strategies.live_objects import LiveObjects
 from megatron_moevement.strategies.moevement.recovery.replay_witness import ReplayWitness
 from megatron_moevement.strategies.scalars import SlotScalars, same_scalars
-from megatron_moevement.strategies.trained import Trained
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,7 +111,7 @@ class Replay:
 
     def __init__(
         self,
-        trained: Trained,
+        objects: LiveObjects,
         live: LiveOperators,
         freezing: Freezing,
         slots: Slots | None,
@@ -126,7 +126,7 @@ class Replay:
         """Names what is replayed; `enter` must follow.
 
         Args:
-            trained: the live objects.
+            objects: the live objects.
             live: this rank's operators.
             freezing: what freezes them.
             slots: the window; None where it begins with a checkpoint.
@@ -138,7 +138,7 @@ class Replay:
             is_dense: whether it goes on from the live state, which an interrupted replay has left
                 or which was loaded, and not from the window's first slot.
         """
-        self._trained = trained
+        self._objects = objects
         self._live = live
         self._freezing = freezing
         self._slots = slots
@@ -177,8 +177,8 @@ class Replay:
         slot = step - slots.window.start
         scalars = slots.scalars(slot)
         if slot == 0:
-            self._trained.restore(scalars)
-            self._trained.optimizer.set_group_steps(scalars.adam_step)
+            self._objects.restore(scalars)
+            self._objects.optimizer.set_group_steps(scalars.adam_step)
         full = slots.put_back(slot, self._live)
         self._live.set_step(full, scalars.adam_step)
         self._active |= full
@@ -186,7 +186,7 @@ class Replay:
         self._freezing.set_active(self._active)
         if step == slots.window.last:
             self.witness.note_state(step, scalars.state, self._live.digest())
-            self._trained.faults.strike(step, Place.DENSE)
+            self._objects.faults.strike(step, FaultPoint.DENSE)
 
     def statistics(self, step: int) -> GradientStatistics | None:
         """Returns what the ledger says of a step's gradients; None when they speak themselves.

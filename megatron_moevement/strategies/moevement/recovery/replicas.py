@@ -17,15 +17,15 @@ from megatron_moevement.integrations.megatron.random_state import random_digest,
 from megatron_moevement.integrations.megatron.slot_layout import Part
 from megatron_moevement.integrations.megatron.snapshots import LiveOperators
 from megatron_moevement.policy.job.state_recipe import Content
-from megatron_moevement.runtime.coordination.commit_barrier import ReplicaStreams
+from megatron_moevement.runtime.coordination.commit_barrier import ReplicaRng
 from megatron_moevement.runtime.peers.state_messages import StatePart
 from megatron_moevement.runtime.peers.state_reader import StateReader, StateReadError
 from megatron_moevement.runtime.slots.slot_record import EXTRAS
 from megatron_moevement.runtime.transport.wire import MAX_DOCUMENT_BYTES
 from megatron_moevement.settings.fault_tolerance import FaultTolerance
-from megatron_moevement.settings.faults import Place
+from megatron_moevement.settings.faults import FaultPoint
+from megatron_moevement.strategies.live_objects import LiveObjects
 from megatron_moevement.strategies.scalars import SlotScalars
-from megatron_moevement.strategies.trained import Trained
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,11 +42,11 @@ class Replicas:
     group: int = 0
     groups: int = 0
 
-    def streams(self) -> ReplicaStreams | None:
+    def replica_rng(self) -> ReplicaRng | None:
         """Returns the present random streams, to be compared with those of the replicas."""
         if self.name is None:
             return None
-        return ReplicaStreams(self.group, self.groups, random_digest(random_state()))
+        return ReplicaRng(self.group, self.groups, random_digest(random_state()))
 
 
 def place_among(own: str | None, names: Sequence[str | None]) -> Replicas:
@@ -62,20 +62,22 @@ def place_among(own: str | None, names: Sequence[str | None]) -> Replicas:
     return Replicas(own, groups.index(own), len(groups))
 
 
-def name_of_state(settings: FaultTolerance, trained: Trained, live: LiveOperators) -> str | None:
+def name_of_state(
+    settings: FaultTolerance, objects: LiveObjects, live: LiveOperators
+) -> str | None:
     """Returns what a rank holds: what every other rank holds the same of that says the same.
 
     Args:
         settings: the flags.
-        trained: the live objects.
+        objects: the live objects.
         live: this rank's operators.
 
     Returns:
         None where nothing is to be copied.
     """
-    if settings.moevement_no_replica_copy or not trained.optimizer.is_state_whole:
+    if settings.moevement_no_replica_copy or not objects.optimizer.is_state_whole:
         return None
-    place = f"pp{trained.rank.pp}.tp{trained.rank.tp}.cp{trained.rank.cp}"
+    place = f"pp{objects.rank.pp}.tp{objects.rank.tp}.cp{objects.rank.cp}"
     operators = [f"{one.id} {one.full_bytes} {one.compute_bytes}" for one in live.operators]
     digest = hashlib.sha256("\n".join(operators).encode()).hexdigest()
     return f"{place}.{digest[:16]}"
@@ -119,13 +121,13 @@ class StandingState:
 
 
 def copy_state(
-    reader: StateReader, trained: Trained, live: LiveOperators, step: int
+    reader: StateReader, objects: LiveObjects, live: LiveOperators, step: int
 ) -> SlotScalars:
     """Fills the live tensors with S_step of a replica; compute weights are still to be derived.
 
     Args:
         reader: connected to the replica.
-        trained: the live objects.
+        objects: the live objects.
         live: this rank's operators.
         step: k.
 
@@ -137,7 +139,7 @@ def copy_state(
     """
     for part in _parts(live):
         payload = reader.take(StatePart(step, part.name), part.size_bytes)
-        trained.faults.strike(step, Place.FETCH)
+        objects.faults.strike(step, FaultPoint.FETCH)
         if len(payload) != part.size_bytes:
             raise StateReadError(f"{part.name} has {len(payload)} bytes, not {part.size_bytes}")
         if payload:
@@ -145,7 +147,7 @@ def copy_state(
             live.put_back(part.operator, part.content, views)
     scalars = SlotScalars.decode(bytes(reader.take(StatePart(step, EXTRAS), MAX_DOCUMENT_BYTES)))
     live.set_step([part.operator for part in _parts(live)], scalars.adam_step)
-    trained.optimizer.set_group_steps(scalars.adam_step)
+    objects.optimizer.set_group_steps(scalars.adam_step)
     return scalars
 
 

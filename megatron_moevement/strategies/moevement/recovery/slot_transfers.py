@@ -12,12 +12,12 @@ from megatron_moevement.policy.copies.persistence import SlotKey
 from megatron_moevement.policy.recovery.plan import SlotFetch, SlotSend
 from megatron_moevement.runtime.peers.sender import FetchError
 from megatron_moevement.runtime.slots.slot_record import SlotRecord
-from megatron_moevement.strategies.moevement.protection.host_memory import JobMemory
+from megatron_moevement.strategies.moevement.protection.host_memory import HostMemory
 
 logger = logging.getLogger(__name__)
 
 
-def fetch_slots(memory: JobMemory, fetches: Iterable[SlotFetch]) -> None:
+def fetch_slots(memory: HostMemory, fetches: Iterable[SlotFetch]) -> None:
     """Gets slots into this rank's ring; its training thread calls it.
 
     A process that was a spare may have one in the ring of copies that it kept for the rank.
@@ -30,13 +30,13 @@ def fetch_slots(memory: JobMemory, fetches: Iterable[SlotFetch]) -> None:
             _fetch(memory, fetch)
 
 
-def send_slots(memory: JobMemory, sends: Iterable[SlotSend]) -> None:
+def send_slots(memory: HostMemory, sends: Iterable[SlotSend]) -> None:
     """Sends slots of this rank's ring in the background; its training thread calls it."""
     for send in sends:
         memory.copies.land_for(memory.own_ring.held(send.slot.step), send.to)
 
 
-def _fetch(memory: JobMemory, fetch: SlotFetch) -> None:
+def _fetch(memory: HostMemory, fetch: SlotFetch) -> None:
     """Gets a slot from the first of its sources that gives it whole."""
     for source in fetch.sources:
         try:
@@ -48,7 +48,7 @@ def _fetch(memory: JobMemory, fetch: SlotFetch) -> None:
             logger.warning("%s; another process has it, too", error)
 
 
-def _record(memory: JobMemory, key: SlotKey) -> SlotRecord | None:
+def _record(memory: HostMemory, key: SlotKey) -> SlotRecord | None:
     """Returns what the ring says of a slot, None when it holds another one."""
     record = memory.own_ring.record(key.step)
     if record is None or (record.window, record.slot) != (key.window, key.slot):

@@ -17,19 +17,19 @@ from megatron_moevement.integrations.megatron.snapshots import LiveOperators
 from megatron_moevement.integrations.megatron.step_commit import DecidedStep
 from megatron_moevement.runtime.coordination.ledger import LedgerEntry
 from megatron_moevement.runtime.faults.fault_points import Strike
-from megatron_moevement.settings.faults import Place
-from megatron_moevement.strategies.moevement.kept import TORN, Kept, Live
+from megatron_moevement.settings.faults import FaultPoint
+from megatron_moevement.strategies.live_objects import LiveObjects
+from megatron_moevement.strategies.moevement.carried_state import TORN, CarriedState, SurvivingState
 from megatron_moevement.strategies.scalars import same_scalars
-from megatron_moevement.strategies.trained import Trained
 
 
 class Survivor:
     """The live objects of a rank that goes on from them; its training thread calls it."""
 
-    def __init__(self, trained: Trained, kept: Kept) -> None:
+    def __init__(self, objects: LiveObjects, carried: CarriedState) -> None:
         """Names what has survived."""
-        self._trained = trained
-        self._kept = kept
+        self._objects = objects
+        self._carried = carried
 
     def roll_forward(self, entry: LedgerEntry, write_journal: Callable[[], None]) -> None:
         """Applies the step after the present one, whose gradients are finished; no collective.
@@ -44,45 +44,45 @@ class Survivor:
         Raises:
             UnlikeLedgerError: it did not come to the same.
         """
-        before, random_after = self._kept.scalars, self._kept.live.random_after
+        before, random_after = self._carried.scalars, self._carried.live.random_after
         assert random_after is not None
-        self._kept.live = TORN
+        self._carried.live = TORN
         statistics = GradientStatistics(found_inf=entry.found_inf, norm=entry.grad_norm)
         decided = DecidedStep(
-            statistics, entry.loss, entry.num_tokens, before.random_state, entry.streams_alike
+            statistics, entry.loss, entry.num_tokens, before.random_state, entry.rng_equal
         )
-        own, progress = self._trained.commit.apply(before.progress, decided, self._strike(entry))
+        own, progress = self._objects.commit.apply(before.progress, decided, self._strike(entry))
         if not same_scalars(own, entry):
             raise UnlikeLedgerError(
                 f"step {entry.step}, applied after a fault, differs from the ledger"
             )
         restore_random_state(dict(random_after))
-        self._trained.faults.strike(entry.step, Place.LEDGER)
+        self._objects.faults.strike(entry.step, FaultPoint.LEDGER)
         write_journal()
-        self._trained.faults.strike(entry.step, Place.COMMITTED)
-        self._kept.live = Live.dense(self._trained.scalars(progress))
+        self._objects.faults.strike(entry.step, FaultPoint.COMMITTED)
+        self._carried.live = SurvivingState.dense(self._objects.scalars(progress))
 
     def _strike(self, entry: LedgerEntry) -> Strike:
         """Returns what passes the fault points of a commit, and that of a roll-forward."""
-        faults = self._trained.faults
+        faults = self._objects.faults
 
-        def strike(place: Place) -> None:
+        def strike(place: FaultPoint) -> None:
             faults.strike(entry.step, place)
-            if place is Place.AFTER_OPTIMIZERS:
-                faults.strike_outside(Place.ROLL_FORWARD)
+            if place is FaultPoint.AFTER_OPTIMIZERS:
+                faults.strike_outside(FaultPoint.ROLL_FORWARD)
 
         return strike
 
     def reset(self) -> None:
         """Makes everything look as between two steps; the finished gradients are gone."""
-        if self._kept.live.scalars is not None:
-            self._kept.live = Live.dense(self._kept.live.scalars)
-        self._trained.transients.reset()
+        if self._carried.live.scalars is not None:
+            self._carried.live = SurvivingState.dense(self._carried.live.scalars)
+        self._objects.transients.reset()
 
     def stand_by(self, live: LiveOperators) -> None:
         """Puts back the scalars of the state and derives the compute weights from the masters.
 
         It makes collectives within the stage: all of its ranks have survived.
         """
-        self._trained.restore(self._kept.scalars)
+        self._objects.restore(self._carried.scalars)
         live.complete()

@@ -32,7 +32,7 @@ _WEIGHT = {reason: weight for weight, reason in enumerate(reversed(_REASONS))}
 """Of several reasons the one that tells most: what ended a process before what that led to."""
 
 
-class KeptPlaces(Tree):  # type: ignore[misc]  # upstream is not typed
+class StickyRankAssignment(Tree):  # type: ignore[misc]  # upstream is not typed
     """Assigns places; where a whole failure domain is given up, its size is what it starts with."""
 
     def __init__(

@@ -16,11 +16,11 @@ from megatron_moevement.errors import MoEvementError
 _POLL_S = 0.02
 
 
-class MeetingError(MoEvementError, RuntimeError):
+class RejoinBarrierError(MoEvementError, RuntimeError):
     """A rank has not come, and nobody made progress for too long."""
 
 
-class Meeting:
+class RejoinBarrier:
     """One meeting; the training thread of every rank takes part, once."""
 
     def __init__(self, name: str, patience: timedelta) -> None:
@@ -42,7 +42,7 @@ class Meeting:
         """Arrives, and waits until all ranks have; an asynchronous exception ends it.
 
         Raises:
-            MeetingError: nobody made progress for too long.
+            RejoinBarrierError: nobody made progress for too long.
         """
         self.note_progress()
         everybody = f"{self._name}/everybody"
@@ -54,7 +54,7 @@ class Meeting:
             if progress != seen:
                 seen, since_s = progress, time.monotonic()
             elif time.monotonic() - since_s > self._patience_s:
-                raise MeetingError(
+                raise RejoinBarrierError(
                     f"after a recovery a rank did not come back for {self._patience_s:.0f} s"
                 )
             time.sleep(_POLL_S)

@@ -27,7 +27,7 @@ from megatron_moevement.strategies.scalars import SlotScalars
 
 
 @dataclasses.dataclass(frozen=True)
-class Trained:
+class LiveObjects:
     """What a rank trains, and where it stands in the job.
 
     Attributes:

@@ -18,7 +18,7 @@ from megatron_moevement.runtime.slots.identity import StoreIdentity
 from megatron_moevement.runtime.slots.ring_file import RingFile
 from megatron_moevement.runtime.slots.slot_record import SlotPart, SlotRecord
 from megatron_moevement.runtime.transport.handshake import Session
-from megatron_moevement.strategies.moevement.protection.copies import Copies
+from megatron_moevement.strategies.moevement.protection.slot_replicator import SlotReplicator
 from megatron_moevement.strategies.strategy import CaptureLostError
 
 pytestmark = pytest.mark.timeout(60)
@@ -142,7 +142,7 @@ def copies_to(ring):
             placement = Placement({RANK: first}, len(first), len(first))
             known = [Host(0, "own", RANK)]
             known += [Host(each, f"domain {each}") for each in addresses]
-            made = Copies(sender, ring, placement, known)
+            made = SlotReplicator(sender, ring, placement, known)
             stack.callback(made.close)
             return made
 

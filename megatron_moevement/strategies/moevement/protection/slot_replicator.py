@@ -19,7 +19,7 @@ from megatron_moevement.runtime.faults.fault_points import NO_FAULTS, FaultPoint
 from megatron_moevement.runtime.peers.sender import SlotSender
 from megatron_moevement.runtime.slots.ring_file import RingFile
 from megatron_moevement.runtime.slots.slot_record import SlotRecord
-from megatron_moevement.settings.faults import Place
+from megatron_moevement.settings.faults import FaultPoint
 from megatron_moevement.strategies.strategy import CaptureLostError
 
 logger = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ _PATIENCE = timedelta(seconds=0.25)
 """Between two looks at who is silent."""
 
 
-class Copies:
+class SlotReplicator:
     """The copies of one rank's slots.
 
     The capture's thread sends them off; the training thread does the rest.
@@ -221,7 +221,7 @@ class Copies:
         buffer = self._ring.buffer(key.step)
         record = self._sender.fetch(process, key, buffer)
         self.moved += 1
-        self._faults.strike(key.step, Place.FETCH)
+        self._faults.strike(key.step, FaultPoint.FETCH)
         self._ring.publish(record)
 
     def close(self) -> None:

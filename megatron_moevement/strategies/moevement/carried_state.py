@@ -1,4 +1,4 @@
-"""Kept: what a process takes over a restart besides its model, its store and its ledger.
+"""Carried state: what a process takes over a restart besides model, store and ledger.
 
 One object for the life of a process. The strategy of each generation fills it, and that of the next
 one reads what its facts, its roll-forward and its logs need. Each field is published by one
@@ -16,12 +16,12 @@ from megatron_moevement.policy.job.guarantee import Computation, Guarantee, Leve
 from megatron_moevement.policy.outcome.replay_doubt import Trusted
 from megatron_moevement.policy.recovery.plan import Plan
 from megatron_moevement.runtime.upstream_log.log import UpstreamLog
-from megatron_moevement.strategies.moevement.protection.kept_store import KeptStore
+from megatron_moevement.strategies.moevement.protection.resident_store import ResidentStore
 from megatron_moevement.strategies.scalars import SlotScalars
 
 
 @dataclasses.dataclass(frozen=True)
-class Live:
+class SurvivingState:
     """What the live objects of a process are worth.
 
     Attributes:
@@ -35,23 +35,23 @@ class Live:
     random_after: Mapping[str, Any] | None = None
 
     @classmethod
-    def dense(cls, scalars: SlotScalars) -> Live:
+    def dense(cls, scalars: SlotScalars) -> SurvivingState:
         """Returns a state that is complete, between two steps or before the end of a barrier."""
         return cls(LiveState(Condition.DENSE, scalars.progress.committed), scalars)
 
-    def with_finished(self, step: int, random_after: Mapping[str, Any]) -> Live:
+    def with_finished(self, step: int, random_after: Mapping[str, Any]) -> SurvivingState:
         """Returns the same state with the gradients of a step ready to be applied."""
         state = dataclasses.replace(self.state, finished=step)
         return dataclasses.replace(self, state=state, random_after=random_after)
 
 
-TORN = Live(LiveState(Condition.TORN))
+TORN = SurvivingState(LiveState(Condition.TORN))
 """A commit is under way."""
 
-GIVEN_UP = Live(LiveState(Condition.ABSENT))
+GIVEN_UP = SurvivingState(LiveState(Condition.ABSENT))
 """A replay has begun to overwrite the state."""
 
-INITIAL = Live(LiveState(Condition.ABSENT))
+INITIAL = SurvivingState(LiveState(Condition.ABSENT))
 """A new process: it holds the weights that the seed gives."""
 
 
@@ -64,7 +64,7 @@ class Agreed:
 
 
 @dataclasses.dataclass
-class Kept:
+class CarriedState:
     """What a process keeps; made empty at its start.
 
     Attributes:
@@ -83,8 +83,8 @@ class Kept:
             over all others until a replay proves right.
     """
 
-    store: KeptStore = dataclasses.field(default_factory=KeptStore)
-    live: Live = INITIAL
+    store: ResidentStore = dataclasses.field(default_factory=ResidentStore)
+    live: SurvivingState = INITIAL
     log: UpstreamLog | None = None
     downtime_s: dict[str, float] = dataclasses.field(default_factory=dict)
     joined_s: float | None = None
@@ -94,7 +94,7 @@ class Kept:
     trusted: Trusted = dataclasses.field(default_factory=dict)
 
     @classmethod
-    def anew(cls, former: Kept) -> Kept:
+    def anew(cls, former: CarriedState) -> CarriedState:
         """Returns what a process goes on with whose live objects are given up."""
         return cls(
             former.store,

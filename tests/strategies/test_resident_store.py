@@ -19,8 +19,8 @@ from megatron_moevement.runtime.slots.identity import RunIdentity, StoreIdentity
 from megatron_moevement.runtime.stores.store import JournalShape, StoreDirectory
 from megatron_moevement.settings.fault_tolerance import FaultTolerance
 from megatron_moevement.strategies.moevement.opening import _open_store
-from megatron_moevement.strategies.moevement.protection import kept_store
-from megatron_moevement.strategies.moevement.protection.kept_store import KeptStore
+from megatron_moevement.strategies.moevement.protection import resident_store
+from megatron_moevement.strategies.moevement.protection.resident_store import ResidentStore
 
 IDENTITY = StoreIdentity("run", "0123")
 SHAPE = JournalShape(retained_steps=6, entry_bytes=100, last_step=20)
@@ -31,7 +31,7 @@ SHAPE = JournalShape(retained_steps=6, entry_bytes=100, last_step=20)
     [((), True), (("finish",), False), (("finish", "keep"), True), (("finish", "stay"), True)],
 )
 def test_the_files_of_a_process_that_stops_after_all_stay(tmp_path, ending, is_left):
-    kept = KeptStore()
+    kept = ResidentStore()
     store = kept.open(tmp_path, IDENTITY, 0, None)
     store.journal(SHAPE)
     for step in ending:
@@ -45,20 +45,20 @@ def test_a_process_waits_for_another_one_that_adopts_from_the_store_of_its_numbe
     adopting.journal(SHAPE)
     moved = threading.Timer(0.3, adopting.close)
     moved.start()
-    kept = KeptStore()
+    kept = ResidentStore()
     assert kept.open(tmp_path, IDENTITY, 0, LogicalRank()).folder == adopting.folder
     moved.join()
     kept.close()
 
 
 def test_a_process_does_not_wait_for_ever_for_the_store_of_its_number(tmp_path, monkeypatch):
-    monkeypatch.setattr(kept_store, "_PATIENCE_WITH_ADOPTERS", timedelta(seconds=0.1))
+    monkeypatch.setattr(resident_store, "_PATIENCE_WITH_ADOPTERS", timedelta(seconds=0.1))
     with StoreDirectory(tmp_path, IDENTITY, 0), pytest.raises(UserError, match="is in use by"):
-        KeptStore().open(tmp_path, IDENTITY, 0, LogicalRank())
+        ResidentStore().open(tmp_path, IDENTITY, 0, LogicalRank())
 
 
 def test_who_gives_up_waits_for_the_lock_of_a_process_that_is_just_ending(tmp_path):
-    kept = KeptStore()
+    kept = ResidentStore()
     kept.open(tmp_path, IDENTITY, 0, None)
     dying = StoreDirectory(tmp_path, IDENTITY, 1)
     dying.journal(SHAPE)
@@ -70,7 +70,7 @@ def test_who_gives_up_waits_for_the_lock_of_a_process_that_is_just_ending(tmp_pa
 
 
 def test_it_does_not_wait_for_ever_and_takes_nothing_from_the_living(tmp_path):
-    kept = KeptStore()
+    kept = ResidentStore()
     own = kept.open(tmp_path, IDENTITY, 0, None).folder
     with StoreDirectory(tmp_path, IDENTITY, 1) as living:
         kept.abandon(timedelta(seconds=0.1))
@@ -111,7 +111,7 @@ def test_what_a_restart_cuts_short_is_removed_later(tmp_path, monkeypatch, momen
 
 
 def test_ctrl_c_while_the_store_is_opened_leaves_nothing(tmp_path, monkeypatch):
-    kept = KeptStore()
+    kept = ResidentStore()
     with monkeypatch.context() as patch:
         patch.setattr(Path, "glob", interrupted_at(1, "before", Path.glob))
         with pytest.raises(KeyboardInterrupt):
@@ -127,7 +127,7 @@ def open_in_a_generation(root):
     dist.init_process_group("gloo")
     seen = []
 
-    class Watched(KeptStore):
+    class Watched(ResidentStore):
         def open(self, *args, **keywords):
             seen.append(protected.locked())
             return super().open(*args, **keywords)
@@ -154,7 +154,7 @@ def test_a_restart_waits_until_what_others_left_is_adopted(megatron_fork_server,
 
 
 def opened(memory):
-    kept = KeptStore()
+    kept = ResidentStore()
     kept.open(memory, IDENTITY, 0, None).journal(SHAPE)
     return kept
 

@@ -9,7 +9,7 @@ from megatron_moevement.policy.facts.facts import Condition, Facts, LiveState, P
 from megatron_moevement.policy.recovery.rollforward import lasting
 
 
-def next_era(known: Iterable[int], now_s: float) -> int:
+def next_rollbacks(known: Iterable[int], now_s: float) -> int:
     """Returns the era of a history that begins, whether a plan says so or nothing was found.
 
     It is later than all that is known of, and than what a machine that is away may bring back.
@@ -31,23 +31,29 @@ def of_newest_history(facts: Facts) -> Facts:
     launch may bring some back, and no schedule in force continues them.
     """
     knowing = [process for process in facts.processes if process.committed is not None]
-    newest = max((process.era for process in lasting(knowing)), default=0)
-    epoch = max((each.epoch for each in facts.processes if each.era == newest), default=0)
+    newest = max((process.rollbacks for process in lasting(knowing)), default=0)
+    schedule_version = max(
+        (each.schedule_version for each in facts.processes if each.rollbacks == newest), default=0
+    )
     processes = tuple(
-        _of_epoch(process, epoch) if process.era == newest else _without_memory_of(process)
+        _of_epoch(process, schedule_version)
+        if process.rollbacks == newest
+        else _without_memory_of(process)
         for process in sorted(facts.processes, key=lambda process: process.process)
     )
     return dataclasses.replace(facts, processes=processes)
 
 
-def _of_epoch(process: ProcessFacts, epoch: int) -> ProcessFacts:
+def _of_epoch(process: ProcessFacts, schedule_version: int) -> ProcessFacts:
     """Returns the facts of a process without windows of an older epoch."""
     live, persisted = process.live, process.persisted
-    if live.window is not None and live.window.epoch != epoch:
+    if live.window is not None and live.window.schedule_version != schedule_version:
         live = LiveState(Condition.ABSENT)
-    if persisted is not None and persisted.epoch != epoch:
+    if persisted is not None and persisted.schedule_version != schedule_version:
         persisted = None
-    holdings = tuple(held for held in process.holdings if held.window.epoch == epoch)
+    holdings = tuple(
+        held for held in process.holdings if held.window.schedule_version == schedule_version
+    )
     return dataclasses.replace(process, live=live, persisted=persisted, holdings=holdings)
 
 
@@ -58,7 +64,7 @@ def _without_memory_of(process: ProcessFacts) -> ProcessFacts:
         process.rank,
         None,
         LiveState(Condition.ABSENT),
-        holds=process.holds,
+        replica_id=process.replica_id,
         is_new=process.is_new,
         holders=process.holders,
     )

@@ -12,7 +12,7 @@ from megatron_moevement.policy.copies.persistence import SlotKey
 from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.policy.window.schedule import Window
 from megatron_moevement.runtime.capture.background import Background
-from megatron_moevement.runtime.interrupts.news import News
+from megatron_moevement.runtime.interrupts.interrupt_safe_event import InterruptSafeEvent
 from megatron_moevement.runtime.peers.copy_account import CopyAccount
 
 pytestmark = [
@@ -26,7 +26,7 @@ class Interrupted(BaseException):
 
 
 def test_what_was_told_is_seen_once():
-    news = News()
+    news = InterruptSafeEvent()
     assert not news.wait(timedelta(0))
     news.tell()
     news.tell()
@@ -35,7 +35,7 @@ def test_what_was_told_is_seen_once():
 
 
 def test_news_end_a_wait():
-    news = News()
+    news = InterruptSafeEvent()
     telling = threading.Timer(0.05, news.tell)
     telling.start()
     assert news.wait(timedelta(seconds=30))

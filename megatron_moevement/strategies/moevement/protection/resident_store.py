@@ -44,7 +44,7 @@ class NotOpenedError(MoEvementError):
     """A process can't open its memory in a restart; another one may take its place."""
 
 
-class KeptStore(ProcessStore):
+class ResidentStore(ProcessStore):
     """Opens the store of this process once; the training thread uses it."""
 
     def __init__(self) -> None:

@@ -12,7 +12,7 @@ import queue
 from datetime import timedelta
 
 
-class News:
+class InterruptSafeEvent:
     """Whether there was any since the last look; any number of threads tell, one waits."""
 
     def __init__(self) -> None:

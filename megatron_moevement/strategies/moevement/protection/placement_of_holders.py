@@ -1,4 +1,4 @@
-"""Kept placement: copies stay where they are, and only what was lost gets other holders."""
+"""Placement of holders: copies stay where they are, and only what was lost gets other holders."""
 
 from __future__ import annotations
 
@@ -61,9 +61,9 @@ def keep_placement(plan: JobPlan, held: Sequence[HeldRanks]) -> JobPlan:
     # Who was replaced as a holder has older slots than who took its place.
     holders = {rank: tuple(holder for _, holder in sorted(known)) for rank, known in found.items()}
     former = dataclasses.replace(plan.placement, holders=holders)
-    kept = dataclasses.replace(plan, placement=repair_placement(former, plan.hosts))
+    carried = dataclasses.replace(plan, placement=repair_placement(former, plan.hosts))
     try:
-        kept.check_limit(*(host.process for host in plan.hosts))
+        carried.check_limit(*(host.process for host in plan.hosts))
     except UserError:  # copies spread anew take less memory on the worst process
         return plan
-    return kept
+    return carried
