@@ -193,10 +193,10 @@ def _ring_document(ring: SurveyedRing) -> dict[str, Any]:
 
 
 def _slot_document(slot: SurveyedSlot) -> dict[str, Any]:
-    record, window = slot.record, slot.record.window
+    record = slot.record
     return {
         "era": record.rollbacks,
-        "window": {"start": window.start, "size": window.size, "epoch": window.schedule_version},
+        "window": record.window.document,
         "slot": record.slot,
         "step": record.step,
         "bytes": record.payload_bytes,

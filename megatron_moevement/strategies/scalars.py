@@ -99,6 +99,7 @@ def encode_entry(entry: LedgerEntry) -> bytes:
         for field in dataclasses.fields(entry)
         if field.name != "random_state"
     }
+    document["streams_alike"] = document.pop("rng_equal")  # as it is called in journals
     document["groups"] = [dataclasses.asdict(group) for group in entry.groups]
     return json.dumps(document, separators=(",", ":")).encode()
 
@@ -106,6 +107,7 @@ def encode_entry(entry: LedgerEntry) -> bytes:
 def decode_entry(text: bytes) -> LedgerEntry:
     """Returns the ledger entry that `encode_entry` encoded."""
     document = json.loads(text)
+    document["rng_equal"] = document.pop("streams_alike")
     document["groups"] = tuple(ParameterGroup(**group) for group in document["groups"])
     for name in ("found_inf", "scalers"):
         document[name] = tuple(document[name])

@@ -103,20 +103,22 @@ def _dump_process(facts: ProcessFacts) -> dict[str, Any]:
             {"direction": log.direction.value, "steps": list(_runs(log.steps))}
             for log in facts.logs
         ],
-        "ledger": [facts.ledger[0], facts.ledger[-1]] if facts.ledger else None,
+        "ledger": _dump_run(facts.ledger),
         "era": facts.rollbacks,
         "epoch": facts.schedule_version,
         "holds": facts.replica_id,
-        "alike": [facts.rng_equal_steps[0], facts.rng_equal_steps[-1]]
-        if facts.rng_equal_steps
-        else None,
+        "alike": _dump_run(facts.rng_equal_steps),
         "is_new": facts.is_new,
         "holders": list(facts.holders),
     }
 
 
 def _dump_window(window: Window | None) -> dict[str, int] | None:
-    return None if window is None else dataclasses.asdict(window)
+    return None if window is None else window.document
+
+
+def _dump_run(steps: range) -> list[int] | None:
+    return [steps[0], steps[-1]] if steps else None
 
 
 def _runs(steps: Iterable[int]) -> Iterator[list[int]]:

@@ -56,6 +56,11 @@ class Window:
     schedule_version: int = 0
 
     @property
+    def document(self) -> dict[str, int]:
+        """The window as files and messages have it; `epoch` is the schedule's version there."""
+        return {"start": self.start, "size": self.size, "epoch": self.schedule_version}
+
+    @property
     def last(self) -> int:
         """The step of the last slot: where replay has made every operator dense."""
         return self.start + self.size - 1

@@ -38,7 +38,13 @@ class JournalState:
 
     def document(self) -> dict[str, Any]:
         """Returns the state as what JSON can hold."""
-        return dataclasses.asdict(self) | {"rank": None if self.rank is None else str(self.rank)}
+        return {
+            "era": self.rollbacks,
+            "epoch": self.schedule_version,
+            "committed": self.committed,
+            "persisted": None if self.persisted is None else self.persisted.document,
+            "rank": None if self.rank is None else str(self.rank),
+        }
 
     @classmethod
     def of_document(cls, document: Mapping[str, Any]) -> JournalState:
@@ -48,7 +54,9 @@ class JournalState:
             rollbacks=document["era"],
             schedule_version=document["epoch"],
             committed=document["committed"],
-            persisted=None if window is None else Window(**window),
+            persisted=None
+            if window is None
+            else Window(window["start"], window["size"], window["epoch"]),
             rank=None if rank is None else LogicalRank.parse(rank),
         )
 

@@ -170,10 +170,9 @@ def decode_record(data: bytes) -> SlotRecord:
 
 def record_document(record: SlotRecord) -> dict[str, Any]:
     """Returns a record as what JSON can hold; checksums are hexadecimal digits."""
-    window = record.window
     return {
         "era": record.rollbacks,
-        "window": {"start": window.start, "size": window.size, "epoch": window.schedule_version},
+        "window": record.window.document,
         "slot": record.slot,
         "step": record.step,
         "payload_bytes": record.payload_bytes,
