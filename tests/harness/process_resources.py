@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import re
 from pathlib import Path
 
 _KIB = 1024
 _ZOMBIE = "Z"
 _RESET_PEAK = "5"
+_HELD_RING = re.compile(r"/held-[^/]+\.ring$")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,6 +23,7 @@ class ProcessResources:
         descriptors: of all kinds, sockets included.
         sockets: of all families.
         shared_files: files that are mapped to be shared with other processes.
+        held_rings: those of them that keep copies of other ranks' slots.
         own_bytes: resident memory that no file backs.
     """
 
@@ -28,6 +31,7 @@ class ProcessResources:
     descriptors: int
     sockets: int
     shared_files: int
+    held_rings: int
     own_bytes: int
 
     @classmethod
@@ -52,6 +56,7 @@ class ProcessResources:
             descriptors=len(targets),
             sockets=sum(target.startswith("socket:") for target in targets),
             shared_files=len(shared),
+            held_rings=sum(_HELD_RING.search(name) is not None for _, name in shared),
             own_bytes=_status_bytes(pid, "RssAnon"),
         )
 

@@ -16,16 +16,16 @@ pytestmark = pytest.mark.timeout(60)
 
 AT_A_POINT = """
 from megatron_moevement.runtime.faults.fault_points import FaultPoints
-from megatron_moevement.settings.faults import Fault, Place
-FaultPoints([Fault.parse("{kind}:3:barrier")]).strike(3, Place.BARRIER)
+from megatron_moevement.settings.faults import Fault, FaultPoint
+FaultPoints([Fault.parse("{kind}:3:barrier")]).strike(3, FaultPoint.BARRIER)
 print("alive")
 """
 ON_A_THREAD = """
 import threading
 from megatron_moevement.runtime.faults.fault_points import FaultPoints
-from megatron_moevement.settings.faults import Fault, Place
+from megatron_moevement.settings.faults import Fault, FaultPoint
 points = FaultPoints([Fault.parse("{kind}:3:send")])
-thread = threading.Thread(target=points.strike, args=(3, Place.SEND))
+thread = threading.Thread(target=points.strike, args=(3, FaultPoint.SEND))
 thread.start()
 thread.join()
 print("alive")

@@ -44,6 +44,8 @@ CASE = Case.of("pp2-ep2 bf16 distributed grouped", 3)
 RANKS, RANKS_PER_STAGE = 4, 2
 LOCALIZED_AT_LEAST = 40
 POLL_S = 0.2
+OF_RING = {"threads": 1, "descriptors": 2, "sockets": 1, "shared_files": 1}
+"""What a process has open for each rank whose copies it keeps."""
 PROGRAM = Path(__file__).with_name("torn_pretrain.py")
 
 
@@ -95,14 +97,18 @@ def observe(job, rank_pid):
 
 
 def grown(run, first, last):
-    """Returns what counts of processes are larger than they were, spares that joined aside."""
+    """Returns what counts of processes are larger than they were, spares that joined aside.
+
+    A process that keeps the copies of one that was killed has a ring and a connection more.
+    """
     starts = events_of(run, EventName.PROCESS_START, None)
     newcomers = {one.pid for one in starts if one.generation > 0}
     return [
         (pid, kind, getattr(first[pid], kind), getattr(last[pid], kind))
         for pid in (first.keys() & last.keys()) - newcomers
-        for kind in ("threads", "descriptors", "sockets", "shared_files")
-        if getattr(last[pid], kind) > getattr(first[pid], kind)
+        for kind, of_ring in OF_RING.items()
+        if getattr(last[pid], kind) - getattr(first[pid], kind)
+        > of_ring * (last[pid].held_rings - first[pid].held_rings)
     ]
 
 
@@ -163,6 +169,10 @@ def test_nothing_grows_over_fifty_recoveries(megatron_fork_server, text, tmp_pat
     assert list(run.store.rglob("*")) == []
     assert set(survivors) <= seen[0].keys() & seen[-1].keys()
     assert len(seen[-1]) <= len(seen[0])
+    first_rings, last_rings = (
+        sum(one.held_rings for one in each.values()) for each in seen[:: len(seen) - 1]
+    )
+    assert last_rings <= first_rings
     check_replays(run)
     assert grown(run, seen[0], seen[-1]) == []
     for pid, kind in itertools.product(survivors, GROWTH):
