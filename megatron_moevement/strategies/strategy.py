@@ -6,6 +6,7 @@ All methods are called by the training thread of every rank, in the same steps.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 from megatron_moevement.errors import MoEvementError
 from megatron_moevement.integrations.megatron.optimizer import GradientStatistics
@@ -79,13 +80,17 @@ class Recovered:
 
 
 @dataclasses.dataclass(frozen=True)
-class Anew:
+class StartOver:
     """Nothing was brought back: the job starts from a durable checkpoint, or from its beginning.
 
     Attributes:
+        begin: protects the job from the progress of that state on, which is in place: model,
+            optimizer and random streams. What lies in memory is forgotten in it, not before. It
+            returns how far the steps after that state are known and are replayed; None: none is.
         is_continuing: whether the job has trained before, so that its own saves count.
     """
 
+    begin: Callable[[Progress], Recovered | None] = lambda progress: None
     is_continuing: bool = False
 
 
@@ -93,7 +98,8 @@ class Strategy:
     """Protects a job; the base of all strategies, which does so by durable checkpoints alone.
 
     A generation begins with `recover`; where that brings nothing back the job loads or begins, and
-    calls `begin`. Then each step calls, in this order:
+    calls `begin` of what was returned. A strategy that brings a state back advances the generation
+    by `AGREED` and `SETTLED`. Then each step calls, in this order:
 
     1. `replayed_gradient_stats`, after its passes, in place of a norm of all gradients;
     2. `await_commit`, `replica_rng` and, in a replay, `agree_within_stage`: what comes to the
@@ -106,7 +112,7 @@ class Strategy:
     above the target that `recover` or `begin` returned.
     """
 
-    def recover(self, durable: Durable) -> Recovered | Anew:
+    def recover(self, durable: Durable) -> Recovered | StartOver:
         """Brings back what the processes of the job hold, or an earlier launch of it left.
 
         Args:
@@ -120,18 +126,7 @@ class Strategy:
             RecoveryAbortedError: the job ends.
         """
         del durable
-        return Anew()
-
-    def begin(self, progress: Progress) -> Recovered | None:
-        """Protects the job from here on; model, optimizer and random streams are in place.
-
-        Called when nothing was brought back: what lies in memory is forgotten here, not before.
-
-        Returns:
-            How far the steps after that state are known and are replayed; None: none is.
-        """
-        del progress
-        return None
+        return StartOver()
 
     def replayed_gradient_stats(self, step: int) -> GradientStatistics | None:
         """Returns what a replay knows of the gradients of a step; None when they speak themselves.

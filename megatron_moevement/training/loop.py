@@ -9,13 +9,15 @@ from collections.abc import Callable, Iterator
 from datetime import timedelta
 
 from megatron_moevement.errors import UserError
+from megatron_moevement.policy.recovery.lifecycle import Event
 from megatron_moevement.policy.watching.slow_ranks import SlowRankWatch
 from megatron_moevement.runtime.coordination.agreement import AgreementError, together
 from megatron_moevement.runtime.coordination.commit_barrier import StopRequest
 from megatron_moevement.runtime.coordination.generation import Generation
 from megatron_moevement.runtime.coordination.ledger import loss_to_hex
+from megatron_moevement.runtime.observation.events import EventName
 from megatron_moevement.runtime.observation.watch import Moment, Watch
-from megatron_moevement.strategies.strategy import Anew, Recovered, Strategy
+from megatron_moevement.strategies.strategy import Recovered, Strategy
 from megatron_moevement.training.data.splits import Datasets
 from megatron_moevement.training.ending import Ending, reason_to_stop
 from megatron_moevement.training.evaluation import evaluate
@@ -58,15 +60,15 @@ def train(
         job.checkpoints.check_writable()
     with _reporter_everywhere(job, generation) as reporter:
         resident.announce(reporter.events)
+        generation.observe(
+            lambda phase: reporter.events.emit(
+                EventName.PHASE, resident.committed, phase=phase.value
+            )
+        )
         with injected_faults(job, reporter.events), contextlib.ExitStack() as opened:
-            strategy, recovered = protect(job, opened, reporter, resident, generation)
-            if isinstance(recovered, Anew) and generation.number:
-                # Survivors have trained, and nothing is there to bring their state back from.
-                opened.close()
-                job = resident.rebuild(job)
-                strategy, recovered = protect(job, opened, reporter, resident, generation)
+            job, strategy, recovered = protect(job, opened, reporter, resident, generation)
             start, replayed = start_from(
-                job, strategy, recovered, resident.watch, is_first=is_first
+                job, recovered, resident.watch, generation, is_first=is_first
             )
             tell_what_lies_behind(job, start.committed)
             datasets = build_datasets(job)
@@ -140,10 +142,13 @@ class TrainingLoop:
         """Trains until the last iteration or a reason to stop, and saves what it reached."""
         if self._target is not None:
             stop = self._catch_up(self._target)
-            if self._is_bare:
-                self._save(self._target)  # before a window is persisted nothing else is near
+            if self._is_bare:  # before a window is persisted nothing else is near
+                with self._pause():
+                    self._save(self._target)
             if self._after(self._target, stop):
                 return self._end()
+        else:
+            self._generation.advance(Event.BEGINS)
         while self._step.progress.committed < self._train_iters:
             if self.iterate():
                 break
@@ -159,6 +164,7 @@ class TrainingLoop:
         """
         assert self._target is not None
         self._catch_up(self._target)
+        self._generation.advance(Event.ENDS)
         self._save(self._target)
         if self._saved != self._target:
             raise UserError(
@@ -173,16 +179,19 @@ class TrainingLoop:
         What is due after a replayed step was done the first time.
         """
         stop = StopRequest.NONE
+        lacks_steps = self._step.progress.committed < target
+        self._generation.advance(Event.REPLAYS if lacks_steps else Event.STANDS_BY)
         while self._step.progress.committed < target:
             stop = self._one_step().stop
-        self._generation.rest()
+        self._generation.advance(Event.REACHED)
         self._strategy.rejoin()
+        self._generation.advance(Event.BEGINS)
         self._job.metrics.forget()  # ranks that stood by have nothing to average
         self._unreported = 0
         return stop
 
     def _end(self) -> Ending:
-        self._generation.rest()
+        self._generation.advance(Event.ENDS)
         self._save(self._step.progress.committed)
         if self._step.progress.committed == self._train_iters:
             self._evaluate_at_end()
@@ -202,10 +211,26 @@ class TrainingLoop:
 
     def _after(self, iteration: int, stop: StopRequest = StopRequest.NONE) -> bool:
         """Does what is due after a step; doing it again changes nothing."""
-        self._generation.rest()
-        self._evaluate_if_due(iteration)
-        self._save_if_due(iteration)
-        return self._ends_at(iteration, stop)
+        run, save_interval = (
+            self._job.arguments.run,
+            self._job.arguments.checkpointing.save_interval,
+        )
+        evaluates = run.eval_iters and iteration % run.eval_interval == 0
+        saves = save_interval is not None and iteration % save_interval == 0
+        if evaluates or saves:
+            with self._pause():
+                if evaluates:
+                    self._evaluate(iteration, iteration // run.eval_interval - 1, "validation")
+                if saves:
+                    self._save(iteration)
+        self._why = reason_to_stop(run, iteration, stop)
+        return self._why is not None
+
+    @contextlib.contextmanager
+    def _pause(self) -> Iterator[None]:
+        self._generation.advance(Event.PAUSES)
+        yield
+        self._generation.advance(Event.BEGINS)
 
     def _one_step(self) -> StepOutcome:
         self._generation.ping()
@@ -237,11 +262,6 @@ class TrainingLoop:
         if iteration % log_interval == 0:
             self._reporter.phase_times(self._job.timers.report(log_interval))
 
-    def _evaluate_if_due(self, iteration: int) -> None:
-        run = self._job.arguments.run
-        if run.eval_iters and iteration % run.eval_interval == 0:
-            self._evaluate(iteration, iteration // run.eval_interval - 1, "validation")
-
     def _evaluate_at_end(self) -> None:
         run = self._job.arguments.run
         if run.eval_iters:
@@ -260,15 +280,6 @@ class TrainingLoop:
             watch=self._watch,
         )
         self._reporter.evaluation(iteration, split, loss)
-
-    def _ends_at(self, iteration: int, stop: StopRequest) -> bool:
-        self._why = reason_to_stop(self._job.arguments.run, iteration, stop)
-        return self._why is not None
-
-    def _save_if_due(self, iteration: int) -> None:
-        interval = self._job.arguments.checkpointing.save_interval
-        if interval is not None and iteration % interval == 0:
-            self._save(iteration)
 
     def _save(self, iteration: int) -> None:
         """Saves S_iteration unless that is done or not wanted; a failure is reported only."""

@@ -23,6 +23,7 @@ from megatron_moevement.integrations.megatron.group_keys import gather_as_upstre
 from megatron_moevement.integrations.megatron.group_references import GroupReferences
 from megatron_moevement.integrations.megatron.process_groups import abandon_groups
 from megatron_moevement.policy.outcome.futility import Futility, InVainError
+from megatron_moevement.policy.recovery.lifecycle import Phase
 from megatron_moevement.runtime.coordination.generation import Generation, Interruption, Loss
 from megatron_moevement.runtime.faults.fault_points import NO_FAULTS
 from megatron_moevement.runtime.interrupts.interruptible_wait import count_connecting
@@ -74,6 +75,7 @@ class Resident:
         """What came of the restarts so far."""
         self._flags = flags_digest(arguments)  # a spare has it before it is needed
         self._generation: Generation | None = None
+        self._interrupted: Phase | None = None
         self._is_known = False
         self._entered_s = self._joined_s = 0.0
         self._stepped_s: float | None = None
@@ -209,6 +211,7 @@ class Resident:
                 EventName.FAULT_DETECTED,
                 self.committed,
                 noticed_s=noticed_s,
+                phase=None if self._interrupted is None else self._interrupted.value,
                 losses=[dataclasses.asdict(loss) for loss in losses],
                 last_step_s=self._stepped_s,
                 teardown_s=teardown_s,
@@ -251,6 +254,7 @@ class Resident:
         """Cleans up after an interrupted generation, whatever state it is in."""
         generation, self._generation = self._generation, None
         if generation is not None:
+            self._interrupted = generation.phase
             generation.close()
         if self._part is not None:
             self._part.references.release()

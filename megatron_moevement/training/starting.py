@@ -8,14 +8,15 @@ import sys
 import torch.distributed as dist
 
 from megatron_moevement.errors import UserError
+from megatron_moevement.policy.recovery.lifecycle import Event
 from megatron_moevement.runtime.coordination.generation import Generation
 from megatron_moevement.runtime.coordination.ledger import loss_from_hex
 from megatron_moevement.runtime.coordination.progress import START, Progress
 from megatron_moevement.runtime.observation.watch import Watch
 from megatron_moevement.strategies.strategy import (
-    Anew,
     InitialStateLostError,
     Recovered,
+    StartOver,
     Strategy,
 )
 from megatron_moevement.training.job import Job
@@ -31,8 +32,10 @@ def protect(
     reporter: Reporter,
     resident: Resident,
     generation: Generation,
-) -> tuple[Strategy, Recovered | Anew]:
+) -> tuple[Job, Strategy, Recovered | StartOver]:
     """Opens what protects the job, and brings back what earlier generations left in memory.
+
+    Where nothing brings back the state of survivors that have trained, the job is built again.
 
     Args:
         job: is protected.
@@ -42,20 +45,28 @@ def protect(
         generation: owns threads and connections.
 
     Returns:
-        What protects the job, and what it brought back.
+        The job, what protects it, and what was brought back.
     """
-    strategy = opened.enter_context(open_strategy(job, reporter.events, resident.kept, generation))
-    try:
+
+    def recover() -> tuple[Strategy, Recovered | StartOver]:
+        own = open_strategy(job, reporter.events, resident.kept, generation)
+        strategy = opened.enter_context(own)
         return strategy, strategy.recover(job.checkpoints.newest())
-    except InitialStateLostError:  # on all ranks
-        return strategy, Anew(is_continuing=True)
+
+    with contextlib.suppress(InitialStateLostError):  # on all ranks
+        strategy, recovered = recover()
+        if generation.number == 0 or isinstance(recovered, Recovered):
+            return job, strategy, recovered
+    opened.close()
+    job = resident.rebuild(job)
+    return job, *recover()
 
 
 def start_from(
     job: Job,
-    strategy: Strategy,
-    recovered: Recovered | Anew,
+    recovered: Recovered | StartOver,
     watch: Watch,
+    generation: Generation,
     *,
     is_first: bool,
 ) -> tuple[Progress, Recovered | None]:
@@ -63,9 +74,9 @@ def start_from(
 
     Args:
         job: what is trained.
-        strategy: protects it from here on.
-        recovered: what it brought back.
+        recovered: what was brought back.
         watch: is told of a checkpoint that was loaded.
+        generation: is told that one is loaded.
         is_first: whether no generation was before this one.
 
     Returns:
@@ -75,11 +86,12 @@ def start_from(
         UserError: a checkpoint does not fit, or nothing was recovered where that is all to be done.
     """
     if job.arguments.fault_tolerance.moevement_recover_only:
-        if isinstance(recovered, Anew):
+        if isinstance(recovered, StartOver):
             raise _nothing_recovered(job.checkpoints.newest().loadable)
         job.checkpoints.check_writable()
     if isinstance(recovered, Recovered):
         return recovered.progress, recovered
+    generation.advance(Event.LOADS)
     is_continuing = recovered.is_continuing or not is_first
     if is_first:
         job.checkpoints.check_room(int(job.arguments.run.train_iters or 0))
@@ -90,7 +102,7 @@ def start_from(
         watch.loaded()
     if is_first:
         report_left_runs(job, start.committed)
-    return start, strategy.begin(start)
+    return start, recovered.begin(start)
 
 
 def _nothing_recovered(durable: int) -> UserError:

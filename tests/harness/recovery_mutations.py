@@ -120,7 +120,7 @@ def capture_gathered_parameters() -> None:
     before: dict[int, torch.Tensor] = {}
 
     def remember(self: SparseCheckpointing, step: int) -> Covered:
-        live = self._live
+        live = self._session.live
         for operator in live.operators:
             for piece in live.pieces(operator.id, Content.COMPUTE):
                 before[piece.live.data_ptr()] = piece.live.detach().clone()

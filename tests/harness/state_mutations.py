@@ -95,8 +95,9 @@ def flip_replica() -> None:
     @torch.no_grad()
     def flipped(self: SparseCheckpointing, entry: Any, progress: Any, covered: Any) -> None:
         if progress.committed == FLIPPED_STEP and dist.get_rank() == FLIPPED_RANK:
-            full = self._schedule.full(self._schedule.slot_of(FLIPPED_STEP))
-            for piece in self._live.pieces(min(full), Content.FULL):
+            schedule = self._history.schedule
+            full = schedule.full(schedule.slot_of(FLIPPED_STEP))
+            for piece in self._session.live.pieces(min(full), Content.FULL):
                 if piece.name.endswith("exp_avg_sq"):
                     piece.live.mul_(2)
         commit(self, entry, progress, covered)

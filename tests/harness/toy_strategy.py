@@ -13,8 +13,10 @@ import torch
 
 from megatron_moevement.integrations.megatron.snapshots import LiveOperators
 from megatron_moevement.policy.job.state_recipe import Content
+from megatron_moevement.policy.recovery.lifecycle import Event
 from megatron_moevement.policy.recovery.newest_state import Durable
 from megatron_moevement.runtime.coordination.agreement import all_gather_json
+from megatron_moevement.runtime.coordination.generation import Generation
 from megatron_moevement.runtime.coordination.ledger import LedgerEntry
 from megatron_moevement.runtime.coordination.progress import START, Progress
 from megatron_moevement.runtime.stores.place import store_place
@@ -23,7 +25,7 @@ from megatron_moevement.strategies.live_objects import LiveObjects
 from megatron_moevement.strategies.registry import STRATEGIES, Registered, register
 from megatron_moevement.strategies.resident_state import Protected, ResidentState
 from megatron_moevement.strategies.scalars import SlotScalars
-from megatron_moevement.strategies.strategy import Anew, Covered, Recovered, Strategy
+from megatron_moevement.strategies.strategy import Covered, Recovered, StartOver, Strategy
 from megatron_moevement.training.program import main
 
 TOY = "toy"
@@ -34,30 +36,34 @@ _KEPT = 2
 class DenseSnapshots(Strategy):
     """Writes all of a rank's state after every step."""
 
-    def __init__(self, objects: LiveObjects, folder: Path) -> None:
+    def __init__(self, objects: LiveObjects, folder: Path, generation: Generation) -> None:
         """Begins with the files that a rank of this name left.
 
         Args:
             objects: the live objects.
             folder: of the run.
+            generation: in which it protects the job.
         """
+        self._generation = generation
         self._objects = objects
         self._folder = folder / str(objects.rank)
         self._folder.mkdir(parents=True, exist_ok=True)
         self._progress = START
         self._is_wanted = True
 
-    def recover(self, durable: Durable) -> Recovered | Anew:
+    def recover(self, durable: Durable) -> Recovered | StartOver:
         """Brings all ranks back to one step, where that is newer than a checkpoint."""
         files = {int(file.stem): file for file in self._folder.glob("*.state")}
         held = all_gather_json(sorted(files), self._objects.device)
         newest = max(set(files).intersection(*held), default=0)
         self._objects.transients.reset()
         if newest <= durable.newest(is_continuing=any(held)):
-            return Anew(is_continuing=any(held))
+            return StartOver(self._begin, is_continuing=any(held))
+        self._generation.advance(Event.AGREED)
+        self._generation.advance(Event.SETTLED)
         return self._restore(files[newest])
 
-    def begin(self, progress: Progress) -> None:
+    def _begin(self, progress: Progress) -> None:
         """Forgets what lies here."""
         del progress
         self._forget()
@@ -123,7 +129,8 @@ class Toy(ResidentState):
         """Returns what protects a job, with files beside those of other strategies."""
         objects = protected.objects()
         root, run_id = store_place(self._settings, objects.identity)
-        return DenseSnapshots(objects, root / f"{run_id}.{objects.identity.fingerprint[:8]}")
+        folder = root / f"{run_id}.{objects.identity.fingerprint[:8]}"
+        return DenseSnapshots(objects, folder, protected.generation)
 
 
 if TOY not in STRATEGIES:

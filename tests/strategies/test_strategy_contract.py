@@ -151,7 +151,7 @@ def launch(megatron_fork_server):
 def undisturbed(launch, tmp_path_factory):
     """Returns the digest of a job that nothing protects and nobody interrupts."""
     calls, digest = launch(str(tmp_path_factory.mktemp("plain")), OFF, 0)
-    assert calls == f"recover begin {WITH_COSTS * STEPS}finish close "
+    assert calls == f"recover {WITH_COSTS * STEPS}finish close "
     return digest
 
 
@@ -161,10 +161,10 @@ def test_a_job_that_ends_on_the_way_goes_on_by_the_sequence_of_calls(
     launch, undisturbed, tmp_path, name
 ):
     calls, _ = launch(str(tmp_path), name, DEATH)
-    assert calls == f"recover begin {WITH_COSTS * (DEATH - 1)}{STEP}close "
+    assert calls == f"recover {WITH_COSTS * (DEATH - 1)}{STEP}close "
     again, digest = launch(str(tmp_path), name, 0)
     lost = STEPS if name == OFF else STEPS - DEATH
-    recovered = "recover begin " if name == OFF else f"recover ({STEP})*rejoin "
+    recovered = "recover " if name == OFF else f"recover ({STEP})*rejoin "
     assert re.fullmatch(f"{recovered}{WITH_COSTS * lost}finish close ", again)
     assert digest == undisturbed
     assert [file for file in tmp_path.glob("store/**/*") if file.is_file()] == []

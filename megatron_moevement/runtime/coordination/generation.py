@@ -13,6 +13,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Protocol, TypeVar
 
+from megatron_moevement.policy.recovery.lifecycle import Event, Phase, advance
 from megatron_moevement.runtime.closing import Closing
 from megatron_moevement.runtime.coordination.notice_board import NoticeBoard
 
@@ -82,18 +83,35 @@ class Generation(Closing):
             number: in-process restarts before it, the same on all ranks.
             uninterrupted: encloses what a restart waits for. It must be short and wait for no other
                 process.
-            ping: says that training makes progress, and will again before long.
-            rest: says that nobody knows how long what comes now will take, until the next `ping`.
+            ping: restarts the progress watchdog; each step calls it.
+            rest: suspends the progress watchdog until the next `ping`.
             spares: processes that wait for a place; None where none could come in.
             board: where ranks and spares read what the others post; None where there are none.
         """
         self.number = number
         self.uninterrupted = uninterrupted
+        self.phase = Phase.PLANNING
         self.ping = ping
-        self.rest = rest
+        self._rest = rest
+        self._observe: Callable[[Phase], None] = lambda phase: None
         self.spares = spares
         self.board = board
         self._owned: list[Closeable] = []
+
+    def observe(self, observer: Callable[[Phase], None]) -> None:
+        """Lets an observer see each phase from now on."""
+        self._observe = observer
+
+    def advance(self, event: Event) -> None:
+        """Enters the phase that follows an event; where no steps follow each other, nobody is late.
+
+        Raises:
+            IllegalEventError: the event can't happen now.
+        """
+        self.phase = advance(self.phase, event)
+        if not self.phase.makes_steps:
+            self._rest()
+        self._observe(self.phase)
 
     def own(self, opening: Callable[[], C]) -> C:
         """Opens something that must not outlive the generation, uninterrupted."""

@@ -29,6 +29,7 @@ class EventName(Enum):
     """What can happen."""
 
     PROCESS_START = "process_start"
+    PHASE = "phase"
     ITERATION = "iteration"
     EVALUATION = "evaluation"
     WINDOW_PERSISTED = "window_persisted"

@@ -57,6 +57,7 @@ from megatron_moevement.strategies.moevement.protection.spare_memory import (
     keep_for_others,
 )
 from megatron_moevement.strategies.moevement.protection.spares import find_spares
+from megatron_moevement.strategies.moevement.session import Session
 from megatron_moevement.strategies.moevement.sparse_checkpointing import SparseCheckpointing
 from megatron_moevement.strategies.resident_state import Protected, ResidentState
 
@@ -126,12 +127,7 @@ def _open(
         log=_keep_log(carried, objects, plan.log_of(host)),
     )
     return SparseCheckpointing(
-        objects,
-        live,
-        memory,
-        events,
-        say,
-        carried=carried,
+        Session(objects, live, memory, carried, events, say),
         replicas=told.replicas,
         audit=ReplicaAudit(settings.moevement_audit_interval, objects, events, say),
         protection=_watch_protection(settings, objects, plan, events, say, generation),

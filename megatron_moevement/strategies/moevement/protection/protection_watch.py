@@ -56,15 +56,15 @@ class ProtectionWatch:
         """
         found = protection_of(self._shape, copies)
         lag = step - window.last
+        edge = {"start": window.start, "size": window.size, "lag": lag}
+        self._events.emit(EventName.WINDOW_PERSISTED, step, **edge, copies=copies)
         told = {
             "level": found.level.value,
             "copies": found.copies,
             "wanted": found.wanted,
             "spares": found.spares,
             "costs": list(found.costs),
-            "start": window.start,
-            "size": window.size,
-            "lag": lag,
+            **edge,
         }
         if found != self._known:
             self._events.emit(EventName.PROTECTION, step, **told)

@@ -9,18 +9,16 @@ import torch.distributed as dist
 
 from megatron_moevement.integrations.megatron.freezing import Freezing
 from megatron_moevement.integrations.megatron.slot_layout import slot_layouts
-from megatron_moevement.integrations.megatron.snapshots import LiveOperators
+from megatron_moevement.policy.recovery.lifecycle import Event
 from megatron_moevement.policy.recovery.plan import Origin, WindowEdges
 from megatron_moevement.policy.recovery.rollforward import SETTLING, Settling
 from megatron_moevement.policy.window.schedule import WindowSchedule
 from megatron_moevement.runtime.coordination.agreement import (
     all_gather_json,
 )
-from megatron_moevement.strategies.live_objects import LiveObjects
 from megatron_moevement.strategies.moevement.carried_state import (
     GIVEN_UP,
     Agreed,
-    CarriedState,
     SurvivingState,
 )
 from megatron_moevement.strategies.moevement.protection.first_captures import (
@@ -29,7 +27,6 @@ from megatron_moevement.strategies.moevement.protection.first_captures import (
     first_captures,
     own_captures,
 )
-from megatron_moevement.strategies.moevement.protection.host_memory import HostMemory
 from megatron_moevement.strategies.moevement.recovery.boundaries import ReplayedBoundaries
 from megatron_moevement.strategies.moevement.recovery.left_ledger import (
     LeftLedger,
@@ -44,6 +41,7 @@ from megatron_moevement.strategies.moevement.recovery.replicas import (
 )
 from megatron_moevement.strategies.moevement.recovery.slot_transfers import fetch_slots
 from megatron_moevement.strategies.moevement.recovery.survivors import Survivor
+from megatron_moevement.strategies.moevement.session import Session
 from megatron_moevement.strategies.scalars import decode_entry
 from megatron_moevement.strategies.strategy import InitialStateLostError
 
@@ -51,32 +49,23 @@ from megatron_moevement.strategies.strategy import InitialStateLostError
 class Execution:
     """Carries out one plan; the training thread of every rank calls it."""
 
-    def __init__(
-        self,
-        objects: LiveObjects,
-        memory: HostMemory,
-        live: LiveOperators,
-        carried: CarriedState,
-        agreed: Agreed,
-    ) -> None:
+    def __init__(self, session: Session, agreed: Agreed) -> None:
         """Names what is carried out.
 
         Args:
-            objects: the live objects.
-            memory: this process's.
-            live: this rank's operators.
-            carried: what this process takes over a restart.
+            session: of this rank.
             agreed: the plan, RESUME, COPIED, LOCALIZED or GLOBAL, and the facts that it was made
                 from, of the newest history.
         """
-        self._objects = objects
-        self._memory = memory
-        self._live = live
-        self._carried = carried
+        self._session = session
+        self._objects = session.objects
+        self._memory = session.memory
+        self._live = session.live
+        self._carried = session.carried
         self._facts = agreed.facts
         self._plan = agreed.plan
-        self._survivor = Survivor(objects, carried)
-        self.own = agreed.plan.for_rank(objects.rank)
+        self._survivor = Survivor(session.objects, session.carried)
+        self.own = agreed.plan.for_rank(session.objects.rank)
         """What the plan has for this rank."""
 
     def carry_out(self, freezing: Freezing, loaded: SurvivingState | None) -> Replay | None:
@@ -89,8 +78,16 @@ class Execution:
         Returns:
             The replay, which `enter` begins; None for a bystander.
         """
-        objects, memory, plan, own = self._objects, self._memory, self._plan, self.own
-        if self._facts.by_rank[objects.rank].rollbacks != plan.rollbacks:
+        ledger, first = self._share()
+        self._come_to_target(ledger, loaded)
+        self._session.generation.advance(Event.SETTLED)
+        self._restore(ledger)
+        return None if self.own.origin is None else self._replay(ledger, freezing, first)
+
+    def _share(self) -> tuple[LeftLedger, FirstCaptures]:
+        """Drops what is of no use, and puts together what all ranks have of ledger and captures."""
+        memory, plan, rank = self._memory, self._plan, self._objects.rank
+        if self._facts.by_rank[rank].rollbacks != plan.rollbacks:
             memory.store.clear()  # of another history: its slots may have equal names
         captures: list[OwnCaptures] = []
         if plan.edges is WindowEdges.KEPT:  # else slots are of other windows
@@ -101,12 +98,14 @@ class Execution:
         if plan.is_from_durable and plan.edges is WindowEdges.RESTARTED:
             memory.store.clear_rings()  # its ledger stays: nothing else leads to the target
         told = memory.open(lambda: [captures, own_ledger(memory, plan)])
-        captures = [each for several, _ in told for each in several]
-        first = first_captures(objects.rank, plan, captures)
         ledger = LeftLedger.of_documents(one for _, one in told)
-        self._come_to_target(ledger, loaded)
+        return ledger, first_captures(rank, plan, [each for several, _ in told for each in several])
+
+    def _restore(self, ledger: LeftLedger) -> None:
+        """Fetches the slots that this rank lacks, and puts back what a bystander trains on."""
+        memory, own = self._memory, self.own
         memory.begin_history()
-        if plan.copies:
+        if self._plan.copies:
             self._offer_state()
         fetch_slots(memory, own.fetches)
         if own.origin is not Origin.WINDOW:
@@ -115,9 +114,6 @@ class Execution:
             self._survivor.stand_by(self._live)
         dist.barrier()  # nobody overwrites a slot that another one still fetches
         memory.offer(None)
-        if own.origin is None:
-            return None
-        return self._replay(ledger, freezing, first)
 
     def _come_to_target(self, ledger: LeftLedger, loaded: SurvivingState | None) -> None:
         """Applies the step that this rank lacks, if it rolls forward, and writes the journal.
@@ -214,20 +210,17 @@ class Execution:
         )
 
 
-def start_over(
-    objects: LiveObjects, memory: HostMemory, carried: CarriedState, durable: int
-) -> None:
+def start_over(session: Session, durable: int) -> None:
     """Gets ready to load a durable checkpoint, or to begin with the initial weights.
 
     Args:
-        objects: the live objects.
-        memory: this process's.
-        carried: what this process takes over a restart.
+        session: of this rank.
         durable: step of the checkpoint; 0 is the initial state.
 
     Raises:
         InitialStateLostError: there is none, and weights have changed since the start.
     """
+    objects, memory, carried = session.objects, session.memory, session.carried
     pristine = all_gather_json(carried.is_pristine, objects.device)
     if durable == 0 and not all(pristine):
         raise InitialStateLostError(

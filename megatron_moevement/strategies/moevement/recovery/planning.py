@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable
 
 import torch.distributed as dist
 
@@ -26,17 +25,16 @@ from megatron_moevement.runtime.coordination.agreement import (
     together,
 )
 from megatron_moevement.runtime.coordination.commit_barrier import DisagreementError
-from megatron_moevement.runtime.observation.events import EventName, Events
+from megatron_moevement.runtime.observation.events import EventName
 from megatron_moevement.settings.faults import FaultPoint
-from megatron_moevement.strategies.live_objects import LiveObjects
-from megatron_moevement.strategies.moevement.carried_state import Agreed, CarriedState
-from megatron_moevement.strategies.moevement.protection.host_memory import HostMemory
+from megatron_moevement.strategies.moevement.carried_state import Agreed
 from megatron_moevement.strategies.moevement.protection.left_state import (
     gather_facts,
     read_left_state,
     rng_equal_steps,
 )
 from megatron_moevement.strategies.moevement.recovery.replicas import Replicas
+from megatron_moevement.strategies.moevement.session import Session
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,23 +57,13 @@ class Start:
 class Planning:
     """Plans the recovery of one generation; the training thread of every rank calls it."""
 
-    def __init__(
-        self,
-        objects: LiveObjects,
-        memory: HostMemory,
-        carried: CarriedState,
-        replicas: Replicas,
-        *,
-        events: Events,
-        say: Callable[[str], None],
-    ) -> None:
-        """Names what facts are read from, and who is told of the plan."""
-        self._objects = objects
-        self._memory = memory
-        self._carried = carried
+    def __init__(self, session: Session, replicas: Replicas) -> None:
+        """Names what facts are read from."""
+        self._session = session
+        self._objects = session.objects
+        self._memory = session.memory
+        self._carried = session.carried
         self._replicas = replicas
-        self._events = events
-        self._say = say
 
     def start(self, durable: Durable) -> Start:
         """Plans with all other ranks.
@@ -98,7 +86,7 @@ class Planning:
             if any(all_gather_json(taken, objects.device)):
                 facts, is_continuing = self._look(durable)
         if dist.get_rank() == 0:  # before anything is made of them
-            self._events.keep(FACTS, dump_facts(facts))
+            self._session.events.keep(FACTS, dump_facts(facts))
         plan = plan_start(facts)
         if plan is not None:
             digests = set(all_gather_json(plan.digest, objects.device))
@@ -178,7 +166,7 @@ class Planning:
         return dataclasses.replace(facts, durable=newest), is_continuing
 
     def _tell(self, plan: Plan) -> None:
-        self._events.emit(
+        self._session.events.emit(
             EventName.PLAN,
             plan.target,
             verdict=plan.verdict.value,
@@ -192,8 +180,7 @@ class Planning:
             copies=[str(one.rank) for one in plan.copies],
             digest=plan.digest,
         )
-        if dist.get_rank() == 0:
-            self._say(f"{plan.verdict.value}: {plan.reason}")
+        self._session.say(f"{plan.verdict.value}: {plan.reason}")
 
 
 def _start_of(facts: Facts, plan: Plan | None, *, is_continuing: bool) -> Start:

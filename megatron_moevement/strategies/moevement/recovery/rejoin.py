@@ -27,19 +27,18 @@ from megatron_moevement.runtime.coordination.commit_barrier import (
     Vote,
 )
 from megatron_moevement.runtime.coordination.rejoin_barrier import RejoinBarrier
-from megatron_moevement.runtime.observation.events import EventName, Events
+from megatron_moevement.runtime.observation.events import EventName
 from megatron_moevement.settings.faults import FaultPoint
-from megatron_moevement.strategies.live_objects import LiveObjects
 from megatron_moevement.strategies.moevement.carried_state import (
     GIVEN_UP,
     Agreed,
     CarriedState,
     SurvivingState,
 )
-from megatron_moevement.strategies.moevement.protection.host_memory import HostMemory
 from megatron_moevement.strategies.moevement.recovery.boundaries import Boundaries
 from megatron_moevement.strategies.moevement.recovery.replay import Replay
 from megatron_moevement.strategies.moevement.recovery.slot_transfers import send_slots
+from megatron_moevement.strategies.moevement.session import Session
 from megatron_moevement.strategies.strategy import (
     NO_WINDOW,
     UnprovenStateError,
@@ -67,32 +66,19 @@ class Laps:
 class Rejoin:
     """This rank from a plan that is carried out on; its training thread calls it."""
 
-    def __init__(
-        self,
-        objects: LiveObjects,
-        memory: HostMemory,
-        events: Events,
-        carried: CarriedState,
-        *,
-        agreed: Agreed,
-        laps: Laps,
-        replay: Replay | None,
-    ) -> None:
+    def __init__(self, session: Session, agreed: Agreed, laps: Laps, replay: Replay | None) -> None:
         """Begins to send what holders lack; `rejoin` waits for copies of the guarded window.
 
         Args:
-            objects: the live objects.
-            memory: this process's; it is open.
-            events: told of replays.
-            carried: what this process takes over a restart.
+            session: of this rank; its memory is open.
             agreed: what is carried out.
             laps: of the parts so far.
             replay: of this rank; None for a bystander.
         """
-        self._objects = objects
-        self._memory = memory
-        self._events = events
-        self._carried = carried
+        self._session = session
+        self._objects = objects = session.objects
+        self._memory = memory = session.memory
+        self._carried = session.carried
         self._agreed = agreed
         self._plan = plan = agreed.plan
         self._laps = laps
@@ -138,7 +124,7 @@ class Rejoin:
         replay.witness.note_step(sent, scalars_equal=step.verified)
         verified = step.verified and (sent is None or sent.verified)
         self._rejoin_barrier.note_progress()
-        self._events.emit(
+        self._session.events.emit(
             EventName.REPLAY,
             step.step,
             active=step.active,
@@ -206,7 +192,7 @@ class Rejoin:
         own = ranks[dist.get_rank()]
         account = self._account(target, ranks)
         passes = self._objects.schedule.passes.since(self._passes)
-        self._events.emit(
+        self._session.events.emit(
             EventName.RECOVERED,
             target,
             verdict=account.verdict,
@@ -237,7 +223,7 @@ class Rejoin:
             return
         wrong = proof_of_all(own.proof for own in ranks).words
         places = ", ".join(str(rank) for rank in doubts)
-        self._events.emit(
+        self._session.events.emit(
             EventName.REPLAY_DIFFERED,
             plan.target,
             ranks=[str(rank) for rank in doubts],

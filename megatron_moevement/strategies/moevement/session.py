@@ -1,0 +1,44 @@
+"""Session: what one rank works with in one generation."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+from megatron_moevement.integrations.megatron.snapshots import LiveOperators
+from megatron_moevement.runtime.coordination.generation import Generation
+from megatron_moevement.runtime.observation.events import Events
+from megatron_moevement.strategies.live_objects import LiveObjects
+from megatron_moevement.strategies.moevement.carried_state import CarriedState
+from megatron_moevement.strategies.moevement.protection.host_memory import HostMemory
+
+
+@dataclasses.dataclass(frozen=True)
+class Session:
+    """What one rank works with in one generation; its training thread uses it.
+
+    Attributes:
+        objects: the live objects.
+        live: its operators.
+        memory: this process's store, and its peers.
+        carried: what this process takes over a restart.
+        events: gets windows, plans and replays.
+        say: prints a line for the user, on rank 0.
+    """
+
+    objects: LiveObjects
+    live: LiveOperators
+    memory: HostMemory
+    carried: CarriedState
+    events: Events
+    say: Callable[[str], None]
+
+    @property
+    def generation(self) -> Generation:
+        """The generation."""
+        return self.memory.generation
+
+    def with_loaded_tensors(self) -> Session:
+        """Returns the same after a durable checkpoint was loaded, which brings new tensors."""
+        live = LiveOperators(self.objects.chunks, self.objects.optimizer)
+        return dataclasses.replace(self, live=live)
