@@ -5,6 +5,7 @@ import socket
 
 import pytest
 
+from megatron_moevement.policy.recovery.lifecycle import Event, IllegalEventError, Phase
 from megatron_moevement.runtime.coordination.generation import Generation
 from megatron_moevement.runtime.interrupts.open_sockets import (
     connected_sockets,
@@ -41,6 +42,24 @@ def test_opening_is_not_interrupted():
 
     Generation(0, section).own(lambda: entered.append("opening"))
     assert entered == ["in", "opening", "out"]
+
+
+def test_the_watchdog_rests_and_an_observer_sees_each_phase():
+    calls, seen = [], []
+    generation = Generation(1, rest=lambda: calls.append(generation.phase))
+    generation.observe(seen.append)
+    for event in (Event.LOADS, Event.BEGINS, Event.PAUSES, Event.BEGINS, Event.ENDS):
+        generation.advance(event)
+    steps = [Phase.TRAINING, Phase.TRAINING]
+    assert seen == [Phase.LOADING, steps[0], Phase.PAUSED, steps[1], Phase.ENDING]
+    assert calls == [Phase.LOADING, Phase.PAUSED, Phase.ENDING]
+
+
+def test_a_phase_that_can_not_follow_is_refused_and_leaves_everything_as_it_is():
+    generation = Generation(1)
+    with pytest.raises(IllegalEventError, match="SETTLED can't happen while a process is planning"):
+        generation.advance(Event.SETTLED)
+    assert generation.phase is Phase.PLANNING
 
 
 def connection():

@@ -112,6 +112,12 @@ def test_what_was_lost_before_a_window_was_persisted_is_trained_again(run_of, pl
     assert differences(found, plain("pp2")) == []
 
 
+def phases_of(run, generation, rank):
+    """Returns the phases of a rank in a generation, in order."""
+    events = events_of(run, EventName.PHASE, generation)
+    return [event.fields["phase"] for event in events if event.logical_rank == rank]
+
+
 REAL = Case.of("pp2-ep2 bf16 distributed grouped", 3)
 
 
@@ -136,6 +142,10 @@ def test_a_spare_replays_the_stage_of_a_killed_process(megatron_fork_server, tex
         assert {plan.fields["verdict"] for plan in plans} == {"LOCALIZED"}
         assert {tuple(plan.fields["scope"]) for plan in plans} == {(stage,)}
         for event in events_of(run, EventName.RECOVERED, generation):
+            phases = phases_of(run, generation, event.logical_rank)
+            assert phases[:2] == ["settling", "restoring"]
+            assert phases[3:5] == ["rejoining", "training"]
+            assert phases[2] == ("replaying" if event.logical_rank // 2 == stage else "standing by")
             if event.logical_rank // 2 == stage:
                 assert event.fields["replayed_steps"] >= REAL.window - 1
                 assert event.fields["replay_verified"] is True
