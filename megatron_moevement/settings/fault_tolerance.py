@@ -76,6 +76,12 @@ class FaultTolerance:
         return self.moevement_strategy != OFF
 
     @property
+    def host_memory_limit_bytes(self) -> int | None:
+        """Most host memory that a process takes for snapshots; None: no limit."""
+        limit_gb = self.moevement_host_memory_limit_gb
+        return None if limit_gb is None else round(limit_gb * 1e9)
+
+    @property
     def makes_copies(self) -> bool:
         """Whether processes keep snapshots of others."""
         return self.is_on and self.moevement_replicas > 0 and not self.moevement_recover_only

@@ -64,7 +64,7 @@ def test_without_names_or_with_names_of_their_own_the_stage_replays():
     assert plan_recovery(facts).verdict is Verdict.LOCALIZED
     named = with_replicas(facts)
     apart = {
-        each.process: dataclasses.replace(each, replica_id=f"{each.holds}.{each.process}")
+        each.process: dataclasses.replace(each, replica_id=f"{each.replica_id}.{each.process}")
         for each in named.processes
     }
     assert plan_recovery(changed(named, apart)) == plan_recovery(facts)

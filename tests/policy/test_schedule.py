@@ -88,7 +88,7 @@ def test_a_window_without_slots_is_refused():
         WindowSchedule(inventory_of_experts(1), 0, {EXPERTS[0]: 0})
 
 
-@pytest.mark.parametrize("number", ["epoch", "first_step"])
+@pytest.mark.parametrize("number", ["schedule_version", "first_step"])
 def test_numbers_are_not_negative(number):
     with pytest.raises(InvalidScheduleError, match="negative"):
         WindowSchedule(inventory_of_experts(1), 1, {EXPERTS[0]: 0}, **{number: -1})
@@ -105,7 +105,7 @@ def test_tied_operators_must_share_their_slot():
 def test_the_digest_is_a_function_of_what_ranks_must_agree_on(schedule):
     backwards = dict(reversed(schedule.slots.items()))
     assert dataclasses.replace(schedule, slots=backwards).digest == schedule.digest
-    for change in ("epoch", "first_step", "window"):
+    for change in ("schedule_version", "first_step", "window"):
         other = dataclasses.replace(schedule, **{change: getattr(schedule, change) + 1})
         assert other.digest != schedule.digest
     if schedule.window > 1:

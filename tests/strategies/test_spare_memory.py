@@ -152,7 +152,7 @@ def test_a_generation_goes_on_with_what_its_ranks_agreed_on(spare):
     assert spare.kept.store.open_journal().state.committed == 7
 
 
-@pytest.mark.parametrize("changes", [{"era": 9}, {"epoch": 1}, {"era": 5}])
+@pytest.mark.parametrize("changes", [{"rollbacks": 9}, {"schedule_version": 1}, {"rollbacks": 5}])
 def test_slots_of_another_history_are_forgotten(spare, changes):
     memory, _ = spare()
     memory.learn(told())

@@ -165,7 +165,12 @@ def test_another_history_is_not_taken_in_nor_what_is_there_already(shared_memory
 
 
 def test_of_what_nobody_adopts_the_newest_is_taken_in(shared_memory):
-    for process, step, changes in [(2, 6, {}), (5, 9, {}), (8, 8, {}), (11, 7, {"epoch": 1})]:
+    for process, step, changes in [
+        (2, 6, {}),
+        (5, 9, {}),
+        (8, 8, {}),
+        (11, 7, {"schedule_version": 1}),
+    ]:
         written = leave(shared_memory, process, step, **changes)
     with opened(shared_memory, 0) as own:
         assert take_in_left(own) == (11,)

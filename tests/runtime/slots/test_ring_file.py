@@ -181,8 +181,8 @@ def test_a_record_that_does_not_fit_is_refused_before_anything_is_written(ring):
     [
         {"step": 6},
         {"slot": 2},
-        {"era": -1},
-        {"era": 2**64},
+        {"rollbacks": -1},
+        {"rollbacks": 2**64},
         {"payload_bytes": 170},
         {"payload_bytes": True},
         {"parts": (SlotPart("a", 0, 1, 0), SlotPart("a", 1, 1, 0))},

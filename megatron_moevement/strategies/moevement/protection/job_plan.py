@@ -262,7 +262,6 @@ def plan_of(
     found = tuple(spare for member in members for spare in member.spares)
     hosts = (*(member.host for member in members), *(spare.host for spare in found))
     capacity = ring_capacity(schedule.window, LAG)
-    limit_gb = settings.moevement_host_memory_limit_gb
     placement = place_replicas(hosts, settings.moevement_replicas, strictness)
     plan = JobPlan(
         schedule=schedule,
@@ -279,7 +278,7 @@ def plan_of(
             max_replayed_steps(schedule.window, LAG) + 2, ENTRY_BYTES, train_iters
         ),
         logs=_log_shapes(schedule.window, members),
-        limit_bytes=None if limit_gb is None else int(limit_gb * 1e9),
+        limit_bytes=settings.host_memory_limit_bytes,
         spares=found,
         warning=placement.warning,
     )

@@ -130,13 +130,12 @@ def keep_for_others(
         return SpareHolder(launch.process)
     key = launch.secret.derive("replication", launch.attempt)
     root = store_root(settings)
-    limit_gb = settings.moevement_host_memory_limit_gb
     memory = SpareMemory(
         carried,
         root,
         Session(key, launch.process, generation.number),
         processes=launch.processes,
-        limit_bytes=None if limit_gb is None else int(limit_gb * 1e9),
+        limit_bytes=settings.host_memory_limit_bytes,
     )
     holder = SpareHolder(launch.process, memory)
     holder.begin(generation, settings.moevement_replication_interface, domain)
