@@ -27,6 +27,7 @@ backend.install()  # before Megatron is imported
 from megatron_direct import ITERS, LR, MICRO_BATCH, MICRO_BATCHES, SEQ, Direct  # noqa: E402
 
 from megatron_moevement.integrations.megatron.process_groups import leave_job  # noqa: E402
+from megatron_moevement.runtime.coordination.generation import Generation  # noqa: E402
 from megatron_moevement.runtime.coordination.progress import START  # noqa: E402
 from megatron_moevement.settings.launch import Launch  # noqa: E402
 from megatron_moevement.strategies.strategy import Strategy  # noqa: E402
@@ -98,7 +99,11 @@ def compare(blocks: int, iterations: int) -> Comparison:
     theirs: list[float] = []
     ratios: list[float] = []
     with open_reporter(job) as reporter, open_steps(job, datasets, START) as step:
-        loop = TrainingLoop(job, reporter, datasets, step, StopSources(None), strategy=Strategy())
+        loop = TrainingLoop(
+            *(job, reporter, datasets, step, StopSources(None)),
+            strategy=Strategy(),
+            generation=Generation(),
+        )
         for block in range(blocks):
             gc.collect()
             for side in ("ours", "theirs") if block % 2 else ("theirs", "ours"):

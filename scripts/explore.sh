@@ -2,7 +2,7 @@
 # Draws jobs and what happens to them from seeds, runs them, and judges them by what is promised:
 #   ./scripts/explore.sh --seeds N --first K [--minutes M]      ./scripts/explore.sh --report
 # docs/evidence/explorer.md has the rest. As root, it runs with a network, a /dev/shm and process
-# numbers of its own.
+# numbers of its own, where only SIGKILL or Ctrl-C ends it.
 set -euo pipefail
 
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)"

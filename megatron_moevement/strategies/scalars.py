@@ -107,7 +107,7 @@ def encode_entry(entry: LedgerEntry) -> bytes:
 def decode_entry(text: bytes) -> LedgerEntry:
     """Returns the ledger entry that `encode_entry` encoded."""
     document = json.loads(text)
-    document["rng_equal"] = document.pop("streams_alike")
+    document["rng_equal"] = document.pop("streams_alike", False)
     document["groups"] = tuple(ParameterGroup(**group) for group in document["groups"])
     for name in ("found_inf", "scalers"):
         document[name] = tuple(document[name])

@@ -62,7 +62,7 @@ def train(
         resident.announce(reporter.events)
         generation.observe(
             lambda phase: reporter.events.emit(
-                EventName.PHASE, resident.committed, phase=phase.value
+                EventName.PHASE, job.ledger.newest, phase=phase.value
             )
         )
         with injected_faults(job, reporter.events), contextlib.ExitStack() as opened:
@@ -100,7 +100,7 @@ class TrainingLoop:
         stop: StopSources,
         *,
         strategy: Strategy,
-        generation: Generation | None = None,
+        generation: Generation,
         recovered: Recovered | None = None,
         watch: Watch | None = None,
         stepped: Callable[[], None] = lambda: None,
@@ -114,7 +114,7 @@ class TrainingLoop:
             step: trains one step.
             stop: reasons to stop.
             strategy: protects the job.
-            generation: is told of progress.
+            generation: in which it trains; its state is loaded or restored.
             recovered: where the state was brought back from memory: what is due after its target
                 may not have been done.
             watch: is told of steps and saves.
@@ -126,7 +126,7 @@ class TrainingLoop:
         self._step = step
         self._stop = stop
         self._strategy = strategy
-        self._generation = generation or Generation()
+        self._generation = generation
         self._target = target = None if recovered is None else recovered.target
         self._is_bare = recovered is not None and recovered.is_bare
         self._watch = watch or Watch()

@@ -90,7 +90,7 @@ class Resident:
     @property
     def committed(self) -> int:
         """The newest step whose loss this process knows; 0 before the first."""
-        return 0 if self._part is None else max(self._part.job.ledger.losses(), default=0)
+        return 0 if self._part is None else self._part.job.ledger.newest
 
     def be_watched(self, generation: Generation) -> None:
         """Begins the set-up of a generation; a spare that waits is nobody to be watched.
@@ -253,8 +253,8 @@ class Resident:
     def leave(self) -> None:
         """Cleans up after an interrupted generation, whatever state it is in."""
         generation, self._generation = self._generation, None
+        self._interrupted = None if generation is None else generation.phase
         if generation is not None:
-            self._interrupted = generation.phase
             generation.close()
         if self._part is not None:
             self._part.references.release()

@@ -1,5 +1,6 @@
 """What every strategy has to keep, and what the training loop owes it: one body for all of them."""
 
+import dataclasses
 import re
 from datetime import timedelta
 
@@ -9,6 +10,7 @@ from megatron_moevement.errors import UserError
 from megatron_moevement.settings.fault_tolerance import OFF, FaultTolerance
 from megatron_moevement.settings.launch import Launch
 from megatron_moevement.strategies.registry import STRATEGIES, Registered, register
+from megatron_moevement.strategies.strategy import StartOver
 from megatron_moevement.training.deciding import DECIDING
 from megatron_moevement.training.identity import identify
 from tests.harness import toy_strategy
@@ -96,9 +98,17 @@ class Recorder:
 
         def call(*args):
             self._calls.append(name)
-            return method(*args)
+            result = method(*args)
+            return self._noting(result) if isinstance(result, StartOver) else result
 
         return call
+
+    def _noting(self, start_over):
+        def begin(progress):
+            self._calls.append("begin")
+            return start_over.begin(progress)
+
+        return dataclasses.replace(start_over, begin=begin)
 
 
 class DeathError(Exception):
@@ -151,7 +161,7 @@ def launch(megatron_fork_server):
 def undisturbed(launch, tmp_path_factory):
     """Returns the digest of a job that nothing protects and nobody interrupts."""
     calls, digest = launch(str(tmp_path_factory.mktemp("plain")), OFF, 0)
-    assert calls == f"recover {WITH_COSTS * STEPS}finish close "
+    assert calls == f"recover begin {WITH_COSTS * STEPS}finish close "
     return digest
 
 
@@ -161,10 +171,10 @@ def test_a_job_that_ends_on_the_way_goes_on_by_the_sequence_of_calls(
     launch, undisturbed, tmp_path, name
 ):
     calls, _ = launch(str(tmp_path), name, DEATH)
-    assert calls == f"recover {WITH_COSTS * (DEATH - 1)}{STEP}close "
+    assert calls == f"recover begin {WITH_COSTS * (DEATH - 1)}{STEP}close "
     again, digest = launch(str(tmp_path), name, 0)
     lost = STEPS if name == OFF else STEPS - DEATH
-    recovered = "recover " if name == OFF else f"recover ({STEP})*rejoin "
+    recovered = "recover begin " if name == OFF else f"recover ({STEP})*rejoin "
     assert re.fullmatch(f"{recovered}{WITH_COSTS * lost}finish close ", again)
     assert digest == undisturbed
     assert [file for file in tmp_path.glob("store/**/*") if file.is_file()] == []

@@ -86,6 +86,11 @@ class Ledger:
         """
         return self._entries[step]
 
+    @property
+    def newest(self) -> int:
+        """The newest step whose loss is there; 0 before the first."""
+        return max(self._losses, default=0)
+
     def losses(self) -> dict[int, float]:
         """Returns the loss of every iteration so far."""
         return dict(self._losses)

@@ -1,4 +1,4 @@
-"""News: one thread learns that others have changed something, and may be interrupted meanwhile.
+"""Interrupt-safe event: one thread waits for what others change, and may be interrupted.
 
 `threading.Condition` and `Event` take and leave their lock in methods written in Python. An
 interrupt may come in between: the lock stays taken, and whoever tells of the next change waits for

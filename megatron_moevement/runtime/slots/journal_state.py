@@ -56,7 +56,7 @@ class JournalState:
             committed=document["committed"],
             persisted=None
             if window is None
-            else Window(window["start"], window["size"], window["epoch"]),
+            else Window(window["start"], window["size"], window.get("epoch", 0)),
             rank=None if rank is None else LogicalRank.parse(rank),
         )
 

@@ -220,7 +220,7 @@ class Invariants:
         return not process.alive or damaged or key in process.store.slots
 
     def drops(self, process: Process, keys: Iterable[SlotKey]) -> None:
-        """Checks that only garbage is dropped: a launch may bring back older ones."""
+        """Checks that only garbage is dropped: a launch may bring back slots of old schedules."""
         persisted = self._persisted.get(process.store.rollbacks)
         schedule_version = self._epochs.get(process.store.rollbacks, 0)
         for key in keys:
