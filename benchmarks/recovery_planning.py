@@ -115,7 +115,7 @@ def main() -> None:
             case.name,
             plan.verdict.value,
             str(len(plan.replays)),
-            str(len(plan.fetches)),
+            str(sum(fetch.slots.bit_count() for fetch in plan.fetches)),
             f"{max(seconds):.3f}",
             f"{statistics.median(seconds):.3f}",
         )

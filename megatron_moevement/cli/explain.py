@@ -158,7 +158,7 @@ def _closing(plan: Plan) -> list[str]:
 def _table(facts: Facts, plan: Plan) -> Table:
     """Returns one row for each stage."""
     loaded: dict[int, list[SlotFetch]] = {}
-    for fetch in plan.fetches:
+    for fetch in plan.slot_fetches():
         loaded.setdefault(fetch.rank.pp, []).append(fetch)
     table = Table(box=None, padding=(0, 2, 0, 0))
     table.add_column("stage", justify="right", no_wrap=True)

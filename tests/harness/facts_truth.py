@@ -38,7 +38,7 @@ def loads_of(plan: Plan, facts: Facts) -> dict[LogicalRank, int]:
     """
     assert plan.window is not None
     found: dict[LogicalRank, list[int]] = {}
-    for fetch in plan.fetches:
+    for fetch in plan.slot_fetches():
         key, process = fetch.slot, facts.by_rank.get(fetch.rank)
         having = holders(facts, key.owner, key.window, key.slot)
         assert sorted(fetch.sources) == sorted(having)

@@ -77,7 +77,7 @@ def replay_with_other_tensor_peer() -> None:
     def of_other(self: Execution) -> ReplayedBoundaries:
         right, facts, rank = boundaries(self), self._facts, self._objects.rank
         others = {
-            stage: facts.by_rank[dataclasses.replace(rank, pp=stage, tp=1 - rank.tp)].process
+            stage: facts.by_rank[rank._replace(pp=stage, tp=1 - rank.tp)].process
             for stage in right.processes
         }
         return dataclasses.replace(right, processes=others)

@@ -25,7 +25,7 @@ def test_every_rank_that_goes_on_from_its_state_gets_what_is_left_of_the_windows
     if plan.edges is WindowEdges.RESTARTED:
         assert not plan.fetches
         return
-    got = {(each.rank, each.slot) for each in plan.fetches}
+    got = {(each.rank, each.slot) for each in plan.slot_fetches()}
     windows = {held.window for each in facts.processes for held in each.holdings}
     needed = [one for one in windows if plan.persisted is None or one >= plan.persisted]
     for rank, window in itertools.product(facts.layout.ranks, needed):

@@ -98,7 +98,7 @@ def test_localized_to_the_stage_that_lost_a_rank():
         LogSource(2, 1, Direction.FORWARD, 10, 13),
         LogSource(2, 3, Direction.BACKWARD, 10, 13),
     }
-    assert {each.rank.pp for each in plan.fetches if each.source != each.rank.pp} == {2}
+    assert {each.rank.pp for each in plan.slot_fetches() if each.source != each.rank.pp} == {2}
 
 
 def test_a_torn_commit_is_a_lost_state_although_its_process_lives():

@@ -21,7 +21,7 @@ from megatron_moevement.policy.outcome.replay_doubt import (
     trusted_copies,
     within,
 )
-from megatron_moevement.policy.recovery.plan import Origin, Plan, SlotFetch, StageReplay, Verdict
+from megatron_moevement.policy.recovery.plan import Origin, Plan, StageReplay, Verdict, WindowFetch
 from megatron_moevement.policy.window.schedule import Window
 
 DEAD = LiveState(Condition.ABSENT)
@@ -37,7 +37,9 @@ def plan(origin, *sources):
         6,
         window=WINDOW,
         replays=(StageReplay(0, 3, origin),),
-        fetches=tuple(map(SlotFetch, [RANK] * 2, KEYS, sources)),
+        fetches=tuple(
+            WindowFetch(RANK, RANK, WINDOW, 1 << slot, each) for slot, each in enumerate(sources)
+        ),
     )
 
 

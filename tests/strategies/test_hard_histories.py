@@ -184,7 +184,7 @@ def check_serves(run, generation, process):
     ]
     (facts,) = [one for one in documents if one.generation == generation]
     occupants = {one.rank: one.process for one in facts.processes}
-    fetches = plan_recovery(facts).fetches
+    fetches = list(plan_recovery(facts).slot_fetches())
     assert any(one.source == process != occupants[one.rank] for one in fetches), fetches
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Collection, Iterable, Mapping
+from typing import NamedTuple
 
 from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.policy.window.schedule import Window
 
 
-@dataclasses.dataclass(frozen=True, order=True)
-class SlotKey:
+class SlotKey(NamedTuple):
     """One slot of one logical rank: what is copied, acknowledged and loaded as a whole.
 
     Attributes:

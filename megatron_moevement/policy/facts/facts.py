@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from enum import Enum
 from functools import cached_property
 
@@ -178,6 +179,16 @@ class Facts:
     def by_rank(self) -> dict[LogicalRank, ProcessFacts]:
         """The processes that occupy a logical rank."""
         return {facts.rank: facts for facts in self.processes if facts.rank is not None}
+
+    @cached_property
+    def copies(self) -> Mapping[LogicalRank, Mapping[Window, Mapping[int, int]]]:
+        """For each rank and each of its windows: the processes that have slots of it, and which."""
+        found: dict[LogicalRank, dict[Window, dict[int, int]]] = {}
+        for facts in self.processes:
+            for held in facts.holdings:
+                copies = found.setdefault(held.owner, {}).setdefault(held.window, {})
+                copies[facts.process] = copies.get(facts.process, 0) | held.slots
+        return found
 
     def stage(self, stage: int) -> tuple[ProcessFacts, ...]:
         """Returns the processes that occupy the ranks of a pipeline stage."""

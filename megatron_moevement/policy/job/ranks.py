@@ -6,12 +6,12 @@ import dataclasses
 import re
 from collections.abc import Iterator
 from functools import cached_property
+from typing import NamedTuple
 
 _NAME = re.compile(r"pp(\d+)\.dp(\d+)\.tp(\d+)\.cp(\d+)\.ep(\d+)")
 
 
-@dataclasses.dataclass(frozen=True, order=True)
-class LogicalRank:
+class LogicalRank(NamedTuple):
     """A position of the job; a process occupies it. Everything durable is keyed by it.
 
     Attributes:

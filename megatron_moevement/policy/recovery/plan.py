@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections import Counter, defaultdict
+from collections.abc import Iterator
 from enum import Enum
 from functools import cached_property
 
@@ -100,6 +101,32 @@ class SlotFetch:
         """
         having = self.sources if self.slot.owner == self.rank else ()
         return tuple(holder for holder in holders if holder not in having)
+
+
+@dataclasses.dataclass(frozen=True)
+class WindowFetch:
+    """Slots of a window that a rank has in its ring before it goes on, all from the same processes.
+
+    Attributes:
+        rank: the rank that gets them.
+        owner: whose slots they are.
+        window: the window.
+        slots: bit j is set when slot j is among them.
+        sources: as of each `SlotFetch`.
+    """
+
+    rank: LogicalRank
+    owner: LogicalRank
+    window: Window
+    slots: int
+    sources: tuple[int, ...]
+
+    def each(self) -> Iterator[SlotFetch]:
+        """Yields the slots, by step."""
+        for slot in range(self.window.size):
+            if self.slots >> slot & 1:
+                key = SlotKey(self.owner, self.window, slot)
+                yield SlotFetch(self.rank, key, self.sources)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -200,7 +227,7 @@ class Plan:
         replays: the stages in scope, ascending; all others are bystanders.
         segments: the same stages as runs of neighbours.
         scope_kind: the shape of the scope.
-        fetches: who gets which slots from where, by rank and step: what a replay loads, and what
+        fetches: who gets which slots from where, by rank and window: what a replay loads, and what
             a rank that goes on from its state has of the windows that are still needed.
         holders: by rank, the processes that keep copies of its slots: it sends them what they lack.
         logs: what bystanders, and stages that are ahead, serve.
@@ -227,7 +254,7 @@ class Plan:
     replays: tuple[StageReplay, ...] = ()
     segments: tuple[Segment, ...] = ()
     scope_kind: ScopeKind = ScopeKind.NONE
-    fetches: tuple[SlotFetch, ...] = ()
+    fetches: tuple[WindowFetch, ...] = ()
     holders: tuple[tuple[LogicalRank, tuple[int, ...]], ...] = ()
     logs: tuple[LogSource, ...] = ()
     ledger_source: int | None = None
@@ -282,11 +309,17 @@ class Plan:
 
     def fetches_of(self, rank: LogicalRank) -> tuple[SlotFetch, ...]:
         """Returns what a rank gets, by step."""
-        return tuple(self._fetches.get(rank, ()))
+        fetches = [one for fetch in self._fetches.get(rank, ()) for one in fetch.each()]
+        return tuple(sorted(fetches, key=lambda fetch: fetch.slot.step))
+
+    def slot_fetches(self) -> Iterator[SlotFetch]:
+        """Yields what all ranks get, by rank."""
+        for fetch in self.fetches:
+            yield from fetch.each()
 
     @cached_property
-    def _fetches(self) -> dict[LogicalRank, list[SlotFetch]]:
-        found: defaultdict[LogicalRank, list[SlotFetch]] = defaultdict(list)
+    def _fetches(self) -> dict[LogicalRank, list[WindowFetch]]:
+        found: defaultdict[LogicalRank, list[WindowFetch]] = defaultdict(list)
         for fetch in self.fetches:
             found[fetch.rank].append(fetch)
         return found
@@ -316,7 +349,7 @@ class Plan:
         holders = next((holders for owner, holders in self.holders if owner == rank), ())
         count = Counter(fetch.slot.window for fetch in fetches)
         return tuple(
-            SlotSend(dataclasses.replace(fetch.slot, owner=rank), fetch.lacking(holders))
+            SlotSend(fetch.slot._replace(owner=rank), fetch.lacking(holders))
             for fetch in fetches
             if fetch.slot.window != self.persisted or count[self.persisted] == self.persisted.size
         )

@@ -37,7 +37,9 @@ from megatron_moevement.policy.recovery.reasons import (
 )
 from megatron_moevement.policy.recovery.rollforward import check_nobody_is_ahead, newest_committed
 from megatron_moevement.policy.recovery.slot_choice import (
+    both,
     choose_fetches,
+    is_somewhere,
     slots_to_complete,
     slots_to_load,
 )
@@ -119,9 +121,9 @@ def _replay(facts: Facts, survey: Survey, window: Window) -> Plan | None:
     going_on = {stage: begin for stage, begin in begins.items() if stage not in rewound}
     copies = survey.copies(scope)
     others = slots_to_complete(facts, going_on, survey.found.stand_ins_of(copies))
-    wanted = {*loads, *others}
-    fetches = choose_fetches(facts.processes, wanted)
-    if ledger_source is None or len(fetches) < len(wanted):  # only what is loaded may be nowhere
+    wanted = both(loads, others)
+    fetches = choose_fetches(facts, wanted)
+    if ledger_source is None or not is_somewhere(wanted, fetches):  # what is loaded may be nowhere
         return None
     verdict = Verdict.GLOBAL if len(scope) == facts.layout.pp else Verdict.LOCALIZED
     return Plan(
@@ -212,7 +214,7 @@ def _resume(facts: Facts, survey: Survey) -> Plan:
         whole = find_ledger(facts, persisted.start + 1, survey.target)
         source = source if whole is None else whole
     wanted = slots_to_complete(facts, begins, survey.found.stand_ins_of(copies))
-    fetches = choose_fetches(facts.processes, wanted)
+    fetches = choose_fetches(facts, wanted)
     windows = {held.window.start for process in facts.processes for held in process.holdings}
     return Plan(
         generation=facts.generation,
@@ -319,7 +321,7 @@ def _replay_from_durable(facts: Facts, durable: int, target: int, source: int, w
     scope = set(range(facts.layout.pp))
     state = f"the durable checkpoint of step {durable}" if durable else "the initial state"
     begins = dict.fromkeys(scope, durable) if is_first else {}
-    fetches = choose_fetches(facts.processes, slots_to_complete(facts, begins, ()))
+    fetches = choose_fetches(facts, slots_to_complete(facts, begins, ()))
     return Plan(
         generation=facts.generation,
         verdict=Verdict.GLOBAL,

@@ -8,6 +8,7 @@ import sys
 from array import array
 from collections.abc import Iterable, Mapping
 from functools import cached_property
+from typing import NamedTuple
 
 from megatron_moevement.errors import MoEvementError
 from megatron_moevement.policy.job.operators import Inventory, OperatorId
@@ -41,8 +42,7 @@ class InvalidScheduleError(MoEvementError, ValueError):
     """A schedule breaks an invariant of windows: recovery from such a window would be wrong."""
 
 
-@dataclasses.dataclass(frozen=True, order=True)
-class Window:
+class Window(NamedTuple):
     """One sparse checkpoint: the W sparse snapshots of S_start ... S_(start + size - 1).
 
     Attributes:

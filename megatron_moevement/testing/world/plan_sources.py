@@ -21,7 +21,7 @@ def has_sources(plan: Plan, facts: Facts) -> None:
         for process in facts.processes
         for holding in process.holdings
     }
-    for fetch in plan.fetches:
+    for fetch in plan.slot_fetches():
         key = fetch.slot
         for number in fetch.sources:
             has = held.get((number, key.owner, key.window), 0) >> key.slot & 1

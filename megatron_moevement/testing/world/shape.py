@@ -62,7 +62,7 @@ class Shape:
     def pipelines(self) -> dict[LogicalRank, tuple[LogicalRank, ...]]:
         """For each rank the ranks of all stages with the same other coordinates."""
         return {
-            rank: tuple(dataclasses.replace(rank, pp=stage) for stage in range(self.layout.pp))
+            rank: tuple(rank._replace(pp=stage) for stage in range(self.layout.pp))
             for rank in self.layout.ranks
         }
 

@@ -75,7 +75,7 @@ class ReplicaAudit:
             if part.name.endswith(_FULL)
         }
         objects, stage = self._objects, self._objects.groups.tp_dp_cp
-        own = [dataclasses.asdict(objects.rank), parts]
+        own = [objects.rank._asdict(), parts]
         captured = {
             LogicalRank(**rank): found
             for rank, found in all_gather_json(own, objects.device, stage)

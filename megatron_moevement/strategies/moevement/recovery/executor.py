@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 
 import torch.distributed as dist
@@ -172,9 +171,7 @@ class Execution:
     def boundaries(self) -> ReplayedBoundaries:
         """Returns between whom the stages of the plan replay."""
         plan, rank, stages = self._plan, self._objects.rank, range(self._objects.layout.pp)
-        occupants = {
-            stage: self._facts.by_rank[dataclasses.replace(rank, pp=stage)] for stage in stages
-        }
+        occupants = {stage: self._facts.by_rank[rank._replace(pp=stage)] for stage in stages}
         return ReplayedBoundaries(
             begins={stage: plan.start(stage) for stage in stages},
             processes={stage: occupant.process for stage, occupant in occupants.items()},
