@@ -1,7 +1,5 @@
 """All ranks agree on a guarantee, and a process that computes otherwise costs it for good."""
 
-import dataclasses
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -10,7 +8,11 @@ from megatron_moevement.backends.cpu import CpuBackend
 from megatron_moevement.policy.job.guarantee import Computation, DeviceKind, Kernels
 from megatron_moevement.runtime.coordination.agreement import all_gather_json
 from megatron_moevement.strategies.moevement.agreed_guarantee import agree_on_guarantee, judge
-from megatron_moevement.strategies.moevement.carried_state import CarriedState
+from megatron_moevement.strategies.moevement.carried_state import (
+    CarriedState,
+    Outage,
+    Promise,
+)
 
 pytestmark = pytest.mark.distributed
 
@@ -56,9 +58,10 @@ def test_a_newcomer_is_compared_with_what_the_job_began_with(fork_server, genera
 
 
 def test_what_is_given_up_keeps_the_guarantee():
-    carried = dataclasses.replace(CarriedState(), origin=(computation(),), joined_s=1.0)
+    carried = CarriedState(promise=Promise((computation(),)), outage=Outage(joined_s=1.0))
     anew = CarriedState.anew(carried)
-    assert (anew.store, anew.origin, anew.joined_s) == (carried.store, carried.origin, None)
+    kept = (anew.store, anew.promise, anew.outage.joined_s)
+    assert kept == (carried.store, carried.promise, None)
 
 
 def test_the_cpu_tells_its_parts():

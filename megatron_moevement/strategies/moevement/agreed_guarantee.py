@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from megatron_moevement.policy.job.guarantee import Computation, Guarantee, decide_guarantee
-from megatron_moevement.strategies.moevement.carried_state import CarriedState
+from megatron_moevement.strategies.moevement.carried_state import (
+    NO_PROMISE,
+    CarriedState,
+    Promise,
+)
 
 
 def judge(job: tuple[Computation, ...], carried: CarriedState) -> list[str] | None:
@@ -18,9 +22,9 @@ def judge(job: tuple[Computation, ...], carried: CarriedState) -> list[str] | No
     Returns:
         None on a newcomer.
     """
-    if carried.origin is None and carried.guarantee is None:
+    if carried.promise == NO_PROMISE:
         return None
-    return list(decide_guarantee(job, carried.origin, carried.guarantee).lacking)
+    return list(decide_guarantee(job, carried.promise.origin, carried.promise.guarantee).lacking)
 
 
 def agree_on_guarantee(
@@ -38,5 +42,5 @@ def agree_on_guarantee(
     """
     known = [reason for lacking in judged if lacking is not None for reason in lacking]
     guarantee = decide_guarantee(job, None, Guarantee(tuple(dict.fromkeys(known))))
-    carried.origin, carried.guarantee = job, guarantee
+    carried.promise = Promise(job, guarantee)
     return guarantee

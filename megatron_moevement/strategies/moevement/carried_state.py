@@ -56,6 +56,40 @@ INITIAL = SurvivingState(LiveState(Condition.ABSENT))
 
 
 @dataclasses.dataclass(frozen=True)
+class Promise:
+    """What the job may rely on, as the newest generation agreed that this process was in.
+
+    Attributes:
+        origin: what the ranks of that generation compute with.
+        guarantee: of it.
+    """
+
+    origin: tuple[Computation, ...] = ()
+    guarantee: Guarantee = Guarantee()
+
+
+NO_PROMISE = Promise()
+"""A process that was in no generation: it has nothing to compare with."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Outage:
+    """The parts of the present restart that lie before the strategy's.
+
+    Attributes:
+        durations_s: how long `detect`, `teardown` and `rendezvous` took.
+        joined_s: when the restart had its groups, in seconds since the epoch; None without one.
+    """
+
+    durations_s: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    joined_s: float | None = None
+
+
+NO_OUTAGE = Outage()
+"""None lies between the present generation and what `recovered` reported last."""
+
+
+@dataclasses.dataclass(frozen=True)
 class Agreed:
     """What all processes of a generation have agreed on."""
 
@@ -71,12 +105,8 @@ class CarriedState:
         store: its files; they belong to the process, whatever becomes of its live objects.
         live: what its live objects are worth.
         log: what it sent over its stage's boundaries; None before the first plan of the job.
-        downtime_s: how long the parts of the present restart took that lie before the strategy's:
-            `detect`, `teardown` and `rendezvous`. Whoever restarts may fill it in; the event
-            `recovered` tells it.
-        joined_s: when the present restart had its groups, in seconds since the epoch.
-        origin: what the ranks of the job's first generation computed with; None before it.
-        guarantee: of the job's newest generation that this process was in.
+        outage: the present restart. Whoever restarts may fill it in; the event `recovered` has it.
+        promise: what the job may rely on.
         agreed: the newest plan; it holds in its generation, also where live objects are built anew
             in order to carry it out.
         trusted: the copies to begin with where a replay differed from the first time; plans pass
@@ -86,10 +116,8 @@ class CarriedState:
     store: ResidentStore = dataclasses.field(default_factory=ResidentStore)
     live: SurvivingState = INITIAL
     log: UpstreamLog | None = None
-    downtime_s: dict[str, float] = dataclasses.field(default_factory=dict)
-    joined_s: float | None = None
-    origin: tuple[Computation, ...] | None = None
-    guarantee: Guarantee | None = None
+    outage: Outage = NO_OUTAGE
+    promise: Promise = NO_PROMISE
     agreed: Agreed | None = None
     trusted: Trusted = dataclasses.field(default_factory=dict)
 
@@ -97,18 +125,13 @@ class CarriedState:
     def anew(cls, former: CarriedState) -> CarriedState:
         """Returns what a process goes on with whose live objects are given up."""
         return cls(
-            former.store,
-            origin=former.origin,
-            guarantee=former.guarantee,
-            agreed=former.agreed,
-            trusted=former.trusted,
+            former.store, promise=former.promise, agreed=former.agreed, trusted=former.trusted
         )
 
     @property
     def level(self) -> Level:
-        """What the job promises; there is a generation."""
-        assert self.guarantee is not None
-        return self.guarantee.level
+        """What the job promises."""
+        return self.promise.guarantee.level
 
     @property
     def scalars(self) -> SlotScalars:

@@ -34,7 +34,11 @@ from megatron_moevement.settings.secret import SECRET_VARIABLE
 from megatron_moevement.strategies.live_objects import LiveObjects
 from megatron_moevement.strategies.moevement.agreed_guarantee import agree_on_guarantee, judge
 from megatron_moevement.strategies.moevement.capture.replica_audit import ReplicaAudit
-from megatron_moevement.strategies.moevement.carried_state import CarriedState
+from megatron_moevement.strategies.moevement.carried_state import (
+    NO_PROMISE,
+    CarriedState,
+    Outage,
+)
 from megatron_moevement.strategies.moevement.introduction import Introduction, introduce
 from megatron_moevement.strategies.moevement.protection.host_memory import HostMemory
 from megatron_moevement.strategies.moevement.protection.job_plan import (
@@ -100,7 +104,7 @@ class MoEvement(ResidentState):
 
     def note_outage(self, durations_s: Mapping[str, float], joined_s: float) -> None:
         """Notes what the event `recovered` tells."""
-        self._carried.downtime_s, self._carried.joined_s = dict(durations_s), joined_s
+        self._carried.outage = Outage(dict(durations_s), joined_s)
 
 
 def _open(
@@ -190,11 +194,11 @@ def _agree(
     check_alike(digests)
     if plan.warning is not None:
         say(plan.warning)
-    before = carried.guarantee
-    if before is None and objects.replication_key is None:
+    before = carried.promise
+    if before == NO_PROMISE and objects.replication_key is None:
         say(f"{SECRET_VARIABLE} is not set: what listens to the job's network can take part in it")
     guarantee = agree_on_guarantee(told.computations, judged, carried)
-    if guarantee != before:
+    if before == NO_PROMISE or guarantee != before.guarantee:
         say(f"guarantee {guarantee}")
 
 

@@ -31,6 +31,7 @@ from megatron_moevement.runtime.observation.events import EventName
 from megatron_moevement.settings.faults import FaultPoint
 from megatron_moevement.strategies.moevement.carried_state import (
     GIVEN_UP,
+    NO_OUTAGE,
     Agreed,
     CarriedState,
     SurvivingState,
@@ -51,9 +52,9 @@ class Laps:
 
     def __init__(self, carried: CarriedState) -> None:
         """Starts the clock, after the parts that lie before the strategy's."""
-        self.durations_s = dict(carried.downtime_s)
-        if carried.joined_s is not None:
-            self.durations_s["build"] = time.time() - carried.joined_s
+        self.durations_s = dict(carried.outage.durations_s)
+        if carried.outage.joined_s is not None:
+            self.durations_s["build"] = time.time() - carried.outage.joined_s
         self._since_s = time.perf_counter()
 
     def end(self, part: str) -> None:
@@ -188,7 +189,7 @@ class Rejoin:
 
     def _tell(self, target: int, ranks: Sequence[RankAccount]) -> RecoveryAccount:
         """Records the recovery, and puts together what all ranks tell of it."""
-        self._carried.downtime_s, self._carried.joined_s = {}, None
+        self._carried.outage = NO_OUTAGE
         own = ranks[dist.get_rank()]
         account = self._account(target, ranks)
         passes = self._objects.schedule.passes.since(self._passes)
@@ -255,7 +256,8 @@ class Rejoin:
             level=Level.EXACT,
             ranks=ranks,
         )
-        guarantee = self._carried.guarantee
-        if guarantee is not None and not account.verified:
-            self._carried.guarantee = unverified(guarantee, plan.target)
+        promise = self._carried.promise
+        if not account.verified:
+            guarantee = unverified(promise.guarantee, plan.target)
+            self._carried.promise = dataclasses.replace(promise, guarantee=guarantee)
         return dataclasses.replace(account, level=self._carried.level)
