@@ -25,7 +25,10 @@ from megatron_moevement.runtime.slots.ring_file import RingFile
 from megatron_moevement.runtime.slots.slot_record import EXTRAS
 from megatron_moevement.runtime.stores.store import RingRole, RingShape, StoreDirectory
 from megatron_moevement.runtime.transport.handshake import Session
-from megatron_moevement.strategies.moevement.capture.window_capture import WindowCapture
+from megatron_moevement.strategies.moevement.capture.window_capture import (
+    SlotContents,
+    WindowCapture,
+)
 from megatron_moevement.strategies.moevement.protection.slot_replicator import SlotReplicator
 from megatron_moevement.strategies.scalars import SlotScalars
 from tests.harness.late_stream import LateStream
@@ -90,12 +93,9 @@ class CapturedWindows:
         self._ring: RingFile = store.ring(RingRole.OWN, _RANK, RingShape(capacity, 1 << 16, 6))
         self._windows = WindowCapture(
             capture,
-            self._ring,
             SlotReplicator(sender, self._ring, Placement({_RANK: ()}, 0, 0), ()),
-            self._schedule,
-            self._layouts,
-            rollbacks=0,
-            ring=SlotRing(capacity),
+            SlotContents(self._schedule, self._layouts, rollbacks=0),
+            SlotRing(capacity),
         )
         self.stalls: list[timedelta] = []
         """How long each step but the first waited."""

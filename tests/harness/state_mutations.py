@@ -73,7 +73,7 @@ def fetch_bad_copy() -> None:
         fetch(self, process, key)
         if self._sender._me.generation > 1:  # noqa: SLF001  (it has no name outside)
             return
-        ring = self._ring
+        ring = self.ring
         record = ring.record(key.step)
         assert record is not None
         payload = ring.payload(record)

@@ -25,7 +25,10 @@ from megatron_moevement.runtime.coordination.ledger import LedgerEntry
 from megatron_moevement.runtime.coordination.progress import IterationCosts, Progress
 from megatron_moevement.settings.faults import FaultPoint
 from megatron_moevement.strategies.moevement.capture.replica_audit import ReplicaAudit
-from megatron_moevement.strategies.moevement.capture.window_capture import WindowCapture
+from megatron_moevement.strategies.moevement.capture.window_capture import (
+    SlotContents,
+    WindowCapture,
+)
 from megatron_moevement.strategies.moevement.carried_state import (
     TORN,
     Agreed,
@@ -325,15 +328,13 @@ class SparseCheckpointing(Strategy):
             log.drop_before(retain(persisted, 0).oldest_log_step)
 
     def _captures(self, ring: SlotRing, replay: Replay | None) -> WindowCapture:
-        objects, live, memory = self._session.objects, self._session.live, self._session.memory
+        objects, live, history = self._session.objects, self._session.live, self._history
+        layouts = slot_layouts(history.schedule, objects.rank, live)
         return WindowCapture(
             self._capture,
-            memory.own_ring,
-            memory.copies,
-            self._history.schedule,
-            slot_layouts(self._history.schedule, objects.rank, live),
-            rollbacks=self._history.rollbacks,
-            ring=ring,
+            self._session.memory.copies,
+            SlotContents(history.schedule, layouts, history.rollbacks),
+            ring,
             faults=objects.faults,
             state_digest=live.digest,
             admits=(lambda record: True) if replay is None else replay.witness.admits,

@@ -20,11 +20,51 @@ from megatron_moevement.policy.window.schedule import Window, WindowSchedule
 from megatron_moevement.runtime.capture.capture import Capture, CaptureError, HostCopy
 from megatron_moevement.runtime.coordination.commit_barrier import DisagreementError
 from megatron_moevement.runtime.faults.fault_points import NO_FAULTS, FaultPoints
-from megatron_moevement.runtime.slots.ring_file import RingFile
 from megatron_moevement.runtime.slots.slot_record import EXTRAS, SlotPart, SlotRecord
 from megatron_moevement.settings.faults import FaultPoint
 from megatron_moevement.strategies.moevement.protection.slot_replicator import SlotReplicator
 from megatron_moevement.strategies.scalars import SlotScalars
+
+
+@dataclasses.dataclass(frozen=True)
+class SlotContents:
+    """What one rank's slots hold.
+
+    Attributes:
+        schedule: in force.
+        layouts: what this rank captures in each slot of a window.
+        rollbacks: rollbacks that lie behind the job.
+    """
+
+    schedule: WindowSchedule
+    layouts: tuple[SlotLayout, ...]
+    rollbacks: int
+
+    def layout(self, step: int) -> SlotLayout:
+        """Returns what is captured of S_step."""
+        return self.layouts[self.schedule.slot_of(step)]
+
+    def record(self, step: int, payload: memoryview) -> SlotRecord:
+        """Returns the record of S_step, with the checksums of its parts.
+
+        Args:
+            step: the state.
+            payload: its bytes: those of the layout, and the extras behind them.
+        """
+        layout = self.layout(step)
+        places = [(part.name, part.offset, part.size_bytes) for part in layout.parts]
+        places.append((EXTRAS, layout.size_bytes, len(payload) - layout.size_bytes))
+        return SlotRecord(
+            rollbacks=self.rollbacks,
+            window=self.schedule.window_of(step),
+            slot=self.schedule.slot_of(step),
+            step=step,
+            payload_bytes=len(payload),
+            parts=tuple(
+                SlotPart.of(name, offset, payload[offset : offset + size])
+                for name, offset, size in places
+            ),
+        )
 
 
 class WindowCapture:
@@ -33,13 +73,10 @@ class WindowCapture:
     def __init__(
         self,
         capture: Capture,
-        ring_file: RingFile,
         copies: SlotReplicator,
-        schedule: WindowSchedule,
-        layouts: tuple[SlotLayout, ...],
-        *,
-        rollbacks: int,
+        contents: SlotContents,
         ring: SlotRing,
+        *,
         faults: FaultPoints = NO_FAULTS,
         state_digest: Callable[[], str | None] = lambda: None,
         admits: Callable[[SlotRecord], bool] = lambda _: True,
@@ -48,22 +85,17 @@ class WindowCapture:
 
         Args:
             capture: copies to the host.
-            ring_file: receives the slots.
-            copies: carries them to their holders.
-            schedule: in force.
-            layouts: for each slot what this rank captures.
-            rollbacks: rollbacks that lie behind the job.
+            copies: has the file that receives the slots, and carries them to their holders.
+            contents: what the slots hold.
             ring: what the ring file holds that is needed.
             faults: where this process fails on purpose.
             state_digest: returns what stands for all of the live state.
             admits: is asked, on the capture's thread, whether a slot may be kept.
         """
         self._capture = capture
-        self._file = ring_file
+        self._file = copies.ring
         self._copies = copies
-        self._schedule = schedule
-        self._layouts = layouts
-        self._rollbacks = rollbacks
+        self._contents = contents
         self._ring = ring
         self._faults = faults
         self._state_digest = state_digest
@@ -87,10 +119,9 @@ class WindowCapture:
         if step != self._ring.next_step:
             raise DisagreementError(f"S_{step} after {self._ring.steps}")
         self._ring = self._ring.captured()
-        slot = self._schedule.slot_of(step)
-        if slot == 0:
+        if self._contents.schedule.slot_of(step) == 0:
             self._faults.strike(step, FaultPoint.WINDOW_EDGE)
-        layout = self._layouts[slot]
+        layout = self._contents.layout(step)
         self._file.invalidate(step)
         memory = self._file.buffer(step)
         extras = dataclasses.replace(scalars, state=self._state_digest()).encode()
@@ -137,22 +168,7 @@ class WindowCapture:
 
     def _landed(self, step: int, payload_bytes: int) -> None:
         """Makes the checksums of a slot and sends it off; on the capture's thread."""
-        window, slot = self._schedule.window_of(step), self._schedule.slot_of(step)
-        layout = self._layouts[slot]
-        payload = self._file.buffer(step)[:payload_bytes]
-        places = [(part.name, part.offset, part.size_bytes) for part in layout.parts]
-        places.append((EXTRAS, layout.size_bytes, payload_bytes - layout.size_bytes))
-        record = SlotRecord(
-            rollbacks=self._rollbacks,
-            window=window,
-            slot=slot,
-            step=step,
-            payload_bytes=payload_bytes,
-            parts=tuple(
-                SlotPart.of(name, offset, payload[offset : offset + size])
-                for name, offset, size in places
-            ),
-        )
+        record = self._contents.record(step, self._file.buffer(step)[:payload_bytes])
         if not self._admits(record):
             return
         self._faults.strike(step, FaultPoint.PUBLISH)

@@ -54,7 +54,8 @@ class SlotReplicator:
             uninterrupted: encloses what a restart waits for.
         """
         self._sender = sender
-        self._ring = ring
+        self.ring = ring
+        """This rank's slots."""
         self._placement = placement
         self._began_with = placement.holders[ring.owner]
         self._hosts = tuple(hosts)
@@ -73,7 +74,7 @@ class SlotReplicator:
     @property
     def holders(self) -> tuple[int, ...]:
         """The processes that are to keep copies."""
-        return self._placement.holders[self._ring.owner]
+        return self._placement.holders[self.ring.owner]
 
     def land(self, record: SlotRecord) -> None:
         """Sends off a slot that has landed in the ring."""
@@ -143,13 +144,13 @@ class SlotReplicator:
             "process %d keeps no copies of %s now (%s), and no process can replace it: it is tried "
             "again until it does; where there is no other copy, training waits",
             silent,
-            self._ring.owner,
+            self.ring.owner,
             trouble.reason,
         )
 
     def _land_for(self, record: SlotRecord, to: Sequence[int]) -> None:
         have = set(self.holders).difference(to)
-        self._sender.land(self._ring.owner, record, self._ring.payload(record), to, have)
+        self._sender.land(self.ring.owner, record, self.ring.payload(record), to, have)
         self.sent_bytes += record.payload_bytes * len(to)
 
     def _replace(self, silent: int) -> bool:
@@ -169,7 +170,7 @@ class SlotReplicator:
         logger.warning(
             "process %d keeps the copies of %s instead of process %d",
             successor,
-            self._ring.owner,
+            self.ring.owner,
             silent,
         )
         return True
@@ -184,8 +185,8 @@ class SlotReplicator:
             or trouble.is_forgotten(now_s)
             or host.process in former
         ]
-        placement = replace_holder(self._placement, hosts, self._ring.owner, silent)
-        holders = placement.holders[self._ring.owner]
+        placement = replace_holder(self._placement, hosts, self.ring.owner, silent)
+        holders = placement.holders[self.ring.owner]
         successor = next((each for each in holders if each not in former), None)
         if successor is not None:
             self._placement = placement
@@ -194,8 +195,8 @@ class SlotReplicator:
     def _send(self, slots: Iterable[SlotKey], to: int) -> None:
         """Sends slots of the ring to a holder, in the order of their capture."""
         for key in sorted(slots, key=lambda key: key.step):
-            record = self._ring.held(key.step)  # for as long as it is accounted for
-            self._sender.send(key.owner, record, self._ring.payload(record), (to,))
+            record = self.ring.held(key.step)  # for as long as it is accounted for
+            self._sender.send(key.owner, record, self.ring.payload(record), (to,))
             self.sent_bytes += record.payload_bytes
 
     def await_second_holder(self, window: Window) -> None:
@@ -217,12 +218,12 @@ class SlotReplicator:
         Raises:
             FetchError: the process does not give it intact and in time.
         """
-        self._ring.invalidate(key.step)
-        buffer = self._ring.buffer(key.step)
+        self.ring.invalidate(key.step)
+        buffer = self.ring.buffer(key.step)
         record = self._sender.fetch(process, key, buffer)
         self.moved += 1
         self._faults.strike(key.step, FaultPoint.FETCH)
-        self._ring.publish(record)
+        self.ring.publish(record)
 
     def close(self) -> None:
         """Ends the connections; copies on their way are given up."""
