@@ -5,7 +5,7 @@ import torch
 import torch.distributed as dist
 
 from megatron_moevement.backends.cpu import CpuBackend
-from megatron_moevement.policy.job.guarantee import Computation, DeviceKind, Kernels
+from megatron_moevement.policy.job.guarantee import Computation, DeviceKind, Guarantee, Kernels
 from megatron_moevement.runtime.coordination.agreement import all_gather_json
 from megatron_moevement.strategies.moevement.agreed_guarantee import agree_on_guarantee, judge
 from megatron_moevement.strategies.moevement.carried_state import (
@@ -58,10 +58,10 @@ def test_a_newcomer_is_compared_with_what_the_job_began_with(fork_server, genera
 
 
 def test_what_is_given_up_keeps_the_guarantee():
-    carried = CarriedState(promise=Promise((computation(),)), outage=Outage(joined_s=1.0))
+    promise = Promise((computation(),), Guarantee())
+    carried = CarriedState(promise=promise, outage=Outage(joined_s=1.0))
     anew = CarriedState.anew(carried)
-    kept = (anew.store, anew.promise, anew.outage.joined_s)
-    assert kept == (carried.store, carried.promise, None)
+    assert (anew.store, anew.promise, anew.outage.joined_s) == (carried.store, promise, None)
 
 
 def test_the_cpu_tells_its_parts():

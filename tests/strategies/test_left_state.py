@@ -23,11 +23,13 @@ from megatron_moevement.runtime.stores.store import (
     RingShape,
     StoreDirectory,
 )
-from megatron_moevement.strategies.moevement.protection.host_memory import HostMemory
+from megatron_moevement.strategies.moevement.protection.holdings import Holdings
+from megatron_moevement.strategies.moevement.protection.host_memory import Endpoint, HostMemory
 from megatron_moevement.strategies.moevement.protection.left_state import (
     read_left_state,
     rng_equal_steps,
 )
+from megatron_moevement.strategies.moevement.protection.resident_store import ResidentStore
 from megatron_moevement.strategies.scalars import encode_entry
 
 RANK, OTHER = LogicalRank(dp=0), LogicalRank(dp=1)
@@ -157,15 +159,11 @@ def test_a_beginning_that_is_cut_leaves_a_journal_of_the_state_that_it_begins_at
     leave(store)
     account = SimpleNamespace(total_bytes=0)
     plan = SimpleNamespace(journal=JOURNAL, spares=(), accounts=lambda: {HOST.process: account})
-    kept = SimpleNamespace(left_behind=tuple)
     with Generation() as generation:
-        memory = HostMemory(
-            *(plan, HOST, kept, store, "127.0.0.1", torch.device("cpu")),
-            generation=generation,
-            pin=lambda _: None,
-            faults=NO_FAULTS,
-            token=b"a token of this test",
-        )
+        me = (b"a token of this test", HOST.process, "127.0.0.1")
+        endpoint = Endpoint(*me, generation, NO_FAULTS)
+        holdings, kept = Holdings(plan, HOST, store), ResidentStore()
+        memory = HostMemory(holdings, endpoint, kept, torch.device("cpu"), lambda _: None)
         monkeypatch.setattr(memory if place == "open" else store, place, cut)
         with pytest.raises(CutError):
             memory.restart_windows(

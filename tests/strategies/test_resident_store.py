@@ -20,7 +20,10 @@ from megatron_moevement.runtime.stores.store import JournalShape, StoreDirectory
 from megatron_moevement.settings.fault_tolerance import FaultTolerance
 from megatron_moevement.strategies.moevement.opening import _open_store
 from megatron_moevement.strategies.moevement.protection import resident_store
-from megatron_moevement.strategies.moevement.protection.resident_store import ResidentStore
+from megatron_moevement.strategies.moevement.protection.resident_store import (
+    ResidentStore,
+    StoresOfRun,
+)
 
 IDENTITY = StoreIdentity("run", "0123")
 SHAPE = JournalShape(retained_steps=6, entry_bytes=100, last_step=20)
@@ -99,11 +102,11 @@ def test_an_ending_that_ctrl_c_cuts_short_anywhere_leaves_nothing_in_memory(
 def test_what_a_restart_cuts_short_is_removed_later(tmp_path, monkeypatch, moment):
     for removal in (1, 2):
         leave(tmp_path)
-        kept = opened(tmp_path)
+        kept, run = opened(tmp_path), StoresOfRun(tmp_path, IDENTITY)
         with monkeypatch.context() as patch:
             patch.setattr(Path, "unlink", interrupted_at(removal, moment))
             with pytest.raises(KeyboardInterrupt):
-                kept.remove_left_behind(kept.left_behind())
+                run.remove_left_behind(run.left_behind())
         kept.keep()
         kept.finish()
         kept.close()
@@ -191,13 +194,13 @@ def interrupted_at(number, moment, act=Path.unlink):
 
 def test_what_is_left_after_a_generation_began_stays(tmp_path):
     leave(tmp_path)
-    kept = opened(tmp_path)
-    known = kept.left_behind()
+    kept, run = opened(tmp_path), StoresOfRun(tmp_path, IDENTITY)
+    known = run.left_behind()
     assert known == (7,)
     with StoreDirectory(tmp_path, IDENTITY, 8) as dying:
         dying.journal(SHAPE)
-    assert set(kept.left_behind()) == {*known, 8}
-    kept.remove_left_behind(known)
-    assert kept.left_behind() == (8,)
+    assert set(run.left_behind()) == {*known, 8}
+    run.remove_left_behind(known)
+    assert run.left_behind() == (8,)
     kept.finish()
     kept.close()

@@ -26,12 +26,9 @@ from megatron_moevement.strategies.moevement.protection.first_captures import re
 from megatron_moevement.strategies.moevement.protection.resident_store import ResidentStore
 from megatron_moevement.strategies.moevement.protection.spare_memory import SpareHolder, SpareMemory
 from megatron_moevement.strategies.moevement.protection.spares import (
+    NoticesOfSpares,
     Spare,
-    captures_of_spares,
-    facts_of_spares,
     find_spares,
-    ledger_of_spare,
-    look_for_left,
 )
 
 ONE, OTHER = LogicalRank(), LogicalRank(dp=1)
@@ -104,7 +101,7 @@ def test_what_a_spare_keeps_is_known_in_the_next_generation(spare):
     memory, generation = spare()
     (found,) = find_spares(generation)
     assert (found.process, found.domain, dict(found.held)) == (PROCESS, "node2", {})
-    assert facts_of_spares(generation, [found]) == ()
+    assert NoticesOfSpares(generation.board, [found]).facts() == ()
     memory.learn(told())
     memory.learn(told(OTHER))
     store_slots(memory, ONE, 3, 4, 5, 6)
@@ -112,7 +109,8 @@ def test_what_a_spare_keeps_is_known_in_the_next_generation(spare):
     _, generation = spare()
     (found,) = find_spares(generation)
     assert dict(found.held) == {ONE: 6, OTHER: 4}
-    (facts,) = facts_of_spares(generation, [found])
+    notices = NoticesOfSpares(generation.board, [found])
+    (facts,) = notices.facts()
     assert facts.is_new
     assert (facts.rank, facts.committed, facts.rollbacks, facts.persisted) == (None, 6, 7, WINDOW)
     assert facts.ledger == range(4, 7)
@@ -121,14 +119,14 @@ def test_what_a_spare_keeps_is_known_in_the_next_generation(spare):
         Holding(ONE, Window(6, 3), 0b001),
         Holding(OTHER, WINDOW, 0b011),
     )
-    known = ledger_of_spare(generation, PROCESS, range(5, 7))
+    known = notices.ledger(PROCESS, range(5, 7))
     assert known["entries"] == {5: "entry 5", 6: "entry 6"}
     assert sorted(known["losses"]) == list(range(1, 7))
-    (captures,) = captures_of_spares(generation, STATE.rollbacks, STATE.schedule_version)
+    (captures,) = notices.captures(STATE.rollbacks, STATE.schedule_version)
     held = spare.kept.store.open_ring(RingRole.HELD, OTHER)
     assert captures[str(OTHER)] == {step: record_digest(held.record(step)) for step in (3, 4)}
     assert sorted(captures[str(ONE)]) == [3, 4, 5, 6]
-    assert captures_of_spares(generation, STATE.rollbacks, STATE.schedule_version + 1) == ()
+    assert notices.captures(STATE.rollbacks, STATE.schedule_version + 1) == ()
     journal = spare.kept.store.open_journal()
     assert journal.losses() == {step: step / 8 for step in range(1, 7)}
     assert journal.entry(5) == b"entry 5"
@@ -197,19 +195,19 @@ def test_what_a_former_launch_left_is_offered_where_ranks_lack_it(spare):
     older = leave(spare.root, PROCESS, 6)
     newer = leave(spare.root, PROCESS + PROCESSES, 36, persisted=Window(33, 3))
     memory, generation = spare()
-    spares = find_spares(generation)
+    notices = NoticesOfSpares(generation.board, find_spares(generation))
     memory.look()
-    assert facts_of_spares(generation, spares) == ()  # nobody has asked
+    assert notices.facts() == ()  # nobody has asked
     generation.board.post(Topic.LEFT, IDENTITY.document())
     memory.look()
-    assert look_for_left(generation, spares, IDENTITY) == (PROCESS,)
-    (facts,) = facts_of_spares(generation, spares)
+    assert notices.look_for_left(IDENTITY) == (PROCESS,)
+    (facts,) = notices.facts()
     assert (facts.rank, facts.committed, facts.persisted) == (None, 36, Window(33, 3))
     assert facts.holdings == (
         Holding(ONE, Window(33, 3), 0b111),
         Holding(ONE, Window(36, 3), 0b001),
     )
-    assert ledger_of_spare(generation, PROCESS, range(1, 37)) is not None
+    assert notices.ledger(PROCESS, range(1, 37)) is not None
     (ring,) = memory._slots._left
     assert [record.step for record in ring.records()] == [33, 34, 35, 36]
     assert (older.exists(), newer.exists()) == (True, False)
@@ -219,7 +217,8 @@ def test_a_spare_that_finds_nothing_left_says_so(spare):
     memory, generation = spare()
     generation.board.post(Topic.LEFT, IDENTITY.document())
     memory.look()
-    assert look_for_left(generation, find_spares(generation), IDENTITY) == ()
+    spares = find_spares(generation)
+    assert NoticesOfSpares(generation.board, spares).look_for_left(IDENTITY) == ()
     assert spare.kept.store is None
 
 
@@ -305,14 +304,14 @@ class Failing:
 def test_a_spare_that_can_keep_nothing_says_so_and_waits_on(caplog, error):
     generation = Generation(1, spares=1, board=Board())
     memory = Failing(error)
-    holder = SpareHolder(PROCESS, memory)
+    holder = SpareHolder(PROCESS, memory, generation.board)
     holder.begin(generation, "127.0.0.1", "node2")
     holder.look()
     holder.end()
     assert memory.tried == 1
     assert find_spares(generation) == ()
     spare = Spare(PROCESS, "node2", ("127.0.0.1", 1), "net", {ONE: 3})
-    assert facts_of_spares(generation, [spare]) == ()  # neither is waited for
+    assert NoticesOfSpares(generation.board, [spare]).facts() == ()  # neither is waited for
     nothing = [[PROCESS, None]]  # of what was left, too
     assert generation.board.posted == {
         Topic.SPARE: nothing,
@@ -348,9 +347,10 @@ def test_a_spare_that_fails_hides_no_slower_one(spare):
     (held,) = before.board.read(Topic.HELD)
     board = LateBoard(Topic.HELD, [held])
     generation = Generation(2, spares=2, board=board)
-    SpareHolder(PROCESS + 1, Failing(UserError("no such interface"))).begin(generation, "", "node3")
+    failing = SpareHolder(PROCESS + 1, Failing(UserError("no such interface")), board)
+    failing.begin(generation, "", "node3")
     (found,) = find_spares(before)
-    (facts,) = facts_of_spares(generation, [found])
+    (facts,) = NoticesOfSpares(generation.board, [found]).facts()
     assert facts.process == PROCESS
 
 
@@ -365,9 +365,9 @@ def test_a_spare_that_fails_late_counts_once(spare):
 
 
 def test_an_error_after_the_beginning_is_said_once(spare, caplog, monkeypatch):
-    memory, _ = spare()
+    memory, generation = spare()
     monkeypatch.setattr(SpareMemory, "look", lambda self: {}["missing"])
-    holder = SpareHolder(PROCESS, memory)
+    holder = SpareHolder(PROCESS, memory, generation.board)
     for _ in range(2):
         holder.look()
     assert len([one for one in caplog.records if "waits on" in one.getMessage()]) == 1

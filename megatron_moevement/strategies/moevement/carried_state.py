@@ -64,11 +64,11 @@ class Promise:
         guarantee: of it.
     """
 
-    origin: tuple[Computation, ...] = ()
-    guarantee: Guarantee = Guarantee()
+    origin: tuple[Computation, ...]
+    guarantee: Guarantee
 
 
-NO_PROMISE = Promise()
+NO_PROMISE = Promise((), Guarantee())
 """A process that was in no generation: it has nothing to compare with."""
 
 

@@ -16,11 +16,11 @@ from megatron_moevement.integrations.megatron.snapshots import LiveOperators
 from megatron_moevement.policy.copies.loopback import Receiver, check_reachable
 from megatron_moevement.policy.job.guarantee import Computation
 from megatron_moevement.runtime.coordination.agreement import AgreementError, gather_together
+from megatron_moevement.runtime.transport.interface import own_address, own_network
 from megatron_moevement.settings.fault_tolerance import FaultTolerance
 from megatron_moevement.settings.secret import SECRET_VARIABLE
 from megatron_moevement.strategies.live_objects import LiveObjects
 from megatron_moevement.strategies.moevement.protection.job_plan import Member
-from megatron_moevement.strategies.moevement.protection.receiver import own_receiver
 from megatron_moevement.strategies.moevement.recovery.replicas import (
     Replicas,
     name_of_state,
@@ -70,7 +70,8 @@ def introduce(
     name = name_of_state(settings, objects, live)
 
     def tell() -> Sequence[Any]:
-        receiver = own_receiver(settings.moevement_replication_interface, objects.process)
+        address = own_address(settings.moevement_replication_interface)
+        receiver = Receiver(objects.process, own_network(), address)
         return [
             own.document(),
             objects.computation.document(),

@@ -40,7 +40,8 @@ from megatron_moevement.strategies.moevement.carried_state import (
     Outage,
 )
 from megatron_moevement.strategies.moevement.introduction import Introduction, introduce
-from megatron_moevement.strategies.moevement.protection.host_memory import HostMemory
+from megatron_moevement.strategies.moevement.protection.holdings import Holdings
+from megatron_moevement.strategies.moevement.protection.host_memory import Endpoint, HostMemory
 from megatron_moevement.strategies.moevement.protection.job_plan import (
     JobPlan,
     LogShape,
@@ -56,14 +57,11 @@ from megatron_moevement.strategies.moevement.protection.placement_of_holders imp
 )
 from megatron_moevement.strategies.moevement.protection.protection_watch import ProtectionWatch
 from megatron_moevement.strategies.moevement.protection.resident_store import ResidentStore
-from megatron_moevement.strategies.moevement.protection.spare_memory import (
-    SpareHolder,
-    keep_for_others,
-)
+from megatron_moevement.strategies.moevement.protection.spare_memory import keep_for_others
 from megatron_moevement.strategies.moevement.protection.spares import find_spares
 from megatron_moevement.strategies.moevement.session import Session
 from megatron_moevement.strategies.moevement.sparse_checkpointing import SparseCheckpointing
-from megatron_moevement.strategies.resident_state import Protected, ResidentState
+from megatron_moevement.strategies.resident_state import IdleSpare, Protected, ResidentState
 
 _PATIENCE_WITH_THE_DYING = timedelta(seconds=5)
 """The system takes a large process apart before it frees its locks."""
@@ -94,7 +92,7 @@ class MoEvement(ResidentState):
         """
         return _open(self._settings, self._carried, protected)
 
-    def hold(self, launch: Launch, domain: str, generation: Generation) -> SpareHolder:
+    def hold(self, launch: Launch, domain: str, generation: Generation) -> IdleSpare:
         """Keeps copies for the ranks from now on, where any are made."""
         return keep_for_others(self._settings, launch, domain, self._carried.store, generation)
 
@@ -121,15 +119,16 @@ def _open(
     _agree(plan, told, objects, carried, say)
     store, held = _open_store(settings, objects, carried.store, generation, protected.saves)
     plan = keep_placement(plan, held)
-    memory = HostMemory(
-        *(plan, host, carried.store, store, settings.moevement_replication_interface),
-        objects.device,
-        generation=generation,
-        pin=objects.pin,
-        faults=objects.faults,
-        token=told.token,
-        log=_keep_log(carried, objects, plan.log_of(host)),
+    endpoint = Endpoint(
+        told.token,
+        host.process,
+        settings.moevement_replication_interface,
+        generation,
+        objects.faults,
+        _keep_log(carried, objects, plan.log_of(host)),
     )
+    holdings = Holdings(plan, host, store)
+    memory = HostMemory(holdings, endpoint, carried.store, objects.device, objects.pin)
     return SparseCheckpointing(
         Session(objects, live, memory, carried, events, say),
         replicas=told.replicas,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import threading
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any
@@ -12,9 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from megatron_moevement.policy.copies.placement import Host
 from megatron_moevement.policy.facts.facts import ProcessFacts
-from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.runtime.coordination.agreement import AgreementError, gather_together
 from megatron_moevement.runtime.coordination.generation import Generation
 from megatron_moevement.runtime.coordination.notice_board import Topic
@@ -28,22 +25,17 @@ from megatron_moevement.runtime.peers.state_reader import StateReader
 from megatron_moevement.runtime.peers.stored_slots import StoredSlots
 from megatron_moevement.runtime.slots.journal import Journal, JournalState
 from megatron_moevement.runtime.slots.ring_file import RingFile
-from megatron_moevement.runtime.stores.store import RingRole, StoreDirectory, StoredRing
 from megatron_moevement.runtime.transport.handshake import Session
 from megatron_moevement.runtime.transport.transport import Address
 from megatron_moevement.runtime.transport.wire import Kind
 from megatron_moevement.runtime.upstream_log.log import UpstreamLog
 from megatron_moevement.settings.faults import FaultPoint
 from megatron_moevement.strategies.moevement.protection.first_captures import OwnCaptures
+from megatron_moevement.strategies.moevement.protection.holdings import Holdings
 from megatron_moevement.strategies.moevement.protection.job_plan import JobPlan
 from megatron_moevement.strategies.moevement.protection.resident_store import ResidentStore
 from megatron_moevement.strategies.moevement.protection.slot_replicator import SlotReplicator
-from megatron_moevement.strategies.moevement.protection.spares import (
-    captures_of_spares,
-    facts_of_spares,
-    ledger_of_spare,
-    look_for_left,
-)
+from megatron_moevement.strategies.moevement.protection.spares import NoticesOfSpares
 
 DEADLINE = timedelta(seconds=60)
 """For one slot, or one logged tensor, to reach a peer and be acknowledged."""
@@ -56,19 +48,79 @@ _SERVED = {
 
 
 @dataclasses.dataclass(frozen=True)
-class _Opened:
-    """Files that are open, and the server that gives slots out of them."""
+class Endpoint:
+    """By what a process serves its peers in one generation, and reaches them.
 
-    own_ring: RingFile
-    journal: Journal
-    slots: StoredSlots
-    server: ReplicaServer
+    Attributes:
+        token: the key by which processes of the job recognise each other.
+        process: number of this process.
+        interface: where copies are received.
+        generation: owns the connections.
+        faults: where this process fails on purpose.
+        log: what this process serves of what it sent over its stage's boundaries.
+    """
+
+    token: bytes = dataclasses.field(repr=False)
+    process: int
+    interface: str
+    generation: Generation
+    faults: FaultPoints
+    log: UpstreamLog | None = None
+
+    @property
+    def me(self) -> Session:
+        """Who this process is to its peers."""
+        return Session(self.token, self.process, self.generation.number)
+
+    def serve(self, slots: StoredSlots) -> ReplicaServer:
+        """Returns a server that keeps copies in rings and gives slots back."""
+        return self.generation.own(
+            lambda: ReplicaServer(
+                self.interface,
+                self.me,
+                slots,
+                deadline=DEADLINE,
+                log=self.log,
+                halfway=lambda kind: self.faults.strike_outside(_SERVED[kind]),
+            )
+        )
+
+    def sender(
+        self, addresses: Mapping[int, Address], spares: Mapping[int, Address], history: OwnHistory
+    ) -> SlotSender:
+        """Returns what sends slots.
+
+        Args:
+            addresses: of all processes that keep copies.
+            spares: of those without a rank.
+            history: what these get with the slots.
+        """
+        return self.generation.own(
+            lambda: SlotSender(
+                self.me,
+                addresses,
+                deadline=DEADLINE,
+                halfway=lambda record: self.faults.strike(record.step, FaultPoint.SEND),
+                history=history,
+                spares=spares,
+            )
+        )
 
 
 @dataclasses.dataclass(frozen=True)
 class _Connected:
-    """The peers: for each process its server's address, what goes to them."""
+    """What is there once all processes have opened their files.
 
+    Attributes:
+        slots: what the server gives.
+        server: gives slots, logs and states to peers.
+        addresses: for each process its server's.
+        copies: of this rank's slots.
+        history: what spares get with them.
+    """
+
+    slots: StoredSlots
+    server: ReplicaServer
     addresses: Mapping[int, Address]
     copies: SlotReplicator
     history: OwnHistory
@@ -80,74 +132,62 @@ class HostMemory:
     `open` or `restart_windows` must come first; all ranks call it in step.
     """
 
-    def __init__(  # noqa: PLR0917  (what a process takes part with)
+    def __init__(
         self,
-        plan: JobPlan,
-        host: Host,
+        holdings: Holdings,
+        endpoint: Endpoint,
         carried: ResidentStore,
-        store: StoreDirectory,
-        interface: str,
         device: torch.device,
-        *,
-        generation: Generation,
         pin: Callable[[torch.Tensor], None],
-        faults: FaultPoints,
-        token: bytes,
-        log: UpstreamLog | None = None,
     ) -> None:
         """Takes part in one generation; the store outlives it.
 
         Args:
-            plan: what all ranks agreed on.
-            host: this process.
+            holdings: the files of this process.
+            endpoint: serves its peers.
             carried: keeps the store.
-            store: its files, locked.
-            interface: where copies are received.
             device: where collectives keep their tensors.
-            generation: owns the connections.
             pin: makes host memory a target of asynchronous copies.
-            faults: where this process fails on purpose.
-            token: the key by which processes of the job recognise each other.
-            log: what this process serves of what it sent over its stage's boundaries.
         """
-        self.plan = plan
-        """What all agreed on, and for whom else this process keeps copies since then."""
-        self.host_bytes = plan.accounts()[host.process].total_bytes
-        """Host memory in use; all of it is allocated at the start, but for what is taken over."""
-        self.host = host
-        self.store = store
-        self.generation = generation
+        self._holdings = holdings
+        self.host, self.store = holdings.host, holdings.store
+        self._endpoint = endpoint
+        self.generation, self.log = endpoint.generation, endpoint.log
         self._carried = carried
-        self._left_behind = carried.left_behind()  # all live processes have locked their stores
-        self._interface = interface
         self._device = device
         self._pin = pin
-        self._faults = faults
-        self.log = log
-        self._session = Session(token, host.process, generation.number)
-        self._opened: _Opened | None = None
+        board, spares = self.generation.board, self.plan.spares
+        self._notices = (
+            NoticesOfSpares(board, spares)
+            if board is not None and spares and not dist.get_rank()
+            else None
+        )
         self._connected: _Connected | None = None
-        self._lock = threading.Lock()  # of the store's files, once the server listens
+
+    @property
+    def plan(self) -> JobPlan:
+        """What all agreed on, and for whom else this process keeps copies since then."""
+        return self._holdings.plan
+
+    @property
+    def host_bytes(self) -> int:
+        """Host memory in use."""
+        return self._holdings.host_bytes
 
     @property
     def own_ring(self) -> RingFile:
         """The ring of this rank's slots."""
-        return self._files.own_ring
+        return self._holdings.own_ring
 
     @property
     def journal(self) -> Journal:
         """The journal of this process."""
-        return self._files.journal
+        return self._holdings.journal
 
     @property
     def copies(self) -> SlotReplicator:
         """The copies of this rank's slots."""
         return self._peers.copies
-
-    @property
-    def _files(self) -> _Opened:
-        assert self._opened is not None
-        return self._opened
 
     @property
     def _peers(self) -> _Connected:
@@ -168,100 +208,49 @@ class HostMemory:
                 interface is none of the machine's.
             NotOpenedError: the same in a restart.
         """
+        served: list[tuple[StoredSlots, ReplicaServer]] = []
+
+        def serve() -> list[Any]:
+            slots = self._holdings.open()
+            with self.generation.uninterrupted():  # memory can be pinned only once
+                self._carried.pin(self.own_ring, self._pin)
+            server = self._endpoint.serve(slots)
+            served.append((slots, server))
+            return [(self.host.process, *server.address), tell()]
+
         try:
-            told = gather_together(lambda: [self._serve(), tell()], self._device)
+            told = gather_together(serve, self._device)
         except AgreementError as error:
             raise self._carried.not_opened(error, self.generation) from error
-        self._faults.strike_outside(FaultPoint.OPEN)
+        self._endpoint.faults.strike_outside(FaultPoint.OPEN)
         addresses = {process: (host, port) for (process, host, port), _ in told}
-        addresses |= self.plan.addresses_of_spares
-        ring = self.plan.rings[self.host.occupied]
-        history = OwnHistory(self.host.occupied, self.store.identity, ring, self.plan.journal)
-        sender = self.generation.own(
-            lambda: SlotSender(
-                self._session,
-                addresses,
-                deadline=DEADLINE,
-                halfway=lambda record: self._faults.strike(record.step, FaultPoint.SEND),
-                history=history,
-                spares=self.plan.addresses_of_spares,
-            )
-        )
-        copies = SlotReplicator(
-            sender,
-            self.own_ring,
-            self.plan.placement,
-            self.plan.hosts,
-            self._faults,
-            self.generation.uninterrupted,
-        )
-        self._connected = _Connected(addresses, copies, history)
+        self._connect(*served[0], addresses | self.plan.addresses_of_spares)
         return [one for _, one in told]
 
-    def _serve(self) -> tuple[int, str, int]:
-        """Opens the files, and a server that keeps copies in them and gives slots back.
-
-        Returns:
-            This process, and the address of its server.
-        """
-        self._check_space(self.plan)
-        rings = self.plan.rings
-        journal = self.store.journal(self.plan.journal)
-        own_ring = self.store.ring(RingRole.OWN, self.host.occupied, rings[self.host.occupied])
-        with self.generation.uninterrupted():  # memory can be pinned only once
-            self._carried.pin(own_ring, self._pin)
-        slots = StoredSlots(own_ring, self._take_over)
-        for owner in self.plan.kept_for(self.host.process):
-            slots.keep(self.store.ring(RingRole.HELD, owner, rings[owner]))
-        for stored in self._rings_of_former_plans():
-            ring = self.store.open_ring(stored.role, stored.owner)
-            if ring is not None and self._may_take_copies(stored):
-                slots.keep(ring)
-            elif ring is not None:
-                slots.serve(ring)
-        server = self.generation.own(
-            lambda: ReplicaServer(
-                self._interface,
-                self._session,
-                slots,
-                deadline=DEADLINE,
-                log=self.log,
-                halfway=lambda kind: self._faults.strike_outside(_SERVED[kind]),
-            )
+    def _connect(
+        self, slots: StoredSlots, server: ReplicaServer, addresses: Mapping[int, Address]
+    ) -> None:
+        plan, occupied = self.plan, self.host.occupied
+        history = OwnHistory(occupied, self.store.identity, plan.rings[occupied], plan.journal)
+        copies = SlotReplicator(
+            self._endpoint.sender(addresses, plan.addresses_of_spares, history),
+            self.own_ring,
+            plan.placement,
+            plan.hosts,
+            self._endpoint.faults,
+            self.generation.uninterrupted,
         )
-        self._opened = _Opened(own_ring, journal, slots, server)
-        return (self.host.process, *server.address)
-
-    def _take_over(self, owner: LogicalRank) -> RingFile | None:
-        """Returns a ring for a rank of which another process was to keep copies.
-
-        Raises:
-            UserError: there is no room for it.
-        """
-        if owner not in self.plan.rings or owner == self.host.rank:
-            return None
-        with self._lock:
-            plan = self.plan.with_holder(owner, self.host.process)
-            plan.check_limit(self.host.process)
-            self._check_space(plan)
-            ring = self.store.ring(RingRole.HELD, owner, plan.rings[owner])
-            self.plan = plan
-            self.host_bytes += plan.rings[owner].total_bytes
-        return ring
-
-    def _check_space(self, plan: JobPlan) -> None:
-        account = plan.accounts()[self.host.process]
-        self.store.check_space(account.total_bytes - account.logs_bytes)  # which lie in no file
+        self._connected = _Connected(slots, server, addresses, copies, history)
 
     @property
     def rejoin_barrier(self) -> str:
         """Names the meeting of all processes at the end of this generation's recovery."""
-        return hashlib.sha256(self._session.token).hexdigest()
+        return hashlib.sha256(self._endpoint.token).hexdigest()
 
     def read_state(self, source: int) -> StateReader:
         """Returns a reader of the live state of a peer that offers it; the caller closes it."""
         address = self._peers.addresses[source]
-        return StateReader(self._session, source, address, deadline=DEADLINE)
+        return StateReader(self._endpoint.me, source, address, deadline=DEADLINE)
 
     def log_reader(self, max_bytes: int) -> LogReader:
         """Returns a reader of the logs of peers; the caller closes it.
@@ -269,14 +258,14 @@ class HostMemory:
         Args:
             max_bytes: of tensors that it holds at a time.
         """
-        me, addresses = self._session, self._peers.addresses
+        me, addresses = self._endpoint.me, self._peers.addresses
         return self.generation.own(
             lambda: LogReader(me, addresses, deadline=DEADLINE, max_bytes=max_bytes)
         )
 
     def offer(self, state: OfferedState | None) -> None:
         """Lets peers read the live state of this process, until nothing is offered."""
-        self._files.server.offer(state)
+        self._peers.server.offer(state)
 
     def restart_windows(self, state: JournalState, losses: Mapping[int, float]) -> None:
         """Forgets everything that is there, and opens.
@@ -307,27 +296,19 @@ class HostMemory:
 
     def facts_of_spares(self) -> tuple[ProcessFacts, ...]:
         """Returns the facts of those that have no rank; one rank speaks for them."""
-        if dist.get_rank():
-            return ()
-        return facts_of_spares(self.generation, self.plan.spares)
+        return () if self._notices is None else self._notices.facts()
 
     def look_for_left(self) -> tuple[int, ...]:
         """Has those that have no rank take in what nobody has adopted; one rank speaks for them."""
-        if dist.get_rank():
-            return ()
-        return look_for_left(self.generation, self.plan.spares, self.store.identity)
+        return () if self._notices is None else self._notices.look_for_left(self.store.identity)
 
     def captures_of_spares(self, rollbacks: int, schedule_version: int) -> tuple[OwnCaptures, ...]:
         """Returns what those have of slots that have no rank; one rank speaks for them."""
-        if dist.get_rank() or not self.plan.spares:
-            return ()
-        return captures_of_spares(self.generation, rollbacks, schedule_version)
+        return () if self._notices is None else self._notices.captures(rollbacks, schedule_version)
 
     def ledger_of_spare(self, process: int, steps: range) -> dict[str, Any] | None:
         """Returns what a process without a rank knows of steps; one rank speaks for it."""
-        if dist.get_rank() or process not in self.plan.addresses_of_spares:
-            return None
-        return ledger_of_spare(self.generation, process, steps)
+        return None if self._notices is None else self._notices.ledger(process, steps)
 
     def forget_left(self) -> None:
         """Removes what nobody is to keep any more; a window has all its copies without it.
@@ -335,49 +316,11 @@ class HostMemory:
         That is what the dead and former launches left, and what this process and spares kept by
         former plans.
         """
-        self._carried.remove_left_behind(self._left_behind)
+        self._holdings.forget_left_behind()
         self._carried.forget_flushed()
-        self._forget_others()
-        self._tell_spares()
-
-    def _forget_others(self) -> None:
-        """Removes the slots that this process keeps for nobody any more."""
-        with self._lock:
-            for stored in self._rings_of_former_plans():
-                ring = self.store.open_ring(stored.role, stored.owner)
-                if ring is not None:
-                    self._files.slots.drop(ring)
-                self.store.drop_ring(stored.role, stored.owner)
-
-    def _tell_spares(self) -> None:
-        """Posts whose copies spares are to keep; one rank speaks for all."""
-        board = self.generation.board
-        if board is None or not self.plan.spares or dist.get_rank():
-            return
-        wanted = {
-            str(spare.process): [str(rank) for rank in self.plan.kept_for(spare.process)]
-            for spare in self.plan.spares
-        }
-        board.post(Topic.WANTED, wanted)
-
-    def _rings_of_former_plans(self) -> tuple[StoredRing, ...]:
-        """Returns the rings with slots that others may lack, and that are not in the plan.
-
-        Copies stay where they are, but for those of lost processes; where the limit of host memory
-        leaves no room for that, all are spread anew. Where a launch exchanges ranks between
-        processes, a process finds others' own slots.
-        """
-        planned = {(RingRole.HELD, owner) for owner in self.plan.kept_for(self.host.process)}
-        return tuple(
-            stored
-            for stored in self.store.rings()
-            if (stored.role, stored.owner) not in {*planned, (RingRole.OWN, self.host.rank)}
-        )
-
-    def _may_take_copies(self, stored: StoredRing) -> bool:
-        """Returns whether an owner may still send copies into a ring of a former plan."""
-        is_kept = stored.owner in self.plan.kept_for(self.host.process)
-        return stored.role is RingRole.HELD and stored.owner != self.host.rank and not is_kept
+        self._holdings.forget_others(self._peers.slots)
+        if self._notices is not None:
+            self._notices.post_wanted(self.plan.kept_for)
 
     def finish(self) -> None:
         """Says that nobody will go on from the files."""
@@ -389,5 +332,4 @@ class HostMemory:
         """Ends the connections; the files stay."""
         if self._connected is not None:
             self._connected.copies.close()
-        if self._opened is not None:
-            self._opened.server.close()
+            self._connected.server.close()

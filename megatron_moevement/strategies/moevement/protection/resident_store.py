@@ -44,13 +44,54 @@ class NotOpenedError(MoEvementError):
     """A process can't open its memory in a restart; another one may take its place."""
 
 
+@dataclasses.dataclass(frozen=True)
+class StoresOfRun:
+    """The stores of a run's processes on this machine.
+
+    Attributes:
+        root: the store directory.
+        identity: of the run.
+    """
+
+    root: Path
+    identity: StoreIdentity
+
+    @property
+    def folder(self) -> Path:
+        """Where they lie."""
+        return self.root / self.identity.run_id
+
+    def left_behind(self) -> tuple[int, ...]:
+        """Returns the processes that died and left their stores.
+
+        Call it when all live processes of the run have locked theirs.
+        """
+        return left_behind(self.root, self.identity.run_id)
+
+    def remove_left_behind(self, known: Collection[int]) -> None:
+        """Removes what processes that died left.
+
+        Call it when a window is persisted that the slots of the dead are not needed for.
+
+        Args:
+            known: whose stores are meant; what others have left since stays.
+        """
+        for process in of_no_use(self.left_behind(), known):
+            # Another process may remove it just now; and what can't be removed is in nobody's way.
+            with (
+                contextlib.suppress(UserError),
+                StoreDirectory(self.root, self.identity, process) as left,
+            ):
+                left.remove()
+
+
 class ResidentStore(ProcessStore):
     """Opens the store of this process once; the training thread uses it."""
 
     def __init__(self) -> None:
         """Begins with nothing open."""
         self._store: StoreDirectory | None = None
-        self._place: tuple[Path, StoreIdentity] | None = None
+        self._place: StoresOfRun | None = None
         self._pinned: weakref.WeakSet[RingFile] = weakref.WeakSet()
         self._is_wanted = True
         self.is_over = False
@@ -134,7 +175,7 @@ class ResidentStore(ProcessStore):
             flushed = tuple(flushed_folder(save, identity) for save in saves)
             if run is not None:
                 check_layout([root / identity.run_id, *flushed], run)
-            self._place = (root, identity)
+            self._place = StoresOfRun(root, identity)
             if self._store is None:
                 self._store = _await_store(root, identity, process)
             self._store.close_files()  # of what a spare keeps: a store that is adopted has more
@@ -144,17 +185,7 @@ class ResidentStore(ProcessStore):
             if run is not None:
                 write_run(self._store.folder, run)
             self._has_rank = True
-        return self._own
-
-    @property
-    def _own(self) -> StoreDirectory:
-        assert self._store is not None
         return self._store
-
-    @property
-    def _run(self) -> tuple[Path, StoreIdentity]:
-        assert self._place is not None
-        return self._place
 
     def hold(
         self, root: Path, identity: StoreIdentity, process: int, processes: int
@@ -177,7 +208,7 @@ class ResidentStore(ProcessStore):
             number = process
             while process_folder(root, identity.run_id, number).exists():
                 number += processes
-            self._place = (root, identity)
+            self._place = StoresOfRun(root, identity)
             self._store = StoreDirectory(root, identity, number)
         return self._store
 
@@ -195,7 +226,9 @@ class ResidentStore(ProcessStore):
         Raises:
             OSError: it could not be written; it is still in memory.
         """
-        store = self._own
+        store = self._store
+        if store is None:
+            return super().flush(save)
         where = flush_store(store, save)
         store.remove()
         self._store = None  # not before: an interrupted removal is done again by `abandon`
@@ -216,10 +249,10 @@ class ResidentStore(ProcessStore):
         Raises:
             UserError: there is no room for what was flushed.
         """
-        if not self._adopts:
+        if self._store is None or not self._adopts:
             return ()
-        flushed = take_in_flushed(self._own, self.flushed, rank, ranks)
-        return (*take_in_left(self._own, replaces=not self._pinned), *flushed)
+        flushed = take_in_flushed(self._store, self.flushed, rank, ranks)
+        return (*take_in_left(self._store, replaces=not self._pinned), *flushed)
 
     def take_in_copies(
         self, root: Path, identity: StoreIdentity, process: int, processes: int
@@ -287,28 +320,6 @@ class ResidentStore(ProcessStore):
         if self._store is not None:
             self._store.read_again()
 
-    def left_behind(self) -> tuple[int, ...]:
-        """Returns the processes of this run that died on this machine and left their stores.
-
-        Call it when all live processes of the run have locked theirs.
-        """
-        root, identity = self._run
-        return left_behind(root, identity.run_id)
-
-    def remove_left_behind(self, known: Collection[int]) -> None:
-        """Removes what processes of this run that died on this machine left.
-
-        Call it when a window is persisted that the slots of the dead are not needed for.
-
-        Args:
-            known: whose stores are meant; what others have left since stays.
-        """
-        root, identity = self._run
-        for process in of_no_use(self.left_behind(), known):
-            # Another process may remove it just now; and what can't be removed is in nobody's way.
-            with contextlib.suppress(UserError), StoreDirectory(root, identity, process) as left:
-                left.remove()
-
     def abandon(self, patience: timedelta) -> None:
         """Removes the files of this process and, when they have ended, of the others of its run.
 
@@ -322,10 +333,9 @@ class ResidentStore(ProcessStore):
             self._store = None
         if self._place is None:
             return
-        root, identity = self._place
         deadline_s = time.monotonic() + patience.total_seconds()
-        while process_folders(root / identity.run_id):
-            self.remove_left_behind(self.left_behind())
+        while process_folders(self._place.folder):
+            self._place.remove_left_behind(self._place.left_behind())
             if time.monotonic() >= deadline_s:
                 return
             time.sleep(_POLL_S)
@@ -336,7 +346,8 @@ class ResidentStore(ProcessStore):
         if store is None:
             return
         if not self._is_wanted:
-            self.remove_left_behind(self.left_behind())
+            place = StoresOfRun(store.root, store.identity)
+            place.remove_left_behind(place.left_behind())
         if self._is_wanted and store.folder.exists() and not store.is_empty:
             store.close()
         else:

@@ -24,7 +24,7 @@ from megatron_moevement.runtime.peers.history import History
 from megatron_moevement.runtime.peers.server import ReplicaServer
 from megatron_moevement.runtime.peers.stored_slots import StoredSlots
 from megatron_moevement.runtime.slots.identity import StoreIdentity
-from megatron_moevement.runtime.slots.journal import Journal
+from megatron_moevement.runtime.slots.journal import Journal, JournalState
 from megatron_moevement.runtime.stores.place import store_root
 from megatron_moevement.runtime.stores.store import (
     RingRole,
@@ -47,42 +47,42 @@ from megatron_moevement.strategies.moevement.protection.spares import (
     ledger_document,
     spare_notice,
 )
+from megatron_moevement.strategies.resident_state import IdleSpare
 
 logger = logging.getLogger(__name__)
 
 
-class SpareHolder:
+class SpareHolder(IdleSpare):
     """What a process keeps for the ranks in one generation in which it has no place.
 
     The job can do without. NVRx takes an exception of a process that waits for a fault of the job,
     and restarts all without a word: so whatever goes wrong is said here, and the process waits on.
     """
 
-    def __init__(self, process: int, memory: SpareMemory | None = None) -> None:
+    def __init__(self, process: int, memory: SpareMemory, board: NoticeBoard) -> None:
         """Takes over what is kept.
 
         Args:
             process: number of this process.
-            memory: where copies are; None where none are made.
+            memory: where copies are.
+            board: for ranks to read.
         """
         self._process = process
-        self._memory = memory
-        self._board: NoticeBoard | None = None
+        self._memory: SpareMemory | None = memory
+        self._board = board
 
     def begin(self, generation: Generation, interface: str, domain: str) -> None:
         """Keeps copies from now on; where that fails, posts nothing for what ranks wait for.
 
         Args:
-            generation: the present one, which has a board.
+            generation: the present one.
             interface: where copies are received.
             domain: what this process may be lost together with.
         """
-        self._board = board = generation.board
-        assert board is not None
-        self._attempt(lambda memory: memory.begin(generation, interface, domain, board))
+        self._attempt(lambda memory: memory.begin(generation, interface, domain, self._board))
         if self._memory is None:
             for awaited in (Topic.SPARE, Topic.HELD):
-                board.post(awaited, spare_notice(self._process, None))
+                self._board.post(awaited, spare_notice(self._process, None))
 
     def look(self) -> None:
         """Forgets what the ranks don't want it to keep any more."""
@@ -104,8 +104,7 @@ class SpareHolder:
 
     def _give_up(self, error: Exception, traced: Exception | None = None) -> None:
         self._memory = None
-        if self._board is not None:  # ranks may be waiting for it
-            self._board.post(Topic.FOUND, spare_notice(self._process, None))
+        self._board.post(Topic.FOUND, spare_notice(self._process, None))  # ranks may wait for it
         text = "process %d waits on, and cares for copies no more in this generation: %s: %s"
         logger.warning(text, self._process, type(error).__name__, error, exc_info=traced)
 
@@ -116,7 +115,7 @@ def keep_for_others(
     domain: str,
     carried: ResidentStore,
     generation: Generation,
-) -> SpareHolder:
+) -> IdleSpare:
     """Keeps copies for the ranks from now on, where any are made.
 
     Args:
@@ -127,7 +126,7 @@ def keep_for_others(
         generation: in which it waits; owns the connections.
     """
     if not settings.makes_copies or launch.secret is None or generation.board is None:
-        return SpareHolder(launch.process)
+        return IdleSpare()
     key = launch.secret.derive("replication", launch.attempt)
     root = store_root(settings)
     memory = SpareMemory(
@@ -137,7 +136,7 @@ def keep_for_others(
         processes=launch.processes,
         limit_bytes=settings.host_memory_limit_bytes,
     )
-    holder = SpareHolder(launch.process, memory)
+    holder = SpareHolder(launch.process, memory, generation.board)
     holder.begin(generation, settings.moevement_replication_interface, domain)
     return holder
 
@@ -232,11 +231,11 @@ class SpareMemory:
             store = self._carried.hold(
                 self._root, history.identity, self._me.process, self._processes
             )
-            self._begin_history(store, history)
+            known = self._begin_history(store, history)
             self._check_room(store, history)
             journal = store.journal(history.journal)
             ring = store.ring(RingRole.HELD, history.owner, history.ring)
-            _take_along(journal, history, is_first=not self._told)
+            _take_along(journal, known, history, is_first=not self._told)
             self._told.add(history.owner)
             self._slots.keep(ring)
 
@@ -306,10 +305,13 @@ class SpareMemory:
         if self._board is not None and self._board.read(Topic.OVER):
             self._carried.end()
 
-    def _begin_history(self, store: StoreDirectory, history: History) -> None:
+    def _begin_history(self, store: StoreDirectory, history: History) -> JournalState:
         """Forgets all of another history: none of it must be taken for this one's.
 
         Whatever a spare has heard before, a generation goes on with what its ranks agreed on.
+
+        Returns:
+            What the journal says of this history.
         """
         journal, told = store.open_journal(), history.state
         known = None if journal is None else journal.state
@@ -317,7 +319,7 @@ class SpareMemory:
             told.rollbacks,
             told.schedule_version,
         ):
-            return
+            return known
         if self._told:
             raise UserError(
                 f"process {self._me.process} keeps slots of another history than {history.owner} is"
@@ -327,6 +329,7 @@ class SpareMemory:
         first = min(history.entries, default=told.committed + 1)
         state = dataclasses.replace(told, committed=max(first - 1, 0), persisted=None)
         store.begin_journal(history.journal, state, {})
+        return state
 
     def _check_room(self, store: StoreDirectory, history: History) -> None:
         if store.open_ring(RingRole.HELD, history.owner) is not None:
@@ -340,17 +343,16 @@ class SpareMemory:
         store.check_space(taken_bytes)
 
 
-def _take_along(journal: Journal, history: History, *, is_first: bool) -> None:
+def _take_along(journal: Journal, known: JournalState, history: History, *, is_first: bool) -> None:
     """Writes into a spare's journal what a rank knows.
 
     Args:
         journal: of the same history.
+        known: what it says.
         history: what the rank knows.
         is_first: whether nothing was told in this generation before: then the job may have gone
             back a step, which a rank had committed alone that was lost.
     """
-    known = journal.state
-    assert known is not None
     told = history.state
     if is_first and told.committed < known.committed:
         known = dataclasses.replace(known, committed=told.committed)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -109,92 +109,95 @@ def find_spares(generation: Generation) -> tuple[Spare, ...]:
     )
 
 
-def facts_of_spares(generation: Generation, spares: Sequence[Spare]) -> tuple[ProcessFacts, ...]:
-    """Returns what spares have read of what they hold; rank 0 calls it.
+class NoticesOfSpares:
+    """What the spares that keep copies post in a generation; rank 0 reads it for all ranks."""
 
-    Args:
-        generation: the present one.
-        spares: those that keep copies.
-    """
-    holding = {spare.process for spare in spares if spare.held}
-    if generation.board is None:
-        return ()
-    found = {}
-    board = generation.board
-    posted = _await_notices(
-        board, Topic.HELD, lambda said: holding <= said.keys(), _PATIENCE_WITH_READERS
-    )
-    later = dict(board.read(Topic.FOUND))
-    for text in filter(None, [*posted.values(), *later.values()]):  # what is newer comes last
-        for process in load_facts(text, "what a spare posted").processes:
-            found[process.process] = process
-    known = {spare.process for spare in spares}
-    return tuple(found[process] for process in sorted(known & found.keys()))
+    def __init__(self, board: NoticeBoard, spares: Sequence[Spare]) -> None:
+        """Reads nothing yet.
 
+        Args:
+            board: of the generation.
+            spares: those that keep copies.
+        """
+        self._board = board
+        self._known = {spare.process for spare in spares}
+        self._holding = {spare.process for spare in spares if spare.held}
 
-def look_for_left(
-    generation: Generation, spares: Sequence[Spare], identity: StoreIdentity
-) -> tuple[int, ...]:
-    """Has spares look for what was left on their machines; rank 0 calls it.
+    def facts(self) -> tuple[ProcessFacts, ...]:
+        """Returns what they have read of what they hold."""
+        found = {}
+        posted = self._await(Topic.HELD, self._holding)
+        later = dict(self._board.read(Topic.FOUND))
+        for text in filter(None, [*posted.values(), *later.values()]):  # what is newer comes last
+            for process in load_facts(text, "what a spare posted").processes:
+                found[process.process] = process
+        return tuple(found[process] for process in sorted(self._known & found.keys()))
 
-    Call it when all ranks have taken in what they find: spares take the rest.
+    def look_for_left(self, identity: StoreIdentity) -> tuple[int, ...]:
+        """Has them look for what was left on their machines.
 
-    Args:
-        generation: the present one.
-        spares: those that keep copies.
-        identity: of the files that are looked for.
+        Call it when all ranks have taken in what they find: spares take the rest.
 
-    Returns:
-        The spares that hold more now.
-    """
-    board = generation.board
-    if board is None or not spares:
-        return ()
-    board.post(Topic.LEFT, identity.document())
-    asked = {spare.process for spare in spares}
-    found = _await_notices(
-        board, Topic.FOUND, lambda said: asked <= said.keys(), _PATIENCE_WITH_READERS
-    )
-    return tuple(process for process in sorted(asked & found.keys()) if found[process])
+        Args:
+            identity: of the files that are looked for.
 
+        Returns:
+            The spares that hold more now.
+        """
+        self._board.post(Topic.LEFT, identity.document())
+        found = self._await(Topic.FOUND, self._known)
+        return tuple(process for process in sorted(self._known & found.keys()) if found[process])
 
-def ledger_of_spare(generation: Generation, process: int, steps: range) -> dict[str, Any] | None:
-    """Returns what a spare knows of committed steps; rank 0 calls it.
+    def ledger(self, process: int, steps: range) -> dict[str, Any] | None:
+        """Returns what a spare has of committed steps; None where it has posted nothing.
 
-    Args:
-        generation: the present one.
-        process: its number.
-        steps: whose entries are wanted; losses are wanted of all until then.
-    """
-    assert generation.board is not None
-    for posted in reversed(generation.board.read(Topic.LEDGER)):
-        if posted["process"] == process:
-            return {
-                "entries": {
-                    step: text for step, text in posted["entries"].items() if int(step) in steps
-                },
-                "losses": {
-                    step: loss for step, loss in posted["losses"].items() if int(step) < steps.stop
-                },
-            }
-    return None
+        Args:
+            process: its number.
+            steps: whose entries are wanted; losses are wanted of all until then.
+        """
+        if process not in self._known:
+            return None
+        for posted in reversed(self._board.read(Topic.LEDGER)):
+            if posted["process"] == process:
+                return {
+                    "entries": {
+                        step: text for step, text in posted["entries"].items() if int(step) in steps
+                    },
+                    "losses": {
+                        step: loss
+                        for step, loss in posted["losses"].items()
+                        if int(step) < steps.stop
+                    },
+                }
+        return None
 
+    def captures(self, rollbacks: int, schedule_version: int) -> tuple[OwnCaptures, ...]:
+        """Returns what they have of slots, for replays to be compared with.
 
-def captures_of_spares(
-    generation: Generation, rollbacks: int, schedule_version: int
-) -> tuple[OwnCaptures, ...]:
-    """Returns what spares have of slots, for replays to be compared with; rank 0 calls it.
+        Args:
+            rollbacks: of the history that is meant.
+            schedule_version: of its windows.
+        """
+        posted = self._board.read(Topic.CAPTURES)
+        meant = [rollbacks, schedule_version]
+        return tuple(each["captures"] for each in posted if each["history"] == meant)
 
-    Args:
-        generation: the present one.
-        rollbacks: of the history that is meant.
-        schedule_version: of its windows.
-    """
-    if generation.board is None:
-        return ()
-    posted = generation.board.read(Topic.CAPTURES)
-    meant = [rollbacks, schedule_version]
-    return tuple(each["captures"] for each in posted if each["history"] == meant)
+    def post_wanted(self, kept_for: Callable[[int], Sequence[LogicalRank]]) -> None:
+        """Posts whose copies they are to keep.
+
+        Args:
+            kept_for: returns the ranks that a process keeps copies of.
+        """
+        wanted = {
+            str(process): [str(rank) for rank in kept_for(process)]
+            for process in sorted(self._known)
+        }
+        self._board.post(Topic.WANTED, wanted)
+
+    def _await(self, topic: Topic, awaited: Collection[int]) -> dict[int, Any]:
+        return _await_notices(
+            self._board, topic, lambda said: said.keys() >= set(awaited), _PATIENCE_WITH_READERS
+        )
 
 
 def captures_document(store: StoreDirectory, facts: ProcessFacts) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from megatron_moevement.integrations.megatron.optimizer import (
 from megatron_moevement.integrations.megatron.random_state import restore_random_state
 from megatron_moevement.integrations.megatron.snapshots import LiveOperators
 from megatron_moevement.integrations.megatron.step_commit import DecidedStep
+from megatron_moevement.runtime.coordination.commit_barrier import DisagreementError
 from megatron_moevement.runtime.coordination.ledger import LedgerEntry
 from megatron_moevement.runtime.faults.fault_points import Strike
 from megatron_moevement.settings.faults import FaultPoint
@@ -42,10 +43,12 @@ class Survivor:
             write_journal: makes the journal say that the step is committed.
 
         Raises:
+            DisagreementError: no gradients are finished here.
             UnlikeLedgerError: it did not come to the same.
         """
         before, random_after = self._carried.scalars, self._carried.live.random_after
-        assert random_after is not None
+        if random_after is None:
+            raise DisagreementError(f"step {entry.step} has no finished gradients to be applied")
         self._carried.live = TORN
         statistics = GradientStatistics(found_inf=entry.found_inf, norm=entry.grad_norm)
         decided = DecidedStep(
