@@ -18,7 +18,7 @@ def flip(process, step):
     land, done = SlotReplicator.land, []
 
     def damage(self, record):
-        ring: RingFile = self._ring
+        ring: RingFile = self.ring
         if os.environ["RANK"] == str(process) and record.step == step and not done:
             done.append(record)
             ring.buffer(step)[record.payload_bytes // 2] ^= 1

@@ -3,10 +3,10 @@
 import os
 import sys
 
-from megatron_moevement.strategies.moevement.protection import receiver as reachability
+from megatron_moevement.strategies.moevement import introduction
 from megatron_moevement.training.program import main
 
 if __name__ == "__main__":
     if os.environ["RANK"] != "0":
-        reachability.own_network = lambda: "the boot of another kernel"
+        introduction.own_network = lambda: "the boot of another kernel"
     sys.exit(main(sys.argv[1:]))

@@ -224,7 +224,7 @@ class HostMemory:
             raise self._carried.not_opened(error, self.generation) from error
         self._endpoint.faults.strike_outside(FaultPoint.OPEN)
         addresses = {process: (host, port) for (process, host, port), _ in told}
-        self._connect(*served[0], addresses | self.plan.addresses_of_spares)
+        self._connect(*served[0], {**addresses, **self.plan.addresses_of_spares})
         return [one for _, one in told]
 
     def _connect(
