@@ -80,7 +80,7 @@ class LiveObjects:
     replication_key: bytes | None = dataclasses.field(default=None, repr=False)
 
     def scalars(self, progress: Progress) -> SlotScalars:
-        """Returns what belongs to the present state besides tensors; not in mid-replay."""
+        """Returns what belongs to the present state besides tensors."""
         return SlotScalars.of(progress, self.optimizer, self.scheduler)
 
     def restore(self, scalars: SlotScalars) -> None:

@@ -46,7 +46,9 @@ class SlotScalars:
 
     @classmethod
     def of(cls, progress: Progress, optimizer: SplitOptimizer, scheduler: Scheduler) -> SlotScalars:
-        """Returns the scalars of the live state; not in mid-replay.
+        """Returns the scalars of the live state.
+
+        While a window is converted operators count different steps: the counter has no use then.
 
         Args:
             progress: of that state.

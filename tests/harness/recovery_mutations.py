@@ -76,7 +76,7 @@ def shift_ledger() -> None:
     def shifted(self: Replay, step: int) -> GradientStatistics | None:
         if self._slots is None or step > self._slots.window.last:
             return None
-        entry = self._entries[step + 1]
+        entry = self.agreed(step + 1)
         return GradientStatistics(found_inf=entry.found_inf, norm=entry.grad_norm)
 
     _replace(Replay, "statistics", shifted)

@@ -86,15 +86,21 @@ def kill_rank(run: Run, job: Job, rank: int, random: Random, *, forget: bool = T
     """
     steps = events_of(run, EventName.ITERATION, generation=None)
     time.sleep(moment_of_kill([step.fields["duration_s"] for step in steps], random))
-    occupants = [event for event in _events(run) if event.logical_rank == rank]
-    process = job.pids.index(occupants[-1].pid)
-    job.kill(process, signal.SIGKILL)
+    process = kill_occupant(run, job, rank)
     if forget:
         job.wait_for_rank(process)
         for folder in run.store.glob(f"*/process-{process}"):
             shutil.rmtree(folder, ignore_errors=True)
             with contextlib.suppress(OSError):  # others are there, unless they have ended meanwhile
                 folder.parent.rmdir()
+    return process
+
+
+def kill_occupant(run: Run, job: Job, rank: int) -> int:
+    """Kills the process that occupies a rank at once; returns its number."""
+    occupants = [event for event in _events(run) if event.logical_rank == rank]
+    process = job.pids.index(occupants[-1].pid)
+    job.kill(process, signal.SIGKILL)
     return process
 
 

@@ -67,11 +67,13 @@ class StageReplay:
         stage: the pipeline stage.
         start: k of the S_k that it starts from; it replays the steps (start, target].
         origin: where that state comes from.
+        converts: whether it puts slots of the plan's window back, from the slot of that state on.
     """
 
     stage: int
     start: int
     origin: Origin = dataclasses.field(compare=False)
+    converts: bool = dataclasses.field(default=False, compare=False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -192,6 +194,7 @@ class RankPlan:
         rank: which one.
         start: k of the S_k that it replays from; the target where it stands by.
         origin: what it replays from; None where it stands by.
+        converts: whether it puts slots back, from that of S_start on.
         copied_from: the process that it takes its state from; None where it keeps or replays it.
         fetches: the slots that its ring holds afterwards, by step.
         sends: what holders lack of these, by step.
@@ -203,6 +206,7 @@ class RankPlan:
     rank: LogicalRank
     start: int
     origin: Origin | None
+    converts: bool
     copied_from: int | None
     fetches: tuple[SlotFetch, ...]
     sends: tuple[SlotSend, ...]
@@ -335,6 +339,7 @@ class Plan:
             rank=rank,
             start=start,
             origin=self.origin(rank.pp),
+            converts=any(each.converts for each in self.replays if each.stage == rank.pp),
             copied_from=next((copy.source for copy in self.copies if copy.rank == rank), None),
             fetches=fetches,
             sends=sends,

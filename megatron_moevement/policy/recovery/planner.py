@@ -114,7 +114,10 @@ def _replay(facts: Facts, survey: Survey, window: Window) -> Plan | None:
     first = min([*(begin + 1 for begin in begins.values()), *(roll.step for roll in rolling)])
     ledger_source = find_ledger(facts, first, survey.target)
     replays = tuple(
-        StageReplay(stage, begins[stage], _origin(survey, stage, begins[stage], window))
+        StageReplay(
+            *(stage, begins[stage], _origin(survey, stage, begins[stage], window)),
+            converts=stage in sparse,
+        )
         for stage in sorted(scope)
     )
     rewound = {replay.stage for replay in replays if replay.origin is Origin.WINDOW}

@@ -26,7 +26,8 @@ class SurvivingState:
 
     Attributes:
         state: as its facts tell it.
-        scalars: what belongs to that state besides tensors; None where the state is lost.
+        scalars: what belongs to that state besides tensors; None where the state is lost. In a
+            partial state each operator counts its own steps, and the counter among them has no use.
         random_after: the random streams behind the passes of the step whose gradients are finished.
     """
 
@@ -39,6 +40,11 @@ class SurvivingState:
         """Returns a state that is complete, between two steps or before the end of a barrier."""
         return cls(LiveState(Condition.DENSE, scalars.progress.committed), scalars)
 
+    def without_finished(self) -> SurvivingState:
+        """Returns the same state where gradients, if any were finished, are gone."""
+        state = dataclasses.replace(self.state, finished=None)
+        return dataclasses.replace(self, state=state, random_after=None)
+
     def with_finished(self, step: int, random_after: Mapping[str, Any]) -> SurvivingState:
         """Returns the same state with the gradients of a step ready to be applied."""
         state = dataclasses.replace(self.state, finished=step)
@@ -49,7 +55,8 @@ TORN = SurvivingState(LiveState(Condition.TORN))
 """A commit is under way."""
 
 GIVEN_UP = SurvivingState(LiveState(Condition.ABSENT))
-"""A replay has begun to overwrite the state."""
+"""A replay is to overwrite the state and has not loaded its window's first slot yet; or it has
+differed from the first time."""
 
 INITIAL = SurvivingState(LiveState(Condition.ABSENT))
 """A new process: it holds the weights that the seed gives."""

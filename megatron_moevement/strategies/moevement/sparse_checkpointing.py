@@ -15,7 +15,6 @@ from megatron_moevement.integrations.megatron.slot_layout import slot_layouts
 from megatron_moevement.policy.copies.left_stores import may_forget_left
 from megatron_moevement.policy.copies.retention import retain
 from megatron_moevement.policy.copies.slot_ring import SlotRing
-from megatron_moevement.policy.facts.facts import Condition
 from megatron_moevement.policy.recovery.lifecycle import Event
 from megatron_moevement.policy.recovery.newest_state import Durable
 from megatron_moevement.policy.recovery.plan import RankPlan, Verdict, WindowEdges
@@ -30,6 +29,7 @@ from megatron_moevement.strategies.moevement.capture.window_capture import (
     WindowCapture,
 )
 from megatron_moevement.strategies.moevement.carried_state import (
+    GIVEN_UP,
     TORN,
     Agreed,
     SurvivingState,
@@ -156,8 +156,8 @@ class SparseCheckpointing(Strategy):
             self._boundaries.replay(execution.boundaries(), begin + 1)
         else:
             self._boundaries.train()
-        replay.enter(begin)
-        self._note_dense(replay)
+        replay.enter()
+        self._publish(replay)
 
     def _restart_windows(self, progress: Progress, rollbacks: int, schedule_version: int) -> None:
         """Forgets what lies in memory, and captures the live state as the first one."""
@@ -183,10 +183,8 @@ class SparseCheckpointing(Strategy):
         """
         window = self._captured.await_commit()
         self._captured.stall += self._boundaries.await_landed()
-        if self._is_dense:
-            self._session.carried.live = self._session.carried.live.with_finished(
-                step, random_state()
-            )
+        carried = self._session.carried
+        carried.live = carried.live.with_finished(step, random_state())
         if window is None:
             return NOT_COVERED
         copies = self._session.memory.copies.acknowledgements.fewest_copies(self._history.persisted)
@@ -201,9 +199,8 @@ class SparseCheckpointing(Strategy):
         return None if self._rejoin is None else self._rejoin.agree_within_stage(vote)
 
     def enter_commit(self) -> None:
-        """Notes that the state is torn; while a replay converts a window it is given up already."""
-        if self._is_dense:
-            self._session.carried.live = TORN
+        """Notes that the state is torn."""
+        self._session.carried.live = TORN
 
     def commit(self, entry: LedgerEntry, progress: Progress, covered: Covered) -> None:
         """Writes the journal, frees what a persisted window replaces, captures the new state."""
@@ -227,10 +224,12 @@ class SparseCheckpointing(Strategy):
         if step == self._captured.next_step:
             scalars = objects.scalars(progress)
             self._captured.begin(step, scalars)
-            if replay is not None:
-                self._capture.await_landed()  # a state that differs is never published
-            if self._is_dense:
+            if replay is None:
                 session.carried.live = SurvivingState.dense(scalars)
+            else:
+                self._capture.await_landed()  # a state that differs is never published
+        if replay is not None:
+            self._publish(replay)
 
     def after_step(self) -> None:
         """Brings in the next slot of a replay; in training forgets, and compares replicas."""
@@ -242,9 +241,10 @@ class SparseCheckpointing(Strategy):
         elif rejoin.replay is not None:
             replay = rejoin.replay
             rejoin.verify(replay, self._freezing, self._boundaries)
-            self._session.objects.faults.strike(replay.reached + 1, FaultPoint.REPLAY)
-            replay.enter(replay.reached + 1)
-            self._note_dense(replay)
+            self._publish(replay)
+            self._session.objects.faults.strike(replay.reached, FaultPoint.REPLAY)
+            replay.enter()
+            self._publish(replay)
             self._boundaries.advance(replay.reached + 1)
 
     def rejoin(self) -> None:
@@ -291,23 +291,14 @@ class SparseCheckpointing(Strategy):
     def _replay(self) -> Replay | None:
         return None if self._rejoin is None else self._rejoin.replay
 
-    @property
-    def _is_dense(self) -> bool:
-        """Whether a fault in a later step leaves a state that is worth something."""
-        return self._replay is None or self._is_worth(self._replay)
-
-    @staticmethod
-    def _is_worth(replay: Replay) -> bool:
-        """Returns whether a later recovery may go on from what a replay has reached."""
-        return replay.is_dense and not replay.witness.has_differed
-
-    def _note_dense(self, replay: Replay) -> None:
-        """Lets a later recovery go on from here, once a replay has converted its window."""
-        session = self._session
-        state = session.carried.live.state
-        is_noted = (state.condition, state.step) == (Condition.DENSE, replay.reached)
-        if self._is_worth(replay) and not is_noted:
-            session.carried.live = SurvivingState.dense(session.objects.scalars(replay.progress))
+    def _publish(self, replay: Replay) -> None:
+        """Lets a later recovery go on from what a replay has reached, unless it has differed."""
+        carried = self._session.carried
+        if replay.witness.has_differed:
+            carried.live = GIVEN_UP
+        elif carried.live.state != replay.state:
+            scalars = self._session.objects.scalars(replay.progress)
+            carried.live = SurvivingState(replay.state, scalars)
 
     def _stand_by(self, step: int) -> None:
         """Captures from the state of a step on, which is the live one."""

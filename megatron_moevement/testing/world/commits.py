@@ -45,7 +45,7 @@ class Commits:
             if command is Command.OPTIMIZERS:
                 yield from self._optimizers(process, run, is_torn_here)
             elif command is Command.CAPTURE:
-                if live.window is None or live.step > live.window.last:
+                if live.window is None:
                     yield from self.capture(process)
             else:
                 if command is Command.LEDGER:
@@ -77,8 +77,6 @@ class Commits:
                 self._learn(process, run)
         elif command is Command.PUBLISHED:
             live.torn = False
-            if live.window is not None and live.step > live.window.last:
-                live.window = None
 
     def _optimizers(self, process: Process, run: Run, is_torn_here: bool) -> Commands:
         assert process.live is not None

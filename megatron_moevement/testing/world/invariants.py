@@ -282,7 +282,9 @@ class Invariants:
                 continue
             members = facts.stage(replay.stage)
             lives = [process.live for process in members]
-            if any(live.condition in {Condition.TORN, Condition.ABSENT} for live in lives):
+            if any(live.condition in {Condition.TORN, Condition.ABSENT} for live in lives) or any(
+                live.window not in {None, plan.window} for live in lives
+            ):
                 continue
             kept = max(live.step for live in lives)
             if any(kept not in {live.step, live.finished} for live in lives):

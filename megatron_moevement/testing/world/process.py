@@ -229,4 +229,5 @@ class Process:
         if live.torn:
             return LiveState(Condition.TORN, live.step)
         finished = run.step if run is not None and run.finished else None
-        return LiveState(Condition.DENSE, live.step, finished=finished)
+        condition = Condition.DENSE if live.window is None else Condition.PARTIAL
+        return LiveState(condition, live.step, live.window, finished)

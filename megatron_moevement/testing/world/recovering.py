@@ -271,17 +271,17 @@ def _rewind(world: World, process: Process, plan: Plan) -> None:
 def _replay(world: World, process: Process, plan: Plan) -> Commands:
     """Converts the sparse window to a dense state and goes on to the target."""
     assert process.rank is not None
-    start = plan.start(process.rank.pp)
+    own = plan.for_rank(process.rank)
+    if process.live is not None and own.converts:
+        process.live.window = plan.window
     if process.live is not None and process.ring.next_step == process.live.step:
         yield from world.commits.capture(process)
-    for step in range(start + 1, plan.target + 1):
+    for step in range(own.start + 1, plan.target + 1):
         yield from _activate(world, process, plan, step - 1)
         yield from run_step(world, process, Run(step, plan))
         yield At(FaultPoint.REPLAY)
     yield from _activate(world, process, plan, plan.target)
     assert process.live is not None
-    if process.live.window is not None and plan.target >= process.live.window.last:
-        process.live.window = None
     world.invariants.replayed(process, plan)
 
 
@@ -305,3 +305,5 @@ def _activate(world: World, process: Process, plan: Plan, step: int) -> Commands
         live.load(stored.content)
     if step == window.last:
         yield At(FaultPoint.DENSE)
+        assert process.live is not None
+        process.live.window = None

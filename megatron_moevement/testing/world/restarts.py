@@ -151,8 +151,6 @@ class Restarts:
         self._stop(process)
         process.store.drop_unlanded(world.clock.now)
         process.damaged.clear()
-        if process.live is not None and process.live.window is not None:
-            process.live = None  # it counts once a replay has converted its window
         process.phase, process.generation = Phase.RECOVERING, generation
 
     def _let_run_on(self, process: Process) -> None:

@@ -8,6 +8,7 @@ import torch.distributed as dist
 
 from megatron_moevement.integrations.megatron.freezing import Freezing
 from megatron_moevement.integrations.megatron.slot_layout import slot_layouts
+from megatron_moevement.policy.facts.facts import Condition, LiveState
 from megatron_moevement.policy.recovery.lifecycle import Event
 from megatron_moevement.policy.recovery.plan import Origin, WindowEdges
 from megatron_moevement.policy.recovery.rollforward import SETTLING, Settling
@@ -32,7 +33,12 @@ from megatron_moevement.strategies.moevement.recovery.left_ledger import (
     own_ledger,
     write_journal,
 )
-from megatron_moevement.strategies.moevement.recovery.replay import Injection, Replay, Slots
+from megatron_moevement.strategies.moevement.recovery.replay import (
+    Injection,
+    RecordedSteps,
+    Replay,
+    Slots,
+)
 from megatron_moevement.strategies.moevement.recovery.replay_witness import ReplayWitness
 from megatron_moevement.strategies.moevement.recovery.replicas import (
     StandingState,
@@ -188,23 +194,24 @@ class Execution:
         if plan.window is not None:
             layouts = slot_layouts(self.schedule, objects.rank, self._live)
             slots = Slots(self._memory.own_ring, plan.window, self.schedule, layouts)
-        is_dense = slots is None or own.origin is not Origin.WINDOW
-        scalars = self._carried.scalars if slots is None or is_dense else slots.scalars(0)
+        begins = self._carried.live
+        if slots is not None and own.converts:
+            state = LiveState(Condition.PARTIAL, own.start, slots.window)
+            if own.origin is Origin.KEPT:
+                # All ranks of the stage put the last slot back where one of them lacks it.
+                self._carried.live = begins = SurvivingState(state, self._carried.scalars)
+            else:
+                begins = SurvivingState(state, slots.scalars(0))
         objects.ledger.restore_losses(
             {step: loss for step, loss in ledger.losses.items() if step <= own.start}
         )
-        return Replay(
-            objects,
-            self._live,
-            freezing,
-            slots,
-            entries={step: decode_entry(text) for step, text in ledger.entries.items()},
-            target=plan.target,
-            witness=ReplayWitness(first, plan.target, self._carried.level),
-            injection=Injection.ALWAYS if plan.is_apart else Injection.WHILE_FROZEN,
-            start=scalars.progress,
-            is_dense=is_dense,
+        recorded = RecordedSteps(
+            {step: decode_entry(text) for step, text in ledger.entries.items()},
+            plan.target,
+            Injection.ALWAYS if plan.is_apart else Injection.WHILE_FROZEN,
         )
+        witness = ReplayWitness(first, plan.target, self._carried.level)
+        return Replay(self._session, freezing, slots, recorded, witness=witness, begins=begins)
 
 
 def start_over(session: Session, durable: int) -> None:

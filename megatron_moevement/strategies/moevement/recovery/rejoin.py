@@ -120,7 +120,8 @@ class Rejoin:
             freezing: what it freezes.
             boundaries: what it sends.
         """
-        step = replay.steps[-1]
+        step = replay.newest
+        assert step is not None
         sent = boundaries.verify(step.step)
         replay.witness.note_step(sent, scalars_equal=step.verified)
         verified = step.verified and (sent is None or sent.verified)

@@ -3,7 +3,9 @@
 Slot 0 makes its operators active at S_start, the others frozen. Each replayed step changes the
 active ones as the step did the first time, with the scalars of the ledger; then the next slot makes
 more operators active. After the last slot the state is dense, and the steps that are left to the
-target are ordinary ones. A replay from a dense state, as a checkpoint is, has only such steps.
+target are ordinary ones. A replay from a dense state, as a checkpoint is, has only such steps. One
+that was interrupted before the last slot goes on from the state that it had reached: operators of
+earlier slots are active in it, and the slot of that step is put back again.
 
 Source: section 3.2, sparse-to-dense conversion.
 """
@@ -20,6 +22,7 @@ from megatron_moevement.integrations.megatron.freezing import Freezing
 from megatron_moevement.integrations.megatron.optimizer import GradientStatistics
 from megatron_moevement.integrations.megatron.slot_layout import SlotLayout
 from megatron_moevement.integrations.megatron.snapshots import LiveOperators
+from megatron_moevement.policy.facts.facts import Condition, LiveState
 from megatron_moevement.policy.job.operators import OperatorId
 from megatron_moevement.policy.job.state_recipe import Content
 from megatron_moevement.policy.window.schedule import Window, WindowSchedule
@@ -29,8 +32,9 @@ from megatron_moevement.runtime.peers.connection import DamagedSlotError
 from megatron_moevement.runtime.slots.ring_file import RingFile
 from megatron_moevement.runtime.slots.slot_record import EXTRAS
 from megatron_moevement.settings.faults import FaultPoint
-from megatron_moevement.strategies.live_objects import LiveObjects
+from megatron_moevement.strategies.moevement.carried_state import SurvivingState
 from megatron_moevement.strategies.moevement.recovery.replay_witness import ReplayWitness
+from megatron_moevement.strategies.moevement.session import Session
 from megatron_moevement.strategies.scalars import SlotScalars, same_scalars
 
 
@@ -56,6 +60,11 @@ class Slots:
         part = record.part(EXTRAS)
         payload = self.ring.payload(record)
         return SlotScalars.decode(bytes(payload[part.offset : part.offset + part.size_bytes]))
+
+    def full_before(self, slot: int) -> frozenset[OperatorId]:
+        """Returns the operators that are FULL in a slot before this one."""
+        parts = [part for layout in self.layouts[:slot] for part in layout.parts]
+        return frozenset(part.operator for part in parts if part.content is Content.FULL)
 
     def put_back(self, slot: int, live: LiveOperators) -> frozenset[OperatorId]:
         """Fills the live tensors from a slot; returns the operators that are FULL in it.
@@ -90,6 +99,21 @@ class Injection(Enum):
 
 
 @dataclasses.dataclass(frozen=True)
+class RecordedSteps:
+    """What the job has recorded of the steps that are replayed.
+
+    Attributes:
+        entries: the ledger's entries of the steps (start, target].
+        target: T.
+        injection: when the ledger's statistics are taken.
+    """
+
+    entries: Mapping[int, LedgerEntry]
+    target: int
+    injection: Injection = Injection.WHILE_FROZEN
+
+
+@dataclasses.dataclass(frozen=True)
 class ReplayedStep:
     """What one replayed step did.
 
@@ -111,103 +135,109 @@ class Replay:
 
     def __init__(
         self,
-        objects: LiveObjects,
-        live: LiveOperators,
+        session: Session,
         freezing: Freezing,
         slots: Slots | None,
+        recorded: RecordedSteps,
         *,
-        entries: Mapping[int, LedgerEntry],
-        target: int,
         witness: ReplayWitness,
-        injection: Injection = Injection.WHILE_FROZEN,
-        start: Progress,
-        is_dense: bool,
+        begins: SurvivingState,
     ) -> None:
         """Names what is replayed; `enter` must follow.
 
         Args:
-            objects: the live objects.
-            live: this rank's operators.
-            freezing: what freezes them.
-            slots: the window; None where it begins with a checkpoint.
-            entries: the ledger's entries of the steps (start, target].
-            target: T.
+            session: of this rank.
+            freezing: what freezes its operators.
+            slots: the window; None where all replay from what is durable.
+            recorded: the steps, as they were done for the first time.
             witness: compares what is replayed with the first time.
-            injection: when the ledger's statistics are taken.
-            start: the progress that it begins with.
-            is_dense: whether it goes on from the live state, which an interrupted replay has left
-                or which was loaded, and not from the window's first slot.
+            begins: the state that it begins with; a partial one has its step's slot put back first.
         """
-        self._objects = objects
-        self._live = live
+        assert begins.scalars is not None
+        self._session = session
         self._freezing = freezing
         self._slots = slots
-        self._entries = entries
-        self.target = target
+        self._recorded = recorded
         self.witness = witness
-        self._injection = injection
+        self._open = window = begins.state.window
         self._active: frozenset[OperatorId] = frozenset()
-        self._begins_dense = is_dense
-        self.start = self.progress = start
+        if slots is not None and window is not None:
+            self._active = slots.full_before(begins.state.step - window.start)
+        self.start = self.progress = begins.scalars.progress
         """The progress that the replay begins with, and that it has come to."""
-        self.reached = self.start.committed
-        self.steps: list[ReplayedStep] = []
-        """What each step did that was committed again, in order."""
+        self.newest: ReplayedStep | None = None
+        """What the newest step did that was committed again."""
+
+    @property
+    def target(self) -> int:
+        """T."""
+        return self._recorded.target
+
+    @property
+    def reached(self) -> int:
+        """K of the S_k that the replay has come to."""
+        return self.progress.committed
 
     @property
     def is_dense(self) -> bool:
-        """Whether all operators are active in the state that is reached."""
-        return self._begins_dense or len(self._active) == len(self._live.operators)
+        """Whether all slots of the window are put back, or none is to be."""
+        return self._open is None
+
+    @property
+    def state(self) -> LiveState:
+        """What is reached, as facts describe it."""
+        condition = Condition.DENSE if self.is_dense else Condition.PARTIAL
+        return LiveState(condition, self.reached, self._open)
 
     @property
     def is_over(self) -> bool:
         """Whether the state is dense and nothing is left to replay."""
-        last = self.target if self._slots is None else self._slots.window.last
-        return self.reached >= max(self.target, last)
+        return self.is_dense and self.reached >= self.target
 
-    def enter(self, step: int) -> None:
-        """Brings in what was captured of S_step; the state has just reached it.
+    def enter(self) -> None:
+        """Brings in what was captured of the state that is reached.
 
-        It makes collectives within the stage.
+        It makes collectives within the stage. Tensors of active operators are in no later slot, so
+        an interrupt leaves nothing that putting the slot back again does not repair.
         """
-        self.reached = step
-        slots = self._slots
-        if self._begins_dense or slots is None or step > slots.window.last:
+        slots, window, step = self._slots, self._open, self.reached
+        if slots is None or window is None:
             return
-        slot = step - slots.window.start
+        objects, live, slot = self._session.objects, self._session.live, step - window.start
         scalars = slots.scalars(slot)
         if slot == 0:
-            self._objects.restore(scalars)
-            self._objects.optimizer.set_group_steps(scalars.adam_step)
-        full = slots.put_back(slot, self._live)
-        self._live.set_step(full, scalars.adam_step)
+            objects.restore(scalars)
+            objects.optimizer.set_group_steps(scalars.adam_step)
+        full = slots.put_back(slot, live)
+        live.set_step(full, scalars.adam_step)
         self._active |= full
-        self._live.complete()
+        live.complete()
         self._freezing.set_active(self._active)
-        if step == slots.window.last:
-            self.witness.note_state(step, scalars.state, self._live.digest())
-            self._objects.faults.strike(step, FaultPoint.DENSE)
+        if step == window.last:
+            self._open = None
+            self.witness.note_state(step, scalars.state, live.digest())
+            objects.faults.strike(step, FaultPoint.DENSE)
 
     def statistics(self, step: int) -> GradientStatistics | None:
         """Returns what the ledger says of a step's gradients; None when they speak themselves.
 
-        Statistics are computed by all ranks together, so the window decides: the slots of one stage
-        may be dense before those of another.
+        Statistics are computed by all ranks together, so the window decides: one stage may be dense
+        while another still converts it.
         """
         all_dense = self._slots is None or step > self._slots.window.last
-        if all_dense and self._injection is Injection.WHILE_FROZEN:
+        if all_dense and not self.is_alone:
             return None
-        entry = self._entries[step]
+        entry = self._recorded.entries[step]
         return GradientStatistics(found_inf=entry.found_inf, norm=entry.grad_norm)
 
     @property
     def is_alone(self) -> bool:
         """Whether other stages stand by."""
-        return self._injection is Injection.ALWAYS
+        return self._recorded.injection is Injection.ALWAYS
 
     def agreed(self, step: int) -> LedgerEntry:
         """Returns what all ranks agreed on when a step was done for the first time."""
-        return self._entries[step]
+        return self._recorded.entries[step]
 
     def committed(self, entry: LedgerEntry, progress: Progress) -> None:
         """Notes that a step was committed again.
@@ -217,11 +247,10 @@ class Replay:
             progress: behind it.
         """
         frozen = len(self._freezing.frozen)
-        step = ReplayedStep(
+        self.newest = ReplayedStep(
             step=entry.step,
-            active=len(self._live.operators) - frozen,
+            active=len(self._session.live.operators) - frozen,
             frozen=frozen,
-            verified=same_scalars(entry, self._entries[entry.step]),
+            verified=same_scalars(entry, self._recorded.entries[entry.step]),
         )
-        self.steps.append(step)
         self.progress = progress

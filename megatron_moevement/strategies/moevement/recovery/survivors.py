@@ -1,11 +1,13 @@
 """Survivors: what a rank that keeps its state does in a recovery, before training goes on.
 
 Order matters: who is a step behind applies it while its gradients are still there, and only then
-everything is reset that an interrupted step leaves behind.
+everything is reset that an interrupted step leaves behind. What a replay had frozen is frozen until
+then, so a step that rolls forward in it trains the operators that were active.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 from megatron_moevement.integrations.megatron.optimizer import (
@@ -46,7 +48,8 @@ class Survivor:
             DisagreementError: no gradients are finished here.
             UnlikeLedgerError: it did not come to the same.
         """
-        before, random_after = self._carried.scalars, self._carried.live.random_after
+        standing, before = self._carried.live.without_finished().state, self._carried.scalars
+        random_after = self._carried.live.random_after
         if random_after is None:
             raise DisagreementError(f"step {entry.step} has no finished gradients to be applied")
         self._carried.live = TORN
@@ -63,7 +66,8 @@ class Survivor:
         self._objects.faults.strike(entry.step, FaultPoint.LEDGER)
         write_journal()
         self._objects.faults.strike(entry.step, FaultPoint.COMMITTED)
-        self._carried.live = SurvivingState.dense(self._objects.scalars(progress))
+        reached = dataclasses.replace(standing, step=entry.step)
+        self._carried.live = SurvivingState(reached, self._objects.scalars(progress))
 
     def _strike(self, entry: LedgerEntry) -> Strike:
         """Returns what passes the fault points of a commit, and that of a roll-forward."""
@@ -79,7 +83,7 @@ class Survivor:
     def reset(self) -> None:
         """Makes everything look as between two steps; the finished gradients are gone."""
         if self._carried.live.scalars is not None:
-            self._carried.live = SurvivingState.dense(self._carried.live.scalars)
+            self._carried.live = self._carried.live.without_finished()
         self._objects.transients.reset()
 
     def stand_by(self, live: LiveOperators) -> None:
