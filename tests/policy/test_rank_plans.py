@@ -68,6 +68,9 @@ def test_the_ring_of_a_rank_holds_what_it_fetches_and_captures_what_follows(case
         assert steps <= set(range(own.oldest, own.next_step))
         if own.origin is not Origin.WINDOW and plan.window is None:
             assert own.next_step - own.start == (own.start in steps)
+        if own.converts:
+            assert steps >= set(range(own.start, plan.window.last + 1))
+            assert own.next_step == plan.window.last + 1
         if own.guarded is not None:
             assert {send.slot.window for send in own.sends} >= {own.guarded}
             slots = {send.slot.slot for send in own.sends if send.slot.window == own.guarded}

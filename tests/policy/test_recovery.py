@@ -302,6 +302,18 @@ def test_a_second_fault_leaves_a_disjoint_recovery_what_it_has_reached():
     plan = plan_recovery(without_processes(cut, {4}))
     assert plan.start_of == {1: 12, 4: 9}
     assert [replay.origin for replay in plan.replays] == [Origin.KEPT, Origin.WINDOW]
+    assert [replay.converts for replay in plan.replays] == [False, True]
+
+
+@pytest.mark.parametrize("step", [9, 10])
+def test_a_second_fault_leaves_a_disjoint_recovery_a_window_that_it_converts(step):
+    first = without_processes(PIPELINE.facts(), {1})
+    cut = interrupted(first, plan_recovery(first), Interrupt({1: step}))
+    plan = plan_recovery(without_processes(cut, {4}))
+    assert plan.start_of == {1: step, 4: 9}
+    assert [replay.origin for replay in plan.replays] == [Origin.KEPT, Origin.WINDOW]
+    assert [replay.converts for replay in plan.replays] == [True, True]
+    assert [one.slot.step for one in plan.fetches_of(LogicalRank(pp=1))] == [9, 10, 11]
 
 
 def test_stages_that_begin_at_other_steps_replay_apart_although_all_replay():

@@ -166,6 +166,7 @@ def test_as_many_stages_as_possible_keep_as_much_as_possible(case):
         state = case.left[replay.stage]
         kept = state is not None and state[0] == replay.start and state[1] in {None, plan.window}
         assert (replay.origin is Origin.KEPT) == kept
+        assert replay.converts == (not kept or state[1] == plan.window)
 
 
 @often

@@ -277,9 +277,7 @@ class Invariants:
         def comes_to_target(live: LiveState) -> bool:
             return plan.target in {live.step, live.finished}
 
-        for replay in plan.replays:
-            if replay.origin in {Origin.KEPT, Origin.DURABLE}:
-                continue
+        for replay in (each for each in plan.replays if each.origin is Origin.WINDOW):
             members = facts.stage(replay.stage)
             lives = [process.live for process in members]
             if any(live.condition in {Condition.TORN, Condition.ABSENT} for live in lives) or any(
