@@ -45,6 +45,12 @@ class SurvivingState:
         state = dataclasses.replace(self.state, finished=None)
         return dataclasses.replace(self, state=state, random_after=None)
 
+    @property
+    def own_scalars(self) -> SlotScalars:
+        """What belongs to the state besides tensors; it is not lost."""
+        assert self.scalars is not None
+        return self.scalars
+
     def with_finished(self, step: int, random_after: Mapping[str, Any]) -> SurvivingState:
         """Returns the same state with the gradients of a step ready to be applied."""
         state = dataclasses.replace(self.state, finished=step)
@@ -143,8 +149,7 @@ class CarriedState:
     @property
     def scalars(self) -> SlotScalars:
         """What belongs to the live state besides tensors; there is one."""
-        assert self.live.scalars is not None
-        return self.live.scalars
+        return self.live.own_scalars
 
     @property
     def is_new(self) -> bool:

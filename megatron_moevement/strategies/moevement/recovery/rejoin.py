@@ -121,7 +121,6 @@ class Rejoin:
             boundaries: what it sends.
         """
         step = replay.newest
-        assert step is not None
         sent = boundaries.verify(step.step)
         replay.witness.note_step(sent, scalars_equal=step.verified)
         verified = step.verified and (sent is None or sent.verified)

@@ -153,7 +153,6 @@ class Replay:
             witness: compares what is replayed with the first time.
             begins: the state that it begins with; a partial one has its step's slot put back first.
         """
-        assert begins.scalars is not None
         self._session = session
         self._freezing = freezing
         self._slots = slots
@@ -163,10 +162,10 @@ class Replay:
         self._active: frozenset[OperatorId] = frozenset()
         if slots is not None and window is not None:
             self._active = slots.full_before(begins.state.step - window.start)
-        self.start = self.progress = begins.scalars.progress
+        self.start = self.progress = begins.own_scalars.progress
         """The progress that the replay begins with, and that it has come to."""
-        self.newest: ReplayedStep | None = None
-        """What the newest step did that was committed again."""
+        self.newest = ReplayedStep(self.start.committed, 0, 0, verified=True)
+        """What the newest step did that was committed again; at first nothing."""
 
     @property
     def target(self) -> int:
