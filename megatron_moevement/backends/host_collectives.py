@@ -23,7 +23,6 @@ def all_gather(
 
     Args:
         tensors: receives the tensor of each rank, in the order of ranks.
-        tensor: this rank's.
         group: default: the whole job.
         async_op: for tensors of one size only.
 

@@ -36,7 +36,6 @@ def describe_job_end(code: int, lost: Sequence[str], *, protected: bool) -> str 
     """Returns why a job ended, and what to do; None where that is said already, or all went well.
 
     Args:
-        code: of the job.
         lost: its processes that did not end well, with how they ended.
         protected: whether a strategy keeps state in memory.
     """
@@ -67,9 +66,7 @@ def report_end(code: int, ends: Sequence[tuple[int, int]], flags: Sequence[str])
     """Prints why a job ended, and what to do, where no process did.
 
     Args:
-        code: of the job.
         ends: number and status of each process.
-        flags: of the program.
     """
     lost = [f"process {number} {describe_status(status)}" for number, status in ends if status]
     protected = any(flag.endswith("moevement") for flag in flags)

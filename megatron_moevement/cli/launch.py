@@ -110,7 +110,6 @@ def job_exit_code(job: Job, exits: Sequence[RankExit]) -> int:
     Ctrl-C counts most: whoever had stopped before, for a relaunch, must not be taken at its word.
 
     Args:
-        job: The job.
         exits: How every rank ended, in the order of their deaths.
     """
     failed = [end for end in exits if end.status != 0]

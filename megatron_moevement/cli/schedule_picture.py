@@ -18,10 +18,6 @@ _GB = 1e9
 def draw_schedule(plan: WindowPlan, path: Path) -> None:
     """Draws the slots of a plan into a PNG; an existing file is replaced as a whole or not at all.
 
-    Args:
-        plan: what to draw.
-        path: the file.
-
     Raises:
         OSError: the file can't be written.
     """

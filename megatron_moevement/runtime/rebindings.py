@@ -31,7 +31,6 @@ class Rebinding:
     """One thing that is replaced.
 
     Attributes:
-        module: where it is.
         name: dotted, in the module.
         expects: names of its parameters, of one overload after the other; `CLASS` of a class.
         why: what the replacement does otherwise.
@@ -125,7 +124,6 @@ def rebind(place: str, replacement: Any) -> None:
     """Replaces something in all of this process from now on.
 
     Args:
-        place: of the table.
         replacement: stands in for it.
 
     Raises:

@@ -65,9 +65,6 @@ class FaultInjection:
     def timed_faults(self, world_size: int) -> Iterator[TimedFault]:
         """Yields the faults that are drawn, by time; without end where there is a rate.
 
-        Args:
-            world_size: ranks of the job.
-
         Raises:
             UserError: the trace can't be read; at the first fault.
         """
@@ -92,11 +89,6 @@ def _read(path: str) -> tuple[Failure, ...]:
 
 def check_fault_injection(settings: FaultInjection, world_size: int, train_iters: int) -> None:
     """Checks that what is to fail can fail; reads the trace.
-
-    Args:
-        settings: the flags.
-        world_size: ranks of the job.
-        train_iters: the last step.
 
     Raises:
         UserError: there is no such rank or step, two faults strike one rank at one place, the

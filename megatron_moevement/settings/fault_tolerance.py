@@ -90,10 +90,6 @@ class FaultTolerance:
 def check_fault_tolerance(settings: FaultTolerance, save: str | None) -> None:
     """Checks what can be checked without the other ranks.
 
-    Args:
-        settings: the flags.
-        save: folder for durable checkpoints.
-
     Raises:
         UserError: a name can't be that of a folder, or a flag lacks another one.
     """

@@ -114,10 +114,8 @@ class Fault:
 
     Attributes:
         step: k; where the place lies in no step, the step by which it has struck.
-        place: in the step.
         ranks: the logical ranks that are lost together; None: all of them.
         generation: restarts of the job in place that lie behind it.
-        kind: what happens to them.
     """
 
     step: int

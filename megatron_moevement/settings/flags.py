@@ -50,7 +50,6 @@ def flag(
     """Declares one field of a dataclass as a flag.
 
     Args:
-        default: the value without the flag.
         help: one line for `--help`.
         choices: the only strings allowed.
         within: the only numbers allowed.
@@ -84,9 +83,6 @@ def add_flags(
     """Adds one argparse group with the flags of the dataclass `group`.
 
     Args:
-        parser: gets the group.
-        title: of the group.
-        group: the dataclass.
         names: by field, the only strings that a flag takes where its dataclass can't list them.
     """
     arguments = parser.add_argument_group(title)

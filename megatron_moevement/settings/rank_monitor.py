@@ -27,10 +27,6 @@ class RankMonitoring:
 def check_rank_monitoring(settings: RankMonitoring, save: str | None) -> None:
     """Checks that one flag has the others that it needs.
 
-    Args:
-        settings: the flags.
-        save: folder for durable checkpoints.
-
     Raises:
         UserError: one is missing.
     """

@@ -94,7 +94,6 @@ def parse(argv: Sequence[str], processes: int, launched: int | None = None) -> A
     """Parses and checks the command line of a job.
 
     Args:
-        argv: the command line.
         processes: of the job, spares counted.
         launched: how many of them train, unless a flag says otherwise (default: all).
 

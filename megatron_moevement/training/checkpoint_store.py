@@ -53,11 +53,7 @@ class CheckpointStore:
         """Names what is saved.
 
         Args:
-            settings: the flags.
-            state: the live state.
             model: describes the model; a checkpoint of another model is refused.
-            device: where collectives keep their tensors.
-            faults: where this process fails on purpose.
             run: tells whose checkpoints they are (`identity.checkpoint_mark`).
         """
         self._settings = settings
@@ -85,9 +81,6 @@ class CheckpointStore:
 
     def check_room(self, train_iters: int) -> None:
         """Checks at start that `--save` has room for one checkpoint, unless none is to come.
-
-        Args:
-            train_iters: the last iteration of the job.
 
         Raises:
             UserError: it hasn't.

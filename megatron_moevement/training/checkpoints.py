@@ -200,7 +200,6 @@ class CheckpointFolder:
         """Returns what is wrong with a checkpoint, None when it is whole.
 
         Args:
-            iteration: which checkpoint.
             names: the files to read; all by default.
         """
         manifest = self.manifest(iteration)

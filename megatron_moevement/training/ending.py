@@ -16,13 +16,7 @@ _STOPS = {StopRequest.SIGNAL: "SIGTERM", StopRequest.DURATION: "--exit-duration-
 
 
 def reason_to_stop(run: Run, iteration: int, stop: StopRequest) -> str | None:
-    """Returns why the job ends after an iteration; None where it does not.
-
-    Args:
-        run: the flags.
-        iteration: the newest.
-        stop: what the ranks want.
-    """
+    """Returns why the job ends after an iteration; None where it does not."""
     if stop is not StopRequest.NONE:
         return _STOPS[stop]
     if run.exit_interval is not None and iteration % run.exit_interval == 0:
@@ -35,7 +29,6 @@ class Ending:
     """How the training of a job ends.
 
     Attributes:
-        progress: at the newest step.
         is_saved: whether its state is saved.
         why: there is no other step; None: it was the last.
         is_reported: whether the user gets a line of it.
@@ -52,7 +45,6 @@ def report_end(job: Job, ending: Ending) -> None:
 
     Args:
         job: ends, on all ranks; nothing is left to do.
-        ending: of its training.
     """
     if dist.get_rank() != 0 or not ending.is_reported:
         return

@@ -30,11 +30,7 @@ def evaluate(
     The samples follow from the number of the round, so a repeated evaluation gives the same loss.
 
     Args:
-        job: the live objects.
-        dataset: the validation split.
-        iterations: iterations of this evaluation.
         round_number: evaluations before this one.
-        watch: is told of the iterations.
     """
     before = random_state()
     samples = iterations * job.batches.global_batch_size

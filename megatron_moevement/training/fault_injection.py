@@ -48,8 +48,6 @@ def scripted_faults(
     What struck while a process joined is known on its own machine alone.
 
     Args:
-        arguments: of the job.
-        launch: the place of this process.
         identity: of the run; None where this process has not been told yet, and finds it itself.
     """
     points = FaultPoints(arguments.fault_injection.moevement_faults, launch.rank)
@@ -81,7 +79,6 @@ def injected_faults(job: Job, events: Events) -> Iterator[None]:
     forgotten when the block ends by itself or by Ctrl-C, as snapshots are.
 
     Args:
-        job: what is trained.
         events: told of each fault just before it strikes.
 
     Raises:
@@ -167,7 +164,6 @@ def tell_what_lies_behind(job: Job, start: int) -> None:
     """Tells the fault points where this launch begins, and the user which faults can't strike.
 
     Args:
-        job: what is trained.
         start: the step whose state it begins with.
     """
     job.faults.begin_at(start)

@@ -38,10 +38,6 @@ def agree_on_identity(arguments: Arguments, device: torch.device) -> RunIdentity
 
     One rank reads data and checkpoints, once in the life of a job.
 
-    Args:
-        arguments: of this process.
-        device: where collectives keep their tensors.
-
     Raises:
         UserError: on all ranks: the data can't be read.
     """
@@ -61,9 +57,6 @@ def flags_digest(arguments: Arguments) -> str:
 
 def check_flags(digests: Sequence[str]) -> None:
     """Checks that all processes have the same flags.
-
-    Args:
-        digests: of all ranks.
 
     Raises:
         UserError: they differ.

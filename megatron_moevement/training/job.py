@@ -108,10 +108,6 @@ def join(
     """Joins the job and returns its groups; every rank calls it, in step.
 
     Args:
-        arguments: of the job.
-        launch: the place of this process.
-        backend: its device.
-        faults: of this process.
         generation: in-process restarts so far, where there can be any.
 
     Raises:
@@ -140,12 +136,6 @@ def build_part(
     """Builds this rank's part of the job that it has joined.
 
     Args:
-        arguments: of the job.
-        identity: of the run.
-        launch: the place of this process.
-        backend: its device.
-        groups: of the job.
-        faults: of this process.
         known: `Job.keys` of a rank that was built before; then this one is built alone. None: all
             ranks build theirs now, in step.
     """

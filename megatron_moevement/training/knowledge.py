@@ -35,11 +35,9 @@ def share(own: Known, flags: str, committed: int, processes: int, device: torch.
     """Returns what the job knows, the same on all ranks; every rank calls it, in step.
 
     Args:
-        own: what this process knows.
         flags: the digest of those that decide bits.
         committed: the newest step that this process knows of.
         processes: how many there are, spares included.
-        device: where collectives keep their tensors.
 
     Raises:
         UserError: on all ranks: their flags differ.

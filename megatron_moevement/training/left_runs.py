@@ -19,7 +19,6 @@ def report_left_runs(job: Job, start: int) -> None:
     """Reports the runs of this user that no process uses; every rank calls it, in step.
 
     Args:
-        job: begins without a state from memory.
         start: the step whose state it begins with.
     """
     if not job.arguments.fault_tolerance.is_on:

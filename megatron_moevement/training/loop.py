@@ -39,12 +39,6 @@ def train(
 
     After a restart every rank calls it again, survivors with the same objects.
 
-    Args:
-        job: what to train.
-        stop: what this process knows of reasons to stop.
-        resident: the living part of this process.
-        generation: owns what is opened.
-
     Returns:
         The job, which may have been built anew, and how its training ended. What it reached is
         saved if the job saves at all.
@@ -108,16 +102,10 @@ class TrainingLoop:
         """Binds what it drives.
 
         Args:
-            job: what is trained.
-            reporter: told of every step.
             datasets: for evaluation; the step reads its own data.
-            step: trains one step.
-            stop: reasons to stop.
-            strategy: protects the job.
             generation: in which it trains; its state is loaded or restored.
             recovered: where the state was brought back from memory: what is due after its target
                 may not have been done.
-            watch: is told of steps and saves.
             stepped: called after each step.
         """
         self._job = job

@@ -32,9 +32,6 @@ class MicroBatchSource(Closing):
 
         Args:
             dataset: samples of one split, the same on all ranks.
-            layout: how the samples of a step are dealt out.
-            place: where this process stands.
-            device: where the model computes.
             vocab_size: ids from here on are refused.
             consumed_samples: the data cursor of the first step.
             num_steps: steps that will be asked for at the most.

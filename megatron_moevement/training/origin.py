@@ -21,7 +21,6 @@ def find_origin(settings: Checkpointing, lineage: str) -> str:
     checkpoint of the same lineage goes on with the same run. Any other checkpoint is an origin.
 
     Args:
-        settings: the flags of checkpoints.
         lineage: digest of everything else that decides bits.
     """
     if settings.load is None:

@@ -126,9 +126,6 @@ def _stop(
     """Writes what a relaunch goes on from where it was asked for, and says where it is.
 
     Args:
-        run: has it in memory.
-        launch: names the process.
-        reason: why the process stops.
         save: folder of the durable checkpoints, where the job stops and there is one.
         first: what to do before another launch; all processes need it, those without a state too.
 

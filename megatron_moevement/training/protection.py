@@ -41,9 +41,7 @@ def open_strategy(
     What it keeps in memory stays for the next launch, unless the job finished or Ctrl-C ended it.
 
     Args:
-        job: what is protected.
         events: told of windows, plans and replays.
-        carried: what this process keeps over restarts.
         generation: owns threads and connections.
 
     Raises:

@@ -24,7 +24,6 @@ class ReceivedSignals:
     """
 
     def __init__(self) -> None:
-        """Begins with none."""
         self._file = _NOBODY
 
     @contextlib.contextmanager

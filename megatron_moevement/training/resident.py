@@ -61,8 +61,6 @@ class Resident:
         """Begins with nothing built.
 
         Args:
-            arguments: of the job.
-            backend: of this process.
             watch: is told what this process does; None: begins when the process gets a place.
         """
         self._arguments = arguments
@@ -170,8 +168,6 @@ class Resident:
         """Returns what this process does for the ranks while it waits for a place.
 
         Args:
-            generation: in which it waits.
-            launch: of this process.
             domain: what it may be lost together with.
         """
         self._generation = generation

@@ -37,13 +37,6 @@ class GenerationRun:
     """Trains, as often as it takes; the training thread calls it."""
 
     def __init__(self, arguments: Arguments, resident: Resident, stop: StopSources) -> None:
-        """Names what is trained.
-
-        Args:
-            arguments: of the job.
-            resident: the living part of this process.
-            stop: what this process knows of reasons to stop.
-        """
         self._arguments = arguments
         self.resident = resident
         self.stop = stop

@@ -38,10 +38,6 @@ def protect(
     Where nothing brings back the state of survivors that have trained, the job is built again.
 
     Args:
-        job: is protected.
-        opened: closes what is opened.
-        reporter: has the events.
-        resident: the living part of this process.
         generation: owns threads and connections.
 
     Returns:
@@ -73,8 +69,6 @@ def start_from(
     """Returns where training starts; loads a checkpoint where nothing was brought back.
 
     Args:
-        job: what is trained.
-        recovered: what was brought back.
         watch: is told of a checkpoint that was loaded.
         generation: is told that one is loaded.
         is_first: whether no generation was before this one.

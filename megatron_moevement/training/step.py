@@ -48,8 +48,6 @@ class StepOutcome:
     """What a committed step tells the loop.
 
     Attributes:
-        entry: the ledger's.
-        stop: why the job ends after it.
         own_s: how long each rank computed, its waits for others left out; empty where that is not
             known.
     """
@@ -94,16 +92,7 @@ class TrainStep:
         """Binds the live objects.
 
         Args:
-            schedule: runs micro-batches through the pipeline.
-            optimizer: prepares gradients.
-            expert_bias: holds the routers' updates until the commit.
-            barrier: the job's commit barrier.
-            commit: applies a step and writes the ledger.
-            micro_batches: returns this rank's micro-batches of the next step.
-            progress: where to start.
-            strategy: protects the job.
             uninterrupted: encloses the commit: a restart waits for its end.
-            faults: where this process fails on purpose.
         """
         self._schedule = schedule
         self._optimizer = optimizer

@@ -44,9 +44,7 @@ def crossings_of(config: ModelParallelConfig, pp: int, num_microbatches: int) ->
     """Returns what crosses the boundaries in a step, from upstream's own table of the schedule.
 
     Args:
-        config: Megatron's.
         pp: pipeline stages.
-        num_microbatches: forward passes of each chunk.
     """
     chunks = config.virtual_pipeline_model_parallel_size or 1
     if chunks == 1:
@@ -67,11 +65,7 @@ def log_bytes(
     """Returns the bytes that a rank logs in a step, at most where sequences vary.
 
     Args:
-        config: Megatron's.
-        stage: of the rank.
         pp: pipeline stages.
-        num_microbatches: of a step.
-        micro_batch_size: samples of a micro-batch.
         seq_length: tokens of a sample, at most.
     """
     crossings = crossings_of(config, pp, num_microbatches)
@@ -175,13 +169,6 @@ class LoggedCommunicator(StageCommunicator):
     def __init__(
         self, pp_group: dist.ProcessGroup, config: ModelParallelConfig, writer: LogWriter
     ) -> None:
-        """Binds a generation's group to the log.
-
-        Args:
-            pp_group: the pipeline's process group.
-            config: Megatron's.
-            writer: writes the log.
-        """
         super().__init__(pp_group, config)
         self.writer = writer
         self._stage: int = pp_group.rank()

@@ -43,7 +43,6 @@ class Verification:
 
     Attributes:
         equal: tensors that are the same, bit for bit.
-        unequal: names of those that are not.
         unknown: names of those that can't be compared: the receiver kept no hash, or the log had
             no room.
     """
@@ -85,11 +84,7 @@ class ReplayCommunicator(LoggedCommunicator):
 
         Args:
             pp_group: the pipeline's process group; nothing is sent in it but to live neighbours.
-            config: Megatron's.
-            writer: writes the log of this rank.
             source: serves what the neighbours logged for this rank.
-            device: where this rank computes.
-            live: neighbours that replay along.
         """
         super().__init__(pp_group, config, writer)
         self._source = source
@@ -106,7 +101,6 @@ class ReplayCommunicator(LoggedCommunicator):
 
         Args:
             step: k.
-            received_hash: asks the receivers.
             ways: which tensors; a receiver that replays along has nothing to compare with.
         """
         self.writer.await_landed()

@@ -56,8 +56,6 @@ class DatasetRequest:
     """What to build. Neither `blend` nor `blend_per_split`: mock data.
 
     Attributes:
-        samples: samples of each split.
-        seq_length: tokens of a sample.
         seed: of the order of documents and samples.
         tokenizer: gives `vocab_size`, `eod` and `unique_identifiers`.
         blend: data of all splits, with `split`.

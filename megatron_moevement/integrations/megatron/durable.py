@@ -81,11 +81,7 @@ class DurableState:
         """Names the live objects.
 
         Args:
-            chunks: this rank's model chunks.
-            optimizer: the optimizer.
-            scheduler: learning rate and weight decay.
             layout: names the parallel sizes; random streams are only taken from the same layout.
-            device: where collectives keep their tensors.
         """
         self._chunks = chunks
         self._optimizer = optimizer
@@ -165,7 +161,6 @@ class DurableState:
         are only taken from the same layout.
 
         Args:
-            folder: a whole checkpoint.
             with_optimizer: whether to take optimizer, scheduler and scalers as well.
             with_random_state: whether to take the random streams as well.
 

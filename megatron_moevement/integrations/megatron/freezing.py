@@ -50,8 +50,6 @@ class Freezing:
         """Finds the parameters of the operators; all are trained.
 
         Args:
-            chunks: this rank's model chunks.
-            optimizer: steps them.
             work: what becomes of weight gradients of frozen operators, the same on all ranks.
         """
         self._chunks = list(chunks)

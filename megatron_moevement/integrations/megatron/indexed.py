@@ -154,7 +154,6 @@ class DocumentWriter:
 
         Args:
             ids: the tokens of all documents, one after the other.
-            lengths: tokens of each document.
         """
         start = 0
         for length in lengths:

@@ -113,14 +113,9 @@ def build_chunk(
     """Builds one model chunk, with FP32 or low-precision weights as the config says.
 
     Args:
-        config: Megatron's config.
-        architecture: our flags.
         vocab_size: padded size of the vocabulary.
-        seq_length: tokens per sample.
         groups: the process groups; None takes those of `parallel_state`.
         vp_stage: index of the chunk on this rank, None without interleaving.
-        pre_process: whether the chunk embeds tokens.
-        post_process: whether the chunk computes the loss.
         building: whether the other ranks build theirs at the same time.
     """
     model_type = GPTModel if building is Building.TOGETHER else _LoneGPTModel

@@ -203,10 +203,6 @@ class SplitOptimizer:
     def commit(self, statistics: GradientStatistics, strike: Strike = pass_by) -> bool:
         """Clips and applies the gradients and moves the loss scalers; without collectives.
 
-        Args:
-            statistics: of the gradients.
-            strike: passes the fault points of the step.
-
         Returns:
             Whether the step was applied; an overflow skips it.
         """

@@ -26,7 +26,6 @@ class ParameterCount:
     """Parameters of a whole model.
 
     Attributes:
-        total: all of them.
         active: those that one token uses: of the routed experts, top-k per layer.
     """
 

@@ -60,7 +60,6 @@ def join_job(
     """Joins the job's default process group; every rank of the job calls it.
 
     Args:
-        launch: what the launcher says.
         backend: `torch.distributed` backend of the model's collectives.
         timeout: limit of every collective.
         generation: in-process restarts so far, where there can be any; then the store is hosted

@@ -90,7 +90,6 @@ class PausedReductions:
     """
 
     def __init__(self, chunk: DistributedDataParallel) -> None:
-        """Pauses nothing yet."""
         self._chunk = chunk
 
     def __enter__(self) -> None:
@@ -162,8 +161,6 @@ class PipelineSchedule:
         """Computes gradients and reduces them; returns the loss on the last stage.
 
         Args:
-            micro_batches: of the step.
-            strike: passes the fault points of the step.
             step: k of the step; a communicator that logs wants to know it.
         """
         self._strike = strike

@@ -24,9 +24,7 @@ class Part:
     """One operator's tensors in a slot: what one checksum covers.
 
     Attributes:
-        operator: whose.
         content: FULL or COMPUTE.
-        offset: where it begins in the buffer.
         pieces: its tensors, one behind the other.
     """
 

@@ -59,10 +59,6 @@ class LiveOperators:
     def __init__(self, chunks: Sequence[torch.nn.Module], optimizer: SplitOptimizer) -> None:
         """Finds the tensors.
 
-        Args:
-            chunks: this rank's model chunks.
-            optimizer: with complete state.
-
         Raises:
             AssertionError: a tensor belongs to no operator, or nobody knows what the optimizer
                 keeps it for: whether it is changed in place, and what else goes with it.
@@ -105,8 +101,6 @@ class LiveOperators:
         """Fills an operator's live tensors; `complete` must follow before anybody computes.
 
         Args:
-            operator: whose.
-            content: what was captured.
             host: the captured tensors, in the order of `pieces`.
         """
         for piece, tensor in zip(self.pieces(operator, content), host, strict=True):

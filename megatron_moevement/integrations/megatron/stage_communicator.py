@@ -20,8 +20,6 @@ class ForwardPass:
     """The forward pass of one micro-batch through one model chunk.
 
     Attributes:
-        chunk: the model chunk of this stage.
-        micro_batch: number of the micro-batch within the step.
         received: what came in over the boundary; None on the first chunk of the model.
         output: what is sent on, or the loss.
     """
@@ -43,7 +41,6 @@ class StageCommunicator(P2PCommunicator):  # type: ignore[misc]  # upstream is n
 
         Args:
             step: k of the step; None when the caller does not say.
-            num_microbatches: forward passes of each chunk.
         """
         del step, num_microbatches
         yield

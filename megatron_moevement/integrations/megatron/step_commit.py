@@ -24,8 +24,6 @@ class DecidedStep:
     """What all ranks know of a step that is to be applied.
 
     Attributes:
-        statistics: of its gradients.
-        loss: mean loss per token.
         num_tokens: by which the losses were normalised.
         random_before: this rank's random streams at the start of the step.
         rng_equal: whether replicas were found to have the same random streams behind it.
@@ -49,15 +47,6 @@ class StepCommit:
         ledger: Ledger,
         global_batch_size: int,
     ) -> None:
-        """Binds the live objects.
-
-        Args:
-            optimizer: has prepared gradients.
-            scheduler: sets learning rate and weight decay.
-            expert_bias: holds the routers' updates.
-            ledger: receives an entry per step.
-            global_batch_size: samples per step.
-        """
         self._optimizer = optimizer
         self._scheduler = scheduler
         self._expert_bias = expert_bias

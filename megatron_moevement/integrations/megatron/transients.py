@@ -50,13 +50,7 @@ class Transients:
         optimizer: SplitOptimizer,
         expert_bias: PendingExpertBias,
     ) -> None:
-        """Remembers what a schedule takes away while it runs.
-
-        Args:
-            chunks: this rank's model chunks.
-            optimizer: its optimizer.
-            expert_bias: what routers noted for the commit.
-        """
+        """Remembers what a schedule takes away while it runs."""
         self._chunks = list(chunks)
         self._optimizer = optimizer
         self._expert_bias = expert_bias

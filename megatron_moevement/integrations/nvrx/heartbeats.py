@@ -26,7 +26,6 @@ class Heartbeats:
     """Numbers the signs that this process gives, and remembers those that it has seen."""
 
     def __init__(self) -> None:
-        """Has seen nothing."""
         self._writer = secrets.token_hex(_WRITER_BYTES)
         self._numbers = itertools.count()
         self._newest: dict[tuple[int, str], int] = {}
@@ -40,7 +39,6 @@ class Heartbeats:
         """Takes the sign of a process that lies there now; one that was seen before is none.
 
         Args:
-            rank: of the process.
             sign: as `give` returned it; None where there is none.
 
         Returns:

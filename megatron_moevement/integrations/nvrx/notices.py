@@ -18,11 +18,6 @@ class StoredNotices:
     """
 
     def __init__(self, connect: Callable[[], ControlStore]) -> None:
-        """Connects to nobody yet.
-
-        Args:
-            connect: opens a connection.
-        """
         self._connect = connect
         self._store: ControlStore | None = None
 
@@ -39,12 +34,7 @@ class StoredNotices:
 
 @dataclasses.dataclass(frozen=True)
 class StoredBoard:
-    """The board of one generation.
-
-    Attributes:
-        notices: it is one of these.
-        generation: its number.
-    """
+    """The board of one generation."""
 
     notices: StoredNotices
     generation: int

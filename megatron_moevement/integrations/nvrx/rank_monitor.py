@@ -50,7 +50,6 @@ class RankMonitor(Watch):
         """Connects.
 
         Args:
-            settings: the flags.
             restart: those of in-process restart, which must be quicker than the monitor.
             save: folder for durable checkpoints; what is learned lies there.
 

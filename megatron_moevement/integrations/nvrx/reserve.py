@@ -58,9 +58,7 @@ def mend_reserve(
     """Lets processes in the reserve do something; returns where ranks read of it.
 
     Args:
-        wrapper: whose reserve it is.
         hold: begins with it in a generation, which owns what is opened.
-        connect: opens a connection to the control store.
     """
     notices = StoredNotices(connect)
 

@@ -127,12 +127,9 @@ def run_restartable(
     """Runs a training function until it returns on all ranks, restarting it after every fault.
 
     Args:
-        what: is restarted.
-        settings: the flags.
         launch: what the launcher says of this process, and how many ranks train.
         collectives: `torch.distributed` backend of the model's collectives.
         interruption: is told of the newest one.
-        domain: the failure domain of this process.
 
     Returns:
         What `run` returned; None on a spare that was not needed.
@@ -309,10 +306,6 @@ def _check_stores(launch: Launch) -> None:
 def _numbered(called: tuple[int, ...], launch: Launch) -> tuple[int, ...]:
     """Takes the number that NVRx counts this process by, which is its own if nobody is missing.
 
-    Args:
-        called: the processes that take part.
-        launch: of this process.
-
     Returns:
         The processes that take part.
 
@@ -345,14 +338,7 @@ def _control_store_lost(launch: Launch, error: Exception, wrapper: Any) -> Contr
 def _training_function(
     what: Restartable[T], launch: Launch, notices: StoredNotices, returned: list[T]
 ) -> Callable[[], T | None]:
-    """Returns what the wrapper calls, which finds its parameter by the type.
-
-    Args:
-        what: is restarted.
-        launch: of this process.
-        notices: of all generations.
-        returned: gets what the newest generation returned.
-    """
+    """Returns what the wrapper calls, which finds its parameter by the type."""
 
     def train(call: Any = None) -> T:
         returned.clear()

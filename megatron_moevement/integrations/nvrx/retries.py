@@ -30,7 +30,6 @@ class BoundedRetries(Initialize):  # type: ignore[misc]  # upstream is not typed
 
         Args:
             active_ranks: processes that training needs.
-            max_restarts: restarts at the most.
             futility: returns what the processes found when they met last.
             await_watched: waits until a monitor watches each process of the job.
         """

@@ -45,8 +45,6 @@ class ControlStore(SealedStore, dist.PrefixStore):  # type: ignore[misc, name-de
         """Connects.
 
         Args:
-            host: where it is served.
-            port: where it is served.
             timeout: of every question to it, and of the silence of its machine.
             secret: of the job; what nobody wrote who has it does not count.
             attempt: name of the start of the job, under which its keys lie.
@@ -118,7 +116,6 @@ class GenerationStore(SealedStore, PrefixStore):  # type: ignore[misc]
     """
 
     def __init__(self, iteration: int, store: Any) -> None:
-        """Begins with nobody lost."""
         super().__init__(iteration, store)
         self._begin(store.seal, str(iteration))
         self._terminated: set[int] = set()
@@ -218,9 +215,7 @@ def request_restart(control: Address, generation: int, secret: Secret) -> None:
     """Has all processes of a job begin another generation, wherever they are.
 
     Args:
-        control: address of the control store.
         generation: the present one; nothing happens when it is over already.
-        secret: of the job.
     """
     store = GenerationStore(generation, ControlStore(*control, _PATIENCE, secret))
     store.record_interrupted([InterruptionRecord(0, Interruption.EXCEPTION)])

@@ -33,7 +33,6 @@ class ShutDownConnections(Abort):  # type: ignore[misc]  # upstream is not typed
         """Remembers what is connected now.
 
         Args:
-            control_port: of the control store.
             interruption: is told when an abort begins.
         """
         self._kept_ports = frozenset({control_port})
@@ -57,7 +56,6 @@ class AbortCollectives(Abort):  # type: ignore[misc]
         """Names the store.
 
         Args:
-            store_port: of the training's store.
             interruption: is told when an abort begins.
         """
         self._store_ports = frozenset({store_port})
@@ -81,7 +79,6 @@ class EndGeneration(Finalize):  # type: ignore[misc]
         """Names what cleans up.
 
         Args:
-            end: closes what the generation owns.
             empty_cuda_cache: whether unused cached GPU memory is given back.
         """
         self._end = end

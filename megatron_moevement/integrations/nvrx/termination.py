@@ -25,7 +25,6 @@ def end_where_it_stands(process: Any, termination_grace_time: timedelta) -> None
 
     Args:
         process: hangs; psutil's.
-        termination_grace_time: between both.
     """
     psutil = monitor_process.psutil
     with contextlib.suppress(psutil.NoSuchProcess):

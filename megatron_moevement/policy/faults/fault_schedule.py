@@ -36,8 +36,6 @@ class TimedFault:
 
     Attributes:
         at: since the job began.
-        rank: the logical rank that is struck.
-        kind: what happens to it.
     """
 
     at: timedelta
@@ -52,9 +50,7 @@ def poisson_faults(
 
     Args:
         mtbf: mean time between two faults of the whole job.
-        world_size: ranks of the job.
         kinds: which of them are drawn, equally likely.
-        seed: of all draws.
     """
     gaps, victims = _stream(seed, "gaps"), _Victims(world_size, kinds, seed)
     at = timedelta()
@@ -77,9 +73,7 @@ def trace_faults(
 
     Args:
         failures: by time.
-        world_size: ranks of the job.
         kinds: which of them are drawn, equally likely.
-        seed: of all draws.
         speed: how many times faster than it happened the trace passes.
     """
     victims = _Victims(world_size, kinds, seed)

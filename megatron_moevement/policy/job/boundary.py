@@ -25,11 +25,8 @@ class BoundaryTag:
     Source: section 3.3, "tagged with iteration numbers and micro batch identifiers".
 
     Attributes:
-        step: the step that it belongs to.
-        direction: which way it goes.
         sender: number of the sending model chunk, counted along the model: `chunk * PP + stage`.
         receiver: number of the receiving model chunk.
-        micro_batch: number of the micro-batch within the step.
     """
 
     step: int

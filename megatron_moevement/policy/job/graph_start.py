@@ -22,21 +22,13 @@ def first_layer(active: Iterable[OperatorId]) -> int:
 
     The embedding comes before all layers. The head makes no collective that only some ranks of a
     stage would take part in: all of them hold it.
-
-    Args:
-        active: the operators that one rank trains.
     """
     before_head = [one for one in active if one.kind is not OperatorKind.HEAD]
     return min((one.layer or 0 for one in before_head), default=NO_LAYER)
 
 
 def vote(frozen: Collection[OperatorId], active: Iterable[OperatorId]) -> tuple[int, int]:
-    """Returns what one rank brings: the least of each number decides for its stage.
-
-    Args:
-        frozen: its operators that are frozen.
-        active: the operators that it trains.
-    """
+    """Returns what one rank brings: the least of each number decides for its stage."""
     return -len(frozen), first_layer(active)
 
 

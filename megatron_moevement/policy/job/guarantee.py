@@ -63,12 +63,10 @@ class Computation:
     """What decides, besides the flags of the job, the bits that a process computes.
 
     Attributes:
-        device: kind of the device.
         kernels: that torch may choose.
         threads: of one operation on the CPU.
         parts: name to name: the device's model, and the versions of what runs on it.
         variables: those of `DECIDING_VARIABLES` that are set.
-        host: the machine.
         place: number of the device on the machine.
     """
 
@@ -141,12 +139,7 @@ def decide_guarantee(
 
 
 def unverified(guarantee: Guarantee, step: int) -> Guarantee:
-    """Returns what is left of a guarantee when a replay differed from the first time.
-
-    Args:
-        guarantee: so far.
-        step: the target of the recovery.
-    """
+    """Returns what is left of a guarantee when a replay differed from the first time."""
     reason = f"the replay up to step {step} differed from the first time"
     return Guarantee(tuple(dict.fromkeys([*guarantee.lacking, reason])))
 

@@ -32,7 +32,6 @@ def load_inventory(text: str, origin: str) -> Inventory:
     """Returns the inventory of a JSON document.
 
     Args:
-        text: the document.
         origin: where it comes from, for error messages.
 
     Raises:

@@ -25,10 +25,8 @@ class ModelShape:
     """Sizes of a GPT with or without experts, named as Megatron-LM's flags.
 
     Attributes:
-        num_layers: decoder layers.
         hidden_size: width of the residual stream.
         ffn_hidden_size: inner width of a dense MLP.
-        vocab_size: rows of the embedding.
         num_experts: routed experts of every layer; 0 for a dense model.
         moe_ffn_hidden_size: inner width of one expert.
         moe_shared_expert_intermediate_size: inner width of all shared experts together.
@@ -83,8 +81,6 @@ def inventory_of(
     """Returns the inventory of a model that is spread over a layout.
 
     Args:
-        shape: the model's sizes.
-        layout: the job's sizes.
         capture: what replicas capture of what they all hold.
         recipe: what is kept of each parameter.
 

@@ -42,7 +42,6 @@ class OperatorId:
     """The name of an operator: the same on every rank that holds a replica or a shard of it.
 
     Attributes:
-        kind: what it is.
         layer: decoder layer, counted from 0 over the whole model; None at both ends of the model.
         expert: routed expert, counted from 0 over all expert-parallel ranks; None but for experts.
         number: made of the three, ascending by kind, layer and expert, less than 2^64; identity
@@ -110,7 +109,6 @@ class Operator:
     """What one logical rank captures of one operator.
 
     Attributes:
-        id: the operator.
         full_bytes: bytes of FULL on this rank: master weights, both moments and buffers; 0 where
             the rank's shard is empty.
         compute_bytes: bytes of COMPUTE on this rank: compute weights and buffers.

@@ -17,7 +17,6 @@ class Column:
     """What one rank holds of a group, item by item.
 
     Attributes:
-        rank: number of the rank.
         full: FULL bytes of each item.
         compute: COMPUTE bytes of each item.
     """
@@ -83,8 +82,6 @@ def share(
     """Returns all items by the ranks that hold them, those of many ranks first.
 
     Args:
-        shards: what each rank holds.
-        num_operators: of the job.
         tied: sets of positions that are one item.
     """
     first = list(range(num_operators))

@@ -63,7 +63,6 @@ class StateRecipe:
 
     Attributes:
         compute: the type of the compute weights, which are cast from the master weights.
-        master: what is optimized.
         moments: what the optimizer keeps besides; zeros before the first step.
         counter: key of the step counter. It is the same for all operators of a committed state and
             goes with the scalars.

@@ -71,11 +71,6 @@ class RecoveryAccount:
     """One recovery of a job.
 
     Attributes:
-        generation: that it began.
-        verdict: what it came down to.
-        scope: the stages that replayed.
-        target: the step that it led to.
-        level: what was guaranteed at its end.
         ranks: what each rank tells, in any order.
     """
 

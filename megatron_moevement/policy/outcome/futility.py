@@ -52,7 +52,6 @@ class Futility:
         Args:
             told: what each knew, as JSON.
             committed: the newest step that each knows of now.
-            processes: how many there are now.
         """
         before = cls(*(max(values) for values in zip(*told, strict=True)))
         newest = max(*committed, before.committed)

@@ -47,12 +47,7 @@ class Doubt:
 
 
 def doubt_of(plan: Plan, rank: LogicalRank) -> Doubt:
-    """Returns what the replay of a rank began with.
-
-    Args:
-        plan: that was carried out.
-        rank: in the plan's scope.
-    """
+    """Returns what the replay of a rank began with."""
     origin = plan.origin(rank.pp)
     if origin is not Origin.WINDOW:
         return Doubt({}, {}, is_kept=origin is Origin.KEPT)
@@ -68,11 +63,6 @@ def trusted_copies(facts: Facts, plan: Plan, rank: LogicalRank) -> frozenset[tup
 
     A copy that came to a process during the replay that differed may be one of what was tried: only
     those count that were there before it. What a process captured again lies in its own ring.
-
-    Args:
-        facts: that the plan was made from.
-        plan: that was carried out.
-        rank: whose replay differed.
     """
     tried = doubt_of(plan, rank).replaceable
     own, newest = facts.by_rank[rank].process, max((key.window for key in tried), default=None)
@@ -123,7 +113,6 @@ def consequence_of(level: Level, doubts: Iterable[Doubt]) -> Consequence:
 
     Args:
         level: that the job had when they began.
-        doubts: of the ranks whose replay differed.
     """
     found = list(doubts)
     if not found or level is Level.CONSISTENT:

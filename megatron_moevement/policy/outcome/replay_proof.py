@@ -18,7 +18,6 @@ class Compared:
 
     Attributes:
         equal: how many were the same, bit for bit.
-        unequal: how many were not.
     """
 
     equal: int = 0
@@ -47,12 +46,9 @@ class ReplayProof:
     """What was compared in the replay of one rank, or of several.
 
     Attributes:
-        scalars: of steps, with the ledger.
         tensors: sent to bystanders, with the hashes that those kept.
-        slots: captured again, with the first capture.
         states: the dense state at the end of the window, with the digest in its last slot.
         targets: ranks whose state at the target was compared, by one of the last two.
-        ranks: that replayed.
     """
 
     scalars: Compared = Compared()

@@ -19,7 +19,6 @@ class SlowRank:
     """A rank that was slow for several steps in a row.
 
     Attributes:
-        rank: number in the job.
         own_s: what it computed in the last of these steps, in seconds.
         median_s: the median of all ranks in that step.
     """

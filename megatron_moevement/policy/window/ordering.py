@@ -43,8 +43,6 @@ def order_operators(
     layer, embedding (appendix on dense models), whatever `ordering` says.
 
     Args:
-        operators: the operators, each once.
-        ordering: how to order experts.
         popularity: counts for HARD and CAPACITY, probabilities for SOFT, averages for DECAYED;
             experts that are missing were never activated.
         capacities: for CAPACITY, the tokens each expert can process in a batch.

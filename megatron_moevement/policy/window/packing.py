@@ -90,7 +90,6 @@ def pack(
     """Gives every item of a component its slot in a window.
 
     Args:
-        component: what to pack.
         window: W.
         levelled: which bytes to spread evenly.
         budget_bytes: what a slot should not exceed, if known: the order is kept while it does not.
@@ -213,9 +212,6 @@ def _cut_group(
     Args:
         columns: for each rank its loads, the running sums of FULL bytes, and those of COMPUTE
             bytes where they count.
-        num_items: items of the group.
-        window: W.
-        bound_bytes: what no slot may exceed.
     """
     cut = [num_items]
     for slot in reversed(range(window)):

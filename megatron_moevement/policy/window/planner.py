@@ -26,7 +26,6 @@ class WindowSize:
 
     Attributes:
         window: W.
-        worst_slot_bytes: largest slot of the worst rank.
         lower_bound_bytes: no packing into W slots has a smaller one.
         budget_bytes: what a rank can copy in one iteration; None when W was given.
     """
@@ -73,7 +72,6 @@ def plan_window(
         budget_bytes: what each rank can copy in one iteration, from `slot_budget_bytes`.
         window: W, when it is not to be chosen.
         levelled: which bytes to spread evenly over the slots.
-        schedule_version: number of the schedule.
         first_step: the step whose state is slot 0 of its first window.
 
     Raises:

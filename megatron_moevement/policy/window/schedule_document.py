@@ -32,7 +32,6 @@ def load_schedule(text: str, origin: str) -> WindowSchedule:
     """Returns the schedule of a JSON document.
 
     Args:
-        text: the document.
         origin: where it comes from, for error messages.
 
     Raises:

@@ -48,11 +48,6 @@ class Capture(Closing):
     """Takes snapshots; the training thread calls it. A context manager: it owns a thread."""
 
     def __init__(self, stream: CopyStream) -> None:
-        """Starts the thread.
-
-        Args:
-            stream: where the copies run.
-        """
         self._stream = stream
         self._copied = 0
         self._background = Background("capture", self._take, _failed)

@@ -80,8 +80,6 @@ def broadcast_json(value: Any, source: int, device: torch.device) -> Any:
 
     Args:
         value: what `json` can write; of `source` alone.
-        source: whose value counts.
-        device: where the collective's tensors lie.
     """
     payload = json.dumps(value).encode() if dist.get_rank() == source else b""
     head = _broadcast(_head(payload), _LENGTH_BYTES + _INLINE_BYTES, source, device)

@@ -33,9 +33,7 @@ class Loss:
     """A process that a generation has lost, or that ended it.
 
     Attributes:
-        process: its number.
         rank: the place that it occupied; None for a spare.
-        host: its machine.
         reason: why it counts as lost, or what it reported.
         end: how it ended, as its launcher says; None where that one does not say it.
     """

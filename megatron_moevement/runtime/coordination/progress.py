@@ -29,8 +29,6 @@ class IterationCosts:
         stall: time that training waited for captures.
         captured_bytes: of tensors, copied to the host.
         metadata_bytes: scalars that lie beside them in the slot, as JSON.
-        replicated_bytes: sent to other ranks.
-        log_bytes: added to the upstream log.
         host_bytes: host memory in use by snapshots and logs.
     """
 

@@ -47,12 +47,7 @@ class _Outcome(Enum):
 
 
 def prefix_of(attempt: str, number: int = 0) -> str:
-    """Returns under which prefix the keys of a round lie.
-
-    Args:
-        attempt: names the start of the job.
-        number: of the round.
-    """
+    """Returns under which prefix the keys of a round lie."""
     return f"attempt{attempt}" + (f".{number}" if number else "")
 
 
@@ -68,9 +63,6 @@ def note_gone(
 
     Args:
         store: where the roll is called.
-        process: its number.
-        secret: of the job.
-        attempt: names the start of the job.
         end: how it ended; None where the launcher does not know.
     """
     notes = _Notes(store, secret, attempt)
@@ -100,10 +92,7 @@ class RollCall:
         """Calls nobody yet.
 
         Args:
-            process: number of this process.
             processes: that were launched.
-            secret: of the job.
-            attempt: names the start of the job.
             patience: how long a process is waited for that is not noted to be gone.
         """
         self.number = -1
@@ -117,11 +106,7 @@ class RollCall:
         self._deadline_s = 0.0
 
     def call(self, store: Store) -> tuple[int, ...]:
-        """Begins a round; returns the numbers of the processes that take part in it.
-
-        Args:
-            store: a connection of this process.
-        """
+        """Begins a round; returns the numbers of the processes that take part in it."""
         self.number += 1
         notes = self._notes(store)
         self._deadline_s = time.monotonic() + self._patience_s
@@ -181,7 +166,6 @@ class RollCall:
         """Returns how processes have ended, as far as the launcher says it.
 
         Args:
-            store: a connection of this process.
             awaited: processes that are known to have ended; a launcher that notes ends is given a
                 moment to do so.
         """

@@ -58,7 +58,6 @@ def inflict_on(kind: FaultKind, thread: int) -> None:
     that it waits in has returned.
 
     Args:
-        kind: what happens.
         thread: identifier of the thread that exceptions and `sys.exit` are for.
     """
     raised: dict[FaultKind, type[BaseException]] = {

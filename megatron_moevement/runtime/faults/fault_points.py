@@ -39,7 +39,6 @@ class FaultPoints:
         """Arms the faults of the first generation; without any, nothing ever happens.
 
         Args:
-            faults: of the whole job.
             rank: the logical rank that the process occupies.
         """
         self._scripted = tuple(faults)
@@ -120,9 +119,6 @@ class FaultPoints:
 
         A fault is due when its step lies between where this process began and where it has come to,
         and this process trained in its generation, or that never came.
-
-        Args:
-            committed: the newest step.
         """
         never = {fault for fault in self._scripted if fault.generation > self._generation}
         due = (
@@ -146,9 +142,7 @@ def never_struck(
     it was spared.
 
     Args:
-        faults: all that were scripted.
         spared: for each process its rank, and what should have struck it and has not.
-        world_size: ranks of the job.
     """
     says = {(rank, name) for rank, names in spared for name in names}
     return [

@@ -16,7 +16,6 @@ class InterruptSafeEvent:
     """Whether there was any since the last look; any number of threads tell, one waits."""
 
     def __init__(self) -> None:
-        """Begins without any."""
         self._token: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def tell(self) -> None:

@@ -58,10 +58,6 @@ def bound_silence(port: int, limit: timedelta) -> None:
     """Breaks connections to a port whose machine says nothing for a time: it is gone.
 
     A machine that is there answers for its processes, however slow they are.
-
-    Args:
-        port: of the peers.
-        limit: of the silence.
     """
     seconds = max(int(limit.total_seconds()), 1)
     for descriptor, _ in _sockets():

@@ -33,11 +33,8 @@ class _ReduceScatter:
         """Begins to reduce.
 
         Args:
-            group: the process group.
-            options: operation and time limit.
             reduced: what all ranks reduce in place.
             parts: views of that, this rank's.
-            outputs: where those go.
         """
         limits: Any = dist.AllreduceOptions()
         limits.reduceOp = options.reduceOp

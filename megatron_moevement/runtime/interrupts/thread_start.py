@@ -32,7 +32,6 @@ def raise_in_thread(thread: int, exception: type[BaseException]) -> None:
 
     Args:
         thread: its identifier.
-        exception: what is raised there.
     """
     with starting:
         ctypes.pythonapi.PyThreadState_SetAsyncExc(

@@ -52,12 +52,7 @@ class EventRecord:
 
     Attributes:
         time: seconds since the epoch, of the clock of the process's machine.
-        logical_rank: the place that the process occupied.
-        pid: the process.
         generation: restarts before it.
-        iteration: the iteration that it belongs to.
-        event: what happened.
-        fields: everything else.
     """
 
     time: float
@@ -105,11 +100,6 @@ class EventLog(Closing):
     """Writes the events of this process, in one generation, to its file.
 
     A disk that fails later ends the recording with one line on standard error: training goes on.
-
-    Args:
-        directory: folder of the files of all processes.
-        logical_rank: the place that this process occupies.
-        generation: restarts before this one.
 
     Raises:
         UserError: the folder or the file can't be written.

@@ -34,7 +34,6 @@ class HostHealth:
         store: the folder of this process's snapshots; None where it has none yet.
         root: the store directory, which may have to be made; None where none is wanted.
         save: the folder of durable checkpoints, which may have to be made.
-        least_memory_bytes: that must be available.
     """
 
     store: Path | None

@@ -59,10 +59,6 @@ class PeerConnection(Closing):
         """Connects.
 
         Args:
-            me: who this process is.
-            process: number of the peer.
-            address: of its server.
-            deadline: for connecting and for the proofs.
             opened: is given the connection before it connects, to be able to shut it down.
 
         Raises:
@@ -90,10 +86,6 @@ class PeerConnection(Closing):
         """Sends a copy of a slot and waits until the peer has it.
 
         Args:
-            owner: whose slot.
-            record: what it consists of.
-            payload: its bytes.
-            deadline: for sending and for the answer.
             halfway: called when half of it was sent.
 
         Raises:
@@ -156,9 +148,7 @@ class PeerConnection(Closing):
         """Gets a tensor from the peer's upstream log.
 
         Args:
-            tag: its name.
             max_bytes: a larger one is refused before anything is allocated.
-            deadline: for all of it.
 
         Raises:
             DamagedTensorError: it arrived damaged.
@@ -195,9 +185,7 @@ class PeerConnection(Closing):
         """Gets a part of the peer's live state.
 
         Args:
-            part: which one.
             max_bytes: a larger one is refused before anything is allocated.
-            deadline: for all of it.
 
         Raises:
             DamagedStateError: it arrived damaged.

@@ -19,7 +19,6 @@ class CopyAccount:
     """Which copies are acknowledged, who is silent, and which slots are damaged at home."""
 
     def __init__(self) -> None:
-        """Begins with nothing on its way."""
         self._lock = threading.Lock()
         self._news = InterruptSafeEvent()
         self._acknowledgements = Acknowledgements()
@@ -73,8 +72,6 @@ class CopyAccount:
         """Notes that a transfer to a process has failed.
 
         Args:
-            process: the peer.
-            reason: why it failed.
             began_s: when it began, on the monotonic clock.
         """
         with self._lock:

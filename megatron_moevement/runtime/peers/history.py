@@ -26,10 +26,6 @@ class History:
     """What one rank knows, or what it has learnt since it was last told.
 
     Attributes:
-        owner: the rank.
-        identity: of the run.
-        ring: sizes of the ring of its slots.
-        journal: sizes of a journal.
         state: as its journal has it.
         entries: ledger entries by their steps; without the newest ones' predecessors nothing can be
             replayed, so the first time all are there that are retained.
@@ -124,14 +120,6 @@ class OwnHistory:
         ring: RingShape,
         journal: JournalShape,
     ) -> None:
-        """Begins with nothing to tell.
-
-        Args:
-            owner: the rank of this process.
-            identity: of the run.
-            ring: sizes of the ring of its slots.
-            journal: sizes of its journal.
-        """
         self._owner, self._identity = owner, identity
         self._ring, self._journal = ring, journal
         self._lock = threading.Lock()
@@ -149,8 +137,6 @@ class OwnHistory:
         """Takes over what the journal has.
 
         Args:
-            state: of the process.
-            entries: all that are retained.
             losses: returns those of all committed steps; called by a thread that sends copies.
         """
         with self._lock:

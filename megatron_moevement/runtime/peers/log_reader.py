@@ -74,7 +74,6 @@ class LogReader(Closing):
         """Connects to nobody yet.
 
         Args:
-            me: who this process is.
             peers: for each process its server's address.
             deadline: for connecting, and for each answer.
             max_bytes: of a tensor; larger ones are refused.

@@ -33,10 +33,6 @@ class PeerThread(ABC, Generic[Q, A]):
         """Starts the thread, which connects at once; a subclass sets its own attributes before.
 
         Args:
-            me: who this process is.
-            process: the peer.
-            address: of its server.
-            deadline: for connecting.
             name: the thread's, to which the peer's number is added.
         """
         self._me = me

@@ -46,9 +46,6 @@ class _Delivery:
     """A copy that waits for its turn; its bytes stay where they are.
 
     Attributes:
-        owner: whose slot.
-        record: what it consists of.
-        payload: its bytes.
         is_accounted: whether it is sent only for as long as the slot is accounted for: then its
             bytes make room for another slot.
     """
@@ -136,12 +133,10 @@ class SlotSender(Closing):
         """Connects to nobody yet.
 
         Args:
-            me: who this process is.
             peers: for each process its server's address.
             deadline: from the start of a transfer to its acknowledgement.
             halfway: called when half of a slot was sent, by the thread that sends it.
             history: what goes with the slots to spares.
-            spares: which of the processes these are.
         """
         self._me = me
         self._deadline = deadline
@@ -186,11 +181,8 @@ class SlotSender(Closing):
         """Declares one of its own slots landed, and sends it to its holders.
 
         Args:
-            owner: the rank of this process.
-            record: what the slot consists of.
             payload: its bytes, in the ring.
             holders: the processes that are to keep copies and lack them.
-            held: the processes that keep one already.
         """
         to = tuple(holders)
         self.update(lambda known: known.landed(key_of(owner, record), to, held))
@@ -252,8 +244,6 @@ class SlotSender(Closing):
         """Gets a slot from a peer, straight into memory, and checks every part of it.
 
         Args:
-            process: who holds it.
-            key: which slot.
             into: memory of at least the slot's size; what it holds after an error means nothing.
 
         Raises:

@@ -96,7 +96,6 @@ class ReplicaServer(Closing):
 
         Args:
             interface: host name or IP address of this machine, `--moevement-replication-interface`.
-            me: who this process is.
             slots: where copies go, and what requests are answered from.
             deadline: for one message with its payload.
             log: this process's upstream log, if it has one.

@@ -27,12 +27,6 @@ class StateReader(Closing):
     def __init__(self, me: Session, process: int, address: Address, *, deadline: timedelta) -> None:
         """Connects.
 
-        Args:
-            me: who this process is.
-            process: the peer.
-            address: of its server.
-            deadline: for connecting, and for each part.
-
         Raises:
             StateReadError: nobody answers, or somebody else.
         """
@@ -47,7 +41,6 @@ class StateReader(Closing):
         """Returns a part of the peer's state; its checksum was looked at.
 
         Args:
-            part: which one.
             max_bytes: a larger one is refused before anything is allocated.
 
         Raises:

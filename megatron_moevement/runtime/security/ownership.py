@@ -33,10 +33,6 @@ def trusted_owners() -> frozenset[int]:
 def check_folder(folder: Path, flag: str) -> None:
     """Refuses a folder in which another user could put other files in the place of ours.
 
-    Args:
-        folder: is there.
-        flag: what names it.
-
     Raises:
         UserError: says which folder it is.
     """

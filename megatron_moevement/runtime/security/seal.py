@@ -33,7 +33,6 @@ class Seal:
         """Returns a document, sealed, in one line.
 
         Args:
-            place: where it is going to lie.
             document: what `json` can write.
         """
         text = json.dumps(document)
@@ -41,10 +40,6 @@ class Seal:
 
     def open(self, place: str, sealed: bytes) -> Any:
         """Returns the document.
-
-        Args:
-            place: where it lay.
-            sealed: what lay there.
 
         Raises:
             BrokenSealError: nobody who has the key wrote it for this place.

@@ -87,7 +87,6 @@ class StoreIdentity:
     Attributes:
         run_id: name of the run, the same in every launch of it; it names a folder.
         fingerprint: digest of everything that decides what the bytes of a slot mean.
-        format_version: of the files' layout.
 
     Raises:
         UserError: the run's name can't name a folder.

@@ -101,12 +101,9 @@ class Journal(StoreFile):
         """Creates a journal in place of the file of that name; its bytes are reserved.
 
         Args:
-            path: the file's name.
-            identity: whose run it is part of.
             retained_steps: how many of the newest steps keep their ledger entry.
             entry_bytes: the most that an entry has.
             last_step: the last step of the run; every step until then has room for its loss.
-            state: that it begins with.
             losses: of the steps before; the former file is there until all of it is written.
 
         Raises:
@@ -139,9 +136,6 @@ class Journal(StoreFile):
 
     def extended(self, last_step: int) -> Journal:
         """Returns the same journal with room for the losses of a longer run; closes this one.
-
-        Args:
-            last_step: the last step of the longer run.
 
         Raises:
             UserError: the file system is too full, or refuses the file.
@@ -189,8 +183,6 @@ class Journal(StoreFile):
 
         Args:
             state: what the process knows after the step.
-            step: whose entry and loss.
-            entry: the entry.
             loss: of the step; None keeps what is there.
 
         Raises:

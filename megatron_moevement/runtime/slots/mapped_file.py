@@ -77,9 +77,7 @@ class MappedFile:
         would end the process with a bus error.
 
         Args:
-            path: the file's name.
             magic: eight bytes that tell what kind of file it is.
-            identity: whose file it is.
             header: what its kind needs to know; JSON.
             total_bytes: size of the file, header page included.
             contents: bytes to write at offsets before the file gets its name.
@@ -119,10 +117,7 @@ class MappedFile:
         """Maps a file that is there.
 
         Args:
-            path: the file's name.
-            magic: what kind of file is expected.
             identity: whose file is expected; None takes anybody's, to look at it.
-            access: whether it is written.
 
         Raises:
             FileNotFoundError: there is no such file.

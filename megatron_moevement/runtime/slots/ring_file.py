@@ -84,14 +84,6 @@ class RingFile(StoreFile):
     ) -> RingFile:
         """Creates an empty ring in place of the file of that name; all its bytes are reserved.
 
-        Args:
-            path: the file's name.
-            identity: whose run it is part of.
-            owner: the rank whose slots go into it.
-            capacity: number of buffers.
-            buffer_bytes: size of each.
-            max_parts: the most parts that a slot has, extras included.
-
         Raises:
             UserError: the file system is too full, or refuses the file.
             ValueError: a size is less than one.

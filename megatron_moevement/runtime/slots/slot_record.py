@@ -47,7 +47,6 @@ class SlotPart:
         """Returns the part that consists of `payload`, with its checksum.
 
         Args:
-            name: of the part.
             offset: of its first byte in the slot's payload.
             payload: the part's own bytes.
         """
@@ -61,9 +60,7 @@ class SlotRecord:
     Attributes:
         rollbacks: how many rollbacks to a durable checkpoint lie behind the state.
         window: the window that the slot is part of.
-        slot: its place in the window.
         step: k, the payload holds the owner's part of S_k: `window.step_of(slot)`.
-        payload_bytes: size of the payload.
         parts: its pieces; what lies between them means nothing.
 
     Raises:

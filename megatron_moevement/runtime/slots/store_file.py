@@ -25,9 +25,7 @@ class StoreFile:
         """Opens a file that somebody left; what a kill cut is put in order.
 
         Args:
-            path: the file's name.
             identity: whose it has to be; None takes anybody's, to look at it.
-            access: whether it is written.
 
         Raises:
             FileNotFoundError: there is no such file.

@@ -59,7 +59,6 @@ def adopt_store(
 
     Args:
         own: the store of this process, in which nothing is open.
-        rank: the rank that this process occupies.
         flushed: folders of what processes of the run flushed.
         patience: how long to wait for a process that dies and still has its store locked.
 
@@ -106,7 +105,6 @@ def take_in_left(own: StoreDirectory, *, replaces: bool = True) -> tuple[int, ..
     where the rings that both have end, here, before the window that it says is persisted.
 
     Args:
-        own: the store of this process.
         replaces: whether the own files may be replaced: not where something refers to their memory.
 
     Returns:
@@ -162,10 +160,7 @@ def take_in_flushed(
     """Copies here what is lacking of this rank's share of the flushed stores.
 
     Args:
-        own: the store of this process.
         flushed: folders of what processes of the run flushed, which all ranks see alike.
-        rank: of this process.
-        ranks: all ranks.
 
     Returns:
         The processes whose slots are here now.

@@ -24,7 +24,6 @@ class Cleaning:
 
     Attributes:
         removed: the folders that are gone, or would be, and the bytes of each.
-        in_use: why runs are still there.
     """
 
     removed: dict[Path, int]
@@ -35,7 +34,6 @@ def clean(store_dir: Path, run_id: str | None, *, dry_run: bool = False) -> Clea
     """Removes the stores of one run, or of all, of which no process lives on this machine.
 
     Args:
-        store_dir: the store directory.
         run_id: of which run; None: of all.
         dry_run: remove nothing, and return what would be removed.
 

@@ -27,7 +27,6 @@ class KnownFaults:
 
     Attributes:
         began_s: when the job began, in seconds since the epoch; None before its first launch.
-        struck: the faults that struck.
     """
 
     began_s: float | None
@@ -41,8 +40,6 @@ class FaultRecord:
         """Makes it where it is missing.
 
         Args:
-            root: the store directory.
-            run_id: the run's name there.
             rank: the logical rank that this process occupies.
 
         Raises:

@@ -30,7 +30,6 @@ def flush_store(store: StoreDirectory, save: Path) -> Path:
 
     Args:
         store: of this process; nobody writes to it any more.
-        save: folder of the durable checkpoints.
 
     Returns:
         Where the copy is.

@@ -17,10 +17,5 @@ def store_root(settings: FaultTolerance) -> Path:
 
 
 def store_place(settings: FaultTolerance, identity: RunIdentity) -> tuple[Path, str]:
-    """Returns the store directory, and the name under which a run has its folder in it.
-
-    Args:
-        settings: the flags.
-        identity: of the run.
-    """
+    """Returns the store directory, and the name under which a run has its folder in it."""
     return store_root(settings), settings.moevement_run_id or identity.digest[:_RUN_ID_DIGITS]

@@ -27,9 +27,6 @@ class LeftRun:
     """A run that has a state in memory and no process on this machine.
 
     Attributes:
-        run_id: names its folder.
-        step: the newest that it committed.
-        size_bytes: memory that it takes.
         identity: what it is; None where that was not written down.
     """
 
@@ -64,7 +61,6 @@ def check_layout(run_folders: list[Path], identity: RunIdentity) -> None:
 
     Args:
         run_folders: in which processes of the run left files, in memory or flushed.
-        identity: of this launch.
 
     Raises:
         UserError: the memory was made with other flags.
@@ -84,12 +80,7 @@ def check_layout(run_folders: list[Path], identity: RunIdentity) -> None:
 
 
 def left_runs(root: Path, own_run_id: str) -> tuple[LeftRun, ...]:
-    """Returns the other runs of this user that left a state in a store directory.
-
-    Args:
-        root: the store directory.
-        own_run_id: of the run that looks.
-    """
+    """Returns the other runs of this user that left a state in a store directory."""
     try:
         folders = sorted(root.iterdir())
     except OSError:

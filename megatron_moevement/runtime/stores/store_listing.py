@@ -31,7 +31,6 @@ class SurveyedSlot:
     """A slot in a ring.
 
     Attributes:
-        record: what it consists of.
         payload_offset: where in the file its payload begins.
         damaged: the parts whose bytes are not those that were captured.
     """
@@ -43,19 +42,7 @@ class SurveyedSlot:
 
 @dataclasses.dataclass(frozen=True)
 class SurveyedRing:
-    """A ring of a process; sizes and slots are there when its header is readable.
-
-    Attributes:
-        path: the file's name.
-        role: whose slots the process keeps in it.
-        owner: the rank whose slots they are.
-        identity: the run that it says it is part of.
-        size_bytes: size of the file.
-        capacity: number of buffers.
-        buffer_bytes: size of each.
-        slots: what is held.
-        trouble: why it can't be read.
-    """
+    """A ring of a process; sizes and slots are there when its header is readable."""
 
     path: Path
     role: RingRole
@@ -70,15 +57,7 @@ class SurveyedRing:
 
 @dataclasses.dataclass(frozen=True)
 class SurveyedJournal:
-    """A journal of a process.
-
-    Attributes:
-        identity: the run that it says it is part of.
-        state: what the process knew last.
-        entries: the steps with a ledger entry.
-        losses: how many steps have their loss.
-        trouble: why it can't be read.
-    """
+    """A journal of a process."""
 
     identity: StoreIdentity | None = None
     state: JournalState | None = None
@@ -92,12 +71,8 @@ class SurveyedProcess:
     """The files of one process.
 
     Attributes:
-        process: its number.
-        folder: where they lie.
         locked_by: who has them open; None when nobody has.
-        size_bytes: memory or disk that they take.
         journal: None where there is none.
-        rings: by their names.
     """
 
     process: int

@@ -26,7 +26,6 @@ class Admission:
 
         Args:
             max_unproven: connections at a time of callers that have proved nothing.
-            max_proved: connections at a time of peers.
         """
         self._max_unproven = max_unproven
         self._max_proved = max_proved
@@ -66,7 +65,6 @@ class SparseLog:
     """Writes lines that strangers cause: so many in a minute, however many they cause."""
 
     def __init__(self, logger: logging.Logger) -> None:
-        """Writes to a logger."""
         self._logger = logger
         self._lock = threading.Lock()
         self._began_s = time.monotonic()

@@ -36,8 +36,6 @@ class Session:
     """Who a process is to its peers.
 
     Attributes:
-        token: the job's secret.
-        process: its number.
         generation: in which it lives; messages of another one are refused.
         transport: by which it reaches its peers, and they reach it.
 
@@ -91,10 +89,7 @@ def call(channel: Channel, me: Session, process: int, deadline: Deadline) -> Non
     """Greets a server and makes sure that it is a process of this job.
 
     Args:
-        channel: the new connection.
-        me: who calls.
         process: who is expected at the other end.
-        deadline: for all of it.
 
     Raises:
         ProtocolError: it is not that process, or not of this job.

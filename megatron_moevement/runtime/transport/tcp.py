@@ -29,7 +29,6 @@ class TcpConnection(_Socket):
     """A TCP connection."""
 
     def __init__(self, taken: socket.socket) -> None:
-        """Takes over a socket, connected or not."""
         super().__init__(taken)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -57,7 +56,6 @@ class TcpListener(_Socket):
     """A socket that listens on a free port of one interface."""
 
     def __init__(self, taken: socket.socket) -> None:
-        """Takes over a socket that listens."""
         super().__init__(taken)
         host, port = taken.getsockname()[:2]
         self.address: Address = (host, port)

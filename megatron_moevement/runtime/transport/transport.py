@@ -94,8 +94,6 @@ class Transport(Protocol):
         """Connects to a listener.
 
         Args:
-            address: of the listener.
-            deadline: for connecting.
             opened: is given the connection before it connects, to be able to shut it down; what it
                 raises ends the call.
 

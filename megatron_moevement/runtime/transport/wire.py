@@ -65,7 +65,6 @@ class Message:
     """What has arrived of a message: all but its payload.
 
     Attributes:
-        kind: what it is about.
         generation: in which the peer sent it.
         document: its JSON.
         payload_bytes: how many raw bytes follow.
@@ -107,7 +106,6 @@ class Channel(Closing):
     """Messages on a connection; one thread sends and receives on it."""
 
     def __init__(self, connection: Connection) -> None:
-        """Takes over a connection."""
         self._connection = connection
         self._sent: _Proofs | None = None
         self._received: _Proofs | None = None
@@ -119,7 +117,6 @@ class Channel(Closing):
 
         Args:
             sent_key: of what this end sends; of no other connection.
-            received_key: of what the other end sends.
         """
         self._sent, self._received = _Proofs(sent_key), _Proofs(received_key)
 
@@ -136,11 +133,8 @@ class Channel(Closing):
         """Sends a message; the payload goes out of the memory where it is.
 
         Args:
-            kind: what it is about.
-            generation: of the sender.
             document: its JSON.
             payload: raw bytes that follow, if any.
-            deadline: for all of it.
             halfway: called in the middle of the payload.
 
         Raises:

@@ -65,9 +65,7 @@ class LoggedTensor:
     """One tensor of the log.
 
     Attributes:
-        tag: its name.
         data: the tensor, in the log's memory.
-        hash: of what was sent.
     """
 
     tag: BoundaryTag
@@ -85,7 +83,6 @@ class _LoggedStep:
     """One step, while it is written and after.
 
     Attributes:
-        used_bytes: of its buffer.
         places: where its tensors go; those that have landed are in `tensors`, too.
         received: hash of each boundary tensor that came in.
         ended: nothing is added any more.
@@ -178,7 +175,6 @@ class UpstreamLog:
         """Returns the memory for a tensor of an open step; None when the step's buffer is full.
 
         Args:
-            tag: its name.
             like: gives shape and type.
 
         Raises:

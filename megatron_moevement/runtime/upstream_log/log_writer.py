@@ -83,7 +83,6 @@ class _Copy:
     """A copy under way.
 
     Attributes:
-        tag: what is copied.
         source: held until the copy has run, so that its memory is not used again.
         place: in the log; None for what came in and is only hashed.
     """
@@ -97,12 +96,6 @@ class BackgroundWriter(Closing):
     """Copies on a side stream and hashes on a thread of its own. A context manager."""
 
     def __init__(self, log: UpstreamLog, stream: CopyStream) -> None:
-        """Starts the thread.
-
-        Args:
-            log: what is written to.
-            stream: where the copies run.
-        """
         self._log = log
         self._stream = stream
         self._scratch = torch.empty(0, dtype=torch.uint8)
@@ -166,8 +159,6 @@ def open_writer(
     """Returns the writer that suits a device; a context manager.
 
     Args:
-        log: what is written to.
-        backend: the device.
         stream: its copy stream, for this writer alone.
     """
     return InlineWriter(log) if backend is BackendName.CPU else BackgroundWriter(log, stream)

@@ -59,9 +59,7 @@ def sample_indices(
     Args:
         consumed_samples: samples of all earlier steps, of all ranks.
         micro_batch: number of the micro-batch within the step, from 0.
-        dp_rank: data-parallel rank.
         dp_size: data-parallel ranks (Megatron's: expert parallelism included).
-        micro_batch_size: samples per micro-batch.
     """
     first = consumed_samples + (micro_batch * dp_size + dp_rank) * micro_batch_size
     return range(first, first + micro_batch_size)
@@ -72,8 +70,6 @@ class MicroBatches:
 
     Args:
         dataset: the samples of one split; the same on all ranks.
-        layout: how a step's samples are dealt out.
-        dp_rank: whose micro-batches these are.
         vocab_size: ids from here on are refused.
     """
 
@@ -120,8 +116,6 @@ class MicroBatches:
         """Returns an iterator over the micro-batches of `num_steps` steps; close it.
 
         Args:
-            consumed_samples: where the first step starts.
-            num_steps: how many steps.
             num_workers: threads that fetch ahead; 0: fetch when asked.
         """
         return StepIterator(self, consumed_samples, num_steps, num_workers)

@@ -72,7 +72,6 @@ class TokenizedBatch:
 
     Attributes:
         ids: tokens of all documents, one after the other.
-        lengths: tokens of each document.
         empty_documents: documents left out because they hold no token.
         read_bytes: bytes of input.
         digests: SHA-256 of name and content of each piece.

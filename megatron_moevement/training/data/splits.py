@@ -62,7 +62,6 @@ def build_splits(
     """Builds the data sets; the same on every rank, with or without a process group.
 
     Args:
-        config: the checked data flags.
         samples: samples of each split; 0: that split is not built.
         seed: decides the order, together with `samples`.
         role: BUILDER on one rank of each node, READER on the others.
@@ -78,11 +77,6 @@ def training_data(config: DataConfig, train_samples: int, *, seed: int) -> dict[
     """Returns what decides the training samples and their order, seed and sizes besides.
 
     Neither paths nor what else is drawn from the data decide any of them.
-
-    Args:
-        config: the checked data flags.
-        train_samples: how many are drawn.
-        seed: decides the order, too.
 
     Raises:
         UserError: data are damaged or too small.

@@ -227,9 +227,7 @@ def padded_vocab_size(vocab_size: int, divisible_by: int, tensor_parallel_size: 
     """Returns the size of the embedding: the vocabulary, rounded up as Megatron-LM does.
 
     Args:
-        vocab_size: number of ids.
         divisible_by: `--make-vocab-size-divisible-by`.
-        tensor_parallel_size: ranks that share the embedding.
     """
     multiple = divisible_by * tensor_parallel_size
     return -(-vocab_size // multiple) * multiple

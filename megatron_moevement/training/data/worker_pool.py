@@ -31,8 +31,6 @@ def tokenized_batches(
 
     Args:
         tokenizer: used here when one worker is enough.
-        reading: how documents become tokens.
-        batches: the work.
         workers: processes at most; 1: none but this one.
 
     Raises:

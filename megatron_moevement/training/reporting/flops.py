@@ -25,15 +25,7 @@ def flops_per_iteration(
     seq_length: int,
     global_batch_size: int,
 ) -> int:
-    """Returns the operations of one iteration of the whole job.
-
-    Args:
-        architecture: the transformer around the experts.
-        moe: the experts.
-        padded_vocab_size: rows of the output layer.
-        seq_length: tokens of a sample.
-        global_batch_size: samples of an iteration.
-    """
+    """Returns the operations of one iteration of the whole job."""
     width = int(architecture.hidden_size or 0)
     pattern = layer_pattern(architecture, moe)
     per_token = (

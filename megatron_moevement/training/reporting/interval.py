@@ -17,11 +17,8 @@ class StepReport:
     Attributes:
         iteration: k of the step.
         consumed_samples: samples read up to and with this step.
-        duration: wall time of the step.
-        loss: mean loss per token.
         auxiliary_losses: losses of the routers by name, where they were collected in this step.
         learning_rate: None on a rank that trains no parameter.
-        loss_scale: what the loss was multiplied with.
         grad_norm: None when the gradients overflowed.
         is_skipped: whether the step overflowed and changed no weight.
     """

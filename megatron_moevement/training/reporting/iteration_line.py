@@ -19,15 +19,11 @@ class IterationReport:
     """What one iteration line says.
 
     Attributes:
-        iteration: newest iteration.
-        train_iters: iterations of the whole training.
         consumed_samples: samples read up to and with this iteration.
         elapsed_per_iteration: mean over the iterations since the last line.
         tflops_per_gpu: throughput in 1e12 FLOP/s; None: not asked for.
         learning_rate: of the newest iteration; None: this rank trains no parameter.
-        global_batch_size: samples per iteration.
         losses: name to mean over the iterations since the last line that were not skipped.
-        loss_scale: of the newest iteration.
         grad_norm: of the newest iteration; None: its gradients overflowed.
         skipped_iterations: since the last line, for overflow.
         nan_iterations: those of them whose loss was no finite number.
@@ -79,8 +75,6 @@ def evaluation_lines(iteration: int, losses: Mapping[str, float], split: str | N
     """Returns the ruled line of an evaluation, three lines in all.
 
     Args:
-        iteration: iterations that were trained.
-        losses: name to loss.
         split: which split was evaluated after the training; None: evaluated on the way.
     """
     place = f"iteration {iteration}" + (f" on {split} set" if split is not None else "")

@@ -43,7 +43,6 @@ def plot_losses(
         path: where the picture goes; its suffix says the format.
         validation: iteration to loss on the validation split.
         unigram_entropy: what a model reaches that knows only how frequent each token is.
-        title: above the picture.
 
     Raises:
         ValueError: there is nothing to draw.

@@ -49,14 +49,7 @@ class NoProgress:
 
 
 class ProgressBar:
-    """A bar on standard error, drawn by the training thread itself: it owns no thread.
-
-    Args:
-        train_iters: iterations of the whole training.
-        start: iterations done before.
-        stream: the terminal.
-        clock_s: a monotonic clock.
-    """
+    """A bar on standard error, drawn by the training thread itself: it owns no thread."""
 
     def __init__(
         self,

@@ -27,10 +27,8 @@ class SavedCheckpoint:
     """What a line about a checkpoint says.
 
     Attributes:
-        iteration: of the checkpoint.
         job_tflops_per_gpu: throughput since this job started, in 1e12 FLOP/s.
         flops: operations of the training up to the checkpoint.
-        tokens: tokens read up to the checkpoint.
     """
 
     iteration: int
@@ -86,7 +84,6 @@ def cumulative_tflops_per_gpu(log: str, world_size: int, flops: float, now: date
 
     Args:
         log: text of a progress log that ends with jobs of `world_size` ranks.
-        world_size: number of ranks.
         flops: operations of the training until now.
         now: the time until which is counted.
     """

@@ -43,16 +43,7 @@ class ReportedRun:
     """What the reports say about the job and about this process's place in it.
 
     Attributes:
-        rank: of this process.
-        world_size: processes of the job.
-        logical_rank: the place that this process occupies.
         generation: restarts before.
-        train_iters: iterations of the whole training.
-        global_batch_size: samples of an iteration.
-        seq_length: tokens of a sample.
-        flops_per_iteration: of the whole job.
-        device: where this process computes.
-        save: folder of the durable checkpoints.
     """
 
     rank: int
@@ -79,10 +70,6 @@ class ReportedRun:
 
 class Reporter(Closing):
     """Reports one generation of a job; used by the training thread of each rank.
-
-    Args:
-        config: what is asked for.
-        run: what the reports say about the job and this process.
 
     Raises:
         UserError: a folder can't be written or is missing, or a writer is not installed.
@@ -133,11 +120,8 @@ class Reporter(Closing):
         """Reports one committed step; reporting a step again after a restart does no harm.
 
         Args:
-            entry: the step's ledger entry.
             progress: how far the job is with it.
-            duration: wall time of the step.
             auxiliary_losses: the routers' losses by name, means over the micro-batches.
-            costs: what fault tolerance cost.
         """
         step = StepReport(
             iteration=entry.step,
@@ -193,9 +177,7 @@ class Reporter(Closing):
         """Reports the loss of one evaluation; every rank calls it, with the same loss.
 
         Args:
-            iteration: iterations that were trained.
             split: `validation` or `test`.
-            loss: mean loss per token.
         """
         self.events.emit(EventName.EVALUATION, iteration, split=split, loss=loss)
         if not self._run.is_last_rank:
@@ -212,8 +194,6 @@ class Reporter(Closing):
         """Reports a save of a durable checkpoint; every rank calls it.
 
         Args:
-            iteration: of the state that was saved.
-            duration: wall time of the save.
             failure: None, or why there is no such checkpoint.
         """
         duration_s = duration.total_seconds()

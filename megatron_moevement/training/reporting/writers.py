@@ -119,10 +119,6 @@ class ScalarWriters:
 def open_writers(config: LoggingConfig, save: str | None) -> ScalarWriters:
     """Opens the writers that are asked for; the last rank calls it.
 
-    Args:
-        config: what is asked for.
-        save: folder of the durable checkpoints.
-
     Raises:
         UserError: a writer can't be opened.
     """

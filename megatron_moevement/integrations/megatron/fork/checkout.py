@@ -24,8 +24,6 @@ def open_checkout(series: Series, release: Path, directory: Path) -> None:
     """Makes a git repository of the release with one commit per patch.
 
     Args:
-        series: What to apply.
-        release: The pristine wheel.
         directory: Where to put it; must not exist.
 
     Raises:

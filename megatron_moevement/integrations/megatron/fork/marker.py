@@ -103,7 +103,6 @@ def marker_patch(header: str, marker: Marker) -> str:
 
     Args:
         header: The patch's text above the diff, ending in a newline.
-        marker: What the module says.
     """
     source = marker_source(marker)
     added = "".join(f"+{line}\n" for line in source.splitlines())

@@ -26,7 +26,6 @@ def fetch_release(upstream: Upstream, cache: Path) -> Path:
     """Returns the release's wheel for the running interpreter, downloading it once with pip.
 
     Args:
-        upstream: The release.
         cache: Directory that keeps the wheel of each kind of interpreter.
 
     Raises:
@@ -50,8 +49,6 @@ def build_fork(series: Series, release: Path, out: Path) -> Path:
     """Applies the series to a release's wheel and writes the fork's wheel.
 
     Args:
-        series: What to apply.
-        release: The pristine wheel.
         out: Directory for the result.
 
     Returns:
