@@ -8,13 +8,7 @@ import subprocess
 import pytest
 
 from megatron_moevement.errors import UserError
-from megatron_moevement.integrations.megatron.fork.tree import (
-    Direction,
-    apply_patch,
-    apply_series,
-    blob_id,
-    reverse_series,
-)
+from megatron_moevement.integrations.megatron.fork.tree import apply_patch, apply_series, blob_id
 
 
 def contents(tree):
@@ -45,7 +39,9 @@ def test_the_series_reverses_to_the_pristine_release_byte_for_byte(series, tree)
     before = contents(tree)
     apply_series(tree, series.patches)
     assert contents(tree) != before
-    reverse_series(tree, series.patches)
+    for patch in reversed(series.patches):
+        command = ["git", "apply", "--reverse", "-"]
+        subprocess.run(command, cwd=tree, input=patch.diff, text=True, check=True)
     assert contents(tree) == before
 
 
@@ -58,7 +54,7 @@ def test_an_offset_is_refused_and_the_file_left_alone(series, tree):
     diff.write_text(patch.diff)
     subprocess.run(["git", "apply", "--check", diff], cwd=tree, check=True)  # git would take it
     with pytest.raises(UserError, match=f"{patch.name} does not apply: {patch.changes[0].path}"):
-        apply_patch(tree, patch, Direction.FORWARD)
+        apply_patch(tree, patch)
     assert file.read_bytes() == shifted
 
 
@@ -67,7 +63,7 @@ def test_a_hunk_that_lands_on_another_line_than_it_says_is_refused(series, tree)
     moved = re.sub(r"(?<=[-+])\d+(?=,\d+ )", lambda line: str(int(line[0]) - 5), patch.diff)
     assert moved != patch.diff
     with pytest.raises(UserError, match=r"offset 5 lines"):
-        apply_patch(tree, dataclasses.replace(patch, diff=moved), Direction.FORWARD)
+        apply_patch(tree, dataclasses.replace(patch, diff=moved))
 
 
 def test_a_result_that_is_not_the_one_the_patch_names_is_refused(series, tree):
@@ -75,7 +71,7 @@ def test_a_result_that_is_not_the_one_the_patch_names_is_refused(series, tree):
     wrong = patch.diff.replace(f"..{patch.changes[0].after}", f"..{'1' * 40}")
     assert wrong != patch.diff
     with pytest.raises(UserError, match="was applied inexactly"):
-        apply_patch(tree, dataclasses.replace(patch, diff=wrong), Direction.FORWARD)
+        apply_patch(tree, dataclasses.replace(patch, diff=wrong))
 
 
 def test_a_tree_inside_another_repository_is_patched_and_not_skipped(series, tree):
@@ -88,7 +84,7 @@ def test_a_tree_inside_another_repository_is_patched_and_not_skipped(series, tre
 def test_a_patch_that_is_applied_already_is_refused(series, tree):
     apply_series(tree, series.patches)
     with pytest.raises(UserError, match="no such file, but is blob"):
-        apply_patch(tree, series.patches[0], Direction.FORWARD)
+        apply_patch(tree, series.patches[0])
 
 
 def test_git_ids_are_those_of_git(tmp_path):

@@ -274,7 +274,7 @@ def log_long(flags, config, window, lag):
                 if captured >= 0:
                     newest = Window(captured - captured % window, window)
                     run.log.drop_before(retain(newest, 0).oldest_log_step)
-        whole = all(run.log.is_whole(step) for step in run.log.steps)
+        whole = all(set(run.log.steps) <= extent.steps for extent in run.log.extents())
         return [max(used) == capacity, run.log.capacity_bytes == capacity, whole]
 
 

@@ -15,7 +15,6 @@ from pathlib import Path
 
 import xxhash
 
-from megatron_moevement.policy.window.schedule import Window
 from megatron_moevement.runtime.slots.identity import DamagedFileError, StoreIdentity
 from megatron_moevement.runtime.slots.journal_state import (
     SUPERBLOCK_BYTES,
@@ -162,16 +161,6 @@ class Journal(StoreFile):
     def write_state(self, state: JournalState) -> None:
         """Replaces the state alone; it may go back to an older step, as a rollback does."""
         self._write_superblock(self._sequence + 1, state)
-
-    def set_persisted(self, window: Window) -> None:
-        """Replaces the newest persisted window.
-
-        Raises:
-            ValueError: no state was written yet.
-        """
-        if self._state is None:
-            raise ValueError(f"{self.path}: no state whose persisted window could be {window}")
-        self.write_state(dataclasses.replace(self._state, persisted=window))
 
     def commit(
         self, state: JournalState, step: int, entry: bytes, loss: float | None = None

@@ -150,11 +150,6 @@ class UpstreamLog:
         """The retained steps, ascending, whole or not."""
         return tuple(sorted(self._steps))
 
-    @property
-    def too_large_steps(self) -> tuple[int, ...]:
-        """Steps that can't be served because a tensor of theirs did not fit."""
-        return tuple(number for number in self.steps if self._steps[number].too_large)
-
     def begin_step(self, step: int) -> None:
         """Opens a step; what was logged under its number before is forgotten.
 
@@ -225,10 +220,6 @@ class UpstreamLog:
     def clear(self) -> None:
         """Drops everything: after a rollback nothing of it is true any more."""
         self._steps = {}
-
-    def is_whole(self, step: int) -> bool:
-        """Returns whether everything that a step sent is in the log."""
-        return step in self._steps and self._steps[step].is_whole
 
     def extents(self) -> tuple[LogExtent, ...]:
         """Returns which steps can be served, for a process's facts; it reads the whole log."""

@@ -95,10 +95,8 @@ def test_a_spare_and_a_job_without_a_persisted_window_are_states_too(journal):
 
 
 def test_the_persisted_window_is_replaced_alone(journal):
-    with pytest.raises(ValueError, match="no state"):
-        journal.set_persisted(Window(2, 2))
     write(journal, 3)
-    journal.set_persisted(Window(2, 2, 1))
+    journal.write_state(state_at(3, persisted=Window(2, 2, 1)))
     assert reopened(journal).state == state_at(3, persisted=Window(2, 2, 1))
     assert reopened(journal).entry(3) == entry_of(3)
 

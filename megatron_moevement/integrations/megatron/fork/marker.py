@@ -18,7 +18,6 @@ from megatron_moevement.integrations.megatron.fork.series import Patch, Series, 
 from megatron_moevement.integrations.megatron.fork.tree import blob_id
 
 MARKER_PATH = "megatron/core/moevement.py"
-MARKER_SUBJECT = "Mark the fork and name its patches"
 INSTALL_COMMAND = "python -m megatron_moevement.integrations.megatron.fork install"
 
 

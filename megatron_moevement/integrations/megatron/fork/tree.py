@@ -10,18 +10,10 @@ import hashlib
 import os
 import subprocess
 from collections.abc import Iterable
-from enum import Enum
 from pathlib import Path
 
 from megatron_moevement.errors import UserError
 from megatron_moevement.integrations.megatron.fork.series import Patch
-
-
-class Direction(Enum):
-    """Which way a patch is applied."""
-
-    FORWARD = "forward"
-    REVERSE = "reverse"
 
 
 def apply_series(tree: Path, patches: Iterable[Patch]) -> None:
@@ -31,39 +23,26 @@ def apply_series(tree: Path, patches: Iterable[Patch]) -> None:
         UserError: A patch does not apply exactly; the tree is then of no further use.
     """
     for patch in patches:
-        apply_patch(tree, patch, Direction.FORWARD)
+        apply_patch(tree, patch)
 
 
-def reverse_series(tree: Path, patches: Iterable[Patch]) -> None:
-    """Takes patches back, the last one first.
-
-    Raises:
-        UserError: A patch does not reverse exactly.
-    """
-    for patch in reversed(tuple(patches)):
-        apply_patch(tree, patch, Direction.REVERSE)
-
-
-def apply_patch(tree: Path, patch: Patch, direction: Direction) -> None:
-    """Applies one patch in one direction.
+def apply_patch(tree: Path, patch: Patch) -> None:
+    """Applies one patch.
 
     Raises:
         UserError: A touched file is not exactly what the patch was made for, or git refuses.
     """
-    forward = direction is Direction.FORWARD
     for change in patch.changes:
-        expected = change.before if forward else change.after
-        _require_blob(tree, change.path, expected, f"{patch.name} does not apply")
-    command = ["git", "apply", "--verbose", "--whitespace=nowarn"]
-    result = run_git([*command, *([] if forward else ["--reverse"]), "-"], tree, patch.diff)
+        _require_blob(tree, change.path, change.before, f"{patch.name} does not apply")
+    command = ["git", "apply", "--verbose", "--whitespace=nowarn", "-"]
+    result = run_git(command, tree, patch.diff)
     said = result.stderr.strip().splitlines()
     wrong = [line for line in said if line.startswith("error") or "offset" in line]
     if result.returncode != 0 or wrong:
         reason = (wrong or said or ["no reason given"])[0]
         raise UserError(f"{patch.name} does not apply to {tree}: {reason}")
     for change in patch.changes:
-        expected = change.after if forward else change.before
-        _require_blob(tree, change.path, expected, f"{patch.name} was applied inexactly")
+        _require_blob(tree, change.path, change.after, f"{patch.name} was applied inexactly")
 
 
 def run_git(
