@@ -14,8 +14,7 @@ from concurrent.futures import Future
 from datetime import timedelta
 
 from megatron_moevement.errors import MoEvementError
-from megatron_moevement.policy.copies.peer_trouble import Trouble
-from megatron_moevement.policy.copies.persistence import Acknowledgements, SlotKey
+from megatron_moevement.policy.copies.persistence import SlotKey
 from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.runtime.closing import Closing
 from megatron_moevement.runtime.peers.connection import (
@@ -144,31 +143,7 @@ class SlotSender(Closing):
         self._history, self._spares = history, frozenset(spares)
         self._addresses = dict(peers)
         self._peers: dict[int, _SlotThread] = {}
-        self._account = CopyAccount()
-
-    @property
-    def acknowledgements(self) -> Acknowledgements:
-        """What is known of the copies of this process's own slots."""
-        return self._account.acknowledgements
-
-    @property
-    def silent(self) -> Mapping[int, str]:
-        """The processes that are sent nothing until they are tried again, each with the reason."""
-        return self._account.silent
-
-    @property
-    def troubles(self) -> Mapping[int, Trouble]:
-        """The processes that have confirmed no copy since a transfer to them failed."""
-        return self._account.troubles
-
-    @property
-    def damaged(self) -> frozenset[SlotKey]:
-        """The slots whose bytes in this process's memory are not those that were captured."""
-        return self._account.damaged
-
-    def update(self, change: Callable[[Acknowledgements], Acknowledgements]) -> None:
-        """Replaces the acknowledgements by what `change` makes of them, in one go."""
-        self._account.update(change)
+        self.account = CopyAccount()
 
     def land(
         self,
@@ -185,7 +160,7 @@ class SlotSender(Closing):
             holders: the processes that are to keep copies and lack them.
         """
         to = tuple(holders)
-        self.update(lambda known: known.landed(key_of(owner, record), to, held))
+        self.account.update(lambda known: known.landed(key_of(owner, record), to, held))
         self.send(owner, record, payload, to)
 
     def send(
@@ -205,7 +180,7 @@ class SlotSender(Closing):
                 owner,
                 record,
                 payload[: record.payload_bytes],
-                key_of(owner, record) in self.acknowledgements.owing,
+                key_of(owner, record) in self.account.acknowledgements.owing,
             )
             if process not in self._peers:
                 self._peers[process] = _SlotThread(
@@ -213,7 +188,7 @@ class SlotSender(Closing):
                     process,
                     self._addresses[process],
                     self._deadline,
-                    self._account,
+                    self.account,
                     halfway=self._halfway,
                     history=self._history if process in self._spares else None,
                 )
@@ -230,15 +205,7 @@ class SlotSender(Closing):
         former = self._peers.pop(process, None)
         if former is not None:
             former.close()
-        self._account.forgive(process)
-
-    def await_change(self, timeout: timedelta) -> bool:
-        """Waits until a copy was acknowledged, a peer is silent or a slot is found damaged.
-
-        Returns:
-            Whether something has changed since the last call.
-        """
-        return self._account.await_change(timeout)
+        self.account.forgive(process)
 
     def fetch(self, process: int, key: SlotKey, into: memoryview) -> SlotRecord:
         """Gets a slot from a peer, straight into memory, and checks every part of it.

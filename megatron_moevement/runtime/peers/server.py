@@ -59,10 +59,10 @@ class KeptSlots(Protocol):
     def ring_for(self, owner: LogicalRank, record: SlotRecord) -> RingFile | None:
         """Returns the ring that a copy is to be kept in, None when it is not to be kept here."""
 
-    def stored(self, slot: SlotKey, record: SlotRecord) -> None:
+    def stored(self, slot: SlotKey, record: SlotRecord, /) -> None:
         """Learns that a copy is complete, checked and published in its ring."""
 
-    def learn(self, history: History) -> None:
+    def learn(self, history: History, /) -> None:
         """Learns what goes with the slots of a rank; a process that has none keeps it.
 
         Raises:

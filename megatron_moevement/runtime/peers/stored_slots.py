@@ -36,8 +36,8 @@ class StoredSlots:
         """
         self._own = own
         self._take_over = take_over
-        self._stored = stored
-        self._learn = learn
+        self.stored = stored
+        self.learn = learn
         self._lock = threading.Lock()
         self._taking_over = threading.Lock()
         self._held: dict[LogicalRank, RingFile] = {}
@@ -72,14 +72,6 @@ class StoredSlots:
             if ring is None and (ring := self._take_over(owner)) is not None:
                 self.keep(ring)
             return ring
-
-    def stored(self, slot: SlotKey, record: SlotRecord) -> None:
-        """Passes the word on."""
-        self._stored(slot, record)
-
-    def learn(self, history: History) -> None:
-        """Passes the word on."""
-        self._learn(history)
 
     def find(self, slot: SlotKey) -> tuple[RingFile, SlotRecord] | None:
         """Returns a slot of the own ring, of one with copies, or of one that was left."""

@@ -51,7 +51,7 @@ def give_up_failed_transfers() -> None:
 
     def give_up(self: SlotReplicator, silent: int) -> None:
         if not self._replace(silent):
-            self._sender.update(lambda known: _without(known, silent))
+            self._sender.account.update(lambda known: _without(known, silent))
 
     _replace(SlotReplicator, "_mend", give_up)
 

@@ -98,8 +98,8 @@ def sent_over(owner, holder, record, deadline=DEADLINE, **trouble):
         sender.set_address(1, link.address)
         outcome = sender.send(owner.owner, record, owner.ring.payload(record), (1,))[1]
         failure = outcome.exception(timeout=DEADLINE.total_seconds())
-        assert sender.acknowledgements.owing == {}
-        return failure, sender.silent.get(1)
+        assert sender.account.acknowledgements.owing == {}
+        return failure, sender.account.silent.get(1)
 
 
 def test_a_transfer_that_is_cut_anywhere_leaves_no_slot_or_a_whole_one(job):
@@ -146,8 +146,8 @@ def test_damage_on_the_way_is_the_peers_not_the_slots(job):
         sender.set_address(1, link.address)
         outcome = sender.send(owner.owner, record, owner.ring.payload(record), (1,))[1]
         assert isinstance(outcome.exception(), SilentPeerError)
-        assert sender.damaged == frozenset()
-        assert "hung up" in sender.silent[1] or "reset" in sender.silent[1]
+        assert sender.account.damaged == frozenset()
+        assert "hung up" in sender.account.silent[1] or "reset" in sender.account.silent[1]
     assert holder.held[0].records() == ()
 
 
@@ -172,9 +172,9 @@ def test_nobody_at_the_address_is_silent_at_once(job):
     with owner.sender() as sender:
         sender.set_address(1, address)
         sender.land(owner.owner, record, owner.ring.payload(record), (1,))
-        assert sender.await_change(DEADLINE)
-        assert "refused" in sender.silent[1]
-        assert not sender.acknowledgements.is_complete(record.window)
+        assert sender.account.await_change(DEADLINE)
+        assert "refused" in sender.account.silent[1]
+        assert not sender.account.acknowledgements.is_complete(record.window)
         into = memoryview(bytearray(SHAPE.buffer_bytes))
         with pytest.raises(FetchError, match="refused"):
             sender.fetch(1, key_of(owner.owner, record), into)
@@ -197,7 +197,7 @@ def test_closing_ends_a_transfer_that_is_stuck(job, closed):
         if closed == "sender":
             sender.close()
             assert all(outcome.cancelled() for outcome in outcomes)
-            assert sender.silent == {}
+            assert sender.account.silent == {}
         else:
             holder.server.close()
         assert time.monotonic() - began < 2
@@ -288,11 +288,11 @@ def test_a_stopped_holder_is_silent_and_its_successor_takes_over(shared_memory, 
         with owner.sender(successor, deadline=timedelta(milliseconds=300)) as sender:
             sender.set_address(2, ("127.0.0.1", port))
             sender.land(owner.owner, record, owner.ring.payload(record), (1, 2))
-            while 2 not in sender.silent:
-                assert sender.await_change(DEADLINE)
-            (key,) = sender.acknowledgements.owing
-            assert sender.acknowledgements.owing[key] <= {1, 2}
-            sender.update(lambda known: known.holder_replaced(2, 1, [key]))
+            while 2 not in sender.account.silent:
+                assert sender.account.await_change(DEADLINE)
+            (key,) = sender.account.acknowledgements.owing
+            assert sender.account.acknowledgements.owing[key] <= {1, 2}
+            sender.account.update(lambda known: known.holder_replaced(2, 1, [key]))
             sender.send(owner.owner, record, owner.ring.payload(record), (1,))[1].result()
-            assert sender.acknowledgements.owing == {key: frozenset()}
+            assert sender.account.acknowledgements.owing == {key: frozenset()}
         holder.kill()

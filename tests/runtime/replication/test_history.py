@@ -76,8 +76,8 @@ def test_what_is_no_history_breaks_the_protocol(changes):
 def test_a_spare_is_told_before_it_gets_a_slot_and_others_are_not(job):
     one, spare, other = job(3)
     heard = []
-    spare.slots._learn = lambda history: heard.append((history, list(spare.arrived)))
-    other.slots._learn = lambda history: heard.append(other)
+    spare.slots.learn = lambda history: heard.append((history, list(spare.arrived)))
+    other.slots.learn = lambda history: heard.append(other)
     addresses = {each.me.process: each.server.address for each in (spare, other)}
     own = own_history()
     with SlotSender(one.me, addresses, deadline=DEADLINE, history=own, spares=[1]) as sender:

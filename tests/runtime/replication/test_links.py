@@ -26,9 +26,9 @@ def test_slots_are_sent_acknowledged_and_fetched_over_a_slow_link_with_loss(job)
     with owner.sender(holder) as sender:
         for record in records:
             sender.land(owner.owner, record, owner.ring.payload(record), (1,))
-        while sender.acknowledgements.owed_copies():
-            assert sender.await_change(DEADLINE)
-        assert sender.silent == {}
+        while sender.account.acknowledgements.owed_copies():
+            assert sender.account.await_change(DEADLINE)
+        assert sender.account.silent == {}
         into = memoryview(bytearray(LARGE_SHAPE.buffer_bytes))
         for record in records:
             assert sender.fetch(1, key_of(owner.owner, record), into) == record
@@ -47,7 +47,7 @@ def test_a_copy_that_a_link_is_too_slow_for_makes_its_holder_silent(job):
     with owner.sender(holder, deadline=timedelta(milliseconds=300)) as sender:
         outcome = sender.send(owner.owner, record, owner.ring.payload(record), (1,))[1]
         assert isinstance(outcome.exception(), SilentPeerError)
-        assert "deadline" in sender.silent[1]
+        assert "deadline" in sender.account.silent[1]
     holder.server.close()
     assert holder.held[0].records() == ()
 

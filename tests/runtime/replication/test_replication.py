@@ -27,8 +27,8 @@ from .conftest import DEADLINE, SHAPE, W, capture, key_of
 def await_acknowledgements(sender):
     """Waits until nobody owes an acknowledgement; returns how often something changed."""
     changes = 0
-    while any(sender.acknowledgements.owing.values()):
-        assert sender.await_change(DEADLINE), sender.silent
+    while any(sender.account.acknowledgements.owing.values()):
+        assert sender.account.await_change(DEADLINE), sender.account.silent
         changes += 1
     return changes
 
@@ -39,25 +39,25 @@ def test_a_landed_slot_is_held_by_all_its_holders_and_acknowledged(job):
         record = capture(owner.ring, 3)
         sender.land(owner.owner, record, owner.ring.payload(record), (1, 2))
         await_acknowledgements(sender)
-        assert sender.acknowledgements.owing == {key_of(owner.owner, record): frozenset()}
+        assert sender.account.acknowledgements.owing == {key_of(owner.owner, record): frozenset()}
         for holder in (first, second):
             copies = holder.held[0]
             assert copies.records() == (record,)
             assert copies.damaged_parts(record) == ()
             assert copies.payload(record) == owner.ring.payload(record)
             assert holder.arrived == [key_of(owner.owner, record)]
-        assert sender.silent == {}
+        assert sender.account.silent == {}
 
 
 def test_a_window_is_complete_with_the_last_acknowledgement_of_its_last_slot(job):
     owner, holder = job(2)
     with owner.sender(holder) as sender:
         for step in range(3, 3 + W):
-            assert sender.acknowledgements.newest_complete() is None
+            assert sender.account.acknowledgements.newest_complete() is None
             record = capture(owner.ring, step)
             sender.land(owner.owner, record, owner.ring.payload(record), (1,))
             await_acknowledgements(sender)
-        assert sender.acknowledgements.newest_complete() == Window(3, W)
+        assert sender.account.acknowledgements.newest_complete() == Window(3, W)
 
 
 def test_a_slot_that_nobody_is_to_keep_is_complete_at_once(job):
@@ -65,7 +65,7 @@ def test_a_slot_that_nobody_is_to_keep_is_complete_at_once(job):
     with owner.sender() as sender:
         record = capture(owner.ring, 3)
         sender.land(owner.owner, record, owner.ring.payload(record), ())
-        assert sender.acknowledgements.owing == {key_of(owner.owner, record): frozenset()}
+        assert sender.account.acknowledgements.owing == {key_of(owner.owner, record): frozenset()}
 
 
 def test_many_owners_stream_to_each_other_at_once(job):
@@ -82,7 +82,7 @@ def test_many_owners_stream_to_each_other_at_once(job):
                 if step % W == W - 1:
                     await_acknowledgements(sender)
             await_acknowledgements(sender)
-            complete.append(sender.acknowledgements.newest_complete())
+            complete.append(sender.account.acknowledgements.newest_complete())
 
     complete = []
     threads = [threading.Thread(target=stream, args=(each,)) for each in processes]
@@ -153,7 +153,7 @@ def test_a_slot_that_is_damaged_at_home_is_reported_and_kept_nowhere(job):
     damaged, good = capture(owner.ring, 3), capture(owner.ring, 4)
     owner.ring.payload(damaged)[1] ^= 1
     with owner.sender(holder) as sender:
-        sender.update(lambda known: known.landed(key_of(owner.owner, damaged), (1,)))
+        sender.account.update(lambda known: known.landed(key_of(owner.owner, damaged), (1,)))
         outcomes = [
             sender.send(owner.owner, record, owner.ring.payload(record), (1,))[1]
             for record in (damaged, good)
@@ -161,8 +161,8 @@ def test_a_slot_that_is_damaged_at_home_is_reported_and_kept_nowhere(job):
         wait(outcomes)
         assert isinstance(outcomes[0].exception(), DamagedSlotError)
         assert outcomes[1].result() is None
-        assert sender.damaged == {key_of(owner.owner, damaged)}
-        assert sender.silent == {}
+        assert sender.account.damaged == {key_of(owner.owner, damaged)}
+        assert sender.account.silent == {}
     assert holder.held[0].records() == (good,)
 
 
@@ -184,11 +184,11 @@ def test_who_has_no_room_for_an_owner_refuses_and_is_silent_from_then_on(job):
         stranger = LogicalRank(tp=3)
         refused = sender.send(stranger, record, payload, (1,))[1]
         assert isinstance(refused.exception(), SilentPeerError)
-        assert "no room for slots of pp0.dp0.tp3.cp0.ep0" in sender.silent[1]
+        assert "no room for slots of pp0.dp0.tp3.cp0.ep0" in sender.account.silent[1]
         again = sender.send(owner.owner, record, payload, (1,))[1]
         assert isinstance(again.exception(), SilentPeerError)
         sender.set_address(1, holder.server.address)
-        assert sender.silent == {}
+        assert sender.account.silent == {}
         assert sender.send(owner.owner, record, payload, (1,))[1].result() is None
 
 
@@ -223,8 +223,8 @@ def test_waiting_for_a_change_sees_what_came_before_and_ends_without_one(job):
     record = capture(owner.ring, 3)
     with owner.sender(holder) as sender:
         sender.send(owner.owner, record, owner.ring.payload(record), (1,))[1].result()
-        assert sender.await_change(DEADLINE)
-        assert not sender.await_change(timedelta(milliseconds=20))
+        assert sender.account.await_change(DEADLINE)
+        assert not sender.account.await_change(timedelta(milliseconds=20))
 
 
 @pytest.mark.parametrize(

@@ -136,7 +136,7 @@ def test_who_has_another_token_is_refused_on_both_sides(job):
     with owner.sender(holder, token=b"the secret of another") as sender:
         outcome = sender.send(owner.owner, record, owner.ring.payload(record), (1,))[1]
         assert isinstance(outcome.exception(), SilentPeerError)
-        assert sender.silent == {1: "the peer does not have the job's token"}
+        assert sender.account.silent == {1: "the peer does not have the job's token"}
         into = memoryview(bytearray(SHAPE.buffer_bytes))
         with pytest.raises(FetchError, match="does not have the job's token"):
             sender.fetch(1, key_of(owner.owner, record), into)
@@ -180,7 +180,7 @@ def test_another_generation_is_refused_with_the_reason(job, generation):
     with owner.sender(holder, generation=generation) as sender:
         outcome = sender.send(owner.owner, record, owner.ring.payload(record), (1,))[1]
         assert isinstance(outcome.exception(), SilentPeerError)
-        assert sender.silent == {1: f"a caller of generation {generation} in generation 5"}
+        assert sender.account.silent == {1: f"a caller of generation {generation} in generation 5"}
     assert holder.held[0].records() == ()
 
 
@@ -203,7 +203,7 @@ def test_a_process_that_answers_for_another_is_refused(job):
     with owner.sender() as sender:
         sender.set_address(2, holder.server.address)
         sender.send(owner.owner, record, owner.ring.payload(record), (2,))[2].exception()
-        assert sender.silent == {2: "process 1 answers for process 2"}
+        assert sender.account.silent == {2: "process 1 answers for process 2"}
     assert holder.held[0].records() == ()
 
 
@@ -257,7 +257,7 @@ def test_a_slot_of_more_parts_than_the_ring_takes_is_refused(job):
     large = SlotRecord(0, record.window, record.slot, 3, record.payload_bytes, parts)
     with owner.sender(holder) as sender:
         sender.send(owner.owner, large, owner.ring.payload(record), (1,))[1].exception()
-        assert "has no room for slots of" in sender.silent[1]
+        assert "has no room for slots of" in sender.account.silent[1]
 
 
 def test_who_says_nothing_does_not_stay(job, monkeypatch, caplog):

@@ -69,7 +69,7 @@ class SlotReplicator:
     @property
     def acknowledgements(self) -> Acknowledgements:
         """What is known of the copies."""
-        return self._sender.acknowledgements
+        return self._sender.account.acknowledgements
 
     @property
     def holders(self) -> tuple[int, ...]:
@@ -100,7 +100,7 @@ class SlotReplicator:
         Raises:
             CaptureLostError: a slot is damaged in the ring.
         """
-        self._sender.await_change(_PATIENCE)
+        self._sender.account.await_change(_PATIENCE)
         self.mend()
 
     def mend(self) -> None:
@@ -112,21 +112,21 @@ class SlotReplicator:
         Raises:
             CaptureLostError: a slot is damaged in the ring.
         """
-        for key in self.acknowledgements.lost_of(self._sender.damaged):
+        for key in self.acknowledgements.lost_of(self._sender.account.damaged):
             raise CaptureLostError(
                 f"slot {key.slot} of {key.owner}, of step {key.step}, is damaged in the memory of "
                 "its own process, and not all of its copies were made: check the machine's memory"
             )
-        if not self._sender.silent:
+        if not self._sender.account.silent:
             return
         with self._lock:
-            for process in self._sender.silent:
+            for process in self._sender.account.silent:
                 if process in self.holders:
                     with self._uninterrupted():
                         self._mend(process)
 
     def _mend(self, silent: int) -> None:
-        trouble = self._sender.troubles[silent]
+        trouble = self._sender.account.troubles[silent]
         if trouble.is_lasting:
             if self._replace(silent):
                 return
@@ -139,7 +139,7 @@ class SlotReplicator:
     def _excuse(self, silent: int, trouble: Trouble) -> None:
         if silent in self.acknowledgements.excused:
             return
-        self._sender.update(methodcaller("holder_excused", silent))
+        self._sender.account.update(methodcaller("holder_excused", silent))
         logger.warning(
             "process %d keeps no copies of %s now (%s), and no process can replace it: it is tried "
             "again until it does; where there is no other copy, training waits",
@@ -163,8 +163,8 @@ class SlotReplicator:
         if successor is None:
             return False
         known = tuple(self.acknowledgements.owing)
-        self._sender.update(methodcaller("holder_replaced", silent, successor, known))
-        if successor in self._sender.silent:  # it failed long ago
+        self._sender.account.update(methodcaller("holder_replaced", silent, successor, known))
+        if successor in self._sender.account.silent:  # it failed long ago
             self._sender.try_again(successor)
         self._send(known, successor)
         logger.warning(
@@ -177,7 +177,7 @@ class SlotReplicator:
 
     def _successor_of(self, silent: int) -> int | None:
         """Returns who keeps copies from now on instead of a process; None where nobody does."""
-        former, now_s, troubles = self.holders, time.monotonic(), self._sender.troubles
+        former, now_s, troubles = self.holders, time.monotonic(), self._sender.account.troubles
         hosts = [
             host
             for host in self._hosts
@@ -206,7 +206,7 @@ class SlotReplicator:
 
     def drop_before(self, window: Window) -> None:
         """Forgets the slots of older windows."""
-        self._sender.update(lambda known: known.dropped_before(window))
+        self._sender.account.update(lambda known: known.dropped_before(window))
 
     def fetch(self, process: int, key: SlotKey) -> None:
         """Fetches a slot from a process into the ring.
