@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import mmap
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +19,8 @@ from megatron_moevement.policy.recovery.newest_state import Durable
 from megatron_moevement.runtime.coordination.agreement import (
     AgreementError,
     all_gather_json,
+    as_user_error,
+    on_first_rank,
     together,
 )
 from megatron_moevement.runtime.faults.fault_points import NO_FAULTS, FaultPoints
@@ -37,31 +40,18 @@ _HISTORY_BYTES = mmap.PAGESIZE
 """The file that names the history of training is written before the first save."""
 
 
+@dataclasses.dataclass(frozen=True)
 class CheckpointStore:
     """The durable checkpoints of a job."""
 
-    def __init__(
-        self,
-        settings: Checkpointing,
-        state: DurableState,
-        model: Mapping[str, Any],
-        device: torch.device,
-        faults: FaultPoints = NO_FAULTS,
-        *,
-        run: Mapping[str, str] | None = None,
-    ) -> None:
-        """Names what is saved.
-
-        Args:
-            model: describes the model; a checkpoint of another model is refused.
-            run: tells whose checkpoints they are (`identity.checkpoint_mark`).
-        """
-        self._settings = settings
-        self._state = state
-        self._model = dict(model)
-        self._run = dict(run or {})
-        self._device = device
-        self._faults = faults
+    settings: Checkpointing
+    state: DurableState
+    model: dict[str, Any]
+    """Describes the model; a checkpoint of another model is refused."""
+    device: torch.device
+    faults: FaultPoints = NO_FAULTS
+    run: dict[str, str] = dataclasses.field(default_factory=dict)
+    """Tells whose checkpoints they are (`identity.checkpoint_mark`)."""
 
     def check_writable(self) -> None:
         """Checks at start that `--save` can be written.
@@ -69,15 +59,11 @@ class CheckpointStore:
         Raises:
             UserError: it can't.
         """
-        if self._settings.save is None:
+        if self.settings.save is None:
             return
-        folder = CheckpointFolder(Path(self._settings.save))
-        try:
-            self._on_first_rank(folder.check_writable)
-        except AgreementError as error:
-            raise UserError(
-                f"--save {self._settings.save} is not writable: {error.reason}"
-            ) from error
+        folder = CheckpointFolder(Path(self.settings.save))
+        with as_user_error(f"--save {self.settings.save} is not writable: "):
+            on_first_rank(folder.check_writable, self.device)
 
     def check_room(self, train_iters: int) -> None:
         """Checks at start that `--save` has room for one checkpoint, unless none is to come.
@@ -85,22 +71,20 @@ class CheckpointStore:
         Raises:
             UserError: it hasn't.
         """
-        if self._settings.save is None:
+        if self.settings.save is None:
             return
-        folder = CheckpointFolder(Path(self._settings.save))
+        folder = CheckpointFolder(Path(self.settings.save))
         needed = self._needed_bytes()
 
         def check() -> None:
             if next(iter(self._loadable()), 0) < train_iters:
                 _check_space(folder.root, needed + _HISTORY_BYTES, folder.left_over_bytes())
 
-        try:
-            self._on_first_rank(check)
-        except AgreementError as error:
-            raise UserError(
-                f"--save {folder.root} has no room for a checkpoint: {error.reason}; make room or "
-                "give another folder"
-            ) from error
+        with as_user_error(
+            f"--save {folder.root} has no room for a checkpoint: ",
+            "; make room or give another folder",
+        ):
+            on_first_rank(check, self.device)
 
     def save(self, iteration: int, common: Mapping[str, Any]) -> str | None:
         """Saves S_iteration; a failure leaves earlier checkpoints and the training untouched.
@@ -108,8 +92,8 @@ class CheckpointStore:
         Returns:
             None, or why it failed.
         """
-        assert self._settings.save is not None
-        folder = CheckpointFolder(Path(self._settings.save))
+        assert self.settings.save is not None
+        folder = CheckpointFolder(Path(self.settings.save))
         try:
             self._write(folder, iteration, common)
         except AgreementError as error:
@@ -121,24 +105,24 @@ class CheckpointStore:
 
     def _retain(self, folder: CheckpointFolder, newest: int) -> None:
         """Removes what need not be kept; what can't be removed now, a later save removes."""
-        interval = self._settings.save_retain_interval
+        interval = self.settings.save_retain_interval
         if interval is not None and dist.get_rank() == 0:
             with contextlib.suppress(OSError):
                 folder.retain(interval, newest)
 
     def _write(self, folder: CheckpointFolder, iteration: int, common: Mapping[str, Any]) -> None:
-        self._on_first_rank(lambda: folder.begin(iteration))
+        on_first_rank(lambda: folder.begin(iteration), self.device)
         writing = folder.root / "moevement" / f"iter_{iteration:07d}.writing"
         needed = self._needed_bytes()
-        self._on_first_rank(lambda: _check_space(writing, needed))
-        marks = {"iteration": iteration, "model": self._model, "run": self._run}
-        self._state.save(writing, {**common, **marks})
+        on_first_rank(lambda: _check_space(writing, needed), self.device)
+        marks = {"iteration": iteration, "model": self.model, "run": self.run}
+        self.state.save(writing, {**common, **marks})
         records = self._record_files(writing)
-        self._faults.strike(iteration, FaultPoint.SAVE)
-        self._on_first_rank(lambda: folder.commit(iteration, records))
+        self.faults.strike(iteration, FaultPoint.SAVE)
+        on_first_rank(lambda: folder.commit(iteration, records), self.device)
 
     def _needed_bytes(self) -> int:
-        own = all_gather_json(self._state.size_bytes(), self._device)
+        own = all_gather_json(self.state.size_bytes(), self.device)
         return int(sum(own)) + _SPARE_BYTES
 
     def _record_files(self, folder: Path) -> dict[str, FileRecord]:
@@ -148,9 +132,9 @@ class CheckpointStore:
             share = list(checkpoint_files(folder))[dist.get_rank() :: dist.get_world_size()]
             return {name: vars(record_file(folder / name)) for name in share}
 
-        own = together(record_share, self._device)
+        own = together(record_share, self.device)
         merged: dict[str, FileRecord] = {}
-        for records in all_gather_json(own, self._device):
+        for records in all_gather_json(own, self.device):
             merged |= {name: FileRecord(**record) for name, record in records.items()}
         return merged
 
@@ -160,13 +144,11 @@ class CheckpointStore:
         Raises:
             UserError: it can't be written down.
         """
-        if self._settings.save is None:
+        if self.settings.save is None:
             return
-        folder = CheckpointFolder(Path(self._settings.save))
-        try:
-            self._on_first_rank(folder.begin_history)
-        except AgreementError as error:
-            raise UserError(f"can't write to --save {folder.root}: {error.reason}") from error
+        folder = CheckpointFolder(Path(self.settings.save))
+        with as_user_error(f"can't write to --save {folder.root}: "):
+            on_first_rank(folder.begin_history, self.device)
 
     def newest(self) -> Durable:
         """Returns what `resume` would go on from, as all ranks see it."""
@@ -175,20 +157,20 @@ class CheckpointStore:
 
     def _loadable(self) -> list[int]:
         """Returns the iterations in `--load` that this rank sees, best first."""
-        if self._settings.load is None or self._settings.finetune:
+        if self.settings.load is None or self.settings.finetune:
             return []
-        candidates = CheckpointFolder(Path(self._settings.load)).candidates()
-        wanted = self._settings.ckpt_step
+        candidates = CheckpointFolder(Path(self.settings.load)).candidates()
+        wanted = self.settings.ckpt_step
         return [k for k in candidates if wanted in {None, k}]
 
     def _saved(self) -> list[int]:
         """Returns the iterations in `--save` that this history has saved and this rank sees."""
-        save = self._settings.save
+        save = self.settings.save
         return [] if save is None else CheckpointFolder(Path(save)).of_history()
 
     def _seen_by_all(self, *lists: Sequence[int]) -> list[list[int]]:
         """Returns of each list what every rank sees: not all see the newest name at once."""
-        seen = all_gather_json([list(each) for each in lists], self._device)
+        seen = all_gather_json([list(each) for each in lists], self.device)
         return [
             [k for k in own if all(k in each for each in others)]
             for own, others in zip(lists, zip(*seen, strict=True), strict=True)
@@ -212,29 +194,29 @@ class CheckpointStore:
         """
         if is_continuing and (common := self._resume_own(warn)) is not None:
             return common
-        if self._settings.load is None:
+        if self.settings.load is None:
             return None
-        folder = CheckpointFolder(Path(self._settings.load))
+        folder = CheckpointFolder(Path(self.settings.load))
         iteration = self._choose(folder, warn)
         if iteration is None:
-            if self._settings.exit_on_missing_checkpoint:
+            if self.settings.exit_on_missing_checkpoint:
                 raise UserError(f"--load {folder.root} holds no checkpoint")
             return None
-        finetune = self._settings.finetune
+        finetune = self.settings.finetune
         common = self._load(
             folder,
             iteration,
             warn,
-            with_optimizer=not (finetune or self._settings.no_load_optim),
-            with_random_state=not (finetune or self._settings.no_load_rng),
+            with_optimizer=not (finetune or self.settings.no_load_optim),
+            with_random_state=not (finetune or self.settings.no_load_rng),
         )
         return None if finetune else common
 
     def _resume_own(self, warn: Callable[[str], None]) -> dict[str, Any] | None:
         """Loads what this history of training has saved, where `--load` has nothing as new."""
-        if self._settings.save is None:
+        if self.settings.save is None:
             return None
-        folder = CheckpointFolder(Path(self._settings.save))
+        folder = CheckpointFolder(Path(self.settings.save))
         loadable, saved = self._seen_by_all(self._loadable(), self._saved())
         for iteration in saved:
             if iteration <= next(iter(loadable), 0):
@@ -257,7 +239,7 @@ class CheckpointStore:
         """Loads a checkpoint and returns its common part."""
         common = self._common(folder, iteration)
         try:
-            has_random_state = self._state.load(
+            has_random_state = self.state.load(
                 folder.path(iteration),
                 with_optimizer=with_optimizer,
                 with_random_state=with_random_state,
@@ -275,15 +257,13 @@ class CheckpointStore:
         return common
 
     def _choose(self, folder: CheckpointFolder, warn: Callable[[str], None]) -> int | None:
-        try:
-            self._on_first_rank(folder.recover)
-        except AgreementError as error:
-            raise UserError(f"--load {folder.root} can't be made whole: {error.reason}") from error
+        with as_user_error(f"--load {folder.root} can't be made whole: "):
+            on_first_rank(folder.recover, self.device)
         (candidates,) = self._seen_by_all(folder.candidates())
-        if self._settings.ckpt_step is not None:
-            candidates = [k for k in candidates if k == self._settings.ckpt_step]
+        if self.settings.ckpt_step is not None:
+            candidates = [k for k in candidates if k == self.settings.ckpt_step]
             if not candidates:
-                raise UserError(f"--ckpt-step {self._settings.ckpt_step}: not in {folder.root}")
+                raise UserError(f"--ckpt-step {self.settings.ckpt_step}: not in {folder.root}")
         for iteration in candidates:
             damage = self._damage(folder, iteration)
             if damage is None:
@@ -300,19 +280,16 @@ class CheckpointStore:
         manifest = folder.manifest(iteration) or {}
         share = sorted(manifest)[dist.get_rank() :: dist.get_world_size()]
         found = folder.damage(iteration, share)
-        return next((one for one in all_gather_json(found, self._device) if one), None)
+        return next((one for one in all_gather_json(found, self.device) if one), None)
 
     def _common(self, folder: CheckpointFolder, iteration: int) -> dict[str, Any]:
-        common = self._state.read_common(folder.path(iteration))
-        different = model_differences(self._model, common["model"])
+        common = self.state.read_common(folder.path(iteration))
+        different = model_differences(self.model, common["model"])
         if different:
             raise UserError(
                 f"the checkpoint in {folder.root} is of another model: {'; '.join(different)}"
             )
         return common
-
-    def _on_first_rank(self, action: Callable[[], object]) -> None:
-        together(lambda: action() if dist.get_rank() == 0 else None, self._device)
 
 
 def _check_space(folder: Path, needed_bytes: int, to_be_freed_bytes: int = 0) -> None:

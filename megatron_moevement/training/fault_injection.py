@@ -16,8 +16,8 @@ import torch.distributed as dist
 from megatron_moevement.errors import ExitCode, UserError
 from megatron_moevement.policy.faults.fault_schedule import TimedFault
 from megatron_moevement.runtime.coordination.agreement import (
-    AgreementError,
     all_gather_json,
+    as_user_error,
     together,
 )
 from megatron_moevement.runtime.coordination.progress import Progress
@@ -110,10 +110,8 @@ def _armed(job: Job, events: Events) -> Iterator[None]:
     settings = job.arguments.fault_injection
     rank = job.launch.rank
     root, run_id = _store_place(job)
-    try:
+    with as_user_error():
         record = together(lambda: FaultRecord(root, run_id, rank), job.device)
-    except AgreementError as error:
-        raise UserError(error.reason) from error
 
     def scripted(fault: Fault) -> None:
         record.note(str(fault))

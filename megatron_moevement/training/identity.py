@@ -21,7 +21,7 @@ import megatron_moevement
 from megatron_moevement.backends.backend import choose
 from megatron_moevement.errors import UserError
 from megatron_moevement.integrations.megatron.fork.series import load_series
-from megatron_moevement.runtime.coordination.agreement import AgreementError, gather_together
+from megatron_moevement.runtime.coordination.agreement import as_user_error, gather_together
 from megatron_moevement.runtime.slots.identity import RunIdentity
 from megatron_moevement.settings.run import num_microbatches
 from megatron_moevement.strategies.registry import STRATEGIES
@@ -41,12 +41,10 @@ def agree_on_identity(arguments: Arguments, device: torch.device) -> RunIdentity
     Raises:
         UserError: on all ranks: the data can't be read.
     """
-    try:
+    with as_user_error():
         told = gather_together(
             lambda: identify(arguments).document() if dist.get_rank() == 0 else None, device
         )
-    except AgreementError as error:
-        raise UserError(error.reason) from error
     return RunIdentity.of_document(told[0])
 
 

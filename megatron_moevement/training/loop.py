@@ -11,7 +11,7 @@ from datetime import timedelta
 from megatron_moevement.errors import UserError
 from megatron_moevement.policy.recovery.lifecycle import Event
 from megatron_moevement.policy.watching.slow_ranks import SlowRankWatch
-from megatron_moevement.runtime.coordination.agreement import AgreementError, together
+from megatron_moevement.runtime.coordination.agreement import as_user_error, together
 from megatron_moevement.runtime.coordination.commit_barrier import StopRequest
 from megatron_moevement.runtime.coordination.generation import Generation
 from megatron_moevement.runtime.coordination.ledger import loss_to_hex
@@ -297,10 +297,8 @@ def _reporter_everywhere(job: Job, generation: Generation) -> Iterator[Reporter]
     def open_own() -> Reporter:
         return generation.own(lambda: open_reporter(job, generation.number))
 
-    try:
+    with as_user_error():
         reporter = together(open_own, job.device)
-    except AgreementError as error:
-        raise UserError(error.reason) from error
     with reporter:
         yield reporter
 

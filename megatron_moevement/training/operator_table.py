@@ -5,12 +5,9 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-import torch.distributed as dist
-
-from megatron_moevement.errors import UserError
 from megatron_moevement.integrations.megatron.snapshots import LiveOperators
 from megatron_moevement.policy.window.schedule_document import dump_schedule
-from megatron_moevement.runtime.coordination.agreement import AgreementError, together
+from megatron_moevement.runtime.coordination.agreement import as_user_error, on_first_rank
 from megatron_moevement.strategies.moevement.opening import plan_job
 from megatron_moevement.training.checkpoints import write_atomically
 from megatron_moevement.training.job import Job
@@ -40,11 +37,5 @@ def write_operators(job: Job, path: Path) -> None:
         train_iters=int(arguments.run.train_iters or 0),
     )
 
-    def write() -> None:
-        if dist.get_rank() == 0:
-            write_atomically(path, dump_schedule(plan.schedule))
-
-    try:
-        together(write, job.device)
-    except AgreementError as error:
-        raise UserError(f"--moevement-operators {path}: {error.reason}") from error
+    with as_user_error(f"--moevement-operators {path}: "):
+        on_first_rank(lambda: write_atomically(path, dump_schedule(plan.schedule)), job.device)

@@ -13,13 +13,10 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-import torch.distributed as dist
-
-from megatron_moevement.errors import UserError
 from megatron_moevement.runtime.coordination.agreement import (
-    AgreementError,
     all_gather_json,
-    together,
+    as_user_error,
+    on_first_rank,
 )
 from megatron_moevement.runtime.coordination.ledger import loss_to_hex
 from megatron_moevement.runtime.coordination.progress import Progress
@@ -36,13 +33,12 @@ def check_state_digest_path(job: Job, path: Path) -> None:
     """
 
     def check() -> None:
-        if dist.get_rank() == 0:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            if path.is_dir():
-                raise IsADirectoryError(f"{path} is a folder")
-            check_writable(path.parent)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_dir():
+            raise IsADirectoryError(f"{path} is a folder")
+        check_writable(path.parent)
 
-    _together(check, job, path)
+    _on_first_rank(check, job, path)
 
 
 def state_digests(job: Job, progress: Progress) -> dict[str, str]:
@@ -69,15 +65,12 @@ def write_state_digest(job: Job, progress: Progress, path: Path) -> None:
     }
 
     def write() -> None:
-        if dist.get_rank() == 0:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(path, json.dumps(digest, indent=1) + "\n")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, json.dumps(digest, indent=1) + "\n")
 
-    _together(write, job, path)
+    _on_first_rank(write, job, path)
 
 
-def _together(action: Callable[[], None], job: Job, path: Path) -> None:
-    try:
-        together(action, job.device)
-    except AgreementError as error:
-        raise UserError(f"--moevement-state-digest {path}: {error.reason}") from error
+def _on_first_rank(action: Callable[[], None], job: Job, path: Path) -> None:
+    with as_user_error(f"--moevement-state-digest {path}: "):
+        on_first_rank(action, job.device)

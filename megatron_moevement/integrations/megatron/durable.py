@@ -7,6 +7,7 @@ every rank and nothing else.
 
 from __future__ import annotations
 
+import dataclasses
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -43,7 +44,7 @@ from megatron_moevement.errors import MoEvementError
 from megatron_moevement.integrations.megatron import random_state
 from megatron_moevement.integrations.megatron.optimizer import SplitOptimizer
 from megatron_moevement.integrations.megatron.scheduler import Scheduler
-from megatron_moevement.runtime.coordination.agreement import together
+from megatron_moevement.runtime.coordination.agreement import on_first_rank, together
 
 BACKEND, VERSION = "torch_dist", 1
 COMMON_KEY = "moevement"
@@ -66,28 +67,16 @@ class UnloadableError(MoEvementError):
     """A checkpoint whose files are whole can't be loaded into this model; all ranks raise it."""
 
 
+@dataclasses.dataclass(frozen=True)
 class DurableState:
     """Everything of this rank that a durable checkpoint holds; all ranks call the same methods."""
 
-    def __init__(
-        self,
-        chunks: Sequence[DistributedDataParallel],
-        optimizer: SplitOptimizer,
-        scheduler: Scheduler,
-        *,
-        layout: str,
-        device: torch.device,
-    ) -> None:
-        """Names the live objects.
-
-        Args:
-            layout: names the parallel sizes; random streams are only taken from the same layout.
-        """
-        self._chunks = chunks
-        self._optimizer = optimizer
-        self._scheduler = scheduler
-        self._layout = layout
-        self._device = device
+    chunks: Sequence[DistributedDataParallel]
+    optimizer: SplitOptimizer
+    scheduler: Scheduler
+    layout: str
+    """Names the parallel sizes; random streams are only taken from the same layout."""
+    device: torch.device
 
     def save(self, folder: Path, common: Mapping[str, Any]) -> None:
         """Writes the state into an empty folder.
@@ -99,27 +88,24 @@ class DurableState:
         Raises:
             AgreementError: on all ranks, if any rank could not write.
         """
-        self._optimizer.complete_parameters()
+        self.optimizer.complete_parameters()
         state = self._sharded_state(is_loading=False, model_only=False, with_random_state=True)
-        state["opt_param_scheduler"] = self._scheduler.state_dict()
+        state["opt_param_scheduler"] = self.scheduler.state_dict()
         state[COMMON_KEY] = {
             **common,
-            "scalers": list(self._optimizer.scalers()),
-            "adam_step": self._optimizer.adam_step(),
-            "layout": self._layout,
+            "scalers": list(self.optimizer.scalers()),
+            "adam_step": self.optimizer.adam_step(),
+            "layout": self.layout,
         }
         state["content_metadata"] = dict(_METADATA)
         state["checkpoint_version"] = 3.0
         sharded, common_part = save_preprocess(state)
         write_common = get_default_strategy(StrategyAction.SAVE_COMMON, "torch", 1).save_common
-        together(lambda: write_common(common_part, folder), self._device)
-        together(lambda: _write_sharded(sharded, folder), self._device)
+        together(lambda: write_common(common_part, folder), self.device)
+        together(lambda: _write_sharded(sharded, folder), self.device)
 
-        def mark_whole() -> None:
-            if dist.get_rank() == 0:
-                save_config(CheckpointingConfig(BACKEND, VERSION), str(folder))
-
-        together(mark_whole, self._device)
+        config = CheckpointingConfig(BACKEND, VERSION)
+        on_first_rank(lambda: save_config(config, str(folder)), self.device)
 
     def size_bytes(self) -> int:
         """Returns an upper bound of what this rank adds to a checkpoint, moments included.
@@ -132,13 +118,13 @@ class DurableState:
         }
         weights = sum(
             _bytes(parameter)
-            for chunk in self._chunks
+            for chunk in self.chunks
             for parameter in chunk.parameters()
             if writes["dense" if getattr(parameter, "allreduce", True) else "expert"]
         )
         optimizer = sum(
             _bytes(value)
-            for access in self._optimizer.masters
+            for access in self.optimizer.masters
             for group in access.part.param_groups
             if access.is_sharded  # each rank has a shard of its own
             or writes["expert" if group.get("is_expert_parallel") else "dense"]
@@ -182,7 +168,7 @@ class DurableState:
 
     def _load(self, folder: Path, with_optimizer: bool, with_random_state: bool) -> bool:
         ours = self.read_common(folder)
-        with_random_state = with_random_state and ours["layout"] == self._layout
+        with_random_state = with_random_state and ours["layout"] == self.layout
         request = self._sharded_state(
             is_loading=True, model_only=not with_optimizer, with_random_state=with_random_state
         )
@@ -196,19 +182,19 @@ class DurableState:
         for key, chunk in self._named_chunks():
             chunk.load_state_dict(state[key])
         if with_optimizer:
-            self._optimizer.megatron.load_state_dict(state["optimizer"])
-            self._optimizer.complete_state()
-            self._optimizer.set_adam_step(ours["adam_step"])
-            self._optimizer.load_scalers(ours["scalers"])
-            self._scheduler.load_state_dict(state["opt_param_scheduler"])
+            self.optimizer.megatron.load_state_dict(state["optimizer"])
+            self.optimizer.complete_state()
+            self.optimizer.set_adam_step(ours["adam_step"])
+            self.optimizer.load_scalers(ours["scalers"])
+            self.scheduler.load_state_dict(state["opt_param_scheduler"])
         else:
-            self._optimizer.megatron.reload_model_params()
+            self.optimizer.megatron.reload_model_params()
         if with_random_state:
             random_state.restore_random_state(state["random_state"])
         return with_random_state
 
     def _named_chunks(self) -> list[tuple[str, torch.nn.Module]]:
-        chunks = unwrap_model(list(self._chunks))
+        chunks = unwrap_model(list(self.chunks))
         if len(chunks) == 1:
             return [("model", chunks[0])]
         return [(f"model{index}", chunk) for index, chunk in enumerate(chunks)]
@@ -221,7 +207,7 @@ class DurableState:
         for key, chunk in self._named_chunks():
             state[key] = chunk.sharded_state_dict(metadata=metadata)  # type: ignore[operator]
         if not model_only:
-            optimizer = self._optimizer.megatron.sharded_state_dict(
+            optimizer = self.optimizer.megatron.sharded_state_dict(
                 dict(state), is_loading=is_loading, metadata=metadata
             )
             state["optimizer"] = _only_sharded(optimizer)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
-from megatron_moevement.errors import MoEvementError
+from megatron_moevement.errors import MoEvementError, UserError
 
 T = TypeVar("T")
 
@@ -69,7 +70,7 @@ def _all_gather(
     own: bytes, size: int, device: torch.device, group: dist.ProcessGroup | None
 ) -> list[bytes]:
     """Returns the bytes of all ranks, each filled up to a size."""
-    filled = torch.frombuffer(bytearray(own.ljust(size, b"\0")), dtype=torch.uint8).to(device)
+    filled = _filled(own, size, device)
     gathered = [torch.empty_like(filled) for _ in range(dist.get_world_size(group))]
     dist.all_gather(gathered, filled, group=group)
     return [one.cpu().numpy().tobytes() for one in gathered]
@@ -92,9 +93,13 @@ def broadcast_json(value: Any, source: int, device: torch.device) -> Any:
 
 def _broadcast(own: bytes, size: int, source: int, device: torch.device) -> bytes:
     """Returns the bytes of one rank, filled up to a size."""
-    filled = torch.frombuffer(bytearray(own.ljust(size, b"\0")), dtype=torch.uint8).to(device)
+    filled = _filled(own, size, device)
     dist.broadcast(filled, source)
     return filled.cpu().numpy().tobytes()
+
+
+def _filled(own: bytes, size: int, device: torch.device) -> torch.Tensor:
+    return torch.frombuffer(bytearray(own.ljust(size, b"\0")), dtype=torch.uint8).to(device)
 
 
 def gather_together(action: Callable[[], Any], device: torch.device) -> list[Any]:
@@ -131,3 +136,21 @@ def together(action: Callable[[], T], device: torch.device) -> T:
     results: list[T] = []
     gather_together(lambda: results.append(action()), device)
     return results[0]
+
+
+def on_first_rank(action: Callable[[], object], device: torch.device) -> None:
+    """Runs an action on rank 0 alone; every rank calls it.
+
+    Raises:
+        AgreementError: on every rank, if it raised an `Exception`.
+    """
+    together(lambda: action() if dist.get_rank() == 0 else None, device)
+
+
+@contextlib.contextmanager
+def as_user_error(before: str = "", after: str = "") -> Iterator[None]:
+    """Raises what ranks could not do together as a UserError, with words around its reason."""
+    try:
+        yield
+    except AgreementError as error:
+        raise UserError(f"{before}{error.reason}{after}") from error
