@@ -189,7 +189,7 @@ def main() -> None:
     job = build_job(arguments, Launch(rank=0, local_rank=0, world_size=1), backend)
     try:
         with open_steps(job, build_datasets(job), START) as step:
-            replay = Replay(job, step._micro_batches())  # noqa: SLF001
+            replay = Replay(job, step.micro_batches())
             chosen = variants(replay)
             measure(replay, chosen, options.rounds)
     finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from datetime import timedelta
 from pathlib import Path
 
@@ -33,15 +34,15 @@ _PATIENCE_WITH_THE_DYING = timedelta(seconds=5)
 """Who got the same Ctrl-C ends meanwhile, and the system takes apart who was killed before it."""
 
 
+@dataclasses.dataclass
 class GenerationRun:
     """Trains, as often as it takes; the training thread calls it."""
 
-    def __init__(self, arguments: Arguments, resident: Resident, stop: StopSources) -> None:
-        self._arguments = arguments
-        self.resident = resident
-        self.stop = stop
-        self.place: Launch | None = None
-        """That the process occupied last; None before it has any."""
+    arguments: Arguments
+    resident: Resident
+    stop: StopSources
+    place: Launch | None = None
+    """That the process occupied last; None before it has any."""
 
     def alone(self, launch: Launch) -> None:
         """Trains in the only generation of a process; every rank calls it.
@@ -93,7 +94,7 @@ class GenerationRun:
 
         What recovers only leaves everything as it is.
         """
-        settings = self._arguments.fault_tolerance
+        settings = self.arguments.fault_tolerance
         if not settings.moevement_recover_only:
             self.resident.kept.store.abandon(_PATIENCE_WITH_THE_DYING)
             if self.resident.identity is not None:
@@ -102,10 +103,10 @@ class GenerationRun:
         self.resident.close()
 
     def _train(self, generation: Generation, launch: Launch) -> None:
-        file = self._arguments.run.moevement_state_digest
+        file = self.arguments.run.moevement_state_digest
         self.resident.be_watched(generation)
         job = self.resident.enter(generation, launch)
-        operators = self._arguments.fault_tolerance.moevement_operators
+        operators = self.arguments.fault_tolerance.moevement_operators
         if operators is not None:
             write_operators(job, Path(operators))
             return

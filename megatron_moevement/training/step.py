@@ -72,38 +72,21 @@ class _OwnTime:
         return time.perf_counter() - self._began_s - (waited_by_now_s - self._waited_s)
 
 
+@dataclasses.dataclass(kw_only=True)
 class TrainStep:
     """Trains one step after the other; every rank of the job calls it with the same step."""
 
-    def __init__(
-        self,
-        *,
-        schedule: PipelineSchedule,
-        optimizer: SplitOptimizer,
-        expert_bias: PendingExpertBias,
-        barrier: CommitBarrier,
-        commit: StepCommit,
-        micro_batches: Callable[[], Iterable[MicroBatch]],
-        progress: Progress,
-        strategy: Strategy,
-        uninterrupted: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
-        faults: FaultPoints = NO_FAULTS,
-    ) -> None:
-        """Binds the live objects.
-
-        Args:
-            uninterrupted: encloses the commit: a restart waits for its end.
-        """
-        self._schedule = schedule
-        self._optimizer = optimizer
-        self._expert_bias = expert_bias
-        self._barrier = barrier
-        self._step_commit = commit
-        self._micro_batches = micro_batches
-        self.progress = progress
-        self._strategy = strategy
-        self._uninterrupted = uninterrupted
-        self._faults = faults
+    schedule: PipelineSchedule
+    optimizer: SplitOptimizer
+    expert_bias: PendingExpertBias
+    barrier: CommitBarrier
+    commit: StepCommit
+    micro_batches: Callable[[], Iterable[MicroBatch]]
+    progress: Progress
+    strategy: Strategy
+    uninterrupted: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
+    """Encloses the commit: a restart waits for its end."""
+    faults: FaultPoints = NO_FAULTS
 
     def run(self, stop: StopRequest) -> StepOutcome:
         """Trains the next step.
@@ -115,19 +98,19 @@ class TrainStep:
             DivergenceError: on all ranks, with the state unchanged.
         """
         step = self.progress.committed + 1
-        strike = self._faults.of_step(step)
+        strike = self.faults.of_step(step)
         random_before = random_state()
         own_time = _OwnTime()
-        loss = self._schedule.forward_backward(self._micro_batches(), strike, step)
+        loss = self.schedule.forward_backward(self.micro_batches(), strike, step)
         strike(FaultPoint.PREPARE)
-        statistics = self._optimizer.prepare(self._strategy.replayed_gradient_stats(step))
+        statistics = self.optimizer.prepare(self.strategy.replayed_gradient_stats(step))
         if not is_finite(statistics):
-            self._expert_bias.discard()
+            self.expert_bias.discard()
             raise DivergenceError(
                 f"step {step}: the gradient norm is {statistics.norm}; the step was not applied"
             )
         own_s = own_time.seconds()
-        covered = self._strategy.await_commit(step)
+        covered = self.strategy.await_commit(step)
         strike(FaultPoint.BARRIER)
         vote = Vote(
             step=step,
@@ -138,17 +121,17 @@ class TrainStep:
             stop=stop,
             window_start=covered.start,
             copies=covered.copies,
-            replica_rng=self._strategy.replica_rng(),
+            replica_rng=self.strategy.replica_rng(),
             own_s=own_s,
         )
-        agreement = self._strategy.agree_within_stage(vote) or self._barrier.wait(vote)
+        agreement = self.strategy.agree_within_stage(vote) or self.barrier.wait(vote)
         strike(FaultPoint.AFTER_BARRIER)
         # Entered after the barrier's result was read: had an abort come before, it would be raised.
-        with self._uninterrupted():
+        with self.uninterrupted():
             entry = self._commit(statistics, agreement, random_before, strike)
         strike(FaultPoint.GATHER)
-        self._optimizer.gather()
-        self._strategy.after_step()
+        self.optimizer.gather()
+        self.strategy.after_step()
         return StepOutcome(entry=entry, stop=agreement.stop, own_s=agreement.own_s)
 
     def _commit(
@@ -159,7 +142,7 @@ class TrainStep:
         strike: Strike,
     ) -> LedgerEntry:
         """Changes S_(k-1) into S_k, without collectives."""
-        self._strategy.enter_commit()
+        self.strategy.enter_commit()
         decided = DecidedStep(
             statistics,
             agreement.loss,
@@ -167,7 +150,7 @@ class TrainStep:
             random_before,
             agreement.rng_equal,
         )
-        entry, self.progress = self._step_commit.apply(self.progress, decided, strike)
+        entry, self.progress = self.commit.apply(self.progress, decided, strike)
         covered = Covered(agreement.window_start, agreement.copies)
-        self._strategy.commit(entry, self.progress, covered)
+        self.strategy.commit(entry, self.progress, covered)
         return entry

@@ -96,8 +96,8 @@ class BoundaryRun:
         self._job = job
         self._step = step
         self._batches: dict[int, list[MicroBatch]] = {}
-        self._read = step._micro_batches  # noqa: SLF001
-        step._micro_batches = self._recorded  # noqa: SLF001
+        self._read = step.micro_batches
+        step.micro_batches = self._recorded
         for chunk in job.chunks:
             chunk.register_forward_pre_hook(self._count)
 

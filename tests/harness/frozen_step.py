@@ -213,7 +213,7 @@ def opened_frozen_step(base: Sequence[str], flags: Sequence[str]) -> Iterator[Fr
     ):
         for _ in range(2):
             step.run(StopRequest.NONE)
-        yield FrozenStep(job, list(step._micro_batches()))  # noqa: SLF001
+        yield FrozenStep(job, list(step.micro_batches()))
 
 
 def random_streams(state: Mapping[str, Any]) -> tuple[Any, ...]:

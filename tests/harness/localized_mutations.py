@@ -129,10 +129,10 @@ def remove_barrier() -> None:
     wait = CommitBarrier.wait
 
     def wait_for_pipeline(self: CommitBarrier, vote: Vote) -> Agreement:
-        if self._group is not None:  # the barrier of a stage that replays alone
+        if self.group is not None:  # the barrier of a stage that replays alone
             return wait(self, vote)
         pipeline = named_groups()["_PIPELINE_MODEL_PARALLEL_GROUP"]
-        return wait(CommitBarrier(self._device, pipeline), vote)
+        return wait(CommitBarrier(self.device, pipeline), vote)
 
     _replace(CommitBarrier, "wait", wait_for_pipeline)
 

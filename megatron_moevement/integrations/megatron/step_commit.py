@@ -36,36 +36,29 @@ class DecidedStep:
     rng_equal: bool = False
 
 
+@dataclasses.dataclass(frozen=True)
 class StepCommit:
     """Applies steps; the training thread calls it, between a barrier and what follows."""
 
-    def __init__(
-        self,
-        optimizer: SplitOptimizer,
-        scheduler: Scheduler,
-        expert_bias: PendingExpertBias,
-        ledger: Ledger,
-        global_batch_size: int,
-    ) -> None:
-        self._optimizer = optimizer
-        self._scheduler = scheduler
-        self._expert_bias = expert_bias
-        self._ledger = ledger
-        self._global_batch_size = global_batch_size
+    optimizer: SplitOptimizer
+    scheduler: Scheduler
+    expert_bias: PendingExpertBias
+    ledger: Ledger
+    global_batch_size: int
 
     def apply(
         self, before: Progress, decided: DecidedStep, strike: Strike = pass_by
     ) -> tuple[LedgerEntry, Progress]:
         """Applies the step after `before`; returns its ledger entry and the new progress."""
         statistics, step = decided.statistics, before.committed + 1
-        loss_scale = self._optimizer.loss_scale()
-        groups = self._scheduler.parameter_groups()
+        loss_scale = self.optimizer.loss_scale()
+        groups = self.scheduler.parameter_groups()
         strike(FaultPoint.COMMIT)
-        applied = self._optimizer.commit(statistics, strike)
+        applied = self.optimizer.commit(statistics, strike)
         strike(FaultPoint.AFTER_OPTIMIZERS)
-        self._expert_bias.commit()
+        self.expert_bias.commit()
         if applied:
-            self._scheduler.advance(self._global_batch_size)
+            self.scheduler.advance(self.global_batch_size)
         entry = LedgerEntry(
             step=step,
             loss=decided.loss,
@@ -73,17 +66,17 @@ class StepCommit:
             loss_scale=loss_scale,
             found_inf=statistics.found_inf,
             grad_norm=statistics.norm,
-            clip_factor=self._optimizer.clip_factor(statistics),
+            clip_factor=self.optimizer.clip_factor(statistics),
             num_tokens=decided.num_tokens,
             groups=groups,
-            scalers=self._optimizer.scalers(),
+            scalers=self.optimizer.scalers(),
             random_state=decided.random_before,
             rng_equal=decided.rng_equal,
         )
-        self._ledger.append(entry)
+        self.ledger.append(entry)
         progress = Progress(
             committed=step,
-            consumed_samples=before.consumed_samples + self._global_batch_size,
+            consumed_samples=before.consumed_samples + self.global_batch_size,
             skipped=before.skipped + (not applied),
         )
         return entry, progress

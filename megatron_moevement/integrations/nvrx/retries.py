@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 from nvidia_resiliency_ext.inprocess.exception import RestartAbort
@@ -16,29 +17,22 @@ class StartAgainAbort(RestartAbort):  # type: ignore[misc]  # upstream is not ty
     """The job begins again: a process was lost before its monitor watched it."""
 
 
+@dataclasses.dataclass(eq=False)
 class BoundedRetries(Initialize):  # type: ignore[misc]  # upstream is not typed
-    """Stops the job where another restart would not help; called before every generation."""
+    """Stops the job where another restart would not help; called before every generation.
 
-    def __init__(
-        self,
-        active_ranks: int,
-        max_restarts: int | None,
-        futility: Callable[[], Futility],
-        await_watched: Callable[[], None],
-    ) -> None:
-        """Names the limits.
+    Attributes:
+        active_ranks: processes that training needs.
+        futility: returns what the processes found when they met last.
+        await_watched: waits until a monitor watches each process of the job.
+    """
 
-        Args:
-            active_ranks: processes that training needs.
-            futility: returns what the processes found when they met last.
-            await_watched: waits until a monitor watches each process of the job.
-        """
-        self._await_watched = await_watched
-        self._active_ranks = active_ranks
-        self._max_restarts = max_restarts
-        self._futility = futility
-        self._known: Futility | None = None
-        self._alone = 0
+    active_ranks: int
+    max_restarts: int | None
+    futility: Callable[[], Futility]
+    await_watched: Callable[[], None]
+    _known: Futility | None = dataclasses.field(default=None, init=False)
+    _alone: int = dataclasses.field(default=0, init=False)
 
     @property
     def has_begun(self) -> bool:
@@ -53,16 +47,16 @@ class BoundedRetries(Initialize):  # type: ignore[misc]  # upstream is not typed
             StartAgainAbort: it begins again, without a process that nobody watched.
         """
         try:
-            self._await_watched()
+            self.await_watched()
         except LostAtStartError as error:
             raise StartAgainAbort(str(error)) from error
-        if state.world_size < self._active_ranks or state.active_world_size < self._active_ranks:
+        if state.world_size < self.active_ranks or state.active_world_size < self.active_ranks:
             raise RestartAbort(
-                f"{state.world_size} processes are left and {self._active_ranks} are needed"
+                f"{state.world_size} processes are left and {self.active_ranks} are needed"
             )
-        if self._max_restarts is not None and state.iteration > self._max_restarts:
-            raise RestartAbort(f"--inprocess-max-iterations {self._max_restarts} is reached")
-        known, self._known = self._known, self._futility()
+        if self.max_restarts is not None and state.iteration > self.max_restarts:
+            raise RestartAbort(f"--inprocess-max-iterations {self.max_restarts} is reached")
+        known, self._known = self._known, self.futility()
         if self._known.is_over:  # all have found the same
             raise RestartAbort(f"{self._known.in_vain} restarts in a row led to no new step")
         is_alone = state.active_rank is not None and self._known == known

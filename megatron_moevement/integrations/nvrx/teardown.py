@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable
 
@@ -72,21 +73,17 @@ class AbortCollectives(Abort):  # type: ignore[misc]
         return state
 
 
+@dataclasses.dataclass(frozen=True)
 class EndGeneration(Finalize):  # type: ignore[misc]
     """Cleans up after an interrupted generation; the training thread calls it."""
 
-    def __init__(self, end: Callable[[], None], *, empty_cuda_cache: bool) -> None:
-        """Names what cleans up.
-
-        Args:
-            empty_cuda_cache: whether unused cached GPU memory is given back.
-        """
-        self._end = end
-        self._empty_cuda_cache = empty_cuda_cache
+    end: Callable[[], None]
+    empty_cuda_cache: bool
+    """Whether unused cached GPU memory is given back."""
 
     def __call__(self, state: FrozenState) -> FrozenState:
         """Cleans up."""
-        self._end()
-        if self._empty_cuda_cache and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        self.end()
+        if self.empty_cuda_cache and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             torch.cuda.empty_cache()
         return state

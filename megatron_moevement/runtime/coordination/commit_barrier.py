@@ -128,13 +128,13 @@ def _encode_rng(replica_rng: ReplicaRng | None) -> list[int]:
     return greatest + least
 
 
+@dataclasses.dataclass(frozen=True)
 class CommitBarrier:
     """The barrier of a job; the training thread of every rank calls it once per step."""
 
-    def __init__(self, device: torch.device, group: dist.ProcessGroup | None = None) -> None:
-        """Uses `group` (default: the whole job), with tensors on `device`."""
-        self._device = device
-        self._group = group
+    device: torch.device
+    group: dist.ProcessGroup | None = None
+    """None: the whole job."""
 
     def wait(self, vote: Vote) -> Agreement:
         """Waits until every rank has voted, and returns what they agreed on.
@@ -143,8 +143,8 @@ class CommitBarrier:
             DisagreementError: the ranks' gradients are not those of one step.
         """
         state, streams, times = _encode(vote), _encode_rng(vote.replica_rng), self._times(vote)
-        votes = torch.tensor([*state, *streams, *times], dtype=torch.int64, device=self._device)
-        dist.all_reduce(votes, op=dist.ReduceOp.MAX, group=self._group)
+        votes = torch.tensor([*state, *streams, *times], dtype=torch.int64, device=self.device)
+        dist.all_reduce(votes, op=dist.ReduceOp.MAX, group=self.group)
         reduced = votes.tolist()
         loss, num_tokens, stop, window, few, *both = reduced[: len(state)]
         window_start, copies = agreed_coverage((window, few))
@@ -171,8 +171,8 @@ class CommitBarrier:
         """Returns a place for each rank's time, with that of this one."""
         if vote.own_s is None:
             return []
-        times = [0] * dist.get_world_size(self._group)
-        times[dist.get_rank(self._group)] = round(vote.own_s * _PER_SECOND)
+        times = [0] * dist.get_world_size(self.group)
+        times[dist.get_rank(self.group)] = round(vote.own_s * _PER_SECOND)
         return times
 
 
