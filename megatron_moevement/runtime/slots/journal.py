@@ -9,9 +9,11 @@ entry goes to the place whose content nobody needs, then the superblock makes it
 from __future__ import annotations
 
 import dataclasses
+import mmap
 import struct
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import xxhash
 
@@ -29,7 +31,6 @@ from megatron_moevement.runtime.slots.mapped_file import (
     checksum_of,
     page_aligned,
 )
-from megatron_moevement.runtime.slots.store_file import StoreFile
 
 __all__ = ["Journal", "JournalState", "journal_bytes"]
 
@@ -63,7 +64,7 @@ def _losses_offset(retained_steps: int, entry_bytes: int) -> int:
     return _ENTRIES_OFFSET + page_aligned(2 * retained_steps * _place_bytes(entry_bytes))
 
 
-class Journal(StoreFile):
+class Journal(MappedFile):
     """State, ledger entries of the newest steps, and loss history of one process.
 
     One thread at a time uses it.
@@ -71,12 +72,12 @@ class Journal(StoreFile):
 
     MAGIC = b"MOEVJRNL"
 
-    def __init__(self, file: MappedFile) -> None:
+    def __init__(self, path: Path, header: Mapping[str, Any], mapping: mmap.mmap) -> None:
         """Use `create` or `open`."""
-        super().__init__(file)
-        self.retained_steps = int(file.header["retained_steps"])
-        self.entry_bytes = int(file.header["entry_bytes"])
-        self.last_step = int(file.header["last_step"])
+        super().__init__(path, header, mapping)
+        self.retained_steps = int(header["retained_steps"])
+        self.entry_bytes = int(header["entry_bytes"])
+        self.last_step = int(header["last_step"])
         self._place_bytes = _place_bytes(self.entry_bytes)
         self._losses_offset = _losses_offset(self.retained_steps, self.entry_bytes)
         self._sequence, self._state = self._newest_superblock()
@@ -127,11 +128,7 @@ class Journal(StoreFile):
             )
         if losses:
             contents[_losses_offset(retained_steps, entry_bytes)] = bytes(history)
-        return cls(
-            MappedFile.create(
-                path, cls.MAGIC, identity, header, total_bytes=total_bytes, contents=contents
-            )
-        )
+        return cls._create(path, identity, header, total_bytes=total_bytes, contents=contents)
 
     def extended(self, last_step: int) -> Journal:
         """Returns the same journal with room for the losses of a longer run; closes this one.
@@ -145,13 +142,12 @@ class Journal(StoreFile):
             "last_step": last_step,
         }
         total_bytes = journal_bytes(self.retained_steps, self.entry_bytes, last_step)
-        kept = {PAGE_BYTES: bytes(self._file.view[PAGE_BYTES:])}
-        path, identity = self.path, self.identity
-        file = MappedFile.create(
-            path, self.MAGIC, identity, header, total_bytes=total_bytes, contents=kept
+        kept = {PAGE_BYTES: bytes(self.view[PAGE_BYTES:])}
+        longer = self._create(
+            self.path, self.identity, header, total_bytes=total_bytes, contents=kept
         )
         self.close()
-        return type(self)(file)
+        return longer
 
     @property
     def state(self) -> JournalState | None:
@@ -242,7 +238,7 @@ class Journal(StoreFile):
     def _newest_superblock(self) -> tuple[int, JournalState | None]:
         found = []
         for offset in _SUPERBLOCKS:
-            block = bytes(self._file.view[offset : offset + SUPERBLOCK_BYTES])
+            block = bytes(self.view[offset : offset + SUPERBLOCK_BYTES])
             if (decoded := decode_superblock(block)) is not None:
                 found.append(decoded)
         if not found:
@@ -257,7 +253,7 @@ class Journal(StoreFile):
 
     def _write_guarded(self, offset: int, block: bytes) -> None:
         """Writes what begins with its checksum, the checksum last."""
-        view = self._file.view
+        view = self.view
         view[offset + _CHECKSUM_BYTES : offset + len(block)] = block[_CHECKSUM_BYTES:]
         view[offset : offset + _CHECKSUM_BYTES] = block[:_CHECKSUM_BYTES]
 
@@ -270,7 +266,7 @@ class Journal(StoreFile):
     def _erase(self, place: int) -> None:
         offset = self._place_offset(place)
         size = _CHECKSUM_BYTES + _ENTRY.size
-        self._file.view[offset : offset + size] = bytes(size)
+        self.view[offset : offset + size] = bytes(size)
 
     def _place_offset(self, place: int) -> int:
         return _ENTRIES_OFFSET + place * self._place_bytes
@@ -278,7 +274,7 @@ class Journal(StoreFile):
     def _read(self, place: int) -> tuple[_Entry, bytes] | None:
         """Returns what is in a place, None for nothing, or something torn or damaged."""
         offset = self._place_offset(place)
-        stored = bytes(self._file.view[offset : offset + self._place_bytes])
+        stored = bytes(self.view[offset : offset + self._place_bytes])
         (checksum,) = struct.unpack_from("<Q", stored)
         sequence, step, length = _ENTRY.unpack_from(stored, _CHECKSUM_BYTES)
         start = _CHECKSUM_BYTES + _ENTRY.size
@@ -312,20 +308,18 @@ class Journal(StoreFile):
                 self._erase(entry.place)
         block = encode_superblock(self._sequence, self._state)
         for offset in _SUPERBLOCKS:
-            if self._file.view[offset : offset + SUPERBLOCK_BYTES] != block:
+            if self.view[offset : offset + SUPERBLOCK_BYTES] != block:
                 self._write_guarded(offset, block)
 
     def _write_loss(self, step: int, loss: float) -> None:
         if not 0 <= step <= self.last_step:
             raise ValueError(f"{self.path} was made for {self.last_step} steps, not for {step}")
         offset = self._losses_offset + step * _LOSS_BYTES
-        self._file.view[offset : offset + _LOSS_BYTES] = _guarded_loss(
-            step, struct.pack("<f", loss)
-        )
+        self.view[offset : offset + _LOSS_BYTES] = _guarded_loss(step, struct.pack("<f", loss))
 
     def _read_loss(self, step: int) -> float | None:
         offset = self._losses_offset + step * _LOSS_BYTES
-        stored = bytes(self._file.view[offset : offset + _LOSS_BYTES])
+        stored = bytes(self.view[offset : offset + _LOSS_BYTES])
         if stored != _guarded_loss(step, stored[:4]):
             return None
         return float(struct.unpack("<f", stored[:4])[0])

@@ -15,7 +15,7 @@ import struct
 from collections.abc import Mapping
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import xxhash
 
@@ -51,33 +51,35 @@ def page_aligned(size_bytes: int) -> int:
 
 
 class MappedFile:
-    """A file of the store, mapped into memory; the page that tells what it is comes first."""
+    """A file of the store, mapped into memory; the page that tells what it is comes first.
+
+    A subclass says by `MAGIC`, eight bytes, which kind of file it is, and reads the header.
+    """
+
+    MAGIC: ClassVar[bytes]
 
     def __init__(self, path: Path, header: Mapping[str, Any], mapping: mmap.mmap) -> None:
-        """Use `create` or `open`."""
         self.path = path
         self.header = header
         self._mapping = mapping
         self._view: memoryview | None = memoryview(mapping)
 
     @classmethod
-    def create(
+    def _create(
         cls,
         path: Path,
-        magic: bytes,
         identity: StoreIdentity,
         header: Mapping[str, Any],
         *,
         total_bytes: int,
         contents: Mapping[int, bytes] | None = None,
-    ) -> MappedFile:
+    ) -> Self:
         """Creates a file of zeros with a header, in place of the one of that name.
 
         All its bytes are reserved: a file system that is full later can't take them away, which
         would end the process with a bus error.
 
         Args:
-            magic: eight bytes that tell what kind of file it is.
             header: what its kind needs to know; JSON.
             total_bytes: size of the file, header page included.
             contents: bytes to write at offsets before the file gets its name.
@@ -86,7 +88,7 @@ class MappedFile:
             UserError: the file system is full or refuses the file.
         """
         document = {**header, "identity": identity.document(), "total_bytes": total_bytes}
-        page = _header_page(magic, document)
+        page = _header_page(cls.MAGIC, document)
         left_bytes = free_bytes(path.parent)
         if total_bytes > left_bytes:
             raise out_of_space(path, total_bytes, left_bytes)
@@ -112,12 +114,12 @@ class MappedFile:
 
     @classmethod
     def open(
-        cls, path: Path, magic: bytes, identity: StoreIdentity | None, access: Access
-    ) -> MappedFile:
-        """Maps a file that is there.
+        cls, path: Path, identity: StoreIdentity | None, access: Access = Access.WRITE
+    ) -> Self:
+        """Opens a file that somebody left; what a kill cut is put in order.
 
         Args:
-            identity: whose file is expected; None takes anybody's, to look at it.
+            identity: whose it has to be; None takes anybody's, to look at it.
 
         Raises:
             FileNotFoundError: there is no such file.
@@ -135,7 +137,7 @@ class MappedFile:
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode):
                 raise DamagedFileError(f"{path} is no regular file")
-            document = _read_header(os.pread(descriptor, PAGE_BYTES, 0), magic, path)
+            document = _read_header(os.pread(descriptor, PAGE_BYTES, 0), cls.MAGIC, path)
             found = StoreIdentity.of_document(document["identity"])
             if identity is not None:
                 identity.check(found, path)
@@ -147,7 +149,20 @@ class MappedFile:
             mapping = mmap.mmap(descriptor, total_bytes, access=access.value)
         finally:
             os.close(descriptor)
-        return cls(path, document, mapping)
+        opened = cls(path, document, mapping)
+        try:
+            opened._take_over(access)
+        except DamagedFileError:
+            opened.close()
+            raise
+        return opened
+
+    def _take_over(self, access: Access) -> None:
+        """Checks what somebody left, and puts it in order where it may be written.
+
+        Raises:
+            DamagedFileError: it does not read as it was written.
+        """
 
     @property
     def identity(self) -> StoreIdentity:
@@ -171,7 +186,7 @@ class MappedFile:
         return self._view
 
     def close(self) -> None:
-        """Lets go of the mapping; it ends when the last tensor or view into it is gone."""
+        """Lets go of the file; its mapping ends when the last tensor or view into it is gone."""
         view, self._view = self._view, None
         with contextlib.suppress(BufferError):
             if view is not None:

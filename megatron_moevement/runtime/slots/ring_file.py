@@ -8,8 +8,11 @@ because a descriptor counts with its checksum only and a part of the payload wit
 
 from __future__ import annotations
 
+import mmap
 import struct
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.runtime.slots.identity import DamagedFileError, StoreIdentity
@@ -28,7 +31,6 @@ from megatron_moevement.runtime.slots.slot_record import (
     encode_record,
     max_record_bytes,
 )
-from megatron_moevement.runtime.slots.store_file import StoreFile
 
 __all__ = ["RingFile", "SlotPart", "SlotRecord", "ring_file_bytes"]
 
@@ -50,7 +52,7 @@ def ring_file_bytes(capacity: int, buffer_bytes: int, max_parts: int) -> int:
     return _buffers_offset(capacity, max_parts) + capacity * page_aligned(buffer_bytes)
 
 
-class RingFile(StoreFile):
+class RingFile(MappedFile):
     """The slots of one logical rank in preallocated, equally large buffers of one file.
 
     One thread at a time writes a buffer; others may read any of them meanwhile and find out by the
@@ -59,10 +61,9 @@ class RingFile(StoreFile):
 
     MAGIC = b"MOEVRING"
 
-    def __init__(self, file: MappedFile) -> None:
+    def __init__(self, path: Path, header: Mapping[str, Any], mapping: mmap.mmap) -> None:
         """Use `create` or `open`."""
-        super().__init__(file)
-        header = file.header
+        super().__init__(path, header, mapping)
         self.owner = LogicalRank.parse(header["owner"])
         self.capacity = int(header["capacity"])
         self.buffer_bytes = int(header["buffer_bytes"])
@@ -97,7 +98,7 @@ class RingFile(StoreFile):
             "max_parts": max_parts,
         }
         total_bytes = ring_file_bytes(capacity, buffer_bytes, max_parts)
-        return cls(MappedFile.create(path, cls.MAGIC, identity, header, total_bytes=total_bytes))
+        return cls._create(path, identity, header, total_bytes=total_bytes)
 
     def payload_offset(self, step: int) -> int:
         """Returns where in the file the payload of S_step begins."""
@@ -106,7 +107,7 @@ class RingFile(StoreFile):
     def buffer(self, step: int) -> memoryview:
         """Returns the buffer of S_step, to be filled between `invalidate` and `publish`."""
         start = self.payload_offset(step)
-        return self._file.view[start : start + self.buffer_bytes]
+        return self.view[start : start + self.buffer_bytes]
 
     def invalidate(self, step: int) -> None:
         """Forgets the slot in the buffer of S_step, whichever it is, before it is overwritten."""
@@ -181,7 +182,7 @@ class RingFile(StoreFile):
 
     def _descriptor(self, place: int) -> memoryview:
         start = PAGE_BYTES + place * self._descriptor_bytes
-        return self._file.view[start : start + self._descriptor_bytes]
+        return self.view[start : start + self._descriptor_bytes]
 
     def _read(self, place: int) -> SlotRecord | None:
         """Returns what a descriptor says, None for one that is empty, torn or damaged."""

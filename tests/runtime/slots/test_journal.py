@@ -194,8 +194,8 @@ def test_every_order_of_a_cut_commit_reads_back_old_or_new(journal, shared_memor
     outcomes = set()
     for after_writes in range(40):
         image.write_bytes(before)
-        cut = CutFile(image, after_writes)
-        victim = Journal(cut)
+        victim = CutJournal.open(image, IDENTITY)
+        victim.cut = CutView(victim.view, after_writes)
         try:
             victim.commit(state_at(9), 9, entry_of(9), loss_of(9))
         except KilledError:
@@ -221,18 +221,23 @@ class KilledError(Exception):
     pass
 
 
-class CutFile:
-    """A real file whose view dies in one of its writes, of which the first half is done."""
+class CutJournal(Journal):
+    cut = None
 
-    def __init__(self, path, writes):
-        whole = Journal.open(path, IDENTITY)
-        self._file = whole._file
-        self.path, self.header = self._file.path, self._file.header
-        self.view = self
+    @property
+    def view(self):
+        return self.cut or super().view
+
+
+class CutView:
+    """Dies in one of the writes to a file, of which the first half is done."""
+
+    def __init__(self, view, writes):
+        self._view = view
         self._writes = writes
 
     def __getitem__(self, where):
-        return self._file.view[where]
+        return self._view[where]
 
     def __setitem__(self, where, data):
         if self._writes < 0:
@@ -240,9 +245,9 @@ class CutFile:
         self._writes -= 1
         if self._writes < 0:
             half = len(data) // 2
-            self._file.view[where.start : where.start + half] = data[:half]
+            self._view[where.start : where.start + half] = data[:half]
             raise KilledError
-        self._file.view[where] = data
+        self._view[where] = data
 
 
 WRITER = """
