@@ -46,7 +46,11 @@ class DamagedTensorError(MoEvementError):
 
 
 class PeerConnection(Closing):
-    """An authenticated connection to a peer; one thread uses it."""
+    """An authenticated connection to a peer; one thread uses it.
+
+    Every request raises ProtocolError where the answer is none, OSError where the connection broke
+    or no answer came in time, and RefusedError where the peer does not have or keep what is asked.
+    """
 
     def __init__(
         self,
@@ -90,9 +94,6 @@ class PeerConnection(Closing):
 
         Raises:
             DamagedSlotError: it arrived damaged.
-            RefusedError: the peer does not keep it.
-            ProtocolError: the answer is none.
-            OSError: the connection broke, or no answer came in time.
         """
         document = slot_document(owner, record)
         self._channel.send(
@@ -106,13 +107,7 @@ class PeerConnection(Closing):
         self._answer(Kind.STORED, deadline)
 
     def tell(self, history: History, deadline: Deadline) -> None:
-        """Tells a spare what goes with the slots that follow, and waits until it has it.
-
-        Raises:
-            RefusedError: the peer keeps no copies.
-            ProtocolError: the answer is none.
-            OSError: the connection broke, or no answer came in time.
-        """
+        """Tells a spare what goes with the slots that follow, and waits until it has it."""
         self._channel.send(Kind.HISTORY, self._me.generation, history.document(), None, deadline)
         self._answer(Kind.STORED, deadline)
 
@@ -122,8 +117,6 @@ class PeerConnection(Closing):
         Raises:
             DamagedSlotError: it is damaged there, or arrived so.
             RefusedError: the peer does not hold it, or it is larger than the memory.
-            ProtocolError: the answer is none.
-            OSError: the connection broke, or no answer came in time.
         """
         self._channel.send(Kind.FETCH, self._me.generation, key_document(key), None, deadline)
         message = self._answer(Kind.FOUND, deadline)
@@ -153,8 +146,6 @@ class PeerConnection(Closing):
         Raises:
             DamagedTensorError: it arrived damaged.
             RefusedError: the peer does not have it, or not as it was logged.
-            ProtocolError: the answer is none.
-            OSError: the connection broke, or no answer came in time.
         """
         self._channel.send(Kind.LOG, self._me.generation, tag_document(tag), None, deadline)
         message = self._answer(Kind.LOGGED, deadline)
@@ -171,13 +162,7 @@ class PeerConnection(Closing):
         return tensor
 
     def fetch_received(self, step: int, deadline: Deadline) -> dict[BoundaryTag, int]:
-        """Gets the hashes that the peer kept of what it received in a step.
-
-        Raises:
-            RefusedError: the peer keeps none.
-            ProtocolError: the answer is none.
-            OSError: the connection broke, or no answer came in time.
-        """
+        """Gets the hashes that the peer kept of what it received in a step."""
         self._channel.send(Kind.RECEIVED, self._me.generation, step_document(step), None, deadline)
         return hashes_of_document(self._answer(Kind.HASHES, deadline).document)
 
@@ -189,9 +174,6 @@ class PeerConnection(Closing):
 
         Raises:
             DamagedStateError: it arrived damaged.
-            RefusedError: the peer does not offer it.
-            ProtocolError: the answer is none.
-            OSError: the connection broke, or no answer came in time.
         """
         self._channel.send(Kind.STATE, self._me.generation, part.document(), None, deadline)
         message = self._answer(Kind.STATE_PART, deadline)

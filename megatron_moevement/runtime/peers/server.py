@@ -5,6 +5,7 @@ It listens on the one interface that it is told, and has a thread for each conne
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import threading
 import time
@@ -201,22 +202,33 @@ class ReplicaServer(Closing):
             )
         if message.payload_bytes and message.kind is not Kind.SLOT:
             raise ProtocolError("a request with a payload")
-        if message.kind is Kind.SLOT:
-            self._take(channel, message, deadline)
-        elif message.kind is Kind.HISTORY:
-            self._learn(channel, message, deadline)
-        elif message.kind is Kind.FETCH:
-            self._give(channel, message, deadline)
-        elif message.kind is Kind.LOG:
-            self._give_logged(channel, message, deadline)
-        elif message.kind is Kind.RECEIVED:
-            self._give_hashes(channel, message, deadline)
-        elif message.kind is Kind.STATE:
-            self._give_state(channel, message, deadline)
-        else:
-            raise ProtocolError(f"{message.kind.name} is no request")
+        answer = self._answer_to(channel, message, deadline)
+        channel.send(
+            answer.kind,
+            self._me.generation,
+            answer.document,
+            answer.payload,
+            deadline,
+            halfway=lambda: self._halfway(answer.kind),
+        )
 
-    def _take(self, channel: Channel, message: Message, deadline: Deadline) -> None:
+    def _answer_to(self, channel: Channel, message: Message, deadline: Deadline) -> _Answer:
+        match message.kind:
+            case Kind.SLOT:
+                return self._take(channel, message, deadline)
+            case Kind.HISTORY:
+                return self._learn(message)
+            case Kind.FETCH:
+                return self._give(message)
+            case Kind.LOG:
+                return self._give_logged(message)
+            case Kind.RECEIVED:
+                return self._give_hashes(message)
+            case Kind.STATE:
+                return self._give_state(message)
+        raise ProtocolError(f"{message.kind.name} is no request")
+
+    def _take(self, channel: Channel, message: Message, deadline: Deadline) -> _Answer:
         """Receives a slot into its ring; it is held once every part was checked."""
         owner, record = slot_of_document(message.document)
         if record.payload_bytes != message.payload_bytes:
@@ -228,8 +240,7 @@ class ReplicaServer(Closing):
             ring, reason = None, str(error)
         if ring is None or not ring.has_room_for(record):
             channel.discard(record.payload_bytes, deadline)
-            self._refuse(channel, reason, deadline)
-            return
+            return _refusal(reason)
         with self._ring_locks[owner]:
             ring.invalidate(record.step)
             channel.receive_into(ring.buffer(record.step)[: record.payload_bytes], deadline)
@@ -238,87 +249,67 @@ class ReplicaServer(Closing):
                 ring.publish(record)
         if damaged:
             logger.warning("replication: %s of step %d arrived damaged", owner, record.step)
-            refusal = {"reason": f"damaged: {damaged[0]}", "damaged": len(damaged)}
-            channel.send(Kind.REFUSED, self._me.generation, refusal, None, deadline)
-            return
+            document = {"reason": f"damaged: {damaged[0]}", "damaged": len(damaged)}
+            return _Answer(Kind.REFUSED, document)
         self._slots.stored(key_of(owner, record), record)
-        channel.send(Kind.STORED, self._me.generation, {}, None, deadline)
+        return _Answer(Kind.STORED, {})
 
-    def _learn(self, channel: Channel, message: Message, deadline: Deadline) -> None:
+    def _learn(self, message: Message) -> _Answer:
         """Takes along what goes with the slots that follow."""
         try:
             self._slots.learn(History.of_document(message.document))
         except UserError as error:
-            self._refuse(channel, str(error), deadline)
-            return
-        channel.send(Kind.STORED, self._me.generation, {}, None, deadline)
+            return _refusal(str(error))
+        return _Answer(Kind.STORED, {})
 
-    def _give(self, channel: Channel, message: Message, deadline: Deadline) -> None:
-        """Sends a slot; who asked checks what arrives."""
+    def _give(self, message: Message) -> _Answer:
+        """Gives a slot; who asked checks what arrives."""
         key = key_of_document(message.document)
         found = self._slots.find(key)
         if found is None:
-            reason = f"process {self._me.process} does not hold slot {key.slot} of {key.owner}"
-            self._refuse(channel, reason, deadline)
-            return
+            return _refusal(
+                f"process {self._me.process} does not hold slot {key.slot} of {key.owner}"
+            )
         ring, record = found
-        document = slot_document(key.owner, record)
-        self._send(channel, Kind.FOUND, document, ring.payload(record), deadline)
+        return _Answer(Kind.FOUND, slot_document(key.owner, record), ring.payload(record))
 
-    def _give_logged(self, channel: Channel, message: Message, deadline: Deadline) -> None:
-        """Sends a tensor of the upstream log out of its memory; who asked checks what arrives."""
+    def _give_logged(self, message: Message) -> _Answer:
+        """Gives a tensor of the upstream log out of its memory; who asked checks what arrives."""
         tag = tag_of_document(message.document)
         try:
             if self._log is None:
                 raise LookupError(f"process {self._me.process} keeps no upstream log")
             tensor, logged_hash = self._log.serve(tag), self._log.logged_hash(tag)
         except (LookupError, RuntimeError) as error:
-            self._refuse(channel, str(error), deadline)
-            return
+            return _refusal(str(error))
         header = TensorHeader(tensor.dtype, tuple(tensor.shape), logged_hash)
-        document, payload = header.document(), tensor_bytes(tensor)
-        self._send(channel, Kind.LOGGED, document, payload, deadline)
+        return _Answer(Kind.LOGGED, header.document(), tensor_bytes(tensor))
 
-    def _give_hashes(self, channel: Channel, message: Message, deadline: Deadline) -> None:
-        """Sends the hashes of what this process received in a step."""
+    def _give_hashes(self, message: Message) -> _Answer:
+        """Gives the hashes of what this process received in a step."""
         step = step_of_document(message.document)
         if self._log is None:
-            reason = f"process {self._me.process} keeps no upstream log"
-            self._refuse(channel, reason, deadline)
-            return
-        document = hashes_document(self._log.received(step))
-        channel.send(Kind.HASHES, self._me.generation, document, None, deadline)
+            return _refusal(f"process {self._me.process} keeps no upstream log")
+        return _Answer(Kind.HASHES, hashes_document(self._log.received(step)))
 
-    def _give_state(self, channel: Channel, message: Message, deadline: Deadline) -> None:
-        """Sends a part of the live state; its checksum is made of what was read."""
+    def _give_state(self, message: Message) -> _Answer:
+        """Gives a part of the live state; its checksum is made of what was read."""
         part, state = StatePart.of_document(message.document), self._state
         try:
             if state is None:
                 raise LookupError(f"process {self._me.process} offers no state")
             payload = state.read(part.step, part.name)
         except LookupError as error:
-            self._refuse(channel, str(error), deadline)
-            return
-        document = found_document(part, checksum_of(payload))
-        self._send(channel, Kind.STATE_PART, document, payload, deadline)
+            return _refusal(str(error))
+        return _Answer(Kind.STATE_PART, found_document(part, checksum_of(payload)), payload)
 
-    def _send(
-        self,
-        channel: Channel,
-        kind: Kind,
-        document: Mapping[str, Any],
-        payload: memoryview,
-        deadline: Deadline,
-    ) -> None:
-        """Sends an answer with a payload."""
-        channel.send(
-            kind,
-            self._me.generation,
-            document,
-            payload,
-            deadline,
-            halfway=lambda: self._halfway(kind),
-        )
 
-    def _refuse(self, channel: Channel, reason: str, deadline: Deadline) -> None:
-        channel.send(Kind.REFUSED, self._me.generation, {"reason": reason}, None, deadline)
+@dataclasses.dataclass(frozen=True)
+class _Answer:
+    kind: Kind
+    document: Mapping[str, Any]
+    payload: memoryview | None = None
+
+
+def _refusal(reason: str) -> _Answer:
+    return _Answer(Kind.REFUSED, {"reason": reason})
