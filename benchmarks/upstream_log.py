@@ -21,6 +21,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -68,15 +69,16 @@ RETAINED_STEPS = 8
 WARM_UP = 2
 
 
-class TimedWriter:
+class TimedWriter(LogWriter):
     """Measures what a writer takes of the training thread."""
 
     def __init__(self, writer: LogWriter) -> None:
-        self.log = writer.log
-        self.await_landed = writer.await_landed
-        self.close = writer.close
+        super().__init__(writer.log)
         self.spent_s = 0.0
         self._writer = writer
+
+    def await_landed(self) -> timedelta:
+        return self._writer.await_landed()
 
     def sent(self, tag: BoundaryTag, tensor: torch.Tensor) -> None:
         started_s = time.thread_time()

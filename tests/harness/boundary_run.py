@@ -26,11 +26,7 @@ from megatron_moevement.integrations.megatron.schedule import MicroBatch
 from megatron_moevement.policy.job.boundary import BoundaryTag
 from megatron_moevement.runtime.coordination.commit_barrier import StopRequest
 from megatron_moevement.runtime.upstream_log.log import UpstreamLog
-from megatron_moevement.runtime.upstream_log.log_writer import (
-    BackgroundWriter,
-    InlineWriter,
-    open_writer,
-)
+from megatron_moevement.runtime.upstream_log.log_writer import LogWriter, open_writer
 from megatron_moevement.training.job import Job
 from megatron_moevement.training.step import TrainStep
 from tests.harness.frozen_step import (
@@ -102,7 +98,7 @@ class BoundaryRun:
             chunk.register_forward_pre_hook(self._count)
 
     @contextlib.contextmanager
-    def writer(self) -> Iterator[InlineWriter | BackgroundWriter]:
+    def writer(self) -> Iterator[LogWriter]:
         """Yields a writer of the log."""
         backend = self._job.backend
         with open_writer(self.log, backend.name, backend.copy_stream()) as writer:

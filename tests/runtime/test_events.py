@@ -16,7 +16,7 @@ from megatron_moevement.errors import UserError
 from megatron_moevement.runtime.observation.events import (
     EventLog,
     EventName,
-    NoEvents,
+    Events,
     kept_documents,
     open_events,
     read_events,
@@ -163,7 +163,7 @@ def test_a_folder_that_can_not_be_written_is_the_users_error(tmp_path):
 
 def test_without_a_folder_events_go_nowhere():
     events = open_events(None, 0, 0)
-    assert isinstance(events, NoEvents)
+    assert type(events) is Events
     events.emit(EventName.ITERATION, 1, loss=1.0)
     events.close()
 

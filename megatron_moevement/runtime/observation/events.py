@@ -18,7 +18,7 @@ import time
 from collections.abc import Mapping
 from enum import Enum
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from megatron_moevement.errors import UserError
 from megatron_moevement.runtime.closing import Closing
@@ -70,8 +70,8 @@ _own_files: dict[tuple[str, int], Path] = {}
 _COMMON_FIELDS = [f.name for f in dataclasses.fields(EventRecord) if f.name != "fields"]
 
 
-class Events(Protocol):
-    """Takes events; any thread may emit."""
+class Events(Closing):
+    """Takes events and forgets them; any thread may emit."""
 
     def emit(self, event: EventName, iteration: int, **fields: Any) -> None:
         """Records that something happened; fields hold what JSON can hold."""
@@ -83,20 +83,7 @@ class Events(Protocol):
         """Ends the recording."""
 
 
-class NoEvents:
-    """Takes events and forgets them."""
-
-    def emit(self, event: EventName, iteration: int, **fields: Any) -> None:
-        """Does nothing."""
-
-    def keep(self, kind: str, document: str) -> None:
-        """Does nothing."""
-
-    def close(self) -> None:
-        """Does nothing."""
-
-
-class EventLog(Closing):
+class EventLog(Events):
     """Writes the events of this process, in one generation, to its file.
 
     A disk that fails later ends the recording with one line on standard error: training goes on.
@@ -198,7 +185,7 @@ def open_events(directory: str | None, logical_rank: int, generation: int) -> Ev
         UserError: the folder or the file can't be written.
     """
     if directory is None:
-        return NoEvents()
+        return Events()
     return EventLog(directory, logical_rank, generation)
 
 

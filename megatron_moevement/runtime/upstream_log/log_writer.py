@@ -7,8 +7,8 @@ and a thread of its own waits for it and hashes it.
 from __future__ import annotations
 
 import dataclasses
+from abc import abstractmethod
 from datetime import timedelta
-from typing import Protocol
 
 import torch
 
@@ -24,16 +24,17 @@ class LogWriteError(MoEvementError, RuntimeError):
     """A boundary tensor could not be copied or hashed."""
 
 
-class LogWriter(Protocol):
+class LogWriter(Closing):
     """Copies boundary tensors; the training thread calls it."""
 
-    @property
-    def log(self) -> UpstreamLog:
-        """What it writes to."""
+    def __init__(self, log: UpstreamLog) -> None:
+        self.log = log
 
+    @abstractmethod
     def sent(self, tag: BoundaryTag, tensor: torch.Tensor) -> None:
         """Logs a tensor that is sent; nobody changes it any more."""
 
+    @abstractmethod
     def received(self, tag: BoundaryTag, tensor: torch.Tensor) -> None:
         """Keeps the hash of a tensor that has come in; nobody changes it any more."""
 
@@ -43,39 +44,25 @@ class LogWriter(Protocol):
         Raises:
             LogWriteError: something could not be copied.
         """
+        return timedelta(0)
 
     def close(self) -> None:
         """Ends what it has begun."""
 
 
-class InlineWriter(Closing):
+class InlineWriter(LogWriter):
     """Copies and hashes at once; for tensors in host memory."""
-
-    def __init__(self, log: UpstreamLog) -> None:
-        self._log = log
-
-    @property
-    def log(self) -> UpstreamLog:
-        """What it writes to."""
-        return self._log
 
     def sent(self, tag: BoundaryTag, tensor: torch.Tensor) -> None:
         """Copies and hashes."""
-        place = self._log.reserve(tag, tensor)
+        place = self.log.reserve(tag, tensor)
         if place is not None:
             place.copy_(tensor.detach())
-            self._log.land(tag, place)
+            self.log.land(tag, place)
 
     def received(self, tag: BoundaryTag, tensor: torch.Tensor) -> None:
         """Hashes."""
-        self._log.note_received(tag, tensor_hash(tensor))
-
-    def await_landed(self) -> timedelta:
-        """Returns at once."""
-        return timedelta(0)
-
-    def close(self) -> None:
-        """Does nothing."""
+        self.log.note_received(tag, tensor_hash(tensor))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,23 +79,18 @@ class _Copy:
     place: torch.Tensor | None
 
 
-class BackgroundWriter(Closing):
+class BackgroundWriter(LogWriter):
     """Copies on a side stream and hashes on a thread of its own. A context manager."""
 
     def __init__(self, log: UpstreamLog, stream: CopyStream) -> None:
-        self._log = log
+        super().__init__(log)
         self._stream = stream
         self._scratch = torch.empty(0, dtype=torch.uint8)
         self._background = Background("upstream-log", self._finish, _failed)
 
-    @property
-    def log(self) -> UpstreamLog:
-        """What it writes to."""
-        return self._log
-
     def sent(self, tag: BoundaryTag, tensor: torch.Tensor) -> None:
         """Enqueues a copy behind what the calling thread has enqueued on the device."""
-        place = self._log.reserve(tag, tensor)
+        place = self.log.reserve(tag, tensor)
         if place is not None:
             self._begin(_Copy(tag, tensor.detach(), place))
 
@@ -117,11 +99,7 @@ class BackgroundWriter(Closing):
         self._begin(_Copy(tag, tensor.detach(), None))
 
     def await_landed(self) -> timedelta:
-        """Waits until everything handed over is in the log; returns how long that took.
-
-        Raises:
-            LogWriteError: something could not be copied.
-        """
+        """Waits for the thread; returns how long that took."""
         return self._background.await_done()
 
     def close(self) -> None:
@@ -138,7 +116,7 @@ class BackgroundWriter(Closing):
         if copy.place is not None:
             self._stream.copy(source, copy.place)
             self._stream.join()
-            self._log.land(copy.tag, copy.place)
+            self.log.land(copy.tag, copy.place)
             return
         size_bytes = source.numel() * source.element_size()
         if self._scratch.numel() < size_bytes:
@@ -146,17 +124,15 @@ class BackgroundWriter(Closing):
         target = self._scratch[:size_bytes].view(source.dtype).view(source.shape)
         self._stream.copy(source, target)
         self._stream.join()
-        self._log.note_received(copy.tag, tensor_hash(target))
+        self.log.note_received(copy.tag, tensor_hash(target))
 
 
 def _failed(error: Exception) -> LogWriteError:
     return LogWriteError(f"the upstream log could not be written: {error}")
 
 
-def open_writer(
-    log: UpstreamLog, backend: BackendName, stream: CopyStream
-) -> InlineWriter | BackgroundWriter:
-    """Returns the writer that suits a device; a context manager.
+def open_writer(log: UpstreamLog, backend: BackendName, stream: CopyStream) -> LogWriter:
+    """Returns the writer that suits a device.
 
     Args:
         stream: its copy stream, for this writer alone.

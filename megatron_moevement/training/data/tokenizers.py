@@ -72,17 +72,8 @@ class Tokenizer(Protocol):
 class ByteTokenizer:
     """The 256 bytes and an end-of-document id: needs no file, takes every input as it is."""
 
-    NUM_BYTES = 256
-
-    @property
-    def vocab_size(self) -> int:
-        """See `Tokenizer`."""
-        return self.NUM_BYTES + 1
-
-    @property
-    def eod(self) -> int:
-        """See `Tokenizer`."""
-        return self.NUM_BYTES
+    eod = 256
+    vocab_size = eod + 1
 
     @property
     def unique_identifiers(self) -> Mapping[str, object]:
@@ -109,17 +100,8 @@ class NullTokenizer:
     """
 
     def __init__(self, vocab_size_without_eod: int) -> None:
-        self._vocab_size_without_eod = vocab_size_without_eod
-
-    @property
-    def vocab_size(self) -> int:
-        """See `Tokenizer`."""
-        return self._vocab_size_without_eod + 1
-
-    @property
-    def eod(self) -> int:
-        """See `Tokenizer`."""
-        return self._vocab_size_without_eod
+        self.eod = vocab_size_without_eod
+        self.vocab_size = vocab_size_without_eod + 1
 
     @property
     def unique_identifiers(self) -> Mapping[str, object]:
@@ -153,19 +135,11 @@ class HuggingFaceTokenizer:
         self._backend.no_truncation()
         self._backend.no_padding()
         folder = model if model.is_dir() else model.parent
-        self._eod = _end_of_document(folder, model, self._backend)
-        self._vocab_size = max(self._backend.get_vocab(with_added_tokens=True).values()) + 1
+        self.eod = _end_of_document(folder, model, self._backend)
+        """The tokenizer's `eos_token`."""
+        self.vocab_size = max(self._backend.get_vocab(with_added_tokens=True).values()) + 1
+        """One more than the largest id, added tokens included."""
         self._decode_errors = decode_errors
-
-    @property
-    def vocab_size(self) -> int:
-        """See `Tokenizer`; one more than the largest id, added tokens included."""
-        return self._vocab_size
-
-    @property
-    def eod(self) -> int:
-        """See `Tokenizer`; the tokenizer's `eos_token`."""
-        return self._eod
 
     @property
     def unique_identifiers(self) -> Mapping[str, object]:

@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Protocol, TextIO
+from typing import TextIO
 
 from rich.console import Console
 from rich.progress import (
@@ -21,34 +21,22 @@ from rich.progress import (
 _REFRESH_INTERVAL_S = 0.1
 
 
-class ProgressDisplay(Protocol):
-    """Shows how far the training is; used by the training thread."""
+class ProgressDisplay:
+    """Would show how far the training is, and shows nothing; used by the training thread."""
 
     def advance_to(self, iteration: int, loss: float) -> None:
         """Shows that an iteration is done, with its loss."""
 
     def print_line(self, text: str) -> None:
         """Prints text to standard output, undisturbed by what is shown."""
+        sys.stdout.write(text + "\n")
+        sys.stdout.flush()
 
     def close(self) -> None:
         """Takes away what is shown."""
 
 
-class NoProgress:
-    """Shows nothing."""
-
-    def advance_to(self, iteration: int, loss: float) -> None:
-        """Does nothing."""
-
-    def print_line(self, text: str) -> None:
-        """Prints text to standard output."""
-        _print(text)
-
-    def close(self) -> None:
-        """Does nothing."""
-
-
-class ProgressBar:
+class ProgressBar(ProgressDisplay):
     """A bar on standard error, drawn by the training thread itself: it owns no thread."""
 
     def __init__(
@@ -87,7 +75,7 @@ class ProgressBar:
     def print_line(self, text: str) -> None:
         """Prints text to standard output; on a terminal the bar makes room for it."""
         with self._taken_away():
-            _print(text)
+            super().print_line(text)
 
     def close(self) -> None:
         """Takes the bar away."""
@@ -105,10 +93,5 @@ class ProgressBar:
 def open_progress(train_iters: int, start: int, stream: TextIO = sys.stderr) -> ProgressDisplay:
     """Returns a bar where the stream is a terminal that can draw one, else nothing to see."""
     if not stream.isatty() or Console(file=stream).is_dumb_terminal:
-        return NoProgress()
+        return ProgressDisplay()
     return ProgressBar(train_iters, start, stream)
-
-
-def _print(text: str) -> None:
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()

@@ -29,11 +29,7 @@ from megatron_moevement.training.reporting.iteration_line import (
     perplexity,
 )
 from megatron_moevement.training.reporting.memory import memory_scalars
-from megatron_moevement.training.reporting.progress import (
-    NoProgress,
-    ProgressDisplay,
-    open_progress,
-)
+from megatron_moevement.training.reporting.progress import ProgressDisplay, open_progress
 from megatron_moevement.training.reporting.progress_log import ProgressLog, SavedCheckpoint
 from megatron_moevement.training.reporting.writers import ScalarWriters, open_writers
 
@@ -171,7 +167,7 @@ class Reporter(Closing):
 
     def print_line(self, text: str) -> None:
         """Prints to standard output without disturbing the progress bar."""
-        (self._display or NoProgress()).print_line(text)
+        (self._display or ProgressDisplay()).print_line(text)
 
     def evaluation(self, iteration: int, split: str, loss: float) -> None:
         """Reports the loss of one evaluation; every rank calls it, with the same loss.
@@ -224,7 +220,9 @@ class Reporter(Closing):
         """Returns the display, which appears with the first step."""
         if self._display is None:
             hidden = self._config.moevement_no_progress_bar
-            self._display = NoProgress() if hidden else open_progress(self._run.train_iters, start)
+            self._display = (
+                ProgressDisplay() if hidden else open_progress(self._run.train_iters, start)
+            )
         return self._display
 
     def _emit_iteration(self, step: StepReport, costs: IterationCosts) -> None:

@@ -142,7 +142,7 @@ def test_data_of_another_tokenizer_is_refused(write_documents, configure, monkey
     prefix = write_documents("a")
     write_manifest(prefix, 256)
     configure("--data-path", prefix, "--tokenizer-type", "ByteTokenizer")
-    monkeypatch.setattr(ByteTokenizer, "NUM_BYTES", 300)
+    monkeypatch.setattr(ByteTokenizer, "vocab_size", 301)
     with pytest.raises(UserError, match=r"made with ByteTokenizer \(257 ids\)"):
         configure("--data-path", prefix, "--tokenizer-type", "ByteTokenizer")
 
