@@ -24,10 +24,10 @@ from megatron_moevement.runtime.peers.sender import SlotSender
 from megatron_moevement.runtime.peers.server import ReplicaServer
 from megatron_moevement.runtime.peers.stored_slots import StoredSlots
 from megatron_moevement.runtime.slots.identity import StoreIdentity
+from megatron_moevement.runtime.slots.ring_file import RingShape
 from megatron_moevement.runtime.slots.slot_record import SlotPart, SlotRecord
 from megatron_moevement.runtime.stores.store import (
     RingRole,
-    RingShape,
     StoreDirectory,
 )
 from megatron_moevement.runtime.transport.handshake import Session

@@ -156,7 +156,6 @@ def _closing(plan: Plan) -> list[str]:
 
 
 def _table(facts: Facts, plan: Plan) -> Table:
-    """Returns one row for each stage."""
     loaded: dict[int, list[SlotFetch]] = {}
     for fetch in plan.slot_fetches():
         loaded.setdefault(fetch.rank.pp, []).append(fetch)
@@ -172,7 +171,6 @@ def _table(facts: Facts, plan: Plan) -> Table:
 
 
 def _activity(plan: Plan, stage: int) -> str:
-    """Returns what a stage does, in words."""
     if plan.verdict is Verdict.ROLLBACK:
         return f"loads the checkpoint of step {plan.target}"
     if stage not in plan.start_of:
@@ -224,7 +222,6 @@ def _slots(facts: Facts, plan: Plan, fetches: list[SlotFetch]) -> tuple[str, str
 
 
 def _logs(plan: Plan, stage: int) -> str:
-    """Returns which logs a stage replays from."""
     return ", ".join(
         f"{log.sender} {log.direction.value}: {log.first}..{log.last}"
         for log in plan.logs

@@ -70,7 +70,6 @@ def _title(run: SurveyedRun) -> str:
 
 
 def _process_table(run: SurveyedRun) -> Table:
-    """Returns one row for each process."""
     table = Table(box=None, padding=(0, 2, 0, 0))
     table.add_column("process", justify="right", no_wrap=True)
     table.add_column("used by", no_wrap=True)

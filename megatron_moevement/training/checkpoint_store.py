@@ -112,7 +112,7 @@ class CheckpointStore:
 
     def _write(self, folder: CheckpointFolder, iteration: int, common: Mapping[str, Any]) -> None:
         on_first_rank(lambda: folder.begin(iteration), self.device)
-        writing = folder.root / "moevement" / f"iter_{iteration:07d}.writing"
+        writing = folder.writing(iteration)
         needed = self._needed_bytes()
         on_first_rank(lambda: _check_space(writing, needed), self.device)
         marks = {"iteration": iteration, "model": self.model, "run": self.run}
@@ -236,7 +236,6 @@ class CheckpointStore:
         with_optimizer: bool = True,
         with_random_state: bool = True,
     ) -> dict[str, Any]:
-        """Loads a checkpoint and returns its common part."""
         common = self._common(folder, iteration)
         try:
             has_random_state = self.state.load(

@@ -51,7 +51,7 @@ def write_atomically(path: Path, text: str) -> None:
         temporary.unlink(missing_ok=True)
         raise
     os.replace(temporary, path)
-    sync_folder(path.parent)
+    sync(path.parent)
 
 
 def check_writable(folder: Path) -> None:
@@ -61,9 +61,9 @@ def check_writable(folder: Path) -> None:
     probe.unlink()
 
 
-def sync_folder(folder: Path) -> None:
-    """Makes the names in a folder durable."""
-    descriptor = os.open(folder, os.O_RDONLY)
+def sync(path: Path) -> None:
+    """Makes a file, or the names in a folder, durable."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
@@ -144,7 +144,7 @@ class CheckpointFolder:
             shutil.rmtree(left_over)
         for temporary in self._own.glob(".*"):
             temporary.unlink()
-        folder = self._own / f"iter_{iteration:07d}.writing"
+        folder = self.writing(iteration)
         folder.mkdir()
         return folder
 
@@ -155,23 +155,24 @@ class CheckpointFolder:
 
     def abandon(self, iteration: int) -> None:
         """Removes an unfinished checkpoint."""
-        shutil.rmtree(self._own / f"iter_{iteration:07d}.writing", ignore_errors=True)
+        shutil.rmtree(self.writing(iteration), ignore_errors=True)
 
     def commit(self, iteration: int, files: Mapping[str, FileRecord]) -> None:
         """Gives a finished checkpoint its name; from now on it is the newest one."""
-        final, writing = self.path(iteration), self._own / f"iter_{iteration:07d}.writing"
-        replaced = self._replaced(iteration)
+        final = self.path(iteration)
+        replaced = self._own / f"{final.name}.replaced"
+        replaced_manifest = self._own / f"{final.name}.replaced.json"
         manifest = {name: dataclasses.asdict(record) for name, record in sorted(files.items())}
         if final.exists():
             os.replace(final, replaced)
             with contextlib.suppress(FileNotFoundError):
-                os.replace(self._manifest(iteration), self._replaced_manifest(iteration))
+                os.replace(self._manifest(iteration), replaced_manifest)
         history = _history_in(self._own / _HISTORY)
         document = {"files": manifest, "history": history}
         write_atomically(self._manifest(iteration), json.dumps(document, indent=1))
-        os.replace(writing, final)
-        sync_folder(self.root)
-        self._replaced_manifest(iteration).unlink(missing_ok=True)
+        os.replace(self.writing(iteration), final)
+        sync(self.root)
+        replaced_manifest.unlink(missing_ok=True)
         shutil.rmtree(replaced, ignore_errors=True)
         write_atomically(self.root / TRACKER, f"{iteration}\n")
 
@@ -227,14 +228,12 @@ class CheckpointFolder:
     def _left_over(self) -> Iterator[Path]:
         return self._own.glob("iter_*.writing")
 
+    def writing(self, iteration: int) -> Path:
+        """Returns where an unfinished checkpoint lies."""
+        return self._own / f"iter_{iteration:07d}.writing"
+
     def _manifest(self, iteration: int) -> Path:
         return self._own / f"iter_{iteration:07d}.json"
-
-    def _replaced(self, iteration: int) -> Path:
-        return self._own / f"iter_{iteration:07d}.replaced"
-
-    def _replaced_manifest(self, iteration: int) -> Path:
-        return self._own / f"iter_{iteration:07d}.replaced.json"
 
 
 def _history_in(path: Path) -> str | None:

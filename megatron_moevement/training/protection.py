@@ -42,7 +42,6 @@ def open_strategy(
 
     Args:
         events: told of windows, plans and replays.
-        generation: owns threads and connections.
 
     Raises:
         UserError: there is not enough memory, or what lies there is another job's.

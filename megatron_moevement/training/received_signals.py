@@ -44,7 +44,6 @@ class ReceivedSignals:
             self._file = _NOBODY
 
     def __contains__(self, number: signal.Signals) -> bool:
-        """Whether a signal has come."""
         return self._file != _NOBODY and number in os.pread(self._file, _MOST, 0)
 
     def _forget(self) -> None:

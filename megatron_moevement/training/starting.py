@@ -37,9 +37,6 @@ def protect(
 
     Where nothing brings back the state of survivors that have trained, the job is built again.
 
-    Args:
-        generation: owns threads and connections.
-
     Returns:
         The job, what protects it, and what was brought back.
     """
@@ -69,7 +66,6 @@ def start_from(
     """Returns where training starts; loads a checkpoint where nothing was brought back.
 
     Args:
-        watch: is told of a checkpoint that was loaded.
         generation: is told that one is loaded.
         is_first: whether no generation was before this one.
 

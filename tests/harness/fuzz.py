@@ -29,9 +29,9 @@ from megatron_moevement.policy.window.schedule import Window
 from megatron_moevement.runtime.observation.events import EventLog, EventName, read_events
 from megatron_moevement.runtime.security.seal import BrokenSealError, Seal
 from megatron_moevement.runtime.slots.identity import RUN_NAME, DamagedFileError, StoreIdentity
-from megatron_moevement.runtime.slots.journal import Journal
+from megatron_moevement.runtime.slots.journal import Journal, JournalShape
 from megatron_moevement.runtime.slots.journal_state import JournalState
-from megatron_moevement.runtime.slots.ring_file import RingFile
+from megatron_moevement.runtime.slots.ring_file import RingFile, RingShape
 from megatron_moevement.runtime.slots.slot_record import SlotPart, SlotRecord
 from megatron_moevement.runtime.stores.fault_record import FaultRecord
 from megatron_moevement.runtime.stores.run_record import read_run
@@ -122,7 +122,7 @@ def _file_target(path: Path, make: Callable[[Path], None], read: Callable[[Path]
 
 
 def _make_journal(path: Path) -> None:
-    with contextlib.closing(Journal.create(path, IDENTITY, 4, 40, 20)) as journal:
+    with contextlib.closing(Journal.create(path, IDENTITY, JournalShape(4, 40, 20))) as journal:
         for step in range(1, 6):
             state = JournalState(1, 0, step, Window(0, 2, 0), _OWNER)
             journal.commit(state, step, b"entry" * step, 1.5)
@@ -138,7 +138,7 @@ def _read_journal(path: Path) -> None:
 
 
 def _make_ring(path: Path) -> None:
-    created = RingFile.create(path, IDENTITY, _OWNER, capacity=3, buffer_bytes=500, max_parts=2)
+    created = RingFile.create(path, IDENTITY, _OWNER, RingShape(3, 500, 2))
     with contextlib.closing(created) as ring:
         for step in range(3):
             part = SlotPart.of("head", 0, ring.buffer(step)[:400])

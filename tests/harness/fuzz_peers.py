@@ -35,10 +35,10 @@ from megatron_moevement.runtime.peers.slot_messages import key_document, slot_do
 from megatron_moevement.runtime.peers.state_messages import StatePart, found_document
 from megatron_moevement.runtime.peers.stored_slots import StoredSlots
 from megatron_moevement.runtime.slots.identity import StoreIdentity
+from megatron_moevement.runtime.slots.journal import JournalShape
 from megatron_moevement.runtime.slots.journal_state import JournalState
-from megatron_moevement.runtime.slots.ring_file import RingFile
+from megatron_moevement.runtime.slots.ring_file import RingFile, RingShape
 from megatron_moevement.runtime.slots.slot_record import SlotPart, SlotRecord
-from megatron_moevement.runtime.stores.store import JournalShape, RingShape
 from megatron_moevement.runtime.transport.handshake import (
     RefusedError,
     Session,
@@ -91,14 +91,7 @@ class Peers:
         """Starts a server that keeps slots in a folder."""
         identity = StoreIdentity("run-1", "0123abcd")
         self._rings = [
-            RingFile.create(
-                folder / f"{owner}.ring",
-                identity,
-                owner,
-                capacity=3,
-                buffer_bytes=500,
-                max_parts=2,
-            )
+            RingFile.create(folder / f"{owner}.ring", identity, owner, RingShape(3, 500, 2))
             for owner in (_OWN, _OTHER)
         ]
         slots = StoredSlots(self._rings[0])

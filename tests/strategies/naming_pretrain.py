@@ -12,14 +12,14 @@ PREFIX = "--dies-naming="
 
 def die_once_there(name):
     """Ends the process as soon as the folder of a checkpoint has its name."""
-    sync = checkpoints.sync_folder
+    sync = checkpoints.sync
 
     def sync_or_die(folder):
         if (folder / name).is_dir():
             os.kill(os.getpid(), signal.SIGKILL)
         sync(folder)
 
-    checkpoints.sync_folder = sync_or_die
+    checkpoints.sync = sync_or_die
 
 
 if __name__ == "__main__":

@@ -4,7 +4,8 @@ import pytest
 
 from megatron_moevement.policy.copies.placement import Host, place_replicas
 from megatron_moevement.policy.job.ranks import LogicalRank
-from megatron_moevement.runtime.stores.store import JournalShape, RingShape
+from megatron_moevement.runtime.slots.journal import JournalShape
+from megatron_moevement.runtime.slots.ring_file import RingShape
 from megatron_moevement.strategies.moevement.protection.job_plan import JobPlan
 from megatron_moevement.strategies.moevement.protection.placement_of_holders import keep_placement
 from megatron_moevement.strategies.strategy import RecoveryAbortedError

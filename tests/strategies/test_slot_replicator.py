@@ -15,7 +15,7 @@ from megatron_moevement.runtime.peers.sender import SlotSender
 from megatron_moevement.runtime.peers.server import ReplicaServer
 from megatron_moevement.runtime.peers.stored_slots import StoredSlots
 from megatron_moevement.runtime.slots.identity import StoreIdentity
-from megatron_moevement.runtime.slots.ring_file import RingFile
+from megatron_moevement.runtime.slots.ring_file import RingFile, RingShape
 from megatron_moevement.runtime.slots.slot_record import SlotPart, SlotRecord
 from megatron_moevement.runtime.transport.handshake import Session
 from megatron_moevement.strategies.moevement.protection.slot_replicator import SlotReplicator
@@ -32,7 +32,7 @@ SIZE_BYTES = 60
 def new_ring(folder, name):
     folder.mkdir(exist_ok=True)
     path = folder / f"{name}.ring"
-    return RingFile.create(path, IDENTITY, RANK, capacity=5, buffer_bytes=100, max_parts=1)
+    return RingFile.create(path, IDENTITY, RANK, RingShape(5, 100, 1))
 
 
 def capture(ring, step):

@@ -7,7 +7,8 @@ from megatron_moevement.policy.copies.placement import Host, Placement
 from megatron_moevement.policy.job.operators import Inventory, Operator, OperatorId, OperatorKind
 from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.policy.window.schedule import WindowSchedule
-from megatron_moevement.runtime.stores.store import JournalShape, RingShape
+from megatron_moevement.runtime.slots.journal import JournalShape
+from megatron_moevement.runtime.slots.ring_file import RingShape
 from megatron_moevement.strategies.moevement.protection.job_plan import JobPlan
 
 FIRST, SECOND, THIRD = (LogicalRank(pp=stage) for stage in range(3))

@@ -122,7 +122,6 @@ class _Pass:
         return tag
 
     def next_received(self, direction: Direction) -> BoundaryTag:
-        """Returns the name of what comes in next."""
         return _take(self._to_receive[direction], self.step, f"received {direction.value}")
 
     def awaited(self, direction: Direction) -> BoundaryTag:
@@ -158,7 +157,6 @@ class _Arrival:
     landed: Callable[[], None]
 
     def wait(self) -> None:
-        """Waits for the message."""
         self.request.wait()
         self.landed()
 
@@ -243,7 +241,6 @@ class LoggedCommunicator(StageCommunicator):
         tensor_shape: Sequence[int] | None,
         wait_on_reqs: bool,
     ) -> tuple[torch.Tensor | None, torch.Tensor | None, Any]:
-        """Sends and receives."""
         return super()._communicate(
             tensor_send_next=tensor_send_next,
             tensor_send_prev=tensor_send_prev,

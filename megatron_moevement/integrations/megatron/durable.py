@@ -117,13 +117,13 @@ class DurableState:
             "expert": parallel_state.get_expert_data_parallel_rank() == 0,
         }
         weights = sum(
-            _bytes(parameter)
+            parameter.nbytes
             for chunk in self.chunks
             for parameter in chunk.parameters()
             if writes["dense" if getattr(parameter, "allreduce", True) else "expert"]
         )
         optimizer = sum(
-            _bytes(value)
+            value.nbytes
             for access in self.optimizer.masters
             for group in access.part.param_groups
             if access.is_sharded  # each rank has a shard of its own
@@ -132,7 +132,7 @@ class DurableState:
             for value in (parameter, *access.part.optimizer.state.get(parameter, {}).values())
             if isinstance(value, torch.Tensor)
         )
-        return weights + optimizer
+        return int(weights + optimizer)
 
     @staticmethod
     def read_common(folder: Path) -> dict[str, Any]:
@@ -145,10 +145,6 @@ class DurableState:
 
         The checkpoint may come from other parallel sizes. Random streams belong to a rank, so they
         are only taken from the same layout.
-
-        Args:
-            with_optimizer: whether to take optimizer, scheduler and scalers as well.
-            with_random_state: whether to take the random streams as well.
 
         Returns:
             Whether the random streams were taken.
@@ -290,10 +286,6 @@ def _in_short(error: BaseException) -> str:
     """Returns what an exception says, without upstream's list of all names beside a missing one."""
     text = str(error.args[0] if isinstance(error, KeyError) else error) or type(error).__name__
     return textwrap.shorten(text.partition(": [")[0], _LONGEST_REASON, placeholder=" ...")
-
-
-def _bytes(tensor: torch.Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
 
 
 def _write_sharded(state: dict[str, Any], folder: Path) -> None:

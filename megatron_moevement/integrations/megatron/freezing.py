@@ -265,10 +265,15 @@ def _no_overlap(chunks: Sequence[DistributedDataParallel]) -> Iterator[None]:
         if any(overlap.values()):
             for chunk in chunks:
                 for group in chunk.bucket_groups + chunk.expert_parallel_bucket_groups:
-                    group.is_first_batch = True
-                    group.golden_per_param_grad_ready_counts = {}
-                    group.per_param_grad_ready_counts = {}
+                    expect_first_step(group)
                     group.param_gather_dispatched = False  # the next forward pass gathers
+
+
+def expect_first_step(group: Any) -> None:
+    """Lets a group of buckets learn the order of its gradients anew."""
+    group.is_first_batch = True
+    group.golden_per_param_grad_ready_counts = {}
+    group.per_param_grad_ready_counts = {}
 
 
 def forget_wanted_gradients(chunks: Sequence[DistributedDataParallel]) -> None:

@@ -7,7 +7,7 @@ one builds its optimizer when the others don't, so it is given what they gathere
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import torch.distributed as dist
@@ -36,7 +36,7 @@ def gathered_keys(known: GatheredKeys | None) -> Iterator[GatheredKeys]:
         if known is None:
             _gather_upstream(answers, own, group)
         else:
-            answers[:] = [_hashable(keys) for keys in known[len(found)]]
+            answers[:] = [[_tupled(key) for key in keys] for keys in known[len(found)]]
         found.append([_listed(keys) for keys in answers])
 
     rebind("torch.distributed:all_gather_object", gather)
@@ -56,10 +56,6 @@ def _listed(value: Any) -> Any:
     return [_listed(one) for one in value] if isinstance(value, (tuple, list)) else value
 
 
-def _hashable(keys: Sequence[Any]) -> list[Any]:
-    """Returns a list of keys, each of nested tuples."""
-    return [_tupled(key) for key in keys]
-
-
 def _tupled(value: Any) -> Any:
+    """Returns nested lists as nested tuples, which can be hashed."""
     return tuple(_tupled(one) for one in value) if isinstance(value, list) else value

@@ -61,7 +61,6 @@ class _Kept(NamedTuple):
         return f"{before}[{key!r}]" if self.place is _Place.ITEM else f"{before}.{key}"
 
     def set(self, value: Any) -> None:
-        """Keeps something else there."""
         if self.place is _Place.ITEM:
             self.owner[self.key] = value
         elif hasattr(self.owner, "__dict__"):
@@ -86,8 +85,6 @@ _RELEASED = _ReleasedGroup()
 
 @dataclasses.dataclass(frozen=True)
 class _Reference:
-    """A place that holds a group, and the name of the group."""
-
     kept: _Kept
     name: str
 

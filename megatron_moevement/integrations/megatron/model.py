@@ -198,7 +198,7 @@ def keep_expert_bias_in_fp32(module: torch.nn.Module) -> None:
     """Gives every router's `expert_bias` back its FP32.
 
     `Float16Module` casts it; upstream restores it in the first forward pass only, too late for a
-    checkpoint that is loaded before.
+    checkpoint that is loaded before, and for a snapshot, which would hold the replaced buffer.
     """
     for router in module.modules():
         if isinstance(router, TopKRouter):

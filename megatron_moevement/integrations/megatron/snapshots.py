@@ -17,10 +17,9 @@ import struct
 from collections.abc import Iterable, Sequence
 
 import torch
-from megatron.core.transformer.moe.router import TopKRouter
-from megatron.core.utils import unwrap_model
 
 from megatron_moevement.integrations.megatron.inventory import OperatorState, operator_states
+from megatron_moevement.integrations.megatron.model import keep_expert_bias_in_fp32
 from megatron_moevement.integrations.megatron.optimizer import SplitOptimizer
 from megatron_moevement.integrations.megatron.transformer_config import torch_dtype
 from megatron_moevement.policy.job.operators import Operator, OperatorId
@@ -64,7 +63,8 @@ class LiveOperators:
                 keeps it for: whether it is changed in place, and what else goes with it.
         """
         self._optimizer = optimizer
-        _make_expert_bias_fp32(chunks)
+        for chunk in chunks:
+            keep_expert_bias_in_fp32(chunk)
         recipe = optimizer.recipe
         states = operator_states(chunks, optimizer)
         for state in states:
@@ -140,17 +140,6 @@ class LiveOperators:
             access.cast()
         self._optimizer.gather()
         self._optimizer.complete_parameters()
-
-
-def _make_expert_bias_fp32(chunks: Sequence[torch.nn.Module]) -> None:
-    """Takes the conversion at once that upstream's router makes in its first forward pass.
-
-    It replaces the buffer, so a snapshot would hold the tensor of before.
-    """
-    for chunk in unwrap_model(list(chunks)):
-        for module in chunk.modules():
-            if isinstance(module, TopKRouter) and module.enable_expert_bias:
-                module._maintain_float32_expert_bias()  # noqa: SLF001  (upstream's own)
 
 
 def _check_optimizer_state(state: OperatorState, recipe: StateRecipe) -> None:

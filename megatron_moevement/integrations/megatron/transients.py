@@ -24,7 +24,11 @@ from megatron.core.transformer.moe.router import TopKRouter
 from megatron.core.utils import unwrap_model
 
 from megatron_moevement.integrations.megatron.expert_bias import PendingExpertBias
-from megatron_moevement.integrations.megatron.freezing import forget_wanted_gradients
+from megatron_moevement.integrations.megatron.freezing import (
+    expect_first_step,
+    forget_wanted_gradients,
+)
+from megatron_moevement.integrations.megatron.inventory import TRANSIENT_BUFFERS
 from megatron_moevement.integrations.megatron.optimizer import CommittedGradScaler, SplitOptimizer
 
 _BUCKET_GROUPS = ("bucket_groups", "expert_parallel_bucket_groups")
@@ -36,7 +40,6 @@ _BETWEEN_STEPS: dict[str, Any] = {
 }
 """Of a bucket group; a stale handle or flag skips a collective that the others make."""
 
-_ROUTER_COUNTERS = ("local_tokens_per_expert", "global_tokens_per_expert", "ga_steps")
 _FUNCTIONS = ("no_sync_func", "grad_sync_func", "param_sync_func", "finalize_model_grads_func")
 _OVERLAPS = ("overlap_grad_reduce", "overlap_param_gather")
 
@@ -112,7 +115,7 @@ class Transients:
         for chunk in unwrap_model(self._chunks):
             for module in chunk.modules():
                 if isinstance(module, TopKRouter):
-                    for name in _ROUTER_COUNTERS:
+                    for name in TRANSIENT_BUFFERS:
                         counter = getattr(module, name, None)
                         if counter is not None:
                             counter.zero_()
@@ -121,9 +124,7 @@ class Transients:
         for group in self._bucket_groups():
             for name, value in _BETWEEN_STEPS.items():
                 setattr(group, name, value)
-            group.per_param_grad_ready_counts = {}
-            group.golden_per_param_grad_ready_counts = {}
-            group.is_first_batch = True
+            expect_first_step(group)
 
     def _reset_gradients(self) -> None:
         for chunk in self._chunks:

@@ -22,7 +22,6 @@ class BoundedRetries(Initialize):  # type: ignore[misc]  # upstream is not typed
     """Stops the job where another restart would not help; called before every generation.
 
     Attributes:
-        active_ranks: processes that training needs.
         futility: returns what the processes found when they met last.
         await_watched: waits until a monitor watches each process of the job.
     """

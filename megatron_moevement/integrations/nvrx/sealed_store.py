@@ -247,7 +247,6 @@ class SealedStore(StoreMixin):  # type: ignore[misc]  # upstream is not typed
         return bool(self.check([key])) and self._opened(key, self.get(key)) is not None
 
     def _await(self, key: str, timeout: timedelta) -> None:
-        """Waits until a document is there."""
         deadline_s = time.monotonic() + timeout.total_seconds()
         self.wait([key], timeout)
         while not self._is_put(key):

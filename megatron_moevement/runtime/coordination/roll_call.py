@@ -191,15 +191,12 @@ class _Notes:
         self._seal = Seal(secret.derive("roll call", attempt))
 
     def add(self, key: str, document: Any) -> None:
-        """Adds a note."""
         self._store.append(key, f"\n{self._seal.close(key, document)}\n")
 
     def all(self, key: str) -> frozenset[int]:
-        """Returns the processes that are noted."""
         return frozenset(self.documents(key))
 
     def documents(self, key: str) -> list[Any]:
-        """Returns all notes."""
         if not self._store.check([key]):
             return []
         lines = [line for line in self._store.get(key).split(b"\n") if line]

@@ -36,11 +36,7 @@ class FaultPoints:
     """
 
     def __init__(self, faults: Iterable[Fault] = (), rank: int = 0) -> None:
-        """Arms the faults of the first generation; without any, nothing ever happens.
-
-        Args:
-            rank: the logical rank that the process occupies.
-        """
+        """Arms the faults of the first generation; without any, nothing ever happens."""
         self._scripted = tuple(faults)
         self._rank = rank
         self._witness: Witness = _nobody

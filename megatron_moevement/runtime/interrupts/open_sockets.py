@@ -38,19 +38,13 @@ def shut_down_connections(
         How many were shut down.
     """
     count = 0
-    for descriptor, name in _sockets():
-        if name in kept:
+    for name, connection, own, peer in _tcp_connections():
+        if name in kept or {own, peer} & kept_ports:
             continue
-        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
-            if connection.family not in {socket.AF_INET, socket.AF_INET6}:
-                continue
-            if connection.type != socket.SOCK_STREAM:
-                continue
-            own, peer = connection.getsockname()[1], connection.getpeername()[1]
-            if {own, peer} & kept_ports or (only_ports is not None and peer not in only_ports):
-                continue
-            connection.shutdown(socket.SHUT_RDWR)
-            count += 1
+        if only_ports is None or peer in only_ports:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+                count += 1
     return count
 
 
@@ -60,19 +54,17 @@ def bound_silence(port: int, limit: timedelta) -> None:
     A machine that is there answers for its processes, however slow they are.
     """
     seconds = max(int(limit.total_seconds()), 1)
-    for descriptor, _ in _sockets():
-        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
-            if connection.family not in {socket.AF_INET, socket.AF_INET6}:
-                continue
-            if connection.getpeername()[1] != port:
-                continue
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            for option, value in (
-                (socket.TCP_KEEPIDLE, max(seconds // 2, 1)),
-                (socket.TCP_KEEPINTVL, max(seconds // _PROBES, 1)),
-                (socket.TCP_USER_TIMEOUT, seconds * 1000),
-            ):
-                connection.setsockopt(socket.IPPROTO_TCP, option, value)
+    limits = {
+        socket.TCP_KEEPIDLE: max(seconds // 2, 1),
+        socket.TCP_KEEPINTVL: max(seconds // _PROBES, 1),
+        socket.TCP_USER_TIMEOUT: seconds * 1000,
+    }
+    for _, connection, _, peer in _tcp_connections():
+        if peer == port:
+            with contextlib.suppress(OSError):
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+                for option, value in limits.items():
+                    connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 def await_listener(host: str, port: int, patience: timedelta) -> None:
@@ -88,6 +80,15 @@ def await_listener(host: str, port: int, patience: timedelta) -> None:
         ):
             return
         time.sleep(_PAUSE_S)
+
+
+def _tcp_connections() -> Iterator[tuple[str, socket.socket, int, int]]:
+    """Yields name, duplicate, own port and peer's port of each TCP connection."""
+    for descriptor, name in _sockets():
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as found:
+            is_internet = found.family in {socket.AF_INET, socket.AF_INET6}
+            if is_internet and found.type == socket.SOCK_STREAM:
+                yield name, found, found.getsockname()[1], found.getpeername()[1]
 
 
 def _sockets() -> Iterator[tuple[int, str]]:

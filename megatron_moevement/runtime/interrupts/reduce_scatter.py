@@ -43,7 +43,6 @@ class _ReduceScatter:
         self._works = [group.allreduce([each], limits) for each in reduced]
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Waits for all of them and takes this rank's parts."""
         for work in self._works:
             work.wait() if timeout is None else work.wait(timeout)
         for output, part in zip(self._outputs, self._parts, strict=True):

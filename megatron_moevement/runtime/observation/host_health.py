@@ -16,8 +16,8 @@ import socket
 from pathlib import Path
 
 from megatron_moevement.errors import MoEvementError
+from megatron_moevement.runtime.slots.mapped_file import available_memory_bytes
 
-_MEMORY = Path("/proc/meminfo")
 _LEAST_MEMORY_BYTES = 64 << 20
 """With less the kernel is about to kill processes."""
 
@@ -47,7 +47,7 @@ class HostHealth:
         Raises:
             UnhealthyError: something is missing.
         """
-        available_bytes = _available_bytes()
+        available_bytes = available_memory_bytes()
         if available_bytes < self.least_memory_bytes:
             raise UnhealthyError(f"only {available_bytes >> 20} MiB of memory are available")
         page = b"\0" * mmap.PAGESIZE
@@ -57,13 +57,6 @@ class HostHealth:
             _probe("--moevement-store-dir", _nearest(self.root), page)
         if self.save is not None:
             _probe("--save", _nearest(self.save), b"")
-
-
-def _available_bytes() -> int:
-    for line in _MEMORY.read_text(encoding="ascii").splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) << 10
-    raise UnhealthyError(f"{_MEMORY} has no line on available memory")
 
 
 def _nearest(folder: Path) -> Path:

@@ -36,8 +36,6 @@ class LogReadError(MoEvementError):
 
 
 class _LogThread(PeerThread[Wanted, Found]):
-    """Asks one peer for what it logged and received."""
-
     def __init__(
         self, me: Session, process: int, address: Address, deadline: timedelta, max_bytes: int
     ) -> None:
@@ -75,7 +73,6 @@ class LogReader(Closing):
 
         Args:
             peers: for each process its server's address.
-            deadline: for connecting, and for each answer.
             max_bytes: of a tensor; larger ones are refused.
         """
         self._me = me

@@ -56,8 +56,6 @@ class _Delivery:
 
 
 class _SlotThread(PeerThread[_Delivery, None]):
-    """Sends copies to one peer, and notes the outcomes in the account."""
-
     def __init__(
         self,
         me: Session,

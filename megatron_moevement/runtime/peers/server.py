@@ -255,7 +255,6 @@ class ReplicaServer(Closing):
         return _Answer(Kind.STORED, {})
 
     def _learn(self, message: Message) -> _Answer:
-        """Takes along what goes with the slots that follow."""
         try:
             self._slots.learn(History.of_document(message.document))
         except UserError as error:
@@ -286,7 +285,6 @@ class ReplicaServer(Closing):
         return _Answer(Kind.LOGGED, header.document(), tensor_bytes(tensor))
 
     def _give_hashes(self, message: Message) -> _Answer:
-        """Gives the hashes of what this process received in a step."""
         step = step_of_document(message.document)
         if self._log is None:
             return _refusal(f"process {self._me.process} keeps no upstream log")

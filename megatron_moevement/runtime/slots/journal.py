@@ -8,6 +8,7 @@ entry goes to the place whose content nobody needs, then the superblock makes it
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import mmap
 import struct
@@ -32,7 +33,7 @@ from megatron_moevement.runtime.slots.mapped_file import (
     page_aligned,
 )
 
-__all__ = ["Journal", "JournalState", "journal_bytes"]
+__all__ = ["Journal", "JournalShape", "JournalState", "stored_state"]
 
 _SUPERBLOCKS = (PAGE_BYTES, PAGE_BYTES + SUPERBLOCK_BYTES)
 _ENTRIES_OFFSET = PAGE_BYTES + page_aligned(2 * SUPERBLOCK_BYTES)
@@ -51,17 +52,28 @@ class _Entry:
     step: int
 
 
-def journal_bytes(retained_steps: int, entry_bytes: int, last_step: int) -> int:
-    """Returns the size of a journal's file: what has to be announced before it is created."""
-    return _losses_offset(retained_steps, entry_bytes) + (last_step + 1) * _LOSS_BYTES
+@dataclasses.dataclass(frozen=True)
+class JournalShape:
+    """Sizes of a journal: retained steps, bytes of an entry, and the last step of the run."""
 
+    retained_steps: int
+    entry_bytes: int
+    last_step: int
 
-def _place_bytes(entry_bytes: int) -> int:
-    return -(-(_CHECKSUM_BYTES + _ENTRY.size + entry_bytes) // 8) * 8
+    @property
+    def place_bytes(self) -> int:
+        """Bytes of the place of an entry."""
+        return -(-(_CHECKSUM_BYTES + _ENTRY.size + self.entry_bytes) // 8) * 8
 
+    @property
+    def losses_offset(self) -> int:
+        """Where in the file the losses begin."""
+        return _ENTRIES_OFFSET + page_aligned(2 * self.retained_steps * self.place_bytes)
 
-def _losses_offset(retained_steps: int, entry_bytes: int) -> int:
-    return _ENTRIES_OFFSET + page_aligned(2 * retained_steps * _place_bytes(entry_bytes))
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of the file: what has to be announced before it is created."""
+        return self.losses_offset + (self.last_step + 1) * _LOSS_BYTES
 
 
 class Journal(MappedFile):
@@ -75,25 +87,21 @@ class Journal(MappedFile):
     def __init__(self, path: Path, header: Mapping[str, Any], mapping: mmap.mmap) -> None:
         """Use `create` or `open`."""
         super().__init__(path, header, mapping)
-        self.retained_steps = int(header["retained_steps"])
-        self.entry_bytes = int(header["entry_bytes"])
-        self.last_step = int(header["last_step"])
-        self._place_bytes = _place_bytes(self.entry_bytes)
-        self._losses_offset = _losses_offset(self.retained_steps, self.entry_bytes)
+        fields = dataclasses.fields(JournalShape)
+        self.shape = JournalShape(**{field.name: int(header[field.name]) for field in fields})
+        self._place_bytes, self._losses_offset = self.shape.place_bytes, self.shape.losses_offset
         self._sequence, self._state = self._newest_superblock()
         self._entries: dict[int, _Entry] = {}
         for entry in self._stored_entries():
             if self._counts_more(entry):
-                self._entries[entry.step % self.retained_steps] = entry
+                self._entries[entry.step % self.shape.retained_steps] = entry
 
     @classmethod
     def create(
         cls,
         path: Path,
         identity: StoreIdentity,
-        retained_steps: int,
-        entry_bytes: int,
-        last_step: int,
+        shape: JournalShape,
         *,
         state: JournalState | None = None,
         losses: Mapping[int, float] | None = None,
@@ -101,23 +109,17 @@ class Journal(MappedFile):
         """Creates a journal in place of the file of that name; its bytes are reserved.
 
         Args:
-            retained_steps: how many of the newest steps keep their ledger entry.
-            entry_bytes: the most that an entry has.
-            last_step: the last step of the run; every step until then has room for its loss.
             losses: of the steps before; the former file is there until all of it is written.
 
         Raises:
             UserError: the file system is too full, or refuses the file.
             ValueError: a size is less than one, or a step has no room for its loss.
         """
-        if min(retained_steps, entry_bytes) < 1 or last_step < 0:
-            raise ValueError(f"no journal: {retained_steps} x {entry_bytes} bytes, to {last_step}")
-        header = {
-            "retained_steps": retained_steps,
-            "entry_bytes": entry_bytes,
-            "last_step": last_step,
-        }
-        total_bytes = journal_bytes(retained_steps, entry_bytes, last_step)
+        last_step = shape.last_step
+        if min(shape.retained_steps, shape.entry_bytes) < 1 or last_step < 0:
+            raise ValueError(
+                f"no journal: {shape.retained_steps} x {shape.entry_bytes} bytes, to {last_step}"
+            )
         contents = dict.fromkeys(_SUPERBLOCKS, encode_superblock(0, state))
         history = bytearray((last_step + 1) * _LOSS_BYTES)
         for step, loss in (losses or {}).items():
@@ -127,7 +129,8 @@ class Journal(MappedFile):
                 step, struct.pack("<f", loss)
             )
         if losses:
-            contents[_losses_offset(retained_steps, entry_bytes)] = bytes(history)
+            contents[shape.losses_offset] = bytes(history)
+        header, total_bytes = dataclasses.asdict(shape), shape.total_bytes
         return cls._create(path, identity, header, total_bytes=total_bytes, contents=contents)
 
     def extended(self, last_step: int) -> Journal:
@@ -136,15 +139,13 @@ class Journal(MappedFile):
         Raises:
             UserError: the file system is too full, or refuses the file.
         """
-        header = {
-            "retained_steps": self.retained_steps,
-            "entry_bytes": self.entry_bytes,
-            "last_step": last_step,
-        }
-        total_bytes = journal_bytes(self.retained_steps, self.entry_bytes, last_step)
-        kept = {PAGE_BYTES: bytes(self.view[PAGE_BYTES:])}
+        shape = dataclasses.replace(self.shape, last_step=last_step)
         longer = self._create(
-            self.path, self.identity, header, total_bytes=total_bytes, contents=kept
+            self.path,
+            self.identity,
+            dataclasses.asdict(shape),
+            total_bytes=shape.total_bytes,
+            contents={PAGE_BYTES: bytes(self.view[PAGE_BYTES:])},
         )
         self.close()
         return longer
@@ -173,17 +174,20 @@ class Journal(MappedFile):
         Raises:
             ValueError: the entry is too large, or the step does not go with the state.
         """
-        if len(entry) > self.entry_bytes:
+        if len(entry) > self.shape.entry_bytes:
             raise ValueError(
-                f"{self.path}: an entry of {len(entry)} bytes, there is room for {self.entry_bytes}"
+                f"{self.path}: an entry of {len(entry)} bytes, "
+                f"there is room for {self.shape.entry_bytes}"
             )
-        if not max(-1, state.committed - self.retained_steps) < step <= state.committed:
+        if not max(-1, state.committed - self.shape.retained_steps) < step <= state.committed:
             raise ValueError(f"step {step} is not retained at step {state.committed}")
         if self._state is not None and state.committed < self._state.committed:
             raise ValueError(f"S_{self._state.committed} is followed by S_{state.committed}")
-        if step > self.last_step:
-            raise ValueError(f"{self.path} was made for {self.last_step} steps, not for {step}")
-        pair = step % self.retained_steps
+        if step > self.shape.last_step:
+            raise ValueError(
+                f"{self.path} was made for {self.shape.last_step} steps, not for {step}"
+            )
+        pair = step % self.shape.retained_steps
         former = self._entries.get(pair)
         place = 2 * pair if former is None else former.place ^ 1
         written = _Entry(place, self._sequence + 1, step)
@@ -201,7 +205,7 @@ class Journal(MappedFile):
         Raises:
             KeyError: it is not retained, not committed, or damaged.
         """
-        found = self._entries.get(step % self.retained_steps)
+        found = self._entries.get(step % self.shape.retained_steps)
         if found is None or found.step != step or self._state is None:
             raise KeyError(f"{self.path} has no entry of step {step}")
         stored = self._read(found.place)
@@ -224,7 +228,7 @@ class Journal(MappedFile):
         if self._state is None:
             return {}
         found = {}
-        for step in range(min(self._state.committed, self.last_step) + 1):
+        for step in range(min(self._state.committed, self.shape.last_step) + 1):
             loss = self._read_loss(step)
             if loss is not None:
                 found[step] = loss
@@ -278,25 +282,29 @@ class Journal(MappedFile):
         (checksum,) = struct.unpack_from("<Q", stored)
         sequence, step, length = _ENTRY.unpack_from(stored, _CHECKSUM_BYTES)
         start = _CHECKSUM_BYTES + _ENTRY.size
-        if sequence == 0 or length > self.entry_bytes or step % self.retained_steps != place // 2:
+        if (
+            sequence == 0
+            or length > self.shape.entry_bytes
+            or step % self.shape.retained_steps != place // 2
+        ):
             return None
         if checksum != checksum_of(stored[_CHECKSUM_BYTES : start + length]):
             return None
         return _Entry(place, sequence, step), stored[start : start + length]
 
     def _stored_entries(self) -> Iterator[_Entry]:
-        for place in range(2 * self.retained_steps):
+        for place in range(2 * self.shape.retained_steps):
             if (stored := self._read(place)) is not None:
                 yield stored[0]
 
     def _counts_more(self, entry: _Entry) -> bool:
         """Whether an entry belongs to a commit that came to its end, and is the newest of its."""
-        former = self._entries.get(entry.step % self.retained_steps)
+        former = self._entries.get(entry.step % self.shape.retained_steps)
         newest = former is None or entry.sequence > former.sequence
         return newest and entry.sequence <= self._sequence
 
     def _holds(self, step: int) -> bool:
-        found = self._entries.get(step % self.retained_steps)
+        found = self._entries.get(step % self.shape.retained_steps)
         return found is not None and found.step == step and self._read(found.place) is not None
 
     def _take_over(self, access: Access) -> None:
@@ -304,7 +312,7 @@ class Journal(MappedFile):
         if access is not Access.WRITE:
             return
         for entry in list(self._stored_entries()):
-            if self._entries.get(entry.step % self.retained_steps) != entry:
+            if self._entries.get(entry.step % self.shape.retained_steps) != entry:
                 self._erase(entry.place)
         block = encode_superblock(self._sequence, self._state)
         for offset in _SUPERBLOCKS:
@@ -312,8 +320,10 @@ class Journal(MappedFile):
                 self._write_guarded(offset, block)
 
     def _write_loss(self, step: int, loss: float) -> None:
-        if not 0 <= step <= self.last_step:
-            raise ValueError(f"{self.path} was made for {self.last_step} steps, not for {step}")
+        if not 0 <= step <= self.shape.last_step:
+            raise ValueError(
+                f"{self.path} was made for {self.shape.last_step} steps, not for {step}"
+            )
         offset = self._losses_offset + step * _LOSS_BYTES
         self.view[offset : offset + _LOSS_BYTES] = _guarded_loss(step, struct.pack("<f", loss))
 
@@ -328,3 +338,17 @@ class Journal(MappedFile):
 def _guarded_loss(step: int, bits: bytes) -> bytes:
     """Returns the four bytes of a loss, and four that tell that it is one and of this step."""
     return bits + struct.pack("<I", xxhash.xxh32_intdigest(bits, seed=step & 0xFFFFFFFF))
+
+
+def stored_state(path: Path, identity: StoreIdentity | None) -> JournalState | None:
+    """Returns the state that a journal has; None where there is no journal, or a damaged one.
+
+    Raises:
+        UserError: it is another job's.
+    """
+    try:
+        journal = Journal.open(path, identity, Access.READ)
+    except (FileNotFoundError, DamagedFileError):
+        return None
+    with contextlib.closing(journal):
+        return journal.state

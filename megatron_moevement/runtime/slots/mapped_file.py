@@ -227,7 +227,7 @@ def free_bytes(folder: Path) -> int:
     """
     status = os.statvfs(folder)
     left = status.f_bavail * status.f_frsize
-    return min(left, _available_memory_bytes()) if _is_in_memory(folder) else left
+    return min(left, available_memory_bytes()) if _is_in_memory(folder) else left
 
 
 def _is_in_memory(folder: Path) -> bool:
@@ -242,7 +242,8 @@ def _is_in_memory(folder: Path) -> bool:
     return False
 
 
-def _available_memory_bytes() -> int:
+def available_memory_bytes() -> int:
+    """Returns how much memory the machine can still give to processes."""
     lines = dict(line.split(":", 1) for line in _MEMORY.read_text().splitlines())
     return int(lines["MemAvailable"].removesuffix("kB")) * 1024
 

@@ -8,6 +8,7 @@ because a descriptor counts with its checksum only and a part of the payload wit
 
 from __future__ import annotations
 
+import dataclasses
 import mmap
 import struct
 from collections.abc import Mapping
@@ -32,7 +33,7 @@ from megatron_moevement.runtime.slots.slot_record import (
     max_record_bytes,
 )
 
-__all__ = ["RingFile", "SlotPart", "SlotRecord", "ring_file_bytes"]
+__all__ = ["RingFile", "RingShape", "SlotPart", "SlotRecord"]
 
 _GUARD = struct.Struct("<QI")
 """Opens a descriptor: checksum of all after it, and length of the encoded record; 0: no slot."""
@@ -43,13 +44,23 @@ def _descriptor_bytes(max_parts: int) -> int:
     return -(-(_GUARD.size + max_record_bytes(max_parts)) // 8) * 8
 
 
-def _buffers_offset(capacity: int, max_parts: int) -> int:
-    return PAGE_BYTES + page_aligned(capacity * _descriptor_bytes(max_parts))
+@dataclasses.dataclass(frozen=True)
+class RingShape:
+    """Sizes of a ring: number of buffers, bytes of each, and the most parts of a slot."""
 
+    capacity: int
+    buffer_bytes: int
+    max_parts: int
 
-def ring_file_bytes(capacity: int, buffer_bytes: int, max_parts: int) -> int:
-    """Returns the size of a ring's file: what has to be announced before it is created."""
-    return _buffers_offset(capacity, max_parts) + capacity * page_aligned(buffer_bytes)
+    @property
+    def buffers_offset(self) -> int:
+        """Where in the file the buffers begin."""
+        return PAGE_BYTES + page_aligned(self.capacity * _descriptor_bytes(self.max_parts))
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of the file: what has to be announced before it is created."""
+        return self.buffers_offset + self.capacity * page_aligned(self.buffer_bytes)
 
 
 class RingFile(MappedFile):
@@ -65,23 +76,16 @@ class RingFile(MappedFile):
         """Use `create` or `open`."""
         super().__init__(path, header, mapping)
         self.owner = LogicalRank.parse(header["owner"])
-        self.capacity = int(header["capacity"])
-        self.buffer_bytes = int(header["buffer_bytes"])
-        self.max_parts = int(header["max_parts"])
-        self._descriptor_bytes = _descriptor_bytes(self.max_parts)
-        self._buffers_offset = _buffers_offset(self.capacity, self.max_parts)
-        self._stride = page_aligned(self.buffer_bytes)
+        fields = dataclasses.fields(RingShape)
+        self.shape = RingShape(**{field.name: int(header[field.name]) for field in fields})
+        self.capacity = self.shape.capacity
+        self._descriptor_bytes = _descriptor_bytes(self.shape.max_parts)
+        self._buffers_offset = self.shape.buffers_offset
+        self._stride = page_aligned(self.shape.buffer_bytes)
 
     @classmethod
     def create(
-        cls,
-        path: Path,
-        identity: StoreIdentity,
-        owner: LogicalRank,
-        *,
-        capacity: int,
-        buffer_bytes: int,
-        max_parts: int,
+        cls, path: Path, identity: StoreIdentity, owner: LogicalRank, shape: RingShape
     ) -> RingFile:
         """Creates an empty ring in place of the file of that name; all its bytes are reserved.
 
@@ -89,16 +93,13 @@ class RingFile(MappedFile):
             UserError: the file system is too full, or refuses the file.
             ValueError: a size is less than one.
         """
-        if min(capacity, buffer_bytes, max_parts) < 1:
-            raise ValueError(f"no ring: {capacity} x {buffer_bytes} bytes, {max_parts} parts")
-        header = {
-            "owner": str(owner),
-            "capacity": capacity,
-            "buffer_bytes": buffer_bytes,
-            "max_parts": max_parts,
-        }
-        total_bytes = ring_file_bytes(capacity, buffer_bytes, max_parts)
-        return cls._create(path, identity, header, total_bytes=total_bytes)
+        sizes = dataclasses.asdict(shape)
+        if min(sizes.values()) < 1:
+            raise ValueError(
+                f"no ring: {shape.capacity} x {shape.buffer_bytes} bytes, {shape.max_parts} parts"
+            )
+        header = {"owner": str(owner), **sizes}
+        return cls._create(path, identity, header, total_bytes=shape.total_bytes)
 
     def payload_offset(self, step: int) -> int:
         """Returns where in the file the payload of S_step begins."""
@@ -107,7 +108,7 @@ class RingFile(MappedFile):
     def buffer(self, step: int) -> memoryview:
         """Returns the buffer of S_step, to be filled between `invalidate` and `publish`."""
         start = self.payload_offset(step)
-        return self.view[start : start + self.buffer_bytes]
+        return self.view[start : start + self.shape.buffer_bytes]
 
     def invalidate(self, step: int) -> None:
         """Forgets the slot in the buffer of S_step, whichever it is, before it is overwritten."""
@@ -122,11 +123,13 @@ class RingFile(MappedFile):
         """
         body = encode_record(record)
         descriptor = self._descriptor(self._place(record.step))
-        if record.payload_bytes > self.buffer_bytes:
-            raise ValueError(f"{record.payload_bytes} bytes in a buffer of {self.buffer_bytes}")
+        if record.payload_bytes > self.shape.buffer_bytes:
+            raise ValueError(
+                f"{record.payload_bytes} bytes in a buffer of {self.shape.buffer_bytes}"
+            )
         if _GUARD.size + len(body) > len(descriptor):
             raise ValueError(
-                f"{self.path} has room for slots of {self.max_parts} parts, not of "
+                f"{self.path} has room for slots of {self.shape.max_parts} parts, not of "
                 f"{len(record.parts)}"
             )
         self.invalidate(record.step)
@@ -137,7 +140,9 @@ class RingFile(MappedFile):
     def has_room_for(self, record: SlotRecord) -> bool:
         """Returns whether a slot's payload and record fit."""
         room = self._descriptor_bytes - _GUARD.size
-        return record.payload_bytes <= self.buffer_bytes and len(encode_record(record)) <= room
+        return (
+            record.payload_bytes <= self.shape.buffer_bytes and len(encode_record(record)) <= room
+        )
 
     def records(self) -> tuple[SlotRecord, ...]:
         """Returns the slots with an intact descriptor, by step; payloads are not looked at."""
@@ -171,8 +176,7 @@ class RingFile(MappedFile):
 
     def _take_over(self, access: Access) -> None:
         del access  # a slot that was cut is not held: there is nothing to put in order
-        made_with = ring_file_bytes(self.capacity, self.buffer_bytes, self.max_parts)
-        if made_with != self.total_bytes:
+        if self.shape.total_bytes != self.total_bytes:
             raise DamagedFileError(f"{self.path} was made on a machine with pages of another size")
 
     def _place(self, step: int) -> int:
@@ -196,5 +200,7 @@ class RingFile(MappedFile):
             record = decode_record(descriptor[_GUARD.size : _GUARD.size + length])
         except MalformedRecordError:
             return None
-        fits = record.payload_bytes <= self.buffer_bytes and record.step % self.capacity == place
+        fits = (
+            record.payload_bytes <= self.shape.buffer_bytes and record.step % self.capacity == place
+        )
         return record if fits else None

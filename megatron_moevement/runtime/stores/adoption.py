@@ -26,9 +26,7 @@ from megatron_moevement.policy.copies.left_stores import (
     share_of_flushed,
 )
 from megatron_moevement.policy.job.ranks import LogicalRank
-from megatron_moevement.runtime.slots.identity import DamagedFileError
-from megatron_moevement.runtime.slots.journal import Journal, JournalState
-from megatron_moevement.runtime.slots.mapped_file import Access
+from megatron_moevement.runtime.slots.journal import JournalState, stored_state
 from megatron_moevement.runtime.stores.flushing import bring_back, bring_back_file
 from megatron_moevement.runtime.stores.store import (
     JOURNAL_NAME,
@@ -59,7 +57,6 @@ def adopt_store(
 
     Args:
         own: the store of this process, in which nothing is open.
-        flushed: folders of what processes of the run flushed.
         patience: how long to wait for a process that dies and still has its store locked.
 
     Returns:
@@ -144,7 +141,6 @@ def remove_outdated(own: StoreDirectory) -> None:
 
 
 def _states_left(own: StoreDirectory) -> dict[int, JournalState]:
-    """Returns what the journals say that others left on this machine."""
     found = {}
     for process in left_behind(own.root, own.identity.run_id):
         with contextlib.suppress(UserError):  # another job's
@@ -345,18 +341,7 @@ def _flushed_state(own: StoreDirectory, folder: Path) -> JournalState | None:
 
 
 def _state(own: StoreDirectory, folder: Path) -> JournalState | None:
-    """Returns what the journal in a folder says; None when there is none.
-
-    Raises:
-        UserError: it is another job's.
-    """
-    try:
-        journal = Journal.open(folder / JOURNAL_NAME, own.identity, Access.READ)
-    except (FileNotFoundError, DamagedFileError):
-        return None
-    state = journal.state
-    journal.close()
-    return state
+    return stored_state(folder / JOURNAL_NAME, own.identity)
 
 
 def _age_left(

@@ -39,9 +39,6 @@ class FaultRecord:
     def __init__(self, root: Path, run_id: str, rank: int) -> None:
         """Makes it where it is missing.
 
-        Args:
-            rank: the logical rank that this process occupies.
-
         Raises:
             UserError: it can't be made, or the folder is another user's.
         """

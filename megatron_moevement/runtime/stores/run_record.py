@@ -8,9 +8,9 @@ import os
 from pathlib import Path
 
 from megatron_moevement.errors import UserError
-from megatron_moevement.runtime.slots.identity import RUN_NAME, DamagedFileError, RunIdentity
-from megatron_moevement.runtime.slots.journal import Journal
-from megatron_moevement.runtime.slots.mapped_file import CREATING_SUFFIX, Access
+from megatron_moevement.runtime.slots.identity import RUN_NAME, RunIdentity
+from megatron_moevement.runtime.slots.journal import stored_state
+from megatron_moevement.runtime.slots.mapped_file import CREATING_SUFFIX
 from megatron_moevement.runtime.stores.store import (
     JOURNAL_NAME,
     LOCK_NAME,
@@ -113,9 +113,7 @@ def _left_run(run_folder: Path) -> LeftRun | None:
 
 def _committed(folder: Path) -> int | None:
     try:
-        journal = Journal.open(folder / JOURNAL_NAME, None, Access.READ)
-    except (FileNotFoundError, DamagedFileError, UserError):
+        state = stored_state(folder / JOURNAL_NAME, None)
+    except UserError:
         return None
-    state = journal.state
-    journal.close()
     return None if state is None else state.committed

@@ -16,9 +16,9 @@ from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.runtime.closing import Closing
 from megatron_moevement.runtime.security.ownership import check_folder
 from megatron_moevement.runtime.slots.identity import RUN_NAME, DamagedFileError, StoreIdentity
-from megatron_moevement.runtime.slots.journal import Journal, JournalState, journal_bytes
+from megatron_moevement.runtime.slots.journal import Journal, JournalShape, JournalState
 from megatron_moevement.runtime.slots.mapped_file import CREATING_SUFFIX, free_bytes, out_of_space
-from megatron_moevement.runtime.slots.ring_file import RingFile, ring_file_bytes
+from megatron_moevement.runtime.slots.ring_file import RingFile, RingShape
 from megatron_moevement.runtime.stores.status_file import STATUS_NAME
 from megatron_moevement.runtime.stores.store_lock import StoreLock, lock_owner
 
@@ -35,34 +35,6 @@ class RingRole(Enum):
 
     OWN = "own"
     HELD = "held"
-
-
-@dataclasses.dataclass(frozen=True)
-class RingShape:
-    """Sizes of a ring: number of buffers, bytes of each, and the most parts of a slot."""
-
-    capacity: int
-    buffer_bytes: int
-    max_parts: int
-
-    @property
-    def total_bytes(self) -> int:
-        """Bytes of the file."""
-        return ring_file_bytes(self.capacity, self.buffer_bytes, self.max_parts)
-
-
-@dataclasses.dataclass(frozen=True)
-class JournalShape:
-    """Sizes of a journal: retained steps, bytes of an entry, and the last step of the run."""
-
-    retained_steps: int
-    entry_bytes: int
-    last_step: int
-
-    @property
-    def total_bytes(self) -> int:
-        """Bytes of the file."""
-        return journal_bytes(self.retained_steps, self.entry_bytes, self.last_step)
 
 
 @dataclasses.dataclass(frozen=True, order=True)
@@ -133,7 +105,6 @@ class StoreDirectory(Closing):
         """Makes the folder where it is missing, and locks it.
 
         Args:
-            root: the store directory, `--moevement-store-dir`.
             identity: the run; files of another one are refused.
             process: number of the process in the job, or of the one whose store is adopted.
 
@@ -220,12 +191,12 @@ class StoreDirectory(Closing):
         found = self.open_journal()
         if found is None:
             path = self.folder / JOURNAL_NAME
-            found = Journal.create(path, self.identity, **dataclasses.asdict(shape))
-        if found.last_step < shape.last_step:  # a longer run
+            found = Journal.create(path, self.identity, shape)
+        if found.shape.last_step < shape.last_step:  # a longer run
             found = found.extended(shape.last_step)
         self._journal = found
         # A shorter run leaves room unused.
-        there = JournalShape(found.retained_steps, found.entry_bytes, shape.last_step)
+        there = dataclasses.replace(found.shape, last_step=shape.last_step)
         self._check_shape(found.path, there, shape)
         return found
 
@@ -238,8 +209,7 @@ class StoreDirectory(Closing):
             UserError: the file system is full; the former one is still there.
         """
         path = self.folder / JOURNAL_NAME
-        sizes = dataclasses.asdict(shape)
-        journal = Journal.create(path, self.identity, **sizes, state=state, losses=losses)
+        journal = Journal.create(path, self.identity, shape, state=state, losses=losses)
         former, self._journal = self._journal, journal
         if former is not None:
             former.close()
@@ -284,8 +254,7 @@ class StoreDirectory(Closing):
         found = self.open_ring(role, owner)
         if found is None:
             return self.create_ring(role, owner, shape)
-        there = RingShape(found.capacity, found.buffer_bytes, found.max_parts)
-        self._check_shape(found.path, there, shape)
+        self._check_shape(found.path, found.shape, shape)
         return found
 
     def create_ring(self, role: RingRole, owner: LogicalRank, shape: RingShape) -> RingFile:
@@ -296,7 +265,7 @@ class StoreDirectory(Closing):
         """
         self.drop_ring(role, owner)
         path = self._ring_path(role, owner)
-        created = RingFile.create(path, self.identity, owner, **dataclasses.asdict(shape))
+        created = RingFile.create(path, self.identity, owner, shape)
         self._rings[role, owner] = created
         return created
 

@@ -173,7 +173,7 @@ def _surveyed_ring(stored: StoredRing) -> SurveyedRing:
         identity=ring.identity,
         size_bytes=ring.total_bytes,
         capacity=ring.capacity,
-        buffer_bytes=ring.buffer_bytes,
+        buffer_bytes=ring.shape.buffer_bytes,
         slots=_surveyed_slots(ring),
     )
     ring.close()

@@ -55,8 +55,6 @@ class Session:
 
 @dataclasses.dataclass(frozen=True)
 class _Parties:
-    """What both proofs are about."""
-
     client: int
     client_generation: int
     client_challenge: bytes

@@ -178,7 +178,7 @@ class UpstreamLog:
         step = self._open_step(tag.step)
         if tag in step.places:
             raise LogOrderError(f"{tag} is logged twice: the schedule's order is not understood")
-        size_bytes = like.numel() * like.element_size()
+        size_bytes = like.nbytes
         if step.used_bytes + padded_bytes(size_bytes) > self._buffer_bytes:
             step.too_large = True
             return None

@@ -118,7 +118,7 @@ class BackgroundWriter(LogWriter):
             self._stream.join()
             self.log.land(copy.tag, copy.place)
             return
-        size_bytes = source.numel() * source.element_size()
+        size_bytes = source.nbytes
         if self._scratch.numel() < size_bytes:
             self._scratch = torch.empty(size_bytes, dtype=torch.uint8)
         target = self._scratch[:size_bytes].view(source.dtype).view(source.shape)

@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from megatron_moevement.errors import UserError
 from megatron_moevement.integrations.megatron.indexed import MAX_DOCUMENT_TOKENS, DocumentWriter
+from megatron_moevement.training.checkpoints import sync
 from megatron_moevement.training.data.documents import (
     Piece,
     Reading,
@@ -216,17 +217,9 @@ def _exclusive(folder: Path, prefix: str) -> Iterator[None]:
 def _publish(staged: Path, prefix: str) -> None:
     pairs = list(zip(output_paths(str(staged)), output_paths(prefix), strict=True))
     for source, _ in pairs:
-        _sync(source)
+        sync(source)
     # until the new index is there, an old one must not lead to the new tokens
     pairs[-1][1].unlink(missing_ok=True)
     for source, target in pairs:
         os.replace(source, target)
-    _sync(Path(prefix).parent)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    sync(Path(prefix).parent)

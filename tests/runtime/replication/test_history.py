@@ -7,8 +7,7 @@ import pytest
 from megatron_moevement.policy.window.schedule import Window
 from megatron_moevement.runtime.peers.history import History, OwnHistory
 from megatron_moevement.runtime.peers.sender import SlotSender
-from megatron_moevement.runtime.slots.journal import JournalState
-from megatron_moevement.runtime.stores.store import JournalShape
+from megatron_moevement.runtime.slots.journal import JournalShape, JournalState
 from megatron_moevement.runtime.transport.wire import ProtocolError
 
 from .conftest import DEADLINE, IDENTITY, SHAPE, capture, rank_of

@@ -19,7 +19,7 @@ from megatron_moevement.runtime.peers.sender import (
     SlotSender,
 )
 from megatron_moevement.runtime.peers.server import ReplicaServer
-from megatron_moevement.runtime.stores.store import RingShape
+from megatron_moevement.runtime.slots.ring_file import RingShape
 
 from .conftest import DEADLINE, SHAPE, W, capture, key_of
 

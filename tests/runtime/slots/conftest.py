@@ -5,7 +5,7 @@ import pytest
 from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.policy.window.schedule import Window
 from megatron_moevement.runtime.slots.identity import StoreIdentity
-from megatron_moevement.runtime.slots.ring_file import RingFile
+from megatron_moevement.runtime.slots.ring_file import RingFile, RingShape
 from megatron_moevement.runtime.slots.slot_record import EXTRAS, SlotPart, SlotRecord
 
 IDENTITY = StoreIdentity("run-1", "0123abcd")
@@ -15,9 +15,8 @@ OWNER = LogicalRank(pp=1, ep=1)
 @pytest.fixture
 def ring(shared_memory):
     """Returns a small ring in shared memory."""
-    made = RingFile.create(
-        shared_memory / "own.ring", IDENTITY, OWNER, capacity=3, buffer_bytes=200, max_parts=3
-    )
+    shape = RingShape(capacity=3, buffer_bytes=200, max_parts=3)
+    made = RingFile.create(shared_memory / "own.ring", IDENTITY, OWNER, shape)
     yield made
     made.close()
 

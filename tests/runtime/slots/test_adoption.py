@@ -9,7 +9,8 @@ import pytest
 
 from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.policy.window.schedule import Window
-from megatron_moevement.runtime.slots.journal import JournalState
+from megatron_moevement.runtime.slots.journal import JournalShape, JournalState
+from megatron_moevement.runtime.slots.ring_file import RingShape
 from megatron_moevement.runtime.stores.adoption import (
     adopt_store,
     take_in_flushed,
@@ -17,9 +18,7 @@ from megatron_moevement.runtime.stores.adoption import (
 )
 from megatron_moevement.runtime.stores.flushing import flush_store, flushed_folder
 from megatron_moevement.runtime.stores.store import (
-    JournalShape,
     RingRole,
-    RingShape,
     StoreDirectory,
     left_behind,
 )

@@ -16,7 +16,7 @@ import pytest
 from megatron_moevement.errors import UserError
 from megatron_moevement.policy.window.schedule import Window
 from megatron_moevement.runtime.slots.identity import DamagedFileError, StoreIdentity
-from megatron_moevement.runtime.slots.journal import Journal, JournalState, journal_bytes
+from megatron_moevement.runtime.slots.journal import Journal, JournalShape, JournalState
 from megatron_moevement.runtime.slots.mapped_file import PAGE_BYTES
 
 from .conftest import IDENTITY, OWNER
@@ -33,9 +33,7 @@ def journal(shared_memory):
 
 
 def make(path, last_step=LAST_STEP):
-    return Journal.create(
-        path, IDENTITY, retained_steps=RETAINED, entry_bytes=64, last_step=last_step
-    )
+    return Journal.create(path, IDENTITY, JournalShape(RETAINED, 64, last_step))
 
 
 def reopened(journal):
@@ -72,7 +70,7 @@ def test_a_new_journal_knows_nothing(journal):
         assert each.losses() == {}
         with pytest.raises(KeyError):
             each.entry(0)
-    assert journal.path.stat().st_size == journal_bytes(RETAINED, 64, LAST_STEP)
+    assert journal.path.stat().st_size == JournalShape(RETAINED, 64, LAST_STEP).total_bytes
 
 
 def test_the_newest_steps_keep_their_entries_and_all_their_losses(journal):

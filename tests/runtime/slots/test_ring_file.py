@@ -19,7 +19,7 @@ from megatron_moevement.errors import UserError
 from megatron_moevement.policy.window.schedule import Window
 from megatron_moevement.runtime.slots.identity import DamagedFileError, StoreIdentity
 from megatron_moevement.runtime.slots.mapped_file import PAGE_BYTES, Access
-from megatron_moevement.runtime.slots.ring_file import RingFile, ring_file_bytes
+from megatron_moevement.runtime.slots.ring_file import RingFile, RingShape
 from megatron_moevement.runtime.slots.slot_record import (
     MalformedRecordError,
     SlotPart,
@@ -44,7 +44,7 @@ def test_a_published_slot_is_read_back_by_whoever_opens_the_file(ring):
     assert other.payload(written) == ring.payload(written)
     assert bytes(other.payload(written)[:3]) == bytes([7, 8, 9])
     assert other.damaged_parts(written) == ()
-    assert (other.owner, other.capacity, other.buffer_bytes) == (OWNER, 3, 200)
+    assert (other.owner, other.shape) == (OWNER, RingShape(3, 200, 3))
     assert other.identity == IDENTITY
 
 
@@ -90,23 +90,17 @@ def test_a_tensor_outlives_the_closed_ring(ring):
 def test_the_file_is_for_its_user_alone_and_has_all_its_bytes(ring):
     status = ring.path.stat()
     assert stat.S_IMODE(status.st_mode) == 0o600
-    assert status.st_size == ring_file_bytes(3, 200, 3) == ring.total_bytes
+    assert status.st_size == RingShape(3, 200, 3).total_bytes == ring.total_bytes
     assert status.st_blocks * 512 >= status.st_size
 
 
 def test_a_file_system_that_is_too_full_refuses_the_ring_with_the_numbers(shared_memory):
     status = os.statvfs(shared_memory)
     too_much = status.f_bavail * status.f_frsize + PAGE_BYTES
-    needed = ring_file_bytes(1, too_much, 1)
-    with pytest.raises(UserError, match=rf"needs {needed} bytes and its file system has \d+ left"):
-        RingFile.create(
-            shared_memory / "own.ring",
-            IDENTITY,
-            OWNER,
-            capacity=1,
-            buffer_bytes=too_much,
-            max_parts=1,
-        )
+    shape = RingShape(1, too_much, 1)
+    needed = rf"needs {shape.total_bytes} bytes and its file system has \d+ left"
+    with pytest.raises(UserError, match=needed):
+        RingFile.create(shared_memory / "own.ring", IDENTITY, OWNER, shape)
     assert list(shared_memory.iterdir()) == []
 
 
@@ -115,15 +109,9 @@ def test_a_file_system_that_fills_up_meanwhile_refuses_the_ring_too(shared_memor
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (8 * PAGE_BYTES, limits[1]))
     try:
+        shape = RingShape(10, PAGE_BYTES, 1)
         with pytest.raises(UserError, match=r"needs \d+ bytes and its file system has \d+ left"):
-            RingFile.create(
-                shared_memory / "own.ring",
-                IDENTITY,
-                OWNER,
-                capacity=10,
-                buffer_bytes=PAGE_BYTES,
-                max_parts=1,
-            )
+            RingFile.create(shared_memory / "own.ring", IDENTITY, OWNER, shape)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert list(shared_memory.iterdir()) == []
@@ -213,7 +201,7 @@ def test_a_document_that_is_no_record_is_refused(ring, document):
 def test_no_flipped_byte_passes_for_what_was_written(shared_memory):
     """Flips every byte of a file, one at a time."""
     path = shared_memory / "own.ring"
-    ring = RingFile.create(path, IDENTITY, OWNER, capacity=2, buffer_bytes=200, max_parts=3)
+    ring = RingFile.create(path, IDENTITY, OWNER, RingShape(2, 200, 3))
     held = {step: fill(ring, step, byte=step) for step in (4, 5)}
     written = {
         (step, part.name): bytes(ring.payload(record)[part.offset : part.offset + part.size_bytes])

@@ -18,11 +18,10 @@ import pytest
 from megatron_moevement.errors import UserError
 from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.runtime.slots.identity import StoreIdentity
-from megatron_moevement.runtime.slots.journal import JournalState
+from megatron_moevement.runtime.slots.journal import JournalShape, JournalState
+from megatron_moevement.runtime.slots.ring_file import RingShape
 from megatron_moevement.runtime.stores.store import (
-    JournalShape,
     RingRole,
-    RingShape,
     StoreDirectory,
     left_behind,
 )
@@ -262,7 +261,7 @@ def test_a_journal_of_a_run_that_becomes_longer_or_shorter_keeps_what_it_has(sha
     for last_step in (5000, 10):
         with opened(shared_memory) as store:
             journal = store.journal(JournalShape(3, 100, last_step))
-            assert journal.last_step == 5000
+            assert journal.shape.last_step == 5000
             assert journal.state == STATE
             assert [journal.entry(step) for step in (1, 2, 3)] == [
                 b"entry 1",

@@ -48,9 +48,6 @@ def fetch_release(upstream: Upstream, cache: Path) -> Path:
 def build_fork(series: Series, release: Path, out: Path) -> Path:
     """Applies the series to a release's wheel and writes the fork's wheel.
 
-    Args:
-        out: Directory for the result.
-
     Returns:
         Path of the wheel; the same inputs give the same bytes.
 

@@ -22,7 +22,8 @@ from megatron_moevement.policy.window.ordering import Ordering, order_operators
 from megatron_moevement.policy.window.planner import plan_window
 from megatron_moevement.policy.window.schedule import WindowSchedule
 from megatron_moevement.runtime.coordination.agreement import all_gather_json
-from megatron_moevement.runtime.stores.store import JournalShape, RingShape
+from megatron_moevement.runtime.slots.journal import JournalShape
+from megatron_moevement.runtime.slots.ring_file import RingShape
 from megatron_moevement.runtime.transport.transport import Address
 from megatron_moevement.runtime.upstream_log.log import buffer_bytes
 from megatron_moevement.settings.fault_tolerance import FaultTolerance
