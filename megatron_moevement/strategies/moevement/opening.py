@@ -59,7 +59,7 @@ from megatron_moevement.strategies.moevement.protection.protection_watch import 
 from megatron_moevement.strategies.moevement.protection.resident_store import ResidentStore
 from megatron_moevement.strategies.moevement.protection.spare_memory import keep_for_others
 from megatron_moevement.strategies.moevement.protection.spares import find_spares
-from megatron_moevement.strategies.moevement.session import Session
+from megatron_moevement.strategies.moevement.session import RankSession
 from megatron_moevement.strategies.moevement.sparse_checkpointing import SparseCheckpointing
 from megatron_moevement.strategies.resident_state import IdleSpare, Protected, ResidentState
 
@@ -130,7 +130,7 @@ def _open(
     holdings = Holdings(plan, host, store)
     memory = HostMemory(holdings, endpoint, carried.store, objects.device, objects.pin)
     return SparseCheckpointing(
-        Session(objects, live, memory, carried, events, say),
+        RankSession(objects, live, memory, carried, events, say),
         replicas=told.replicas,
         audit=ReplicaAudit(settings.moevement_audit_interval, objects, events, say),
         protection=_watch_protection(settings, objects, plan, events, say, generation),

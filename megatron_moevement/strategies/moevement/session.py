@@ -1,4 +1,4 @@
-"""Session: what one rank works with in one generation."""
+"""Session of a rank: what one rank works with in one generation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from megatron_moevement.strategies.moevement.protection.host_memory import HostM
 
 
 @dataclasses.dataclass(frozen=True)
-class Session:
+class RankSession:
     """What one rank works with in one generation; its training thread uses it.
 
     Attributes:
@@ -38,7 +38,7 @@ class Session:
         """The generation."""
         return self.memory.generation
 
-    def with_loaded_tensors(self) -> Session:
+    def with_loaded_tensors(self) -> RankSession:
         """Returns the same after a durable checkpoint was loaded, which brings new tensors."""
         live = LiveOperators(self.objects.chunks, self.objects.optimizer)
         return dataclasses.replace(self, live=live)

@@ -42,7 +42,7 @@ from megatron_moevement.strategies.moevement.recovery.planning import Planning, 
 from megatron_moevement.strategies.moevement.recovery.rejoin import Laps, Rejoin
 from megatron_moevement.strategies.moevement.recovery.replay import Replay
 from megatron_moevement.strategies.moevement.recovery.replicas import Replicas
-from megatron_moevement.strategies.moevement.session import Session
+from megatron_moevement.strategies.moevement.session import RankSession
 from megatron_moevement.strategies.scalars import encode_entry
 from megatron_moevement.strategies.strategy import (
     NOT_COVERED,
@@ -58,7 +58,7 @@ class SparseCheckpointing(Strategy):
 
     def __init__(
         self,
-        session: Session,
+        session: RankSession,
         *,
         replicas: Replicas,
         audit: ReplicaAudit,
@@ -115,7 +115,8 @@ class SparseCheckpointing(Strategy):
         rollbacks = planning.next_rollbacks(start)
         self._restart_windows(progress, rollbacks, 0 if plan is None else plan.schedule_version)
         if plan is not None:
-            rejoin = Rejoin(session, Agreed(start.facts, plan), laps, None)
+            own = plan.for_rank(session.objects.rank)
+            rejoin = Rejoin(session, Agreed(start.facts, plan), own, laps, None)
             session.say(rejoin.went_back(progress.committed).line)
         return None
 
@@ -136,7 +137,7 @@ class SparseCheckpointing(Strategy):
             self._restart_windows(progress, plan.rollbacks, plan.schedule_version)
         else:
             self._capture_on(execution.own, replay)
-        self._rejoin = Rejoin(session, agreed, laps, replay)
+        self._rejoin = Rejoin(session, agreed, execution.own, laps, replay)
         if replay is None:
             return Recovered(session.carried.scalars.progress, plan.target, is_bare=is_bare)
         self._replay_on(execution, replay)

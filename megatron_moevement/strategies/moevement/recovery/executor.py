@@ -46,7 +46,7 @@ from megatron_moevement.strategies.moevement.recovery.replicas import (
 )
 from megatron_moevement.strategies.moevement.recovery.slot_transfers import fetch_slots
 from megatron_moevement.strategies.moevement.recovery.survivors import Survivor
-from megatron_moevement.strategies.moevement.session import Session
+from megatron_moevement.strategies.moevement.session import RankSession
 from megatron_moevement.strategies.scalars import decode_entry
 from megatron_moevement.strategies.strategy import InitialStateLostError
 
@@ -54,7 +54,7 @@ from megatron_moevement.strategies.strategy import InitialStateLostError
 class Execution:
     """Carries out one plan; the training thread of every rank calls it."""
 
-    def __init__(self, session: Session, agreed: Agreed) -> None:
+    def __init__(self, session: RankSession, agreed: Agreed) -> None:
         """Names what is carried out.
 
         Args:
@@ -214,7 +214,7 @@ class Execution:
         return Replay(self._session, freezing, slots, recorded, witness=witness, begins=begins)
 
 
-def start_over(session: Session, durable: int) -> None:
+def start_over(session: RankSession, durable: int) -> None:
     """Gets ready to load a durable checkpoint, or to begin with the initial weights.
 
     Args:

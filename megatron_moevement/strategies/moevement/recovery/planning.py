@@ -34,7 +34,7 @@ from megatron_moevement.strategies.moevement.protection.left_state import (
     rng_equal_steps,
 )
 from megatron_moevement.strategies.moevement.recovery.replicas import Replicas
-from megatron_moevement.strategies.moevement.session import Session
+from megatron_moevement.strategies.moevement.session import RankSession
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Start:
 class Planning:
     """Plans the recovery of one generation; the training thread of every rank calls it."""
 
-    def __init__(self, session: Session, replicas: Replicas) -> None:
+    def __init__(self, session: RankSession, replicas: Replicas) -> None:
         """Names what facts are read from."""
         self._session = session
         self._objects = session.objects

@@ -18,6 +18,7 @@ from megatron_moevement.policy.outcome.replay_doubt import (
     trusted_copies,
 )
 from megatron_moevement.policy.outcome.replay_proof import proof_of_all
+from megatron_moevement.policy.recovery.plan import RankPlan
 from megatron_moevement.runtime.coordination.agreement import all_gather_json
 from megatron_moevement.runtime.coordination.commit_barrier import (
     Agreement,
@@ -39,7 +40,7 @@ from megatron_moevement.strategies.moevement.carried_state import (
 from megatron_moevement.strategies.moevement.recovery.boundaries import Boundaries
 from megatron_moevement.strategies.moevement.recovery.replay import Replay
 from megatron_moevement.strategies.moevement.recovery.slot_transfers import send_slots
-from megatron_moevement.strategies.moevement.session import Session
+from megatron_moevement.strategies.moevement.session import RankSession
 from megatron_moevement.strategies.strategy import (
     NO_WINDOW,
     UnprovenStateError,
@@ -67,12 +68,20 @@ class Laps:
 class Rejoin:
     """This rank from a plan that is carried out on; its training thread calls it."""
 
-    def __init__(self, session: Session, agreed: Agreed, laps: Laps, replay: Replay | None) -> None:
+    def __init__(
+        self,
+        session: RankSession,
+        agreed: Agreed,
+        own: RankPlan,
+        laps: Laps,
+        replay: Replay | None,
+    ) -> None:
         """Begins to send what holders lack; `rejoin` waits for copies of the guarded window.
 
         Args:
             session: of this rank; its memory is open.
             agreed: what is carried out.
+            own: what of it this rank does.
             laps: of the parts so far.
             replay: of this rank; None for a bystander.
         """
@@ -81,7 +90,7 @@ class Rejoin:
         self._memory = memory = session.memory
         self._carried = session.carried
         self._agreed = agreed
-        self._plan = plan = agreed.plan
+        self._plan = agreed.plan
         self._laps = laps
         self.replay = replay
         """What this rank replays; None while it stands by."""
@@ -90,7 +99,6 @@ class Rejoin:
             f"moevement/rejoin/{memory.rejoin_barrier}", objects.patience
         )
         self._barrier = CommitBarrier(objects.device, objects.groups.tp_dp_cp)
-        own = plan.for_rank(objects.rank)
         self._guarded = own.guarded
         send_slots(memory, own.sends)
 

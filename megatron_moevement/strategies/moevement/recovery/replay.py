@@ -34,7 +34,7 @@ from megatron_moevement.runtime.slots.slot_record import EXTRAS
 from megatron_moevement.settings.faults import FaultPoint
 from megatron_moevement.strategies.moevement.carried_state import SurvivingState
 from megatron_moevement.strategies.moevement.recovery.replay_witness import ReplayWitness
-from megatron_moevement.strategies.moevement.session import Session
+from megatron_moevement.strategies.moevement.session import RankSession
 from megatron_moevement.strategies.scalars import SlotScalars, same_scalars
 
 
@@ -135,7 +135,7 @@ class Replay:
 
     def __init__(
         self,
-        session: Session,
+        session: RankSession,
         freezing: Freezing,
         slots: Slots | None,
         recorded: RecordedSteps,
