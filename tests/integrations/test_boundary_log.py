@@ -86,7 +86,7 @@ def boundary_run(flags, config, max_steps=LAST):
             assert hasattr(job.chunks[0].config, name)
             setattr(job.chunks[0].config, name, value)
         if "variable_seq_lengths" in config:
-            step._micro_batches = of_two_lengths(step._micro_batches)
+            step.micro_batches = of_two_lengths(step.micro_batches)
         yield job, BoundaryRun(job, step, max_steps)
 
 

@@ -34,7 +34,7 @@ def drop_at_random(flags):
     found = []
     with tiny_job(*flags) as job, open_steps(job, build_datasets(job), START) as train_step:
         train_step.run(StopRequest.NONE)
-        step = FrozenStep(job, train_step._micro_batches(), FrozenWork.DROPPED)
+        step = FrozenStep(job, train_step.micro_batches(), FrozenWork.DROPPED)
         operators = step.operators()
         expected = step.run(frozenset(operators))
         for active in (*(random_active(operators, seed) for seed in (1, 2)), frozenset()):

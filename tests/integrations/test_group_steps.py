@@ -75,7 +75,7 @@ def repeat_a_step(flags):
         seen = [counts(job)]
         step.run(StopRequest.NONE)
         seen.append(counts(job))
-        frozen = FrozenStep(job, step._micro_batches())
+        frozen = FrozenStep(job, step.micro_batches())
         operators = frozenset(frozen.operators())
         experts = frozenset(one for one in operators if one.kind is OperatorKind.EXPERT)
         expected = frozen.run(operators)

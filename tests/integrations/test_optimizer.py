@@ -48,7 +48,7 @@ def steps_of(job):
 
 
 def compute_gradients(job, step):
-    return job.schedule.forward_backward(step._micro_batches())
+    return job.schedule.forward_backward(step.micro_batches())
 
 
 def observe(job):

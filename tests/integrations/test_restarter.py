@@ -66,8 +66,8 @@ def test_the_other_flags_are_the_wrappers_parts():
             inprocess_empty_cuda_cache=True,
         )
     )
-    assert made.initialize._max_restarts == 7
-    assert made.finalize._empty_cuda_cache
+    assert made.initialize.max_restarts == 7
+    assert made.finalize.empty_cuda_cache
     assert len(made.rank_assignment.layers) == 2
     assert made.health_check is not None
     assert made.store_kwargs["timeout"] == made.barrier_timeout

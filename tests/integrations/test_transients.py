@@ -349,8 +349,8 @@ def interrupt(flags, owner, name):
         transients = Transients(job.chunks, job.optimizer, job.expert_bias)
         step.run(StopRequest.NONE)
         if owner is not None:
-            before, batches = random_state(), step._micro_batches()
-            step._micro_batches, fetch = lambda: batches, step._micro_batches
+            before, batches = random_state(), step.micro_batches()
+            step.micro_batches, fetch = lambda: batches, step.micro_batches
             place = {"chunk": job.chunks[0].module, "barrier": job.barrier, "job": job.optimizer}
             original = getattr(place[owner], name)
             setattr(place[owner], name, fail)
@@ -363,7 +363,7 @@ def interrupt(flags, owner, name):
             transients.reset()
             restore_random_state(before)
             step.run(StopRequest.NONE)
-            step._micro_batches = fetch
+            step.micro_batches = fetch
         else:
             step.run(StopRequest.NONE)
         step.run(StopRequest.NONE)

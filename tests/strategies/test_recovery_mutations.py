@@ -165,7 +165,7 @@ def moved_while_frozen(mutation):
     MUTATIONS[mutation]()
     with tiny_job("--bf16") as job, open_steps(job, build_datasets(job), START) as step:
         step.run(StopRequest.NONE)
-        frozen = FrozenStep(job, step._micro_batches())
+        frozen = FrozenStep(job, step.micro_batches())
         statistics = frozen.run(frozenset(frozen.operators())).statistics
         frozen.restore()
         before = frozen.state()

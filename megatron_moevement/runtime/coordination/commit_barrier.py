@@ -128,7 +128,7 @@ def _encode_rng(replica_rng: ReplicaRng | None) -> list[int]:
     return greatest + least
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(eq=False)
 class CommitBarrier:
     """The barrier of a job; the training thread of every rank calls it once per step."""
 
