@@ -10,10 +10,11 @@ from megatron_moevement.policy.copies.commit import newest_persisted
 from megatron_moevement.policy.copies.left_stores import may_forget_left
 from megatron_moevement.policy.copies.persistence import SlotKey
 from megatron_moevement.policy.job.operators import OperatorId
+from megatron_moevement.policy.recovery.lifecycle import Phase
 from megatron_moevement.settings.faults import FaultPoint
 from megatron_moevement.testing.world import arithmetic
 from megatron_moevement.testing.world.live import Live
-from megatron_moevement.testing.world.process import At, Commands, Phase, Process, Run, Until
+from megatron_moevement.testing.world.process import At, Commands, Process, Run, Until
 from megatron_moevement.testing.world.reference import Entry, scaler_of
 from megatron_moevement.testing.world.scenario import Links
 from megatron_moevement.testing.world.step_model import Command

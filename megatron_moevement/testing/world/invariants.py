@@ -12,6 +12,7 @@ from megatron_moevement.policy.copies.persistence import SlotKey
 from megatron_moevement.policy.copies.slot_ring import ring_capacity
 from megatron_moevement.policy.facts.facts import Condition, Facts, LiveState, ProcessFacts
 from megatron_moevement.policy.job.operators import OperatorId, OperatorKind
+from megatron_moevement.policy.recovery.lifecycle import Phase
 from megatron_moevement.policy.recovery.plan import Origin, Plan, Verdict, WindowEdges
 from megatron_moevement.policy.window.schedule import Window
 from megatron_moevement.testing.world.left_invariants import LeftInvariants
@@ -19,7 +20,7 @@ from megatron_moevement.testing.world.live import SlotContent
 from megatron_moevement.testing.world.log_invariants import LogInvariants
 from megatron_moevement.testing.world.plan_sources import has_sources
 from megatron_moevement.testing.world.policies import slot_contents
-from megatron_moevement.testing.world.process import Phase, Process
+from megatron_moevement.testing.world.process import Process
 from megatron_moevement.testing.world.violations import ViolationError, require
 from megatron_moevement.testing.world.work_invariants import WorkInvariants
 
@@ -78,9 +79,8 @@ class Invariants:
         require(store.committed >= former, "4 committed", process, "went back from", former)
         self._committed[key] = store.committed
         self.work.committed(process)
-        live = process.live
-        recorded = live is None or live.step <= store.committed
-        require(recorded, "4 recorded", process, "is beyond", store.committed, "of its journal")
+        beyond = process.live is not None and process.live.step > store.committed
+        require(not beyond, "4 recorded", process, "is beyond", store.committed, "of its journal")
         self._equals_reference(process)
         if process.phase is Phase.TRAINING:
             self.logs.landed(process)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import operator
 from collections.abc import Callable, Generator, Sequence
-from enum import Enum
 from typing import Any
 
 from megatron_moevement.policy.copies.persistence import Acknowledgements, SlotKey
@@ -14,6 +13,7 @@ from megatron_moevement.policy.copies.slot_ring import SlotRing
 from megatron_moevement.policy.facts.facts import Condition, LiveState, ProcessFacts
 from megatron_moevement.policy.job.boundary import BoundaryTag
 from megatron_moevement.policy.job.ranks import LogicalRank
+from megatron_moevement.policy.recovery.lifecycle import Event, Phase, advance
 from megatron_moevement.policy.recovery.plan import Plan
 from megatron_moevement.policy.window.schedule import Window, WindowSchedule
 from megatron_moevement.settings.faults import FaultPoint
@@ -91,15 +91,6 @@ Commands = Generator[Wait, Any, None]
 Program = Commands
 
 
-class Phase(Enum):
-    """What a process is doing, as far as it makes a difference here."""
-
-    RECOVERING = "recovering"
-    SETTLING = "settling"
-    TRAINING = "training"
-    ENDED = "ended"
-
-
 @dataclasses.dataclass
 class Run:
     """What a rank has in hand of the step it works on: gone when the step is committed.
@@ -170,7 +161,7 @@ class Process:
     holders: tuple[int, ...] = ()
     damaged: set[SlotKey] = dataclasses.field(default_factory=set)
     capturing: SlotKey | None = None
-    phase: Phase = Phase.RECOVERING
+    phase: Phase = Phase.PLANNING
     generation: int = 0
     program: Program | None = None
     wait: Wait | None = None
@@ -195,6 +186,10 @@ class Process:
             "spare" if self.rank is None else f"pp{self.rank.pp}.dp{self.rank.dp}.ep{self.rank.ep}"
         )
         return f"p{self.number}({place})"
+
+    def advance(self, event: Event) -> None:
+        """Enters the phase that follows an event."""
+        self.phase = advance(self.phase, event)
 
     def facts(self, shape: Shape, lost: LostStates) -> ProcessFacts:
         """Returns what the process publishes at the start of a recovery.

@@ -10,6 +10,7 @@ from megatron_moevement.policy.copies.persistence import SlotKey
 from megatron_moevement.policy.copies.slot_ring import SlotRing, ring_capacity
 from megatron_moevement.policy.facts.facts import Facts, ProcessFacts
 from megatron_moevement.policy.recovery.histories import next_rollbacks
+from megatron_moevement.policy.recovery.lifecycle import Event, Phase
 from megatron_moevement.policy.recovery.plan import Origin, Plan, Verdict, WindowEdges
 from megatron_moevement.policy.recovery.planner import has_no_use_of_memory
 from megatron_moevement.policy.window.schedule import WindowSchedule
@@ -21,7 +22,6 @@ from megatron_moevement.testing.world.process import (
     Commands,
     Join,
     Pass,
-    Phase,
     Process,
     Program,
     Run,
@@ -56,18 +56,20 @@ def recover(world: World, process: Process, members: tuple[int, ...]) -> Program
     if plan.is_from_durable:
         yield from _forget_windows(world, process, plan, schedule, members)
     if plan.verdict is not Verdict.ROLLBACK:
+        process.advance(Event.AGREED)
         yield from settle(world, process, plan, schedule, members, loaded=loaded)
+        process.advance(Event.SETTLED)
     yield Pass()
-    process.phase = Phase.RECOVERING
     yield from _come_to_target(world, process, plan, schedule, members)
     yield Join(("replayed",), members, process.number, None, len)
     if plan.verdict is not Verdict.ROLLBACK:
+        process.advance(Event.REACHED)
         _go_on(world, process, plan)
     yield At(FaultPoint.REPROTECT)
     yield from protect(world, process, members, plan.schedule_version)
     if process.rank is None:
         return
-    process.phase = Phase.TRAINING
+    process.advance(Event.BEGINS)
     world.invariants.resumed(process, plan)
     if process.live is not None and process.ring.next_step == process.live.step:
         yield from world.commits.capture(process)
@@ -95,9 +97,12 @@ def _come_to_target(
     if plan.verdict is Verdict.ROLLBACK:
         yield from _load(world, process, plan, schedule)
     elif process.rank is not None and process.rank.pp in plan.start_of:
+        process.advance(Event.REPLAYS)
         if plan.origin(process.rank.pp) is Origin.WINDOW:
             _rewind(world, process, plan)
         yield from _replay(world, process, plan)
+    else:
+        process.advance(Event.STANDS_BY)
 
 
 def _agree(
@@ -133,7 +138,8 @@ def _agree(
         rollbacks = next_rollbacks((each.rollbacks for each in facts.processes), beginning.time)
         plan = dataclasses.replace(plan, rollbacks=rollbacks)
         world.invariants.left.goes_back(plan)
-    process.phase = Phase.SETTLING
+    if plan.verdict is Verdict.ROLLBACK or plan.is_from_durable:
+        process.advance(Event.LOADS)
     if found is not None:
         world.note_plan(plan)
     own = world.shape.schedule
@@ -188,7 +194,7 @@ def end(world: World, process: Process, why: str) -> Program:
     """Ends a process that has nothing to train with: it writes what it has for the next launch."""
     yield Sleep(FACTS_TIME)
     world.machines.flush(process)
-    process.phase = Phase.ENDED
+    process.phase = Phase.ENDING  # from wherever it was
     world.restarts.ended(why)
 
 

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 from megatron_moevement.policy.copies.slot_ring import SlotRing, ring_capacity
 from megatron_moevement.policy.job.boundary import BoundaryTag, Direction
 from megatron_moevement.policy.job.ranks import LogicalRank
+from megatron_moevement.policy.recovery.lifecycle import Phase
 from megatron_moevement.policy.recovery.newest_state import Durable
-from megatron_moevement.testing.world.process import Phase, Process, Receive
+from megatron_moevement.testing.world.process import Process, Receive
 from megatron_moevement.testing.world.recovering import end, recover
 from megatron_moevement.testing.world.spares import assign_spares
 
@@ -151,7 +152,7 @@ class Restarts:
         self._stop(process)
         process.store.drop_unlanded(world.clock.now)
         process.damaged.clear()
-        process.phase, process.generation = Phase.RECOVERING, generation
+        process.phase, process.generation = Phase.PLANNING, generation
 
     def _let_run_on(self, process: Process) -> None:
         """Aborts what a process waits for: a stream may run on with garbage for a moment."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
 from megatron_moevement.policy.job.boundary import BoundaryTag, Direction
+from megatron_moevement.policy.recovery.lifecycle import Event
 from megatron_moevement.settings.faults import FaultPoint
 from megatron_moevement.testing.world import arithmetic
 from megatron_moevement.testing.world.arithmetic import Local
@@ -14,7 +15,6 @@ from megatron_moevement.testing.world.process import (
     Commands,
     Join,
     Pass,
-    Phase,
     Process,
     Program,
     Receive,
@@ -44,7 +44,7 @@ def train(world: World, process: Process) -> Program:
         yield from run_step(world, process, run)
     name = ("finish", process.live.step)
     yield Join(name, shape.layout.ranks, process.rank, None, len)
-    process.phase = Phase.ENDED
+    process.advance(Event.ENDS)
     world.finished = True
 
 

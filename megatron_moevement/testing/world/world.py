@@ -10,6 +10,7 @@ from megatron_moevement.policy.job.boundary import Direction
 from megatron_moevement.policy.job.operators import OperatorId
 from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.policy.job.segments import receivers_from
+from megatron_moevement.policy.recovery.lifecycle import Phase
 from megatron_moevement.policy.recovery.plan import Plan
 from megatron_moevement.policy.window.schedule import WindowSchedule
 from megatron_moevement.settings.faults import FaultPoint
@@ -26,7 +27,6 @@ from megatron_moevement.testing.world.process import (
     At,
     Join,
     Pass,
-    Phase,
     Process,
     Receive,
     Sleep,
@@ -106,7 +106,7 @@ class World:
         return [
             process
             for process in self.processes.values()
-            if process.alive and process.phase is not Phase.ENDED
+            if process.alive and process.phase is not Phase.ENDING
         ]
 
     def run(self) -> Outcome:
