@@ -40,7 +40,7 @@ _HISTORY_BYTES = mmap.PAGESIZE
 """The file that names the history of training is written before the first save."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(eq=False)
 class CheckpointStore:
     """The durable checkpoints of a job."""
 
