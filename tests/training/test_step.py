@@ -68,7 +68,7 @@ def after(function):
 
 
 POINTS = {
-    "reading the data": lambda job, step: (step, "_micro_batches", fail),
+    "reading the data": lambda job, step: (step, "micro_batches", fail),
     "a forward pass": lambda job, step: (job.chunks[-1].module, "forward", fail),
     "all gradients": lambda job, step: (
         job.schedule,
