@@ -115,6 +115,7 @@ class Resident:
         """
         self._generation = generation
         self._entered_s = time.time()
+        torch.set_grad_enabled(True)  # an interrupt inside of torch.no_grad leaves it off
         self.kept.store.keep()
         is_restartable = self._arguments.restart.inprocess_restart
         number = generation.number if is_restartable else None
