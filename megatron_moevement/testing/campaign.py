@@ -107,7 +107,7 @@ def play(scenario: Scenario, policies: Policies | None = None) -> Outcome | Fail
 
 def _failure(world: World, what: str, detail: str) -> Failure:
     world.report(f"VIOLATED {what}: {detail.removeprefix(f'{what}: ')}")
-    return Failure(world.scenario, what, detail, str(world.story))
+    return Failure(world.scenario, what, detail, "\n".join(world.story))
 
 
 def play_seeds(seeds: Sequence[int], mutation: str | None) -> Tally:

@@ -8,14 +8,14 @@ others breaks a decision that production takes.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from megatron_moevement.policy.copies import placement
 from megatron_moevement.policy.copies.peer_trouble import Remedy
 from megatron_moevement.policy.copies.persistence import Acknowledgements, SlotKey
 from megatron_moevement.policy.copies.placement import Host, Placement
 from megatron_moevement.policy.copies.retention import Retention, retain
-from megatron_moevement.policy.facts.facts import Condition, Facts, LiveState
+from megatron_moevement.policy.facts.facts import Condition, Facts, LiveState, ProcessFacts
 from megatron_moevement.policy.job.operators import OperatorId
 from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.policy.recovery import planner as recovery
@@ -61,109 +61,100 @@ def _retain_fewer_logs(persisted: Window | None, first_step: int) -> Retention:
     return dataclasses.replace(kept, oldest_log_step=kept.oldest_log_step + 1)
 
 
-def _newest_captured_is_persisted(facts: Facts) -> Plan | None:
-    captured = max(
-        (holding.window for process in facts.processes for holding in process.holdings),
-        default=None,
-    )
-    processes = tuple(
-        dataclasses.replace(process, persisted=captured) for process in facts.processes
-    )
-    return recovery.plan_start(dataclasses.replace(facts, processes=processes))
+def _with_facts(change: Callable[[Facts], Facts]) -> Policies:
+    """Returns the policies of a planner that is given other facts."""
+    return Policies(plan_start=lambda facts: recovery.plan_start(change(facts)))
 
 
-def _target_is_minimum(facts: Facts) -> Plan | None:
+def _of_each(change: Callable[[ProcessFacts], ProcessFacts]) -> Policies:
+    """Returns the policies of a planner that is given other facts of each process."""
+    return _with_facts(lambda facts: _changed(facts, change))
+
+
+def _changed(facts: Facts, change: Callable[[ProcessFacts], ProcessFacts]) -> Facts:
+    return dataclasses.replace(facts, processes=tuple(map(change, facts.processes)))
+
+
+def _with_plan(change: Callable[[Facts, Plan], Plan]) -> Policies:
+    """Returns the policies of a planner whose plans are changed."""
+
+    def plan_start(facts: Facts) -> Plan | None:
+        plan = recovery.plan_start(facts)
+        return None if plan is None else change(facts, plan)
+
+    return Policies(plan_start=plan_start)
+
+
+def _newest_captured_is_persisted(facts: Facts) -> Facts:
+    windows = (holding.window for process in facts.processes for holding in process.holdings)
+    captured = max(windows, default=None)
+    return _changed(facts, lambda process: dataclasses.replace(process, persisted=captured))
+
+
+def _target_is_minimum(facts: Facts) -> Facts:
     known = [each.committed for each in facts.processes if each.committed is not None]
-    oldest = min(known, default=None)
-    processes = tuple(
-        process
-        if process.committed is None
-        else dataclasses.replace(process, committed=oldest, live=_not_after(process.live, oldest))
-        for process in facts.processes
-    )
-    return recovery.plan_start(dataclasses.replace(facts, processes=processes))
+    oldest = min(known, default=0)
+
+    def at_oldest(process: ProcessFacts) -> ProcessFacts:
+        live = process.live
+        if process.committed is None:
+            return process
+        if live.condition is Condition.DENSE:
+            live = dataclasses.replace(live, step=min(live.step, oldest))
+        return dataclasses.replace(process, committed=oldest, live=live)
+
+    return _changed(facts, at_oldest)
 
 
-def _window_edge_moved(facts: Facts) -> Plan | None:
-    plan = recovery.plan_start(facts)
-    if plan is None or plan.edges is WindowEdges.RESTARTED:
+def _window_edge_moved(_: Facts, plan: Plan) -> Plan:
+    if plan.edges is WindowEdges.RESTARTED:
         return plan
     return dataclasses.replace(plan, windows_from=max(plan.windows_from - 1, 0))
 
 
-def _not_after(live: LiveState, step: int | None) -> LiveState:
-    if live.condition is not Condition.DENSE or step is None:
-        return live
-    return dataclasses.replace(live, step=min(live.step, step))
-
-
-def _forget_ledger_of_first_window(facts: Facts) -> Plan | None:
+def _forget_ledger_of_first_window(facts: Facts) -> Facts:
     if any(process.persisted is not None for process in facts.processes):
-        return recovery.plan_start(facts)
-    processes = tuple(dataclasses.replace(each, ledger=range(0)) for each in facts.processes)
-    return recovery.plan_start(dataclasses.replace(facts, processes=processes))
+        return facts
+    return _changed(facts, lambda process: dataclasses.replace(process, ledger=range(0)))
 
 
-def _forget_intermediate(facts: Facts) -> Plan | None:
-    processes = tuple(
-        dataclasses.replace(process, live=LiveState(Condition.ABSENT))
-        if process.live.step != process.committed
-        else process
-        for process in facts.processes
-    )
-    return recovery.plan_start(dataclasses.replace(facts, processes=processes))
+def _forget_intermediate(process: ProcessFacts) -> ProcessFacts:
+    if process.live.step == process.committed:
+        return process
+    return dataclasses.replace(process, live=LiveState(Condition.ABSENT))
 
 
-def _skip_roll_forward(facts: Facts) -> Plan | None:
-    plan = recovery.plan_start(facts)
-    return None if plan is None else dataclasses.replace(plan, roll_forward=())
-
-
-def _copy_before_roll_forward(facts: Facts) -> Plan | None:
-    plan = recovery.plan_start(facts)
-    if plan is None:
-        return None
+def _copy_before_roll_forward(facts: Facts, plan: Plan) -> Plan:
     sources = {copy.source for copy in plan.copies}
     behind = {process.rank for process in facts.processes if process.process in sources}
     rolling = tuple(roll for roll in plan.roll_forward if roll.rank not in behind)
     return dataclasses.replace(plan, roll_forward=rolling)
 
 
-def _all_experts_are_the_same(facts: Facts) -> Plan | None:
-    processes = tuple(
-        process
-        if process.replica_id is None or process.rank is None
-        else dataclasses.replace(process, replica_id=f"stage {process.rank.pp}")
-        for process in facts.processes
-    )
-    return recovery.plan_start(dataclasses.replace(facts, processes=processes))
+def _all_experts_are_the_same(process: ProcessFacts) -> ProcessFacts:
+    if process.replica_id is None or process.rank is None:
+        return process
+    return dataclasses.replace(process, replica_id=f"stage {process.rank.pp}")
 
 
-def _trust_torn(facts: Facts) -> Plan | None:
-    processes = tuple(
-        dataclasses.replace(process, live=LiveState(Condition.DENSE, process.live.step))
-        if process.live.condition is Condition.TORN
-        else process
-        for process in facts.processes
-    )
-    return recovery.plan_start(dataclasses.replace(facts, processes=processes))
+def _trust_torn(process: ProcessFacts) -> ProcessFacts:
+    if process.live.condition is not Condition.TORN:
+        return process
+    return dataclasses.replace(process, live=LiveState(Condition.DENSE, process.live.step))
 
 
-def _logs_cover_everything(facts: Facts) -> Plan | None:
+def _logs_cover_everything(process: ProcessFacts) -> ProcessFacts:
     everything = frozenset(range(1_000))
-    processes = tuple(
-        dataclasses.replace(
-            process,
-            logs=tuple(dataclasses.replace(log, steps=everything) for log in process.logs),
-        )
-        for process in facts.processes
+    logs = tuple(dataclasses.replace(log, steps=everything) for log in process.logs)
+    return dataclasses.replace(process, logs=logs)
+
+
+def _ignore_what_new_ones_found(process: ProcessFacts) -> ProcessFacts:
+    if not process.is_new:
+        return process
+    return dataclasses.replace(
+        process, committed=None, persisted=None, holdings=(), ledger=range(0)
     )
-    return recovery.plan_start(dataclasses.replace(facts, processes=processes))
-
-
-def _mixed_eras(facts: Facts) -> Plan | None:
-    processes = tuple(dataclasses.replace(process, rollbacks=0) for process in facts.processes)
-    return recovery.plan_start(dataclasses.replace(facts, processes=processes))
 
 
 def _retain_last_window(persisted: Window | None, first_step: int) -> Retention:
@@ -181,16 +172,6 @@ def _same_domain(hosts: list[Host], replicas: int, strictness: object = None) ->
 
 def _without(command: Command) -> tuple[Command, ...]:
     return tuple(each for each in TRAINING_STEP if each is not command)
-
-
-def _ignore_what_new_ones_found(facts: Facts) -> Plan | None:
-    processes = tuple(
-        dataclasses.replace(process, committed=None, persisted=None, holdings=(), ledger=range(0))
-        if process.is_new
-        else process
-        for process in facts.processes
-    )
-    return recovery.plan_start(dataclasses.replace(facts, processes=processes))
 
 
 class _CopiesUncounted(Acknowledgements):
@@ -247,7 +228,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "found-memory-ignored",
         "what only new processes hold counts as nothing",
-        Policies(plan_start=_ignore_what_new_ones_found),
+        _of_each(_ignore_what_new_ones_found),
     ),
     Mutation(
         "log-dropped-early",
@@ -257,12 +238,12 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "unpersisted-window",
         "the newest window of which any slot is held is replayed from",
-        Policies(plan_start=_newest_captured_is_persisted),
+        _with_facts(_newest_captured_is_persisted),
     ),
     Mutation(
         "window-edge-moved",
         "the windows after a recovery begin a step earlier than those before",
-        Policies(plan_start=_window_edge_moved),
+        _with_plan(_window_edge_moved),
     ),
     Mutation(
         "no-commit-barrier",
@@ -272,17 +253,17 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "target-is-minimum",
         "everybody goes back to the oldest step that a survivor committed last",
-        Policies(plan_start=_target_is_minimum),
+        _with_facts(_target_is_minimum),
     ),
     Mutation(
         "intermediate-state-lost",
         "a stage whose replay was interrupted begins it again",
-        Policies(plan_start=_forget_intermediate),
+        _of_each(_forget_intermediate),
     ),
     Mutation(
         "roll-forward-skipped",
         "survivors at T - 1 stay there",
-        Policies(plan_start=_skip_roll_forward),
+        _with_plan(lambda facts, plan: dataclasses.replace(plan, roll_forward=())),
     ),
     Mutation(
         "rolled-forward-unrecorded",
@@ -296,12 +277,12 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "copied-before-roll-forward",
         "a lost state is copied from a replica that is a step behind",
-        Policies(plan_start=_copy_before_roll_forward),
+        _with_plan(_copy_before_roll_forward),
     ),
     Mutation(
         "copied-from-other-experts",
         "a lost state is copied from a rank with other experts",
-        Policies(plan_start=_all_experts_are_the_same),
+        _of_each(_all_experts_are_the_same),
     ),
     Mutation(
         "epoch-not-checked",
@@ -311,22 +292,22 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "torn-commit-trusted",
         "a state whose commit was cut counts as whole",
-        Policies(plan_start=_trust_torn),
+        _of_each(_trust_torn),
     ),
     Mutation(
         "first-window-done-again",
         "a fault before a window is persisted costs the steps since the job began",
-        Policies(plan_start=_forget_ledger_of_first_window),
+        _with_facts(_forget_ledger_of_first_window),
     ),
     Mutation(
         "log-gaps-ignored",
         "a neighbour whose log does not reach back stays a bystander",
-        Policies(plan_start=_logs_cover_everything),
+        _of_each(_logs_cover_everything),
     ),
     Mutation(
         "eras-mixed",
         "what lies before a rollback is mixed with what it began",
-        Policies(plan_start=_mixed_eras),
+        _of_each(lambda process: dataclasses.replace(process, rollbacks=0)),
     ),
     Mutation(
         "first-slot-dropped",

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from megatron_moevement.policy.recovery.rollforward import Settling
 from megatron_moevement.testing.campaign import Failure, play, shrink_failure
 from megatron_moevement.testing.mutations import MUTATIONS, OF_THE_MODEL, mutation_named
 from megatron_moevement.testing.regression import Regression
@@ -20,16 +19,6 @@ TELLING = (0, 1, 2, 4, 6, 7, 8, 11, 12, 14, 25, 27, 35, 38, 44, 58, 156, 347)
 
 FORMER = {
     "flushed-without-a-rank": Policies(share_of_flushed=lambda flushed, rank, ranks: ()),
-    "gradients-reset-before-the-state-is-given-up": Policies(
-        settling=(
-            Settling.ROLL_FORWARD,
-            Settling.RESET,
-            Settling.GIVE_UP,
-            Settling.JOURNAL,
-            Settling.BELONG,
-            Settling.TAKE_LOADED,
-        )
-    ),
 }
 """Decisions as they once were, each with the kept world that it fails in."""
 

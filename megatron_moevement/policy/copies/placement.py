@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import heapq
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 
@@ -167,6 +167,29 @@ def _choose_least_loaded(
             heapq.heappush(heads, head)
         holders[host.rank] = tuple(chosen)
     return holders
+
+
+def kept_placement(
+    anew: Placement, hosts: Sequence[Host], held: Iterable[tuple[int, LogicalRank, int]]
+) -> Placement:
+    """Returns a placement that leaves copies with the processes that hold them.
+
+    What processes hold is the placement that was in force: it outlives restarts and launches, and
+    processes that come in new need not be given it.
+
+    Args:
+        anew: what `place_replicas` gives.
+        hosts: the live processes.
+        held: who holds slots of which other rank, with the step of the newest.
+    """
+    found: defaultdict[LogicalRank, list[tuple[int, int]]] = defaultdict(list)
+    for holder, rank, step in held:
+        found[rank].append((-step, holder))
+    if not found:
+        return anew
+    # Who was replaced as a holder has older slots than who took its place.
+    holders = {rank: tuple(holder for _, holder in sorted(known)) for rank, known in found.items()}
+    return repair_placement(dataclasses.replace(anew, holders=holders), hosts)
 
 
 def repair_placement(placement: Placement, hosts: Sequence[Host]) -> Placement:

@@ -7,7 +7,7 @@ they are called with.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from megatron_moevement.policy.job.operators import OperatorId, OperatorKind
 from megatron_moevement.policy.job.ranks import LogicalRank
@@ -49,6 +49,21 @@ class Reduced:
     tokens: Mapping[OperatorId, int]
     loss: int
     stands_for: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """The ledger entry of a step.
+
+    Attributes:
+        loss: mean loss.
+        norm: global gradient norm.
+        found_inf: whether the gradients of the dense and of the expert optimizer overflowed.
+    """
+
+    loss: int
+    norm: int
+    found_inf: tuple[bool, bool]
 
 
 def weights_of(history: History, live: Live, part: Part) -> int:
@@ -94,16 +109,29 @@ def reduce(history: History, shape: Shape, contributions: Mapping[LogicalRank, L
     return Reduced(gradients, tokens, loss, stands_for)
 
 
-def apply_gradient(
-    history: History, full: int, gradient: int, scalars: tuple[int, int, int]
-) -> int:
-    """Returns FULL of an operator after one optimizer step.
+def apply_gradients(
+    history: History, live: Live, reduced: Reduced, entry: Entry, operators: Iterable[OperatorId]
+) -> None:
+    """Takes the optimizer step of some active operators, but where gradients overflowed."""
+    for operator in operators:
+        which = 1 if operator.kind is OperatorKind.EXPERT else 0
+        if not entry.found_inf[which]:
+            live.active[operator] = history.of(
+                "update",
+                live.active[operator],
+                reduced.gradients[operator],
+                *(live.scalers[which], entry.norm, live.step + 1),
+            )
 
-    Args:
-        history: of the world.
-        full: FULL before.
-        gradient: reduced gradient.
-        scalars: loss scale that the gradient was unscaled with, gradient norm, and the step for
-            learning rate and weight decay.
-    """
-    return history.of("update", full, gradient, *scalars)
+
+def end_step(history: History, live: Live, reduced: Reduced, entry: Entry) -> None:
+    """Changes what finalizing and preparing would have changed, and advances cursor and step."""
+    for gate, bias in live.bias.items():
+        if gate in live.active:
+            live.bias[gate] = history.of("bias update", bias, reduced.tokens[gate])
+    live.scalers = [
+        history.of("scaler update", scaler, found)
+        for scaler, found in zip(live.scalers, entry.found_inf, strict=True)
+    ]
+    live.cursor = history.of("cursor", live.cursor)
+    live.step += 1

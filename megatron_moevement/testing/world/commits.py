@@ -9,13 +9,10 @@ from typing import TYPE_CHECKING
 from megatron_moevement.policy.copies.commit import newest_persisted
 from megatron_moevement.policy.copies.left_stores import may_forget_left
 from megatron_moevement.policy.copies.persistence import SlotKey
-from megatron_moevement.policy.job.operators import OperatorId
 from megatron_moevement.policy.recovery.lifecycle import Phase
 from megatron_moevement.settings.faults import FaultPoint
 from megatron_moevement.testing.world import arithmetic
-from megatron_moevement.testing.world.live import Live
 from megatron_moevement.testing.world.process import At, Commands, Process, Run, Until
-from megatron_moevement.testing.world.reference import Entry, scaler_of
 from megatron_moevement.testing.world.scenario import Links
 from megatron_moevement.testing.world.step_model import Command
 from megatron_moevement.testing.world.store import StoredSlot
@@ -65,9 +62,8 @@ class Commits:
         assert live is not None
         assert entry is not None
         if command is Command.SCHEDULES:
-            self._apply_held_back(live, run, entry)
-            live.cursor = self._world.history.of("cursor", live.cursor)
-            live.step = run.step
+            assert run.reduced is not None
+            arithmetic.end_step(self._world.history, live, run.reduced, entry)
         elif command is Command.LEDGER:
             store.ledger[run.step] = entry
             store.losses[run.step] = entry.loss
@@ -80,46 +76,22 @@ class Commits:
             live.torn = False
 
     def _optimizers(self, process: Process, run: Run, is_torn_here: bool) -> Commands:
-        assert process.live is not None
-        operators = list(process.live.active)
+        live, entry, reduced = process.live, run.entry, run.reduced
+        assert live is not None
+        assert entry is not None
+        assert reduced is not None
+        operators, history = list(live.active), self._world.history
         half = len(operators) // 2
-        self._apply(process, run, operators[:half])
+        arithmetic.apply_gradients(history, live, reduced, entry, operators[:half])
         if is_torn_here:
             self._world.report(f"{process} is torn in the commit of step {run.step}")
             self._world.restarts.restart_soon()
             yield Until(lambda: False, "the restart")
         yield At(FaultPoint.OPTIMIZERS)
-        self._apply(process, run, operators[half:])
+        arithmetic.apply_gradients(history, live, reduced, entry, operators[half:])
         yield At(FaultPoint.AFTER_OPTIMIZERS)
         if run.plan is not None and process.phase is Phase.SETTLING:
             yield At(FaultPoint.ROLL_FORWARD)
-
-    def _apply_held_back(self, live: Live, run: Run, entry: Entry) -> None:
-        """Changes what finalizing and preparing would have changed before the barrier."""
-        history, reduced = self._world.history, run.reduced
-        assert reduced is not None
-        for gate, bias in live.bias.items():
-            if gate in live.active:
-                live.bias[gate] = history.of("bias update", bias, reduced.tokens[gate])
-        live.scalers = [
-            history.of("scaler update", scaler, found)
-            for scaler, found in zip(live.scalers, entry.found_inf, strict=True)
-        ]
-
-    def _apply(self, process: Process, run: Run, operators: Iterable[OperatorId]) -> None:
-        live, entry, reduced = process.live, run.entry, run.reduced
-        assert live is not None
-        assert entry is not None
-        assert reduced is not None
-        for operator in operators:
-            which = scaler_of(operator)
-            if not entry.found_inf[which]:
-                live.active[operator] = arithmetic.apply_gradient(
-                    self._world.history,
-                    live.active[operator],
-                    reduced.gradients[operator],
-                    (live.scalers[which], entry.norm, run.step),
-                )
 
     def _learn(self, process: Process, run: Run) -> None:
         """Takes over what the barrier told to be persisted, and drops what that makes garbage."""

@@ -40,7 +40,8 @@ def fetch_slots(world: World, process: Process, plan: Plan) -> Commands:
     if process.rank is None:
         return
     for fetch in plan.fetches_of(process.rank):
-        if fetch.source != process.number:
+        own = fetch.slot._replace(owner=fetch.rank)  # a replica's slot becomes its own
+        if fetch.source != process.number or own not in process.store.slots:
             yield Sleep(FETCH_TIME)
             yield from _fetch(world, process, fetch)
         yield Pass()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from megatron_moevement.settings.faults import FaultPoint
@@ -30,18 +29,6 @@ class FaultInjection:
         self._armed: list[Fault] = []
         self._tears: set[int] = set()
         self.passed: set[FaultPoint] = set()
-        self._strikes: dict[FaultKind, Callable[[Process, Fault], None]] = {
-            FaultKind.CRASH: self._crash,
-            FaultKind.EXCEPTION: self._exception,
-            FaultKind.HANG: self._hang,
-            FaultKind.HICCUP: self._hiccup,
-            FaultKind.NODE: self._node,
-            FaultKind.TORN: self._tear,
-            FaultKind.FALSE_ALARM: self._false_alarm,
-            FaultKind.CORRUPT_SLOT: self._corrupt_slot,
-            FaultKind.CORRUPT_LOG: self._corrupt_log,
-            FaultKind.CONTROL_STORE: self._control_store,
-        }
 
     def strike(self, actor: Process) -> None:
         """Lets every fault happen that is due at this tick, the command of `actor`."""
@@ -64,7 +51,28 @@ class FaultInjection:
         victim = self._victim(fault, actor)
         where = "" if fault.place is None else f", {actor} being at {fault.place.value}"
         self._world.report(f"FAULT {fault.kind.value} at {victim}{where}")
-        self._strikes[fault.kind](victim, fault)
+        restarts = self._world.restarts
+        match fault.kind:
+            case FaultKind.CRASH:
+                self._crash(victim)
+            case FaultKind.EXCEPTION:
+                restarts.stop(victim)
+            case FaultKind.HANG:
+                victim.hung = True
+                self._world.clock.after(HANG_DETECTION_TIME, self._crash, victim)
+            case FaultKind.HICCUP:
+                lasts = HICCUP_TIMES[fault.tick % len(HICCUP_TIMES)]
+                self._world.replicator.cut_off(victim, lasts)
+            case FaultKind.NODE:
+                self._node(victim)
+            case FaultKind.TORN:
+                self._tears.add(victim.number)
+            case FaultKind.FALSE_ALARM:
+                restarts.restart_soon()
+            case FaultKind.CONTROL_STORE:
+                restarts.relaunch()
+            case FaultKind.CORRUPT_SLOT | FaultKind.CORRUPT_LOG:
+                self._corrupt(victim, fault)
 
     def tears(self, process: Process) -> bool:
         """Returns, once, whether the commit that a process is in is to be torn."""
@@ -78,50 +86,24 @@ class FaultInjection:
         live = self._world.live or [actor]
         return live[fault.victim % len(live)]
 
-    def _crash(self, victim: Process, _: Fault) -> None:
+    def _crash(self, victim: Process) -> None:
         self._world.restarts.kill(victim, keeps_memory=self._world.scenario.shared_memory)
 
-    def _exception(self, victim: Process, _: Fault) -> None:
-        self._world.restarts.stop(victim)
-
-    def _hang(self, victim: Process, _: Fault) -> None:
-        victim.hung = True
-        self._world.clock.after(HANG_DETECTION_TIME, self._kill_hung, victim)
-
-    def _kill_hung(self, victim: Process) -> None:
-        if victim.alive:
-            self._crash(victim, Fault(FaultKind.CRASH, 0))
-
-    def _hiccup(self, victim: Process, fault: Fault) -> None:
-        lasts = HICCUP_TIMES[fault.tick % len(HICCUP_TIMES)]
-        self._world.replicator.cut_off(victim, lasts)
-
-    def _node(self, victim: Process, _: Fault) -> None:
+    def _node(self, victim: Process) -> None:
         for process in self._world.live:
             if process.domain == victim.domain:
                 self._world.restarts.kill(process, keeps_memory=False)
         self._world.machines.lose(victim.domain)
         self._world.invariants.work.lost(victim.domain)
 
-    def _tear(self, victim: Process, _: Fault) -> None:
-        self._tears.add(victim.number)
-
-    def _false_alarm(self, _: Process, __: Fault) -> None:
-        self._world.restarts.restart_soon()
-
-    def _corrupt_slot(self, victim: Process, fault: Fault) -> None:
-        slots = list(victim.store.slots.items())
-        if slots:
+    def _corrupt(self, victim: Process, fault: Fault) -> None:
+        invariants, slots = self._world.invariants, list(victim.store.slots.items())
+        tensors = [tensor for step in victim.store.logs.values() for tensor in step.values()]
+        if fault.kind is FaultKind.CORRUPT_SLOT and slots:
             key, stored = slots[-1 if fault.place else fault.tick % len(slots)]
             stored.intact = False
-            self._world.invariants.damaged_slots.add((victim.number, key))
-            self._world.invariants.work.lost(victim.domain)
-
-    def _corrupt_log(self, victim: Process, fault: Fault) -> None:
-        tensors = [tensor for step in victim.store.logs.values() for tensor in step.values()]
-        if tensors:
+            invariants.damaged_slots.add((victim.number, key))
+            invariants.work.lost(victim.domain)
+        elif fault.kind is FaultKind.CORRUPT_LOG and tensors:
             tensors[fault.tick % len(tensors)].intact = False
-            self._world.invariants.logs.damaged.add(victim.number)
-
-    def _control_store(self, _: Process, __: Fault) -> None:
-        self._world.restarts.relaunch_from_memory()
+            invariants.logs.damaged.add(victim.number)

@@ -93,18 +93,14 @@ class Invariants:
         history = self._world.history
         for operator, full in live.active.items():
             if full != expected.active[operator]:
-                raise ViolationError(
-                    "6 same bits",
-                    f"{process} has {operator} = {history.explain(full)} after step {live.step}, "
-                    f"expected {history.explain(expected.active[operator])}",
-                )
+                found, wanted = map(history.explain, (full, expected.active[operator]))
+                what = f"{process} has {operator} = {found} after step {live.step}"
+                raise ViolationError("6 same bits", f"{what}, expected {wanted}")
             if operator.kind is OperatorKind.GATE:
                 same = live.bias[operator] == expected.bias[operator]
                 require(same, "6 same bits", process, "has another expert_bias at", live.step)
-        same = live.scalers == expected.scalers
-        require(same, "6 same bits", process, "has other loss scalers after step", live.step)
-        same = live.cursor == expected.cursor
-        require(same, "6 same bits", process, "has another data cursor after step", live.step)
+        same = (live.scalers, live.cursor) == (expected.scalers, expected.cursor)
+        require(same, "6 same bits", process, "has other scalars after step", live.step)
         if live.step > 0 and live.step in process.store.losses:
             same = process.store.losses[live.step] == self._world.reference.entry(live.step).loss
             require(same, "6 same bits", process, "has another loss of step", live.step)
@@ -119,27 +115,13 @@ class Invariants:
             self._newest_window[rollbacks] = window
         for operator, full in content.full.items():
             slot = self._slot_of.setdefault((rollbacks, window, operator), key.slot)
-            require(
-                slot == key.slot,
-                "2b same slot",
-                process,
-                "captures",
-                operator,
-                "in slot",
-                key.slot,
-                "and another rank in slot",
-                slot,
-            )
+            what = (process, "captures", operator, "in slot", key.slot, "and another in slot", slot)
+            require(slot == key.slot, "2b same slot", *what)
             expected = self._world.reference.state(key.step, key.owner).active[operator]
             require(full == expected, "6 same bits", process, "captures a wrong", operator)
         truth = slot_contents(process.schedule, key.owner, key.slot)
-        require(
-            (frozenset(content.full), frozenset(content.compute)) == truth,
-            "1 slots",
-            process,
-            "captures the wrong operators in slot",
-            key.slot,
-        )
+        captured = (frozenset(content.full), frozenset(content.compute))
+        require(captured == truth, "1 slots", process, "captures wrong operators in slot", key.slot)
 
     def landed(self, process: Process, key: SlotKey, content: SlotContent) -> None:
         """Checks that a snapshot is the state of its step, not of one that overwrote it."""
@@ -387,14 +369,7 @@ class Invariants:
     def generation_begins(self, generation: int, members: Iterable[Process]) -> None:
         """9: nothing of the generation before is left."""
         for process in members:
-            require(
-                process.generation == generation and not process.mailbox,
-                "9 leftovers",
-                process,
-                "comes into generation",
-                generation,
-                "from",
-                process.generation,
-            )
+            is_clean = process.generation == generation and not process.mailbox
+            require(is_clean, "9 leftovers", process, "comes from", process.generation)
         left = [name for name in self._world.network.unfinished if name[0] < generation]
         require(not left, "9 leftovers", "collectives", left, "of an older generation")

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
+from megatron_moevement.policy.copies.persistence import SlotKey
 from megatron_moevement.policy.recovery.plan import Plan
+from megatron_moevement.policy.window.schedule import Window
 from megatron_moevement.testing.world.process import Process
-from megatron_moevement.testing.world.recoverable import recoverable_step
+from megatron_moevement.testing.world.shape import Shape
 from megatron_moevement.testing.world.store import Store
 from megatron_moevement.testing.world.violations import require
 
@@ -30,7 +32,7 @@ class LeftInvariants:
         self._begun.add(plan.generation)
         live = self._world.live
         stores = [*(process.store for process in live), *self._world.machines.within_reach()]
-        step = recoverable_step(stores, self._world.shape)
+        step = _recoverable_step(stores, self._world.shape)
         there = [process.store.committed for process in live if not process.is_new]
         if any(committed is not None for committed in there):
             step = min(step or 0, max(committed or 0 for committed in there))
@@ -42,8 +44,34 @@ class LeftInvariants:
         """2: nothing is removed that could be needed."""
         world = self._world
         kept = [each.store for each in world.live]
-        before = recoverable_step([*kept, *world.machines.stores], world.shape)
+        before = _recoverable_step([*kept, *world.machines.stores], world.shape)
         others = [each for each in world.machines.stores if not any(each is one for one in removed)]
-        after = recoverable_step([*kept, *others], world.shape)
+        after = _recoverable_step([*kept, *others], world.shape)
         needed = before is not None and (after is None or after < before)
         require(not needed, "2 removed", process, "removes stores that lead to step", before)
+
+
+def _recoverable_step(stores: Collection[Store], shape: Shape) -> int | None:
+    """Returns the newest step of the newest history that can be replayed from some stores.
+
+    It is the truth, and not what any decision says.
+    """
+    knowing = [store for store in stores if store.committed is not None]
+    rollbacks = max((store.rollbacks for store in knowing), default=0)
+    knowing = [store for store in knowing if store.rollbacks == rollbacks]
+    committed = max((store.committed or 0 for store in knowing), default=0)
+    persisted = max((store.persisted for store in knowing if store.persisted), default=None)
+    if persisted is None or committed < persisted.last:
+        return None
+    there = {key for store in knowing for key, slot in store.slots.items() if slot.intact}
+    replayed = range(persisted.start + 1, committed + 1)
+    has_ledger = any(all(step in store.ledger for step in replayed) for store in knowing)
+    return committed if has_ledger and _is_whole(persisted, there, shape) else None
+
+
+def _is_whole(window: Window, there: Collection[SlotKey], shape: Shape) -> bool:
+    return all(
+        SlotKey(rank, window, slot) in there
+        for rank in shape.layout.ranks
+        for slot in range(window.size)
+    )

@@ -49,19 +49,8 @@ class LogInvariants:
         wanted = self._sends(process)
         for step in range(first + 1, process.live.step + 1):
             there = self._logged(process, step, math.inf)
-            require(
-                there == wanted,
-                "3 logs",
-                process,
-                "has",
-                there,
-                "of",
-                wanted,
-                "tensors of step",
-                step,
-                "in its log, needed for",
-                persisted,
-            )
+            what = (process, "has", there, "of", wanted, "tensors of step", step, "in its log")
+            require(there == wanted, "3 logs", *what, "needed for", persisted)
         logs = len(process.store.logs)
         budget = ring_capacity(self._world.scenario.window, self._world.scenario.lag) + 1
         require(logs <= budget, "3 memory", process, "has the logs of", logs, "steps")

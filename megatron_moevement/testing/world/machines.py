@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from megatron_moevement.policy.copies.left_stores import NOTHING, age_of, of_no_use
 from megatron_moevement.policy.job.ranks import LogicalRank
@@ -12,6 +12,7 @@ from megatron_moevement.testing.world.process import Process
 from megatron_moevement.testing.world.store import Store
 
 if TYPE_CHECKING:
+    from megatron_moevement.policy.copies.left_stores import LeftState
     from megatron_moevement.testing.world.world import World
 
 
@@ -201,21 +202,5 @@ class Machines:
 
 
 def _age(store: Store, rank: LogicalRank, rollbacks: int) -> tuple[int, int]:
-    state = None if store.committed is None else _State(store, store.committed)
+    state = None if store.committed is None else cast("LeftState", store)
     return age_of(state, rank, rollbacks=rollbacks)
-
-
-@dataclasses.dataclass(frozen=True)
-class _State:
-    """What the journal of a store says."""
-
-    store: Store
-    committed: int
-
-    @property
-    def rollbacks(self) -> int:
-        return self.store.rollbacks
-
-    @property
-    def rank(self) -> LogicalRank | None:
-        return self.store.rank

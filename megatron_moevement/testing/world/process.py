@@ -18,9 +18,8 @@ from megatron_moevement.policy.recovery.plan import Plan
 from megatron_moevement.policy.window.schedule import Window, WindowSchedule
 from megatron_moevement.settings.faults import FaultPoint
 from megatron_moevement.testing.lost_states import LostStates
-from megatron_moevement.testing.world.arithmetic import Local, Reduced
+from megatron_moevement.testing.world.arithmetic import Entry, Local, Reduced
 from megatron_moevement.testing.world.live import Live
-from megatron_moevement.testing.world.reference import Entry
 from megatron_moevement.testing.world.shape import Shape
 from megatron_moevement.testing.world.store import Store
 
@@ -215,6 +214,7 @@ class Process:
             replica_id=holds,
             rng_equal_steps=range(0) if holds is None else store.ledger_steps(),
             is_new=self.is_new,
+            holders=self.holders,
         )
 
     def _live_state(self) -> LiveState:

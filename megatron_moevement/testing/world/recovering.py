@@ -29,7 +29,7 @@ from megatron_moevement.testing.world.process import (
     Until,
     Wait,
 )
-from megatron_moevement.testing.world.protecting import protect
+from megatron_moevement.testing.world.protecting import agree_on_holders, rejoin, send_slots
 from megatron_moevement.testing.world.settling import settle
 from megatron_moevement.testing.world.training import run_step, train
 
@@ -44,10 +44,11 @@ def recover(world: World, process: Process, members: tuple[int, ...]) -> Program
     """Gets a process from the start of a generation to training, or to its end."""
     yield At(FaultPoint.CONNECT)
     yield At(FaultPoint.START)
-    yield Join(("started",), members, process.number, None, len)
     world.machines.open_store(process, world.restarts.restarts_in_place)
+    yield from agree_on_holders(world, process, members)
     process.has_left = True
     plan, schedule = yield from _agree(world, process, members)
+    own = None if process.rank is None else plan.for_rank(process.rank)
     yield At(FaultPoint.PLAN)
     if plan.verdict is Verdict.ROLLBACK:
         process.run, process.live = None, None
@@ -65,8 +66,7 @@ def recover(world: World, process: Process, members: tuple[int, ...]) -> Program
     if plan.verdict is not Verdict.ROLLBACK:
         process.advance(Event.REACHED)
         _go_on(world, process, plan)
-    yield At(FaultPoint.REPROTECT)
-    yield from protect(world, process, members, plan.schedule_version)
+    yield from rejoin(world, process, own, members)
     if process.rank is None:
         return
     process.advance(Event.BEGINS)
@@ -91,9 +91,11 @@ def _come_to_target(
         yield from copy_states(world, process, plan, members)
     live = process.live
     is_kept = plan.edges is WindowEdges.KEPT and not plan.is_from_durable
-    if is_kept and live is not None and process.rank is not None:
-        own = plan.for_rank(process.rank)
+    own = None if process.rank is None else plan.for_rank(process.rank)
+    if is_kept and live is not None and own is not None:
         process.ring = SlotRing(process.ring.capacity, own.oldest, own.next_step)
+    if own is not None:
+        send_slots(world, process, own, dict(plan.holders).get(own.rank, ()))
     if plan.verdict is Verdict.ROLLBACK:
         yield from _load(world, process, plan, schedule)
     elif process.rank is not None and process.rank.pp in plan.start_of:

@@ -2,31 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
-
-from megatron_moevement.policy.job.operators import OperatorId, OperatorKind
+from megatron_moevement.policy.job.operators import OperatorKind
 from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.testing.world import arithmetic
-from megatron_moevement.testing.world.arithmetic import Local, Reduced
+from megatron_moevement.testing.world.arithmetic import Entry, Local
 from megatron_moevement.testing.world.history import History
 from megatron_moevement.testing.world.live import Live
 from megatron_moevement.testing.world.scenario import Scenario
 from megatron_moevement.testing.world.shape import Shape
-
-
-@dataclasses.dataclass(frozen=True)
-class Entry:
-    """The ledger entry of a step.
-
-    Attributes:
-        loss: mean loss.
-        norm: global gradient norm.
-        found_inf: whether the gradients of the dense and of the expert optimizer overflowed.
-    """
-
-    loss: int
-    norm: int
-    found_inf: tuple[bool, bool]
 
 
 def initial_state(history: History, shape: Shape, rank: LogicalRank) -> Live:
@@ -48,11 +31,6 @@ def initial_state(history: History, shape: Shape, rank: LogicalRank) -> Live:
         scalers=[history.of("scaler", "dense"), history.of("scaler", "expert")],
         cursor=history.of("cursor"),
     )
-
-
-def scaler_of(operator: OperatorId) -> int:
-    """Returns whether the dense (0) or the expert optimizer (1) trains an operator."""
-    return 1 if operator.kind is OperatorKind.EXPERT else 0
 
 
 class Reference:
@@ -93,12 +71,12 @@ class Reference:
         norm = self._history.of("norm", *(result.stands_for for result in by_stage))
         loss = by_stage[-1].loss
         self._entries.append(Entry(loss, norm, self.found_inf(step)))
-        self._states.append(
-            {
-                rank: commit_reference(self._history, state, by_stage[rank.pp], self._entries[-1])
-                for rank, state in before.items()
-            }
-        )
+        after = {rank: state.copy() for rank, state in before.items()}
+        for rank, state in after.items():
+            given = (self._history, state, by_stage[rank.pp], self._entries[-1])
+            arithmetic.apply_gradients(*given, list(state.active))
+            arithmetic.end_step(*given)
+        self._states.append(after)
 
     def _forward_backward(self, states: dict[LogicalRank, Live]) -> dict[LogicalRank, Local]:
         shape, history = self._shape, self._history
@@ -135,27 +113,3 @@ class Reference:
                 is_last = rank.pp == shape.layout.pp - 1
                 locals_[rank] = Local(chunks, frozenset(), tuple(losses) if is_last else ())
         return locals_
-
-
-def commit_reference(history: History, state: Live, reduced: Reduced, entry: Entry) -> Live:
-    """Returns the state of a rank after a step without any interruption."""
-    step = state.step + 1
-    after = state.copy()
-    after.step = step
-    for operator, full in state.active.items():
-        which = scaler_of(operator)
-        if not entry.found_inf[which]:
-            after.active[operator] = arithmetic.apply_gradient(
-                history,
-                full,
-                reduced.gradients[operator],
-                (state.scalers[which], entry.norm, step),
-            )
-    for gate, bias in state.bias.items():
-        after.bias[gate] = history.of("bias update", bias, reduced.tokens[gate])
-    after.scalers = [
-        history.of("scaler update", scaler, found)
-        for scaler, found in zip(state.scalers, entry.found_inf, strict=True)
-    ]
-    after.cursor = history.of("cursor", state.cursor)
-    return after

@@ -236,15 +236,11 @@ class Restarts:
         self._world.outcome.aborted = reason
         self._world.is_over = True
 
-    def relaunch_from_memory(self) -> None:
-        """Ends in-process restart: all processes exit and a launch adopts their stores."""
-        self._relaunch()
-
     def _launch_again(self, launch: int) -> None:
         if launch == self._launches:
-            self._relaunch()
+            self.relaunch()
 
-    def _relaunch(self) -> None:
+    def relaunch(self) -> None:
         """Starts the job again with new processes; the stores of former ones are left."""
         world = self._world
         for process in world.live:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import random
 from collections.abc import Mapping
 from enum import Enum
@@ -85,13 +86,8 @@ class Scenario:
 
     def to_document(self) -> dict[str, Any]:
         """Returns the scenario as a JSON object that `of_document` reads."""
-        document = dataclasses.asdict(self)
-        document |= {"ends": self.ends.value, "links": self.links.value}
-        document["lost_states"] = self.lost_states.value
-        for fault, written in zip(self.faults, document["faults"], strict=True):
-            written["kind"] = fault.kind.value
-            written["place"] = None if fault.place is None else fault.place.value
-        return document
+        text = json.dumps(dataclasses.asdict(self), default=lambda one: one.value)
+        return dict(json.loads(text))
 
     @classmethod
     def of_document(cls, document: Mapping[str, Any]) -> Scenario:

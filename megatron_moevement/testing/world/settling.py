@@ -10,9 +10,9 @@ from megatron_moevement.policy.copies.commit import newest_persisted
 from megatron_moevement.policy.recovery.plan import Plan
 from megatron_moevement.policy.recovery.rollforward import Settling
 from megatron_moevement.policy.window.schedule import WindowSchedule
+from megatron_moevement.testing.world.arithmetic import Entry
 from megatron_moevement.testing.world.live import Live
 from megatron_moevement.testing.world.process import Commands, Join, Pass, Process, Sleep, Wait
-from megatron_moevement.testing.world.reference import Entry
 from megatron_moevement.testing.world.store import Store
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from megatron_moevement.policy.facts.facts import Holding, LogExtent
 from megatron_moevement.policy.job.boundary import BoundaryTag, Direction
 from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.policy.window.schedule import Window, WindowSchedule
+from megatron_moevement.testing.world.arithmetic import Entry
 from megatron_moevement.testing.world.live import SlotContent
-from megatron_moevement.testing.world.reference import Entry
 from megatron_moevement.testing.world.shape import Shape
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +10,7 @@ from megatron_moevement.policy.job.boundary import BoundaryTag, Direction
 from megatron_moevement.policy.recovery.lifecycle import Event
 from megatron_moevement.settings.faults import FaultPoint
 from megatron_moevement.testing.world import arithmetic
-from megatron_moevement.testing.world.arithmetic import Local
+from megatron_moevement.testing.world.arithmetic import Entry, Local
 from megatron_moevement.testing.world.process import (
     At,
     Commands,
@@ -23,7 +24,6 @@ from megatron_moevement.testing.world.process import (
     Until,
     Wait,
 )
-from megatron_moevement.testing.world.reference import Entry
 from megatron_moevement.testing.world.step_model import COMMIT_SECTION, Command
 from megatron_moevement.testing.world.store import LoggedTensor
 
@@ -51,25 +51,21 @@ def train(world: World, process: Process) -> Program:
 def run_step(world: World, process: Process, run: Run) -> Commands:
     """Executes one step up to its commit; everything before the commit may be interrupted."""
     process.run = run
+    if run.plan is not None:
+        run.entry = process.store.ledger[run.step]
     for command in world.policies.training_step:
         if command in _PLACES:
             yield At(_PLACES[command])
         if command is Command.BARRIER:
             run.finished = True
-        yield from _HANDLERS[command](world, process, run)
+        if command in _HANDLERS:
+            yield from _HANDLERS[command](world, process, run)
         yield Pass()
 
 
 def _commit(world: World, process: Process, run: Run) -> Commands:
     yield from world.commits.execute(process, run, COMMIT_SECTION)
     yield Pass()
-
-
-def _begin(world: World, process: Process, run: Run) -> Commands:
-    if run.plan is not None:
-        run.entry = process.store.ledger[run.step]
-    return
-    yield
 
 
 def _forward_backward(world: World, process: Process, run: Run) -> Commands:
@@ -81,23 +77,21 @@ def _forward_backward(world: World, process: Process, run: Run) -> Commands:
     inputs: list[list[int]] = [[] for _ in parts]
     upstream: list[list[int]] = [[] for _ in parts]
     losses: list[int] = []
+    forward = functools.partial(BoundaryTag, run.step, Direction.FORWARD)
+    backward = functools.partial(BoundaryTag, run.step, Direction.BACKWARD)
     for chunk, part in enumerate(parts):
         for micro_batch in range(shape.micro_batches):
             if part.number == 0:
                 x = arithmetic.batch(history, rank, live.cursor, micro_batch)
             else:
-                tag = BoundaryTag(
-                    run.step, Direction.FORWARD, part.number - 1, part.number, micro_batch
-                )
+                tag = forward(part.number - 1, part.number, micro_batch)
                 x = yield from _receive(world, process, run, tag)
             yield At(FaultPoint.FORWARD)
             yield Sleep(COMPUTE_TIME)
             inputs[chunk].append(x)
             y = history.of("forward", x, weights[chunk])
             if part.number < shape.last_part:
-                tag = BoundaryTag(
-                    run.step, Direction.FORWARD, part.number, part.number + 1, micro_batch
-                )
+                tag = forward(part.number, part.number + 1, micro_batch)
                 yield from _send(world, process, run, tag, y)
             else:
                 losses.append(y)
@@ -107,9 +101,7 @@ def _forward_backward(world: World, process: Process, run: Run) -> Commands:
             if part.number == shape.last_part:
                 gradient = history.of("scaled", losses[micro_batch], live.scalers[0])
             else:
-                tag = BoundaryTag(
-                    run.step, Direction.BACKWARD, part.number + 1, part.number, micro_batch
-                )
+                tag = backward(part.number + 1, part.number, micro_batch)
                 gradient = yield from _receive(world, process, run, tag)
             yield At(FaultPoint.BACKWARD)
             yield Sleep(COMPUTE_TIME)
@@ -117,9 +109,7 @@ def _forward_backward(world: World, process: Process, run: Run) -> Commands:
             if part.number > 0:
                 x = inputs[chunk][micro_batch]
                 sent = history.of("backward", gradient, x, weights[chunk])
-                tag = BoundaryTag(
-                    run.step, Direction.BACKWARD, part.number, part.number - 1, micro_batch
-                )
+                tag = backward(part.number, part.number - 1, micro_batch)
                 yield from _send(world, process, run, tag, sent)
     chunks = tuple(
         history.of("chunk", weights[chunk], *inputs[chunk], *upstream[chunk])
@@ -176,10 +166,6 @@ def _reduce_gradients(world: World, process: Process, run: Run) -> Commands:
     run.reduced = yield Join(name, group, rank, run.local, combine)
 
 
-def _finalize(world: World, process: Process, run: Run) -> Commands:
-    yield At(FaultPoint.AFTER_FINALIZE)
-
-
 def _gradient_norm(world: World, process: Process, run: Run) -> Commands:
     rank, reduced = process.rank, run.reduced
     assert rank is not None
@@ -194,11 +180,6 @@ def _gradient_norm(world: World, process: Process, run: Run) -> Commands:
         return Entry(by_stage[-1].loss, norm, world.reference.found_inf(run.step))
 
     run.entry = yield Join(("norm", run.step, pipeline[0]), pipeline, rank, reduced, combine)
-
-
-def _prepare(world: World, process: Process, run: Run) -> Commands:
-    return
-    yield
 
 
 def _await_capture(world: World, process: Process, run: Run) -> Commands:
@@ -243,18 +224,16 @@ def _barrier(world: World, process: Process, run: Run) -> Commands:
 
 _PLACES = {
     Command.REDUCE_GRADIENTS: FaultPoint.FINALIZE,
+    Command.FINALIZE: FaultPoint.AFTER_FINALIZE,
     Command.GRADIENT_NORM: FaultPoint.PREPARE,
     Command.BARRIER: FaultPoint.BARRIER,
 }
 """Where production has a fault place in front of a command."""
 
 _HANDLERS: dict[Command, Callable[[World, Process, Run], Commands]] = {
-    Command.BEGIN: _begin,
     Command.FORWARD_BACKWARD: _forward_backward,
     Command.REDUCE_GRADIENTS: _reduce_gradients,
-    Command.FINALIZE: _finalize,
     Command.GRADIENT_NORM: _gradient_norm,
-    Command.PREPARE: _prepare,
     Command.AWAIT_CAPTURE: _await_capture,
     Command.AWAIT_LOG: _await_log,
     Command.AWAIT_ROOM: _await_room,

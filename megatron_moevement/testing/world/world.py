@@ -37,7 +37,6 @@ from megatron_moevement.testing.world.replicator import Replicator
 from megatron_moevement.testing.world.restarts import Restarts
 from megatron_moevement.testing.world.scenario import Scenario
 from megatron_moevement.testing.world.shape import shape_of
-from megatron_moevement.testing.world.story import Story
 from megatron_moevement.testing.world.violations import ViolationError
 
 MAX_TIME = 20_000.0
@@ -80,7 +79,7 @@ class World:
         self.policies = policies or Policies()
         self.random = random.Random(f"world {scenario.seed}")  # noqa: S311  (reproducible)
         self.clock = Clock()
-        self.story = Story()
+        self.story: list[str] = []
         self.history = History()
         self.shape = shape_of(scenario)
         self.reference = Reference(self.history, scenario, self.shape)
@@ -216,5 +215,5 @@ class World:
 
     def report(self, what: str) -> None:
         """Adds to the story."""
-        generation = self.restarts.generation
-        self.story.tell(self.clock.now, self.outcome.ticks, generation, what)
+        now, tick, generation = self.clock.now, self.outcome.ticks, self.restarts.generation
+        self.story.append(f"{now:9.2f}  tick {tick:5}  generation {generation}  {what}")

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
 from megatron_moevement.errors import UserError
-from megatron_moevement.policy.copies.placement import repair_placement
+from megatron_moevement.policy.copies.placement import kept_placement
 from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.runtime.stores.store import RingRole, StoreDirectory
 from megatron_moevement.strategies.moevement.protection.job_plan import JobPlan
@@ -40,28 +39,22 @@ def held_ranks_document(store: StoreDirectory, process: int) -> HeldRanks:
 
 
 def keep_placement(plan: JobPlan, held: Sequence[HeldRanks]) -> JobPlan:
-    """Returns a plan that leaves copies with the processes that hold them.
-
-    What the stores hold is the placement that was in force: it outlives restarts and launches, and
-    processes that come in new need not be given it.
+    """Returns a plan that leaves copies with the processes that hold them, where there is room.
 
     Args:
         plan: agreed on by all ranks, with a placement made anew.
         held: what the store of each rank's process holds.
     """
-    found: dict[LogicalRank, list[tuple[int, int]]] = defaultdict(list)
-    for holder, ranks in held:
-        for name, step in ranks:
-            found[LogicalRank.parse(name)].append((-step, holder))
-    for spare in plan.spares:
-        for rank, step in spare.held.items():
-            found[rank].append((-step, spare.process))
-    if not found:
-        return plan
-    # Who was replaced as a holder has older slots than who took its place.
-    holders = {rank: tuple(holder for _, holder in sorted(known)) for rank, known in found.items()}
-    former = dataclasses.replace(plan.placement, holders=holders)
-    carried = dataclasses.replace(plan, placement=repair_placement(former, plan.hosts))
+    copies = [
+        *(
+            (holder, LogicalRank.parse(name), step)
+            for holder, ranks in held
+            for name, step in ranks
+        ),
+        *((spare.process, *one) for spare in plan.spares for one in spare.held.items()),
+    ]
+    placement = kept_placement(plan.placement, plan.hosts, copies)
+    carried = dataclasses.replace(plan, placement=placement)
     try:
         carried.check_limit(*(host.process for host in plan.hosts))
     except UserError:  # copies spread anew take less memory on the worst process
