@@ -41,20 +41,28 @@ class LeftInvariants:
         require(not further, "7 recoverable", what)
 
     def forgets(self, process: Process, removed: Collection[Store]) -> None:
-        """2: nothing is removed that could be needed."""
+        """2: nothing is removed that could be needed, as far as damage can be seen.
+
+        Without a recovery nobody reads a slot, so one that is damaged counts as any other.
+        """
         world = self._world
         kept = [each.store for each in world.live]
-        before = _recoverable_step([*kept, *world.machines.stores], world.shape)
+        before = _recoverable_step([*kept, *world.machines.stores], world.shape, unread=True)
         others = [each for each in world.machines.stores if not any(each is one for one in removed)]
-        after = _recoverable_step([*kept, *others], world.shape)
+        after = _recoverable_step([*kept, *others], world.shape, unread=True)
         needed = before is not None and (after is None or after < before)
         require(not needed, "2 removed", process, "removes stores that lead to step", before)
 
 
-def _recoverable_step(stores: Collection[Store], shape: Shape) -> int | None:
+def _recoverable_step(
+    stores: Collection[Store], shape: Shape, *, unread: bool = False
+) -> int | None:
     """Returns the newest step of the newest history that can be replayed from some stores.
 
     It is the truth, and not what any decision says.
+
+    Args:
+        unread: whether damage to a slot is still unseen.
     """
     knowing = [store for store in stores if store.committed is not None]
     rollbacks = max((store.rollbacks for store in knowing), default=0)
@@ -63,7 +71,7 @@ def _recoverable_step(stores: Collection[Store], shape: Shape) -> int | None:
     persisted = max((store.persisted for store in knowing if store.persisted), default=None)
     if persisted is None or committed < persisted.last:
         return None
-    there = {key for store in knowing for key, slot in store.slots.items() if slot.intact}
+    there = {key for store in knowing for key, slot in store.slots.items() if slot.intact or unread}
     replayed = range(persisted.start + 1, committed + 1)
     has_ledger = any(all(step in store.ledger for step in replayed) for store in knowing)
     return committed if has_ledger and _is_whole(persisted, there, shape) else None
