@@ -117,7 +117,7 @@ def test_a_wrong_update_that_nothing_is_left_to_compare_with_is_not_called_exact
         REAL, megatron_fork_server, text, 2, UNTIED, "--moevement-replicas=2"
     )
     run = Run(mutated(program, "update-wrongly-at-last"), tmp_path)
-    with run.start("--moevement-faults", f"{REAL.protected_from}:gather@2,3") as job:
+    with run.start("--moevement-faults", f"{REAL.protected_from}:committed@2,3") as job:
         result = job.wait()
     assert sorted(result.exit_codes) == [-9, -9, 0, 0, 0, 0], result.describe()
     (line,) = re.findall(r"generation 1: .*", "".join(rank.stderr for rank in result.ranks))
