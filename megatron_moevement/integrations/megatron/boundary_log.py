@@ -14,7 +14,7 @@ import contextlib
 import dataclasses
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -24,6 +24,8 @@ from megatron.core.pipeline_parallel.schedules import get_schedule_table
 
 from megatron_moevement.errors import MoEvementError
 from megatron_moevement.integrations.megatron.stage_communicator import (
+    Arrived,
+    Exchange,
     ForwardPass,
     StageCommunicator,
 )
@@ -201,54 +203,23 @@ class LoggedCommunicator(StageCommunicator):
     def _crossings(self) -> Crossings:
         return crossings_of(self.config, self.pp_group.size(), self._num_microbatches)
 
-    def _communicate(
-        self,
-        *,
-        tensor_send_next: torch.Tensor | None,
-        tensor_send_prev: torch.Tensor | None,
-        recv_prev: bool,
-        recv_next: bool,
-        tensor_shape: Sequence[int] | None,
-        wait_on_reqs: bool = True,
-    ) -> tuple[torch.Tensor | None, torch.Tensor | None, Any]:
+    def _communicate(self, **arguments: Any) -> Arrived:
         """Does what upstream does; everything that crosses a boundary comes by here."""
-        if self._pass is None:
-            return self._exchange(
-                tensor_send_next, tensor_send_prev, recv_prev, recv_next, tensor_shape, wait_on_reqs
-            )
-        current = self._pass
+        exchange, current = Exchange(**arguments), self._pass
+        if current is None:
+            return self._exchange(exchange)
         for direction, tensor in (
-            (Direction.FORWARD, tensor_send_next),
-            (Direction.BACKWARD, tensor_send_prev),
+            (Direction.FORWARD, exchange.tensor_send_next),
+            (Direction.BACKWARD, exchange.tensor_send_prev),
         ):
             if tensor is not None:
                 self._send(current.next_sent(direction, tensor), tensor)
-        previous, following, requests = self._exchange(
-            tensor_send_next, tensor_send_prev, recv_prev, recv_next, tensor_shape, wait_on_reqs
-        )
-        if recv_prev:
+        previous, following, requests = self._exchange(exchange)
+        if exchange.recv_prev:
             self._receive(current, Direction.FORWARD, previous, requests)
-        if recv_next:
+        if exchange.recv_next:
             self._receive(current, Direction.BACKWARD, following, requests)
         return previous, following, requests
-
-    def _exchange(  # noqa: PLR0917  (upstream's arguments)
-        self,
-        tensor_send_next: torch.Tensor | None,
-        tensor_send_prev: torch.Tensor | None,
-        recv_prev: bool,
-        recv_next: bool,
-        tensor_shape: Sequence[int] | None,
-        wait_on_reqs: bool,
-    ) -> tuple[torch.Tensor | None, torch.Tensor | None, Any]:
-        return super()._communicate(
-            tensor_send_next=tensor_send_next,
-            tensor_send_prev=tensor_send_prev,
-            recv_prev=recv_prev,
-            recv_next=recv_next,
-            tensor_shape=tensor_shape,
-            wait_on_reqs=wait_on_reqs,
-        )
 
     def _send(self, tag: BoundaryTag, tensor: torch.Tensor) -> None:
         self.writer.sent(tag, tensor)

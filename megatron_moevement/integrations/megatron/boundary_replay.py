@@ -9,9 +9,8 @@ Source: section 3.3 of the paper.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from enum import Enum
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -21,6 +20,7 @@ from megatron_moevement.integrations.megatron.boundary_log import (
     BoundaryOrderError,
     LoggedCommunicator,
 )
+from megatron_moevement.integrations.megatron.stage_communicator import Arrived, Exchange
 from megatron_moevement.policy.job.boundary import BoundaryTag, Direction
 from megatron_moevement.runtime.upstream_log.log_writer import LogWriter
 
@@ -117,39 +117,31 @@ class ReplayCommunicator(LoggedCommunicator):
                 equal += 1
         return Verification(equal, tuple(unequal), tuple(unknown))
 
-    def _exchange(  # noqa: PLR0917  (upstream's arguments)
-        self,
-        tensor_send_next: torch.Tensor | None,
-        tensor_send_prev: torch.Tensor | None,
-        recv_prev: bool,
-        recv_next: bool,
-        tensor_shape: Sequence[int] | None,
-        wait_on_reqs: bool,
-    ) -> tuple[torch.Tensor | None, torch.Tensor | None, Any]:
+    def _exchange(self, exchange: Exchange) -> Arrived:
         """Talks to live neighbours and takes from logs what the others would send."""
         if self._pass is None:
             raise RuntimeError("only training is replayed: evaluation needs all stages")
         with_next, with_previous = Neighbour.NEXT in self._live, Neighbour.PREVIOUS in self._live
         previous = following = requests = None
         if self._live:
-            previous, following, requests = super()._exchange(
-                tensor_send_next if with_next else None,
-                tensor_send_prev if with_previous else None,
-                recv_prev and with_previous,
-                recv_next and with_next,
-                tensor_shape,
-                wait_on_reqs,
+            live = dataclasses.replace(
+                exchange,
+                tensor_send_next=exchange.tensor_send_next if with_next else None,
+                tensor_send_prev=exchange.tensor_send_prev if with_previous else None,
+                recv_prev=exchange.recv_prev and with_previous,
+                recv_next=exchange.recv_next and with_next,
             )
-        if recv_prev and not with_previous:
+            previous, following, requests = super()._exchange(live)
+        if exchange.recv_prev and not with_previous:
             previous = self._from_log(self._pass.awaited(Direction.FORWARD))
-        if recv_next and not with_next:
+        if exchange.recv_next and not with_next:
             following = self._from_log(self._pass.awaited(Direction.BACKWARD))
-        if not wait_on_reqs:
+        if not exchange.wait_on_reqs:
             wanted = {
-                "send_next": tensor_send_next is not None,
-                "recv_prev": recv_prev,
-                "send_prev": tensor_send_prev is not None,
-                "recv_next": recv_next,
+                "send_next": exchange.tensor_send_next is not None,
+                "recv_prev": exchange.recv_prev,
+                "send_prev": exchange.tensor_send_prev is not None,
+                "recv_next": exchange.recv_next,
             }
             requests = {name: _Done() for name in wanted if wanted[name]} | (requests or {})
         return previous, following, requests

@@ -30,6 +30,22 @@ class ForwardPass:
     output: torch.Tensor
 
 
+Arrived = tuple[torch.Tensor | None, torch.Tensor | None, Any]
+"""From the previous stage, from the next one, and the requests that are still under way."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Exchange:
+    """What crosses the boundaries of a stage in one call, by the names of upstream's arguments."""
+
+    tensor_send_next: torch.Tensor | None
+    tensor_send_prev: torch.Tensor | None
+    recv_prev: bool
+    recv_next: bool
+    tensor_shape: Sequence[int] | None
+    wait_on_reqs: bool = True
+
+
 class StageCommunicator(P2PCommunicator):  # type: ignore[misc]  # upstream is not typed
     """Sends and receives as upstream does; subclasses learn what it is that crosses."""
 
@@ -52,27 +68,14 @@ class StageCommunicator(P2PCommunicator):  # type: ignore[misc]  # upstream is n
         """Has something done once, before the next tensor is sent; None takes it back."""
         self._before_send = action
 
-    def _communicate(
-        self,
-        *,
-        tensor_send_next: torch.Tensor | None,
-        tensor_send_prev: torch.Tensor | None,
-        recv_prev: bool,
-        recv_next: bool,
-        tensor_shape: Sequence[int] | None,
-        wait_on_reqs: bool = True,
-    ) -> tuple[torch.Tensor | None, torch.Tensor | None, Any]:
+    def _communicate(self, **arguments: Any) -> Arrived:
         """Does what upstream does; everything that crosses a boundary comes by here."""
-        if tensor_send_next is not None or tensor_send_prev is not None:
+        return self._exchange(Exchange(**arguments))
+
+    def _exchange(self, exchange: Exchange) -> Arrived:
+        if exchange.tensor_send_next is not None or exchange.tensor_send_prev is not None:
             action, self._before_send = self._before_send, None
             if action is not None:
                 action()
-        exchanged: tuple[torch.Tensor | None, torch.Tensor | None, Any] = super()._communicate(
-            tensor_send_next=tensor_send_next,
-            tensor_send_prev=tensor_send_prev,
-            recv_prev=recv_prev,
-            recv_next=recv_next,
-            tensor_shape=tensor_shape,
-            wait_on_reqs=wait_on_reqs,
-        )
-        return exchanged
+        arrived: Arrived = super()._communicate(**vars(exchange))
+        return arrived
