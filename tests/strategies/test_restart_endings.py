@@ -24,6 +24,7 @@ pytestmark = [pytest.mark.distributed, pytest.mark.timeout(300)]
 CASE = Case.of("pp2-ep2 bf16 distributed grouped", 3)
 SMALL = Case.of("vpp2 fp32 replicated no-dropout", 1)
 DEAF = Path(__file__).with_name("deaf_monitor_pretrain.py")
+LATE = Path(__file__).with_name("late_watchdog_pretrain.py")
 
 
 def lose_store(run, process):
@@ -103,9 +104,10 @@ def test_as_many_restarts_as_the_flag_says_and_a_relaunch_loses_nothing(
     assert digest_differences(run.finish(), uninterrupted(CASE)) == []
 
 
-def test_a_process_ends_although_its_monitor_reads_nothing(megatron_fork_server, text, tmp_path):
+@pytest.mark.parametrize("path", [DEAF, LATE], ids=["monitor reads nothing", "watchdog is late"])
+def test_a_process_ends_whatever_watches_it_does(path, megatron_fork_server, text, tmp_path):
     program = restartable_program(SMALL, megatron_fork_server, text, 0)
-    run = Run(dataclasses.replace(program, path=DEAF, train_iters=4, timeout_s=60.0), tmp_path)
+    run = Run(dataclasses.replace(program, path=path, train_iters=4, timeout_s=60.0), tmp_path)
     with run.start() as job:
         result = job.wait()
     assert result.exit_codes == (0, 0), result.describe()

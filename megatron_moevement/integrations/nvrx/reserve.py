@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import torch.distributed as dist
 from nvidia_resiliency_ext.inprocess import CallWrapper, Wrapper, wrap
+from nvidia_resiliency_ext.inprocess.progress_watchdog import ProgressWatchdog
 
 from megatron_moevement.integrations.nvrx.notices import StoredNotices
 from megatron_moevement.integrations.nvrx.stores import ControlStore
@@ -45,9 +46,25 @@ class CalledWrapper(Wrapper):  # type: ignore[misc]  # upstream is not typed
                 # A monitor reads nothing before the first generation begins, and nothing when it is
                 # gone: the end must not wait for it to read what it was sent meanwhile.
                 self.call.monitor_process.msg_queue.cancel_join_thread()
-                return self.call(function, args, kwargs)
+                try:
+                    return self.call(function, args, kwargs)
+                finally:
+                    pause(self.call.progress_watchdog)
 
         return wrapped
+
+
+def pause(watchdog: ProgressWatchdog) -> None:
+    """Pauses the watchdog, which then ends at once; the training thread calls it.
+
+    The watchdog pauses when the training thread has run what the watchdog scheduled there. NVRx
+    (0.4.1 to 0.7) waits for that in one wait, in which the thread runs nothing: where the watchdog
+    schedules just then, the process hangs until its monitor kills it.
+    """
+    if watchdog.is_alive():
+        watchdog.pause_requested.set()
+        watchdog.interval_event.set()
+        watchdog.spin_till_paused()
 
 
 def mend_reserve(
