@@ -9,6 +9,7 @@ from datetime import timedelta
 import pytest
 from nvidia_resiliency_ext.inprocess import monitor_process, wrap
 from nvidia_resiliency_ext.inprocess.attribution import Interruption, InterruptionRecord
+from nvidia_resiliency_ext.inprocess.sibling_monitor import SiblingMonitor
 from nvidia_resiliency_ext.inprocess.state import State
 from nvidia_resiliency_ext.inprocess.store import BarrierTimeout, StoreMixin
 
@@ -83,6 +84,17 @@ def leave_without_waiting():
     del server
 
 
+def give_up_a_process_that_wrote_nothing():
+    server, control = serve()
+    store = GenerationStore(1, control)
+    monitor = SiblingMonitor(store, 0, 3, 3, timeout=LIMIT, interval=LIMIT)
+    store.set_initial_rank(0, 4)
+    monitor.terminate_unresponsive_ranks({1, 2})
+    assert store.get_initial_ranks([0, 1]) == [4]
+    assert store.get_terminated_ranks() == {1, 2}
+    del server
+
+
 def wait_until_interrupted():
     server, control = serve()
     store = GenerationStore(0, control)
@@ -95,7 +107,9 @@ def wait_until_interrupted():
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize("body", [leave_without_waiting, wait_until_interrupted])
+@pytest.mark.parametrize(
+    "body", [leave_without_waiting, give_up_a_process_that_wrote_nothing, wait_until_interrupted]
+)
 def test_nobody_who_is_to_leave_waits_for_a_process_that_hangs(megatron_fork_server, body):
     megatron_fork_server.run(body, world_size=1, timeout_s=30).check()
 

@@ -57,8 +57,13 @@ class SealedStore(StoreMixin):  # type: ignore[misc]  # upstream is not typed
         self._put(self.INITIAL_RANK.format(rank=rank), initial_rank)
 
     def get_initial_ranks(self, ranks: Iterable[int]) -> list[int]:
-        """Returns the numbers of processes; upstream (0.4.1 to 0.7) returns bytes."""
-        return [int(n) for n in self._read([self.INITIAL_RANK.format(rank=r) for r in ranks])]
+        """Returns the numbers of processes that have written theirs; waits for none.
+
+        Upstream (0.4.1 to 0.7) waits for those that were lost before, in native code: meanwhile the
+        monitor that asks can't use its connection, and watches nobody. It also returns bytes.
+        """
+        keys = [self.INITIAL_RANK.format(rank=rank) for rank in ranks]
+        return [int(number) for number in self._read([key for key in keys if self.check([key])])]
 
     def send_heartbeat(self, rank: int) -> None:
         """Notes that a process lives."""
