@@ -141,6 +141,10 @@ class ProcessFacts:
     is_new: bool = False
     holders: tuple[int, ...] = ()
 
+    def logged(self, direction: Direction) -> frozenset[int]:
+        """Returns the steps that it has logged of what its rank sent in a direction."""
+        return next((log.steps for log in self.logs if log.direction is direction), frozenset())
+
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
@@ -189,6 +193,17 @@ class Facts:
                 copies = found.setdefault(held.owner, {}).setdefault(held.window, {})
                 copies[facts.process] = copies.get(facts.process, 0) | held.slots
         return found
+
+    @cached_property
+    def logged(self) -> Mapping[tuple[int, Direction], frozenset[int]]:
+        """For each stage and direction the steps that all of the stage's ranks have logged."""
+        return {
+            (stage, direction): frozenset.intersection(
+                *(facts.logged(direction) for facts in self.stage(stage))
+            )
+            for stage in range(self.layout.pp)
+            for direction in Direction
+        }
 
     def stage(self, stage: int) -> tuple[ProcessFacts, ...]:
         """Returns the processes that occupy the ranks of a pipeline stage."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 
 from megatron_moevement.policy.facts.facts import Facts, InconsistentFactsError
-from megatron_moevement.policy.facts.log_cover import LogCover
 from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.policy.job.segments import (
     coupled_stages,
@@ -104,8 +103,7 @@ def _replay(facts: Facts, survey: Survey, window: Window) -> Plan | None:
     """Returns the plan that replays from a window, None when that is impossible."""
     if survey.target < window.last:
         return None
-    cover = LogCover(facts)
-    starts = _grow_scope(facts, survey, window, cover)
+    starts = _grow_scope(facts, survey, window)
     scope = {stage for stage, start in starts.items() if start is not None}
     begins = {stage: survey.target if start is None else start for stage, start in starts.items()}
     sparse = {stage: begins[stage] for stage in scope if _is_sparse(survey, stage, begins[stage])}
@@ -151,9 +149,7 @@ def _replay(facts: Facts, survey: Survey, window: Window) -> Plan | None:
     )
 
 
-def _grow_scope(
-    facts: Facts, survey: Survey, window: Window, cover: LogCover
-) -> dict[int, int | None]:
+def _grow_scope(facts: Facts, survey: Survey, window: Window) -> dict[int, int | None]:
     """Returns for each stage the step it replays from, None for a bystander.
 
     A stage that is ahead of a neighbour serves its log for the steps in between; one whose log has
@@ -176,7 +172,7 @@ def _grow_scope(
             if at[other] != start:
                 joining += [stage, other]
         for direction, sender in senders_to(facts.layout, stage):
-            if not cover.covers(sender, direction, start + 1, at[sender]):
+            if not facts.logged[sender, direction].issuperset(range(start + 1, at[sender] + 1)):
                 joining.append(sender)
         for other in joining:
             if starts[other] != window.start:
