@@ -52,9 +52,7 @@ def newest_persisted(former: Window | None, agreed: Window | None) -> Window | N
 
     A rank that replaces a lost one reports fewer windows until its copies are acknowledged again.
     """
-    if former is None or agreed is None:
-        return former or agreed
-    return max(former, agreed)
+    return max(filter(None, (former, agreed)), default=None)
 
 
 def is_current(sent_in: int, generation: int) -> bool:

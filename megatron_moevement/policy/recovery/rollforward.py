@@ -12,7 +12,7 @@ from megatron_moevement.policy.window.schedule import Window
 
 
 class Settling(Enum):
-    """What a rank does to come to the target of a plan, before anything is copied or replayed."""
+    """What a rank does, in this order, to come to a plan's target before it copies or replays."""
 
     ROLL_FORWARD = "apply the step that it lacks, if it goes on from there"
     GIVE_UP = "give up its state, if it replays from elsewhere"
@@ -22,14 +22,7 @@ class Settling(Enum):
     TAKE_LOADED = "count the state that was loaded as its own, if it replays from there"
 
 
-SETTLING: tuple[Settling, ...] = (
-    Settling.ROLL_FORWARD,
-    Settling.GIVE_UP,
-    Settling.RESET,
-    Settling.JOURNAL,
-    Settling.BELONG,
-    Settling.TAKE_LOADED,
-)
+SETTLING = tuple(Settling)
 """A fault may come between any two.
 
 Who is a step behind applies it while its gradients are there. Who goes back to a window has given

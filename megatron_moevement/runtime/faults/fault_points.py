@@ -23,10 +23,6 @@ def pass_by(place: FaultPoint) -> None:
     del place
 
 
-def _nobody(fault: Fault) -> None:
-    del fault
-
-
 class FaultPoints:
     """The scripted faults of one process; any thread passes fault points.
 
@@ -39,7 +35,7 @@ class FaultPoints:
         """Arms the faults of the first generation; without any, nothing ever happens."""
         self._scripted = tuple(faults)
         self._rank = rank
-        self._witness: Witness = _nobody
+        self._witness: Witness = lambda fault: None
         self._armed: dict[tuple[int, FaultPoint], Fault] = {}
         self._spared: set[Fault] = set()
         self._known: frozenset[str] = frozenset()

@@ -60,7 +60,7 @@ class CopyAccount:
         with self._lock:
             self._acknowledgements = self._acknowledgements.acknowledged(key, process)
             trouble = self._troubles.pop(process, None)
-            self._changed()
+            self._news.tell()
         if trouble is not None:
             logger.warning(
                 "replication: process %d keeps copies again, after %d failed transfers",
@@ -79,7 +79,7 @@ class CopyAccount:
             trouble = Trouble.after(former, began_s, time.monotonic(), reason)
             self._troubles[process] = trouble
             self._silent[process] = reason
-            self._changed()
+            self._news.tell()
         if former is None or former.reason != reason:
             logger.warning("replication: a transfer to process %d has failed: %s", process, reason)
 
@@ -92,7 +92,7 @@ class CopyAccount:
             if key not in self._acknowledgements.owing:
                 return
             self._damaged |= {key}
-            self._changed()
+            self._news.tell()
         logger.error("replication: slot %d of %s is damaged in this memory", key.slot, key.owner)
 
     def forgive(self, process: int) -> None:
@@ -103,6 +103,3 @@ class CopyAccount:
     def await_change(self, timeout: timedelta) -> bool:
         """Waits until something is noted; returns whether anything was since the last call."""
         return self._news.wait(timeout)
-
-    def _changed(self) -> None:
-        self._news.tell()
