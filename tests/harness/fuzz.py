@@ -23,6 +23,7 @@ from pathlib import Path
 from random import Random
 
 from megatron_moevement.errors import UserError
+from megatron_moevement.policy.copies.journal_state import JournalState
 from megatron_moevement.policy.facts.facts_document import load_facts
 from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.policy.window.schedule import Window
@@ -30,7 +31,6 @@ from megatron_moevement.runtime.observation.events import EventLog, EventName, r
 from megatron_moevement.runtime.security.seal import BrokenSealError, Seal
 from megatron_moevement.runtime.slots.identity import RUN_NAME, DamagedFileError, StoreIdentity
 from megatron_moevement.runtime.slots.journal import Journal, JournalShape
-from megatron_moevement.runtime.slots.journal_state import JournalState
 from megatron_moevement.runtime.slots.ring_file import RingFile, RingShape
 from megatron_moevement.runtime.slots.slot_record import SlotPart, SlotRecord
 from megatron_moevement.runtime.stores.fault_record import FaultRecord

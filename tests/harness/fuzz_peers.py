@@ -14,6 +14,7 @@ from typing import Any, Self
 
 import torch
 
+from megatron_moevement.policy.copies.journal_state import JournalState
 from megatron_moevement.policy.copies.persistence import SlotKey
 from megatron_moevement.policy.job.boundary import BoundaryTag, Direction
 from megatron_moevement.policy.job.ranks import LogicalRank
@@ -36,7 +37,6 @@ from megatron_moevement.runtime.peers.state_messages import StatePart, found_doc
 from megatron_moevement.runtime.peers.stored_slots import StoredSlots
 from megatron_moevement.runtime.slots.identity import StoreIdentity
 from megatron_moevement.runtime.slots.journal import JournalShape
-from megatron_moevement.runtime.slots.journal_state import JournalState
 from megatron_moevement.runtime.slots.ring_file import RingFile, RingShape
 from megatron_moevement.runtime.slots.slot_record import SlotPart, SlotRecord
 from megatron_moevement.runtime.transport.handshake import (

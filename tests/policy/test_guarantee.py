@@ -123,7 +123,7 @@ def test_what_is_lost_stays_lost_and_is_said_once():
 
 @pytest.mark.parametrize("own", [CPU, GPU])
 def test_a_computation_survives_json(own):
-    assert Computation.from_document(json.loads(json.dumps(own.document()))) == own
+    assert Computation.of_document(json.loads(json.dumps(own.document()))) == own
 
 
 def test_every_variable_that_a_condition_names_is_told():

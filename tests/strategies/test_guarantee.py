@@ -33,7 +33,7 @@ def live_through(generations):
             if str(rank) in newcomers:
                 carried, own = CarriedState(), computation(newcomers[str(rank)])
             told = all_gather_json(own.document(), CPU)
-            job = tuple(Computation.from_document(one) for one in told)
+            job = tuple(Computation.of_document(one) for one in told)
             judged = all_gather_json(judge(job, carried), CPU)
             found.append(list(agree_on_guarantee(job, judged, carried).lacking))
     finally:

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from megatron_moevement.errors import UserError
+from megatron_moevement.policy.copies.journal_state import JournalState
 from megatron_moevement.policy.copies.placement import Host
 from megatron_moevement.policy.facts.facts import Condition, Holding
 from megatron_moevement.policy.job.ranks import LogicalRank
@@ -16,7 +17,6 @@ from megatron_moevement.runtime.coordination.ledger import LedgerEntry
 from megatron_moevement.runtime.faults.fault_points import NO_FAULTS
 from megatron_moevement.runtime.slots.identity import StoreIdentity
 from megatron_moevement.runtime.slots.journal import JournalShape
-from megatron_moevement.runtime.slots.journal_state import JournalState
 from megatron_moevement.runtime.slots.ring_file import RingShape
 from megatron_moevement.runtime.slots.slot_record import SlotPart, SlotRecord
 from megatron_moevement.runtime.stores.store import (

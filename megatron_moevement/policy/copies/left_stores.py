@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Protocol
 
+from megatron_moevement.policy.copies.journal_state import JournalState
 from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.policy.window.schedule import Window
 
@@ -12,23 +12,7 @@ NOTHING = (-1, -1)
 """The age of what is no state of the rank: older than any."""
 
 
-class LeftState(Protocol):
-    """What the journal of a store says of the state beside it."""
-
-    @property
-    def rollbacks(self) -> int:
-        """How many rollbacks lie behind it."""
-
-    @property
-    def committed(self) -> int:
-        """The newest step that it knows to be committed."""
-
-    @property
-    def rank(self) -> LogicalRank | None:
-        """The rank of the process that it was."""
-
-
-def age_of(state: LeftState | None, rank: LogicalRank, *, rollbacks: int = 0) -> tuple[int, int]:
+def age_of(state: JournalState | None, rank: LogicalRank, *, rollbacks: int = 0) -> tuple[int, int]:
     """Returns what is greater the newer a rank's state is; nothing of another rank is newer.
 
     Args:
@@ -42,19 +26,7 @@ def age_of(state: LeftState | None, rank: LogicalRank, *, rollbacks: int = 0) ->
     return (state.rollbacks, state.committed)
 
 
-class LeftHistory(LeftState, Protocol):
-    """What the journal of a store says of the history that it belongs to."""
-
-    @property
-    def schedule_version(self) -> int:
-        """How often all windows of the era have begun anew."""
-
-    @property
-    def persisted(self) -> Window | None:
-        """The newest window that it knows to be persisted."""
-
-
-def newest_first(left: Mapping[int, LeftHistory]) -> tuple[int, ...]:
+def newest_first(left: Mapping[int, JournalState]) -> tuple[int, ...]:
     """Returns in which order stores are taken in: the newest of them first.
 
     Args:
@@ -63,12 +35,12 @@ def newest_first(left: Mapping[int, LeftHistory]) -> tuple[int, ...]:
     return tuple(sorted(left, key=lambda process: (_moment(left[process]), -process), reverse=True))
 
 
-def is_newer(left: LeftHistory, own: LeftHistory) -> bool:
+def is_newer(left: JournalState, own: JournalState) -> bool:
     """Returns whether the journal of a left store is newer than the own one."""
     return _moment(left) > _moment(own)
 
 
-def is_outdated(rollbacks: int, schedule_version: int, step: int, known: LeftHistory) -> bool:
+def is_outdated(rollbacks: int, schedule_version: int, step: int, known: JournalState) -> bool:
     """Returns whether a state lies before the newest window that a history has persisted.
 
     Args:
@@ -86,7 +58,7 @@ def is_outdated(rollbacks: int, schedule_version: int, step: int, known: LeftHis
     )
 
 
-def _moment(state: LeftHistory) -> tuple[int, int, int]:
+def _moment(state: JournalState) -> tuple[int, int, int]:
     return (state.rollbacks, state.schedule_version, state.committed)
 
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from enum import Enum
-from typing import Any
+
+from megatron_moevement.policy.document import Document
 
 
 class Level(Enum):
@@ -59,7 +60,7 @@ _WORKSPACES = (":4096:8", ":16:8")
 
 
 @dataclasses.dataclass(frozen=True)
-class Computation:
+class Computation(Document):
     """What decides, besides the flags of the job, the bits that a process computes.
 
     Attributes:
@@ -77,24 +78,6 @@ class Computation:
     variables: Mapping[str, str]
     host: str
     place: int
-
-    def document(self) -> dict[str, Any]:
-        """Returns it as what JSON can hold."""
-        return dataclasses.asdict(self) | {
-            "device": self.device.value,
-            "kernels": self.kernels.value,
-            "parts": dict(self.parts),
-            "variables": dict(self.variables),
-        }
-
-    @classmethod
-    def from_document(cls, document: Mapping[str, Any]) -> Computation:
-        """Reads what `document` returned."""
-        enums = {
-            "device": DeviceKind(document["device"]),
-            "kernels": Kernels(document["kernels"]),
-        }
-        return cls(**{**document, **enums})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,7 +104,7 @@ class Guarantee:
 def decide_guarantee(
     job: Sequence[Computation],
     origin: Sequence[Computation] | None = None,
-    before: Guarantee | None = None,
+    before: Guarantee = Guarantee(),
 ) -> Guarantee:
     """Returns what a job may rely on in a generation.
 
@@ -130,12 +113,10 @@ def decide_guarantee(
         origin: the same of the job's first generation; None: this is it.
         before: of the generation before: what is lost once stays lost.
     """
-    lacking = list(before.lacking) if before is not None else []
     found = [reason for own in job for reason in _chance(own)]
     if origin is not None:
         found += _differences(job, origin)
-    lacking += [reason for reason in found if reason not in lacking]
-    return Guarantee(tuple(dict.fromkeys(lacking)))
+    return Guarantee(tuple(dict.fromkeys([*before.lacking, *found])))
 
 
 def unverified(guarantee: Guarantee, step: int) -> Guarantee:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
 
+from megatron_moevement.policy.document import Document
 from megatron_moevement.policy.job.guarantee import Level
 from megatron_moevement.policy.outcome.replay_proof import ReplayProof, proof_of_all
 from megatron_moevement.policy.recovery.plan import Verdict
@@ -27,7 +27,7 @@ _BEFORE = PARTS[:4]
 
 
 @dataclasses.dataclass(frozen=True)
-class RankAccount:
+class RankAccount(Document):
     """What one rank tells of a recovery.
 
     Attributes:
@@ -48,22 +48,6 @@ class RankAccount:
     def verified(self) -> bool | None:
         """Whether nothing that was replayed differed from the first time; None for a bystander."""
         return None if self.proof is None else self.proof.verified
-
-    def document(self) -> dict[str, Any]:
-        """Returns the account as JSON holds it."""
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def of_document(cls, document: Mapping[str, Any]) -> RankAccount:
-        """Returns the account that `document` encoded."""
-        proof = document["proof"]
-        return cls(
-            document["replayed_steps"],
-            None if proof is None else ReplayProof.of_document(proof),
-            document["breakdown_s"],
-            document["owed_copies"],
-            document.get("moved_copies", 0),
-        )
 
 
 @dataclasses.dataclass(frozen=True)

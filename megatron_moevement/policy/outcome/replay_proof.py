@@ -8,8 +8,9 @@ a replay captures again, of which holders keep the first capture.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
+
+from megatron_moevement.policy.document import Document
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +43,7 @@ _KINDS = {
 
 
 @dataclasses.dataclass(frozen=True)
-class ReplayProof:
+class ReplayProof(Document):
     """What was compared in the replay of one rank, or of several.
 
     Attributes:
@@ -90,16 +91,6 @@ class ReplayProof:
         parts = [*wrong, *([f"{', '.join(right)} equal"] if right else [])]
         whose = f"final state compared on {self.targets} of {self.ranks} ranks"
         return "; ".join([*parts, whose] if parts else ["nothing to compare with"])
-
-    def document(self) -> dict[str, Any]:
-        """Returns the proof as JSON holds it."""
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def of_document(cls, document: Mapping[str, Any]) -> ReplayProof:
-        """Returns the proof that `document` encoded."""
-        kinds = {kind: Compared(**document[kind]) for kind in _KINDS}
-        return cls(**kinds, targets=document["targets"], ranks=document["ranks"])
 
 
 def proof_of_all(proofs: Iterable[ReplayProof | None]) -> ReplayProof:

@@ -12,10 +12,10 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from megatron_moevement.policy.copies.journal_state import JournalState
 from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.runtime.slots.identity import StoreIdentity
 from megatron_moevement.runtime.slots.journal import JournalShape
-from megatron_moevement.runtime.slots.journal_state import JournalState
 from megatron_moevement.runtime.slots.ring_file import RingShape
 from megatron_moevement.runtime.transport.wire import ProtocolError
 
@@ -46,8 +46,8 @@ class History:
         return {
             "owner": str(self.owner),
             "identity": self.identity.document(),
-            "ring": dataclasses.asdict(self.ring),
-            "journal": dataclasses.asdict(self.journal),
+            "ring": self.ring.document(),
+            "journal": self.journal.document(),
             "state": self.state.document(),
             "entries": [[step, self.entries[step].decode()] for step in sorted(self.entries)],
             "losses": _runs(self.losses),
@@ -64,9 +64,9 @@ class History:
             return cls(
                 LogicalRank.parse(document["owner"]),
                 StoreIdentity.of_document(document["identity"]),
-                RingShape(**_counts(document["ring"])),
-                JournalShape(**_counts(document["journal"])),
-                _state(document["state"]),
+                RingShape.of_document(document["ring"]),
+                JournalShape.of_document(document["journal"]),
+                JournalState.of_document(document["state"]),
                 {_count(step): text.encode() for step, text in document["entries"]},
                 dict(_losses(document["losses"])),
             )
@@ -93,16 +93,6 @@ def _losses(runs: Iterable[Any]) -> Iterable[tuple[int, float]]:
         for place in range(len(text) // _LOSS_DIGITS):
             digits = text[place * _LOSS_DIGITS : (place + 1) * _LOSS_DIGITS]
             yield _count(first) + place, struct.unpack(">f", bytes.fromhex(digits))[0]
-
-
-def _state(document: Mapping[str, Any]) -> JournalState:
-    _counts({name: document[name] for name in ("era", "epoch", "committed")})
-    _counts(document["persisted"] or {})
-    return JournalState.of_document(document)
-
-
-def _counts(document: Mapping[str, Any]) -> dict[str, int]:
-    return {name: _count(value) for name, value in document.items()}
 
 
 def _count(value: Any) -> int:

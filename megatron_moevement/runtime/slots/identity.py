@@ -8,9 +8,9 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from megatron_moevement.errors import MoEvementError, UserError
+from megatron_moevement.policy.document import Document
 
 FORMAT_VERSION = 1
 """Raised with every change of a file's layout."""
@@ -28,7 +28,7 @@ class DamagedFileError(MoEvementError):
 
 
 @dataclasses.dataclass(frozen=True)
-class RunIdentity:
+class RunIdentity(Document):
     """What a run is: it decides the run's name, and which memory a launch goes on from.
 
     Attributes:
@@ -49,22 +49,6 @@ class RunIdentity:
         """Digest of what decides the meaning of a slot's bytes."""
         return _digest({"run": self.digest, **self.layout})
 
-    def document(self) -> dict[str, Any]:
-        """Returns it as JSON."""
-        return {"deciding": dict(self.deciding), "layout": dict(self.layout)}
-
-    @classmethod
-    def of_document(cls, document: Mapping[str, Any]) -> RunIdentity:
-        """Returns what `document` returned.
-
-        Raises:
-            KeyError, TypeError, ValueError: it is no such document.
-        """
-        deciding, layout = dict(document["deciding"]), dict(document["layout"])
-        if not all(isinstance(one, str) for one in [*deciding.values(), *layout.values()]):
-            raise TypeError("values are text")
-        return cls(deciding, layout)
-
     def differences(self, other: RunIdentity) -> list[str]:
         """Returns in what another run differs, as `name value there (here: value)`."""
         found = []
@@ -81,7 +65,7 @@ def _digest(values: Mapping[str, str]) -> str:
 
 
 @dataclasses.dataclass(frozen=True)
-class StoreIdentity:
+class StoreIdentity(Document):
     """What a file of the store is stamped with; a file with another stamp is never read.
 
     Attributes:
@@ -107,20 +91,6 @@ class StoreIdentity:
             raise ValueError(f"no fingerprint: {self.fingerprint!r}")
         if self.format_version < 1:
             raise ValueError(f"no format version: {self.format_version}")
-
-    def document(self) -> dict[str, Any]:
-        """Returns what is written into a file's header."""
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def of_document(cls, document: Mapping[str, Any]) -> StoreIdentity:
-        """Returns the identity of a header.
-
-        Raises:
-            KeyError: the header has none.
-        """
-        fields = dataclasses.fields(cls)
-        return cls(**{field.name: document[field.name] for field in fields})
 
     def check(self, found: StoreIdentity, path: Path) -> None:
         """Refuses the file of another run, of another layout or of another version.

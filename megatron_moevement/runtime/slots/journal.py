@@ -18,19 +18,20 @@ from typing import Any
 
 import xxhash
 
+from megatron_moevement.policy.copies.journal_state import JournalState
+from megatron_moevement.policy.document import Document
 from megatron_moevement.runtime.slots.identity import DamagedFileError, StoreIdentity
-from megatron_moevement.runtime.slots.journal_state import (
-    SUPERBLOCK_BYTES,
-    JournalState,
-    decode_superblock,
-    encode_superblock,
-)
 from megatron_moevement.runtime.slots.mapped_file import (
     PAGE_BYTES,
     Access,
     MappedFile,
     checksum_of,
     page_aligned,
+)
+from megatron_moevement.runtime.slots.superblock import (
+    SUPERBLOCK_BYTES,
+    decode_superblock,
+    encode_superblock,
 )
 
 __all__ = ["Journal", "JournalShape", "JournalState", "stored_state"]
@@ -53,7 +54,7 @@ class _Entry:
 
 
 @dataclasses.dataclass(frozen=True)
-class JournalShape:
+class JournalShape(Document):
     """Sizes of a journal: retained steps, bytes of an entry, and the last step of the run."""
 
     retained_steps: int
@@ -87,8 +88,7 @@ class Journal(MappedFile):
     def __init__(self, path: Path, header: Mapping[str, Any], mapping: mmap.mmap) -> None:
         """Use `create` or `open`."""
         super().__init__(path, header, mapping)
-        fields = dataclasses.fields(JournalShape)
-        self.shape = JournalShape(**{field.name: int(header[field.name]) for field in fields})
+        self.shape = JournalShape.of_document(header)
         self._place_bytes, self._losses_offset = self.shape.place_bytes, self.shape.losses_offset
         self._sequence, self._state = self._newest_superblock()
         self._entries: dict[int, _Entry] = {}
@@ -130,7 +130,7 @@ class Journal(MappedFile):
             )
         if losses:
             contents[shape.losses_offset] = bytes(history)
-        header, total_bytes = dataclasses.asdict(shape), shape.total_bytes
+        header, total_bytes = shape.document(), shape.total_bytes
         return cls._create(path, identity, header, total_bytes=total_bytes, contents=contents)
 
     def extended(self, last_step: int) -> Journal:
@@ -143,7 +143,7 @@ class Journal(MappedFile):
         longer = self._create(
             self.path,
             self.identity,
-            dataclasses.asdict(shape),
+            shape.document(),
             total_bytes=shape.total_bytes,
             contents={PAGE_BYTES: bytes(self.view[PAGE_BYTES:])},
         )

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from megatron_moevement.policy.document import Document
 from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.runtime.slots.identity import DamagedFileError, StoreIdentity
 from megatron_moevement.runtime.slots.mapped_file import (
@@ -45,7 +46,7 @@ def _descriptor_bytes(max_parts: int) -> int:
 
 
 @dataclasses.dataclass(frozen=True)
-class RingShape:
+class RingShape(Document):
     """Sizes of a ring: number of buffers, bytes of each, and the most parts of a slot."""
 
     capacity: int
@@ -76,8 +77,7 @@ class RingFile(MappedFile):
         """Use `create` or `open`."""
         super().__init__(path, header, mapping)
         self.owner = LogicalRank.parse(header["owner"])
-        fields = dataclasses.fields(RingShape)
-        self.shape = RingShape(**{field.name: int(header[field.name]) for field in fields})
+        self.shape = RingShape.of_document(header)
         self.capacity = self.shape.capacity
         self._descriptor_bytes = _descriptor_bytes(self.shape.max_parts)
         self._buffers_offset = self.shape.buffers_offset
@@ -93,7 +93,7 @@ class RingFile(MappedFile):
             UserError: the file system is too full, or refuses the file.
             ValueError: a size is less than one.
         """
-        sizes = dataclasses.asdict(shape)
+        sizes = shape.document()
         if min(sizes.values()) < 1:
             raise ValueError(
                 f"no ring: {shape.capacity} x {shape.buffer_bytes} bytes, {shape.max_parts} parts"

@@ -315,8 +315,8 @@ class StoreDirectory(Closing):
     ) -> None:
         if found != wanted:
             raise UserError(
-                f"{path} was made with {dataclasses.asdict(found)} and this launch needs "
-                f"{dataclasses.asdict(wanted)}; launch with the flags of the former launch, or "
+                f"{path} was made with {found.document()} and this launch needs "
+                f"{wanted.document()}; launch with the flags of the former launch, or "
                 f"remove its state with `moevement clean --run-id {self.identity.run_id}`"
             )
 
@@ -335,12 +335,8 @@ def make_folders(root: Path, *folders: Path) -> None:
         with contextlib.suppress(FileExistsError):
             folder.mkdir(mode=0o700)
         if folder.is_symlink() or folder.stat().st_uid != os.geteuid():
-            raise _foreign_folder(folder)
+            raise UserError(f"{folder} is another user's; give another --moevement-store-dir")
         folder.chmod(0o700)
-
-
-def _foreign_folder(folder: Path) -> UserError:
-    return UserError(f"{folder} is another user's; give another --moevement-store-dir")
 
 
 def remove_folder(folder: Path) -> None:

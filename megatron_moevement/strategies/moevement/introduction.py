@@ -88,7 +88,7 @@ def introduce(
     check_reachable([Receiver(**one) for one in receivers])
     return Introduction(
         tuple(map(Member.of_document, members)),
-        tuple(map(Computation.from_document, computations)),
+        tuple(map(Computation.of_document, computations)),
         place_among(name, names),
         agree_on_key(objects.replication_key, offers),
     )

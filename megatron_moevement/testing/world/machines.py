@@ -12,7 +12,7 @@ from megatron_moevement.testing.world.process import Process
 from megatron_moevement.testing.world.store import Store
 
 if TYPE_CHECKING:
-    from megatron_moevement.policy.copies.left_stores import LeftState
+    from megatron_moevement.policy.copies.journal_state import JournalState
     from megatron_moevement.testing.world.world import World
 
 
@@ -202,5 +202,5 @@ class Machines:
 
 
 def _age(store: Store, rank: LogicalRank, rollbacks: int) -> tuple[int, int]:
-    state = None if store.committed is None else cast("LeftState", store)
+    state = None if store.committed is None else cast("JournalState", store)
     return age_of(state, rank, rollbacks=rollbacks)

@@ -1,0 +1,76 @@
+"""Documents: frozen data as JSON, read back strictly by the types of its fields.
+
+An enum is its value, a dataclass or a window an object, and what can be parsed (a rank) its name.
+What older builds left out of a window has its default; no other field may be lacking.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from functools import cache
+from types import UnionType
+from typing import Any, Self, get_args, get_origin, get_type_hints
+
+_NAMES = {"rollbacks": "era", "schedule_version": "epoch"}
+"""Fields that have another name in documents."""
+
+
+class Document:
+    """Frozen data that files and messages hold; a dataclass inherits it."""
+
+    def document(self) -> dict[str, Any]:
+        """Returns it as what JSON can hold."""
+        written: dict[str, Any] = _written(self)
+        return written
+
+    @classmethod
+    def of_document(cls, document: Mapping[str, Any]) -> Self:
+        """Returns what `document` returned; fields that it does not know are passed over.
+
+        Raises:
+            KeyError: a field is lacking.
+            AttributeError, TypeError, ValueError: one holds something else than its type says.
+        """
+        read: Self = _read(cls, document)
+        return read
+
+
+@cache
+def _fields(kind: Any) -> tuple[tuple[str, str, Any], ...]:
+    """Returns the fields of a class: its own name of each, that in documents, and the type."""
+    return tuple(
+        (name, _NAMES.get(name, name), each) for name, each in get_type_hints(kind).items()
+    )
+
+
+def _written(value: Any) -> Any:
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, Mapping):
+        return {name: _written(one) for name, one in value.items()}
+    if hasattr(value, "parse"):
+        return str(value)
+    if fields := _fields(value.__class__):
+        return {name: _written(getattr(value, own)) for own, name, _ in fields}
+    return value
+
+
+def _read(kind: Any, value: Any) -> Any:
+    if get_origin(kind) is UnionType:
+        return None if value is None else _read(get_args(kind)[0], value)
+    if get_origin(kind) is Mapping:
+        return {name: _read(get_args(kind)[1], one) for name, one in value.items()}
+    if issubclass(kind, Enum):
+        return kind(value)
+    if hasattr(kind, "parse"):
+        return kind.parse(value)
+    if fields := _fields(kind):
+        lacking = getattr(kind, "_field_defaults", {})  # of a window
+        known = {_NAMES.get(own, own): default for own, default in lacking.items()} | value
+        return kind(**{own: _read(each, known[name]) for own, name, each in fields})
+    if type(value) is not kind and (kind, type(value)) != (float, int):
+        raise TypeError(f"{value!r} is no {kind.__name__}")
+    if kind is int and not 0 <= value < 2**63:
+        raise ValueError(f"no count: {value!r}")
+    return value
