@@ -90,7 +90,7 @@ def store_slots(memory, owner, *steps, rollbacks=7):
         window = Window(step - slot, WINDOW.size)
         parts = (SlotPart.of("head", 0, memoryview(payload)),)
         record = SlotRecord(rollbacks, window, slot, step, 100, parts)
-        ring = memory._slots.ring_for(owner, record)
+        ring = memory._slots.ring_for(owner)
         ring.invalidate(step)
         ring.buffer(step)[:100] = payload
         ring.publish(record)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -20,28 +20,6 @@ _TYPES = {
 _HASH_DIGITS = 16
 _MAX_DIMENSIONS = 8
 _TAG_NUMBERS = ("step", "sender", "receiver", "micro_batch")
-
-
-class ServedLog(Protocol):
-    """The upstream log of a process; the server's threads call it."""
-
-    def serve(self, tag: BoundaryTag) -> torch.Tensor:
-        """Returns a logged tensor, in the log's memory.
-
-        Raises:
-            LookupError: it is not there.
-            RuntimeError: it does not read as it was logged.
-        """
-
-    def logged_hash(self, tag: BoundaryTag) -> int:
-        """Returns the hash of a logged tensor.
-
-        Raises:
-            LookupError: it is not there.
-        """
-
-    def received(self, step: int) -> Mapping[BoundaryTag, int]:
-        """Returns the hashes of what came in during a step."""
 
 
 @dataclasses.dataclass(frozen=True)

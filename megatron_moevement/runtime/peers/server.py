@@ -12,16 +12,14 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any
 
 from megatron_moevement.errors import UserError
 from megatron_moevement.policy.copies.commit import is_current
-from megatron_moevement.policy.copies.persistence import SlotKey
 from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.runtime.closing import Closing
 from megatron_moevement.runtime.peers.history import History
 from megatron_moevement.runtime.peers.log_messages import (
-    ServedLog,
     TensorHeader,
     hashes_document,
     step_of_document,
@@ -33,19 +31,14 @@ from megatron_moevement.runtime.peers.slot_messages import (
     slot_document,
     slot_of_document,
 )
-from megatron_moevement.runtime.peers.state_messages import (
-    OfferedState,
-    StatePart,
-    found_document,
-)
+from megatron_moevement.runtime.peers.state_messages import OfferedState, StatePart, found_document
+from megatron_moevement.runtime.peers.stored_slots import StoredSlots
 from megatron_moevement.runtime.slots.mapped_file import checksum_of
-from megatron_moevement.runtime.slots.ring_file import RingFile
-from megatron_moevement.runtime.slots.slot_record import SlotRecord
 from megatron_moevement.runtime.transport.admission import Admission, SparseLog
 from megatron_moevement.runtime.transport.handshake import RefusedError, Session, answer_call
 from megatron_moevement.runtime.transport.transport import Deadline
 from megatron_moevement.runtime.transport.wire import Channel, Kind, Message, ProtocolError
-from megatron_moevement.runtime.upstream_log.log import tensor_bytes
+from megatron_moevement.runtime.upstream_log.log import UpstreamLog, tensor_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -54,41 +47,17 @@ _PAUSE_S = 0.1
 """After a failure to accept, for want of descriptors for example."""
 
 
-class KeptSlots(Protocol):
-    """What a process keeps; the server's threads call it, several at a time."""
-
-    def ring_for(self, owner: LogicalRank, record: SlotRecord) -> RingFile | None:
-        """Returns the ring that a copy is to be kept in, None when it is not to be kept here."""
-
-    def stored(self, slot: SlotKey, record: SlotRecord, /) -> None:
-        """Learns that a copy is complete, checked and published in its ring."""
-
-    def learn(self, history: History, /) -> None:
-        """Learns what goes with the slots of a rank; a process that has none keeps it.
-
-        Raises:
-            UserError: it can't be kept here.
-        """
-
-    def find(self, slot: SlotKey) -> tuple[RingFile, SlotRecord] | None:
-        """Returns a slot that is held, own ones included, None when it is not."""
-
-
 class ReplicaServer(Closing):
-    """Receives copies and answers requests until it is closed.
-
-    Attributes:
-        address: host and port at which peers reach it.
-    """
+    """Receives copies and answers requests until it is closed."""
 
     def __init__(
         self,
         interface: str,
         me: Session,
-        slots: KeptSlots,
+        slots: StoredSlots,
         *,
         deadline: timedelta,
-        log: ServedLog | None = None,
+        log: UpstreamLog | None = None,
         max_unproven: int = 128,
         max_proved: int = 1024,
         halfway: Callable[[Kind], None] = lambda kind: None,
@@ -97,9 +66,7 @@ class ReplicaServer(Closing):
 
         Args:
             interface: host name or IP address of this machine, `--moevement-replication-interface`.
-            slots: where copies go, and what requests are answered from.
             deadline: for one message with its payload.
-            log: this process's upstream log, if it has one.
             max_unproven: as many callers are connected at a time that have not proved who they
                 are; one more takes the place of another.
             max_proved: as many peers are connected at a time; more are hung up on.
@@ -235,7 +202,7 @@ class ReplicaServer(Closing):
             raise ProtocolError(f"{message.payload_bytes} bytes of {record.payload_bytes}")
         reason = f"process {self._me.process} has no room for slots of {owner}"
         try:
-            ring = self._slots.ring_for(owner, record)
+            ring = self._slots.ring_for(owner)
         except UserError as error:
             ring, reason = None, str(error)
         if ring is None or not ring.has_room_for(record):

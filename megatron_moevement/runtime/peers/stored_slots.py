@@ -15,7 +15,7 @@ from megatron_moevement.runtime.slots.slot_record import SlotRecord
 class StoredSlots:
     """Rings for the server to write copies into and to read slots from.
 
-    The server is closed before the rings are.
+    Several threads of the server call it at a time. The server is closed before the rings are.
     """
 
     def __init__(
@@ -31,8 +31,10 @@ class StoredSlots:
             own: ring of the rank that this process occupies; None for a spare.
             take_over: returns a ring for copies that nobody meant for this process so far, None
                 where it keeps none; threads of the server call it, one at a time.
-            stored: is told of every complete copy, by a thread of the server.
-            learn: is told what goes with the slots of a rank, by a thread of the server.
+            stored: is told of every copy that is complete, checked and published in its ring, by a
+                thread of the server.
+            learn: is told what goes with the slots of a rank, by a thread of the server; raises
+                UserError where that can't be kept here.
         """
         self._own = own
         self._take_over = take_over
@@ -60,13 +62,12 @@ class StoredSlots:
             if self._held.get(ring.owner) is ring:
                 self._held.pop(ring.owner)
 
-    def ring_for(self, owner: LogicalRank, record: SlotRecord) -> RingFile | None:
-        """Returns the ring for copies of an owner's slots, whichever they are.
+    def ring_for(self, owner: LogicalRank) -> RingFile | None:
+        """Returns the ring for copies of an owner's slots, None where none are to be kept here.
 
         Raises:
             UserError: there is no room for a new one.
         """
-        del record
         with self._taking_over:
             ring = self._held.get(owner)
             if ring is None and (ring := self._take_over(owner)) is not None:
