@@ -84,11 +84,11 @@ def test_background_work_goes_on_wherever_who_waits_for_it_is_interrupted():
     background = Background("background", lambda _: time.sleep(0.001), lambda error: error)
 
     def train():
-        background.begin(0)
-        background.await_done()
+        background.hand_over(0)
+        background.await_landed()
 
     assert all_points(train) > 10
-    background.await_done()
+    background.await_landed()
     background.close()
 
 

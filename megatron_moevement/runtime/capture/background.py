@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Generic, TypeVar
 
+from megatron_moevement.runtime.closing import Closing
 from megatron_moevement.runtime.interrupts.interrupt_safe_event import InterruptSafeEvent
 
 T = TypeVar("T")
@@ -21,8 +22,11 @@ _SLICE = timedelta(seconds=0.05)
 """Of a wait, in which no interrupt arrives."""
 
 
-class Background(Generic[T]):
-    """A thread that works; one other thread hands over, waits and closes."""
+class Background(Closing, Generic[T]):
+    """A thread that works; one other thread hands over, waits and closes.
+
+    Once a piece has failed, handing over and waiting raise what `failure` makes of its error.
+    """
 
     def __init__(
         self, name: str, work: Callable[[T], None], failure: Callable[[Exception], Exception]
@@ -30,7 +34,6 @@ class Background(Generic[T]):
         """Starts the thread.
 
         Args:
-            name: the thread's.
             work: does a piece, on that thread.
             failure: makes what is raised in the other thread of what a piece raised.
         """
@@ -46,22 +49,14 @@ class Background(Generic[T]):
         self._thread = threading.Thread(target=self._run, name=name)
         self._thread.start()
 
-    def begin(self, piece: T) -> None:
-        """Hands over a piece and returns at once.
-
-        Raises:
-            Exception: an earlier piece failed; what `failure` makes of it.
-        """
+    def hand_over(self, piece: T) -> None:
+        """Hands over a piece and returns at once."""
         self.check()
         self.begun += 1
         self._pieces.put((piece,))
 
-    def await_done(self) -> timedelta:
-        """Waits until all is done that was handed over; returns how long it had to.
-
-        Raises:
-            Exception: a piece failed; what `failure` makes of it.
-        """
+    def await_landed(self) -> timedelta:
+        """Waits until all is done that was handed over; returns how long it had to."""
         return self.await_that(lambda: self._done == self.begun)
 
     def await_that(self, holds: Callable[[], bool]) -> timedelta:
@@ -69,9 +64,6 @@ class Background(Generic[T]):
 
         Args:
             holds: looks at what is changed within `changing`.
-
-        Raises:
-            Exception: a piece failed; what `failure` makes of it.
         """
         started_s = time.perf_counter()
         while not self._is_over(holds):

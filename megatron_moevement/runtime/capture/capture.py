@@ -18,7 +18,6 @@ import torch
 from megatron_moevement.backends.backend import CopyStream
 from megatron_moevement.errors import MoEvementError
 from megatron_moevement.runtime.capture.background import Background
-from megatron_moevement.runtime.closing import Closing
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,13 +43,16 @@ class _Snapshot:
     landed: Callable[[], None]
 
 
-class Capture(Closing):
-    """Takes snapshots; the training thread calls it. A context manager: it owns a thread."""
+class Capture(Background[_Snapshot]):
+    """Takes snapshots; the training thread calls it. A context manager: it owns a thread.
+
+    Whatever it is asked for raises CaptureError once a snapshot has failed.
+    """
 
     def __init__(self, stream: CopyStream) -> None:
         self._stream = stream
         self._copied = 0
-        self._background = Background("capture", self._take, _failed)
+        super().__init__("capture", self._take, _failed)
 
     def begin(self, copies: Iterable[HostCopy], landed: Callable[[], None]) -> None:
         """Begins a snapshot and returns at once.
@@ -58,43 +60,20 @@ class Capture(Closing):
         Args:
             copies: what is copied; the capture's thread goes through it.
             landed: called on the capture's thread when all of it lies in host memory.
-
-        Raises:
-            CaptureError: an earlier snapshot failed.
         """
         self.check()
         self._stream.fork()
-        self._background.begin(_Snapshot(copies, landed))
+        self.hand_over(_Snapshot(copies, landed))
 
     def await_copies(self) -> timedelta:
-        """Waits until the sources may change; returns how long it had to.
-
-        Raises:
-            CaptureError: a snapshot failed.
-        """
-        return self._background.await_that(lambda: self._copied == self._background.begun)
-
-    def await_landed(self) -> timedelta:
-        """Waits until nothing is under way any more; returns how long it had to.
-
-        Raises:
-            CaptureError: a snapshot failed.
-        """
-        return self._background.await_done()
-
-    def close(self) -> None:
-        """Ends the thread, once what was begun has landed."""
-        self._background.close()
-
-    def check(self) -> None:
-        """Raises CaptureError if a snapshot failed."""
-        self._background.check()
+        """Waits until the sources may change; returns how long it had to."""
+        return self.await_that(lambda: self._copied == self.begun)
 
     def _take(self, snapshot: _Snapshot) -> None:
         for copy in snapshot.copies:
             self._stream.copy(copy.source, copy.target)
         self._stream.join()
-        with self._background.changing():
+        with self.changing():
             self._copied += 1
         snapshot.landed()
 

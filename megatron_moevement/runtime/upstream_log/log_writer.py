@@ -100,7 +100,7 @@ class BackgroundWriter(LogWriter):
 
     def await_landed(self) -> timedelta:
         """Waits for the thread; returns how long that took."""
-        return self._background.await_done()
+        return self._background.await_landed()
 
     def close(self) -> None:
         """Ends the thread, once what was begun is done."""
@@ -109,7 +109,7 @@ class BackgroundWriter(LogWriter):
     def _begin(self, copy: _Copy) -> None:
         self._background.check()
         self._stream.fork()
-        self._background.begin(copy)
+        self._background.hand_over(copy)
 
     def _finish(self, copy: _Copy) -> None:
         source = copy.source
