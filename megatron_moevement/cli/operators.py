@@ -128,7 +128,7 @@ def _slot_table(schedule: WindowSchedule, rank: LogicalRank) -> Table:
         table.add_column(title, justify="right", no_wrap=True)
     operators = schedule.inventory.by_rank[rank]
     for slot, captured in enumerate(schedule.bytes_by_slot[rank]):
-        full = sum(one.full_bytes for one in operators if one.id in schedule.full(slot))
-        compute = sum(one.compute_bytes for one in operators if one.id in schedule.compute(slot))
+        full = sum(one.full_bytes for one in operators if one.id in schedule.full[slot])
+        compute = sum(one.compute_bytes for one in operators if one.id in schedule.compute[slot])
         table.add_row(str(slot), f"{full:,}", f"{compute:,}", f"{captured:,}")
     return table

@@ -245,13 +245,13 @@ def _table(plan: WindowPlan) -> Table:
         table.add_column(title, justify="right", no_wrap=True)
     table.add_column("worst rank", no_wrap=True)
     for slot in range(schedule.window):
-        count = Counter(operator.kind for operator in schedule.full(slot))
+        count = Counter(operator.kind for operator in schedule.full[slot])
         worst = max(schedule.inventory.ranks, key=lambda rank: schedule.bytes_by_slot[rank][slot])
         slot_bytes = schedule.bytes_by_slot[worst][slot]
         table.add_row(
             str(slot),
             *(str(sum(count[kind] for kind in kinds)) for kinds in _TITLES.values()),
-            str(len(schedule.compute(slot))),
+            str(len(schedule.compute[slot])),
             decimal(slot_bytes),
             f"{slot_bytes / size.budget_bytes:.0%}" if size.budget_bytes else "-",
             str(worst),

@@ -96,7 +96,7 @@ def flip_replica() -> None:
     def flipped(self: SparseCheckpointing, entry: Any, progress: Any, covered: Any) -> None:
         if progress.committed == FLIPPED_STEP and dist.get_rank() == FLIPPED_RANK:
             schedule = self._history.schedule
-            full = schedule.full(schedule.slot_of(FLIPPED_STEP))
+            full = schedule.full[schedule.slot_of(FLIPPED_STEP)]
             for piece in self._session.live.pieces(min(full), Content.FULL):
                 if piece.name.endswith("exp_avg_sq"):
                     piece.live.mul_(2)

@@ -71,7 +71,7 @@ def starts_in_replay(schedule):
     own = {rank: {one.id for one in inventory.by_rank[rank]} for rank in inventory.ranks}
     active = frozenset()
     for slot in range(schedule.window):
-        active |= schedule.full(slot)
+        active |= schedule.full[slot]
         ranks = [(held - active, held & active) for held in own.values()]
         anywhere, start = agreed(ranks)
         assert anywhere == any(frozen for frozen, _ in ranks)

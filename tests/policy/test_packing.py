@@ -193,7 +193,7 @@ def test_the_order_gives_way_to_a_budget_that_only_another_packing_keeps():
 
 def test_later_slots_take_more_because_they_hold_less_compute():
     schedule = schedule_of(inventory_of([(12, 2)] * 44), 2)
-    assert [len(schedule.full(slot)) for slot in range(2)] == [20, 24]
+    assert [len(schedule.full[slot]) for slot in range(2)] == [20, 24]
     assert schedule.worst_slot_bytes == 12 * 24
 
 

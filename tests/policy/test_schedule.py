@@ -35,8 +35,8 @@ def schedules(draw):
 @given(schedules())
 def test_every_operator_is_full_once_and_compute_before(schedule):
     for operator in schedule.inventory.operators:
-        full = [slot for slot in range(schedule.window) if operator in schedule.full(slot)]
-        compute = [slot for slot in range(schedule.window) if operator in schedule.compute(slot)]
+        full = [slot for slot in range(schedule.window) if operator in schedule.full[slot]]
+        compute = [slot for slot in range(schedule.window) if operator in schedule.compute[slot]]
         assert full == [schedule.slots[operator]]
         assert compute == list(range(full[0]))
 
@@ -47,8 +47,8 @@ def test_bytes_of_a_slot_are_those_of_its_full_and_compute_operators(schedule):
         schedule.inventory.by_rank.values(), schedule.bytes_by_slot.values(), strict=True
     ):
         for slot in range(schedule.window):
-            full = [op.full_bytes for op in operators if op.id in schedule.full(slot)]
-            compute = [op.compute_bytes for op in operators if op.id in schedule.compute(slot)]
+            full = [op.full_bytes for op in operators if op.id in schedule.full[slot]]
+            compute = [op.compute_bytes for op in operators if op.id in schedule.compute[slot]]
             assert slots[slot] == sum(full) + sum(compute)
     assert schedule.worst_slot_bytes == max(map(max, schedule.bytes_by_slot.values()))
 

@@ -46,7 +46,7 @@ def lay_out(flags, windows):
             for slot, layout in enumerate(layouts):
                 full = {part.operator for part in layout.parts if part.content is Content.FULL}
                 rest = {part.operator for part in layout.parts if part.content is Content.COMPUTE}
-                assert (full, rest) == (schedule.full(slot), schedule.compute(slot))
+                assert (full, rest) == (schedule.full[slot], schedule.compute[slot])
                 assert layout.captured_bytes == schedule.bytes_by_slot[rank][slot]
                 owner = torch.full((layout.size_bytes,), -1, dtype=torch.int32)
                 buffer = torch.zeros(layout.size_bytes, dtype=torch.uint8)

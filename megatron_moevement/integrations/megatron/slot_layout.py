@@ -80,8 +80,8 @@ def slot_layouts(
         contents = {
             operator: content
             for content, captured in (
-                (Content.FULL, schedule.full(slot)),
-                (Content.COMPUTE, schedule.compute(slot)),
+                (Content.FULL, schedule.full[slot]),
+                (Content.COMPUTE, schedule.compute[slot]),
             )
             for operator in own
             if operator in captured

@@ -20,7 +20,6 @@ def slot_bytes(parts: Iterable[tuple[int, int, int]], window: int) -> tuple[int,
 
     Args:
         parts: for each operator of the rank its slot, its FULL bytes and its COMPUTE bytes.
-        window: W.
 
     Returns:
         For each slot, the FULL bytes of its operators and the COMPUTE bytes of those after it.
@@ -79,8 +78,6 @@ class WindowSchedule:
     frozen replica would contribute no gradient to a replica that is active.
 
     Attributes:
-        inventory: the operators of the job and what they weigh on each rank.
-        window: W.
         slots: for each operator the slot in which it is FULL, `0 <= slot < window`.
         schedule_version: how many schedules the job had before this one.
         first_step: the step whose state is slot 0 of the first window under this schedule.
@@ -124,26 +121,20 @@ class WindowSchedule:
         return tuple(self.slots) == self.inventory.sorted_operators
 
     @cached_property
-    def _full(self) -> tuple[frozenset[OperatorId], ...]:
+    def full(self) -> tuple[frozenset[OperatorId], ...]:
+        """For each slot the operators that it holds as FULL."""
         members: list[list[OperatorId]] = [[] for _ in range(self.window)]
         for operator, slot in self.slots.items():
             members[slot].append(operator)
         return tuple(map(frozenset, members))
 
     @cached_property
-    def _compute(self) -> tuple[frozenset[OperatorId], ...]:
+    def compute(self) -> tuple[frozenset[OperatorId], ...]:
+        """For each slot the operators that it holds as COMPUTE: those that are FULL later."""
         later: list[frozenset[OperatorId]] = [frozenset()]
-        for full in reversed(self._full[1:]):
+        for full in reversed(self.full[1:]):
             later.append(later[-1] | full)
         return tuple(reversed(later))
-
-    def full(self, slot: int) -> frozenset[OperatorId]:
-        """Returns the operators that slot `slot` holds as FULL."""
-        return self._full[slot]
-
-    def compute(self, slot: int) -> frozenset[OperatorId]:
-        """Returns the operators that slot `slot` holds as COMPUTE: those that are FULL later."""
-        return self._compute[slot]
 
     def window_of(self, step: int) -> Window:
         """Returns the window that captures S_step under this schedule.
@@ -157,11 +148,7 @@ class WindowSchedule:
         return Window(start, self.window, self.schedule_version)
 
     def slot_of(self, step: int) -> int:
-        """Returns the slot that captures S_step.
-
-        Raises:
-            ValueError: the schedule was not in force at that step.
-        """
+        """Returns the slot that captures S_step; raises as `window_of` does."""
         return step - self.window_of(step).start
 
     @cached_property

@@ -33,7 +33,7 @@ def slot_contents(
 ) -> tuple[frozenset[OperatorId], frozenset[OperatorId]]:
     """Returns what a rank captures as FULL and as COMPUTE: on all replicas the same."""
     own = frozenset(operator.id for operator in schedule.inventory.by_rank[rank])
-    return schedule.full(slot) & own, schedule.compute(slot) & own
+    return schedule.full[slot] & own, schedule.compute[slot] & own
 
 
 @dataclasses.dataclass(frozen=True)
