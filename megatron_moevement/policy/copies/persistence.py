@@ -16,7 +16,6 @@ class SlotKey(NamedTuple):
 
     Attributes:
         owner: the logical rank whose state it holds, whoever keeps it.
-        window: the window that it is part of.
         slot: its place in the window; it holds the owner's part of S_(window.start + slot).
     """
 
@@ -28,6 +27,11 @@ class SlotKey(NamedTuple):
     def step(self) -> int:
         """The step k whose state S_k the slot holds."""
         return self.window.step_of(self.slot)
+
+
+def slot_keys(owner: LogicalRank, window: Window, slots: int) -> tuple[SlotKey, ...]:
+    """Returns the slots of a window of which a bit is set, by step."""
+    return tuple(SlotKey(owner, window, j) for j in range(window.size) if slots >> j & 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +60,6 @@ class Acknowledgements:
         A slot that a replay captures again starts anew: its former copies are not relied on.
 
         Args:
-            slot: which one.
             holders: the processes that are to keep a copy and lack it.
             held: the processes that keep one already.
         """
@@ -88,8 +91,6 @@ class Acknowledgements:
         """Returns the state after a process took over the copies that another one was to keep.
 
         Args:
-            former: the process that is lost or silent.
-            successor: the process that keeps the copies from now on.
             slots: the slots that go to the successor, those that `former` had confirmed included.
         """
         owing = {slot: processes - {former} for slot, processes in self.owing.items()}

@@ -11,8 +11,8 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from enum import Enum
 
-from megatron_moevement.policy.copies.persistence import SlotKey
-from megatron_moevement.policy.facts.facts import Facts, Holding, ProcessFacts
+from megatron_moevement.policy.copies.persistence import SlotKey, slot_keys
+from megatron_moevement.policy.facts.facts import Facts, ProcessFacts
 from megatron_moevement.policy.job.guarantee import Level
 from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.policy.recovery.plan import Origin, Plan
@@ -71,7 +71,7 @@ def trusted_copies(facts: Facts, plan: Plan, rank: LogicalRank) -> frozenset[tup
         for process in facts.processes
         for holding in process.holdings
         if holding.owner == rank
-        for key in _keys(holding)
+        for key in slot_keys(holding.owner, holding.window, holding.slots)
         if tried.get(key) != process.process
         and not (process.process == own and newest is not None and key.window > newest)
     )
@@ -84,15 +84,11 @@ def within(process: ProcessFacts, trusted: Trusted) -> ProcessFacts:
         slots = held.slots
         if held.owner in trusted:
             known = trusted[held.owner]
-            slots = sum(1 << key.slot for key in _keys(held) if (process.process, key) in known)
+            keys = slot_keys(held.owner, held.window, held.slots)
+            slots = sum(1 << key.slot for key in keys if (process.process, key) in known)
         if slots or not held.slots:
             holdings.append(dataclasses.replace(held, slots=slots))
     return dataclasses.replace(process, holdings=tuple(holdings))
-
-
-def _keys(held: Holding) -> list[SlotKey]:
-    slots = range(held.window.size)
-    return [SlotKey(held.owner, held.window, slot) for slot in slots if held.slots >> slot & 1]
 
 
 class Consequence(Enum):

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from enum import Enum
 from functools import cached_property
 
-from megatron_moevement.policy.copies.persistence import SlotKey
+from megatron_moevement.policy.copies.persistence import SlotKey, slot_keys
 from megatron_moevement.policy.job.boundary import Direction
 from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.policy.job.segments import ScopeKind, Segment
@@ -64,9 +64,7 @@ class StageReplay:
     """What one stage replays.
 
     Attributes:
-        stage: the pipeline stage.
         start: k of the S_k that it starts from; it replays the steps (start, target].
-        origin: where that state comes from.
         converts: whether it puts slots of the plan's window back, from the slot of that state on.
     """
 
@@ -81,7 +79,6 @@ class SlotFetch:
     """A slot that a rank has in its ring before it goes on.
 
     Attributes:
-        rank: the rank that gets it.
         slot: which one; a slot of a replica stands in for one of the rank that nobody has.
         sources: the processes that have it, in the order in which they are asked. The rank's own
             process comes first where it has the slot.
@@ -110,9 +107,7 @@ class WindowFetch:
     """Slots of a window that a rank has in its ring before it goes on, all from the same processes.
 
     Attributes:
-        rank: the rank that gets them.
         owner: whose slots they are.
-        window: the window.
         slots: bit j is set when slot j is among them.
         sources: as of each `SlotFetch`.
     """
@@ -125,10 +120,8 @@ class WindowFetch:
 
     def each(self) -> Iterator[SlotFetch]:
         """Yields the slots, by step."""
-        for slot in range(self.window.size):
-            if self.slots >> slot & 1:
-                key = SlotKey(self.owner, self.window, slot)
-                yield SlotFetch(self.rank, key, self.sources)
+        for key in slot_keys(self.owner, self.window, self.slots):
+            yield SlotFetch(self.rank, key, self.sources)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,7 +129,6 @@ class SlotSend:
     """A slot that a rank sends off once it has what it fetches.
 
     Attributes:
-        slot: which one, of the rank.
         to: the processes that are to keep it and lack it; none where all have it already.
     """
 
@@ -149,7 +141,6 @@ class StateCopy:
     """A rank that takes its state at the target from the live state of a survivor.
 
     Attributes:
-        rank: who lost it.
         source: the process that is copied from, once it has rolled forward.
     """
 
@@ -159,16 +150,13 @@ class StateCopy:
 
 @dataclasses.dataclass(frozen=True)
 class LogSource:
-    """Which steps of a boundary come from a log instead of from a live neighbour.
+    """Which steps of a boundary, first to last, come from a log and not from a live neighbour.
 
     Each rank of the receiving stage reads from the rank with the same other coordinates.
 
     Attributes:
         receiver: the stage that replays.
         sender: the stage whose ranks serve their logs.
-        direction: which way the tensors go.
-        first: first of the steps.
-        last: last of the steps.
     """
 
     receiver: int
@@ -191,7 +179,6 @@ class RankPlan:
     """What one rank does.
 
     Attributes:
-        rank: which one.
         start: k of the S_k that it replays from; the target where it stands by.
         origin: what it replays from; None where it stands by.
         converts: whether it puts slots back, from that of S_start on.
@@ -221,7 +208,6 @@ class Plan:
 
     Attributes:
         generation: of the facts that it was made from.
-        verdict: what it comes down to.
         reason: why, in one line.
         target: T, the newest step that any survivor has committed; training goes on with T + 1.
             After a rollback, the step of the durable checkpoint.
@@ -230,7 +216,6 @@ class Plan:
         roll_forward: who applies finished gradients before anything is reset.
         replays: the stages in scope, ascending; all others are bystanders.
         segments: the same stages as runs of neighbours.
-        scope_kind: the shape of the scope.
         fetches: who gets which slots from where, by rank and window: what a replay loads, and what
             a rank that goes on from its state has of the windows that are still needed.
         holders: by rank, the processes that keep copies of its slots: it sends them what they lack.

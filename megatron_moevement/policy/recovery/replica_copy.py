@@ -13,7 +13,7 @@ import dataclasses
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 
-from megatron_moevement.policy.copies.persistence import SlotKey
+from megatron_moevement.policy.copies.persistence import SlotKey, slot_keys
 from megatron_moevement.policy.facts.facts import Condition, Facts, LiveState, ProcessFacts
 from megatron_moevement.policy.facts.slot_gaps import first_in_flight
 from megatron_moevement.policy.job.ranks import LogicalRank
@@ -28,7 +28,6 @@ class ReplicaCopies:
     """What could be copied instead of replayed.
 
     Attributes:
-        by_rank: the copies of the states that are lost.
         stand_ins: for each of these ranks own slots of the source for slots that nobody has.
         gaps: stages where a slot is lost with the state, and no replica has one that is the same.
     """
@@ -47,7 +46,6 @@ def find_copies(facts: Facts, target: int, persisted: Window | None) -> ReplicaC
 
     Args:
         facts: what the processes published, by their number.
-        target: T.
         persisted: the job's newest persisted window; slots from it on are still needed.
     """
     alike = {step for process in facts.processes for step in process.rng_equal_steps}
@@ -104,10 +102,9 @@ def _held_steps(facts: Facts, first: int) -> defaultdict[LogicalRank, set[int]]:
 def _replica_slots(source: ProcessFacts, first: int, steps: set[int]) -> tuple[SlotKey, ...]:
     """Returns the own slots of a process at some steps, by step."""
     found = {
-        holding.window.step_of(slot): SlotKey(holding.owner, holding.window, slot)
+        key.step: key
         for holding in source.holdings
         if holding.owner == source.rank and holding.window.start >= first
-        for slot in range(holding.window.size)
-        if holding.slots >> slot & 1
+        for key in slot_keys(holding.owner, holding.window, holding.slots)
     }
     return tuple(found[step] for step in sorted(steps & found.keys()))

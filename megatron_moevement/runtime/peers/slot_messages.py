@@ -41,12 +41,7 @@ def slot_of_document(document: Mapping[str, Any]) -> tuple[LogicalRank, SlotReco
 
 def key_document(key: SlotKey) -> dict[str, Any]:
     """Returns what names a slot."""
-    window = key.window
-    return {
-        "owner": str(key.owner),
-        "window": [window.start, window.size, window.schedule_version],
-        "slot": key.slot,
-    }
+    return {"owner": str(key.owner), "window": list(key.window), "slot": key.slot}
 
 
 def key_of_document(document: Mapping[str, Any]) -> SlotKey:

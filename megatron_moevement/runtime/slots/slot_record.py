@@ -33,7 +33,6 @@ class SlotPart:
     Attributes:
         name: the operator whose state it is, or `EXTRAS`.
         offset: of its first byte in the payload.
-        size_bytes: how many bytes it has.
         checksum: of its bytes, made when they were captured.
     """
 
@@ -44,12 +43,7 @@ class SlotPart:
 
     @classmethod
     def of(cls, name: str, offset: int, payload: memoryview) -> SlotPart:
-        """Returns the part that consists of `payload`, with its checksum.
-
-        Args:
-            offset: of its first byte in the slot's payload.
-            payload: the part's own bytes.
-        """
+        """Returns the part that consists of `payload`, with its checksum."""
         return cls(name, offset, payload.nbytes, checksum_of(payload))
 
 
@@ -59,7 +53,6 @@ class SlotRecord:
 
     Attributes:
         rollbacks: how many rollbacks to a durable checkpoint lie behind the state.
-        window: the window that the slot is part of.
         step: k, the payload holds the owner's part of S_k: `window.step_of(slot)`.
         parts: its pieces; what lies between them means nothing.
 
@@ -122,19 +115,8 @@ def max_record_bytes(max_parts: int) -> int:
 
 def encode_record(record: SlotRecord) -> bytes:
     """Returns a record as bytes."""
-    window = record.window
-    pieces = [
-        _HEAD.pack(
-            record.rollbacks,
-            window.start,
-            window.size,
-            window.schedule_version,
-            record.slot,
-            record.step,
-            record.payload_bytes,
-            len(record.parts),
-        )
-    ]
+    place = (record.rollbacks, *record.window, record.slot, record.step)
+    pieces = [_HEAD.pack(*place, record.payload_bytes, len(record.parts))]
     for part in record.parts:
         name = part.name.encode()
         pieces += (_PART.pack(part.offset, part.size_bytes, part.checksum, len(name)), name)
@@ -148,9 +130,7 @@ def decode_record(data: bytes) -> SlotRecord:
         MalformedRecordError: they hold no record.
     """
     try:
-        rollbacks, start, size, schedule_version, slot, step, payload_bytes, count = (
-            _HEAD.unpack_from(data)
-        )
+        rollbacks, *window, slot, step, payload_bytes, count = _HEAD.unpack_from(data)
         parts = []
         at = _HEAD.size
         for _ in range(count):
@@ -160,9 +140,7 @@ def decode_record(data: bytes) -> SlotRecord:
             at += length
     except (struct.error, UnicodeDecodeError) as error:
         raise MalformedRecordError(str(error)) from error
-    return SlotRecord(
-        rollbacks, Window(start, size, schedule_version), slot, step, payload_bytes, tuple(parts)
-    )
+    return SlotRecord(rollbacks, Window(*window), slot, step, payload_bytes, tuple(parts))
 
 
 def record_document(record: SlotRecord) -> dict[str, Any]:
