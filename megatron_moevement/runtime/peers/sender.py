@@ -17,10 +17,7 @@ from megatron_moevement.errors import MoEvementError
 from megatron_moevement.policy.copies.persistence import SlotKey
 from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.runtime.closing import Closing
-from megatron_moevement.runtime.peers.connection import (
-    DamagedSlotError,
-    PeerConnection,
-)
+from megatron_moevement.runtime.peers.connection import DamagedSlotError, PeerConnection
 from megatron_moevement.runtime.peers.copy_account import CopyAccount
 from megatron_moevement.runtime.peers.history import OwnHistory
 from megatron_moevement.runtime.peers.peer_thread import FAILURES, PeerThread
@@ -130,10 +127,8 @@ class SlotSender(Closing):
         """Connects to nobody yet.
 
         Args:
-            peers: for each process its server's address.
             deadline: from the start of a transfer to its acknowledgement.
             halfway: called when half of a slot was sent, by the thread that sends it.
-            history: what goes with the slots to spares.
         """
         self._me = me
         self._deadline = deadline
@@ -154,7 +149,6 @@ class SlotSender(Closing):
         """Declares one of its own slots landed, and sends it to its holders.
 
         Args:
-            payload: its bytes, in the ring.
             holders: the processes that are to keep copies and lack them.
         """
         to = tuple(holders)
@@ -192,11 +186,6 @@ class SlotSender(Closing):
                 )
             outcomes[process] = self._peers[process].ask(delivery)
         return outcomes
-
-    def set_address(self, process: int, address: Address) -> None:
-        """Sets where a process is; one that was silent is tried again."""
-        self._addresses[process] = address
-        self.try_again(process)
 
     def try_again(self, process: int) -> None:
         """Lets a silent process be sent copies again, over a new connection."""

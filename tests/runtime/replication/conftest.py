@@ -30,6 +30,14 @@ def rank_of(process):
     return LogicalRank(dp=process)
 
 
+class MovedSender(SlotSender):
+    """Is told where its peers are while it sends."""
+
+    def set_address(self, process, address):
+        self._addresses[process] = address
+        self.try_again(process)
+
+
 class Process:
     """What one process of a job has; process n occupies the n-th replica and keeps for others."""
 
@@ -50,7 +58,7 @@ class Process:
 
     def sender(self, *peers, deadline=DEADLINE, **changes):
         addresses = {peer.me.process: peer.server.address for peer in peers}
-        return SlotSender(dataclasses.replace(self.me, **changes), addresses, deadline=deadline)
+        return MovedSender(dataclasses.replace(self.me, **changes), addresses, deadline=deadline)
 
     def close(self):
         self.server.close()
