@@ -27,7 +27,6 @@ class History:
     """What one rank knows, or what it has learnt since it was last told.
 
     Attributes:
-        state: as its journal has it.
         entries: ledger entries by their steps; without the newest ones' predecessors nothing can be
             replayed, so the first time all are there that are retained.
         losses: of steps; the first time of all.
@@ -149,20 +148,18 @@ class OwnHistory:
         Args:
             told: the newest step that it was told of; None: it was told nothing.
         """
+        newest = -1 if told is None else told
         with self._lock:
             state = self._state
             if state is None:
                 return None
-            entries, losses = self._entries, self._losses
-            if told is not None:
-                entries = {step: text for step, text in entries.items() if step > told}
-            known = {step: loss for step, loss in losses.items() if told is None or step > told}
-            entries = dict(entries)
+            entries = {step: text for step, text in self._entries.items() if step > newest}
+            losses = {step: loss for step, loss in self._losses.items() if step > newest}
         if told is None:
-            known = {**self._all_losses(), **known}
+            losses = {**self._all_losses(), **losses}
         return History(
             *(self._owner, self._identity, self._ring, self._journal),
             dataclasses.replace(state, rank=None),
             entries,
-            known,
+            losses,
         )

@@ -277,9 +277,7 @@ class StoreDirectory(Closing):
 
     def clear(self) -> None:
         """Removes the journal and all rings."""
-        if self._journal is not None:
-            self._journal.close()
-            self._journal = None
+        self.close_files()
         (self.folder / JOURNAL_NAME).unlink(missing_ok=True)
         self.clear_rings()
 
