@@ -123,9 +123,6 @@ _installed: dict[str, Any] = {}
 def rebind(place: str, replacement: Any) -> None:
     """Replaces something in all of this process from now on.
 
-    Args:
-        replacement: stands in for it.
-
     Raises:
         ChangedUpstreamError: it is another thing than the table expects.
     """

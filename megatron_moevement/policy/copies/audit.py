@@ -18,12 +18,6 @@ def is_audited(step: int, slot: int, *, interval: int, window: int) -> bool:
     """Returns whether the slot of S_step is compared.
 
     Audit m takes the first slot number m modulo W from step m times the interval on.
-
-    Args:
-        step: k.
-        slot: of the window that captures S_k.
-        interval: steps from one audit to the next.
-        window: W.
     """
     first = max(1, (step - window) // interval)
     return any(
@@ -37,7 +31,6 @@ class Difference:
     """An operator of which not all replicas captured the same.
 
     Attributes:
-        operator: its name.
         odd: ranks whose state is not that of the most; where there is no majority, all of them.
         ranks: all that hold it.
     """
@@ -53,7 +46,6 @@ class Audit:
 
     Attributes:
         operators: how many had replicas to be compared with.
-        differences: what was not the same.
     """
 
     operators: int

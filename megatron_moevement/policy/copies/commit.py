@@ -32,7 +32,6 @@ def coverage_vote(window_start: int, copies: int) -> tuple[int, int]:
 
     Args:
         window_start: start of the window that `newest_complete` gave; negative where there is none.
-        copies: the fewest copies of a slot of that window.
     """
     return -window_start, -copies
 
@@ -60,9 +59,5 @@ def is_current(sent_in: int, generation: int) -> bool:
 
     An interrupted rank may have sent garbage, and an acknowledgement may speak of a copy that a
     restart took away.
-
-    Args:
-        sent_in: the generation in which the sender sent it.
-        generation: the receiver's.
     """
     return sent_in == generation

@@ -16,8 +16,6 @@ def age_of(state: JournalState | None, rank: LogicalRank, *, rollbacks: int = 0)
     """Returns what is greater the newer a rank's state is; nothing of another rank is newer.
 
     Args:
-        state: what a journal says.
-        rank: whose state is wanted.
         rollbacks: of the process that wants it, as one that kept copies before it had a rank; what
             lies before it is of no use.
     """
@@ -41,14 +39,7 @@ def is_newer(left: JournalState, own: JournalState) -> bool:
 
 
 def is_outdated(rollbacks: int, schedule_version: int, step: int, known: JournalState) -> bool:
-    """Returns whether a state lies before the newest window that a history has persisted.
-
-    Args:
-        rollbacks: of the state.
-        schedule_version: of the state.
-        step: the newest of the state.
-        known: what a journal says of the history.
-    """
+    """Returns whether a state lies before the newest window that a history has persisted."""
     if known.persisted is None:
         return False
     return (rollbacks, schedule_version, step) < (
@@ -68,7 +59,6 @@ def adopts_in(generation: int, *, is_refused: bool) -> bool:
     It does so in any generation: the launch may have lost a process before it had opened its own.
 
     Args:
-        generation: restarts in place so far.
         is_refused: whether what died in place is to be left alone.
     """
     return generation == 0 or not is_refused
@@ -84,8 +74,6 @@ def share_of_flushed(
 
     Args:
         flushed: the rank of each process that flushed, which all ranks see alike.
-        rank: whose share is wanted.
-        ranks: all ranks.
     """
     nameless = sorted(process for process, named in flushed.items() if named is None)
     own = [process for process, named in flushed.items() if named == rank]

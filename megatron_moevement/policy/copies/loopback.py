@@ -14,9 +14,7 @@ class Receiver:
     """Where a process receives copies.
 
     Attributes:
-        process: number of the process.
         network: names its loopback interface; those with the same name reach each other by it.
-        address: IP address that it listens on.
     """
 
     process: int
@@ -34,9 +32,6 @@ class Receiver:
 
 def check_reachable(receivers: Sequence[Receiver]) -> None:
     """Refuses a loopback address in a job on several machines: no copy would reach it.
-
-    Args:
-        receivers: all processes of the job.
 
     Raises:
         UserError: there is one.

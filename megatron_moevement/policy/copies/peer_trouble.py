@@ -31,7 +31,6 @@ class Trouble:
     """Failed transfers to one peer, none of which a confirmed copy has followed.
 
     Attributes:
-        failures: how many there are.
         since_s: when the first of them began.
         last_s: when the last of them failed.
         reason: of the last one.
@@ -44,14 +43,7 @@ class Trouble:
 
     @classmethod
     def after(cls, former: Trouble | None, began_s: float, failed_s: float, reason: str) -> Trouble:
-        """Returns the trouble with a peer after another transfer to it has failed.
-
-        Args:
-            former: the trouble before; None where there was none.
-            began_s: when the transfer began.
-            failed_s: when it failed.
-            reason: why.
-        """
+        """Returns the trouble with a peer after another transfer to it has failed."""
         if former is None:
             return cls(1, began_s, failed_s, reason)
         return cls(former.failures + 1, former.since_s, failed_s, reason)
@@ -68,17 +60,9 @@ class Trouble:
         return self.failures >= _LASTING_FAILURES or self.last_s - self.since_s >= _LASTING_S
 
     def remedy(self, now_s: float) -> Remedy:
-        """Returns what is done about a peer whose place nobody takes.
-
-        Args:
-            now_s: the time.
-        """
+        """Returns what is done about a peer whose place nobody takes."""
         return Remedy.TRY_AGAIN if now_s - self.last_s >= self.pause_s else Remedy.WAIT
 
     def is_forgotten(self, now_s: float) -> bool:
-        """Returns whether a peer that keeps no copies now may keep some again.
-
-        Args:
-            now_s: the time.
-        """
+        """Returns whether a peer that keeps no copies now may keep some again."""
         return now_s - self.last_s >= _FORGOTTEN_AFTER_S

@@ -54,7 +54,6 @@ class Placement:
             failure domains that differ from each other and from the rank's own. The rank's own
             process keeps its slots too and is not listed.
         replicas: r, the number of holders of every rank.
-        requested: the number of replicas that was asked for.
     """
 
     holders: Mapping[LogicalRank, tuple[int, ...]]
@@ -85,7 +84,6 @@ def place_replicas(
     Args:
         hosts: the live processes, each once, in any order.
         replicas: r, the number of copies besides the rank's own.
-        strictness: what to do when there are r failure domains or fewer.
 
     Raises:
         UserError: there are too few failure domains and `strictness` is REFUSE.
@@ -179,7 +177,6 @@ def kept_placement(
 
     Args:
         anew: what `place_replicas` gives.
-        hosts: the live processes.
         held: who holds slots of which other rank, with the step of the newest.
     """
     found: defaultdict[LogicalRank, list[tuple[int, int]]] = defaultdict(list)
@@ -200,7 +197,6 @@ def repair_placement(placement: Placement, hosts: Sequence[Host]) -> Placement:
     what was asked for.
 
     Args:
-        placement: the placement in force before the loss.
         hosts: the live processes; a spare that has taken a rank occupies it already.
     """
     _check_hosts(hosts, placement.requested)
@@ -220,12 +216,6 @@ def replace_holder(
     placement: Placement, hosts: Sequence[Host], rank: LogicalRank, silent: int
 ) -> Placement:
     """Replaces a holder of `rank` that does not acknowledge in time.
-
-    Args:
-        placement: the placement in force.
-        hosts: the live processes.
-        rank: the rank whose copies are meant.
-        silent: the process to replace.
 
     Returns:
         A placement in which the process with the fewest copies, in a domain of its own, has taken

@@ -28,8 +28,6 @@ class JobShape:
     """What decides the cost of a loss besides copies.
 
     Attributes:
-        stages: of the pipeline.
-        ends: whether the first and the last stage share the embedding.
         wanted: copies that were asked for.
         domains: failure domains of the processes.
         spares: processes that wait to take a place; None where a loss ends the processes of the
@@ -48,10 +46,8 @@ class Protection:
     """How protected a job is.
 
     Attributes:
-        level: what the copies come to.
         copies: the fewest of a slot of the newest persisted window, besides the one of its own
             process; 0 without such a window.
-        wanted: copies that were asked for.
         spares: processes that wait; None where none could come in.
         costs: what a single loss costs beyond the replay of its own stage.
     """
@@ -73,12 +69,7 @@ class Protection:
 
 
 def protection_of(shape: JobShape, copies: int) -> Protection:
-    """Returns how protected a job is.
-
-    Args:
-        shape: of the job.
-        copies: the fewest of a slot of the newest persisted window.
-    """
+    """Returns how protected a job is."""
     if copies >= shape.wanted > 0:
         level = ProtectionLevel.FULL
     else:

@@ -16,8 +16,6 @@ class Retention:
     cleanup.
 
     Attributes:
-        oldest_slot_step: k of the oldest S_k whose slot is kept.
-        oldest_log_step: oldest step whose boundary tensors are kept.
         oldest_ledger_step: oldest step whose ledger entry is kept, random state included.
     """
 
@@ -33,7 +31,6 @@ def retain(persisted: Window | None, first_step: int) -> Retention:
     the random streams are needed. Nothing is dropped before a first window is persisted.
 
     Args:
-        persisted: the job's newest persisted window.
         first_step: k of the state S_k that the job started from.
     """
     start = first_step if persisted is None else persisted.start
@@ -48,7 +45,6 @@ def max_replayed_steps(window: int, lag: int) -> int:
     The worst fault interrupts the step at which the next window would have become persisted.
 
     Args:
-        window: W.
         lag: L, steps between the last capture of a window and the step at which it is persisted.
     """
     return 2 * window - 2 + lag

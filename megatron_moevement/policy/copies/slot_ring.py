@@ -15,7 +15,6 @@ def ring_capacity(window: int, lag: int) -> int:
     """Returns how many slots a ring needs: two windows and the lag of acknowledgement.
 
     Args:
-        window: W.
         lag: steps between the last capture of a window and the step at which it is persisted.
 
     Raises:
@@ -36,7 +35,6 @@ class SlotRing:
     another allocation.
 
     Attributes:
-        capacity: number of buffers.
         oldest: step of the oldest slot held, `next_step` when it is empty.
         next_step: k such that S_k is captured next.
 

@@ -40,7 +40,6 @@ class LiveState:
     """The state that a process trains on.
 
     Attributes:
-        condition: what it is worth.
         step: k of the S_k that it holds, when it is dense or partial.
         window: the window that is being converted, when it is partial.
         finished: the step whose gradients are complete, reduced, logged and not yet applied.
@@ -67,8 +66,6 @@ class Holding:
     """Slots of one rank's window that a process has, with valid checksums.
 
     Attributes:
-        owner: whose state they hold.
-        window: the window that they are part of.
         slots: bit j is set when slot j is there.
 
     Raises:
@@ -86,12 +83,7 @@ class Holding:
 
 @dataclasses.dataclass(frozen=True)
 class LogExtent:
-    """Steps whose boundary tensors a process has logged whole and with valid checksums.
-
-    Attributes:
-        direction: which way its rank sent them.
-        steps: the steps.
-    """
+    """Steps whose boundary tensors a process has logged whole and with valid checksums."""
 
     direction: Direction
     steps: frozenset[int]
@@ -103,18 +95,14 @@ class ProcessFacts:
 
     Attributes:
         process: its number, unique among all processes that the job ever had.
-        domain: its failure domain.
         rank: the logical rank that it occupies; None for a spare.
         committed: the newest step that it knows to be committed, None when it knows of none. In a
             replay this is the target: what was committed stays committed.
-        live: its live state.
         persisted: the newest window that it learnt to be persisted for the job.
         holdings: slots that it has, its own rank's and others'.
-        logs: what it has logged of its rank's sends.
         ledger: steps whose ledger entries it has.
         rollbacks: how many rollbacks to a durable checkpoint precede what it has. What is left
             from before one must not mix with what the rollback began.
-        schedule_version: of the window schedule that it knows.
         replica_id: names what its rank trains, where every rank that trains it holds all of it:
             ranks with the same name hold the same bits at the same step. None where something is
             the rank's own, as a shard of the optimizer's state is, or nothing is to be copied.
@@ -151,9 +139,6 @@ class Facts:
     """What all live processes of a generation know, the same on every one of them.
 
     Attributes:
-        generation: number of the generation that recovers.
-        layout: sizes of the job.
-        ends: how the first and last stage hang together.
         durable: step of the newest whole durable checkpoint, or of the initial state where it can
             be built anew (0).
         processes: what the processes published, in any order.

@@ -61,7 +61,6 @@ def load_facts(text: str, origin: str) -> Facts:
     """Returns the facts of a JSON document.
 
     Args:
-        text: the document.
         origin: where it comes from, for error messages.
 
     Raises:

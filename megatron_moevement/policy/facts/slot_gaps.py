@@ -22,7 +22,6 @@ def stages_with_gaps(
     the state that a rank holds now is not missed, it is captured as soon as the rank goes on.
 
     Args:
-        facts: what the processes published.
         persisted: the job's newest persisted window; the slots after it are in flight. Before a
             first window is persisted all slots are.
         steps: for each stage in question the step that its ranks hold.

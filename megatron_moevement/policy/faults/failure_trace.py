@@ -23,7 +23,6 @@ class Failure:
 
     Attributes:
         at: since the beginning of the trace.
-        lost: number of nodes.
         alive: nodes that there were before.
     """
 

@@ -26,7 +26,6 @@ class BoundaryTag:
 
     Attributes:
         sender: number of the sending model chunk, counted along the model: `chunk * PP + stage`.
-        receiver: number of the receiving model chunk.
     """
 
     step: int

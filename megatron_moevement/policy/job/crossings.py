@@ -17,8 +17,6 @@ class Crossings:
     """The boundary tensors of one step of one pipeline.
 
     Attributes:
-        pp: pipeline stages.
-        chunks: model chunks of each stage.
         forward_passes: `(micro-batch, chunk)` in the order in which every stage computes them;
             backward passes go through the chunks the other way round.
     """

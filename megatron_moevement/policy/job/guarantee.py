@@ -64,7 +64,6 @@ class Computation(Document):
     """What decides, besides the flags of the job, the bits that a process computes.
 
     Attributes:
-        kernels: that torch may choose.
         threads: of one operation on the CPU.
         parts: name to name: the device's model, and the versions of what runs on it.
         variables: those of `DECIDING_VARIABLES` that are set.

@@ -80,10 +80,6 @@ def inventory_of(
 ) -> Inventory:
     """Returns the inventory of a model that is spread over a layout.
 
-    Args:
-        capture: what replicas capture of what they all hold.
-        recipe: what is kept of each parameter.
-
     Raises:
         ValueError: the experts can't be spread evenly over the expert-parallel ranks.
     """

@@ -14,12 +14,7 @@ from operator import truediv
 
 @dataclasses.dataclass(frozen=True)
 class Column:
-    """What one rank holds of a group, item by item.
-
-    Attributes:
-        full: FULL bytes of each item.
-        compute: COMPUTE bytes of each item.
-    """
+    """What one rank holds of a group: FULL and COMPUTE bytes of each item."""
 
     rank: int
     full: list[int]
@@ -54,7 +49,6 @@ class SharedItems:
 
     Attributes:
         positions: of the items, ascending.
-        columns: one for each rank that holds them.
     """
 
     positions: Sequence[int]
@@ -63,13 +57,7 @@ class SharedItems:
 
 @dataclasses.dataclass(frozen=True)
 class Shards:
-    """What one rank holds.
-
-    Attributes:
-        positions: of its operators among those of the job.
-        full: FULL bytes of each.
-        compute: COMPUTE bytes of each.
-    """
+    """What one rank holds: positions of its operators among those of the job, and their bytes."""
 
     positions: Sequence[int]
     full: Sequence[int]

@@ -46,7 +46,6 @@ class StateTensor:
     Attributes:
         key: its name in the optimizer's state.
         held_as: its type, in which FULL holds it.
-        timing: when it may be read.
     """
 
     key: str

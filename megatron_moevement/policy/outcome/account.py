@@ -33,7 +33,6 @@ class RankAccount(Document):
     Attributes:
         replayed_steps: that it replayed; 0 for a bystander.
         proof: what of its replay was compared with the first time; None for a bystander.
-        breakdown_s: its seconds by part.
         owed_copies: of its slots, on their way when training resumes.
         moved_copies: of slots that were there already, sent to holders that lacked them or fetched.
     """

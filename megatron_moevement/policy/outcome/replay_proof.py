@@ -15,11 +15,7 @@ from megatron_moevement.policy.document import Document
 
 @dataclasses.dataclass(frozen=True)
 class Compared:
-    """What of one kind was compared.
-
-    Attributes:
-        equal: how many were the same, bit for bit.
-    """
+    """How many of one kind were compared bit for bit, by how that ended."""
 
     equal: int = 0
     unequal: int = 0

@@ -15,7 +15,6 @@ def next_rollbacks(known: Iterable[int], now_s: float) -> int:
     It is later than all that is known of, and than what a machine that is away may bring back.
 
     Args:
-        known: the eras of all processes.
         now_s: seconds since the epoch, on the same clock for all.
     """
     return max(max(known) + 1, int(now_s))

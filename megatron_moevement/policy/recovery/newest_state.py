@@ -33,9 +33,6 @@ def is_memory_newest(facts: Facts) -> bool:
     A checkpoint may get its name while a process dies that takes part in the save. Then both are as
     new; who holds that state keeps it, and does not load it with all others. Where no process lives
     that trains, loading costs no replay.
-
-    Args:
-        facts: what all live processes published.
     """
     facts = of_newest_history(facts)
     committed = newest_committed(facts.processes)

@@ -57,9 +57,6 @@ def plan_recovery(facts: Facts) -> Plan:
 
     The order of the processes in the facts does not matter: equal facts give equal plans.
 
-    Args:
-        facts: what all live processes published.
-
     Raises:
         InconsistentFactsError: a survivor is behind and can't roll forward, or ahead of all that
             was written down; or a rank has no process.
@@ -251,9 +248,6 @@ def _resume_with_new_windows(facts: Facts, survey: Survey, why: str) -> Plan:
 
 def plan_start(facts: Facts) -> Plan | None:
     """Returns the plan of any start of a job; None: a launch loads what is durable, or begins.
-
-    Args:
-        facts: what all live processes published.
 
     Raises:
         InconsistentFactsError: a survivor is behind and can't roll forward.

@@ -17,7 +17,6 @@ def resume_reason(survey: Survey, rolling: int) -> str:
 
     Args:
         survey: says that every stage can go on from the target.
-        rolling: how many ranks roll forward.
     """
     forward = f", {_ranks(rolling)} forward to it" if rolling else ""
     copies = survey.copies()
@@ -35,14 +34,7 @@ def _ranks(count: int) -> str:
 
 
 def replay_reason(facts: Facts, survey: Survey, scope: set[int], window: Window) -> str:
-    """Returns why stages replay.
-
-    Args:
-        facts: what the processes published.
-        survey: what is left of each stage's state.
-        scope: the stages that replay.
-        window: that they replay from.
-    """
+    """Returns why stages replay."""
     without = [stage for stage in survey.behind if survey.progress[stage] is None]
     lost = [stage for stage in without if stage not in survey.gaps]
     grown = sorted(scope.difference(survey.behind))

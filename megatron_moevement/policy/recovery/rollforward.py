@@ -40,7 +40,6 @@ class Progress:
     """The state that ranks which step together can go on from, once the laggards rolled forward.
 
     Attributes:
-        step: k of that S_k.
         window: the window that is still being converted; None when the state is dense.
         roll_forward: the ranks that apply step k first.
     """
@@ -101,7 +100,6 @@ def find_progress(members: Sequence[ProcessFacts], target: int) -> Progress | No
 
     Args:
         members: the processes of stages that must replay the same steps, all of them.
-        target: T.
 
     Raises:
         InconsistentFactsError: a rank that was training is behind and can't follow: the barrier

@@ -21,10 +21,6 @@ def choose_fetches(facts: Facts, wanted: Wanted) -> tuple[WindowFetch, ...]:
 
     A rank takes what its own process has; the rest comes from the holders with the least to send.
 
-    Args:
-        facts: what the live processes published.
-        wanted: which ranks get which slots.
-
     Returns:
         By rank and window, those of the slots that anybody has.
     """
@@ -67,8 +63,6 @@ def slots_to_load(layout: Layout, window: Window, begins: Mapping[int, int]) -> 
     """Returns what ranks load that convert a window.
 
     Args:
-        layout: sizes of the job.
-        window: the window.
         begins: for each of their stages k of the S_k that they begin with.
     """
     return {
@@ -87,7 +81,6 @@ def slots_to_complete(
     unless the rank's own process has it.
 
     Args:
-        facts: what the live processes published.
         begins: for each stage of such ranks k of the S_k that they go on from.
         stand_ins: what replicas have of the slots that nobody has.
     """

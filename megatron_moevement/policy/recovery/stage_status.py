@@ -20,7 +20,6 @@ class Survey:
     """What the facts say about each stage, before any window is chosen.
 
     Attributes:
-        target: T.
         progress: for each stage what its ranks can go on from; None where a state is lost, or is
             of no use because of a gap.
         gaps: stages of which a slot in flight is lost.

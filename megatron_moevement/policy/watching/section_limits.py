@@ -21,7 +21,6 @@ class SectionLimits:
 
     Attributes:
         seconds: by section, `OUTSIDE` among them; None is no limit.
-        learned: the sections whose limit was learned.
     """
 
     seconds: Mapping[str, float | None]

@@ -52,14 +52,7 @@ class OrderedColumn:
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """Items that weigh something on the same ranks, in their order.
-
-    An item is what needs one slot: an operator, or several that are tied.
-
-    Attributes:
-        positions: of the items, as in `SharedItems`.
-        columns: one for each rank that holds them.
-    """
+    """Items as in `SharedItems`, but in the order in which they should be FULL."""
 
     positions: list[int]
     columns: tuple[OrderedColumn, ...]
@@ -114,7 +107,6 @@ def split(inventory: Inventory, order: Sequence[OperatorId]) -> tuple[Component,
     """Puts the operators into their order and splits them into components.
 
     Args:
-        inventory: the operators and their bytes on each rank.
         order: every operator once, in the order in which they should be FULL. Tied ones stand
             where the last of them does.
 

@@ -90,8 +90,6 @@ def pack(
     """Gives every item of a component its slot in a window.
 
     Args:
-        window: W.
-        levelled: which bytes to spread evenly.
         budget_bytes: what a slot should not exceed, if known: the order is kept while it does not.
     """
     bound = lower_bound_bytes(component, window, Levelled.FULL_AND_COMPUTE)

@@ -25,8 +25,6 @@ class WindowSize:
     """The W of the job and what it costs.
 
     Attributes:
-        window: W.
-        lower_bound_bytes: no packing into W slots has a smaller one.
         budget_bytes: what a rank can copy in one iteration; None when W was given.
     """
 
@@ -67,11 +65,9 @@ def plan_window(
     Algorithm 1 prices slot 0 of equal operators on one rank; all else is as there.
 
     Args:
-        inventory: the operators of the job and their bytes on each rank.
         order: all operators, from `order_operators`.
         budget_bytes: what each rank can copy in one iteration, from `slot_budget_bytes`.
         window: W, when it is not to be chosen.
-        levelled: which bytes to spread evenly over the slots.
         first_step: the step whose state is slot 0 of its first window.
 
     Raises:

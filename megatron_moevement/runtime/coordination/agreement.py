@@ -128,10 +128,7 @@ def gather_together(action: Callable[[], Any], device: torch.device) -> list[Any
 def together(action: Callable[[], T], device: torch.device) -> T:
     """Runs an action on every rank and returns its result where it succeeded on all of them.
 
-    As `gather_together`, but for results that stay with their ranks.
-
-    Raises:
-        AgreementError: on every rank, if it raised an `Exception` on any rank.
+    Raises as `gather_together` does; the results stay with their ranks.
     """
     results: list[T] = []
     gather_together(lambda: results.append(action()), device)

@@ -51,7 +51,6 @@ class Vote:
         num_tokens: tokens the losses were normalised by, on ranks that computed the loss.
         found_inf: for each chained optimizer, whether its gradients overflowed.
         grad_norm: global gradient norm, the same on all ranks; None after an overflow.
-        stop: whether this rank wants the job to end.
         window_start: start of the newest window that this rank could be recovered from; negative
             when there is none.
         copies: the fewest copies of a slot of that window.

@@ -35,7 +35,6 @@ class LedgerEntry:
     """The scalars of step k, the same on every rank but for the random state.
 
     Attributes:
-        step: k.
         loss: mean loss per token, FP32 (None: the step's loss is no number of this job's model).
         consumed_samples: data cursor before the step.
         loss_scale: what the step's loss was multiplied with.

@@ -62,7 +62,6 @@ def note_gone(
     """Notes that a process has ended, whenever that is; the launcher calls it.
 
     Args:
-        store: where the roll is called.
         end: how it ended; None where the launcher does not know.
     """
     notes = _Notes(store, secret, attempt)

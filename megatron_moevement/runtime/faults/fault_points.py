@@ -91,12 +91,7 @@ class FaultPoints:
         inflict(fault.kind)
 
     def strike_outside(self, place: FaultPoint) -> None:
-        """Fails if a fault is armed for this place, which lies in no step.
-
-        Raises:
-            InjectedFaultError: that is the fault.
-            SystemExit: that is the fault.
-        """
+        """Fails as `strike` does if a fault is armed for this place, which lies in no step."""
         steps = [step for step, armed in list(self._armed) if armed is place]
         if steps:
             self.strike(min(steps), place)

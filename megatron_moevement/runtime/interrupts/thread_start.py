@@ -28,11 +28,7 @@ os.register_at_fork(
 
 
 def raise_in_thread(thread: int, exception: type[BaseException]) -> None:
-    """Raises an exception in another thread, at its next bytecode; needs `guard_starts`.
-
-    Args:
-        thread: its identifier.
-    """
+    """Raises an exception in another thread, at its next bytecode; needs `guard_starts`."""
     with starting:
         ctypes.pythonapi.PyThreadState_SetAsyncExc(
             ctypes.c_ulong(thread), ctypes.py_object(exception)

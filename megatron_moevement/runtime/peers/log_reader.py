@@ -15,10 +15,7 @@ import torch
 from megatron_moevement.errors import MoEvementError
 from megatron_moevement.policy.job.boundary import BoundaryTag
 from megatron_moevement.runtime.closing import Closing
-from megatron_moevement.runtime.peers.connection import (
-    DamagedTensorError,
-    PeerConnection,
-)
+from megatron_moevement.runtime.peers.connection import DamagedTensorError, PeerConnection
 from megatron_moevement.runtime.peers.peer_thread import PeerThread
 from megatron_moevement.runtime.transport.handshake import Session
 from megatron_moevement.runtime.transport.transport import Address, Deadline
@@ -72,7 +69,6 @@ class LogReader(Closing):
         """Connects to nobody yet.
 
         Args:
-            peers: for each process its server's address.
             max_bytes: of a tensor; larger ones are refused.
         """
         self._me = me

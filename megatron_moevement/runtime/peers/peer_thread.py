@@ -9,10 +9,7 @@ from concurrent.futures import Future
 from datetime import timedelta
 from typing import Generic, TypeVar
 
-from megatron_moevement.runtime.peers.connection import (
-    DamagedSlotError,
-    PeerConnection,
-)
+from megatron_moevement.runtime.peers.connection import DamagedSlotError, PeerConnection
 from megatron_moevement.runtime.transport.handshake import RefusedError, Session
 from megatron_moevement.runtime.transport.transport import Address, Connection, Deadline
 from megatron_moevement.runtime.transport.wire import ProtocolError

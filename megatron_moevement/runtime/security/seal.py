@@ -30,11 +30,7 @@ class Seal:
         self._key = key
 
     def close(self, place: str, document: Any) -> str:
-        """Returns a document, sealed, in one line.
-
-        Args:
-            document: what `json` can write.
-        """
+        """Returns a document, sealed, in one line."""
         text = json.dumps(document)
         return self._proof(place, text) + text
 

@@ -168,7 +168,6 @@ class Journal(MappedFile):
         for `write_state`, before the steps that follow are written anew.
 
         Args:
-            state: what the process knows after the step.
             loss: of the step; None keeps what is there.
 
         Raises:

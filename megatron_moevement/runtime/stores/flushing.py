@@ -31,9 +31,6 @@ def flush_store(store: StoreDirectory, save: Path) -> Path:
     Args:
         store: of this process; nobody writes to it any more.
 
-    Returns:
-        Where the copy is.
-
     Raises:
         OSError: the system refuses; a former copy may be gone.
     """

@@ -72,7 +72,6 @@ class SurveyedProcess:
 
     Attributes:
         locked_by: who has them open; None when nobody has.
-        journal: None where there is none.
     """
 
     process: int

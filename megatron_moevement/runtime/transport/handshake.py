@@ -37,7 +37,6 @@ class Session:
 
     Attributes:
         generation: in which it lives; messages of another one are refused.
-        transport: by which it reaches its peers, and they reach it.
 
     Raises:
         ValueError: the token is too short to be a secret.

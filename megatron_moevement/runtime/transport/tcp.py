@@ -89,11 +89,7 @@ class Tcp:
         return connection
 
     def listen(self, interface: str) -> TcpListener:
-        """Listens on a free port of an interface.
-
-        Raises:
-            UserError: it is none of this machine's, or all of them.
-        """
+        """Listens on a free port of an interface."""
         place = f"--moevement-replication-interface {interface}"
         try:
             found = socket.getaddrinfo(interface, 0, type=socket.SOCK_STREAM)

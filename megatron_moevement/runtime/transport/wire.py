@@ -66,8 +66,6 @@ class Message:
 
     Attributes:
         generation: in which the peer sent it.
-        document: its JSON.
-        payload_bytes: how many raw bytes follow.
     """
 
     kind: Kind
@@ -103,7 +101,10 @@ class _Proofs:
 
 
 class Channel(Closing):
-    """Messages on a connection; one thread sends and receives on it."""
+    """Messages on a connection; one thread sends and receives on it.
+
+    Whatever sends or receives raises OSError where the peer is gone, or too slow for the deadline.
+    """
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -133,12 +134,7 @@ class Channel(Closing):
         """Sends a message; the payload goes out of the memory where it is.
 
         Args:
-            document: its JSON.
-            payload: raw bytes that follow, if any.
             halfway: called in the middle of the payload.
-
-        Raises:
-            OSError: the peer is gone, or does not read in time.
         """
         text = json.dumps(document).encode()
         payload_bytes = 0 if payload is None else payload.nbytes
@@ -171,7 +167,6 @@ class Channel(Closing):
 
         Raises:
             ProtocolError: it is no message, or too long.
-            OSError: the peer is gone, or does not send in time.
         """
         start = bytearray(_HEADER.size + _CHECKSUM.size)
         self._fill(memoryview(start), deadline)
@@ -199,7 +194,6 @@ class Channel(Closing):
 
         Raises:
             ProtocolError: it is not what the peer sent.
-            OSError: the peer is gone, or does not send in time.
         """
         self._fill(target, deadline, self._received)
         self._expected_bytes -= target.nbytes
@@ -221,11 +215,7 @@ class Channel(Closing):
             target = target[received:]
 
     def discard(self, size_bytes: int, deadline: Deadline) -> None:
-        """Receives bytes that nobody wants.
-
-        Raises:
-            OSError: the peer is gone, or does not send in time.
-        """
+        """Receives bytes that nobody wants."""
         scratch = memoryview(bytearray(min(size_bytes, _SCRATCH_BYTES)))
         while size_bytes:
             piece = scratch[: min(size_bytes, _SCRATCH_BYTES)]

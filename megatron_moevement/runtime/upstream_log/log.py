@@ -84,7 +84,6 @@ class _LoggedStep:
 
     Attributes:
         places: where its tensors go; those that have landed are in `tensors`, too.
-        received: hash of each boundary tensor that came in.
         ended: nothing is added any more.
         too_large: a tensor did not fit; the step can't be served.
     """
