@@ -87,7 +87,7 @@ def _account(told: Sequence[EventRecord]) -> RecoveryAccount:
         target=first.iteration,
         level=Level(first.fields["guarantee"]),
         ranks=[
-            RankAccount.of_document(
+            RankAccount.out_of(
                 # A log of an older build says nothing of copies that were moved.
                 {"moved_copies": 0, **one.fields, "proof": one.fields["replay_proof"]}
             )

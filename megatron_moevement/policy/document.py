@@ -26,14 +26,21 @@ class Document:
 
     @classmethod
     def of_document(cls, document: Mapping[str, Any]) -> Self:
-        """Returns what `document` returned; fields that it does not know are passed over.
+        """Returns what `document` returned.
 
         Raises:
             KeyError: a field is lacking.
-            AttributeError, TypeError, ValueError: one holds something else than its type says.
+            AttributeError, TypeError, ValueError: one is strange, or holds something else than its
+                type says.
         """
         read: Self = _read(cls, document)
         return read
+
+    @classmethod
+    def out_of(cls, document: Mapping[str, Any]) -> Self:
+        """Returns what stands among other fields; raises as `of_document` does."""
+        kind: Any = cls
+        return cls.of_document({name: document[name] for _, name, _ in _fields(kind)})
 
 
 @cache
@@ -68,6 +75,8 @@ def _read(kind: Any, value: Any) -> Any:
     if fields := _fields(kind):
         lacking = getattr(kind, "_field_defaults", {})  # of a window
         known = {_NAMES.get(own, own): default for own, default in lacking.items()} | value
+        if strange := known.keys() - {name for _, name, _ in fields}:
+            raise ValueError(f"{kind.__name__} has no field {min(strange)!r}")
         return kind(**{own: _read(each, known[name]) for own, name, each in fields})
     if type(value) is not kind and (kind, type(value)) != (float, int):
         raise TypeError(f"{value!r} is no {kind.__name__}")

@@ -53,6 +53,14 @@ def test_a_window_of_an_older_build_has_no_epoch():
     assert JournalState.of_document(document).persisted == Window(3, 2, 0)
 
 
+def test_data_is_picked_out_of_other_fields():
+    assert JournalState.out_of({**STATE.document(), "weather": "fine"}) == STATE
+    with pytest.raises(KeyError, match="rank"):
+        JournalState.out_of(
+            {"weather": "fine", "era": 0, "epoch": 0, "committed": 0, "persisted": None}
+        )
+
+
 @pytest.mark.parametrize("name", JournalState(0, 0, 0, None, None).document())
 def test_no_field_may_be_lacking(name):
     document = STATE.document()
@@ -72,6 +80,8 @@ def test_no_field_may_be_lacking(name):
         (STATE, {"persisted": [3, 2]}, None),
         (STATE, {"rank": "rank 3"}, "'rank 3' names no logical rank"),
         (STATE, {"rank": 3}, None),
+        (STATE, {"weather": "fine"}, "JournalState has no field 'weather'"),
+        (STATE, {"persisted": {"start": 3, "size": 2, "slots": 1}}, "Window has no field 'slots'"),
         (COMPUTATION, {"device": "tpu"}, "'tpu' is not a valid DeviceKind"),
         (COMPUTATION, {"parts": {"cpu": 1}}, "1 is no str"),
         (COMPUTATION, {"parts": ["cpu"]}, None),

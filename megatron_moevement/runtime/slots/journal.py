@@ -88,7 +88,7 @@ class Journal(MappedFile):
     def __init__(self, path: Path, header: Mapping[str, Any], mapping: mmap.mmap) -> None:
         """Use `create` or `open`."""
         super().__init__(path, header, mapping)
-        self.shape = JournalShape.of_document(header)
+        self.shape = JournalShape.out_of(header)
         self._place_bytes, self._losses_offset = self.shape.place_bytes, self.shape.losses_offset
         self._sequence, self._state = self._newest_superblock()
         self._entries: dict[int, _Entry] = {}

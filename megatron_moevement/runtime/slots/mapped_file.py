@@ -138,7 +138,7 @@ class MappedFile:
             if not stat.S_ISREG(status.st_mode):
                 raise DamagedFileError(f"{path} is no regular file")
             document = _read_header(os.pread(descriptor, PAGE_BYTES, 0), cls.MAGIC, path)
-            found = StoreIdentity.of_document(document["identity"])
+            found = StoreIdentity.out_of(document["identity"])
             if identity is not None:
                 identity.check(found, path)
             total_bytes = int(document["total_bytes"])
@@ -167,7 +167,7 @@ class MappedFile:
     @property
     def identity(self) -> StoreIdentity:
         """Whose file it is."""
-        return StoreIdentity.of_document(self.header["identity"])
+        return StoreIdentity.out_of(self.header["identity"])
 
     @property
     def total_bytes(self) -> int:

@@ -77,7 +77,7 @@ class RingFile(MappedFile):
         """Use `create` or `open`."""
         super().__init__(path, header, mapping)
         self.owner = LogicalRank.parse(header["owner"])
-        self.shape = RingShape.of_document(header)
+        self.shape = RingShape.out_of(header)
         self.capacity = self.shape.capacity
         self._descriptor_bytes = _descriptor_bytes(self.shape.max_parts)
         self._buffers_offset = self.shape.buffers_offset

@@ -37,4 +37,4 @@ def decode_superblock(block: bytes) -> tuple[int, JournalState | None] | None:
         return None
     sequence, length = _HEAD.unpack_from(body)
     document = json.loads(body[_HEAD.size : _HEAD.size + length])
-    return sequence, None if document is None else JournalState.of_document(document)
+    return sequence, None if document is None else JournalState.out_of(document)

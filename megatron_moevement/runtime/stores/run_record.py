@@ -51,7 +51,7 @@ def read_run(folder: Path) -> RunIdentity | None:
     try:
         descriptor = os.open(folder / RUN_NAME, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         with open(descriptor, "rb") as file:
-            return RunIdentity.of_document(json.loads(file.read(_MAX_BYTES)))
+            return RunIdentity.out_of(json.loads(file.read(_MAX_BYTES)))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 
