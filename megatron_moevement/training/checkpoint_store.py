@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import mmap
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,15 +54,19 @@ class CheckpointStore:
     run: dict[str, str] = dataclasses.field(default_factory=dict)
     """Tells whose checkpoints they are (`identity.checkpoint_mark`)."""
 
+    @property
+    def _saves(self) -> CheckpointFolder | None:
+        """The folder `--save`."""
+        return None if self.settings.save is None else CheckpointFolder(Path(self.settings.save))
+
     def check_writable(self) -> None:
         """Checks at start that `--save` can be written.
 
         Raises:
             UserError: it can't.
         """
-        if self.settings.save is None:
+        if (folder := self._saves) is None:
             return
-        folder = CheckpointFolder(Path(self.settings.save))
         with as_user_error(f"--save {self.settings.save} is not writable: "):
             on_first_rank(folder.check_writable, self.device)
 
@@ -71,9 +76,8 @@ class CheckpointStore:
         Raises:
             UserError: it hasn't.
         """
-        if self.settings.save is None:
+        if (folder := self._saves) is None:
             return
-        folder = CheckpointFolder(Path(self.settings.save))
         needed = self._needed_bytes()
 
         def check() -> None:
@@ -92,8 +96,8 @@ class CheckpointStore:
         Returns:
             None, or why it failed.
         """
-        assert self.settings.save is not None
-        folder = CheckpointFolder(Path(self.settings.save))
+        folder = self._saves
+        assert folder is not None
         try:
             self._write(folder, iteration, common)
         except AgreementError as error:
@@ -144,9 +148,8 @@ class CheckpointStore:
         Raises:
             UserError: it can't be written down.
         """
-        if self.settings.save is None:
+        if (folder := self._saves) is None:
             return
-        folder = CheckpointFolder(Path(self.settings.save))
         with as_user_error(f"can't write to --save {folder.root}: "):
             on_first_rank(folder.begin_history, self.device)
 
@@ -165,8 +168,7 @@ class CheckpointStore:
 
     def _saved(self) -> list[int]:
         """Returns the iterations in `--save` that this history has saved and this rank sees."""
-        save = self.settings.save
-        return [] if save is None else CheckpointFolder(Path(save)).of_history()
+        return [] if self._saves is None else self._saves.of_history()
 
     def _seen_by_all(self, *lists: Sequence[int]) -> list[list[int]]:
         """Returns of each list what every rank sees: not all see the newest name at once."""
@@ -214,18 +216,12 @@ class CheckpointStore:
 
     def _resume_own(self, warn: Callable[[str], None]) -> dict[str, Any] | None:
         """Loads what this history of training has saved, where `--load` has nothing as new."""
-        if self.settings.save is None:
+        if (folder := self._saves) is None:
             return None
-        folder = CheckpointFolder(Path(self.settings.save))
         loadable, saved = self._seen_by_all(self._loadable(), self._saved())
-        for iteration in saved:
-            if iteration <= next(iter(loadable), 0):
-                break
-            damage = self._damage(folder, iteration)
-            if damage is None:
-                return self._load(folder, iteration, warn)
-            warn(f"checkpoint {folder.path(iteration)} is not usable: {damage}")
-        return None
+        newer = itertools.takewhile(lambda k: k > next(iter(loadable), 0), saved)
+        iteration = self._first_whole(folder, newer, warn)
+        return None if iteration is None else self._load(folder, iteration, warn)
 
     def _load(
         self,
@@ -263,23 +259,27 @@ class CheckpointStore:
             candidates = [k for k in candidates if k == self.settings.ckpt_step]
             if not candidates:
                 raise UserError(f"--ckpt-step {self.settings.ckpt_step}: not in {folder.root}")
-        for iteration in candidates:
-            damage = self._damage(folder, iteration)
-            if damage is None:
-                return iteration
-            warn(f"checkpoint {folder.path(iteration)} is not usable: {damage}")
-        if candidates:
+        iteration = self._first_whole(folder, candidates, warn)
+        if candidates and iteration is None:
             raise UserError(
                 f"--load {folder.root}: none of its {len(candidates)} checkpoints is whole; "
                 "give another folder, or none to start from the initial weights"
             )
-        return None
+        return iteration
 
-    def _damage(self, folder: CheckpointFolder, iteration: int) -> str | None:
-        manifest = folder.manifest(iteration) or {}
-        share = sorted(manifest)[dist.get_rank() :: dist.get_world_size()]
-        found = folder.damage(iteration, share)
-        return next((one for one in all_gather_json(found, self.device) if one), None)
+    def _first_whole(
+        self, folder: CheckpointFolder, candidates: Iterable[int], warn: Callable[[str], None]
+    ) -> int | None:
+        """Returns the first checkpoint without damage, of which each rank reads a share."""
+        for iteration in candidates:
+            manifest = folder.manifest(iteration) or {}
+            share = sorted(manifest)[dist.get_rank() :: dist.get_world_size()]
+            found = all_gather_json(folder.damage(iteration, share), self.device)
+            damage = next((one for one in found if one), None)
+            if damage is None:
+                return iteration
+            warn(f"checkpoint {folder.path(iteration)} is not usable: {damage}")
+        return None
 
     def _common(self, folder: CheckpointFolder, iteration: int) -> dict[str, Any]:
         common = self.state.read_common(folder.path(iteration))
