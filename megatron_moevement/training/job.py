@@ -136,47 +136,24 @@ def build_part(
     """Builds this rank's part of the job that it has joined.
 
     Args:
-        known: `Job.keys` of a rank that was built before; then this one is built alone. None: all
-            ranks build theirs now, in step.
+        known: `Job.keys` of a rank built before, to build this one alone; None: all build in step.
     """
     place = position()
-    seed_everything(arguments.run.seed, place.pp)
+    seed_everything(
+        arguments.run.seed, place.pp
+    )  # the random streams fix the order of what follows
     device = backend.device(launch.local_rank)
-    return _build_part(
-        arguments, identity, launch, backend, device, place, groups, faults=faults, known=known
-    )
-
-
-def _build_part(  # noqa: PLR0917  (what a process is, piece by piece)
-    arguments: Arguments,
-    identity: RunIdentity,
-    launch: Launch,
-    backend: Backend,
-    device: torch.device,
-    place: Position,
-    groups: Groups,
-    *,
-    faults: FaultPoints,
-    known: GatheredKeys | None,
-) -> Job:
-    """Builds model, optimizer and what drives them, in the order that the random streams fix."""
-    logging = arguments.logging
-    config = _model_config(arguments, backend)
-    timers = PhaseTimers(config, logging.timing_log_level, logging.timing_log_option)
-    building = Building.TOGETHER if known is None else Building.ALONE
-    chunks = _build_chunks(arguments, config, groups, device, building)
+    config, timers = _model_config(arguments, backend)
+    chunks = _build_chunks(arguments, config, groups, device, known)
     with gathered_keys(known) as keys:
         optimizer = build_optimizer(
             arguments.optimization, arguments.parallelism, arguments.precision, chunks
         )
     batches = _batches(arguments, place.dp_size)
-    scheduler = build_scheduler(
-        arguments.optimization, arguments.run, optimizer, batches.global_batch_size
-    )
+    samples, seq_length = batches.global_batch_size, arguments.data.seq_length
+    scheduler = build_scheduler(arguments.optimization, arguments.run, optimizer, samples)
     expert_bias = PendingExpertBias()
-    schedule = PipelineSchedule(
-        config, chunks, optimizer, groups, expert_bias, arguments.data.seq_length, batches
-    )
+    schedule = PipelineSchedule(config, chunks, optimizer, groups, expert_bias, seq_length, batches)
     ledger = Ledger(_RETAINED_LEDGER_STEPS)
     layout = layout_name(arguments, launch.world_size)
     durable = DurableState(chunks, optimizer, scheduler, layout=layout, device=device)
@@ -197,7 +174,7 @@ def _build_part(  # noqa: PLR0917  (what a process is, piece by piece)
         schedule=schedule,
         barrier=CommitBarrier(device),
         ledger=ledger,
-        commit=StepCommit(optimizer, scheduler, expert_bias, ledger, batches.global_batch_size),
+        commit=StepCommit(optimizer, scheduler, expert_bias, ledger, samples),
         transients=Transients(chunks, optimizer, expert_bias),
         metrics=MoEMetrics(arguments.architecture, arguments.moe, groups, device),
         timers=timers,
@@ -208,7 +185,11 @@ def _build_part(  # noqa: PLR0917  (what a process is, piece by piece)
 
 
 def _build_chunks(
-    arguments: Arguments, config: Config, groups: Groups, device: torch.device, building: Building
+    arguments: Arguments,
+    config: Config,
+    groups: Groups,
+    device: torch.device,
+    known: GatheredKeys | None,
 ) -> Chunks:
     return build_model(
         config,
@@ -219,7 +200,7 @@ def _build_chunks(
         vocab_size=_vocab_size(arguments),
         seq_length=arguments.data.seq_length,
         device=device,
-        building=building,
+        building=Building.TOGETHER if known is None else Building.ALONE,
     )
 
 
@@ -242,10 +223,11 @@ def _checkpoint_store(
     return CheckpointStore(arguments.checkpointing, durable, model, device, faults, run=run)
 
 
-def _model_config(arguments: Arguments, backend: Backend) -> Config:
-    """Returns Megatron's config; what Megatron refuses in it, the user asked for."""
+def _model_config(arguments: Arguments, backend: Backend) -> tuple[Config, PhaseTimers]:
+    """Returns Megatron's config and its timers; what Megatron refuses in it, the user asked for."""
+    logging = arguments.logging
     try:
-        return transformer_config(
+        config = transformer_config(
             arguments.architecture,
             arguments.moe,
             arguments.parallelism,
@@ -255,6 +237,7 @@ def _model_config(arguments: Arguments, backend: Backend) -> Config:
         )
     except (AssertionError, ValueError) as error:
         raise UserError(f"Megatron-Core refuses the flags: {error}") from error
+    return config, PhaseTimers(config, logging.timing_log_level, logging.timing_log_option)
 
 
 def _vocab_size(arguments: Arguments) -> int:
