@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from megatron_moevement.errors import UserError
@@ -24,28 +24,25 @@ from megatron_moevement.settings.rank_monitor import RankMonitoring, check_rank_
 from megatron_moevement.settings.restart import InProcessRestart, check_restart
 from megatron_moevement.settings.run import Run, check_run, num_microbatches
 from megatron_moevement.strategies.registry import STRATEGIES
-from megatron_moevement.training.data.arguments import (
-    DataConfig,
-    add_data_arguments,
-    check_positions,
-)
+from megatron_moevement.training.data.arguments import DataConfig, DataFlags, check_positions
 from megatron_moevement.training.presets import PRESETS
 from megatron_moevement.training.refusals import add_refused_flags, refuse
-from megatron_moevement.training.reporting.arguments import LoggingConfig, add_logging_arguments
+from megatron_moevement.training.reporting.arguments import LoggingConfig
 
-_GROUPS: tuple[tuple[str, type[Any]], ...] = (
-    ("network", Architecture),
-    ("mixture of experts", MixtureOfExperts),
-    ("parallelism", Parallelism),
-    ("precision", Precision),
-    ("run", Run),
-    ("optimization", Optimization),
-    ("checkpointing", Checkpointing),
-    ("fault tolerance", FaultTolerance),
-    ("in-process restart", InProcessRestart),
-    ("rank monitors of ft_launcher", RankMonitoring),
-    ("faults on purpose", FaultInjection),
-)
+_GROUPS: Mapping[str, tuple[str, type[Any]]] = {
+    "architecture": ("network", Architecture),
+    "moe": ("mixture of experts", MixtureOfExperts),
+    "parallelism": ("parallelism", Parallelism),
+    "precision": ("precision", Precision),
+    "run": ("run", Run),
+    "optimization": ("optimization", Optimization),
+    "checkpointing": ("checkpointing", Checkpointing),
+    "fault_tolerance": ("fault tolerance", FaultTolerance),
+    "restart": ("in-process restart", InProcessRestart),
+    "monitoring": ("rank monitors of ft_launcher", RankMonitoring),
+    "fault_injection": ("faults on purpose", FaultInjection),
+}
+"""For each topic of `Arguments` the title of its flags in `--help`, and these."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,10 +79,10 @@ def build_parser() -> argparse.ArgumentParser:
         help="defaults for the flags of the network; flags on the command line override them",
     )
     names = {"moevement_strategy": tuple(STRATEGIES)}
-    for title, group in _GROUPS:
+    for title, group in _GROUPS.values():
         add_flags(parser, title, group, names)
-    add_data_arguments(parser)
-    add_logging_arguments(parser)
+    add_flags(parser, "data", DataFlags)
+    add_flags(parser, "logging", LoggingConfig)
     add_refused_flags(parser)
     return parser
 
@@ -106,22 +103,13 @@ def parse(argv: Sequence[str], processes: int, launched: int | None = None) -> A
         parser.set_defaults(**PRESETS[preset])
     values = parser.parse_args(argv)
     refuse(values)
-    restart = read_flags(InProcessRestart, values)
+    topics = {name: read_flags(group, values) for name, (_, group) in _GROUPS.items()}
+    ranks = topics["restart"].active_ranks(processes, processes if launched is None else launched)
     arguments = Arguments(
-        architecture=read_flags(Architecture, values),
-        moe=read_flags(MixtureOfExperts, values),
-        parallelism=read_flags(Parallelism, values),
-        precision=read_flags(Precision, values),
-        run=read_flags(Run, values),
-        optimization=read_flags(Optimization, values),
-        checkpointing=read_flags(Checkpointing, values),
-        fault_tolerance=read_flags(FaultTolerance, values),
-        restart=restart,
-        monitoring=read_flags(RankMonitoring, values),
-        fault_injection=read_flags(FaultInjection, values),
+        **topics,
         data=DataConfig.from_args(values),
         logging=LoggingConfig.from_args(values),
-        world_size=restart.active_ranks(processes, processes if launched is None else launched),
+        world_size=ranks,
     )
     _check(arguments)
     return arguments

@@ -36,14 +36,7 @@ def evaluate(
     samples = iterations * job.batches.global_batch_size
     losses: list[float] = []
     with MicroBatchSource(
-        dataset,
-        job.batches,
-        job.position,
-        job.device,
-        vocab_size=job.arguments.data.vocab_size,
-        consumed_samples=round_number * samples,
-        num_steps=iterations,
-        num_workers=job.arguments.data.num_workers,
+        job, dataset, consumed_samples=round_number * samples, num_steps=iterations
     ) as source:
         watch = watch or Watch()
         watch.begin_evaluation()

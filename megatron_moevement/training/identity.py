@@ -116,9 +116,9 @@ def given(arguments: Arguments) -> dict[str, Any]:
     data = arguments.data
     return values | {
         "--seq-length": data.seq_length,
-        "--make-vocab-size-divisible-by": data.make_vocab_size_divisible_by,
-        "--reset-position-ids": data.reset_position_ids,
-        "--eod-mask-loss": data.eod_mask_loss,
+        "--make-vocab-size-divisible-by": data.flags.make_vocab_size_divisible_by,
+        "--reset-position-ids": data.flags.reset_position_ids,
+        "--eod-mask-loss": data.flags.eod_mask_loss,
         "--vocab-size": data.vocab_size,
         "tokenizer": dict(data.tokenizer.unique_identifiers),
         "ranks": arguments.world_size,

@@ -309,7 +309,6 @@ def open_reporter(job: Job, generation: int = 0) -> Reporter:
     reported = ReportedRun(
         rank=job.launch.rank,
         world_size=job.launch.world_size,
-        logical_rank=job.launch.rank,
         generation=generation,
         train_iters=int(arguments.run.train_iters or 0),
         global_batch_size=job.batches.global_batch_size,

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import torch
-
-from megatron_moevement.integrations.megatron.process_groups import Position
 from megatron_moevement.integrations.megatron.schedule import MicroBatch
 from megatron_moevement.runtime.closing import Closing
-from megatron_moevement.training.data.batches import BatchLayout, MicroBatches, SampleDataset
+from megatron_moevement.training.data.batches import MicroBatches, SampleDataset
+from megatron_moevement.training.job import Job
 
 _NOTHING: MicroBatch = dict.fromkeys(("tokens", "labels", "loss_mask", "position_ids"))
 """What a stage between the first and the last gets: its input comes from its neighbour."""
@@ -17,32 +15,22 @@ class MicroBatchSource(Closing):
     """Feeds consecutive steps; a context manager, because it fetches ahead in threads."""
 
     def __init__(
-        self,
-        dataset: SampleDataset | None,
-        layout: BatchLayout,
-        place: Position,
-        device: torch.device,
-        *,
-        vocab_size: int,
-        consumed_samples: int,
-        num_steps: int,
-        num_workers: int,
+        self, job: Job, dataset: SampleDataset | None, *, consumed_samples: int, num_steps: int
     ) -> None:
         """Starts at a data cursor.
 
         Args:
             dataset: samples of one split, the same on all ranks.
-            vocab_size: ids from here on are refused.
             consumed_samples: the data cursor of the first step.
             num_steps: steps that will be asked for at the most.
-            num_workers: threads that fetch ahead.
         """
-        self._device = device
-        self._num_microbatches = layout.num_microbatches
+        data, place = job.arguments.data, job.position
+        self._device = job.device
+        self._num_microbatches = job.batches.num_microbatches
         self._steps = None
         if place.reads_data and dataset is not None and num_steps > 0:
-            batches = MicroBatches(dataset, layout, place.dp, vocab_size)
-            self._steps = batches.steps(consumed_samples, num_steps, num_workers)
+            batches = MicroBatches(dataset, job.batches, place.dp, data.vocab_size)
+            self._steps = batches.steps(consumed_samples, num_steps, data.flags.num_workers)
 
     def next_step(self) -> list[MicroBatch]:
         """Returns the micro-batches of the next step."""

@@ -57,14 +57,10 @@ def open_steps(
 
     def open_source() -> MicroBatchSource:
         return MicroBatchSource(
+            job,
             datasets.train,
-            job.batches,
-            job.position,
-            job.device,
-            vocab_size=job.arguments.data.vocab_size,
             consumed_samples=start.consumed_samples,
             num_steps=int(job.arguments.run.train_iters or 0) - start.committed,
-            num_workers=job.arguments.data.num_workers,
         )
 
     with own.own(open_source) as source:

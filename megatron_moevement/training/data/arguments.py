@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Self
 
 from megatron_moevement.errors import UserError
-from megatron_moevement.settings.flags import add_flags, flag, read_flags
+from megatron_moevement.settings.flags import flag, read_flags
 from megatron_moevement.training.data.manifest import manifest_path, read_manifest
 from megatron_moevement.training.data.tokenizers import (
     Tokenizer,
@@ -96,19 +96,13 @@ DataSource = Mock | OneBlend | BlendPerSplit
 
 @dataclasses.dataclass(frozen=True)
 class DataConfig:
-    """What the data flags say, checked; `tokenizer` is loaded."""
+    """What the data flags say, checked; `tokenizer` is loaded, `flags` are as given."""
 
     source: DataSource
     tokenizer: Tokenizer
     vocab_size: int
     seq_length: int
-    make_vocab_size_divisible_by: int
-    data_cache_path: str | None
-    reset_position_ids: bool
-    eod_mask_loss: bool
-    mmap_bin_files: bool
-    num_workers: int
-    num_dataset_builder_threads: int
+    flags: DataFlags
 
     @classmethod
     def from_args(cls, args: argparse.Namespace) -> Self:
@@ -136,25 +130,14 @@ class DataConfig:
             tokenizer=tokenizer,
             vocab_size=vocab_size,
             seq_length=int(flags.seq_length or 0),
-            make_vocab_size_divisible_by=flags.make_vocab_size_divisible_by,
-            data_cache_path=flags.data_cache_path,
-            reset_position_ids=flags.reset_position_ids,
-            eod_mask_loss=flags.eod_mask_loss,
-            mmap_bin_files=flags.mmap_bin_files,
-            num_workers=flags.num_workers,
-            num_dataset_builder_threads=flags.num_dataset_builder_threads,
+            flags=flags,
         )
 
     def padded_vocab_size(self, tensor_parallel_size: int) -> int:
         """Returns the number of rows of the embedding."""
         return padded_vocab_size(
-            self.vocab_size, self.make_vocab_size_divisible_by, tensor_parallel_size
+            self.vocab_size, self.flags.make_vocab_size_divisible_by, tensor_parallel_size
         )
-
-
-def add_data_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the group "data"."""
-    add_flags(parser, "data", DataFlags)
 
 
 def check_positions(config: DataConfig, position_embedding_type: str) -> None:
@@ -163,7 +146,7 @@ def check_positions(config: DataConfig, position_embedding_type: str) -> None:
     Raises:
         UserError: Megatron-Core ignores position ids with this kind of positions.
     """
-    if config.reset_position_ids and position_embedding_type != "learned_absolute":
+    if config.flags.reset_position_ids and position_embedding_type != "learned_absolute":
         raise UserError(
             f"--reset-position-ids has no effect with --position-embedding-type "
             f"{position_embedding_type}, which reads no position ids; leave it out or use "

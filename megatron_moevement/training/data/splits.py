@@ -111,7 +111,7 @@ def _normalized(blend: Blend) -> list[float] | None:
 
 
 def _request(config: DataConfig, samples: SampleCounts, seed: int) -> DatasetRequest:
-    source = config.source
+    source, flags = config.source, config.flags
     one = source if isinstance(source, OneBlend) else None
     apart = source if isinstance(source, BlendPerSplit) else None
     return DatasetRequest(
@@ -124,11 +124,11 @@ def _request(config: DataConfig, samples: SampleCounts, seed: int) -> DatasetReq
         blend_per_split=(_pair(apart.train), _pair(apart.valid), _pair(apart.test))
         if apart
         else None,
-        index_cache_path=config.data_cache_path,
-        mmap_bin_files=config.mmap_bin_files,
-        reset_position_ids=config.reset_position_ids,
-        eod_mask_loss=config.eod_mask_loss,
-        builder_threads=config.num_dataset_builder_threads,
+        index_cache_path=flags.data_cache_path,
+        mmap_bin_files=flags.mmap_bin_files,
+        reset_position_ids=flags.reset_position_ids,
+        eod_mask_loss=flags.eod_mask_loss,
+        builder_threads=flags.num_dataset_builder_threads,
     )
 
 

@@ -7,7 +7,7 @@ import dataclasses
 import importlib.util
 
 from megatron_moevement.errors import UserError
-from megatron_moevement.settings.flags import add_flags, flag, read_flags
+from megatron_moevement.settings.flags import flag, read_flags
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,11 +54,6 @@ class LoggingConfig:
             raise UserError(f"--timing-log-level {config.timing_log_level} must be 0, 1 or 2")
         _check_wandb(config)
         return config
-
-
-def add_logging_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the group of the reporting flags."""
-    add_flags(parser, "logging", LoggingConfig)
 
 
 def _check_wandb(config: LoggingConfig) -> None:

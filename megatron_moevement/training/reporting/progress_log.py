@@ -6,7 +6,6 @@ megatron/training. Here rank 0 writes alone, without a barrier of the job.
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import sys
 from datetime import datetime
@@ -20,21 +19,6 @@ _STARTING = "Starting job"
 _SAVED = "Saved checkpoint"
 _FLOPS = "Floating-point operations: "
 _RANKS = "# GPUs: "
-
-
-@dataclasses.dataclass(frozen=True)
-class SavedCheckpoint:
-    """What a line about a checkpoint says.
-
-    Attributes:
-        job_tflops_per_gpu: throughput since this job started, in 1e12 FLOP/s.
-        flops: operations of the training up to the checkpoint.
-    """
-
-    iteration: int
-    job_tflops_per_gpu: float
-    flops: float
-    tokens: int
 
 
 class ProgressLog:
@@ -55,18 +39,25 @@ class ProgressLog:
                 f"--log-progress: {self._path}: {error.strerror}; give a writable --save"
             ) from error
 
-    def checkpoint(self, saved: SavedCheckpoint, now: datetime) -> None:
-        """Appends the line of a saved checkpoint; a disk that fails costs this line only."""
+    def checkpoint(
+        self, iteration: int, now: datetime, *, job_tflops: float, flops: float, tokens: int
+    ) -> None:
+        """Appends the line of a saved checkpoint; a disk that fails costs this line only.
+
+        Args:
+            job_tflops: throughput for each GPU since this job started, in 1e12 FLOP/s.
+            flops: operations of the training up to the checkpoint.
+        """
         try:
             cumulative = cumulative_tflops_per_gpu(
-                self._path.read_text(encoding="utf-8"), self._world_size, saved.flops, now
+                self._path.read_text(encoding="utf-8"), self._world_size, flops, now
             )
             self._append(
-                f"{_SAVED}\tIteration: {saved.iteration}\t"
-                f"Job throughput: {saved.job_tflops_per_gpu:.1f} TFLOP/s/GPU\t"
+                f"{_SAVED}\tIteration: {iteration}\t"
+                f"Job throughput: {job_tflops:.1f} TFLOP/s/GPU\t"
                 f"Cumulative throughput: {cumulative:.1f} TFLOP/s/GPU\t"
-                f"{_FLOPS}{saved.flops:.2e}\t"
-                f"Tokens (in billions): {saved.tokens / 10**9:.2f}",
+                f"{_FLOPS}{flops:.2e}\t"
+                f"Tokens (in billions): {tokens / 10**9:.2f}",
                 now,
             )
         except OSError as error:

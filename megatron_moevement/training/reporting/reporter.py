@@ -30,7 +30,7 @@ from megatron_moevement.training.reporting.iteration_line import (
 )
 from megatron_moevement.training.reporting.memory import memory_scalars
 from megatron_moevement.training.reporting.progress import ProgressDisplay, open_progress
-from megatron_moevement.training.reporting.progress_log import ProgressLog, SavedCheckpoint
+from megatron_moevement.training.reporting.progress_log import ProgressLog
 from megatron_moevement.training.reporting.writers import ScalarWriters, open_writers
 
 
@@ -44,7 +44,6 @@ class ReportedRun:
 
     rank: int
     world_size: int
-    logical_rank: int
     generation: int
     train_iters: int
     global_batch_size: int
@@ -85,9 +84,7 @@ class Reporter(Closing):
         self._display: ProgressDisplay | None = None
         self._writers = ScalarWriters()
         self._progress_log: ProgressLog | None = None
-        self.events: Events = open_events(
-            config.moevement_event_dir, run.logical_rank, run.generation
-        )
+        self.events: Events = open_events(config.moevement_event_dir, run.rank, run.generation)
         try:
             if run.is_last_rank:
                 self._writers = open_writers(config, run.save)
@@ -206,7 +203,14 @@ class Reporter(Closing):
                 f"  successfully saved checkpoint from iteration {iteration:7d} to {self._run.save}"
             )
         if self._progress_log is not None:
-            self._progress_log.checkpoint(self._saved_checkpoint(iteration), datetime.now())
+            run = self._run
+            self._progress_log.checkpoint(
+                iteration,
+                datetime.now(),
+                job_tflops=run.tflops_per_gpu(self._trained, self._training_time),
+                flops=float(iteration * run.flops_per_iteration),
+                tokens=self._consumed_samples * run.seq_length,
+            )
 
     def close(self) -> None:
         """Writes out everything and lets go of files and threads; closing twice is fine."""
@@ -296,12 +300,3 @@ class Reporter(Closing):
             self._writers.add(scalars, newest.iteration)
         self._writers.flush()
         interval.clear()
-
-    def _saved_checkpoint(self, iteration: int) -> SavedCheckpoint:
-        run = self._run
-        return SavedCheckpoint(
-            iteration=iteration,
-            job_tflops_per_gpu=run.tflops_per_gpu(self._trained, self._training_time),
-            flops=float(iteration * run.flops_per_iteration),
-            tokens=self._consumed_samples * run.seq_length,
-        )

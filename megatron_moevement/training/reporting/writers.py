@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -112,7 +113,9 @@ class ScalarWriters:
 
     def close(self) -> None:
         """Closes all writers, also when one of them fails to."""
-        _call_all([writer.close for writer in self._writers])
+        with contextlib.ExitStack() as closing:
+            for writer in reversed(self._writers):
+                closing.callback(writer.close)
         self._writers = ()
 
 
@@ -130,15 +133,3 @@ def open_writers(config: LoggingConfig, save: str | None) -> ScalarWriters:
         Path(directory).mkdir(parents=True, exist_ok=True)
         writers.append(WandbWriter(config, directory))
     return ScalarWriters(writers)
-
-
-def _call_all(functions: Sequence[Callable[[], None]]) -> None:
-    """Calls each function; raises the first error after the last call."""
-    first: Exception | None = None
-    for function in functions:
-        try:
-            function()
-        except Exception as error:  # noqa: BLE001  (raised below)
-            first = first or error
-    if first is not None:
-        raise first

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from megatron_moevement.integrations.megatron.indexed import DocumentWriter
-from megatron_moevement.training.data.arguments import DataConfig, add_data_arguments
+from megatron_moevement.settings.flags import add_flags
+from megatron_moevement.training.data.arguments import DataConfig, DataFlags
 
 VOCAB_SIZE = 1000
 
@@ -37,7 +38,7 @@ def configure() -> Callable[..., DataConfig]:
 
     def make(*words: str) -> DataConfig:
         parser = argparse.ArgumentParser()
-        add_data_arguments(parser)
+        add_flags(parser, "data", DataFlags)
         defaults = ("--seq-length", "16", "--tokenizer-type", "NullTokenizer")
         if "--tokenizer-type" not in words:
             defaults += ("--vocab-size", str(VOCAB_SIZE))

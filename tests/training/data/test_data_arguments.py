@@ -6,13 +6,14 @@ from pathlib import Path
 import pytest
 
 from megatron_moevement.errors import UserError
+from megatron_moevement.settings.flags import add_flags
 from megatron_moevement.training.data.arguments import (
     Blend,
     BlendPerSplit,
     DataConfig,
+    DataFlags,
     Mock,
     OneBlend,
-    add_data_arguments,
     check_positions,
     parse_blend,
     parse_split,
@@ -117,7 +118,7 @@ def test_bad_flags_are_refused_in_one_line(words, message, write_documents, conf
 
 def test_a_tokenizer_must_be_named():
     parser = argparse.ArgumentParser()
-    add_data_arguments(parser)
+    add_flags(parser, "data", DataFlags)
     with pytest.raises(UserError, match="--tokenizer-type is missing"):
         DataConfig.from_args(parser.parse_args(["--mock-data", "--seq-length", "8"]))
 

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from megatron_moevement.runtime.coordination.ledger import LedgerEntry, ParameterGroup
-from megatron_moevement.training.reporting.arguments import LoggingConfig, add_logging_arguments
+from megatron_moevement.settings.flags import add_flags
+from megatron_moevement.training.reporting.arguments import LoggingConfig
 from megatron_moevement.training.reporting.reporter import ReportedRun
 
 
@@ -25,7 +26,7 @@ def logging_config():
 
     def parse(*argv: str) -> LoggingConfig:
         parser = argparse.ArgumentParser()
-        add_logging_arguments(parser)
+        add_flags(parser, "logging", LoggingConfig)
         return LoggingConfig.from_args(parser.parse_args(argv))
 
     return parse
@@ -39,7 +40,6 @@ def reported_run():
         run = ReportedRun(
             rank=1,
             world_size=2,
-            logical_rank=1,
             generation=0,
             train_iters=6,
             global_batch_size=8,

@@ -7,11 +7,10 @@ import pytest
 from megatron_moevement.errors import UserError
 from megatron_moevement.training.reporting.progress_log import (
     ProgressLog,
-    SavedCheckpoint,
     cumulative_tflops_per_gpu,
 )
 
-SAVED = SavedCheckpoint(iteration=10, job_tflops_per_gpu=12.34, flops=5e15, tokens=2 * 10**9)
+SAVED = {"job_tflops": 12.34, "flops": 5e15, "tokens": 2 * 10**9}
 LATER = datetime(2026, 1, 1, 1)
 
 
@@ -30,7 +29,7 @@ def _saved(flops: float) -> str:
 def test_start_and_checkpoint_are_lines_of_tabbed_fields(tmp_path, monkeypatch):
     monkeypatch.setenv("SLURM_JOB_ID", "77")
     log = ProgressLog(str(tmp_path / "new"), world_size=4)
-    log.checkpoint(SAVED, datetime.now() + timedelta(seconds=100))
+    log.checkpoint(10, datetime.now() + timedelta(seconds=100), **SAVED)
     start, saved = (tmp_path / "new" / "progress.txt").read_text().splitlines()
     assert start.split("\t")[1:] == ["Job ID: 77", "# GPUs: 4", "Starting job"]
     fields = saved.split("\t")
@@ -82,5 +81,5 @@ def test_a_log_that_was_taken_away_costs_a_line_only(tmp_path, capsys):
     log = ProgressLog(str(tmp_path / "save"), world_size=1)
     (tmp_path / "save" / "progress.txt").unlink()
     (tmp_path / "save").rmdir()
-    log.checkpoint(SAVED, LATER)
+    log.checkpoint(10, LATER, **SAVED)
     assert "a line is lost" in capsys.readouterr().err

@@ -138,7 +138,7 @@ def test_every_rank_records_its_events(logging_config, reported_run, step_argume
     config = logging_config("--moevement-event-dir", str(tmp_path))
     costs = IterationCosts(timedelta(seconds=0.25), 10, 20, 30, 40, 50)
     for rank in (0, 1):
-        with Reporter(config, reported_run(rank=rank, logical_rank=rank)) as reporter:
+        with Reporter(config, reported_run(rank=rank)) as reporter:
             reporter.events.emit(EventName.PROCESS_START, 0)
             reporter.step(*step_arguments(1, loss=2.5), costs=costs)
             reporter.evaluation(1, "validation", 2.0)
