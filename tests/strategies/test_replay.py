@@ -9,11 +9,7 @@ from megatron_moevement.integrations.megatron.optimizer import GradientStatistic
 from megatron_moevement.policy.facts.facts import Condition, LiveState
 from megatron_moevement.policy.window.schedule import Window
 from megatron_moevement.strategies.moevement.carried_state import SurvivingState
-from megatron_moevement.strategies.moevement.recovery.replay import (
-    Injection,
-    RecordedSteps,
-    Replay,
-)
+from megatron_moevement.strategies.moevement.recovery.replay import Replay
 
 WINDOW = Window(start=8, size=4)
 TARGET = 13
@@ -21,8 +17,12 @@ SLOTS_OF_STAGES = ((2, 1, 1, 0), (0, 0, 0, 2), (1, 1, 1, 1))
 """Operators that become FULL in each slot; the first stage has none for the last one."""
 
 
-def replay_of(sizes, injection, kept=None):
-    """Returns the replay of a rank whose slots bring in so many operators."""
+def replay_of(sizes, kept=None, *, is_apart=True):
+    """Returns the replay of a rank whose slots bring in so many operators.
+
+    Args:
+        is_apart: whether other stages stand by.
+    """
     operators = [[f"{slot}.{n}" for n in range(size)] for slot, size in enumerate(sizes)]
     start = WINDOW.start if kept is None else kept.step
     scalars = SimpleNamespace(progress=SimpleNamespace(committed=start), adam_step=8, state=None)
@@ -39,7 +39,8 @@ def replay_of(sizes, injection, kept=None):
     }
     begins = LiveState(Condition.PARTIAL, start, WINDOW) if kept is None else kept
     return Replay(
-        *(Mock(live=live), Mock(), slots, RecordedSteps(entries, TARGET, injection)),
+        *(Mock(live=live), Mock(), slots, SimpleNamespace(target=TARGET, is_apart=is_apart)),
+        entries=entries,
         witness=Mock(),
         begins=SurvivingState(begins, scalars),
     )
@@ -66,23 +67,23 @@ def injected(replay):
 
 @pytest.mark.parametrize("sizes", SLOTS_OF_STAGES)
 def test_the_ledger_speaks_until_the_operators_of_all_stages_are_active(sizes):
-    replay = replay_of(sizes, Injection.WHILE_FROZEN)
+    replay = replay_of(sizes, is_apart=False)
     assert injected(replay) == [9, 10, 11]
     assert replay.is_dense
 
 
 def test_the_ledger_speaks_where_a_state_was_kept_and_others_convert_the_window():
     kept = LiveState(Condition.DENSE, 9)
-    assert injected(replay_of((1, 1, 1, 1), Injection.WHILE_FROZEN, kept)) == [10, 11]
+    assert injected(replay_of((1, 1, 1, 1), kept, is_apart=False)) == [10, 11]
 
 
 def test_the_ledger_speaks_all_the_time_where_other_stages_stand_by():
-    assert injected(replay_of((1, 1, 1, 1), Injection.ALWAYS)) == [9, 10, 11, 12, 13]
+    assert injected(replay_of((1, 1, 1, 1))) == [9, 10, 11, 12, 13]
 
 
 @pytest.mark.parametrize("sizes", SLOTS_OF_STAGES)
 def test_a_state_is_partial_until_the_last_slot_whatever_the_slots_hold(sizes):
-    replay = replay_of(sizes, Injection.ALWAYS)
+    replay = replay_of(sizes)
     found = [replay.state for _ in entered(replay)]
     partial = [LiveState(Condition.PARTIAL, step, WINDOW) for step in (8, 9, 10)]
     assert found == [*partial, LiveState(Condition.DENSE, 11), LiveState(Condition.DENSE, 12)]
@@ -91,11 +92,11 @@ def test_a_state_is_partial_until_the_last_slot_whatever_the_slots_hold(sizes):
 @pytest.mark.parametrize("step", range(WINDOW.start, WINDOW.last + 1))
 def test_a_partial_state_goes_on_with_the_operators_of_the_slots_before_it(step):
     kept = LiveState(Condition.PARTIAL, step, WINDOW)
-    from_window = replay_of((1, 1, 1, 1), Injection.ALWAYS)
+    from_window = replay_of((1, 1, 1, 1))
     active = {}
     for reached in entered(from_window):
         active[reached] = from_window._freezing.set_active.call_args
-    goes_on = replay_of((1, 1, 1, 1), Injection.ALWAYS, kept)
+    goes_on = replay_of((1, 1, 1, 1), kept)
     assert goes_on.state == kept
     for reached in entered(goes_on):
         if reached <= WINDOW.last:

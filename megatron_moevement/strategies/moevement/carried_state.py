@@ -104,10 +104,19 @@ NO_OUTAGE = Outage()
 
 @dataclasses.dataclass(frozen=True)
 class Agreed:
-    """What all processes of a generation have agreed on."""
+    """How a generation starts, the same on all ranks.
+
+    Attributes:
+        facts: of all processes, of the newest history.
+        plan: None where a launch finds nothing in memory that is newer than what it loads.
+        eras: of the histories of all processes.
+        is_continuing: whether the job has trained before, as far as its processes know.
+    """
 
     facts: Facts
-    plan: Plan
+    plan: Plan | None
+    eras: tuple[int, ...]
+    is_continuing: bool
 
 
 @dataclasses.dataclass

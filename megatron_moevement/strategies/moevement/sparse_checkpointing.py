@@ -15,9 +15,10 @@ from megatron_moevement.integrations.megatron.slot_layout import slot_layouts
 from megatron_moevement.policy.copies.left_stores import may_forget_left
 from megatron_moevement.policy.copies.retention import retain
 from megatron_moevement.policy.copies.slot_ring import SlotRing
+from megatron_moevement.policy.facts.facts import Facts
 from megatron_moevement.policy.recovery.lifecycle import Event
 from megatron_moevement.policy.recovery.newest_state import Durable
-from megatron_moevement.policy.recovery.plan import RankPlan, Verdict, WindowEdges
+from megatron_moevement.policy.recovery.plan import Plan, RankPlan, Verdict, WindowEdges
 from megatron_moevement.runtime.capture.capture import Capture
 from megatron_moevement.runtime.coordination.commit_barrier import Agreement, ReplicaRng, Vote
 from megatron_moevement.runtime.coordination.ledger import LedgerEntry
@@ -38,7 +39,7 @@ from megatron_moevement.strategies.moevement.history import WindowHistory
 from megatron_moevement.strategies.moevement.protection.protection_watch import ProtectionWatch
 from megatron_moevement.strategies.moevement.recovery.boundaries import Boundaries
 from megatron_moevement.strategies.moevement.recovery.executor import Execution, start_over
-from megatron_moevement.strategies.moevement.recovery.planning import Planning, Start
+from megatron_moevement.strategies.moevement.recovery.planning import Planning
 from megatron_moevement.strategies.moevement.recovery.rejoin import Laps, Rejoin
 from megatron_moevement.strategies.moevement.recovery.replay import Replay
 from megatron_moevement.strategies.moevement.recovery.replicas import Replicas
@@ -92,44 +93,43 @@ class SparseCheckpointing(Strategy):
         """Brings the job back to the newest step that any process of it committed."""
         session, laps = self._session, Laps(self._session.carried)
         planning = Planning(session, self._replicas)
-        start = planning.start(durable)
+        agreed = planning.start(durable)
         laps.end("plan")
-        plan = start.plan
+        plan = agreed.plan
         if plan is None or plan.verdict is Verdict.ROLLBACK or plan.is_from_durable:
-            start_over(session, start.facts.durable)
+            start_over(session, agreed.facts.durable)
             return StartOver(
-                lambda begun: self._begin(planning, start, laps, begun), start.is_continuing
+                lambda begun: self._begin(planning, agreed, laps, begun), agreed.is_continuing
             )
-        return self._carry_out(Agreed(start.facts, plan), laps)
+        return self._carry_out(agreed.facts, plan, laps)
 
     def _begin(
-        self, planning: Planning, start: Start, laps: Laps, progress: Progress
+        self, planning: Planning, agreed: Agreed, laps: Laps, progress: Progress
     ) -> Recovered | None:
         """Replays from the state that the job starts from, or forgets what lies in memory."""
         self._session = session = self._session.with_loaded_tensors()
-        start = planning.loaded(start, progress.committed)
-        plan = start.plan
+        agreed = planning.loaded(agreed, progress.committed)
+        plan = agreed.plan
         if plan is not None and plan.is_from_durable:
             loaded = SurvivingState.dense(session.objects.scalars(progress))
-            return self._carry_out(Agreed(start.facts, plan), laps, loaded)
-        rollbacks = planning.next_rollbacks(start)
+            return self._carry_out(agreed.facts, plan, laps, loaded)
+        rollbacks = planning.next_rollbacks(agreed)
         self._restart_windows(progress, rollbacks, 0 if plan is None else plan.schedule_version)
         if plan is not None:
-            own = plan.for_rank(session.objects.rank)
-            rejoin = Rejoin(session, Agreed(start.facts, plan), own, laps, None)
+            rejoin = Rejoin(session, agreed.facts, plan, laps)
             session.say(rejoin.went_back(progress.committed).line)
         return None
 
     def _carry_out(
-        self, agreed: Agreed, laps: Laps, loaded: SurvivingState | None = None
+        self, facts: Facts, plan: Plan, laps: Laps, loaded: SurvivingState | None = None
     ) -> Recovered:
         """Brings this rank to where a plan wants it, in order to replay or to stand by."""
-        session, plan = self._session, agreed.plan
+        session = self._session
         session.generation.advance(Event.AGREED)
-        execution = Execution(session, agreed)
+        execution = Execution(session, facts, plan)
         replay = execution.carry_out(self._freezing, loaded)
         laps.end("fetch")
-        self._history = WindowHistory(execution.schedule, plan.rollbacks, plan.persisted)
+        self._history = execution.history
         self._drop_logs()
         is_bare = replay is None and plan.edges is WindowEdges.RESTARTED
         if is_bare:
@@ -137,7 +137,7 @@ class SparseCheckpointing(Strategy):
             self._restart_windows(progress, plan.rollbacks, plan.schedule_version)
         else:
             self._capture_on(execution.own, replay)
-        self._rejoin = Rejoin(session, agreed, execution.own, laps, replay)
+        self._rejoin = Rejoin(session, facts, plan, laps, replay)
         if replay is None:
             return Recovered(session.carried.scalars.progress, plan.target, is_bare=is_bare)
         self._replay_on(execution, replay)

@@ -8,19 +8,13 @@ import torch.distributed as dist
 
 from megatron_moevement.integrations.megatron.freezing import Freezing
 from megatron_moevement.integrations.megatron.slot_layout import slot_layouts
-from megatron_moevement.policy.facts.facts import Condition, LiveState
+from megatron_moevement.policy.facts.facts import Condition, Facts, LiveState
 from megatron_moevement.policy.recovery.lifecycle import Event
-from megatron_moevement.policy.recovery.plan import Origin, WindowEdges
+from megatron_moevement.policy.recovery.plan import Origin, Plan, WindowEdges
 from megatron_moevement.policy.recovery.rollforward import SETTLING, Settling
-from megatron_moevement.policy.window.schedule import WindowSchedule
-from megatron_moevement.runtime.coordination.agreement import (
-    all_gather_json,
-)
-from megatron_moevement.strategies.moevement.carried_state import (
-    GIVEN_UP,
-    Agreed,
-    SurvivingState,
-)
+from megatron_moevement.runtime.coordination.agreement import all_gather_json
+from megatron_moevement.strategies.moevement.carried_state import GIVEN_UP, SurvivingState
+from megatron_moevement.strategies.moevement.history import WindowHistory
 from megatron_moevement.strategies.moevement.protection.first_captures import (
     FirstCaptures,
     OwnCaptures,
@@ -33,17 +27,9 @@ from megatron_moevement.strategies.moevement.recovery.left_ledger import (
     own_ledger,
     write_journal,
 )
-from megatron_moevement.strategies.moevement.recovery.replay import (
-    Injection,
-    RecordedSteps,
-    Replay,
-    Slots,
-)
+from megatron_moevement.strategies.moevement.recovery.replay import Replay, Slots
 from megatron_moevement.strategies.moevement.recovery.replay_witness import ReplayWitness
-from megatron_moevement.strategies.moevement.recovery.replicas import (
-    StandingState,
-    copy_state,
-)
+from megatron_moevement.strategies.moevement.recovery.replicas import StandingState, copy_state
 from megatron_moevement.strategies.moevement.recovery.slot_transfers import fetch_slots
 from megatron_moevement.strategies.moevement.recovery.survivors import Survivor
 from megatron_moevement.strategies.moevement.session import RankSession
@@ -54,24 +40,27 @@ from megatron_moevement.strategies.strategy import InitialStateLostError
 class Execution:
     """Carries out one plan; the training thread of every rank calls it."""
 
-    def __init__(self, session: RankSession, agreed: Agreed) -> None:
+    def __init__(self, session: RankSession, facts: Facts, plan: Plan) -> None:
         """Names what is carried out.
 
         Args:
             session: of this rank.
-            agreed: the plan, RESUME, COPIED, LOCALIZED or GLOBAL, and the facts that it was made
-                from, of the newest history.
+            facts: that the plan was made from, of the newest history.
+            plan: RESUME, COPIED, LOCALIZED or GLOBAL.
         """
         self._session = session
         self._objects = session.objects
         self._memory = session.memory
         self._live = session.live
         self._carried = session.carried
-        self._facts = agreed.facts
-        self._plan = agreed.plan
+        self._facts = facts
+        self._plan = plan
         self._survivor = Survivor(session.objects, session.carried)
-        self.own = agreed.plan.for_rank(session.objects.rank)
+        self.own = plan.for_rank(session.objects.rank)
         """What the plan has for this rank."""
+        schedule = self._memory.plan.schedule_from(plan.windows_from, plan.schedule_version)
+        self.history = WindowHistory(schedule, plan.rollbacks, plan.persisted)
+        """The windows that the job goes on with, the same on every rank."""
 
     def carry_out(self, freezing: Freezing, loaded: SurvivingState | None) -> Replay | None:
         """Makes ready what the plan asks of this rank: to replay, or to stand by.
@@ -145,7 +134,8 @@ class Execution:
                     )
 
     def _write_journal(self, ledger: LeftLedger) -> None:
-        write_journal(self._memory, self._plan, ledger, self._objects.rank)
+        journal, target = self._memory.journal, self._plan.target
+        write_journal(journal, self.history, target, ledger, self._objects.rank)
 
     def _give_up(self) -> None:
         if self._plan.gives_up(self._objects.rank.pp) and not self._carried.is_new:
@@ -184,16 +174,11 @@ class Execution:
             target=plan.target,
         )
 
-    @property
-    def schedule(self) -> WindowSchedule:
-        """The schedule that windows go on under, the same on every rank."""
-        return self._memory.plan.schedule_from(self._plan.windows_from, self._plan.schedule_version)
-
     def _replay(self, ledger: LeftLedger, freezing: Freezing, first: FirstCaptures) -> Replay:
         objects, plan, own, slots = self._objects, self._plan, self.own, None
         if plan.window is not None:
-            layouts = slot_layouts(self.schedule, objects.rank, self._live)
-            slots = Slots(self._memory.own_ring, plan.window, self.schedule, layouts)
+            layouts = slot_layouts(self.history.schedule, objects.rank, self._live)
+            slots = Slots(self._memory.own_ring, plan.window, layouts)
         begins = self._carried.live
         if slots is not None and own.converts:
             state = LiveState(Condition.PARTIAL, own.start, slots.window)
@@ -205,13 +190,11 @@ class Execution:
         objects.ledger.restore_losses(
             {step: loss for step, loss in ledger.losses.items() if step <= own.start}
         )
-        recorded = RecordedSteps(
-            {step: decode_entry(text) for step, text in ledger.entries.items()},
-            plan.target,
-            Injection.ALWAYS if plan.is_apart else Injection.WHILE_FROZEN,
-        )
+        entries = {step: decode_entry(text) for step, text in ledger.entries.items()}
         witness = ReplayWitness(first, plan.target, self._carried.level)
-        return Replay(self._session, freezing, slots, recorded, witness=witness, begins=begins)
+        return Replay(
+            self._session, freezing, slots, plan, entries=entries, witness=witness, begins=begins
+        )
 
 
 def start_over(session: RankSession, durable: int) -> None:

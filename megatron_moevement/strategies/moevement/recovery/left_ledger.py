@@ -9,7 +9,8 @@ from typing import Any, Self
 from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.policy.recovery.plan import Plan
 from megatron_moevement.runtime.coordination.ledger import LedgerEntry, loss_from_hex, loss_to_hex
-from megatron_moevement.runtime.slots.journal import JournalState
+from megatron_moevement.runtime.slots.journal import Journal
+from megatron_moevement.strategies.moevement.history import WindowHistory
 from megatron_moevement.strategies.moevement.protection.host_memory import HostMemory
 from megatron_moevement.strategies.scalars import decode_entry
 
@@ -72,32 +73,23 @@ def own_ledger(memory: HostMemory, plan: Plan) -> dict[str, Any] | None:
     }
 
 
-def write_journal(memory: HostMemory, plan: Plan, ledger: LeftLedger, rank: LogicalRank) -> None:
-    """Makes this process's journal say what the job knows.
+def write_journal(
+    journal: Journal, history: WindowHistory, target: int, ledger: LeftLedger, rank: LogicalRank
+) -> None:
+    """Makes the journal of this process, which occupies a rank, say what the job knows.
 
     Args:
-        memory: of this process; it is open.
-        plan: that is carried out.
-        ledger: of the steps up to its target.
-        rank: that this process occupies.
+        history: that the job goes on with.
+        target: the newest step of the plan that is carried out.
+        ledger: of the steps up to it.
     """
-
-    def state(committed: int) -> JournalState:
-        return JournalState(
-            rollbacks=plan.rollbacks,
-            schedule_version=plan.schedule_version,
-            committed=committed,
-            persisted=plan.persisted,
-            rank=rank,
-        )
-
-    journal = memory.journal
     known = journal.state
-    start = min(ledger.entries, default=plan.target + 1) - 1
+    start = min(ledger.entries, default=target + 1) - 1
     journal.restore_losses(ledger.losses)
-    if known is None or known.rollbacks != plan.rollbacks:
-        known = state(start)
+    if known is None or known.rollbacks != history.rollbacks:
+        known = history.state(start, rank)
         journal.write_state(known)
-    for step in range(max(known.committed, start) + 1, plan.target + 1):
-        journal.commit(state(step), step, ledger.entries[step], ledger.losses.get(step))
-    journal.write_state(state(plan.target))
+    for step in range(max(known.committed, start) + 1, target + 1):
+        state = history.state(step, rank)
+        journal.commit(state, step, ledger.entries[step], ledger.losses.get(step))
+    journal.write_state(history.state(target, rank))

@@ -7,7 +7,6 @@ import time
 
 import torch.distributed as dist
 
-from megatron_moevement.errors import UserError
 from megatron_moevement.policy.facts.facts import Condition, Facts
 from megatron_moevement.policy.facts.facts_document import FACTS, dump_facts
 from megatron_moevement.policy.outcome.replay_doubt import within
@@ -20,8 +19,8 @@ from megatron_moevement.policy.recovery.planner import (
     plan_start,
 )
 from megatron_moevement.runtime.coordination.agreement import (
-    AgreementError,
     all_gather_json,
+    as_user_error,
     together,
 )
 from megatron_moevement.runtime.coordination.commit_barrier import DisagreementError
@@ -37,23 +36,6 @@ from megatron_moevement.strategies.moevement.recovery.replicas import Replicas
 from megatron_moevement.strategies.moevement.session import RankSession
 
 
-@dataclasses.dataclass(frozen=True)
-class Start:
-    """How a generation starts, the same on all ranks.
-
-    Attributes:
-        facts: of all processes, of the newest history.
-        plan: None where a launch finds nothing in memory that is newer than what it loads.
-        eras: of the histories of all processes.
-        is_continuing: whether the job has trained before, as far as its processes know.
-    """
-
-    facts: Facts
-    plan: Plan | None
-    eras: tuple[int, ...]
-    is_continuing: bool
-
-
 class Planning:
     """Plans the recovery of one generation; the training thread of every rank calls it."""
 
@@ -65,7 +47,7 @@ class Planning:
         self._carried = session.carried
         self._replicas = replicas
 
-    def start(self, durable: Durable) -> Start:
+    def start(self, durable: Durable) -> Agreed:
         """Plans with all other ranks.
 
         Args:
@@ -75,8 +57,8 @@ class Planning:
             UserError: a store is another job's.
         """
         objects, agreed = self._objects, self._carried.agreed
-        if agreed is not None and agreed.plan.generation == self._memory.generation.number:
-            return _start_of(agreed.facts, agreed.plan, is_continuing=True)  # objects are anew
+        if agreed is not None and agreed.facts.generation == self._memory.generation.number:
+            return dataclasses.replace(agreed, is_continuing=True)  # objects are anew
         facts, is_continuing = self._look(durable)
         if has_no_use_of_memory(facts):
             with self._memory.generation.uninterrupted():
@@ -88,42 +70,42 @@ class Planning:
         if dist.get_rank() == 0:  # before anything is made of them
             self._session.events.keep(FACTS, dump_facts(facts))
         plan = plan_start(facts)
+        eras = tuple(process.rollbacks for process in facts.processes)
+        agreed = Agreed(of_newest_history(facts), plan, eras, is_continuing)
         if plan is not None:
             digests = set(all_gather_json(plan.digest, objects.device))
             if len(digests) > 1:
                 raise DisagreementError(f"ranks have different plans: {sorted(digests)}")
             objects.faults.strike_outside(FaultPoint.PLAN)
-            self._carried.agreed = Agreed(facts, plan)
+            self._carried.agreed = agreed
             self._tell(plan)
-        return _start_of(facts, plan, is_continuing=is_continuing)
+        return agreed
 
-    def loaded(self, start: Start, step: int) -> Start:
+    def loaded(self, agreed: Agreed, step: int) -> Agreed:
         """Returns what holds once a checkpoint was loaded.
 
         Args:
-            start: before it was.
+            agreed: before it was.
             step: of the checkpoint; another plan is made where no replay can begin with it.
         """
-        plan = start.plan
+        plan = agreed.plan
         if plan is None or not plan.is_from_durable or plan.windows_from == step:
-            return start
-        facts = dataclasses.replace(start.facts, durable=step)
+            return agreed
+        facts = dataclasses.replace(agreed.facts, durable=step)
         plan = plan_from_durable(facts, "the newest checkpoint can't be loaded")
         self._tell(plan)
-        return dataclasses.replace(start, facts=facts, plan=plan)
+        return dataclasses.replace(agreed, facts=facts, plan=plan)
 
-    def next_rollbacks(self, start: Start) -> int:
+    def next_rollbacks(self, agreed: Agreed) -> int:
         """Returns the era of a history that begins although no plan says so; all ranks call it."""
         (now_s, *_) = all_gather_json(int(time.time()), self._objects.device)
-        return next_rollbacks(start.eras, now_s)
+        return next_rollbacks(agreed.eras, now_s)
 
     def _take_in(self) -> tuple[int, ...]:
         """Takes in what no process of a rank has found as its own; all ranks call it."""
         rank, ranks = self._objects.rank, self._objects.layout.ranks
-        try:
+        with as_user_error():
             return together(lambda: self._carried.store.take_in(rank, ranks), self._objects.device)
-        except AgreementError as error:
-            raise UserError(error.reason) from error
 
     def _look(self, durable: Durable) -> tuple[Facts, bool]:
         """Returns the facts of all processes, and whether the job has trained before."""
@@ -181,8 +163,3 @@ class Planning:
             digest=plan.digest,
         )
         self._session.say(f"{plan.verdict.value}: {plan.reason}")
-
-
-def _start_of(facts: Facts, plan: Plan | None, *, is_continuing: bool) -> Start:
-    eras = tuple(process.rollbacks for process in facts.processes)
-    return Start(of_newest_history(facts), plan, eras, is_continuing)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import torch.distributed as dist
 
 from megatron_moevement.integrations.megatron.freezing import Freezing
+from megatron_moevement.policy.facts.facts import Facts
 from megatron_moevement.policy.job.guarantee import Level, unverified
 from megatron_moevement.policy.outcome.account import RankAccount, RecoveryAccount
 from megatron_moevement.policy.outcome.replay_doubt import (
@@ -18,7 +19,7 @@ from megatron_moevement.policy.outcome.replay_doubt import (
     trusted_copies,
 )
 from megatron_moevement.policy.outcome.replay_proof import proof_of_all
-from megatron_moevement.policy.recovery.plan import RankPlan
+from megatron_moevement.policy.recovery.plan import Plan
 from megatron_moevement.runtime.coordination.agreement import all_gather_json
 from megatron_moevement.runtime.coordination.commit_barrier import (
     Agreement,
@@ -33,7 +34,6 @@ from megatron_moevement.settings.faults import FaultPoint
 from megatron_moevement.strategies.moevement.carried_state import (
     GIVEN_UP,
     NO_OUTAGE,
-    Agreed,
     CarriedState,
     SurvivingState,
 )
@@ -71,17 +71,17 @@ class Rejoin:
     def __init__(
         self,
         session: RankSession,
-        agreed: Agreed,
-        own: RankPlan,
+        facts: Facts,
+        plan: Plan,
         laps: Laps,
-        replay: Replay | None,
+        replay: Replay | None = None,
     ) -> None:
         """Begins to send what holders lack; `rejoin` waits for copies of the guarded window.
 
         Args:
             session: of this rank; its memory is open.
-            agreed: what is carried out.
-            own: what of it this rank does.
+            facts: that the plan was made from.
+            plan: that is carried out.
             laps: of the parts so far.
             replay: of this rank; None for a bystander.
         """
@@ -89,8 +89,8 @@ class Rejoin:
         self._objects = objects = session.objects
         self._memory = memory = session.memory
         self._carried = session.carried
-        self._agreed = agreed
-        self._plan = agreed.plan
+        self._facts = facts
+        self._plan = plan
         self._laps = laps
         self.replay = replay
         """What this rank replays; None while it stands by."""
@@ -99,6 +99,7 @@ class Rejoin:
             f"moevement/rejoin/{memory.rejoin_barrier}", objects.patience
         )
         self._barrier = CommitBarrier(objects.device, objects.groups.tp_dp_cp)
+        own = plan.for_rank(objects.rank)
         self._guarded = own.guarded
         send_slots(memory, own.sends)
 
@@ -128,16 +129,16 @@ class Rejoin:
             freezing: what it freezes.
             boundaries: what it sends.
         """
-        step = replay.newest
-        sent = boundaries.verify(step.step)
-        replay.witness.note_step(sent, scalars_equal=step.verified)
-        verified = step.verified and (sent is None or sent.verified)
+        sent = boundaries.verify(replay.reached)
+        replay.witness.note_step(sent, scalars_equal=replay.is_verified)
+        verified = replay.is_verified and (sent is None or sent.verified)
+        frozen = len(freezing.frozen)
         self._rejoin_barrier.note_progress()
         self._session.events.emit(
             EventName.REPLAY,
-            step.step,
-            active=step.active,
-            frozen=step.frozen,
+            replay.reached,
+            active=len(self._session.live.operators) - frozen,
+            frozen=frozen,
             weight_gradients=freezing.work.value,
             replay_verified=verified,
             boundaries_equal=0 if sent is None else sent.equal,
@@ -243,7 +244,7 @@ class Rejoin:
             return
         if self.replay is not None:
             self._carried.live = GIVEN_UP
-        found = {rank: trusted_copies(self._agreed.facts, plan, rank) for rank in doubts}
+        found = {rank: trusted_copies(self._facts, plan, rank) for rank in doubts}
         self._carried.trusted = {**self._carried.trusted, **found}
         what = f"the replay up to step {plan.target} differs from the first time on {places}"
         if consequence is Consequence.AGAIN:

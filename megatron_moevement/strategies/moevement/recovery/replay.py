@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from enum import Enum
 
 import torch
 
@@ -25,7 +24,8 @@ from megatron_moevement.integrations.megatron.snapshots import LiveOperators
 from megatron_moevement.policy.facts.facts import Condition, LiveState
 from megatron_moevement.policy.job.operators import OperatorId
 from megatron_moevement.policy.job.state_recipe import Content
-from megatron_moevement.policy.window.schedule import Window, WindowSchedule
+from megatron_moevement.policy.recovery.plan import Plan
+from megatron_moevement.policy.window.schedule import Window
 from megatron_moevement.runtime.coordination.ledger import LedgerEntry
 from megatron_moevement.runtime.coordination.progress import Progress
 from megatron_moevement.runtime.peers.connection import DamagedSlotError
@@ -45,13 +45,11 @@ class Slots:
     Attributes:
         ring: holds them all, intact.
         window: the window.
-        schedule: that it was captured under.
         layouts: for each slot what lies where.
     """
 
     ring: RingFile
     window: Window
-    schedule: WindowSchedule
     layouts: tuple[SlotLayout, ...]
 
     def scalars(self, slot: int) -> SlotScalars:
@@ -88,48 +86,6 @@ class Slots:
         return frozenset(full)
 
 
-class Injection(Enum):
-    """In which steps gradients take their statistics from the ledger."""
-
-    WHILE_FROZEN = "while frozen"
-    """No norm of all gradients can be computed while some operators of the job have none."""
-
-    ALWAYS = "always"
-    """The other stages compute none: they stand by."""
-
-
-@dataclasses.dataclass(frozen=True)
-class RecordedSteps:
-    """What the job has recorded of the steps that are replayed.
-
-    Attributes:
-        entries: the ledger's entries of the steps (start, target].
-        target: T.
-        injection: when the ledger's statistics are taken.
-    """
-
-    entries: Mapping[int, LedgerEntry]
-    target: int
-    injection: Injection = Injection.WHILE_FROZEN
-
-
-@dataclasses.dataclass(frozen=True)
-class ReplayedStep:
-    """What one replayed step did.
-
-    Attributes:
-        step: k.
-        active: operators of this rank that were trained.
-        frozen: operators of this rank that were not.
-        verified: whether its scalars are those of the ledger, bit for bit.
-    """
-
-    step: int
-    active: int
-    frozen: int
-    verified: bool
-
-
 class Replay:
     """One replay of this rank; the training thread of every rank in scope calls it in step."""
 
@@ -138,8 +94,9 @@ class Replay:
         session: RankSession,
         freezing: Freezing,
         slots: Slots | None,
-        recorded: RecordedSteps,
+        plan: Plan,
         *,
+        entries: Mapping[int, LedgerEntry],
         witness: ReplayWitness,
         begins: SurvivingState,
     ) -> None:
@@ -149,14 +106,19 @@ class Replay:
             session: of this rank.
             freezing: what freezes its operators.
             slots: the window; None where all replay from what is durable.
-            recorded: the steps, as they were done for the first time.
+            plan: that is carried out; it says whether other stages stand by.
+            entries: of the steps (start, target], as they were done for the first time.
             witness: compares what is replayed with the first time.
             begins: the state that it begins with; a partial one has its step's slot put back first.
         """
         self._session = session
         self._freezing = freezing
         self._slots = slots
-        self._recorded = recorded
+        self._entries = entries
+        self.target = plan.target
+        """T."""
+        self.is_alone = plan.is_apart
+        """Whether other stages stand by."""
         self.witness = witness
         self._open = window = begins.state.window
         self._active: frozenset[OperatorId] = frozenset()
@@ -164,13 +126,8 @@ class Replay:
             self._active = slots.full_before(begins.state.step - window.start)
         self.start = self.progress = begins.own_scalars.progress
         """The progress that the replay begins with, and that it has come to."""
-        self.newest = ReplayedStep(self.start.committed, 0, 0, verified=True)
-        """What the newest step did that was committed again; at first nothing."""
-
-    @property
-    def target(self) -> int:
-        """T."""
-        return self._recorded.target
+        self.is_verified = True
+        """Whether the scalars of the newest replayed step are those of the ledger, bit for bit."""
 
     @property
     def reached(self) -> int:
@@ -221,22 +178,18 @@ class Replay:
         """Returns what the ledger says of a step's gradients; None when they speak themselves.
 
         Statistics are computed by all ranks together, so the window decides: one stage may be dense
-        while another still converts it.
+        while another still converts it, and has no gradients for some operators. Stages that stand
+        by compute none.
         """
         all_dense = self._slots is None or step > self._slots.window.last
         if all_dense and not self.is_alone:
             return None
-        entry = self._recorded.entries[step]
+        entry = self._entries[step]
         return GradientStatistics(found_inf=entry.found_inf, norm=entry.grad_norm)
-
-    @property
-    def is_alone(self) -> bool:
-        """Whether other stages stand by."""
-        return self._recorded.injection is Injection.ALWAYS
 
     def agreed(self, step: int) -> LedgerEntry:
         """Returns what all ranks agreed on when a step was done for the first time."""
-        return self._recorded.entries[step]
+        return self._entries[step]
 
     def committed(self, entry: LedgerEntry, progress: Progress) -> None:
         """Notes that a step was committed again.
@@ -245,11 +198,5 @@ class Replay:
             entry: of the step, as it was replayed.
             progress: behind it.
         """
-        frozen = len(self._freezing.frozen)
-        self.newest = ReplayedStep(
-            step=entry.step,
-            active=len(self._session.live.operators) - frozen,
-            frozen=frozen,
-            verified=same_scalars(entry, self._recorded.entries[entry.step]),
-        )
+        self.is_verified = same_scalars(entry, self._entries[entry.step])
         self.progress = progress
