@@ -23,16 +23,7 @@ def make_plan(flags):
         host = Host(one.process, job.launch.failure_domain, one.rank)
         member = Member(host, live.operators, extras_bytes, LOG_BYTES)
         assert Member.of_document(member.document()) == member
-        plan = agree_on_plan(
-            job.arguments.fault_tolerance,
-            live,
-            host,
-            ends=one.ends,
-            extras_bytes=extras_bytes,
-            train_iters=8,
-            device=one.device,
-            log_bytes=LOG_BYTES,
-        )
+        plan = agree_on_plan(job.arguments.fault_tolerance, member, one.ends, 8, one.device)
         return {
             "schedule": plan.schedule.digest,
             "holders": {str(rank): list(held) for rank, held in plan.placement.holders.items()},

@@ -15,7 +15,7 @@ from megatron_moevement.errors import UserError
 from megatron_moevement.integrations.megatron.snapshots import LiveOperators
 from megatron_moevement.policy.copies.loopback import Receiver, check_reachable
 from megatron_moevement.policy.job.guarantee import Computation
-from megatron_moevement.runtime.coordination.agreement import AgreementError, gather_together
+from megatron_moevement.runtime.coordination.agreement import as_user_error, gather_together
 from megatron_moevement.runtime.transport.interface import own_address, own_network
 from megatron_moevement.settings.fault_tolerance import FaultTolerance
 from megatron_moevement.settings.secret import SECRET_VARIABLE
@@ -80,10 +80,8 @@ def introduce(
             offer_key(objects.replication_key),
         ]
 
-    try:
+    with as_user_error():
         told = gather_together(tell, objects.device)
-    except AgreementError as error:
-        raise UserError(error.reason) from error
     members, computations, names, receivers, offers = zip(*told, strict=True)
     check_reachable([Receiver(**one) for one in receivers])
     return Introduction(

@@ -22,7 +22,6 @@ from megatron_moevement.runtime.coordination.agreement import (
 )
 from megatron_moevement.runtime.coordination.generation import Generation
 from megatron_moevement.runtime.coordination.progress import START
-from megatron_moevement.runtime.observation.events import Events
 from megatron_moevement.runtime.slots.identity import StoreIdentity
 from megatron_moevement.runtime.stores.place import store_place
 from megatron_moevement.runtime.stores.store import StoreDirectory
@@ -58,7 +57,7 @@ from megatron_moevement.strategies.moevement.protection.placement_of_holders imp
 from megatron_moevement.strategies.moevement.protection.protection_watch import ProtectionWatch
 from megatron_moevement.strategies.moevement.protection.resident_store import ResidentStore
 from megatron_moevement.strategies.moevement.protection.spare_memory import keep_for_others
-from megatron_moevement.strategies.moevement.protection.spares import find_spares
+from megatron_moevement.strategies.moevement.protection.spares import Spare, find_spares
 from megatron_moevement.strategies.moevement.session import RankSession
 from megatron_moevement.strategies.moevement.sparse_checkpointing import SparseCheckpointing
 from megatron_moevement.strategies.resident_state import IdleSpare, Protected, ResidentState
@@ -90,7 +89,37 @@ class MoEvement(ResidentState):
                 others don't reach it, or there is not enough memory.
             NotOpenedError: there is no room for its store, in a restart.
         """
-        return _open(self._settings, self._carried, protected)
+        settings, carried = self._settings, self._carried
+        objects, generation = protected.objects(), protected.generation
+        events, say = protected.events, protected.say
+        live = LiveOperators(objects.chunks, objects.optimizer)
+        spares = find_spares(generation) if settings.makes_copies and dist.get_rank() == 0 else ()
+        own = _member(objects, live, protected.domain, spares)
+        told = introduce(settings, objects, live, own)
+        plan = plan_of(
+            settings, told.members, objects.ends, protected.train_iters, generation.number
+        )
+        _agree(plan, told, objects, carried, say)
+        store, held = _open_store(settings, objects, carried.store, generation, protected.saves)
+        plan = keep_placement(plan, held)
+        endpoint = Endpoint(
+            told.token,
+            objects.process,
+            settings.moevement_replication_interface,
+            generation,
+            objects.faults,
+            _keep_log(carried, objects, plan.log_of(own.host)),
+        )
+        holdings = Holdings(plan, own.host, store)
+        work = FrozenWork.DROPPED if settings.moevement_no_frozen_skip else FrozenWork.SKIPPED
+        memory = HostMemory(holdings, endpoint, carried.store, objects.device, objects.pin)
+        return SparseCheckpointing(
+            RankSession(objects, live, memory, carried, events, say),
+            replicas=told.replicas,
+            audit=ReplicaAudit(settings.moevement_audit_interval, objects, events, say),
+            protection=_watch_protection(settings, objects, plan, protected),
+            frozen_work=work,
+        )
 
     def hold(self, launch: Launch, domain: str, generation: Generation) -> IdleSpare:
         """Keeps copies for the ranks from now on, where any are made."""
@@ -105,61 +134,20 @@ class MoEvement(ResidentState):
         self._carried.outage = Outage(dict(durations_s), joined_s)
 
 
-def _open(
-    settings: FaultTolerance, carried: CarriedState, protected: Protected
-) -> SparseCheckpointing:
-    objects, generation = protected.objects(), protected.generation
-    events, say, domain = protected.events, protected.say, protected.domain
-    live = LiveOperators(objects.chunks, objects.optimizer)
-    host = _host(objects, domain)
-    spares = find_spares(generation) if settings.makes_copies and dist.get_rank() == 0 else ()
-    own = Member(host, live.operators, _extras_bytes(objects), objects.log_bytes, spares)
-    told = introduce(settings, objects, live, own)
-    plan = plan_of(settings, told.members, objects.ends, protected.train_iters, generation.number)
-    _agree(plan, told, objects, carried, say)
-    store, held = _open_store(settings, objects, carried.store, generation, protected.saves)
-    plan = keep_placement(plan, held)
-    endpoint = Endpoint(
-        told.token,
-        host.process,
-        settings.moevement_replication_interface,
-        generation,
-        objects.faults,
-        _keep_log(carried, objects, plan.log_of(host)),
-    )
-    holdings = Holdings(plan, host, store)
-    memory = HostMemory(holdings, endpoint, carried.store, objects.device, objects.pin)
-    return SparseCheckpointing(
-        RankSession(objects, live, memory, carried, events, say),
-        replicas=told.replicas,
-        audit=ReplicaAudit(settings.moevement_audit_interval, objects, events, say),
-        protection=_watch_protection(settings, objects, plan, events, say, generation),
-        frozen_work=_frozen_work(settings),
-    )
-
-
-def _watch_protection(  # noqa: PLR0917  (what it needs of an opening)
-    settings: FaultTolerance,
-    objects: LiveObjects,
-    plan: JobPlan,
-    events: Events,
-    say: Callable[[str], None],
-    generation: Generation,
+def _watch_protection(
+    settings: FaultTolerance, objects: LiveObjects, plan: JobPlan, protected: Protected
 ) -> ProtectionWatch:
     shape = JobShape(
         stages=objects.layout.pp,
         ends=objects.ends,
         wanted=settings.moevement_replicas,
         domains=len({host.domain for host in plan.hosts}),
-        spares=generation.spares,
+        spares=protected.generation.spares,
     )
-    watch = ProtectionWatch(shape, events, say, generation.number)
+    generation = protected.generation.number
+    watch = ProtectionWatch(shape, protected.events, protected.say, generation)
     watch.begin()
     return watch
-
-
-def _frozen_work(settings: FaultTolerance) -> FrozenWork:
-    return FrozenWork.DROPPED if settings.moevement_no_frozen_skip else FrozenWork.SKIPPED
 
 
 def _keep_log(
@@ -256,34 +244,22 @@ def plan_job(
     """Returns what the job captures and who keeps copies; every rank calls it, in step.
 
     Args:
-        settings: the flags.
-        objects: the live objects.
-        live: this rank's operators.
         domain: what this process may be lost together with.
-        train_iters: the last step.
 
     Raises:
         UserError: there are too few failure domains, or a process would take too much memory.
     """
-    return agree_on_plan(
-        settings,
-        live,
-        _host(objects, domain),
-        ends=objects.ends,
-        extras_bytes=_extras_bytes(objects),
-        train_iters=train_iters,
-        device=objects.device,
-        log_bytes=objects.log_bytes,
-    )
+    own = _member(objects, live, domain)
+    return agree_on_plan(settings, own, objects.ends, train_iters, objects.device)
 
 
-def _host(objects: LiveObjects, domain: str) -> Host:
-    return Host(objects.process, domain, objects.rank)
-
-
-def _extras_bytes(objects: LiveObjects) -> int:
-    """Returns room for a slot's scalars: the same at the start and after any step."""
-    return _room(json.loads(objects.scalars(START).encode()))
+def _member(
+    objects: LiveObjects, live: LiveOperators, domain: str, spares: tuple[Spare, ...] = ()
+) -> Member:
+    """Returns this rank; a slot's scalars need the same room at the start and after any step."""
+    host = Host(objects.process, domain, objects.rank)
+    extras_bytes = _room(json.loads(objects.scalars(START).encode()))
+    return Member(host, live.operators, extras_bytes, objects.log_bytes, spares)
 
 
 def _room(value: Any) -> int:

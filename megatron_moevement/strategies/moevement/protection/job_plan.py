@@ -10,7 +10,6 @@ import torch
 
 from megatron_moevement.errors import MoEvementError, UserError
 from megatron_moevement.integrations.megatron.slot_layout import ALIGNMENT_BYTES
-from megatron_moevement.integrations.megatron.snapshots import LiveOperators
 from megatron_moevement.policy.copies.memory_budget import MemoryAccount, check_budget
 from megatron_moevement.policy.copies.placement import Host, Placement, Strictness, place_replicas
 from megatron_moevement.policy.copies.retention import max_log_steps, max_replayed_steps
@@ -201,33 +200,14 @@ class JobPlan:
 
 
 def agree_on_plan(
-    settings: FaultTolerance,
-    live: LiveOperators,
-    host: Host,
-    *,
-    ends: Ends,
-    extras_bytes: int,
-    train_iters: int,
-    device: torch.device,
-    log_bytes: int = 0,
+    settings: FaultTolerance, own: Member, ends: Ends, train_iters: int, device: torch.device
 ) -> JobPlan:
     """Plans the job with all other ranks; every rank calls it.
-
-    Args:
-        settings: the flags.
-        live: this rank's operators.
-        host: this process.
-        ends: whether the first and last stage share the embedding.
-        extras_bytes: bytes of a slot's scalars and random streams on this rank.
-        train_iters: the last step.
-        device: where collectives keep their tensors.
-        log_bytes: what this rank sends over its stage's boundaries in a step; 0 without a log.
 
     Raises:
         UserError: there are too few failure domains, or a process would take too much memory.
         UnlikePlansError: on all ranks, if one planned other slots.
     """
-    own = Member(host, live.operators, extras_bytes, log_bytes)
     members = [Member.of_document(each) for each in all_gather_json(own.document(), device)]
     plan = plan_of(settings, members, ends, train_iters)
     check_alike(all_gather_json(plan.schedule.digest, device))

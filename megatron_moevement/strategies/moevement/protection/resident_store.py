@@ -90,13 +90,15 @@ class ResidentStore(ProcessStore):
 
     def __init__(self) -> None:
         """Begins with nothing open."""
-        self._store: StoreDirectory | None = None
+        self.store: StoreDirectory | None = None
+        """The store, where it is open."""
         self._place: StoresOfRun | None = None
         self._pinned: weakref.WeakSet[RingFile] = weakref.WeakSet()
         self._is_wanted = True
         self.is_over = False
         """Whether this process waits for a place in a job of which a rank has finished."""
-        self._adopts = False
+        self.adopts = False
+        """Whether this process goes on with what others left, by its last opening."""
         self._has_rank = False
         self.flushed: tuple[Path, ...] = ()
         """Folders with what processes of the run flushed: wanted until a window is persisted."""
@@ -106,22 +108,12 @@ class ResidentStore(ProcessStore):
     @property
     def folder(self) -> Path | None:
         """Where the files lie; None before `open`."""
-        return None if self._store is None else self._store.folder
-
-    @property
-    def store(self) -> StoreDirectory | None:
-        """The store, where it is open."""
-        return self._store
-
-    @property
-    def adopts(self) -> bool:
-        """Whether this process goes on with what others left, by its last opening."""
-        return self._adopts
+        return None if self.store is None else self.store.folder
 
     @property
     def has_state(self) -> bool:
         """Whether a later launch could go on from what is kept."""
-        store = self._store
+        store = self.store
         journal = None if store is None or not store.folder.exists() else store.open_journal()
         return journal is not None and journal.state is not None
 
@@ -170,22 +162,22 @@ class ResidentStore(ProcessStore):
             UserError: the memory of the run was made with another layout, or the store is in use,
                 another user's, or can't be made.
         """
-        self._adopts = rank is not None
-        if self._store is None or not self._has_rank:
+        self.adopts = rank is not None
+        if self.store is None or not self._has_rank:
             flushed = tuple(flushed_folder(save, identity) for save in saves)
             if run is not None:
                 check_layout([root / identity.run_id, *flushed], run)
             self._place = StoresOfRun(root, identity)
-            if self._store is None:
-                self._store = _await_store(root, identity, process)
-            self._store.close_files()  # of what a spare keeps: a store that is adopted has more
+            if self.store is None:
+                self.store = _await_store(root, identity, process)
+            self.store.close_files()  # of what a spare keeps: a store that is adopted has more
             self.flushed = flushed
             if rank is not None:
-                adopt_store(self._store, rank, self.flushed, patience)
+                adopt_store(self.store, rank, self.flushed, patience)
             if run is not None:
-                write_run(self._store.folder, run)
+                write_run(self.store.folder, run)
             self._has_rank = True
-        return self._store
+        return self.store
 
     def hold(
         self, root: Path, identity: StoreIdentity, process: int, processes: int
@@ -204,13 +196,13 @@ class ResidentStore(ProcessStore):
         Raises:
             UserError: the store is in use, another user's, or can't be made.
         """
-        if self._store is None:
+        if self.store is None:
             number = process
             while process_folder(root, identity.run_id, number).exists():
                 number += processes
             self._place = StoresOfRun(root, identity)
-            self._store = StoreDirectory(root, identity, number)
-        return self._store
+            self.store = StoreDirectory(root, identity, number)
+        return self.store
 
     def flush(self, save: Path) -> Path:
         """Writes the store to durable storage and removes it from memory; the job stops here.
@@ -226,12 +218,12 @@ class ResidentStore(ProcessStore):
         Raises:
             OSError: it could not be written; it is still in memory.
         """
-        store = self._store
+        store = self.store
         if store is None:
             return super().flush(save)
         where = flush_store(store, save)
         store.remove()
-        self._store = None  # not before: an interrupted removal is done again by `abandon`
+        self.store = None  # not before: an interrupted removal is done again by `abandon`
         return where
 
     def take_in(self, rank: LogicalRank, ranks: Sequence[LogicalRank]) -> tuple[int, ...]:
@@ -249,10 +241,10 @@ class ResidentStore(ProcessStore):
         Raises:
             UserError: there is no room for what was flushed.
         """
-        if self._store is None or not self._adopts:
+        if self.store is None or not self.adopts:
             return ()
-        flushed = take_in_flushed(self._store, self.flushed, rank, ranks)
-        return (*take_in_left(self._store, replaces=not self._pinned), *flushed)
+        flushed = take_in_flushed(self.store, self.flushed, rank, ranks)
+        return (*take_in_left(self.store, replaces=not self._pinned), *flushed)
 
     def take_in_copies(
         self, root: Path, identity: StoreIdentity, process: int, processes: int
@@ -284,8 +276,8 @@ class ResidentStore(ProcessStore):
 
     def remove_outdated(self) -> None:
         """Removes what others left here from before the window that the journal says persisted."""
-        if self._store is not None:
-            remove_outdated(self._store)
+        if self.store is not None:
+            remove_outdated(self.store)
 
     def forget_flushed(self) -> None:
         """Removes what the processes of the run flushed; a window in memory is persisted."""
@@ -317,8 +309,8 @@ class ResidentStore(ProcessStore):
     def keep(self) -> None:
         """Begins a generation, which goes on from the files; `close` leaves them for the next."""
         self._is_wanted, self.is_over = True, False
-        if self._store is not None:
-            self._store.read_again()
+        if self.store is not None:
+            self.store.read_again()
 
     def abandon(self, patience: timedelta) -> None:
         """Removes the files of this process and, when they have ended, of the others of its run.
@@ -328,9 +320,9 @@ class ResidentStore(ProcessStore):
         Args:
             patience: how long to wait for the others on this machine.
         """
-        if self._store is not None:
-            self._store.remove()
-            self._store = None
+        if self.store is not None:
+            self.store.remove()
+            self.store = None
         if self._place is None:
             return
         deadline_s = time.monotonic() + patience.total_seconds()
@@ -342,7 +334,7 @@ class ResidentStore(ProcessStore):
 
     def close(self) -> None:
         """Lets go of the files and of the lock."""
-        store = self._store
+        store = self.store
         if store is None:
             return
         if not self._is_wanted:
@@ -352,7 +344,7 @@ class ResidentStore(ProcessStore):
             store.close()
         else:
             store.remove()
-        self._store = None  # not before, as in `flush`
+        self.store = None  # not before, as in `flush`
 
 
 def _await_store(root: Path, identity: StoreIdentity, process: int) -> StoreDirectory:
