@@ -31,24 +31,16 @@ class LiveObjects:
     """What a rank trains, and where it stands in the job.
 
     Attributes:
-        chunks: its model chunks.
         optimizer: with complete state.
         scheduler: learning rate and weight decay.
         ledger: of committed steps, with every loss.
-        rank: the position that it occupies.
         process: number of this process in the job.
-        layout: sizes of the job.
         ends: whether the first and the last stage share the embedding.
-        identity: of the run.
         device: where collectives keep their tensors.
         copy_stream: makes what copies to the host run on.
         pin: makes host memory a target of such copies.
-        faults: where this process fails on purpose.
-        schedule: runs the passes of a step.
         groups: the process groups, those of the present generation.
-        commit: applies a step.
         transients: what an interrupted step leaves behind.
-        backend: the device.
         log_bytes: what this rank sends over its stage's boundaries in a step; 0 without a log.
         patience: how long a rank may be waited for.
         computation: what decides the bits of this process.

@@ -120,9 +120,6 @@ class ResidentState:
     def open(self, protected: Protected) -> Strategy:
         """Returns what protects a job for one generation; every rank calls it, in step. Close it.
 
-        Args:
-            protected: the job in this generation.
-
         Raises:
             UserError: on all ranks: the job can't be protected as it was asked for.
         """

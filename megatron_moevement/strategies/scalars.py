@@ -49,11 +49,6 @@ class SlotScalars:
         """Returns the scalars of the live state.
 
         While a window is converted operators count different steps: the counter has no use then.
-
-        Args:
-            progress: of that state.
-            optimizer: with complete state.
-            scheduler: learning rate and weight decay.
         """
         return cls(
             progress=progress,

@@ -146,11 +146,7 @@ class Strategy:
         return None
 
     def agree_within_stage(self, vote: Vote) -> Agreement | None:
-        """Agrees on a replayed step within its stage; None: the whole job has to agree.
-
-        Args:
-            vote: of this rank.
-        """
+        """Agrees on a replayed step within its stage; None: the whole job has to agree."""
         del vote
         return None
 

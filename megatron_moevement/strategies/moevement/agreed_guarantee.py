@@ -17,7 +17,6 @@ def judge(job: tuple[Computation, ...], carried: CarriedState) -> list[str] | No
 
     Args:
         job: all ranks, as they compute in the present generation.
-        carried: what this process takes over a restart.
 
     Returns:
         None on a newcomer.

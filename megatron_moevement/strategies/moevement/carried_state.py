@@ -74,7 +74,6 @@ class Promise:
 
     Attributes:
         origin: what the ranks of that generation compute with.
-        guarantee: of it.
     """
 
     origin: tuple[Computation, ...]
@@ -125,10 +124,8 @@ class CarriedState:
 
     Attributes:
         store: its files; they belong to the process, whatever becomes of its live objects.
-        live: what its live objects are worth.
         log: what it sent over its stage's boundaries; None before the first plan of the job.
         outage: the present restart. Whoever restarts may fill it in; the event `recovered` has it.
-        promise: what the job may rely on.
         agreed: the newest plan; it holds in its generation, also where live objects are built anew
             in order to carry it out.
         trusted: the copies to begin with where a replay differed from the first time; plans pass

@@ -15,7 +15,6 @@ class WindowHistory:
     """The windows of a history of training, as one rank sees them between two steps.
 
     Attributes:
-        schedule: in force.
         rollbacks: to a durable checkpoint, so far.
         persisted: the newest window that is persisted for the job.
         complete: the newest window that has all copies that this generation is to make.
@@ -32,7 +31,6 @@ class WindowHistory:
         """Returns what holds once a step is committed.
 
         Args:
-            step: k.
             window: the newest that is complete on all ranks, as its barrier found; None: none is.
         """
         return dataclasses.replace(

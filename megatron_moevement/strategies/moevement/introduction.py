@@ -40,9 +40,6 @@ class Introduction:
     """What all ranks told, in the order of ranks.
 
     Attributes:
-        members: themselves.
-        computations: what decides their bits.
-        replicas: where this rank stands among its replicas.
         token: the key by which processes recognise each other.
     """
 
@@ -56,12 +53,6 @@ def introduce(
     settings: FaultTolerance, objects: LiveObjects, live: LiveOperators, own: Member
 ) -> Introduction:
     """Tells all other ranks of this one; every rank calls it, in step.
-
-    Args:
-        settings: the flags.
-        objects: the live objects.
-        live: this rank's operators.
-        own: of this rank.
 
     Raises:
         UserError: on all ranks: an interface is none of its machine's, or others don't reach it,
@@ -93,11 +84,7 @@ def introduce(
 
 
 def offer_key(key: bytes | None) -> KeyOffer:
-    """Returns what a process offers: a key that is given never travels.
-
-    Args:
-        key: that it was given; None where it was given none.
-    """
+    """Returns what a process offers: a key that is given never travels."""
     if key is None:
         return [None, secrets.token_hex(_TOKEN_BYTES)]
     return [hashlib.sha256(key).hexdigest()[:_SHOWN_DIGITS], None]

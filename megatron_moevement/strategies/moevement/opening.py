@@ -72,11 +72,7 @@ class MoEvement(ResidentState):
     """What a process keeps for sparse checkpointing: its store, and what `CarriedState` names."""
 
     def __init__(self, settings: FaultTolerance) -> None:
-        """Begins with nothing kept.
-
-        Args:
-            settings: the flags.
-        """
+        """Begins with nothing kept."""
         self._settings = settings
         self._carried = CarriedState()
         self.store = self._carried.store

@@ -18,10 +18,7 @@ class RankSession:
     """What one rank works with in one generation; its training thread uses it.
 
     Attributes:
-        objects: the live objects.
-        live: its operators.
         memory: this process's store, and its peers.
-        carried: what this process takes over a restart.
         events: gets windows, plans and replays.
         say: prints a line for the user, on rank 0.
     """

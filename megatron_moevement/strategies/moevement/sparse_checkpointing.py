@@ -69,10 +69,6 @@ class SparseCheckpointing(Strategy):
         """Takes over the memory; closes it at the end.
 
         Args:
-            session: of this rank.
-            replicas: which ranks hold the same as this one.
-            audit: compares what they capture.
-            protection: gets the windows that are persisted.
             frozen_work: what a replay does for operators that it does not train.
         """
         objects, own = session.objects, session.generation.own

@@ -40,8 +40,6 @@ class ReplicaAudit:
 
         Args:
             interval: steps from one audit to the next; None: there is none.
-            objects: the live objects.
-            events: told of each audit.
             say: tells the user a line, on one rank.
         """
         self._objects = objects
@@ -59,8 +57,6 @@ class ReplicaAudit:
 
         Args:
             step: that was just committed.
-            schedule: in force.
-            ring: of this rank's slots.
         """
         audited = step - _LANDED_AFTER
         if self._interval is None or audited < schedule.first_step:

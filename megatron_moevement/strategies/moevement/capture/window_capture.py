@@ -31,7 +31,6 @@ class SlotContents:
     """What one rank's slots hold.
 
     Attributes:
-        schedule: in force.
         layouts: what this rank captures in each slot of a window.
         rollbacks: rollbacks that lie behind the job.
     """
@@ -48,7 +47,6 @@ class SlotContents:
         """Returns the record of S_step, with the checksums of its parts.
 
         Args:
-            step: the state.
             payload: its bytes: those of the layout, and the extras behind them.
         """
         layout = self.layout(step)
@@ -84,11 +82,8 @@ class WindowCapture:
         """Goes on where a former launch ended, or begins.
 
         Args:
-            capture: copies to the host.
             copies: has the file that receives the slots, and carries them to their holders.
-            contents: what the slots hold.
             ring: what the ring file holds that is needed.
-            faults: where this process fails on purpose.
             state_digest: returns what stands for all of the live state.
             admits: is asked, on the capture's thread, whether a slot may be kept.
         """
@@ -110,12 +105,7 @@ class WindowCapture:
         return self._ring.next_step
 
     def begin(self, step: int, scalars: SlotScalars) -> None:
-        """Begins to capture S_step.
-
-        Args:
-            step: the state that was just committed.
-            scalars: what belongs to it besides tensors.
-        """
+        """Begins to capture S_step, which was just committed."""
         if step != self._ring.next_step:
             raise DisagreementError(f"S_{step} after {self._ring.steps}")
         self._ring = self._ring.captured()

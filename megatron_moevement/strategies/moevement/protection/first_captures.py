@@ -38,7 +38,6 @@ def captures_of(
     """Returns what a process has of slots.
 
     Args:
-        store: of the process.
         rollbacks: of the history that is meant.
         schedule_version: of its windows.
         steps: returns the steps of a rank's slots that are meant.
@@ -56,12 +55,7 @@ def captures_of(
 
 
 def own_captures(store: StoreDirectory, plan: Plan) -> OwnCaptures:
-    """Returns what a process has of the slots that a plan captures again, before it does so.
-
-    Args:
-        store: of this process.
-        plan: the same on all ranks.
-    """
+    """Returns what a process has of the slots that a plan captures again, before it does so."""
     return captures_of(
         store, plan.rollbacks, plan.schedule_version, lambda owner: _captured_again(plan, owner)
     )
@@ -71,8 +65,6 @@ def first_captures(rank: LogicalRank, plan: Plan, told: Iterable[OwnCaptures]) -
     """Returns what all processes have of the slots of a rank that a plan captures again.
 
     Args:
-        rank: whose slots.
-        plan: the same on all ranks.
         told: what `own_captures` returns on all ranks, and what spares have.
     """
     found: dict[int, set[str]] = defaultdict(set)

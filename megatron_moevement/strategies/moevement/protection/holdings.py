@@ -24,7 +24,6 @@ class Holdings:
         """Opens nothing yet.
 
         Args:
-            plan: what all ranks agreed on.
             host: this process.
             store: its files, locked.
         """
@@ -76,11 +75,7 @@ class Holdings:
         self._run.remove_left_behind(self._left_behind)
 
     def forget_others(self, slots: StoredSlots) -> None:
-        """Removes the slots that this process keeps for nobody any more.
-
-        Args:
-            slots: what the server gives.
-        """
+        """Removes the slots that this process keeps for nobody any more."""
         with self._lock:
             for stored in self._rings_of_former_plans():
                 ring = self.store.open_ring(stored.role, stored.owner)

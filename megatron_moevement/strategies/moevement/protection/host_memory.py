@@ -53,10 +53,7 @@ class Endpoint:
 
     Attributes:
         token: the key by which processes of the job recognise each other.
-        process: number of this process.
         interface: where copies are received.
-        generation: owns the connections.
-        faults: where this process fails on purpose.
         log: what this process serves of what it sent over its stage's boundaries.
     """
 
@@ -113,9 +110,7 @@ class _Connected:
 
     Attributes:
         slots: what the server gives.
-        server: gives slots, logs and states to peers.
         addresses: for each process its server's.
-        copies: of this rank's slots.
         history: what spares get with them.
     """
 
@@ -143,10 +138,7 @@ class HostMemory:
         """Takes part in one generation; the store outlives it.
 
         Args:
-            holdings: the files of this process.
-            endpoint: serves its peers.
             carried: keeps the store.
-            device: where collectives keep their tensors.
             pin: makes host memory a target of asynchronous copies.
         """
         self._holdings = holdings

@@ -59,8 +59,6 @@ class Member:
     """What one rank tells the others of itself.
 
     Attributes:
-        host: its process, its failure domain and its logical rank.
-        operators: what it holds, with bytes.
         extras_bytes: room that the scalars and random streams of a slot need.
         log_bytes: what it sends over its stage's boundaries in a step; 0 without a log.
         spares: processes without a rank that keep copies, as far as this rank found any.
@@ -106,9 +104,6 @@ class JobPlan:
     Attributes:
         schedule: in which slot each operator is FULL.
         hosts: all processes, those that wait for a place and keep copies included.
-        placement: who keeps copies.
-        rings: sizes of each rank's ring of slots.
-        journal: sizes of every journal.
         logs: sizes of the upstream logs of the ranks that have one.
         limit_bytes: host memory that a process may take; None without a limit.
         spares: processes without a rank that keep copies.
@@ -224,9 +219,7 @@ def plan_of(
     """Plans a job; `check_alike` must follow.
 
     Args:
-        settings: the flags.
         members: all ranks, in their order.
-        ends: whether the first and last stage share the embedding.
         train_iters: the last step.
         restarts: of the job in place, until now. `--moevement-strict-replicas` and the limit of
             host memory refuse to begin a job; one that has lost processes keeps fewer copies.

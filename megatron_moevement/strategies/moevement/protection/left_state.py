@@ -78,7 +78,6 @@ def gather_facts(own: Facts, device: torch.device) -> Facts:
 
     Args:
         own: with this process alone.
-        device: where collectives keep their tensors.
     """
     documents = all_gather_json(dump_facts(own), device)
     processes = tuple(

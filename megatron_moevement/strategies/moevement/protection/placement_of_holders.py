@@ -20,7 +20,6 @@ def held_ranks(store: StoreDirectory, *roles: RingRole) -> dict[LogicalRank, int
     """Returns the ranks whose slots a store has for others, with the step of the newest one.
 
     Args:
-        store: of a process.
         roles: which of its rings hold slots of others; those with copies where none are given.
     """
     meant = roles or (RingRole.HELD,)

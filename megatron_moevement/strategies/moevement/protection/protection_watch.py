@@ -28,9 +28,7 @@ class ProtectionWatch:
         """Begins with nothing reported.
 
         Args:
-            shape: of the job in this generation.
             events: gets each change, and an edge of each rank.
-            say: gives the user a line.
             generation: its number.
         """
         self._shape = shape
@@ -50,7 +48,6 @@ class ProtectionWatch:
 
         Args:
             step: the newest committed one.
-            window: which was persisted.
             copies: the fewest of one of its slots, of all ranks.
             folder: of this process's files.
         """

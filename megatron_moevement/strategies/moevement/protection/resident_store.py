@@ -50,7 +50,6 @@ class StoresOfRun:
 
     Attributes:
         root: the store directory.
-        identity: of the run.
     """
 
     root: Path
@@ -122,7 +121,6 @@ class ResidentStore(ProcessStore):
 
         Args:
             error: what all processes know of it.
-            generation: the present one.
 
         Returns:
             At the start of a job what its user has to mend. In a restart, where there is memory to
@@ -151,8 +149,6 @@ class ResidentStore(ProcessStore):
 
         Args:
             root: the store directory.
-            identity: of the run.
-            process: number of this process.
             rank: of this process, which adopts the newest store of it; None: it adopts none.
             saves: folders of durable checkpoints, beside which stores may have been flushed.
             patience: how long to wait for a process that dies and still has its store locked.
@@ -187,12 +183,6 @@ class ResidentStore(ProcessStore):
         What a former launch left under its number stays as it is: ranks adopt it, or have it taken
         in by `take_in_copies`.
 
-        Args:
-            root: the store directory.
-            identity: of the run.
-            process: number of this process.
-            processes: of the job.
-
         Raises:
             UserError: the store is in use, another user's, or can't be made.
         """
@@ -208,12 +198,6 @@ class ResidentStore(ProcessStore):
         """Writes the store to durable storage and removes it from memory; the job stops here.
 
         What dead processes left in the memory of this machine stays there.
-
-        Args:
-            save: folder of the durable checkpoints.
-
-        Returns:
-            Where it is now.
 
         Raises:
             OSError: it could not be written; it is still in memory.
@@ -232,7 +216,6 @@ class ResidentStore(ProcessStore):
         Call it when all live processes of the run have locked their stores.
 
         Args:
-            rank: of this process.
             ranks: all ranks, which share what was flushed.
 
         Returns:
@@ -252,12 +235,6 @@ class ResidentStore(ProcessStore):
         """Brings here, without a rank, what others left on this machine and no rank has adopted.
 
         Call it when all ranks have taken in what they need. Nothing of the store may be in use.
-
-        Args:
-            root: the store directory.
-            identity: of the run.
-            process: number of this process.
-            processes: of the job.
 
         Returns:
             The processes whose slots are here now.
@@ -316,9 +293,6 @@ class ResidentStore(ProcessStore):
         """Removes the files of this process and, when they have ended, of the others of its run.
 
         A process that has just been killed has its lock until the system has taken it apart.
-
-        Args:
-            patience: how long to wait for the others on this machine.
         """
         if self.store is not None:
             self.store.remove()

@@ -46,11 +46,7 @@ class SlotReplicator:
         """Takes over the sender; closes it at the end.
 
         Args:
-            sender: the connections.
-            ring: this rank's slots.
-            placement: who is to keep copies for whom.
             hosts: all processes that may.
-            faults: where this process fails on purpose.
             uninterrupted: encloses what a restart waits for.
         """
         self._sender = sender

@@ -60,13 +60,7 @@ class SpareHolder(IdleSpare):
     """
 
     def __init__(self, process: int, memory: SpareMemory, board: NoticeBoard) -> None:
-        """Takes over what is kept.
-
-        Args:
-            process: number of this process.
-            memory: where copies are.
-            board: for ranks to read.
-        """
+        """Takes over what is kept."""
         self._process = process
         self._memory: SpareMemory | None = memory
         self._board = board
@@ -75,7 +69,6 @@ class SpareHolder(IdleSpare):
         """Keeps copies from now on; where that fails, posts nothing for what ranks wait for.
 
         Args:
-            generation: the present one.
             interface: where copies are received.
             domain: what this process may be lost together with.
         """
@@ -119,8 +112,6 @@ def keep_for_others(
     """Keeps copies for the ranks from now on, where any are made.
 
     Args:
-        settings: the flags.
-        launch: of this process.
         domain: what it may be lost together with.
         carried: has its store, where it has one.
         generation: in which it waits; owns the connections.
@@ -184,10 +175,8 @@ class SpareMemory:
         """Listens, and posts where, and what it holds.
 
         Args:
-            generation: the present one.
             interface: where copies are received.
             domain: what this process may be lost together with.
-            board: for ranks to read.
         """
         self._board = board
         self._host = Host(self._me.process, domain)

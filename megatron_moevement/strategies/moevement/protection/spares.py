@@ -45,8 +45,6 @@ class Spare:
     """A process that waits for a place and keeps copies meanwhile.
 
     Attributes:
-        process: its number.
-        domain: its failure domain.
         address: of its server.
         network: names its loopback interface.
         held: the ranks whose slots it has, each with the step of the newest one.
@@ -87,11 +85,7 @@ class Spare:
 
 
 def find_spares(generation: Generation) -> tuple[Spare, ...]:
-    """Returns the spares that keep copies and that this process reaches; rank 0 calls it.
-
-    Args:
-        generation: the present one.
-    """
+    """Returns the spares that keep copies and that this process reaches; rank 0 calls it."""
     count = generation.spares
     if generation.board is None or not count:
         return ()
@@ -113,12 +107,7 @@ class NoticesOfSpares:
     """What the spares that keep copies post in a generation; rank 0 reads it for all ranks."""
 
     def __init__(self, board: NoticeBoard, spares: Sequence[Spare]) -> None:
-        """Reads nothing yet.
-
-        Args:
-            board: of the generation.
-            spares: those that keep copies.
-        """
+        """Reads nothing yet."""
         self._board = board
         self._known = {spare.process for spare in spares}
         self._holding = {spare.process for spare in spares if spare.held}
@@ -152,7 +141,6 @@ class NoticesOfSpares:
         """Returns what a spare has of committed steps; None where it has posted nothing.
 
         Args:
-            process: its number.
             steps: whose entries are wanted; losses are wanted of all until then.
         """
         if process not in self._known:
@@ -224,7 +212,6 @@ def spare_notice(process: int, document: Any) -> list[Any]:
     """Returns what a spare posts of itself for ranks that wait for it.
 
     Args:
-        process: its number.
         document: None where it keeps nothing in this generation.
     """
     return [process, document]

@@ -132,12 +132,7 @@ class Boundaries:
     """The boundaries of a rank's stage in one generation; the training thread calls it."""
 
     def __init__(self, objects: LiveObjects, memory: HostMemory) -> None:
-        """Starts the log's writer, where there is a log; closes it at the end.
-
-        Args:
-            objects: the live objects.
-            memory: has the log, and the connections to peers.
-        """
+        """Starts the log's writer, where there is a log; closes it at the end."""
         self._objects = objects
         self._memory = memory
         self._writer: LogWriter | None = None

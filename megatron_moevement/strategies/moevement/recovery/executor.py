@@ -44,7 +44,6 @@ class Execution:
         """Names what is carried out.
 
         Args:
-            session: of this rank.
             facts: that the plan was made from, of the newest history.
             plan: RESUME, COPIED, LOCALIZED or GLOBAL.
         """
@@ -201,7 +200,6 @@ def start_over(session: RankSession, durable: int) -> None:
     """Gets ready to load a durable checkpoint, or to begin with the initial weights.
 
     Args:
-        session: of this rank.
         durable: step of the checkpoint; 0 is the initial state.
 
     Raises:

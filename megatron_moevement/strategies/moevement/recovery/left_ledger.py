@@ -52,7 +52,6 @@ def own_ledger(memory: HostMemory, plan: Plan) -> dict[str, Any] | None:
 
     Args:
         memory: of this process; its files are open.
-        plan: that is carried out.
 
     Returns:
         None where another rank has the ledger, or speaks for who has it.

@@ -81,8 +81,6 @@ class Rejoin:
         Args:
             session: of this rank; its memory is open.
             facts: that the plan was made from.
-            plan: that is carried out.
-            laps: of the parts so far.
             replay: of this rank; None for a bystander.
         """
         self._session = session
@@ -122,13 +120,7 @@ class Rejoin:
         )
 
     def verify(self, replay: Replay, freezing: Freezing, boundaries: Boundaries) -> None:
-        """Compares the newest replayed step with what it was the first time, and tells of it.
-
-        Args:
-            replay: this rank's.
-            freezing: what it freezes.
-            boundaries: what it sends.
-        """
+        """Compares the newest replayed step with what it was the first time, and tells of it."""
         sent = boundaries.verify(replay.reached)
         replay.witness.note_step(sent, scalars_equal=replay.is_verified)
         verified = replay.is_verified and (sent is None or sent.verified)

@@ -44,7 +44,6 @@ class Slots:
 
     Attributes:
         ring: holds them all, intact.
-        window: the window.
         layouts: for each slot what lies where.
     """
 
@@ -103,12 +102,9 @@ class Replay:
         """Names what is replayed; `enter` must follow.
 
         Args:
-            session: of this rank.
-            freezing: what freezes its operators.
             slots: the window; None where all replay from what is durable.
             plan: that is carried out; it says whether other stages stand by.
             entries: of the steps (start, target], as they were done for the first time.
-            witness: compares what is replayed with the first time.
             begins: the state that it begins with; a partial one has its step's slot put back first.
         """
         self._session = session

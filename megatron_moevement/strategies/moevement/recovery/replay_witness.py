@@ -24,7 +24,6 @@ class ReplayWitness:
 
         Args:
             first: captures of this rank's slots.
-            target: T.
             level: that the job has; it decides whether what differs may be captured.
         """
         self._first = first
@@ -62,7 +61,6 @@ class ReplayWitness:
         """Compares the state that is dense now with what its slot says of it.
 
         Args:
-            step: of the state.
             captured: the slot's digest; None where none was computed.
             replayed: the live state's; None likewise.
         """

@@ -35,7 +35,6 @@ class Replicas:
     Attributes:
         name: of what it holds, the same on its replicas; None where nothing is to be copied.
         group: number of their group.
-        groups: how many groups there are.
     """
 
     name: str | None = None
@@ -66,11 +65,6 @@ def name_of_state(
     settings: FaultTolerance, objects: LiveObjects, live: LiveOperators
 ) -> str | None:
     """Returns what a rank holds: what every other rank holds the same of that says the same.
-
-    Args:
-        settings: the flags.
-        objects: the live objects.
-        live: this rank's operators.
 
     Returns:
         None where nothing is to be copied.
@@ -127,9 +121,6 @@ def copy_state(
 
     Args:
         reader: connected to the replica.
-        objects: the live objects.
-        live: this rank's operators.
-        step: k.
 
     Returns:
         What belongs to S_step besides tensors.
