@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 
 from megatron_moevement.errors import UserError
+from megatron_moevement.policy.copies.placement import Host
 from megatron_moevement.policy.facts.facts import Holding
 from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.policy.window.schedule import Window
@@ -64,8 +65,9 @@ def spare(shared_memory):
         generations.append(generation)
         kept.keep()
         me = Session(b"a secret of this job", PROCESS, generation.number)
-        memory = SpareMemory(kept, shared_memory, me, processes=PROCESSES, limit_bytes=limit_bytes)
-        memory.begin(generation, "127.0.0.1", "node2", generation.board)
+        host, sizes = Host(PROCESS, "node2"), {"processes": PROCESSES, "limit_bytes": limit_bytes}
+        memory = SpareMemory(kept, shared_memory, me, host, generation.board, **sizes)
+        memory.begin(generation, "127.0.0.1")
         return memory, generation
 
     begin.kept, begin.root = kept, shared_memory
@@ -304,7 +306,7 @@ def test_a_spare_that_can_keep_nothing_says_so_and_waits_on(caplog, error):
     generation = Generation(1, spares=1, board=Board())
     memory = Failing(error)
     holder = SpareHolder(PROCESS, memory, generation.board)
-    holder.begin(generation, "127.0.0.1", "node2")
+    holder.begin(generation, "127.0.0.1")
     holder.look()
     holder.end()
     assert memory.tried == 1
@@ -347,7 +349,7 @@ def test_a_spare_that_fails_hides_no_slower_one(spare):
     board = LateBoard(Topic.HELD, [held])
     generation = Generation(2, spares=2, board=board)
     failing = SpareHolder(PROCESS + 1, Failing(UserError("no such interface")), board)
-    failing.begin(generation, "", "node3")
+    failing.begin(generation, "")
     (found,) = find_spares(before)
     (facts,) = NoticesOfSpares(generation.board, [found]).facts()
     assert facts.process == PROCESS

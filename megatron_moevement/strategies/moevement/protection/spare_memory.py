@@ -65,14 +65,9 @@ class SpareHolder(IdleSpare):
         self._memory: SpareMemory | None = memory
         self._board = board
 
-    def begin(self, generation: Generation, interface: str, domain: str) -> None:
-        """Keeps copies from now on; where that fails, posts nothing for what ranks wait for.
-
-        Args:
-            interface: where copies are received.
-            domain: what this process may be lost together with.
-        """
-        self._attempt(lambda memory: memory.begin(generation, interface, domain, self._board))
+    def begin(self, generation: Generation, interface: str) -> None:
+        """Keeps copies from now on; where that fails, posts nothing for what ranks wait for."""
+        self._attempt(lambda memory: memory.begin(generation, interface))
         if self._memory is None:
             for awaited in (Topic.SPARE, Topic.HELD):
                 self._board.post(awaited, spare_notice(self._process, None))
@@ -119,16 +114,17 @@ def keep_for_others(
     if not settings.makes_copies or launch.secret is None or generation.board is None:
         return IdleSpare()
     key = launch.secret.derive("replication", launch.attempt)
-    root = store_root(settings)
     memory = SpareMemory(
         carried,
-        root,
+        store_root(settings),
         Session(key, launch.process, generation.number),
+        Host(launch.process, domain),
+        generation.board,
         processes=launch.processes,
         limit_bytes=settings.host_memory_limit_bytes,
     )
     holder = SpareHolder(launch.process, memory, generation.board)
-    holder.begin(generation, settings.moevement_replication_interface, domain)
+    holder.begin(generation, settings.moevement_replication_interface)
     return holder
 
 
@@ -143,6 +139,8 @@ class SpareMemory:
         carried: ResidentStore,
         root: Path,
         me: Session,
+        host: Host,
+        board: NoticeBoard,
         *,
         processes: int,
         limit_bytes: int | None,
@@ -153,33 +151,25 @@ class SpareMemory:
             carried: has what it kept in former generations.
             root: the store directory.
             me: who this process is to its peers.
+            board: for ranks to read.
             processes: of the job.
             limit_bytes: host memory that it may take; None without a limit.
         """
         self._carried = carried
         self._root = root
         self._me = me
+        self._host = host
+        self._board = board
         self._processes = processes
         self._limit_bytes = limit_bytes
         self._lock = threading.Lock()  # of the store
         self._slots = StoredSlots(None, learn=self.learn)
-        self._board: NoticeBoard | None = None
         self._told: set[LogicalRank] = set()
-        self._host = Host(me.process, "")
         self._has_looked = False
         self._persisted: Window | None = None
 
-    def begin(
-        self, generation: Generation, interface: str, domain: str, board: NoticeBoard
-    ) -> None:
-        """Listens, and posts where, and what it holds.
-
-        Args:
-            interface: where copies are received.
-            domain: what this process may be lost together with.
-        """
-        self._board = board
-        self._host = Host(self._me.process, domain)
+    def begin(self, generation: Generation, interface: str) -> None:
+        """Listens on an interface, and posts where, and what it holds."""
         store = self._carried.store
         if store is not None:
             self._serve(store)
@@ -187,12 +177,12 @@ class SpareMemory:
             lambda: ReplicaServer(interface, self._me, self._slots, deadline=DEADLINE)
         )
         held = {} if store is None else held_ranks(store, *RingRole)
-        spare = Spare(self._me.process, domain, server.address, own_network(), held)
-        board.post(Topic.SPARE, spare_notice(self._me.process, spare.document()))
+        spare = Spare(self._me.process, self._host.domain, server.address, own_network(), held)
+        self._board.post(Topic.SPARE, spare_notice(self._me.process, spare.document()))
         if store is not None and held:
             with self._lock:
-                facts = self._offer(store, board)
-            board.post(Topic.HELD, spare_notice(self._me.process, facts))
+                facts = self._offer(store)
+            self._board.post(Topic.HELD, spare_notice(self._me.process, facts))
 
     def _serve(self, store: StoreDirectory) -> None:
         for stored in store.rings():
@@ -200,13 +190,13 @@ class SpareMemory:
             if ring is not None:
                 self._slots.serve(ring)
 
-    def _offer(self, store: StoreDirectory, board: NoticeBoard) -> str:
+    def _offer(self, store: StoreDirectory) -> str:
         """Posts what goes with the facts of what it holds, and returns these."""
         facts = read_left_state(store, self._host)
         journal = store.open_journal()
         if journal is not None:  # before what refers to it
-            board.post(Topic.LEDGER, ledger_document(self._host.process, journal))
-        board.post(Topic.CAPTURES, captures_document(store, facts))
+            self._board.post(Topic.LEDGER, ledger_document(self._host.process, journal))
+        self._board.post(Topic.CAPTURES, captures_document(store, facts))
         # It knows by hearsay what is committed: that counts where no rank is left.
         return held_document(dataclasses.replace(facts, is_new=True), self._me.generation)
 
@@ -230,9 +220,7 @@ class SpareMemory:
 
     def look(self) -> None:
         """Offers what was left here where ranks lack it, and forgets what they don't want."""
-        if self._board is None:
-            return
-        self._look_for_left(self._board)
+        self._look_for_left()
         store = self._carried.store
         with self._lock:
             if store is None:
@@ -255,9 +243,9 @@ class SpareMemory:
                     continue
                 self._drop(store, stored)
 
-    def _look_for_left(self, board: NoticeBoard) -> None:
+    def _look_for_left(self) -> None:
         """Takes in what was left on this machine once ranks lack it, and offers it."""
-        asked = [] if self._has_looked or self._told else board.read(Topic.LEFT)
+        asked = [] if self._has_looked or self._told else self._board.read(Topic.LEFT)
         if not asked:
             return
         self._has_looked, process, facts = True, self._me.process, None
@@ -271,8 +259,8 @@ class SpareMemory:
             taken = self._carried.take_in_copies(self._root, identity, process, self._processes)
             if (store := self._carried.store) is not None:
                 self._serve(store)
-                facts = self._offer(store, board) if taken else None
-        board.post(Topic.FOUND, spare_notice(process, facts))
+                facts = self._offer(store) if taken else None
+        self._board.post(Topic.FOUND, spare_notice(process, facts))
 
     def _forget_left(self, store: StoreDirectory) -> None:
         """Removes what was left here once ranks have persisted a window after it."""
@@ -291,7 +279,7 @@ class SpareMemory:
 
     def end(self) -> None:
         """Lets the files be removed where ranks have said that nobody will go on from them."""
-        if self._board is not None and self._board.read(Topic.OVER):
+        if self._board.read(Topic.OVER):
             self._carried.end()
 
     def _begin_history(self, store: StoreDirectory, history: History) -> JournalState:

@@ -63,25 +63,15 @@ class Spare:
 
     def document(self) -> dict[str, Any]:
         """Returns it as JSON."""
-        return {
-            "process": self.process,
-            "domain": self.domain,
-            "address": list(self.address),
-            "network": self.network,
-            "held": [[str(rank), step] for rank, step in sorted(self.held.items())],
-        }
+        held = [[str(rank), step] for rank, step in sorted(self.held.items())]
+        return {**vars(self), "held": held}
 
     @classmethod
     def of_document(cls, document: Mapping[str, Any]) -> Spare:
         """Returns the spare of a document."""
         host, port = document["address"]
-        return cls(
-            document["process"],
-            document["domain"],
-            (host, port),
-            document["network"],
-            {LogicalRank.parse(name): step for name, step in document["held"]},
-        )
+        held = {LogicalRank.parse(name): step for name, step in document["held"]}
+        return cls(**{**document, "address": (host, port), "held": held})
 
 
 def find_spares(generation: Generation) -> tuple[Spare, ...]:
