@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from datetime import timedelta
 
 from megatron_moevement.errors import UserError
+from megatron_moevement.integrations.megatron.datasets import Datasets
 from megatron_moevement.policy.recovery.lifecycle import Event
 from megatron_moevement.policy.watching.slow_ranks import SlowRankWatch
 from megatron_moevement.runtime.coordination.agreement import as_user_error, together
@@ -18,7 +19,6 @@ from megatron_moevement.runtime.coordination.ledger import loss_to_hex
 from megatron_moevement.runtime.observation.events import EventName
 from megatron_moevement.runtime.observation.watch import Moment, Watch
 from megatron_moevement.strategies.strategy import Recovered, Strategy
-from megatron_moevement.training.data.splits import Datasets
 from megatron_moevement.training.ending import Ending, reason_to_stop
 from megatron_moevement.training.evaluation import evaluate
 from megatron_moevement.training.fault_injection import injected_faults, tell_what_lies_behind

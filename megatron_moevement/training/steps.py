@@ -8,16 +8,12 @@ from collections.abc import Iterator
 
 import torch.distributed as dist
 
+from megatron_moevement.integrations.megatron.datasets import Datasets, IndexRole
 from megatron_moevement.runtime.coordination.agreement import all_gather_json
 from megatron_moevement.runtime.coordination.generation import Generation
 from megatron_moevement.runtime.coordination.progress import Progress
 from megatron_moevement.strategies.strategy import Strategy
-from megatron_moevement.training.data.splits import (
-    Datasets,
-    IndexRole,
-    build_splits,
-    count_samples,
-)
+from megatron_moevement.training.data.splits import build_splits, count_samples
 from megatron_moevement.training.job import Job
 from megatron_moevement.training.micro_batch_source import MicroBatchSource
 from megatron_moevement.training.step import TrainStep

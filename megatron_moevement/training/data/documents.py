@@ -105,11 +105,6 @@ def find_batches(inputs: Sequence[Path], search: Search) -> list[tuple[Piece, ..
     return list(_batches(pieces))
 
 
-def count_files(batches: Sequence[tuple[Piece, ...]]) -> int:
-    """Returns the number of files that the batches read."""
-    return len({piece.path for batch in batches for piece in batch})
-
-
 def tokenize_batch(
     tokenizer: Tokenizer, reading: Reading, batch: Sequence[Piece]
 ) -> TokenizedBatch:

@@ -28,7 +28,6 @@ from megatron_moevement.training.data.documents import (
     Reading,
     Search,
     TokenizedBatch,
-    count_files,
     find_batches,
 )
 from megatron_moevement.training.data.manifest import Manifest, Source, manifest_path
@@ -152,7 +151,8 @@ def _write(
         writer.finish()
     finally:
         writer.close()
-    manifest = tally.manifest(work, tokenizer, writer.dtype, count_files(batches))
+    files = len({piece.path for batch in batches for piece in batch})
+    manifest = tally.manifest(work, tokenizer, writer.dtype, files)
     manifest_path(str(prefix)).write_text(manifest.to_json(), "utf-8")
     return manifest
 

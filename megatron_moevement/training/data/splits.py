@@ -25,15 +25,6 @@ from megatron_moevement.training.data.arguments import (
 )
 from megatron_moevement.training.data.content import tokens_digest
 
-__all__ = [
-    "Datasets",
-    "IndexRole",
-    "SampleCounts",
-    "build_splits",
-    "count_samples",
-    "training_data",
-]
-
 
 def count_samples(
     *, train_iters: int, eval_interval: int, eval_iters: int, global_batch_size: int

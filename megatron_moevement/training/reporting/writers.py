@@ -28,41 +28,6 @@ class ScalarWriter(Protocol):
         """Writes out what was added and lets go of everything."""
 
 
-class TensorBoardWriter:
-    """Writes an event file of its own, whatever other processes wrote to the folder before.
-
-    Raises:
-        UserError: TensorBoard is not installed, or the folder can't be written.
-    """
-
-    def __init__(self, directory: str, queue_size: int) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415  (takes seconds)
-        except ImportError as error:
-            raise UserError(
-                f"--tensorboard-dir {directory}: tensorboard is not installed; "
-                "pip install tensorboard, or drop the flag"
-            ) from error
-        try:
-            self._writer: Any = SummaryWriter(log_dir=directory, max_queue=queue_size)
-        except OSError as error:
-            raise UserError(
-                f"--tensorboard-dir {directory}: {error.strerror}; give a writable folder"
-            ) from error
-
-    def add_scalar(self, name: str, value: float, step: int) -> None:
-        """Adds one point."""
-        self._writer.add_scalar(name, value, step)
-
-    def flush(self) -> None:
-        """Writes the points to the event file."""
-        self._writer.flush()
-
-    def close(self) -> None:
-        """Writes the points, closes the file and ends the thread that writes."""
-        self._writer.close()
-
-
 class WandbWriter:
     """Sends scalars to Weights & Biases."""
 
@@ -127,9 +92,32 @@ def open_writers(config: LoggingConfig, save: str | None) -> ScalarWriters:
     """
     writers: list[ScalarWriter] = []
     if config.tensorboard_dir is not None:
-        writers.append(TensorBoardWriter(config.tensorboard_dir, config.tensorboard_queue_size))
+        writers.append(_open_tensorboard(config.tensorboard_dir, config.tensorboard_queue_size))
     if config.wandb_project:
         directory = config.wandb_save_dir or str(Path(save or ".") / "wandb")
         Path(directory).mkdir(parents=True, exist_ok=True)
         writers.append(WandbWriter(config, directory))
     return ScalarWriters(writers)
+
+
+def _open_tensorboard(directory: str, queue_size: int) -> ScalarWriter:
+    """Opens an event file of its own, whatever other processes wrote to the folder before.
+
+    Raises:
+        UserError: TensorBoard is not installed, or the folder can't be written.
+    """
+    try:
+        from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415  (takes seconds)
+    except ImportError as error:
+        raise UserError(
+            f"--tensorboard-dir {directory}: tensorboard is not installed; "
+            "pip install tensorboard, or drop the flag"
+        ) from error
+    try:
+        writer: Any = SummaryWriter(log_dir=directory, max_queue=queue_size)
+    except OSError as error:
+        raise UserError(
+            f"--tensorboard-dir {directory}: {error.strerror}; give a writable folder"
+        ) from error
+    opened: ScalarWriter = writer
+    return opened
