@@ -10,16 +10,12 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from megatron_moevement.runtime.coordination.generation import Generation
 from megatron_moevement.runtime.observation.events import Events
 from megatron_moevement.settings.launch import Launch
 from megatron_moevement.strategies.live_objects import LiveObjects
 from megatron_moevement.strategies.strategy import Strategy
-
-if TYPE_CHECKING:
-    from megatron_moevement.integrations.nvrx.reserve import Holder
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,7 +122,7 @@ class ResidentState:
         del protected
         return Strategy()
 
-    def hold(self, launch: Launch, domain: str, generation: Generation) -> Holder:
+    def hold(self, launch: Launch, domain: str, generation: Generation) -> IdleSpare:
         """Returns what this process does for the ranks while it waits for a place.
 
         Args:

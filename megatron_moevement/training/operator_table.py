@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from megatron_moevement.integrations.megatron.snapshots import LiveOperators
 from megatron_moevement.policy.window.schedule_document import dump_schedule
 from megatron_moevement.runtime.coordination.agreement import as_user_error, on_first_rank
 from megatron_moevement.strategies.moevement.opening import plan_job
@@ -28,11 +27,9 @@ def write_operators(job: Job, path: Path) -> None:
         moevement_host_memory_limit_gb=None,
         moevement_strict_replicas=False,
     )
-    own = live_objects_of(job)
     plan = plan_job(
         settings,
-        own,
-        LiveOperators(job.chunks, job.optimizer),
+        live_objects_of(job),
         domain=job.launch.failure_domain,
         train_iters=int(arguments.run.train_iters or 0),
     )

@@ -13,7 +13,6 @@ import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -35,15 +34,13 @@ from megatron_moevement.runtime.slots.identity import RunIdentity
 from megatron_moevement.runtime.stores.place import store_root
 from megatron_moevement.settings.launch import Launch
 from megatron_moevement.strategies.registry import STRATEGIES
+from megatron_moevement.strategies.resident_state import IdleSpare
 from megatron_moevement.training.arguments import Arguments
 from megatron_moevement.training.fault_injection import scripted_faults
 from megatron_moevement.training.identity import agree_on_identity, flags_digest
 from megatron_moevement.training.job import Job, build_part, join
 from megatron_moevement.training.knowledge import Known, share
 from megatron_moevement.training.watching import open_watch
-
-if TYPE_CHECKING:
-    from megatron_moevement.integrations.nvrx.reserve import Holder
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,7 +162,7 @@ class Resident:
         self.identity = known.identity or agree_on_identity(self._arguments, device)
         return known
 
-    def hold(self, generation: Generation, launch: Launch, domain: str) -> Holder:
+    def hold(self, generation: Generation, launch: Launch, domain: str) -> IdleSpare:
         """Returns what this process does for the ranks while it waits for a place.
 
         Args:

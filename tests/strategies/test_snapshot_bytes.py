@@ -41,7 +41,6 @@ def announce(flags):
         plan = plan_job(
             job.arguments.fault_tolerance,
             one,
-            live,
             domain=job.launch.failure_domain,
             train_iters=int(job.arguments.run.train_iters),
         )

@@ -230,12 +230,7 @@ def _open_store(
 
 
 def plan_job(
-    settings: FaultTolerance,
-    objects: LiveObjects,
-    live: LiveOperators,
-    *,
-    domain: str,
-    train_iters: int,
+    settings: FaultTolerance, objects: LiveObjects, *, domain: str, train_iters: int
 ) -> JobPlan:
     """Returns what the job captures and who keeps copies; every rank calls it, in step.
 
@@ -245,7 +240,7 @@ def plan_job(
     Raises:
         UserError: there are too few failure domains, or a process would take too much memory.
     """
-    own = _member(objects, live, domain)
+    own = _member(objects, LiveOperators(objects.chunks, objects.optimizer), domain)
     return agree_on_plan(settings, own, objects.ends, train_iters, objects.device)
 
 
