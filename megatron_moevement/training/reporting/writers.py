@@ -18,7 +18,7 @@ SAMPLES_SUFFIX = " vs samples"
 class ScalarWriter(Protocol):
     """Takes scalars; used by the training thread."""
 
-    def add_scalar(self, name: str, value: float, step: int) -> None:
+    def add_scalar(self, name: str, value: float, step: int, /) -> None:
         """Adds one point; `step` is an iteration, or consumed samples (`SAMPLES_SUFFIX`)."""
 
     def flush(self) -> None:
@@ -114,10 +114,9 @@ def _open_tensorboard(directory: str, queue_size: int) -> ScalarWriter:
             "pip install tensorboard, or drop the flag"
         ) from error
     try:
-        writer: Any = SummaryWriter(log_dir=directory, max_queue=queue_size)
+        writer: ScalarWriter = SummaryWriter(log_dir=directory, max_queue=queue_size)
     except OSError as error:
         raise UserError(
             f"--tensorboard-dir {directory}: {error.strerror}; give a writable folder"
         ) from error
-    opened: ScalarWriter = writer
-    return opened
+    return writer

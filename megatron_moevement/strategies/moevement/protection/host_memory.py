@@ -216,13 +216,8 @@ class HostMemory:
             raise self._carried.not_opened(error, self.generation) from error
         self._endpoint.faults.strike_outside(FaultPoint.OPEN)
         addresses = {process: (host, port) for (process, host, port), _ in told}
-        self._connect(*served[0], {**addresses, **self.plan.addresses_of_spares})
-        return [one for _, one in told]
-
-    def _connect(
-        self, slots: StoredSlots, server: ReplicaServer, addresses: Mapping[int, Address]
-    ) -> None:
         plan, occupied = self.plan, self.host.occupied
+        addresses |= plan.addresses_of_spares
         history = OwnHistory(occupied, self.store.identity, plan.rings[occupied], plan.journal)
         copies = SlotReplicator(
             self._endpoint.sender(addresses, plan.addresses_of_spares, history),
@@ -232,7 +227,8 @@ class HostMemory:
             self._endpoint.faults,
             self.generation.uninterrupted,
         )
-        self._connected = _Connected(slots, server, addresses, copies, history)
+        self._connected = _Connected(*served[0], addresses, copies, history)
+        return [one for _, one in told]
 
     @property
     def rejoin_barrier(self) -> str:
