@@ -25,14 +25,20 @@ COMMANDS: tuple[str, ...] = (
     "status",
     "stores",
 )
-"""Modules of this package that each add one sub-command."""
+"""Modules of this package that are each one sub-command."""
 
 
 class CommandModule(Protocol):
-    """A module that adds one sub-command; its parser sets `run`, a function of the arguments."""
+    """A module that is one sub-command."""
 
-    def add_parser(self, subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-        """Adds the sub-command's parser."""
+    HELP: str
+    DESCRIPTION: str | None
+
+    def add_flags(self, parser: argparse.ArgumentParser) -> None:
+        """Adds its flags to its parser."""
+
+    def run(self, args: argparse.Namespace) -> int:
+        """Runs it and returns its exit code; `args.parser` is its parser."""
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -41,7 +47,11 @@ def build_parser() -> argparse.ArgumentParser:
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name in COMMANDS:
         module = cast(CommandModule, importlib.import_module(f"{__name__}.{name}"))
-        module.add_parser(subparsers)
+        own = subparsers.add_parser(
+            name, help=module.HELP, description=module.DESCRIPTION, allow_abbrev=False
+        )
+        own.set_defaults(run=module.run, parser=own)
+        module.add_flags(own)
     return parser
 
 

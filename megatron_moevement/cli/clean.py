@@ -11,21 +11,16 @@ from megatron_moevement.cli.store_dir import add_store_dir
 from megatron_moevement.errors import ExitCode, UserError
 from megatron_moevement.runtime.stores.cleaning import clean
 
-_DESCRIPTION = """
+HELP = "remove what runs left in host memory"
+DESCRIPTION = """
 Removes the stores that runs left on this machine after a crash; a relaunch can't go on from them
 any more. A run of which a process lives stays as it is, the stores of its dead included: its next
 recovery may need them.
 """
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Adds `moevement clean`."""
-    parser = subparsers.add_parser(
-        "clean",
-        help="remove what runs left in host memory",
-        description=_DESCRIPTION,
-        allow_abbrev=False,
-    )
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of `moevement clean`."""
     add_store_dir(parser)
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("--run-id", metavar="ID", help="of this run")
@@ -33,7 +28,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--dry-run", action="store_true", help="remove nothing, print what would be removed"
     )
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -6,7 +6,8 @@ import argparse
 
 from megatron_moevement.cli.launch import GRACE, PROGRAM, Job, launch
 
-_DESCRIPTION = """
+HELP = "make a checkpoint of what a killed job left in host memory"
+DESCRIPTION = """
 Turns the newest persisted window that the killed ranks of a job left in this machine's memory into
 a durable checkpoint, which loads into any parallel sizes and needs no strategy. A window becomes a
 dense state by replay, so the training program is started with the flags of the job: it recovers,
@@ -16,15 +17,9 @@ Where the ranks of a job run on several machines, start them as for training, wi
 """
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Adds `moevement convert`."""
-    parser = subparsers.add_parser(
-        "convert",
-        help="make a checkpoint of what a killed job left in host memory",
-        description=_DESCRIPTION,
-        usage="moevement convert -n N -- FLAGS...",
-        allow_abbrev=False,
-    )
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of `moevement convert`."""
+    parser.usage = "moevement convert -n N -- FLAGS..."
     parser.add_argument("-n", "--ranks", type=int, required=True, help="ranks of the job")
     parser.add_argument(
         "flags",
@@ -32,7 +27,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         metavar="FLAGS",
         help="those of the job; --save names the folder of the checkpoint",
     )
-    parser.set_defaults(run=run, parser=parser)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -34,14 +34,14 @@ from megatron_moevement.training.data.tokenizers import (
     TokenizerType,
 )
 
+HELP = "prepare and inspect training data"
+DESCRIPTION = __doc__
+
 _DEFAULT_PATTERNS = ("*.txt", "*.jsonl")
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Adds the sub-command."""
-    parser = subparsers.add_parser(
-        "data", help="prepare and inspect training data", description=__doc__, allow_abbrev=False
-    )
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of both actions."""
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     _add_prepare(actions)
     _add_inspect(actions)
@@ -55,7 +55,6 @@ def _add_prepare(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "folders of them.",
         allow_abbrev=False,
     )
-    parser.set_defaults(run=run_prepare)
     parser.add_argument("--input", nargs="+", required=True, metavar="PATH", help="files, folders")
     parser.add_argument("--output-prefix", required=True, metavar="PREFIX", help="without .bin")
     _add_tokenizer_flags(parser, TokenizerType.BYTE)
@@ -110,7 +109,6 @@ def _add_inspect(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -
         description="Shows what a data set holds and checks its ids against a vocabulary.",
         allow_abbrev=False,
     )
-    parser.set_defaults(run=run_inspect)
     parser.add_argument("prefix", metavar="PREFIX", help="path without .bin and .idx")
     _add_tokenizer_flags(parser, None)
     parser.add_argument("--tokens", type=int, default=64, help="first tokens to show (default: 64)")
@@ -130,8 +128,12 @@ def _add_tokenizer_flags(parser: argparse.ArgumentParser, default: TokenizerType
     parser.add_argument("--vocab-size", type=int, help="number of ids of the NullTokenizer")
 
 
-def run_prepare(args: argparse.Namespace) -> int:
-    """Runs `moevement data prepare`."""
+def run(args: argparse.Namespace) -> int:
+    """Runs one of the actions."""
+    return {"prepare": _prepare, "inspect": _inspect}[args.action](args)
+
+
+def _prepare(args: argparse.Namespace) -> int:
     if args.workers < 1:
         raise UserError(f"--workers {args.workers} must be a positive integer")
     prepare = _import_quietly("megatron_moevement.training.data.prepare")
@@ -156,8 +158,7 @@ def run_prepare(args: argparse.Namespace) -> int:
     return ExitCode.DONE
 
 
-def run_inspect(args: argparse.Namespace) -> int:
-    """Runs `moevement data inspect`."""
+def _inspect(args: argparse.Namespace) -> int:
     check_prefix(args.prefix)
     manifest = read_manifest(args.prefix)
     tokenizer = _tokenizer_of(args, manifest)

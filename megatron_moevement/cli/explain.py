@@ -18,7 +18,8 @@ from megatron_moevement.policy.recovery.planner import plan_start
 from megatron_moevement.policy.window.schedule import Window
 from megatron_moevement.runtime.observation.events import kept_documents
 
-_DESCRIPTION = """
+HELP = "print how a job recovers from given facts"
+DESCRIPTION = """
 Prints what a job does after a failure, decided from what its processes publish: verdict and reason,
 who lost what, what each pipeline stage replays, and from whom it gets slots and logs. A job with
 --moevement-event-dir leaves the facts of each of its recoveries there: give that folder for all of
@@ -32,21 +33,14 @@ _LISTED = 8
 """As many ranks have a line of what they lost."""
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Adds `moevement explain`."""
-    parser = subparsers.add_parser(
-        "explain",
-        help="print how a job recovers from given facts",
-        description=_DESCRIPTION,
-        allow_abbrev=False,
-    )
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of `moevement explain`."""
     parser.add_argument(
         "facts",
         type=Path,
         metavar="EVENT_DIR | FACTS.json",
         help="folder of a job's events, or a file with what its processes published",
     )
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -24,23 +24,17 @@ from megatron_moevement.runtime.stores.store_listing import (
     survey,
 )
 
-_DESCRIPTION = """
+HELP = "show what runs keep in host memory"
+DESCRIPTION = """
 Shows what the runs on this machine keep in host memory, those that are training included: for each
 process its place in the run, and for each slot who holds it and whether its checksums are right.
 """
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Adds `moevement inspect`."""
-    parser = subparsers.add_parser(
-        "inspect",
-        help="show what runs keep in host memory",
-        description=_DESCRIPTION,
-        allow_abbrev=False,
-    )
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of `moevement inspect`."""
     add_store_dir(parser)
     parser.add_argument("--json", action="store_true", help="everything, for programs")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

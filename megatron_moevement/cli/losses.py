@@ -15,10 +15,13 @@ from megatron_moevement.runtime.observation.events import read_events
 from megatron_moevement.training.data.manifest import read_manifest
 from megatron_moevement.training.reporting.plots import losses_from_events, plot_losses
 
+HELP = "show the losses of a run"
+DESCRIPTION = __doc__
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Adds the sub-command."""
-    parser = subparsers.add_parser("losses", help="show the losses of a run", description=__doc__)
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Adds its flags."""
+    parser.allow_abbrev = True
     parser.add_argument("event_dir", metavar="DIR", help="the run's --moevement-event-dir")
     parser.add_argument("--picture", metavar="FILE", help="draw the curves into this PNG")
     parser.add_argument(
@@ -30,7 +33,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         type=float,
         help="fail unless the last validation loss is so far below that entropy, or farther",
     )
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

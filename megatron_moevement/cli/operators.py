@@ -16,7 +16,8 @@ from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.policy.window.schedule import WindowSchedule
 from megatron_moevement.policy.window.schedule_document import load_schedule
 
-_DESCRIPTION = """
+HELP = "print what a job captures of each operator, and when"
+DESCRIPTION = """
 Builds the model of a job from its flags, with its optimizer, on as many ranks as the job has, and
 prints for one of them every operator with the bytes of its FULL and COMPUTE state and the slot in
 which it is FULL. That is what the job captures: nothing is estimated. Where one machine is too
@@ -24,15 +25,9 @@ small for the ranks, start them as for training, with --moevement-operators FILE
 """
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Adds `moevement operators`."""
-    parser = subparsers.add_parser(
-        "operators",
-        help="print what a job captures of each operator, and when",
-        description=_DESCRIPTION,
-        usage="moevement operators [-n N] [--rank RANK] [--json] -- FLAGS...",
-        allow_abbrev=False,
-    )
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of `moevement operators`."""
+    parser.usage = "moevement operators [-n N] [--rank RANK] [--json] -- FLAGS..."
     parser.add_argument("-n", "--ranks", type=int, default=1, help="ranks of the job (default: 1)")
     parser.add_argument(
         "--rank",
@@ -45,7 +40,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="everything of all ranks; also an --inventory of moevement schedule",
     )
     parser.add_argument("flags", nargs="*", metavar="FLAGS", help="those of the job")
-    parser.set_defaults(run=run, parser=parser)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -9,11 +9,13 @@ from rich.table import Table
 
 from megatron_moevement.training.presets import PRESETS, preset_model
 
+HELP = "show the model presets and their sizes"
+DESCRIPTION = None
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Adds the sub-command."""
-    parser = subparsers.add_parser("presets", help="show the model presets and their sizes")
-    parser.set_defaults(run=run)
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Adds no flags."""
+    parser.allow_abbrev = True
 
 
 def run(args: argparse.Namespace) -> int:

@@ -12,19 +12,14 @@ from megatron_moevement.policy.outcome.account import RankAccount, RecoveryAccou
 from megatron_moevement.policy.recovery.plan import Verdict
 from megatron_moevement.runtime.observation.events import EventName, EventRecord, read_events
 
-_DESCRIPTION = """
+HELP = "show the recoveries of a run"
+DESCRIPTION = """
 Prints one line for each recovery of a run, from its events.
 """
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Adds the sub-command."""
-    parser = subparsers.add_parser(
-        "recoveries",
-        help="show the recoveries of a run",
-        description=_DESCRIPTION,
-        allow_abbrev=False,
-    )
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Adds its flags."""
     parser.add_argument("event_dir", metavar="DIR", help="the run's --moevement-event-dir")
     parser.add_argument(
         "--require",
@@ -33,7 +28,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="fail unless there were recoveries, each with this verdict and with no replay that "
         "differed from the first time",
     )
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -26,7 +26,8 @@ from megatron_moevement.policy.window.planner import WindowPlan, plan_window
 
 T = TypeVar("T")
 
-_DESCRIPTION = """
+HELP = "print the window and its slots for a model"
+DESCRIPTION = """
 Prints in which slot of the window each part of a model is captured. The model is given by its
 sizes, or by an inventory: {"ranks": {"pp0.dp0.tp0.cp0.ep0": {"layers.0.gate": [FULL bytes, COMPUTE
 bytes], ...}, ...}, "tied": [["embedding", "head"]]}.
@@ -49,14 +50,8 @@ _LAYOUT_FLAGS = {
 }
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Adds `moevement schedule`."""
-    parser = subparsers.add_parser(
-        "schedule",
-        help="print the window and its slots for a model",
-        description=_DESCRIPTION,
-        allow_abbrev=False,
-    )
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of `moevement schedule`."""
     model = parser.add_argument_group("model")
     model.add_argument("--inventory", type=Path, metavar="FILE", help="JSON, instead of sizes")
     for name, text in _MODEL_FLAGS.items():
@@ -79,7 +74,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     _add_window_arguments(parser)
     parser.add_argument("--picture", type=Path, metavar="FILE.png", help="draw the slots")
-    parser.set_defaults(run=run)
 
 
 def _add_window_arguments(parser: argparse.ArgumentParser) -> None:

@@ -16,26 +16,20 @@ from megatron_moevement.runtime.stores.store import LOCK_NAME, process_folders
 from megatron_moevement.runtime.stores.store_listing import run_folders
 from megatron_moevement.runtime.stores.store_lock import lock_owner
 
-_DESCRIPTION = """
+HELP = "show how protected a running job is"
+DESCRIPTION = """
 Prints step, newest persisted window, copies, spares, and what a single loss would cost. Without
 EVENT_DIR it looks at the runs that keep something in the memory of this machine.
 """
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Adds `moevement status`."""
-    parser = subparsers.add_parser(
-        "status",
-        help="show how protected a running job is",
-        description=_DESCRIPTION,
-        allow_abbrev=False,
-    )
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of `moevement status`."""
     parser.add_argument(
         "event_dir", metavar="EVENT_DIR", nargs="?", help="the run's --moevement-event-dir"
     )
     parser.add_argument("--run-id", metavar="ID", help="of this run alone")
     add_store_dir(parser)
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -17,7 +17,8 @@ from megatron_moevement.cli.launch import serve_store
 from megatron_moevement.errors import ExitCode, UserError
 from megatron_moevement.settings.secret import SECRET_VARIABLE, new_secret
 
-_DESCRIPTION = """
+HELP = "host the stores of a job outside of its ranks"
+DESCRIPTION = """
 Hosts training's store and the control store of in-process restart until it gets SIGTERM or Ctrl-C.
 Prints what the ranks need in their environment. A secret is among it, unless MOEVEMENT_SECRET is
 set: then it stays where it is. A program that has it can take part in the job.
@@ -25,14 +26,8 @@ set: then it stays where it is. A program that has it can take part in the job.
 _ENDS = {signal.SIGTERM, signal.SIGINT}
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Adds `moevement stores`."""
-    parser = subparsers.add_parser(
-        "stores",
-        help="host the stores of a job outside of its ranks",
-        description=_DESCRIPTION,
-        allow_abbrev=False,
-    )
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of `moevement stores`."""
     parser.add_argument(
         "--interface", default="127.0.0.1", metavar="ADDRESS", help="to listen on; an IPv4 address"
     )
@@ -42,7 +37,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         default=0,
         help="of training's store; the control store takes the next one (default: free ones)",
     )
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
