@@ -9,12 +9,12 @@ from enum import Enum
 
 from megatron_moevement.errors import UserError
 from megatron_moevement.settings.flags import (
-    AT_LEAST_1,
-    NOT_NEGATIVE,
-    POSITIVE,
-    PROBABILITY,
     SHARE,
+    count,
     flag,
+    not_negative,
+    positive,
+    probability,
 )
 
 
@@ -58,38 +58,30 @@ def parse_layer_freq(text: str) -> tuple[int, ...] | int:
 class Architecture:
     """The transformer around the experts."""
 
-    num_layers: int | None = flag(None, "number of transformer layers", within=AT_LEAST_1)
-    hidden_size: int | None = flag(None, "width of the residual stream", within=AT_LEAST_1)
-    ffn_hidden_size: int | None = flag(
-        None, "width of the dense MLP (default: 4 x hidden size)", within=AT_LEAST_1
-    )
-    num_attention_heads: int | None = flag(None, "number of attention heads", within=AT_LEAST_1)
-    kv_channels: int | None = flag(
-        None, "width of a head (default: hidden size / heads)", within=AT_LEAST_1
-    )
+    num_layers: int | None = count(None, "number of transformer layers")
+    hidden_size: int | None = count(None, "width of the residual stream")
+    ffn_hidden_size: int | None = count(None, "width of the dense MLP (default: 4 x hidden size)")
+    num_attention_heads: int | None = count(None, "number of attention heads")
+    kv_channels: int | None = count(None, "width of a head (default: hidden size / heads)")
     group_query_attention: bool = flag(False, "share keys and values among groups of heads")
-    num_query_groups: int = flag(1, "groups of heads that share keys and values", within=AT_LEAST_1)
-    max_position_embeddings: int | None = flag(
-        None, "longest sequence (default: --seq-length)", within=AT_LEAST_1
-    )
+    num_query_groups: int = count(1, "groups of heads that share keys and values")
+    max_position_embeddings: int | None = count(None, "longest sequence (default: --seq-length)")
     position_embedding_type: str = flag(
         "learned_absolute", "kind of positions", choices=("learned_absolute", "rope", "none")
     )
-    rotary_base: int = flag(10000, "base of the rotary angles", within=AT_LEAST_1)
+    rotary_base: int = count(10000, "base of the rotary angles")
     rotary_percent: float = flag(1.0, "part of a head that is rotated", within=SHARE)
     normalization: str = flag("LayerNorm", "kind of norm", choices=("LayerNorm", "RMSNorm"))
-    norm_epsilon: float = flag(1e-5, "added to the variance in a norm", within=POSITIVE)
+    norm_epsilon: float = positive(1e-5, "added to the variance in a norm")
     swiglu: bool = flag(False, "gated linear units with SiLU")
     squared_relu: bool = flag(False, "squared ReLU instead of GELU")
     disable_bias_linear: bool = flag(False, "no biases in linear layers")
     add_qkv_bias: bool = flag(False, "a bias in the QKV projection alone")
     qk_layernorm: bool = flag(False, "normalise queries and keys")
     untie_embeddings_and_output_weights: bool = flag(False, "an output layer of its own")
-    init_method_std: float = flag(
-        0.02, "standard deviation of the initial weights", within=NOT_NEGATIVE
-    )
-    attention_dropout: float = flag(0.1, "dropout of attention probabilities", within=PROBABILITY)
-    hidden_dropout: float = flag(0.1, "dropout of the residual branches", within=PROBABILITY)
+    init_method_std: float = not_negative(0.02, "standard deviation of the initial weights")
+    attention_dropout: float = probability(0.1, "dropout of attention probabilities")
+    hidden_dropout: float = probability(0.1, "dropout of the residual branches")
     transformer_impl: TransformerImpl = flag(
         TransformerImpl.LOCAL, "whose modules the layers are made of"
     )
@@ -100,7 +92,7 @@ class Architecture:
     recompute_method: str | None = flag(
         None, "which layers are recomputed in full", choices=("uniform", "block")
     )
-    recompute_num_layers: int | None = flag(None, "layers per recomputed unit", within=AT_LEAST_1)
+    recompute_num_layers: int | None = count(None, "layers per recomputed unit")
     recompute_modules: tuple[str, ...] | None = flag(
         None, "modules recomputed by selective granularity (default: core_attn)", nargs="+"
     )
@@ -117,48 +109,36 @@ class Architecture:
 class MixtureOfExperts:
     """The experts and their routers."""
 
-    num_experts: int | None = flag(
-        None, "experts per MoE layer; none: a dense model", within=AT_LEAST_1
-    )
+    num_experts: int | None = count(None, "experts per MoE layer; none: a dense model")
     moe_layer_freq: tuple[int, ...] | int = flag(
         1, "every N-th layer is MoE, or a list such as [0]*1+[1]*3", parse=parse_layer_freq
     )
-    moe_ffn_hidden_size: int | None = flag(
-        None, "width of an expert (default: that of the MLP)", within=AT_LEAST_1
-    )
-    moe_shared_expert_intermediate_size: int | None = flag(
-        None, "total width of the shared experts (default: none)", within=AT_LEAST_1
+    moe_ffn_hidden_size: int | None = count(None, "width of an expert (default: that of the MLP)")
+    moe_shared_expert_intermediate_size: int | None = count(
+        None, "total width of the shared experts (default: none)"
     )
     moe_shared_expert_gate: bool = flag(False, "a gate on the shared experts")
-    moe_router_topk: int = flag(2, "experts per token", within=AT_LEAST_1)
+    moe_router_topk: int = count(2, "experts per token")
     moe_router_load_balancing_type: tuple[LoadBalancing, ...] = flag(
         (LoadBalancing.AUX_LOSS,), "load balancing, one or several", nargs="+"
     )
-    moe_aux_loss_coeff: tuple[float, ...] = flag(
-        (0.0,), "coefficient of each auxiliary loss (a start: 1e-2)", nargs="+", within=NOT_NEGATIVE
+    moe_aux_loss_coeff: tuple[float, ...] = not_negative(
+        (0.0,), "coefficient of each auxiliary loss (a start: 1e-2)", nargs="+"
     )
-    moe_z_loss_coeff: float | None = flag(
-        None, "coefficient of the z-loss (a start: 1e-3)", within=NOT_NEGATIVE
-    )
-    moe_input_jitter_eps: float | None = flag(
-        None, "jitter of the router's input", within=PROBABILITY
-    )
+    moe_z_loss_coeff: float | None = not_negative(None, "coefficient of the z-loss (a start: 1e-3)")
+    moe_input_jitter_eps: float | None = probability(None, "jitter of the router's input")
     moe_router_score_function: str = flag(
         "softmax", "score of an expert", choices=("softmax", "sigmoid")
     )
     moe_router_pre_softmax: bool = flag(False, "softmax before top-k")
-    moe_router_num_groups: int | None = flag(
-        None, "groups of experts for group-limited routing", within=AT_LEAST_1
-    )
-    moe_router_group_topk: int | None = flag(None, "groups per token", within=AT_LEAST_1)
-    moe_router_topk_scaling_factor: float | None = flag(
-        None, "factor on the routing scores", within=POSITIVE
-    )
+    moe_router_num_groups: int | None = count(None, "groups of experts for group-limited routing")
+    moe_router_group_topk: int | None = count(None, "groups per token")
+    moe_router_topk_scaling_factor: float | None = positive(None, "factor on the routing scores")
     moe_router_dtype: str | None = flag(None, "type of routing", choices=("fp32", "fp64"))
     moe_router_enable_expert_bias: bool = flag(False, "balance without aux loss, by a bias")
-    moe_router_bias_update_rate: float = flag(1e-3, "step of that bias", within=POSITIVE)
-    moe_expert_capacity_factor: float | None = flag(
-        None, "capacity of an expert over its fair share (default: dropless)", within=POSITIVE
+    moe_router_bias_update_rate: float = positive(1e-3, "step of that bias")
+    moe_expert_capacity_factor: float | None = positive(
+        None, "capacity of an expert over its fair share (default: dropless)"
     )
     moe_pad_expert_input_to_capacity: bool = flag(False, "pad every expert to its capacity")
     moe_token_drop_policy: str = flag(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from megatron_moevement.errors import UserError
-from megatron_moevement.settings.flags import AT_LEAST_1, NOT_NEGATIVE, flag
+from megatron_moevement.settings.flags import count, flag, not_negative
 
 
 @dataclasses.dataclass(frozen=True)
@@ -14,14 +14,12 @@ class Checkpointing:
 
     save: str | None = flag(None, "folder for checkpoints", metavar="DIR")
     load: str | None = flag(None, "folder with checkpoints to resume from", metavar="DIR")
-    save_interval: int | None = flag(None, "iterations between checkpoints", within=AT_LEAST_1)
-    save_retain_interval: int | None = flag(
-        None, "keep only checkpoints at multiples of this, and the newest", within=AT_LEAST_1
+    save_interval: int | None = count(None, "iterations between checkpoints")
+    save_retain_interval: int | None = count(
+        None, "keep only checkpoints at multiples of this, and the newest"
     )
     ckpt_format: str = flag("torch_dist", "format of checkpoints", choices=("torch_dist",))
-    ckpt_step: int | None = flag(
-        None, "load this iteration instead of the newest", within=NOT_NEGATIVE
-    )
+    ckpt_step: int | None = not_negative(None, "load this iteration instead of the newest")
     finetune: bool = flag(False, "take the weights alone and start at iteration 0")
     no_load_optim: bool = flag(False, "do not load the optimizer's state")
     no_load_rng: bool = flag(False, "do not load the random number generators' state")

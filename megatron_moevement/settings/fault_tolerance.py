@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from megatron_moevement.errors import UserError
-from megatron_moevement.settings.flags import AT_LEAST_1, NOT_NEGATIVE, POSITIVE, Range, flag
+from megatron_moevement.settings.flags import Range, count, flag, not_negative, positive
 
 _ABOVE_1 = Range("above 1", lambda value: value > 1)
 
@@ -19,11 +19,9 @@ class FaultTolerance:
     """Protection against the loss of processes and nodes."""
 
     moevement_strategy: str = flag(OFF, "how the job is protected")
-    moevement_window: int = flag(
-        4, "sparse snapshots that make a sparse checkpoint (W)", within=AT_LEAST_1
-    )
-    moevement_replicas: int = flag(
-        2, "copies of every snapshot in other failure domains (r)", within=NOT_NEGATIVE
+    moevement_window: int = count(4, "sparse snapshots that make a sparse checkpoint (W)")
+    moevement_replicas: int = not_negative(
+        2, "copies of every snapshot in other failure domains (r)"
     )
     moevement_strict_replicas: bool = flag(
         False, "fail when there are too few failure domains for the copies"
@@ -55,16 +53,15 @@ class FaultTolerance:
     moevement_run_id: str | None = flag(
         None, "name of the run, under which a relaunch finds its snapshots", metavar="NAME"
     )
-    moevement_host_memory_limit_gb: float | None = flag(
-        None, "most host memory that a process takes for snapshots", within=POSITIVE
+    moevement_host_memory_limit_gb: float | None = positive(
+        None, "most host memory that a process takes for snapshots"
     )
     moevement_replication_interface: str = flag(
         "127.0.0.1", "address that snapshots are received at", metavar="ADDRESS"
     )
-    moevement_audit_interval: int | None = flag(
+    moevement_audit_interval: int | None = count(
         None,
         "compare what ranks with the same state captured, every so many steps",
-        within=AT_LEAST_1,
     )
     moevement_slow_rank_factor: float = flag(
         2.0, "report a rank that computes so many times longer than the median", within=_ABOVE_1

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import enum
+import functools
 import math
 import types
 import typing
@@ -66,6 +67,12 @@ def flag(
         "metavar": metavar,
     }
     return dataclasses.field(default=default, metadata=metadata)
+
+
+positive = functools.partial(flag, within=POSITIVE)
+not_negative = functools.partial(flag, within=NOT_NEGATIVE)
+count = functools.partial(flag, within=AT_LEAST_1)
+probability = functools.partial(flag, within=PROBABILITY)
 
 
 def flag_name(field: dataclasses.Field[Any]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from megatron_moevement.errors import UserError
-from megatron_moevement.settings.flags import AT_LEAST_1, NOT_NEGATIVE, POSITIVE, PROBABILITY, flag
+from megatron_moevement.settings.flags import count, flag, not_negative, positive, probability
 
 
 @dataclasses.dataclass(frozen=True)
@@ -13,47 +13,41 @@ class Optimization:
     """Adam, clipping, learning rate and weight decay."""
 
     optimizer: str = flag("adam", "optimizer", choices=("adam",))
-    lr: float | None = flag(None, "largest learning rate", within=POSITIVE)
-    min_lr: float = flag(0.0, "smallest learning rate", within=NOT_NEGATIVE)
+    lr: float | None = positive(None, "largest learning rate")
+    min_lr: float = not_negative(0.0, "smallest learning rate")
     lr_decay_style: str = flag(
         "linear",
         "decay of the learning rate",
         choices=("constant", "linear", "cosine", "inverse-square-root", "WSD"),
     )
-    lr_decay_iters: int | None = flag(
-        None, "iterations of decay (default: --train-iters)", within=AT_LEAST_1
+    lr_decay_iters: int | None = count(None, "iterations of decay (default: --train-iters)")
+    lr_warmup_iters: int = not_negative(0, "iterations of linear warm-up")
+    lr_warmup_fraction: float | None = probability(
+        None, "warm-up as a part of the decay iterations"
     )
-    lr_warmup_iters: int = flag(0, "iterations of linear warm-up", within=NOT_NEGATIVE)
-    lr_warmup_fraction: float | None = flag(
-        None, "warm-up as a part of the decay iterations", within=PROBABILITY
-    )
-    lr_warmup_init: float = flag(
-        0.0, "learning rate at the start of the warm-up", within=NOT_NEGATIVE
-    )
+    lr_warmup_init: float = not_negative(0.0, "learning rate at the start of the warm-up")
     lr_wsd_decay_style: str = flag(
         "exponential",
         "annealing at the end of WSD",
         choices=("exponential", "linear", "cosine", "minus_sqrt"),
     )
-    lr_wsd_decay_iters: int | None = flag(None, "iterations of that annealing", within=AT_LEAST_1)
+    lr_wsd_decay_iters: int | None = count(None, "iterations of that annealing")
     override_opt_param_scheduler: bool = flag(
         False, "schedule by these flags, not by those in the checkpoint"
     )
     use_checkpoint_opt_param_scheduler: bool = flag(
         False, "take the schedule from the checkpoint instead of these flags"
     )
-    weight_decay: float = flag(0.01, "weight decay", within=NOT_NEGATIVE)
-    start_weight_decay: float | None = flag(None, "weight decay at the start", within=NOT_NEGATIVE)
-    end_weight_decay: float | None = flag(None, "weight decay at the end", within=NOT_NEGATIVE)
+    weight_decay: float = not_negative(0.01, "weight decay")
+    start_weight_decay: float | None = not_negative(None, "weight decay at the start")
+    end_weight_decay: float | None = not_negative(None, "weight decay at the end")
     weight_decay_incr_style: str = flag(
         "constant", "growth of weight decay", choices=("constant", "linear", "cosine")
     )
-    clip_grad: float = flag(
-        1.0, "largest global gradient norm; 0: no clipping", within=NOT_NEGATIVE
-    )
-    adam_beta1: float = flag(0.9, "Adam's first beta", within=PROBABILITY)
-    adam_beta2: float = flag(0.999, "Adam's second beta", within=PROBABILITY)
-    adam_eps: float = flag(1e-8, "Adam's epsilon", within=POSITIVE)
+    clip_grad: float = not_negative(1.0, "largest global gradient norm; 0: no clipping")
+    adam_beta1: float = probability(0.9, "Adam's first beta")
+    adam_beta2: float = probability(0.999, "Adam's second beta")
+    adam_eps: float = positive(1e-8, "Adam's epsilon")
 
     def warmup_iters(self, decay_iters: int) -> float:
         """Returns the iterations of warm-up."""

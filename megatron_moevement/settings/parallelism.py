@@ -6,32 +6,26 @@ import dataclasses
 
 from megatron_moevement.errors import UserError
 from megatron_moevement.settings.architecture import Architecture, MixtureOfExperts
-from megatron_moevement.settings.flags import AT_LEAST_1, POSITIVE, flag
+from megatron_moevement.settings.flags import count, flag, positive
 
 
 @dataclasses.dataclass(frozen=True)
 class Parallelism:
     """Degrees of parallelism and how gradients and parameters travel."""
 
-    tensor_model_parallel_size: int = flag(1, "ranks that share each layer (TP)", within=AT_LEAST_1)
-    pipeline_model_parallel_size: int = flag(1, "pipeline stages (PP)", within=AT_LEAST_1)
-    num_layers_per_virtual_pipeline_stage: int | None = flag(
-        None, "layers per virtual stage: interleaved schedule (VPP)", within=AT_LEAST_1
+    tensor_model_parallel_size: int = count(1, "ranks that share each layer (TP)")
+    pipeline_model_parallel_size: int = count(1, "pipeline stages (PP)")
+    num_layers_per_virtual_pipeline_stage: int | None = count(
+        None, "layers per virtual stage: interleaved schedule (VPP)"
     )
-    num_virtual_stages_per_pipeline_rank: int | None = flag(
-        None, "model chunks per pipeline rank: interleaved schedule (VPP)", within=AT_LEAST_1
+    num_virtual_stages_per_pipeline_rank: int | None = count(
+        None, "model chunks per pipeline rank: interleaved schedule (VPP)"
     )
-    decoder_first_pipeline_num_layers: int | None = flag(
-        None, "layers of the first stage", within=AT_LEAST_1
-    )
-    decoder_last_pipeline_num_layers: int | None = flag(
-        None, "layers of the last stage", within=AT_LEAST_1
-    )
-    expert_model_parallel_size: int = flag(
-        1, "ranks that share the experts of a layer (EP)", within=AT_LEAST_1
-    )
-    expert_tensor_parallel_size: int | None = flag(
-        None, "ranks that share each expert (default: TP)", within=AT_LEAST_1
+    decoder_first_pipeline_num_layers: int | None = count(None, "layers of the first stage")
+    decoder_last_pipeline_num_layers: int | None = count(None, "layers of the last stage")
+    expert_model_parallel_size: int = count(1, "ranks that share the experts of a layer (EP)")
+    expert_tensor_parallel_size: int | None = count(
+        None, "ranks that share each expert (default: TP)"
     )
     sequence_parallel: bool = flag(False, "split norms and dropout along the sequence over TP")
     use_distributed_optimizer: bool = flag(
@@ -42,10 +36,8 @@ class Parallelism:
     overlap_p2p_communication: bool = flag(
         True, "send between interleaved stages in batches, not while others compute"
     )
-    ddp_bucket_size: int | None = flag(
-        None, "parameters per bucket of gradient reduction", within=AT_LEAST_1
-    )
-    distributed_timeout_minutes: float = flag(10.0, "limit of one collective", within=POSITIVE)
+    ddp_bucket_size: int | None = count(None, "parameters per bucket of gradient reduction")
+    distributed_timeout_minutes: float = positive(10.0, "limit of one collective")
 
     def virtual_stages(self, num_layers: int) -> int | None:
         """Returns the number of model chunks per pipeline rank, None without interleaving."""

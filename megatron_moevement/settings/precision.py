@@ -6,7 +6,7 @@ import dataclasses
 
 from megatron_moevement.errors import UserError
 from megatron_moevement.policy.job.state_recipe import NumberType
-from megatron_moevement.settings.flags import AT_LEAST_1, POSITIVE, flag
+from megatron_moevement.settings.flags import count, flag, positive
 
 
 @dataclasses.dataclass(frozen=True)
@@ -15,15 +15,11 @@ class Precision:
 
     bf16: bool = flag(False, "compute in bfloat16")
     fp16: bool = flag(False, "compute in float16, with dynamic loss scaling")
-    loss_scale: float | None = flag(
-        None, "a fixed loss scale instead of a dynamic one", within=POSITIVE
-    )
-    initial_loss_scale: float = flag(2.0**32, "dynamic loss scale at the start", within=POSITIVE)
-    min_loss_scale: float = flag(1.0, "smallest dynamic loss scale", within=POSITIVE)
-    loss_scale_window: int = flag(
-        1000, "iterations without overflow before the scale grows", within=AT_LEAST_1
-    )
-    hysteresis: int = flag(2, "overflows before the scale shrinks", within=AT_LEAST_1)
+    loss_scale: float | None = positive(None, "a fixed loss scale instead of a dynamic one")
+    initial_loss_scale: float = positive(2.0**32, "dynamic loss scale at the start")
+    min_loss_scale: float = positive(1.0, "smallest dynamic loss scale")
+    loss_scale_window: int = count(1000, "iterations without overflow before the scale grows")
+    hysteresis: int = count(2, "overflows before the scale shrinks")
     accumulate_allreduce_grads_in_fp32: bool = flag(
         False, "accumulate and reduce gradients in FP32 (always with --bf16)"
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from megatron_moevement.errors import UserError
-from megatron_moevement.settings.flags import NOT_NEGATIVE, flag
+from megatron_moevement.settings.flags import flag, not_negative
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,8 +19,8 @@ class RankMonitoring:
     calc_ft_timeouts: bool = flag(
         False, "derive the monitor's section timeouts from the run; kept in --save"
     )
-    ft_num_warmup_iters: int = flag(
-        5, "steps of a process that the timeout of a step does not hold for", within=NOT_NEGATIVE
+    ft_num_warmup_iters: int = not_negative(
+        5, "steps of a process that the timeout of a step does not hold for"
     )
 
 

@@ -7,7 +7,7 @@ from datetime import timedelta
 from enum import Enum
 
 from megatron_moevement.errors import UserError
-from megatron_moevement.settings.flags import AT_LEAST_1, NOT_NEGATIVE, POSITIVE, flag
+from megatron_moevement.settings.flags import count, flag, not_negative, positive
 
 
 class Granularity(Enum):
@@ -25,49 +25,44 @@ class InProcessRestart:
     """Restarts within living processes after the loss of some; times are in seconds."""
 
     inprocess_restart: bool = flag(False, "survivors of a fault go on without ending their process")
-    inprocess_max_iterations: int | None = flag(
-        None, "restarts before the job stops (default: no limit)", within=AT_LEAST_1
+    inprocess_max_iterations: int | None = count(
+        None, "restarts before the job stops (default: no limit)"
     )
-    inprocess_monitor_thread_interval: float = flag(
-        1.0, "between two looks of a process at whether others are interrupted", within=POSITIVE
+    inprocess_monitor_thread_interval: float = positive(
+        1.0, "between two looks of a process at whether others are interrupted"
     )
-    inprocess_monitor_process_interval: float = flag(
-        1.0, "between two looks at whether the process lives", within=POSITIVE
+    inprocess_monitor_process_interval: float = positive(
+        1.0, "between two looks at whether the process lives"
     )
-    inprocess_progress_watchdog_interval: float = flag(
-        1.0, "between two signs of life of the training thread", within=POSITIVE
+    inprocess_progress_watchdog_interval: float = positive(
+        1.0, "between two signs of life of the training thread"
     )
-    inprocess_heartbeat_interval: float = flag(
-        30.0, "between two heartbeats of a process", within=POSITIVE
+    inprocess_heartbeat_interval: float = positive(30.0, "between two heartbeats of a process")
+    inprocess_soft_timeout: float = positive(
+        60.0, "without progress until a process is interrupted"
     )
-    inprocess_soft_timeout: float = flag(
-        60.0, "without progress until a process is interrupted", within=POSITIVE
+    inprocess_hard_timeout: float = positive(90.0, "without progress until a process is killed")
+    inprocess_heartbeat_timeout: float = positive(
+        60.0, "without a heartbeat until a process counts as lost"
     )
-    inprocess_hard_timeout: float = flag(
-        90.0, "without progress until a process is killed", within=POSITIVE
+    inprocess_barrier_timeout: float = positive(
+        120.0, "that survivors wait for each other at a restart"
     )
-    inprocess_heartbeat_timeout: float = flag(
-        60.0, "without a heartbeat until a process counts as lost", within=POSITIVE
+    inprocess_completion_timeout: float = positive(
+        120.0, "that processes wait for each other at the end"
     )
-    inprocess_barrier_timeout: float = flag(
-        120.0, "that survivors wait for each other at a restart", within=POSITIVE
+    inprocess_last_call_wait: float = not_negative(
+        1.0, "that others have to report faults at the same time"
     )
-    inprocess_completion_timeout: float = flag(
-        120.0, "that processes wait for each other at the end", within=POSITIVE
-    )
-    inprocess_last_call_wait: float = flag(
-        1.0, "that others have to report faults at the same time", within=NOT_NEGATIVE
-    )
-    inprocess_termination_grace_time: float = flag(
-        1.0, "between SIGTERM and SIGKILL of a process that hangs", within=NOT_NEGATIVE
+    inprocess_termination_grace_time: float = not_negative(
+        1.0, "between SIGTERM and SIGKILL of a process that hangs"
     )
     inprocess_granularity: Granularity = flag(
         Granularity.RANK, "what is given up with a lost process"
     )
-    inprocess_active_world_size: int | None = flag(
+    inprocess_active_world_size: int | None = count(
         None,
         "processes that train; the others are warm spares (default: as the launcher sets it)",
-        within=AT_LEAST_1,
     )
     inprocess_empty_cuda_cache: bool = flag(
         False, "give unused cached GPU memory back at every restart"
@@ -95,9 +90,14 @@ class InProcessRestart:
             )
         return active
 
-    def interval(self, name: str) -> timedelta:
-        """Returns one of the times: `interval("soft_timeout")`."""
-        return timedelta(seconds=getattr(self, f"inprocess_{name}"))
+    @property
+    def times(self) -> dict[str, timedelta]:
+        """All times, by their fields' names without `inprocess_`; no other field is a float."""
+        return {
+            field.name.removeprefix("inprocess_"): timedelta(seconds=getattr(self, field.name))
+            for field in dataclasses.fields(self)
+            if isinstance(field.default, float)
+        }
 
 
 _SMALLER = (
@@ -121,13 +121,14 @@ def check_restart(settings: InProcessRestart) -> None:
     """
     if not settings.inprocess_restart:
         return
+    times = settings.times
     for smaller, larger in _SMALLER:
-        if settings.interval(smaller) >= settings.interval(larger):
+        if times[smaller] >= times[larger]:
             raise UserError(
                 f"{_shown(settings, smaller)} must be less than {_shown(settings, larger)}"
             )
 
 
 def _shown(settings: InProcessRestart, name: str) -> str:
-    seconds = settings.interval(name).total_seconds()
+    seconds = settings.times[name].total_seconds()
     return f"--inprocess-{name.replace('_', '-')} {seconds:g}"

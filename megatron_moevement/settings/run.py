@@ -6,28 +6,20 @@ import dataclasses
 
 from megatron_moevement.backends.backend import BackendName
 from megatron_moevement.errors import UserError
-from megatron_moevement.settings.flags import AT_LEAST_1, NOT_NEGATIVE, POSITIVE, SEED, flag
+from megatron_moevement.settings.flags import SEED, count, flag, not_negative, positive
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
     """Batches, length and ends of a run."""
 
-    micro_batch_size: int | None = flag(
-        None, "samples per forward pass of a rank", within=AT_LEAST_1
-    )
-    global_batch_size: int | None = flag(
-        None, "samples per iteration of the job", within=AT_LEAST_1
-    )
-    train_iters: int | None = flag(None, "iterations of training", within=AT_LEAST_1)
-    eval_interval: int = flag(1000, "iterations between evaluations", within=AT_LEAST_1)
-    eval_iters: int = flag(100, "iterations of one evaluation; 0: none", within=NOT_NEGATIVE)
-    exit_interval: int | None = flag(
-        None, "save and exit after an iteration divisible by this", within=AT_LEAST_1
-    )
-    exit_duration_in_mins: float | None = flag(
-        None, "save and exit after this many minutes", within=POSITIVE
-    )
+    micro_batch_size: int | None = count(None, "samples per forward pass of a rank")
+    global_batch_size: int | None = count(None, "samples per iteration of the job")
+    train_iters: int | None = count(None, "iterations of training")
+    eval_interval: int = count(1000, "iterations between evaluations")
+    eval_iters: int = not_negative(100, "iterations of one evaluation; 0: none")
+    exit_interval: int | None = count(None, "save and exit after an iteration divisible by this")
+    exit_duration_in_mins: float | None = positive(None, "save and exit after this many minutes")
     seed: int = flag(1234, "seed of weights, dropout and data order", within=SEED)
     deterministic_mode: bool = flag(False, "deterministic kernels only; same bits every time")
     moevement_backend: BackendName | None = flag(

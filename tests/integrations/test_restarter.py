@@ -36,9 +36,8 @@ def unpatched(monkeypatch):
 def wrapper(flags):
     """Returns NVRx's wrapper as the program makes it."""
     what = restarter.Restartable(lambda *_: None, None, lambda: None, Futility, lambda: None)
-    times = restarter._times(flags)
-    parts = (what, flags, LAUNCH, "gloo", Interruption(), "here", times)
-    connection = restarter._connection(LAUNCH, times["barrier_timeout"])
+    parts = (what, flags, LAUNCH, "gloo", Interruption(), "here")
+    connection = restarter._connection(LAUNCH, flags.times["barrier_timeout"])
     return restarter._wrapper(
         *parts,
         processes=(0, 1),

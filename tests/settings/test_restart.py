@@ -39,7 +39,7 @@ def test_the_defaults_are_those_of_megatron():
     # Megatron's is the node, also where it has lost one process of several.
     assert found.pop("inprocess_granularity") is Granularity.RANK
     assert found == {f"inprocess_{name}": value for name, value in OF_MEGATRON.items()}
-    assert restart().restart.interval("soft_timeout").total_seconds() == 60
+    assert restart().restart.times["soft_timeout"].total_seconds() == 60
 
 
 @pytest.mark.parametrize(

@@ -10,39 +10,26 @@ from megatron_moevement.integrations.nvrx.stores import ControlStore, Generation
 from megatron_moevement.runtime.coordination.notice_board import Topic
 
 
-class StoredNotices:
-    """The boards of all generations; the training thread uses them.
-
-    They have a connection of their own, made when it is needed: NVRx's threads wait on theirs, and
-    whoever asks meanwhile waits with them.
-    """
-
-    def __init__(self, connect: Callable[[], ControlStore]) -> None:
-        self._connect = connect
-        self._store: ControlStore | None = None
-
-    def of(self, generation: int) -> StoredBoard:
-        """Returns the board of a generation."""
-        return StoredBoard(self, generation)
-
-    def store_of(self, generation: int) -> GenerationStore:
-        """Returns the keys of a generation."""
-        if self._store is None:
-            self._store = self._connect()
-        return GenerationStore(generation, self._store)
-
-
 @dataclasses.dataclass(frozen=True)
 class StoredBoard:
-    """The board of one generation."""
+    """The board of one generation; the training thread uses it.
 
-    notices: StoredNotices
+    Attributes:
+        connect: returns the connection of all boards, made when it is needed. It is one of their
+            own: NVRx's threads wait on theirs, and whoever asks meanwhile waits with them.
+    """
+
+    connect: Callable[[], ControlStore]
     generation: int
 
     def post(self, topic: Topic, document: Any) -> None:
         """Adds a notice; nothing happens where the control store is lost, which ends all."""
-        self.notices.store_of(self.generation).add_notice(topic.value, document)
+        self._store.add_notice(topic.value, document)
 
     def read(self, topic: Topic) -> list[Any]:
         """Returns the notices of a topic, the oldest first; none where the store is lost."""
-        return self.notices.store_of(self.generation).notices(topic.value)
+        return self._store.notices(topic.value)
+
+    @property
+    def _store(self) -> GenerationStore:
+        return GenerationStore(self.generation, self.connect())

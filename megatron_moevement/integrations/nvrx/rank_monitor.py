@@ -184,7 +184,7 @@ def _check(
         "--ft-rank-heartbeat-timeout": client.cfg.rank_heartbeat_timeout,
         **{f"the limit of {name}": seconds for name, seconds in limits.seconds.items()},
     }
-    barrier_s = restart.interval("barrier_timeout").total_seconds()
+    barrier_s = restart.times["barrier_timeout"].total_seconds()
     for name, limit_s in found.items():
         if limit_s is not None and limit_s <= barrier_s:
             raise UserError(

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from nvidia_resiliency_ext.inprocess import CallWrapper, Wrapper, wrap
 from nvidia_resiliency_ext.inprocess.progress_watchdog import ProgressWatchdog
 
-from megatron_moevement.integrations.nvrx.notices import StoredNotices
+from megatron_moevement.integrations.nvrx.notices import StoredBoard
 from megatron_moevement.integrations.nvrx.stores import ControlStore
 from megatron_moevement.runtime.coordination.generation import Generation
 from megatron_moevement.runtime.rebindings import rebind
@@ -71,13 +71,13 @@ def mend_reserve(
     wrapper: CalledWrapper,
     hold: Callable[[Generation], Holder],
     connect: Callable[[], ControlStore],
-) -> StoredNotices:
-    """Lets processes in the reserve do something; returns where ranks read of it.
+) -> Callable[[int], StoredBoard]:
+    """Lets processes in the reserve do something; returns the boards where ranks read of it.
 
     Args:
         hold: begins with it in a generation, which owns what is opened.
     """
-    notices = StoredNotices(connect)
+    board_of = functools.partial(StoredBoard, functools.cache(connect))
 
     def reserve(state: Any, store: Any, watchdog: Any, interval: timedelta) -> None:
         generation = Generation(
@@ -85,7 +85,7 @@ def mend_reserve(
             wrapper.call.atomic,
             watchdog.ping,
             watchdog.reset,
-            board=notices.of(state.iteration),
+            board=board_of(state.iteration),
         )
         with generation:
             holder = hold(generation)
@@ -99,7 +99,7 @@ def mend_reserve(
                 holder.end()
 
     rebind(f"{wrap.__name__}:reserve_fn", reserve)
-    return notices
+    return board_of
 
 
 def _has_ended(store: Any, timeout: timedelta) -> bool:

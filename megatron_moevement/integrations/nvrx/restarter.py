@@ -27,7 +27,7 @@ from megatron_moevement.errors import MoEvementError, UserError
 from megatron_moevement.integrations.nvrx.health import ProcessHealth
 from megatron_moevement.integrations.nvrx.heartbeats import mend_heartbeats
 from megatron_moevement.integrations.nvrx.interrupts import mend_interrupts
-from megatron_moevement.integrations.nvrx.notices import StoredNotices
+from megatron_moevement.integrations.nvrx.notices import StoredBoard
 from megatron_moevement.integrations.nvrx.rank_assignment import StickyRankAssignment
 from megatron_moevement.integrations.nvrx.reserve import CalledWrapper, Holder, mend_reserve
 from megatron_moevement.integrations.nvrx.retries import BoundedRetries, StartAgainAbort
@@ -142,21 +142,23 @@ def run_restartable(
         ControlStoreLostError: the control store is lost, and training has not ended.
     """
     returned: list[T] = []
-    times = _prepare_process(settings, launch)
+    times = settings.times
+    _prepare_process(launch)
     wrapper: Any = None
     try:
-        kwargs, store, roll = _join(launch, times["barrier_timeout"])
+        kwargs = _connection(launch, times["barrier_timeout"])
+        store, roll = ControlStore(**kwargs), _roll_of(launch, times["barrier_timeout"])
         while True:
             wrapper = _wrapper(
-                *(what, settings, launch, collectives, interruption, domain, times),
+                *(what, settings, launch, collectives, interruption, domain),
                 processes=_numbered(roll.call(store.connection), launch),
                 store_kwargs=kwargs | {"roll": roll},
                 await_watched=lambda: roll.await_hold(store.connection),
                 ends=lambda awaited: roll.ends(store.connection, awaited),
             )
-            notices = mend_reserve(wrapper, what.hold, lambda: ControlStore(**kwargs, roll=roll))
+            board_of = mend_reserve(wrapper, what.hold, lambda: ControlStore(**kwargs, roll=roll))
             with contextlib.suppress(LostAtStartError, StartAgainAbort):
-                result: T | None = wrapper(_training_function(what, launch, notices, returned))()
+                result: T | None = wrapper(_training_function(what, launch, board_of, returned))()
                 break
     except RestartAbort as error:
         raise RestartsEndedError(str(error)) from None
@@ -174,15 +176,14 @@ def run_restartable(
     return result
 
 
-def _prepare_process(settings: InProcessRestart, launch: Launch) -> dict[str, timedelta]:
-    """Gets a process ready for restarts; returns their times."""
+def _prepare_process(launch: Launch) -> None:
+    """Gets a process ready for restarts."""
     _check_stores(launch)
     # The wrapper collects garbage at every restart: what is there by now is none.
     gc.collect()
     gc.freeze()
     warnings.filterwarnings("ignore", message="logging not initialized")
     logging.getLogger("nvidia_resiliency_ext").setLevel(logging.CRITICAL + 1)  # we say it ourselves
-    return _times(settings)
 
 
 def _wrapper(  # noqa: PLR0917  (what `run_restartable` was given)
@@ -192,7 +193,6 @@ def _wrapper(  # noqa: PLR0917  (what `run_restartable` was given)
     collectives: str,
     interruption: Interruption,
     domain: str,
-    times: dict[str, timedelta],
     *,
     processes: Sequence[int],
     store_kwargs: dict[str, Any],
@@ -229,26 +229,8 @@ def _wrapper(  # noqa: PLR0917  (what `run_restartable` was given)
             *(active, settings.inprocess_granularity, domain, interruption, processes),
             ends=ends,
         ),
-        **times,
+        **settings.times,
     )
-
-
-def _times(settings: InProcessRestart) -> dict[str, timedelta]:
-    """Returns the times by the names of the wrapper's parameters."""
-    seconds = {
-        "monitor_thread_interval": settings.inprocess_monitor_thread_interval,
-        "monitor_process_interval": settings.inprocess_monitor_process_interval,
-        "progress_watchdog_interval": settings.inprocess_progress_watchdog_interval,
-        "heartbeat_interval": settings.inprocess_heartbeat_interval,
-        "soft_timeout": settings.inprocess_soft_timeout,
-        "hard_timeout": settings.inprocess_hard_timeout,
-        "heartbeat_timeout": settings.inprocess_heartbeat_timeout,
-        "barrier_timeout": settings.inprocess_barrier_timeout,
-        "completion_timeout": settings.inprocess_completion_timeout,
-        "last_call_wait": settings.inprocess_last_call_wait,
-        "termination_grace_time": settings.inprocess_termination_grace_time,
-    }
-    return {name: timedelta(seconds=value) for name, value in seconds.items()}
 
 
 def _connection(launch: Launch, timeout: timedelta) -> dict[str, Any]:
@@ -262,11 +244,6 @@ def _connection(launch: Launch, timeout: timedelta) -> dict[str, Any]:
         "secret": launch.secret,
         "attempt": launch.attempt,
     }
-
-
-def _join(launch: Launch, patience: timedelta) -> tuple[dict[str, Any], ControlStore, RollCall]:
-    kwargs = _connection(launch, patience)
-    return kwargs, ControlStore(**kwargs), _roll_of(launch, patience)
 
 
 def _roll_of(launch: Launch, patience: timedelta) -> RollCall:
@@ -336,7 +313,10 @@ def _control_store_lost(launch: Launch, error: Exception, wrapper: Any) -> Contr
 
 
 def _training_function(
-    what: Restartable[T], launch: Launch, notices: StoredNotices, returned: list[T]
+    what: Restartable[T],
+    launch: Launch,
+    board_of: Callable[[int], StoredBoard],
+    returned: list[T],
 ) -> Callable[[], T | None]:
     """Returns what the wrapper calls, which finds its parameter by the type."""
 
@@ -349,7 +329,7 @@ def _training_function(
             call.ping,
             call.progress_watchdog.reset,
             spares=call.state.world_size - launch.world_size,
-            board=notices.of(call.iteration),
+            board=board_of(call.iteration),
         )
         try:
             returned.append(what.run(generation, place))
