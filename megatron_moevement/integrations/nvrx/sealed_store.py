@@ -10,6 +10,7 @@ they have written, where it is gone.
 
 from __future__ import annotations
 
+import functools
 import logging
 import secrets
 import time
@@ -191,17 +192,16 @@ class SealedStore(StoreMixin):  # type: ignore[misc]  # upstream is not typed
         if timeout:
             self._wait_at(complete, group_name, timeout, timeout_chunk or timeout, look)
 
-    def reentrant_barrier(self, *args: Any, **kwargs: Any) -> None:
-        """Waits until as many ranks have arrived; a rank that arrives twice counts once."""
-        self.barrier(*args, **kwargs)
-
-    def initial_barrier(self, **kwargs: Any) -> None:
-        """Waits until all processes have started."""
-        self.barrier(group_name=self.INITIAL_BARRIER, **kwargs)
-
-    def completion_barrier(self, **kwargs: Any) -> None:
-        """Waits until all processes have done their work."""
-        self.barrier(group_name=self.COMPLETION_BARRIER, **kwargs)
+    reentrant_barrier = barrier
+    """Counts a rank that arrives twice once."""
+    initial_barrier = functools.partialmethod(barrier, group_name=StoreMixin.INITIAL_BARRIER)
+    """Waits until all processes have started."""
+    completion_barrier = functools.partialmethod(barrier, group_name=StoreMixin.COMPLETION_BARRIER)
+    """Waits until all processes have done their work."""
+    termination_barrier = functools.partialmethod(
+        barrier, group_name=StoreMixin.TERMINATION_BARRIER
+    )
+    """Notes that processes leave the job; who waits waits until all have left."""
 
     def iteration_barrier(
         self,
@@ -212,10 +212,6 @@ class SealedStore(StoreMixin):  # type: ignore[misc]  # upstream is not typed
     ) -> None:
         """Waits until all processes have left the generation, or are lost."""
         self.barrier(ranks, self.ITERATION_BARRIER, rendezvous_count, timeout, timeout_chunk)
-
-    def termination_barrier(self, **kwargs: Any) -> None:
-        """Notes that processes leave the job; who waits waits until all have left."""
-        self.barrier(group_name=self.TERMINATION_BARRIER, **kwargs)
 
     def is_rank_at_reentrant_barrier(self, rank: int, group_name: str) -> bool:
         """Returns whether a process has arrived at a barrier."""

@@ -22,54 +22,49 @@ from megatron_moevement.runtime.interrupts.open_sockets import (
 )
 
 
+@dataclasses.dataclass(frozen=True)
 class ShutDownConnections(Abort):  # type: ignore[misc]  # upstream is not typed
     """Wakes a training thread that waits for others; NVRx's monitor thread calls it.
 
     gloo has no abort: its connections are shut down, and with them those of the training's store
     and of replication. Connections from before the first generation are left alone, and those to
     the control store.
+
+    Attributes:
+        interruption: is told when an abort begins.
     """
 
-    def __init__(self, control_port: int, interruption: Interruption) -> None:
-        """Remembers what is connected now.
-
-        Args:
-            interruption: is told when an abort begins.
-        """
-        self._kept_ports = frozenset({control_port})
-        self._kept = connected_sockets()
-        self._interruption = interruption
+    control_port: int
+    interruption: Interruption
+    _kept: frozenset[str] = dataclasses.field(default_factory=connected_sockets, init=False)
 
     def __call__(self, state: FrozenState) -> FrozenState:
         """Shuts them down."""
-        self._interruption.noticed_s = time.time()
-        shut_down_connections(self._kept_ports, self._kept)
+        self.interruption.noticed_s = time.time()
+        shut_down_connections(frozenset({self.control_port}), self._kept)
         return state
 
 
+@dataclasses.dataclass(frozen=True)
 class AbortCollectives(Abort):  # type: ignore[misc]
     """Aborts NCCL's collectives, and shuts down what waits for the training's store.
 
     NCCL's own connections end with its abort.
+
+    Attributes:
+        interruption: is told when an abort begins.
     """
 
-    def __init__(self, store_port: int, interruption: Interruption) -> None:
-        """Names the store.
-
-        Args:
-            interruption: is told when an abort begins.
-        """
-        self._store_ports = frozenset({store_port})
-        self._interruption = interruption
-        self._transformer_engine = AbortTransformerEngine()
-        self._collectives = AbortTorchDistributed()
+    store_port: int
+    interruption: Interruption
+    _parts: tuple[Abort, ...] = (AbortTransformerEngine(), AbortTorchDistributed())
 
     def __call__(self, state: FrozenState) -> FrozenState:
         """Aborts them."""
-        self._interruption.noticed_s = time.time()
-        self._transformer_engine(state)
-        self._collectives(state)
-        shut_down_connections(frozenset(), frozenset(), self._store_ports)
+        self.interruption.noticed_s = time.time()
+        for part in self._parts:
+            part(state)
+        shut_down_connections(frozenset(), frozenset(), frozenset({self.store_port}))
         return state
 
 
