@@ -25,6 +25,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 
 from megatron_moevement.integrations.megatron.grouped_experts import GroupedExperts
 from megatron_moevement.integrations.megatron.norms import SequenceParallelNorm
+from megatron_moevement.integrations.megatron.transformer_config import same_names
 from megatron_moevement.settings.architecture import Architecture, TransformerImpl
 from megatron_moevement.settings.parallelism import Parallelism
 from megatron_moevement.settings.precision import Precision
@@ -69,12 +70,9 @@ def layer_specs(
     if local:
         for layer in block.layer_specs:
             _use_own_modules(layer, grouped=grouped)
-        block.layer_norm = _own_norm(block.layer_norm)
+        if block.layer_norm is WrappedTorchNorm:
+            block.layer_norm = SequenceParallelNorm
     return block
-
-
-def _own_norm(norm: object) -> object:
-    return SequenceParallelNorm if norm is WrappedTorchNorm else norm
 
 
 def _use_own_modules(spec: ModuleSpec, *, grouped: bool) -> None:
@@ -116,7 +114,6 @@ def build_chunk(
         vocab_size: padded size of the vocabulary.
         groups: the process groups; None takes those of `parallel_state`.
         vp_stage: index of the chunk on this rank, None without interleaving.
-        building: whether the other ranks build theirs at the same time.
     """
     model_type = GPTModel if building is Building.TOGETHER else _LoneGPTModel
     with _no_apex_warnings():
@@ -217,10 +214,8 @@ def _wrap_for_data_parallel(
         replicas = groups.dp_cp.size()
         bucket_size = max(40_000_000, 1_000_000 * replicas)
     ddp_config = DistributedDataParallelConfig(
+        **same_names(DistributedDataParallelConfig, parallelism),
         grad_reduce_in_fp32=precision.reduces_in_fp32,
-        overlap_grad_reduce=parallelism.overlap_grad_reduce,
-        overlap_param_gather=parallelism.overlap_param_gather,
-        use_distributed_optimizer=parallelism.use_distributed_optimizer,
         bucket_size=bucket_size if parallelism.overlap_grad_reduce else None,
     )
     return [

@@ -30,7 +30,7 @@ from megatron_moevement.integrations.megatron.masters import (
     has_gradient,
     prepare_alone,
 )
-from megatron_moevement.integrations.megatron.transformer_config import torch_dtype
+from megatron_moevement.integrations.megatron.transformer_config import same_names, torch_dtype
 from megatron_moevement.policy.job.state_recipe import RECIPES, StateRecipe
 from megatron_moevement.runtime.faults.fault_points import Strike, pass_by
 from megatron_moevement.settings.faults import FaultPoint
@@ -340,24 +340,8 @@ def build_optimizer(
     The moments exist from the start, so that every later reader finds them.
     """
     config = OptimizerConfig(
-        optimizer=optimization.optimizer,
-        lr=optimization.lr,
-        min_lr=optimization.min_lr,
-        weight_decay=optimization.weight_decay,
-        adam_beta1=optimization.adam_beta1,
-        adam_beta2=optimization.adam_beta2,
-        adam_eps=optimization.adam_eps,
-        clip_grad=optimization.clip_grad,
-        bf16=precision.bf16,
-        fp16=precision.fp16,
+        **same_names(OptimizerConfig, optimization, parallelism, precision),
         params_dtype=torch_dtype(precision.compute_type),
-        loss_scale=precision.loss_scale,
-        initial_loss_scale=precision.initial_loss_scale,
-        min_loss_scale=precision.min_loss_scale,
-        loss_scale_window=precision.loss_scale_window,
-        hysteresis=precision.hysteresis,
-        use_distributed_optimizer=parallelism.use_distributed_optimizer,
-        overlap_param_gather=parallelism.overlap_param_gather,
     )
     megatron = get_megatron_optimizer(config, list(chunks), use_gloo_process_groups=False)
     return SplitOptimizer(megatron, chunks, RECIPES[precision.compute_type])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 from typing import Any
 
@@ -39,30 +40,20 @@ def transformer_config(
     )
 
 
+def same_names(config: type[Any], *groups: Any) -> dict[str, Any]:
+    """Returns the flags that are fields of one of upstream's configurations, by the same names."""
+    fields = {field.name for field in dataclasses.fields(config)}
+    flags = {name: value for group in groups for name, value in vars(group).items()}
+    return {name: value for name, value in flags.items() if name in fields}
+
+
 def _network_options(architecture: Architecture) -> dict[str, Any]:
-    same = [
-        "num_layers",
-        "hidden_size",
-        "ffn_hidden_size",
-        "num_attention_heads",
-        "kv_channels",
-        "normalization",
-        "add_qkv_bias",
-        "qk_layernorm",
-        "init_method_std",
-        "attention_dropout",
-        "hidden_dropout",
-        "attention_softmax_in_fp32",
-        "recompute_granularity",
-        "recompute_method",
-        "recompute_num_layers",
-    ]
-    options = {name: getattr(architecture, name) for name in same}
+    options = same_names(TransformerConfig, architecture)
     options["layernorm_epsilon"] = architecture.norm_epsilon
     options["add_bias_linear"] = not architecture.disable_bias_linear
     options["transformer_impl"] = architecture.transformer_impl.value
-    if architecture.group_query_attention:
-        options["num_query_groups"] = architecture.num_query_groups
+    if not architecture.group_query_attention:
+        options["num_query_groups"] = None
     if architecture.recompute_modules is not None:
         options["recompute_modules"] = list(architecture.recompute_modules)
     if architecture.swiglu:
@@ -109,30 +100,24 @@ def _parallelism_options(
 ) -> dict[str, Any]:
     virtual_stages = parallelism.virtual_stages(int(architecture.num_layers or 0))
     interleaved = virtual_stages is not None and parallelism.overlap_p2p_communication
-    return {
-        "tensor_model_parallel_size": parallelism.tensor_model_parallel_size,
-        "pipeline_model_parallel_size": parallelism.pipeline_model_parallel_size,
+    options = same_names(TransformerConfig, parallelism)
+    if moe.num_experts is None:
+        options["expert_model_parallel_size"] = 1
+    return options | {
         "virtual_pipeline_model_parallel_size": virtual_stages,
         "num_layers_in_first_pipeline_stage": parallelism.decoder_first_pipeline_num_layers,
         "num_layers_in_last_pipeline_stage": parallelism.decoder_last_pipeline_num_layers,
-        "expert_model_parallel_size": parallelism.expert_model_parallel_size,
-        "expert_tensor_parallel_size": parallelism.expert_tensor_parallel_size,
-        "sequence_parallel": parallelism.sequence_parallel,
         # With two stages both neighbours are one rank, and a batch of messages to and from it would
         # be matched wrongly when the schedule is interleaved.
         "overlap_p2p_comm": interleaved,
         "batch_p2p_comm": not interleaved,
-    } | ({} if moe.num_experts else {"expert_model_parallel_size": 1})
+    }
 
 
 def _precision_options(precision: Precision) -> dict[str, Any]:
     dtype = torch_dtype(precision.compute_type)
-    return {
-        "bf16": precision.bf16,
-        "fp16": precision.fp16,
-        "params_dtype": dtype,
-        "pipeline_dtype": dtype,
-    }
+    options = same_names(TransformerConfig, precision)
+    return options | {"params_dtype": dtype, "pipeline_dtype": dtype}
 
 
 def torch_dtype(number_type: NumberType) -> torch.dtype:
@@ -144,29 +129,7 @@ def torch_dtype(number_type: NumberType) -> torch.dtype:
 def _moe_options(architecture: Architecture, moe: MixtureOfExperts) -> dict[str, Any]:
     if moe.num_experts is None:
         return {}
-    same = [
-        "moe_ffn_hidden_size",
-        "moe_shared_expert_intermediate_size",
-        "moe_shared_expert_gate",
-        "moe_router_topk",
-        "moe_z_loss_coeff",
-        "moe_input_jitter_eps",
-        "moe_router_score_function",
-        "moe_router_pre_softmax",
-        "moe_router_num_groups",
-        "moe_router_group_topk",
-        "moe_router_topk_scaling_factor",
-        "moe_router_dtype",
-        "moe_router_enable_expert_bias",
-        "moe_router_bias_update_rate",
-        "moe_expert_capacity_factor",
-        "moe_pad_expert_input_to_capacity",
-        "moe_token_drop_policy",
-        "moe_token_dispatcher_type",
-        "moe_grouped_gemm",
-        "moe_per_layer_logging",
-    ]
-    options = {name: getattr(moe, name) for name in same}
+    options = same_names(TransformerConfig, moe)
     options["num_moe_experts"] = moe.num_experts
     if moe.moe_ffn_hidden_size is None:
         width = architecture.ffn_hidden_size or 4 * int(architecture.hidden_size or 0)
