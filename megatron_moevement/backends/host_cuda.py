@@ -104,10 +104,12 @@ default_stream = current_stream
 
 
 @contextlib.contextmanager
-def stream(stream: Stream | None) -> Iterator[None]:
-    """Enters a stream: the host has only one."""
-    del stream
+def stream(*_: object, **__: object) -> Iterator[None]:
+    """Enters a stream, a device or a range: the host has only one."""
     yield
+
+
+device = stream
 
 
 def current_device() -> torch.device:
@@ -125,23 +127,11 @@ def is_available() -> bool:
     return False
 
 
-def set_device(device: object) -> None:
-    """Does nothing: the host is the only device."""
+def _nothing(*_: object, **__: object) -> None:
+    """Does nothing: the host computes synchronously, is the only device and keeps no cache."""
 
 
-@contextlib.contextmanager
-def device(device: object) -> Iterator[None]:
-    """Enters a device: the host is the only one."""
-    del device
-    yield
-
-
-def synchronize(device: object = None) -> None:
-    """Returns at once: the host computes synchronously."""
-
-
-def empty_cache() -> None:
-    """Does nothing: the host's allocator keeps no cache of its own."""
+synchronize = set_device = empty_cache = _lazy_init = _nothing
 
 
 def is_current_stream_capturing() -> bool:
@@ -152,10 +142,6 @@ def is_current_stream_capturing() -> bool:
 def is_initialized() -> bool:
     """Returns True: the host needs no initialisation."""
     return True
-
-
-def _lazy_init() -> None:
-    """Does nothing: the host needs no initialisation."""
 
 
 def _lazy_call(callback: Callable[[], None]) -> None:
@@ -184,16 +170,8 @@ def set_rng_state(new_state: torch.Tensor, device: object = None) -> None:
     torch.default_generator.set_state(new_state)
 
 
-def manual_seed(seed: int) -> None:
-    """Seeds the host's default generator."""
-    torch.default_generator.manual_seed(seed)
-
-
-def initial_seed() -> int:
-    """Returns the seed of the host's default generator."""
-    return torch.default_generator.initial_seed()
-
-
+manual_seed = torch.default_generator.manual_seed
+initial_seed = torch.default_generator.initial_seed
 random = SimpleNamespace(
     get_rng_state=get_rng_state,
     set_rng_state=set_rng_state,
@@ -204,18 +182,4 @@ amp = SimpleNamespace(
     custom_fwd=functools.partial(torch.amp.custom_fwd, device_type="cpu"),
     custom_bwd=functools.partial(torch.amp.custom_bwd, device_type="cpu"),
 )
-
-
-def _range_push(message: str) -> None: ...
-
-
-def _range_pop() -> None: ...
-
-
-@contextlib.contextmanager
-def _range(message: str) -> Iterator[None]:
-    del message
-    yield
-
-
-nvtx = SimpleNamespace(range_push=_range_push, range_pop=_range_pop, range=_range)
+nvtx = SimpleNamespace(range_push=_nothing, range_pop=_nothing, range=stream)
