@@ -43,11 +43,7 @@ class BoundaryOrderError(MoEvementError, RuntimeError):
 
 
 def crossings_of(config: ModelParallelConfig, pp: int, num_microbatches: int) -> Crossings:
-    """Returns what crosses the boundaries in a step, from upstream's own table of the schedule.
-
-    Args:
-        pp: pipeline stages.
-    """
+    """Returns what crosses the boundaries in a step, from upstream's own table of the schedule."""
     chunks = config.virtual_pipeline_model_parallel_size or 1
     if chunks == 1:
         return Crossings(pp, 1, [(number, 0) for number in range(num_microbatches)])
@@ -67,7 +63,6 @@ def log_bytes(
     """Returns the bytes that a rank logs in a step, at most where sequences vary.
 
     Args:
-        pp: pipeline stages.
         seq_length: tokens of a sample, at most.
     """
     crossings = crossings_of(config, pp, num_microbatches)

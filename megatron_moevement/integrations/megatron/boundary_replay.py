@@ -100,7 +100,6 @@ class ReplayCommunicator(LoggedCommunicator):
         """Compares what a replayed step sent with what its receivers kept hashes of.
 
         Args:
-            step: k.
             ways: which tensors; a receiver that replays along has nothing to compare with.
         """
         self.writer.await_landed()

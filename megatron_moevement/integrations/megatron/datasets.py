@@ -62,7 +62,6 @@ class DatasetRequest:
         split: shares of train, validation and test.
         blend_per_split: data of train, validation and test.
         index_cache_path: folder of the index files; None: a folder beside each data set.
-        mmap_bin_files: map `.bin` files.
         reset_position_ids: positions start anew after an end-of-document.
         eod_mask_loss: no loss where the input is an end-of-document.
         builder_threads: threads that build the data sets of a blend.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,12 @@ from megatron.core.dist_checkpointing.core import (
     CheckpointingException,
     save_config,
 )
-from megatron.core.dist_checkpointing.dict_utils import extract_matching_values, merge
+from megatron.core.dist_checkpointing.dict_utils import (
+    dict_list_map_outplace,
+    extract_matching_values,
+    merge,
+    nested_values,
+)
 from megatron.core.dist_checkpointing.mapping import (
     LocalNonpersistentObject,
     ShardedBase,
@@ -82,7 +87,6 @@ class DurableState:
         """Writes the state into an empty folder.
 
         Args:
-            folder: exists and is empty.
             common: what is the same on all ranks and JSON-like.
 
         Raises:
@@ -229,9 +233,9 @@ def _only_sharded(state: Any) -> Any:
         return state
     if isinstance(state, dict) and state:
         return {key: _only_sharded(value) for key, value in state.items()}
-    if isinstance(state, list) and any(_has_sharded(value) for value in state):
+    if isinstance(state, list) and _sharded_leaves(state):
         return [_only_sharded(value) for value in state]
-    return LocalNonpersistentObject(_unwrapped(state))
+    return LocalNonpersistentObject(dict_list_map_outplace(_unwrapped, state))
 
 
 def _find_masters(state: dict[str, Any], folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -257,29 +261,13 @@ def _has_name_of_weight(value: Any) -> bool:
     return isinstance(value, ShardedBase) and not value.key.startswith("optimizer.")
 
 
-def _sharded_leaves(state: Any) -> Iterator[ShardedBase]:
-    if isinstance(state, ShardedBase):
-        yield state
-    elif isinstance(state, (dict, list)):
-        for value in state.values() if isinstance(state, dict) else state:
-            yield from _sharded_leaves(value)
+def _sharded_leaves(state: Any) -> list[ShardedBase]:
+    return [leaf for leaf in nested_values([state]) if isinstance(leaf, ShardedBase)]
 
 
-def _unwrapped(state: Any) -> Any:
-    """Takes off the marks that upstream put on parts of it."""
-    if isinstance(state, dict):
-        return {key: _unwrapped(value) for key, value in state.items()}
-    if isinstance(state, list):
-        return [_unwrapped(value) for value in state]
-    return state.unwrap() if isinstance(state, LocalNonpersistentObject) else state
-
-
-def _has_sharded(state: Any) -> bool:
-    if isinstance(state, dict):
-        return any(_has_sharded(value) for value in state.values())
-    if isinstance(state, list):
-        return any(_has_sharded(value) for value in state)
-    return isinstance(state, ShardedBase)
+def _unwrapped(value: Any) -> Any:
+    """Takes off the mark that upstream put on a part."""
+    return value.unwrap() if isinstance(value, LocalNonpersistentObject) else value
 
 
 def _in_short(error: BaseException) -> str:

@@ -141,7 +141,6 @@ def prepare_alone(part: MegatronOptimizer, *, overflowed: bool) -> bool:
     """Does what `prepare_grads` does, without its collective.
 
     Args:
-        part: one of the chained optimizers.
         overflowed: what the collective would have found; the loss scaler learns it.
 
     Returns:

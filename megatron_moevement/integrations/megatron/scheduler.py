@@ -63,10 +63,7 @@ class Scheduler:
         return {**schedule, "num_steps": self._megatron.num_steps}
 
     def go_on_at(self, position: dict[str, Any]) -> None:
-        """Takes the position that a process of the same run had.
-
-        Args:
-            position: what `position` returned there.
+        """Takes what `position` returned in a process of the same run.
 
         Raises:
             UserError: that run took its schedules from a checkpoint, and this one does not.

@@ -24,7 +24,6 @@ class Part:
     """One operator's tensors in a slot: what one checksum covers.
 
     Attributes:
-        content: FULL or COMPUTE.
         pieces: its tensors, one behind the other.
     """
 

@@ -35,7 +35,6 @@ class Piece:
         name: unique on its rank.
         live: the tensor that is captured and put back.
         dtype: as it is captured.
-        timing: when it may be read.
     """
 
     name: str

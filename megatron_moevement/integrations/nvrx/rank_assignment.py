@@ -49,7 +49,6 @@ class StickyRankAssignment(Tree):  # type: ignore[misc]  # upstream is not typed
 
         Args:
             active_ranks: places of the job.
-            granularity: what is given up with a process.
             interruption: gets the processes whose loss ended a generation.
             processes: that take part, in the order in which NVRx counts them.
             ends: returns how processes ended of which it is known that they have.

@@ -23,9 +23,6 @@ COMMITTER = ["-c", "user.name=MoEvement", "-c", "user.email=moevement@localhost"
 def open_checkout(series: Series, release: Path, directory: Path) -> None:
     """Makes a git repository of the release with one commit per patch.
 
-    Args:
-        directory: Where to put it; must not exist.
-
     Raises:
         UserError: The directory exists, or git refuses.
     """
