@@ -7,7 +7,7 @@ import argparse
 from rich.console import Console
 from rich.filesize import decimal
 
-from megatron_moevement.cli.store_dir import add_store_dir
+from megatron_moevement.cli.inputs import add_store_dir
 from megatron_moevement.errors import ExitCode, UserError
 from megatron_moevement.runtime.stores.cleaning import clean
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from megatron_moevement.cli.inputs import read_text
 from megatron_moevement.errors import ExitCode, UserError
 from megatron_moevement.policy.facts.facts import Condition, Facts, InconsistentFactsError
 from megatron_moevement.policy.facts.facts_document import FACTS, load_facts
@@ -61,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _explain(path: Path) -> None:
-    facts = load_facts(_read(path), str(path))
+    facts = load_facts(read_text(path), str(path))
     try:
         plan = plan_start(facts)
     except InconsistentFactsError as error:
@@ -81,13 +82,6 @@ def _durable(facts: Facts) -> str:
     if facts.durable:
         return f"the durable checkpoint of step {facts.durable}"
     return "the initial weights"
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"can't read {path}: {error}") from error
 
 
 def _summary(plan: Plan) -> list[str]:
@@ -203,14 +197,12 @@ def _slots(facts: Facts, plan: Plan, fetches: list[SlotFetch]) -> tuple[str, str
     ]
     if not fetches:
         return "", ""
-    sent: Counter[int] = Counter()
-    kept = 0
-    for fetch in fetches:
-        is_own = fetch.source == facts.by_rank[fetch.rank].process
-        kept += is_own
-        sent[fetch.source] += not is_own
+    sent = Counter(
+        fetch.source for fetch in fetches if fetch.source != facts.by_rank[fetch.rank].process
+    )
+    kept = len(fetches) - sent.total()
     parts = [f"own x{kept}"] if kept else []
-    parts += [f"p{process} x{count}" for process, count in sorted(sent.items()) if count]
+    parts += [f"p{process} x{count}" for process, count in sorted(sent.items())]
     slots = [fetch.slot.slot for fetch in fetches]
     return f"{min(slots)}..{max(slots)}", _shortened(parts)
 

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Table
 
-from megatron_moevement.cli.store_dir import add_store_dir
+from megatron_moevement.cli.inputs import add_store_dir
 from megatron_moevement.errors import ExitCode
 from megatron_moevement.policy.copies.persistence import SlotKey
 from megatron_moevement.policy.window.schedule import Window

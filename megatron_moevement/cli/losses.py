@@ -5,13 +5,12 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Mapping
-from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
+from megatron_moevement.cli.inputs import events_in
 from megatron_moevement.errors import ExitCode, UserError
-from megatron_moevement.runtime.observation.events import read_events
 from megatron_moevement.training.data.manifest import read_manifest
 from megatron_moevement.training.reporting.plots import losses_from_events, plot_losses
 
@@ -38,9 +37,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Prints first and last losses; draws the curves and judges the last one if asked to."""
     margin = _margin(args)
-    if not Path(args.event_dir).is_dir():
-        raise UserError(f"{args.event_dir} is no folder; give the run's --moevement-event-dir")
-    training, validation = losses_from_events(read_events(args.event_dir))
+    training, validation = losses_from_events(events_in(args.event_dir))
     if not training:
         raise UserError(f"{args.event_dir} holds no events of iterations")
     table = Table("loss (nats per token)", "first", "last")

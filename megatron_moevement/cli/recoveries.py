@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from pathlib import Path
 
-from megatron_moevement.errors import ExitCode, UserError
+from megatron_moevement.cli.inputs import events_in
+from megatron_moevement.errors import ExitCode
 from megatron_moevement.policy.job.guarantee import Level
 from megatron_moevement.policy.outcome.account import RankAccount, RecoveryAccount
 from megatron_moevement.policy.recovery.plan import Verdict
-from megatron_moevement.runtime.observation.events import EventName, EventRecord, read_events
+from megatron_moevement.runtime.observation.events import EventName, EventRecord
 
 HELP = "show the recoveries of a run"
 DESCRIPTION = """
@@ -32,9 +32,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Prints the recoveries; judges them if asked to."""
-    if not Path(args.event_dir).is_dir():
-        raise UserError(f"{args.event_dir} is no folder; give the run's --moevement-event-dir")
-    recoveries = recoveries_of(read_events(args.event_dir))
+    recoveries = recoveries_of(events_in(args.event_dir))
     for recovery in recoveries:
         print(recovery.line)
     if args.require is None:

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Table
 
+from megatron_moevement.cli.inputs import read_text
 from megatron_moevement.errors import ExitCode, UserError
 from megatron_moevement.policy.job.inventory_document import load_inventory
 from megatron_moevement.policy.job.model_shape import Capture, ModelShape, inventory_of
@@ -130,7 +131,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _inventory(args: argparse.Namespace) -> Inventory:
     if args.inventory:
-        return load_inventory(_read(args.inventory), str(args.inventory))
+        return load_inventory(read_text(args.inventory), str(args.inventory))
     smallest = args.pp * args.tp * args.cp * args.ep
     world_size = smallest if args.world_size is None else args.world_size
     if smallest < 1 or world_size < 1 or world_size % smallest:
@@ -186,18 +187,11 @@ def _budget_bytes(args: argparse.Namespace) -> int:
     return path.slot_budget_bytes(timedelta(seconds=args.iteration_time))
 
 
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"can't read {path}: {error}") from error
-
-
 def _scores(path: Path | None, inventory: Inventory) -> dict[OperatorId, float]:
     if path is None:
         return {}
     try:
-        document: Any = json.loads(_read(path))
+        document: Any = json.loads(read_text(path))
         scores = {OperatorId.parse(name): float(score) for name, score in document.items()}
     except (AttributeError, TypeError, ValueError) as error:
         raise UserError(

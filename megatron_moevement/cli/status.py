@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from megatron_moevement.cli.store_dir import add_store_dir
+from megatron_moevement.cli.inputs import add_store_dir, events_in
 from megatron_moevement.errors import ExitCode, UserError
-from megatron_moevement.runtime.observation.events import EventName, EventRecord, read_events
+from megatron_moevement.runtime.observation.events import EventName, EventRecord
 from megatron_moevement.runtime.stores.status_file import read_status
 from megatron_moevement.runtime.stores.store import LOCK_NAME, process_folders
 from megatron_moevement.runtime.stores.store_listing import run_folders
@@ -78,9 +78,7 @@ def _of_stores(store_dir: Path, run_id: str | None) -> list[str]:
 
 
 def _of_events(event_dir: str) -> list[str]:
-    if not Path(event_dir).is_dir():
-        raise UserError(f"{event_dir} is no folder; give the run's --moevement-event-dir")
-    events = read_events(event_dir)
+    events = events_in(event_dir)
     if not events:
         raise UserError(f"{event_dir} has no events yet")
     steps = [one for one in events if one.event is EventName.ITERATION]

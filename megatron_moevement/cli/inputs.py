@@ -1,0 +1,36 @@
+"""What several commands read: stores in host memory, events, and files of text."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from megatron_moevement.errors import UserError
+from megatron_moevement.runtime.observation.events import EventRecord, read_events
+from megatron_moevement.runtime.stores.store import default_store_dir
+
+
+def add_store_dir(parser: argparse.ArgumentParser) -> None:
+    """Adds `--store-dir`."""
+    parser.add_argument(
+        "--store-dir",
+        type=Path,
+        default=default_store_dir(),
+        metavar="DIR",
+        help="the --moevement-store-dir of the run (default: %(default)s)",
+    )
+
+
+def events_in(event_dir: str) -> list[EventRecord]:
+    """Returns the events of a run, in the order of time; the folder must be there."""
+    if not Path(event_dir).is_dir():
+        raise UserError(f"{event_dir} is no folder; give the run's --moevement-event-dir")
+    return read_events(event_dir)
+
+
+def read_text(path: Path) -> str:
+    """Returns the text of a file that a user has named; one that can't be read is refused."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"can't read {path}: {error}") from error
