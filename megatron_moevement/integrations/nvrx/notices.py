@@ -28,7 +28,7 @@ class StoredBoard:
 
     def read(self, topic: Topic) -> list[Any]:
         """Returns the notices of a topic, the oldest first; none where the store is lost."""
-        return self._store.notices(topic.value)
+        return list(self._store.notices(topic.value))
 
     @property
     def _store(self) -> GenerationStore:

@@ -198,20 +198,12 @@ class SealedStore(StoreMixin):  # type: ignore[misc]  # upstream is not typed
     """Waits until all processes have started."""
     completion_barrier = functools.partialmethod(barrier, group_name=StoreMixin.COMPLETION_BARRIER)
     """Waits until all processes have done their work."""
+    iteration_barrier = functools.partialmethod(barrier, group_name=StoreMixin.ITERATION_BARRIER)
+    """Waits until all processes have left the generation, or are lost."""
     termination_barrier = functools.partialmethod(
         barrier, group_name=StoreMixin.TERMINATION_BARRIER
     )
     """Notes that processes leave the job; who waits waits until all have left."""
-
-    def iteration_barrier(
-        self,
-        ranks: Iterable[int],
-        rendezvous_count: int,
-        timeout: timedelta,
-        timeout_chunk: timedelta | None = None,
-    ) -> None:
-        """Waits until all processes have left the generation, or are lost."""
-        self.barrier(ranks, self.ITERATION_BARRIER, rendezvous_count, timeout, timeout_chunk)
 
     def is_rank_at_reentrant_barrier(self, rank: int, group_name: str) -> bool:
         """Returns whether a process has arrived at a barrier."""

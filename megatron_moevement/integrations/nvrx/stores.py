@@ -5,9 +5,9 @@ NVRx's own store is hosted by rank 0, whose death would end the job.
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from typing import Any
 
@@ -104,6 +104,24 @@ class ControlStore(SealedStore, dist.PrefixStore):  # type: ignore[misc, name-de
         return ()
 
 
+def _unless_lost(
+    ask: Callable[..., Any], nothing: Callable[[], Any] = lambda: None
+) -> Callable[..., Any]:
+    """Returns a method that asks the store, and returns nothing where the connection is lost.
+
+    The end of a time limit is another error, which is raised.
+    """
+
+    @functools.wraps(ask)
+    def asked(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return ask(*args, **kwargs)
+        except dist.DistNetworkError:
+            return nothing()
+
+    return asked
+
+
 class GenerationStore(SealedStore, PrefixStore):  # type: ignore[misc]
     """The keys of one generation; that the control store is lost is a fault of all processes.
 
@@ -132,32 +150,17 @@ class GenerationStore(SealedStore, PrefixStore):  # type: ignore[misc]
         self._control.check_start()
         super().wait(keys, timeout or self.timeout)
 
-    def wait_for_interrupted(self, timeout: timedelta) -> None:
-        """Waits until any process is interrupted, or the store is lost."""
-        with _lost_is_fine():
-            super().wait_for_interrupted(timeout)
-
-    def record_interrupted(self, records: Iterable[InterruptionRecord] | None = None) -> None:
-        """Interrupts all processes."""
-        with _lost_is_fine():
-            super().record_interrupted(records)
-
-    def lock_interruption_records(self) -> None:
-        """Closes the list of reasons."""
-        with _lost_is_fine():
-            super().lock_interruption_records()
-
-    def get_interruption_records(self) -> list[InterruptionRecord]:
-        """Returns the list of reasons: none, where the store is lost."""
-        with _lost_is_fine():
-            return list(super().get_interruption_records())
-        return []
+    wait_for_interrupted = _unless_lost(SealedStore.wait_for_interrupted)
+    record_interrupted = _unless_lost(SealedStore.record_interrupted)
+    lock_interruption_records = _unless_lost(SealedStore.lock_interruption_records)
+    get_interruption_records = _unless_lost(SealedStore.get_interruption_records, list)
+    is_rank_at_reentrant_barrier = _unless_lost(SealedStore.is_rank_at_reentrant_barrier, bool)
+    """Returns whether a process waits for the others, which excuses it from signs of life."""
 
     def record_terminated_ranks(self, ranks: Iterable[int]) -> None:
         """Says whose processes are lost, or leave."""
         self._terminated.update(ranks)
-        with _lost_is_fine():
-            super().record_terminated_ranks(ranks)
+        _unless_lost(super().record_terminated_ranks)(ranks)
 
     def iteration_barrier(
         self,
@@ -182,27 +185,15 @@ class GenerationStore(SealedStore, PrefixStore):  # type: ignore[misc]
             timeout_chunk=timeout_chunk or _SLICE,  # as in `ControlStore.wait`
         )
 
+    @_unless_lost
     def add_notice(self, topic: str, document: Any) -> None:
         """Adds a document to those of a topic."""
-        with _lost_is_fine():
-            self.append(*self._line(f"{_NOTICES}{topic}", document))
+        self.append(*self._line(f"{_NOTICES}{topic}", document))
 
+    @functools.partial(_unless_lost, nothing=list)
     def notices(self, topic: str) -> list[Any]:
         """Returns the documents of a topic, the oldest first: none, where the store is lost."""
-        with _lost_is_fine():
-            return list(self._lines(f"{_NOTICES}{topic}").values())
-        return []
-
-    def is_rank_at_reentrant_barrier(self, rank: int, group_name: str) -> bool:
-        """Returns whether a process waits for the others, which excuses it from signs of life."""
-        with _lost_is_fine():
-            return bool(super().is_rank_at_reentrant_barrier(rank, group_name))
-        return False
-
-
-def _lost_is_fine() -> contextlib.suppress:
-    """Suppresses the error of a lost connection; the end of a time limit is another one."""
-    return contextlib.suppress(dist.DistNetworkError)
+        return list(self._lines(f"{_NOTICES}{topic}").values())
 
 
 def mend_generation_stores() -> None:
