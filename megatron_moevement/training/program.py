@@ -184,12 +184,12 @@ def _run_restartable(
                 run.leave,
                 lambda: resident.futility,
                 resident.check_health,
+                backend.process_group_backend,
+                resident.interruption,
+                domain,
             ),
             arguments.restart,
             launch,
-            collectives=backend.process_group_backend,
-            interruption=resident.interruption,
-            domain=domain,
         )
     except ControlStoreLostError as error:
         first = "host new stores and " if error.has_begun else ""

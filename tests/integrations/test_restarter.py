@@ -35,8 +35,11 @@ def unpatched(monkeypatch):
 
 def wrapper(flags):
     """Returns NVRx's wrapper as the program makes it."""
-    what = restarter.Restartable(lambda *_: None, None, lambda: None, Futility, lambda: None)
-    parts = (what, flags, LAUNCH, "gloo", Interruption(), "here")
+    what = restarter.Restartable(
+        *(lambda *_: None, None, lambda: None, Futility, lambda: None),
+        *("gloo", Interruption(), "here"),
+    )
+    parts = (what, flags, LAUNCH)
     connection = restarter._connection(LAUNCH, flags.times["barrier_timeout"])
     return restarter._wrapper(
         *parts,

@@ -106,6 +106,9 @@ class Restartable(Generic[T]):
         end: cleans up after a generation that was interrupted.
         futility: returns what the processes found of their progress when they met last.
         check_health: raises an exception where this process had better not go on.
+        collectives: `torch.distributed` backend of the model's collectives.
+        interruption: is told of the newest one.
+        domain: what this process may be lost together with.
     """
 
     run: Callable[[Generation, Launch], T]
@@ -113,23 +116,20 @@ class Restartable(Generic[T]):
     end: Callable[[], None]
     futility: Callable[[], Futility]
     check_health: Callable[[], None]
+    collectives: str
+    interruption: Interruption
+    domain: str
 
 
 def run_restartable(
     what: Restartable[T],
     settings: InProcessRestart,
     launch: Launch,
-    *,
-    collectives: str,
-    interruption: Interruption,
-    domain: str,
 ) -> T | None:
     """Runs a training function until it returns on all ranks, restarting it after every fault.
 
     Args:
         launch: what the launcher says of this process, and how many ranks train.
-        collectives: `torch.distributed` backend of the model's collectives.
-        interruption: is told of the newest one.
 
     Returns:
         What `run` returned; None on a spare that was not needed.
@@ -150,7 +150,7 @@ def run_restartable(
         store, roll = ControlStore(**kwargs), _roll_of(launch, times["barrier_timeout"])
         while True:
             wrapper = _wrapper(
-                *(what, settings, launch, collectives, interruption, domain),
+                *(what, settings, launch),
                 processes=_numbered(roll.call(store.connection), launch),
                 store_kwargs=kwargs | {"roll": roll},
                 await_watched=lambda: roll.await_hold(store.connection),
@@ -186,13 +186,10 @@ def _prepare_process(launch: Launch) -> None:
     logging.getLogger("nvidia_resiliency_ext").setLevel(logging.CRITICAL + 1)  # we say it ourselves
 
 
-def _wrapper(  # noqa: PLR0917  (what `run_restartable` was given)
+def _wrapper(
     what: Restartable[T],
     settings: InProcessRestart,
     launch: Launch,
-    collectives: str,
-    interruption: Interruption,
-    domain: str,
     *,
     processes: Sequence[int],
     store_kwargs: dict[str, Any],
@@ -207,14 +204,12 @@ def _wrapper(  # noqa: PLR0917  (what `run_restartable` was given)
     mend_heartbeats()
     mend_termination()
     mend_interrupts()
-    is_cuda = collectives == "nccl"
-    if not is_cuda:
+    abort: AbortCollectives | ShutDownConnections
+    if what.collectives == "nccl":
+        abort = AbortCollectives(store[1], what.interruption)
+    else:
         make_waits_interruptible()
-    abort = (
-        AbortCollectives(store[1], interruption)
-        if is_cuda
-        else ShutDownConnections(control[1], interruption)
-    )
+        abort = ShutDownConnections(control[1], what.interruption)
     active = launch.world_size
     return CalledWrapper(
         store_factory=ControlStore,
@@ -226,7 +221,7 @@ def _wrapper(  # noqa: PLR0917  (what `run_restartable` was given)
         finalize=EndGeneration(what.end, empty_cuda_cache=settings.inprocess_empty_cuda_cache),
         health_check=ProcessHealth(what.check_health),
         rank_assignment=StickyRankAssignment(
-            *(active, settings.inprocess_granularity, domain, interruption, processes),
+            *(active, settings.inprocess_granularity, what.domain, what.interruption, processes),
             ends=ends,
         ),
         **settings.times,
