@@ -14,9 +14,6 @@ from megatron.core.optimizer import MegatronOptimizer
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.optimizer.optimizer import MixedPrecisionOptimizer
 
-_Groups = tuple[list[list[torch.Tensor]], list[list[torch.Tensor]]]
-"""Parameters of the model, and the master weights that are cast to them."""
-
 
 class MasterAccess(ABC):
     """The master weights of one of the chained optimizers; a stub has none.
@@ -63,6 +60,9 @@ class _OwnMasters(MasterAccess):
 class _CopiedMasters(MasterAccess):
     """Those of `Float16OptimizerWithFloat16Params`: a copy of each parameter."""
 
+    _groups = ("float16_groups", "fp32_from_float16_groups")
+    """Where upstream keeps parameters of the model, and the master weights cast to them."""
+
     def master_of(self, parameter: torch.Tensor) -> torch.Tensor | None:
         return getattr(parameter, "main_param", parameter)
 
@@ -75,14 +75,6 @@ class _CopiedMasters(MasterAccess):
             # Not the distributed optimizer's own: it gathers, which is due after the commit.
             MixedPrecisionOptimizer.step_with_ready_grads(self.part)
 
-    @property
-    def _groups(self) -> _Groups:
-        return self.part.float16_groups, self.part.fp32_from_float16_groups
-
-    @_groups.setter
-    def _groups(self, groups: _Groups) -> None:
-        self.part.float16_groups, self.part.fp32_from_float16_groups = groups
-
     @contextlib.contextmanager
     def _casting_all_but(self, frozen: Iterable[torch.Tensor]) -> Iterator[None]:
         """Lets upstream cast fewer masters: it does not look at their gradients."""
@@ -90,25 +82,25 @@ class _CopiedMasters(MasterAccess):
         if not left_out or self.part.is_stub_optimizer:
             yield
             return
-        kept = self._groups
+        kept = {name: getattr(self.part, name) for name in self._groups}
         pairs = [
             [pair for pair in zip(*groups, strict=True) if id(pair[0]) not in left_out]
-            for groups in zip(*kept, strict=True)
+            for groups in zip(*kept.values(), strict=True)
         ]
-        self._groups = (
-            [[model for model, _ in group] for group in pairs],
-            [[master for _, master in group] for group in pairs],
-        )
+        for place, name in enumerate(kept):
+            setattr(self.part, name, [[pair[place] for pair in group] for group in pairs])
         try:
             yield
         finally:
-            self._groups = kept
+            for name, groups in kept.items():
+                setattr(self.part, name, groups)
 
 
 class _ShardedMasters(_CopiedMasters):
     """Those of `DistributedOptimizer`: this rank's shards of copies, or in FP32 of the model."""
 
     is_sharded = True
+    _groups = ("model_float16_groups", "shard_fp32_from_float16_groups")
 
     def master_of(self, parameter: torch.Tensor) -> torch.Tensor | None:
         if not self.shares(parameter) or parameter not in self.part.model_param_group_index_map:
@@ -120,14 +112,6 @@ class _ShardedMasters(_CopiedMasters):
     def shares(self, parameter: torch.Tensor) -> bool:
         buffers = [] if self.part.is_stub_optimizer else self.part.buffers
         return any(parameter in buffer.param_index_map for buffer in buffers)
-
-    @property
-    def _groups(self) -> _Groups:
-        return self.part.model_float16_groups, self.part.shard_fp32_from_float16_groups
-
-    @_groups.setter
-    def _groups(self, groups: _Groups) -> None:
-        self.part.model_float16_groups, self.part.shard_fp32_from_float16_groups = groups
 
 
 def access_of(part: MegatronOptimizer) -> MasterAccess:
