@@ -139,12 +139,12 @@ def build_part(
         known: `Job.keys` of a rank built before, to build this one alone; None: all build in step.
     """
     place = position()
-    seed_everything(
-        arguments.run.seed, place.pp
-    )  # the random streams fix the order of what follows
+    # The random streams fix the order of what follows.
+    seed_everything(arguments.run.seed, place.pp)
     device = backend.device(launch.local_rank)
-    config, timers = _model_config(arguments, backend)
-    chunks = _build_chunks(arguments, config, groups, device, known)
+    config = _model_config(arguments, backend)
+    timers = _timers(arguments, config)
+    chunks = _build_chunks(arguments, config, groups, device, alone=known is not None)
     with gathered_keys(known) as keys:
         optimizer = build_optimizer(
             arguments.optimization, arguments.parallelism, arguments.precision, chunks
@@ -153,7 +153,12 @@ def build_part(
     samples, seq_length = batches.global_batch_size, arguments.data.seq_length
     scheduler = build_scheduler(arguments.optimization, arguments.run, optimizer, samples)
     expert_bias = PendingExpertBias()
-    schedule = PipelineSchedule(config, chunks, optimizer, groups, expert_bias, seq_length, batches)
+    schedule = PipelineSchedule(
+        *(config, chunks, optimizer, groups, expert_bias),
+        seq_length=seq_length,
+        micro_batch_size=batches.micro_batch_size,
+        num_microbatches=batches.num_microbatches,
+    )
     ledger = Ledger(_RETAINED_LEDGER_STEPS)
     layout = layout_name(arguments, launch.world_size)
     durable = DurableState(chunks, optimizer, scheduler, layout=layout, device=device)
@@ -185,11 +190,7 @@ def build_part(
 
 
 def _build_chunks(
-    arguments: Arguments,
-    config: Config,
-    groups: Groups,
-    device: torch.device,
-    known: GatheredKeys | None,
+    arguments: Arguments, config: Config, groups: Groups, device: torch.device, *, alone: bool
 ) -> Chunks:
     return build_model(
         config,
@@ -200,7 +201,7 @@ def _build_chunks(
         vocab_size=_vocab_size(arguments),
         seq_length=arguments.data.seq_length,
         device=device,
-        building=Building.TOGETHER if known is None else Building.ALONE,
+        building=Building.ALONE if alone else Building.TOGETHER,
     )
 
 
@@ -223,11 +224,10 @@ def _checkpoint_store(
     return CheckpointStore(arguments.checkpointing, durable, model, device, faults, run=run)
 
 
-def _model_config(arguments: Arguments, backend: Backend) -> tuple[Config, PhaseTimers]:
-    """Returns Megatron's config and its timers; what Megatron refuses in it, the user asked for."""
-    logging = arguments.logging
+def _model_config(arguments: Arguments, backend: Backend) -> Config:
+    """Returns Megatron's config; what Megatron refuses in it, the user asked for."""
     try:
-        config = transformer_config(
+        return transformer_config(
             arguments.architecture,
             arguments.moe,
             arguments.parallelism,
@@ -237,7 +237,11 @@ def _model_config(arguments: Arguments, backend: Backend) -> tuple[Config, Phase
         )
     except (AssertionError, ValueError) as error:
         raise UserError(f"Megatron-Core refuses the flags: {error}") from error
-    return config, PhaseTimers(config, logging.timing_log_level, logging.timing_log_option)
+
+
+def _timers(arguments: Arguments, config: Config) -> PhaseTimers:
+    logging = arguments.logging
+    return PhaseTimers(config, logging.timing_log_level, logging.timing_log_option)
 
 
 def _vocab_size(arguments: Arguments) -> int:

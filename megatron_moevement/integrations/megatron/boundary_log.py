@@ -118,17 +118,16 @@ class _Pass:
             )
         return tag
 
-    def next_received(self, direction: Direction) -> BoundaryTag:
-        return _take(self._to_receive[direction], self.step, f"received {direction.value}")
+    def next_received(self, direction: Direction, tensor: torch.Tensor) -> BoundaryTag:
+        """Returns the name of what came in; remembers that of an input until its forward pass."""
+        tag = _take(self._to_receive[direction], self.step, f"received {direction.value}")
+        if direction is Direction.FORWARD:
+            self._received[id(tensor)] = (tensor, tag)
+        return tag
 
     def awaited(self, direction: Direction) -> BoundaryTag:
         """Returns the name of what will come in next."""
         return self._to_receive[direction][0]
-
-    def came_in(self, tag: BoundaryTag, tensor: torch.Tensor) -> None:
-        """Remembers under which name an input came in, until its forward pass."""
-        if tag.direction is Direction.FORWARD:
-            self._received[id(tensor)] = (tensor, tag)
 
     def check_is_over(self) -> None:
         """Raises BoundaryOrderError if something did not cross."""
@@ -224,8 +223,7 @@ class LoggedCommunicator(StageCommunicator):
     ) -> None:
         """Names what comes in; hashes it when it is there."""
         assert tensor is not None
-        tag = current.next_received(direction)
-        current.came_in(tag, tensor)
+        tag = current.next_received(direction, tensor)
 
         def landed() -> None:
             self.writer.received(tag, tensor)

@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -39,16 +39,12 @@ _INDEX_NAMES = ("document_index", "sample_index", "shuffle_index")
 Indices = tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]
 
 
-@dataclasses.dataclass(frozen=True)
-class SampleCounts:
+class SampleCounts(NamedTuple):
     """Samples that will be drawn of each split; 0: the split is not built."""
 
     train: int
     valid: int
     test: int
-
-    def __iter__(self) -> Iterator[int]:
-        return iter((self.train, self.valid, self.test))
 
 
 @dataclasses.dataclass(frozen=True)

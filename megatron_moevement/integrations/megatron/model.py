@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from enum import Enum
 
 import torch
@@ -89,13 +88,6 @@ def _use_own_modules(spec: ModuleSpec, *, grouped: bool) -> None:
             _use_own_modules(value, grouped=grouped)
 
 
-@contextlib.contextmanager
-def _no_apex_warnings() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*(Apex|Transformer Engine).*not installed.*")
-        yield
-
-
 def build_chunk(
     config: TransformerConfig,
     architecture: Architecture,
@@ -116,7 +108,8 @@ def build_chunk(
         vp_stage: index of the chunk on this rank, None without interleaving.
     """
     model_type = GPTModel if building is Building.TOGETHER else _LoneGPTModel
-    with _no_apex_warnings():
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*(Apex|Transformer Engine).*not installed.*")
         return model_type(
             config=config,
             transformer_layer_spec=layer_specs(config, architecture, vp_stage),

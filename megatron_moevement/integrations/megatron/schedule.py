@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -46,18 +46,6 @@ def masked_loss(
     tokens = mask.sum().to(torch.int)
     report = torch.stack([total.detach(), tokens.float()])
     return total, tokens, {"lm loss": report}
-
-
-class BatchSizes(Protocol):
-    """What one rank computes in a step."""
-
-    @property
-    def micro_batch_size(self) -> int:
-        """Samples of a forward pass."""
-
-    @property
-    def num_microbatches(self) -> int:
-        """Forward passes of a step."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,16 +96,17 @@ class PausedReductions:
 class PipelineSchedule:
     """Runs micro-batches through the stages; every rank of the job calls it in the same step."""
 
-    def __init__(  # noqa: PLR0917  (the live objects of a rank)
+    def __init__(
         self,
         config: TransformerConfig,
         chunks: Sequence[DistributedDataParallel],
         optimizer: SplitOptimizer,
         groups: ProcessGroupCollection,
         expert_bias: PendingExpertBias,
+        *,
         seq_length: int,
-        batches: BatchSizes,
-        communicator: StageCommunicator | None = None,
+        micro_batch_size: int,
+        num_microbatches: int,
     ) -> None:
         self._config = config
         self._chunks = list(chunks)
@@ -125,11 +114,11 @@ class PipelineSchedule:
         self._groups = groups
         self._shape = {
             "seq_length": seq_length,
-            "micro_batch_size": batches.micro_batch_size,
-            "num_microbatches": batches.num_microbatches,
+            "micro_batch_size": micro_batch_size,
+            "num_microbatches": num_microbatches,
         }
         self.passes = Passes()
-        self._communicator = communicator or StageCommunicator(groups.pp, config)
+        self._communicator = StageCommunicator(groups.pp, config)
         config.grad_scale_func = optimizer.megatron.scale_loss
         config.finalize_model_grads_func = self._finalize
         self._strike: Strike = pass_by
