@@ -39,6 +39,10 @@ def __getattr__(name: str) -> Any:
     )
 
 
+def _nothing(*_: object, **__: object) -> None:
+    """Does nothing: the host computes synchronously, is the only device and keeps no cache."""
+
+
 class Event:
     """A point in the (synchronous) past of the host."""
 
@@ -51,11 +55,7 @@ class Event:
         del stream
         self._time_s = time.perf_counter()
 
-    def wait(self, stream: Stream | None = None) -> None:
-        """Returns at once."""
-
-    def synchronize(self) -> None:
-        """Returns at once."""
+    wait = synchronize = _nothing
 
     def query(self) -> bool:
         """Returns True: all work before the event has been done."""
@@ -71,14 +71,7 @@ class Stream:
 
     def __init__(self, *_: object, **__: object) -> None: ...
 
-    def wait_stream(self, stream: Stream) -> None:
-        """Returns at once."""
-
-    def wait_event(self, event: Event) -> None:
-        """Returns at once."""
-
-    def synchronize(self) -> None:
-        """Returns at once."""
+    wait_stream = wait_event = synchronize = _nothing
 
     def query(self) -> bool:
         """Returns True: nothing is pending."""
@@ -125,10 +118,6 @@ def device_count() -> int:
 def is_available() -> bool:
     """Returns False: there is no GPU, whatever stands in for it."""
     return False
-
-
-def _nothing(*_: object, **__: object) -> None:
-    """Does nothing: the host computes synchronously, is the only device and keeps no cache."""
 
 
 synchronize = set_device = empty_cache = _lazy_init = _nothing

@@ -5,10 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 from collections import Counter
-from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from rich.console import Console
 from rich.filesize import decimal
@@ -24,8 +23,6 @@ from megatron_moevement.policy.window.bandwidth import PathBandwidth
 from megatron_moevement.policy.window.ordering import Ordering, order_operators
 from megatron_moevement.policy.window.packing import Levelled
 from megatron_moevement.policy.window.planner import WindowPlan, plan_window
-
-T = TypeVar("T")
 
 HELP = "print the window and its slots for a model"
 DESCRIPTION = """
@@ -118,8 +115,10 @@ def _flag(name: str) -> str:
 
 def run(args: argparse.Namespace) -> int:
     """Plans, prints the table and draws the picture."""
-    inventory = _inventory(args)
-    plan = _plan(args, inventory)
+    try:
+        plan = _plan(args, _inventory(args))
+    except ValueError as error:
+        raise UserError(f"{error}; see moevement schedule --help") from error
     console = Console(highlight=False)
     console.print(_summary(plan), soft_wrap=True)
     console.print(_table(plan))
@@ -141,23 +140,13 @@ def _inventory(args: argparse.Namespace) -> Inventory:
         )
     sizes = {name: getattr(args, name) for name in _MODEL_FLAGS}
     sizes["moe_ffn_hidden_size"] = args.moe_ffn_hidden_size or args.ffn_hidden_size
-    shape = _checked(
-        lambda: ModelShape(
-            **sizes,
-            mlp_matrices=3 if args.swiglu else 2,
-            tied_embeddings=not args.untie_embeddings_and_output_weights,
-        )
+    shape = ModelShape(
+        **sizes,
+        mlp_matrices=3 if args.swiglu else 2,
+        tied_embeddings=not args.untie_embeddings_and_output_weights,
     )
     layout = Layout(args.pp, world_size // smallest, args.tp, args.cp, args.ep)
-    return _checked(lambda: inventory_of(shape, layout, args.capture))
-
-
-def _checked(build: Callable[[], T]) -> T:
-    """Returns what `build` gives; what it finds wrong is told to the user."""
-    try:
-        return build()
-    except ValueError as error:
-        raise UserError(f"{error}; see moevement schedule --help") from error
+    return inventory_of(shape, layout, args.capture)
 
 
 def _plan(args: argparse.Namespace, inventory: Inventory) -> WindowPlan:
@@ -168,15 +157,12 @@ def _plan(args: argparse.Namespace, inventory: Inventory) -> WindowPlan:
             f"--moevement-order {args.moevement_order.value} needs --popularity FILE with what "
             "the experts are ordered by"
         )
-    order = _checked(
-        lambda: order_operators(inventory.operators, args.moevement_order, popularity, capacities)
+    order = order_operators(inventory.operators, args.moevement_order, popularity, capacities)
+    window = args.moevement_window
+    budget_bytes = _budget_bytes(args) if window is None else None
+    return plan_window(
+        inventory, order, budget_bytes=budget_bytes, window=window, levelled=args.level
     )
-    if args.moevement_window is not None:
-        return _checked(
-            lambda: plan_window(inventory, order, window=args.moevement_window, levelled=args.level)
-        )
-    budget_bytes = _checked(lambda: _budget_bytes(args))
-    return plan_window(inventory, order, budget_bytes=budget_bytes, levelled=args.level)
 
 
 def _budget_bytes(args: argparse.Namespace) -> int:

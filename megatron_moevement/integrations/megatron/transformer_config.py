@@ -66,29 +66,21 @@ def _network_options(architecture: Architecture) -> dict[str, Any]:
 
 
 def _fusion_options(architecture: Architecture, backend: BackendName) -> dict[str, bool]:
-    cuda = backend is BackendName.CUDA
-    apex = cuda and _importable("apex")
-    return {
-        "bias_activation_fusion": cuda and architecture.bias_swiglu_fusion and architecture.swiglu,
-        "bias_dropout_fusion": cuda and architecture.bias_dropout_fusion,
-        "masked_softmax_fusion": (
-            architecture.masked_softmax_fusion
-            and cuda
-            and _importable("scaled_upper_triang_masked_softmax_cuda")
-        ),
-        "apply_rope_fusion": (
-            architecture.rope_fusion
-            and architecture.position_embedding_type == "rope"
-            and cuda
-            and (apex or _importable("transformer_engine"))
-        ),
-        "gradient_accumulation_fusion": (
-            architecture.gradient_accumulation_fusion
-            and cuda
-            and _importable("fused_weight_gradient_mlp_cuda")
-        ),
+    """Returns which operations are fused: none on the host."""
+    apex = _importable("apex")
+    fused = {
+        "bias_activation_fusion": architecture.bias_swiglu_fusion and architecture.swiglu,
+        "bias_dropout_fusion": architecture.bias_dropout_fusion,
+        "masked_softmax_fusion": architecture.masked_softmax_fusion
+        and _importable("scaled_upper_triang_masked_softmax_cuda"),
+        "apply_rope_fusion": architecture.rope_fusion
+        and architecture.position_embedding_type == "rope"
+        and (apex or _importable("transformer_engine")),
+        "gradient_accumulation_fusion": architecture.gradient_accumulation_fusion
+        and _importable("fused_weight_gradient_mlp_cuda"),
         "persist_layer_norm": apex and architecture.normalization == "LayerNorm",
     }
+    return {name: backend is BackendName.CUDA and wanted for name, wanted in fused.items()}
 
 
 def _importable(module: str) -> bool:
