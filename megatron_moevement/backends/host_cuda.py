@@ -7,10 +7,11 @@ Work on the host is synchronous, so streams and events order nothing.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import functools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -137,14 +138,10 @@ def _lazy_call(callback: Callable[[], None]) -> None:
     callback()
 
 
-class _DefaultGenerators:
-    """The default generator of every device, which is always the host's."""
-
-    def __getitem__(self, index: object) -> torch.Generator:
-        return torch.default_generator
-
-
-default_generators = _DefaultGenerators()
+default_generators: Mapping[object, torch.Generator] = collections.defaultdict(
+    lambda: torch.default_generator
+)
+"""The default generator of every device, which is always the host's."""
 
 
 def get_rng_state(device: object = None) -> torch.Tensor:

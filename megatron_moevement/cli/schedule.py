@@ -6,6 +6,7 @@ import argparse
 import json
 from collections import Counter
 from datetime import timedelta
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -62,14 +63,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     for name, (flag, text) in _LAYOUT_FLAGS.items():
         layout.add_argument(flag, dest=name, type=int, default=1, metavar="N", help=text)
     layout.add_argument("--world-size", type=int, metavar="N", help="ranks (default: the least)")
-    layout.add_argument(
-        "--capture",
-        type=Capture,
-        choices=list(Capture),
-        default=Capture.SHARD,
-        metavar="{whole,shard}",
-        help="what replicas capture of what they all hold (default: shard)",
-    )
+    text = "what replicas capture of what they all hold (default: shard)"
+    _add_choice(layout, "--capture", Capture.SHARD, text)
     _add_window_arguments(parser)
     parser.add_argument("--picture", type=Path, metavar="FILE.png", help="draw the slots")
 
@@ -88,24 +83,23 @@ def _add_window_arguments(parser: argparse.ArgumentParser) -> None:
     window.add_argument(
         "--log-bytes", type=int, default=0, metavar="N", help="upstream log of one iteration"
     )
-    window.add_argument(
-        "--moevement-order",
-        type=Ordering,
-        choices=list(Ordering),
-        default=Ordering.INDEX,
-        metavar="{index,hard,soft,decayed,capacity}",
-    )
+    _add_choice(window, "--moevement-order", Ordering.INDEX)
     window.add_argument(
         "--popularity", type=Path, metavar="FILE", help='JSON: {"layers.0.experts.1": 17, ...}'
     )
     window.add_argument("--capacities", type=Path, metavar="FILE", help="JSON, as --popularity")
-    window.add_argument(
-        "--level",
-        type=Levelled,
-        choices=list(Levelled),
-        default=Levelled.FULL_AND_COMPUTE,
-        metavar="{full-and-compute,full}",
-        help="bytes that slots share evenly (default: full-and-compute)",
+    text = "bytes that slots share evenly (default: full-and-compute)"
+    _add_choice(window, "--level", Levelled.FULL_AND_COMPUTE, text)
+
+
+def _add_choice(
+    group: argparse._ArgumentGroup, name: str, default: Enum, text: str | None = None
+) -> None:
+    """Adds a flag that takes a member of the enum of its default."""
+    kind = type(default)
+    shown = "{" + ",".join(str(member.value) for member in kind) + "}"
+    group.add_argument(
+        name, type=kind, choices=list(kind), default=default, metavar=shown, help=text
     )
 
 

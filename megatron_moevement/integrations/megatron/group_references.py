@@ -8,7 +8,6 @@ by walking from the live objects, and after a restart the groups of the same nam
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import types
 from collections.abc import Iterable, Iterator
@@ -83,12 +82,6 @@ class _ReleasedGroup:
 _RELEASED = _ReleasedGroup()
 
 
-@dataclasses.dataclass(frozen=True)
-class _Reference:
-    kept: _Kept
-    name: str
-
-
 class GroupReferences:
     """Every place from which the live objects of a rank reach a process group."""
 
@@ -110,21 +103,21 @@ class GroupReferences:
     @property
     def names(self) -> frozenset[str]:
         """The names of the groups that are referred to."""
-        return frozenset(reference.name for reference in self._references)
+        return frozenset(name for _, name in self._references)
 
     def rebind(self) -> None:
         """Sets the present groups wherever the former ones of their names were."""
         groups = named_groups()
-        for reference in self._references:
-            reference.kept.set(groups[reference.name])
+        for kept, name in self._references:
+            kept.set(groups[name])
 
     def release(self) -> None:
         """Empties all these places, so that nothing keeps the former groups alive."""
-        for reference in self._references:
-            reference.kept.set(_RELEASED)
+        for kept, _ in self._references:
+            kept.set(_RELEASED)
 
     @staticmethod
-    def _named(kept: _Kept, names: dict[int, str]) -> _Reference:
+    def _named(kept: _Kept, names: dict[int, str]) -> tuple[_Kept, str]:
         name = names.get(id(kept.value))
         if name is None or kept.place is _Place.FIXED:
             why = "has no name" if name is None else "lies where nothing can be set"
@@ -132,7 +125,7 @@ class GroupReferences:
                 f"the process group at {kept.path} {why}: a restart could not replace it"
             )
         # With the value the first generation's groups would never end.
-        return _Reference(kept._replace(value=None, parent=None), name)
+        return kept._replace(value=None, parent=None), name
 
 
 def named_groups() -> dict[str, dist.ProcessGroup]:

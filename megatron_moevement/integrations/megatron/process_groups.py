@@ -65,28 +65,22 @@ def join_job(
         generation: in-process restarts so far, where there can be any; then the store is hosted
             outside of the ranks, and each generation has a connection and keys of its own.
     """
+    store: Any = None  # the one at MASTER_ADDR
     if generation is not None and launch.store is not None:
         host, port = launch.store
         await_listener(host, port, timeout)
         connection = interruptibly(
             lambda: dist.TCPStore(host, port, None, False, timeout)  # type: ignore[attr-defined]
         )
-        own_keys = dist.PrefixStore(  # type: ignore[attr-defined]
-            f"attempt{launch.attempt}/generation{generation}", connection
-        )
-        dist.init_process_group(
-            backend, store=own_keys, rank=launch.rank, world_size=launch.world_size, timeout=timeout
-        )
-        if backend == "nccl":
-            _connect_all_ranks()
-        return
-    if launch.world_size == 1 and "MASTER_ADDR" not in os.environ:
+        own_keys = f"attempt{launch.attempt}/generation{generation}"
+        store = dist.PrefixStore(own_keys, connection)  # type: ignore[attr-defined]
+    elif launch.world_size == 1 and "MASTER_ADDR" not in os.environ:
         store = dist.HashStore()  # type: ignore[attr-defined]
-        dist.init_process_group(backend, store=store, rank=0, world_size=1, timeout=timeout)
-        return
     dist.init_process_group(
-        backend, rank=launch.rank, world_size=launch.world_size, timeout=timeout
+        backend, store=store, rank=launch.rank, world_size=launch.world_size, timeout=timeout
     )
+    if generation is not None and launch.store is not None and backend == "nccl":
+        _connect_all_ranks()
 
 
 def build_groups(parallelism: Parallelism, num_layers: int) -> ProcessGroupCollection:

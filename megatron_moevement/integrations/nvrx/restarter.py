@@ -197,19 +197,17 @@ def _wrapper(
     ends: Callable[[Collection[int]], Mapping[int, str]],
 ) -> Any:
     """Puts NVRx's wrapper together."""
-    control, store = launch.control_store, launch.store
-    assert control is not None
-    assert store is not None
+    assert launch.store is not None
     mend_generation_stores()
     mend_heartbeats()
     mend_termination()
     mend_interrupts()
     abort: AbortCollectives | ShutDownConnections
     if what.collectives == "nccl":
-        abort = AbortCollectives(store[1], what.interruption)
+        abort = AbortCollectives(launch.store[1], what.interruption)
     else:
         make_waits_interruptible()
-        abort = ShutDownConnections(control[1], what.interruption)
+        abort = ShutDownConnections(store_kwargs["port"], what.interruption)
     active = launch.world_size
     return CalledWrapper(
         store_factory=ControlStore,
