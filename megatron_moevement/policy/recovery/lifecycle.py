@@ -1,4 +1,4 @@
-"""Lifecycle: what a process of a generation does now, and what may come next."""
+"""Lifecycle: what a process of a generation does now, what may come next, and in which order."""
 
 from __future__ import annotations
 
@@ -57,6 +57,30 @@ class Event(Enum):
     BEGINS = "training goes on, or begins"
     PAUSES = "an evaluation or a save is due"
     ENDS = "the job ends"
+
+
+class Action(Enum):
+    """What a rank does to carry out a plan, in this order, before steps are replayed.
+
+    A fault may come between any two. Who is a step behind applies it while its gradients are there.
+    Who goes back to a window has given its state up before they are gone: one that stands and can't
+    follow would break the next plan. Who is new may have found a journal that knows a step more
+    than the job, until its own is written. What was loaded counts after all that: the next plan
+    would go on from it, and in the windows of before, which some ranks have removed and others not.
+    """
+
+    ROLL_FORWARD = "apply the step that it lacks, if it goes on from there"
+    GIVE_UP = "give up its state, if it replays from elsewhere"
+    RESET = "reset what an interrupted step leaves behind; the finished gradients are gone"
+    JOURNAL = "write what the job has committed into the journal"
+    BELONG = "count as one who was there, no longer as new"
+    TAKE_LOADED = "count the state that was loaded as its own, if it replays from there"
+    SETTLE = "enter the next phase: it is at the target, or has given its state up"
+    OFFER = "let who lost its state copy that of this rank; until all do, sources roll forward"
+    FETCH = "bring the slots that it lacks into its ring"
+    COPY = "take its lost state from a replica, if the plan says so"
+    STAND_BY = "derive what it trains on from the state that it keeps or has copied"
+    AWAIT_ALL = "wait for all: nobody overwrites what another one still fetches or copies"
 
 
 _NEXT = {

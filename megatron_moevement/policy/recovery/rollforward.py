@@ -4,33 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from enum import Enum
 
 from megatron_moevement.policy.facts.facts import Condition, InconsistentFactsError, ProcessFacts
 from megatron_moevement.policy.recovery.plan import RollForward
 from megatron_moevement.policy.window.schedule import Window
-
-
-class Settling(Enum):
-    """What a rank does, in this order, to come to a plan's target before it copies or replays."""
-
-    ROLL_FORWARD = "apply the step that it lacks, if it goes on from there"
-    GIVE_UP = "give up its state, if it replays from elsewhere"
-    RESET = "reset what an interrupted step leaves behind; the finished gradients are gone"
-    JOURNAL = "write what the job has committed into the journal"
-    BELONG = "count as one who was there, no longer as new"
-    TAKE_LOADED = "count the state that was loaded as its own, if it replays from there"
-
-
-SETTLING = tuple(Settling)
-"""A fault may come between any two.
-
-Who is a step behind applies it while its gradients are there. Who goes back to a window has given
-its state up before they are gone: one that stands and can't follow would break the next plan. Who
-is new may have found a journal that knows a step more than the job, until its own is written.
-What was loaded counts last: the next plan would go on from it, and in the windows of before, which
-some ranks have removed and others not.
-"""
 
 _LOST = {Condition.TORN, Condition.ABSENT}
 
@@ -40,6 +17,7 @@ class Progress:
     """The state that ranks which step together can go on from, once the laggards rolled forward.
 
     Attributes:
+        step: k of that S_k.
         window: the window that is still being converted; None when the state is dense.
         roll_forward: the ranks that apply step k first.
     """
@@ -100,6 +78,7 @@ def find_progress(members: Sequence[ProcessFacts], target: int) -> Progress | No
 
     Args:
         members: the processes of stages that must replay the same steps, all of them.
+        target: T.
 
     Raises:
         InconsistentFactsError: a rank that was training is behind and can't follow: the barrier

@@ -12,7 +12,7 @@ from megatron_moevement.policy.copies.persistence import SlotKey
 from megatron_moevement.policy.recovery.lifecycle import Phase
 from megatron_moevement.settings.faults import FaultPoint
 from megatron_moevement.testing.world import arithmetic
-from megatron_moevement.testing.world.process import At, Commands, Process, Run, Until
+from megatron_moevement.testing.world.process import At, Commands, Process, Run
 from megatron_moevement.testing.world.scenario import Links
 from megatron_moevement.testing.world.step_model import Command
 from megatron_moevement.testing.world.store import StoredSlot
@@ -34,8 +34,7 @@ class Commits:
 
     def execute(self, process: Process, run: Run, section: Iterable[Command]) -> Commands:
         """Commits a step; faults may tear it, nothing else can interrupt it."""
-        live = process.live
-        assert live is not None
+        live = process.state
         is_torn_here = self._world.faults.tears(process)
         live.torn = True
         yield At(FaultPoint.COMMIT)
@@ -58,8 +57,7 @@ class Commits:
             yield from self._save_durably(process)
 
     def _step(self, process: Process, run: Run, command: Command) -> None:
-        live, entry, store = process.live, run.entry, process.store
-        assert live is not None
+        live, entry, store = process.state, run.entry, process.store
         assert entry is not None
         if command is Command.SCHEDULES:
             assert run.reduced is not None
@@ -76,8 +74,7 @@ class Commits:
             live.torn = False
 
     def _optimizers(self, process: Process, run: Run, is_torn_here: bool) -> Commands:
-        live, entry, reduced = process.live, run.entry, run.reduced
-        assert live is not None
+        live, entry, reduced = process.state, run.entry, run.reduced
         assert entry is not None
         assert reduced is not None
         operators, history = list(live.active), self._world.history
@@ -85,8 +82,7 @@ class Commits:
         arithmetic.apply_gradients(history, live, reduced, entry, operators[:half])
         if is_torn_here:
             self._world.report(f"{process} is torn in the commit of step {run.step}")
-            self._world.restarts.restart_soon()
-            yield Until(lambda: False, "the restart")
+            yield self._world.restarts.awaited()
         yield At(FaultPoint.OPTIMIZERS)
         arithmetic.apply_gradients(history, live, reduced, entry, operators[half:])
         yield At(FaultPoint.AFTER_OPTIMIZERS)
@@ -129,12 +125,14 @@ class Commits:
         process.store.drop_slots(former)
         process.store.slots.pop(key, None)
 
+    def capture_on(self, process: Process) -> Commands:
+        """Captures the live state where the ring holds all slots before it, and only those."""
+        if process.live is not None and process.ring.next_step == process.live.step:
+            yield from self.capture(process)
+
     def capture(self, process: Process) -> Commands:
         """Starts the copy of S_step to the host; the optimizer of the next step waits for it."""
-        live, rank, schedule = process.live, process.rank, process.schedule
-        assert live is not None
-        assert rank is not None
-        assert process.ring.next_step == live.step
+        live, rank, schedule = process.state, process.place, process.schedule
         window = schedule.window_of(live.step)
         key = SlotKey(rank, window, schedule.slot_of(live.step))
         if key.slot == 0:
@@ -180,9 +178,7 @@ class Commits:
         self._world.poke(process)
 
     def _save_durably(self, process: Process) -> Commands:
-        live = process.live
-        assert live is not None
         every = self._world.scenario.durable_every
-        if every and live.step % every == 0:
+        if every and process.state.step % every == 0:
             yield At(FaultPoint.SAVE)
             self._world.durable.save(process)

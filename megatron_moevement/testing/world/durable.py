@@ -38,10 +38,8 @@ class Checkpoints:
 
     def save(self, process: Process) -> None:
         """Saves a rank's part; the checkpoint counts once every rank has saved its own."""
-        assert process.live is not None
-        assert process.rank is not None
-        parts = self._saved.setdefault(process.live.step, {})
-        parts[process.rank] = SavedRank(process.live.copy(), dict(process.store.losses))
+        parts = self._saved.setdefault(process.state.step, {})
+        parts[process.place] = SavedRank(process.state.copy(), dict(process.store.losses))
 
     @property
     def whole(self) -> Durable:

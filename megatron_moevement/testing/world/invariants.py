@@ -36,6 +36,7 @@ class Invariants:
         self._world = world
         self._moved: set[int] = set()
         self._judged: set[int] = set()
+        self._gone_back: set[int] = set()
         self._committed: dict[tuple[int, int], int] = {}
         self._ever_held: dict[SlotKey, set[int]] = {}
         self._persisted: dict[int, Window] = {}
@@ -86,10 +87,8 @@ class Invariants:
             self.logs.landed(process)
 
     def _equals_reference(self, process: Process) -> None:
-        live, rank = process.live, process.rank
-        assert live is not None
-        assert rank is not None
-        expected = self._world.reference.state(live.step, rank)
+        live = process.state
+        expected = self._world.reference.state(live.step, process.place)
         history = self._world.history
         for operator, full in live.active.items():
             if full != expected.active[operator]:
@@ -187,8 +186,7 @@ class Invariants:
                     f"{process} takes {window} for persisted with {key} at {sorted(copies)}",
                 )
         self._persisted[rollbacks] = window
-        assert process.live is not None
-        self.lags.append(process.live.step - window.last)
+        self.lags.append(process.state.step - window.last)
 
     def _wanted_copies(self, owner: Process, claimed: int) -> int:
         """Returns how many copies a slot must have: what is claimed, and one if there can be."""
@@ -333,6 +331,13 @@ class Invariants:
         newest = max(other.store.rollbacks for other in self._world.live)
         return process.alive and not damaged and process.store.rollbacks == newest
 
+    def goes_back(self, plan: Plan) -> None:
+        """Checks, once, a plan that goes back to what is durable."""
+        if plan.generation not in self._gone_back:
+            self._gone_back.add(plan.generation)
+            self.work.goes_back(plan)
+            self.left.goes_back(plan)
+
     def restarts_windows(self, plan: Plan) -> None:
         """Forgets the windows of an era when its first process does."""
         if self._epochs.get(plan.rollbacks) != plan.schedule_version:
@@ -340,10 +345,6 @@ class Invariants:
             self._epochs[plan.rollbacks] = plan.schedule_version
             self._newest_window.pop(plan.rollbacks, None)
             self.work.restarts_windows(plan.rollbacks)
-
-    def resumed(self, process: Process, plan: Plan) -> None:
-        """Checks the state that training goes on from."""
-        self.is_dense(process, plan.target)
 
     def replayed(self, process: Process, plan: Plan) -> None:
         """Checks the state at the end of a replay."""
@@ -356,9 +357,7 @@ class Invariants:
 
     def is_dense(self, process: Process, step: int) -> None:
         """Checks that a rank holds S_step whole, and the loss of every step up to it."""
-        live = process.live
-        assert live is not None
-        assert process.rank is not None
+        live = process.state
         require(live.step == step, "6 same bits", process, "is at", live.step, "instead of", step)
         require(not live.frozen, "6 same bits", process, "has frozen operators after a replay")
         self._equals_reference(process)

@@ -23,13 +23,9 @@ class LeftInvariants:
     def __init__(self, world: World) -> None:
         """Watches a world from its start."""
         self._world = world
-        self._begun: set[int] = set()
 
     def goes_back(self, plan: Plan) -> None:
         """7: a job goes back to what is durable only where no memory could bring it further."""
-        if plan.generation in self._begun:
-            return
-        self._begun.add(plan.generation)
         live = self._world.live
         stores = [*(process.store for process in live), *self._world.machines.within_reach()]
         step = _recoverable_step(stores, self._world.shape)

@@ -30,8 +30,7 @@ class LogInvariants:
 
     def landed(self, committing: Process) -> None:
         """Checks, when one rank commits a step in training, every rank's log of that step."""
-        assert committing.live is not None
-        step = committing.live.step
+        step = committing.state.step
         for process in self._world.live:
             if process.rank is not None and process.number not in self.damaged:
                 wanted = self._sends(process)
@@ -41,13 +40,12 @@ class LogInvariants:
 
     def reach_back(self, process: Process, persisted: Window | None) -> None:
         """Checks that a rank in training has the logs that a replay from a window needs."""
-        assert process.live is not None
         if process.number in self.damaged:
             return
         first = process.schedule.first_step if persisted is None else persisted.start
         first = max(first, self.copied.get(process.number, 0))
         wanted = self._sends(process)
-        for step in range(first + 1, process.live.step + 1):
+        for step in range(first + 1, process.state.step + 1):
             there = self._logged(process, step, math.inf)
             what = (process, "has", there, "of", wanted, "tensors of step", step, "in its log")
             require(there == wanted, "3 logs", *what, "needed for", persisted)
@@ -58,8 +56,7 @@ class LogInvariants:
     def _sends(self, process: Process) -> int:
         """Returns how many tensors a rank sends in a step."""
         shape = self._world.shape
-        assert process.rank is not None
-        stage = process.rank.pp
+        stage = process.place.pp
         return sum(shape.sends(stage, direction) for direction in shape.directions[stage])
 
     def _logged(self, process: Process, step: int, now: float) -> int:

@@ -18,7 +18,7 @@ from megatron_moevement.policy.facts.facts import Facts
 from megatron_moevement.policy.job.operators import OperatorId
 from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.policy.recovery import planner as recovery
-from megatron_moevement.policy.recovery import rollforward
+from megatron_moevement.policy.recovery.lifecycle import Action
 from megatron_moevement.policy.recovery.plan import Plan
 from megatron_moevement.policy.window.schedule import Window, WindowSchedule
 from megatron_moevement.testing.world.step_model import (
@@ -49,7 +49,7 @@ class Policies:
     training_step: tuple[Command, ...] = TRAINING_STEP
     roll_forward_section: tuple[Command, ...] = ROLL_FORWARD_SECTION
     votes_suffice: Callable[[int, int], bool] = operator.eq
-    settling: tuple[rollforward.Settling, ...] = rollforward.SETTLING
+    carrying_out: tuple[Action, ...] = tuple(Action)
     may_vote: Callable[..., bool] = commit.may_vote
     is_current: Callable[[int, int], bool] = commit.is_current
     coverage_vote: Callable[[int, int], tuple[int, int]] = commit.coverage_vote

@@ -176,6 +176,18 @@ class Process:
     hung: bool = False
 
     @property
+    def place(self) -> LogicalRank:
+        """The logical rank of a process that has one."""
+        assert self.rank is not None
+        return self.rank
+
+    @property
+    def state(self) -> Live:
+        """The live state of a process that has one."""
+        assert self.live is not None
+        return self.live
+
+    @property
     def host(self) -> Host:
         """What placement knows of it."""
         return Host(self.number, self.domain, self.rank)

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Generator
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from megatron_moevement.policy.copies.commit import newest_persisted
 from megatron_moevement.policy.copies.persistence import SlotKey
-from megatron_moevement.policy.copies.slot_ring import SlotRing, ring_capacity
-from megatron_moevement.policy.facts.facts import Facts, ProcessFacts
-from megatron_moevement.policy.recovery.histories import next_rollbacks
-from megatron_moevement.policy.recovery.lifecycle import Event, Phase
-from megatron_moevement.policy.recovery.plan import Origin, Plan, Verdict, WindowEdges
-from megatron_moevement.policy.recovery.planner import has_no_use_of_memory
-from megatron_moevement.policy.window.schedule import WindowSchedule
+from megatron_moevement.policy.copies.slot_ring import SlotRing
+from megatron_moevement.policy.recovery.lifecycle import Action, Event, Phase
+from megatron_moevement.policy.recovery.plan import Origin, Plan, SlotFetch, Verdict, WindowEdges
 from megatron_moevement.settings.faults import FaultPoint
-from megatron_moevement.testing.world.copying import copy_states, fetch_slots
+from megatron_moevement.testing.world.arithmetic import Entry
 from megatron_moevement.testing.world.live import Live
+from megatron_moevement.testing.world.planning import FACTS_TIME, agree, agree_on_holders
 from megatron_moevement.testing.world.process import (
     At,
     Commands,
@@ -27,16 +25,16 @@ from megatron_moevement.testing.world.process import (
     Run,
     Sleep,
     Until,
-    Wait,
 )
-from megatron_moevement.testing.world.protecting import agree_on_holders, rejoin, send_slots
-from megatron_moevement.testing.world.settling import settle
+from megatron_moevement.testing.world.store import Store, StoredSlot
 from megatron_moevement.testing.world.training import run_step, train
 
 if TYPE_CHECKING:
     from megatron_moevement.testing.world.world import World
 
-FACTS_TIME = 0.5
+RESET_TIME = 0.5
+FETCH_TIME = 0.6
+COPY_TIME = 1.5
 DURABLE_TIME = 4.0
 
 
@@ -47,149 +45,15 @@ def recover(world: World, process: Process, members: tuple[int, ...]) -> Program
     world.machines.open_store(process, world.restarts.restarts_in_place)
     yield from agree_on_holders(world, process, members)
     process.has_left = True
-    plan, schedule = yield from _agree(world, process, members)
-    own = None if process.rank is None else plan.for_rank(process.rank)
+    plan = yield from agree(world, process, members)
     yield At(FaultPoint.PLAN)
-    if plan.verdict is Verdict.ROLLBACK:
-        process.run, process.live = None, None
-    loaded = (yield from _load_again(world, process, plan)) if plan.is_from_durable else None
-    yield At(FaultPoint.OPEN)
-    if plan.is_from_durable:
-        yield from _forget_windows(world, process, plan, schedule, members)
-    if plan.verdict is not Verdict.ROLLBACK:
-        process.advance(Event.AGREED)
-        yield from settle(world, process, plan, schedule, members, loaded=loaded)
-        process.advance(Event.SETTLED)
-    yield Pass()
-    yield from _come_to_target(world, process, plan, schedule, members)
-    yield Join(("replayed",), members, process.number, None, len)
-    if plan.verdict is not Verdict.ROLLBACK:
-        process.advance(Event.REACHED)
-        _go_on(world, process, plan)
-    yield from rejoin(world, process, own, members)
+    yield from Execution(world, process, members, plan).carry_out()
     if process.rank is None:
         return
     process.advance(Event.BEGINS)
-    world.invariants.resumed(process, plan)
-    if process.live is not None and process.ring.next_step == process.live.step:
-        yield from world.commits.capture(process)
+    world.invariants.is_dense(process, plan.target)
+    yield from world.commits.capture_on(process)
     yield from train(world, process)
-
-
-def _come_to_target(
-    world: World,
-    process: Process,
-    plan: Plan,
-    schedule: WindowSchedule,
-    members: tuple[int, ...],
-) -> Commands:
-    """Copies, loads or replays what the plan says."""
-    if plan.copies:
-        yield Join(("settled",), members, process.number, None, len)
-    yield from fetch_slots(world, process, plan)
-    if plan.copies:
-        yield from copy_states(world, process, plan, members)
-    live = process.live
-    is_kept = plan.edges is WindowEdges.KEPT and not plan.is_from_durable
-    own = None if process.rank is None else plan.for_rank(process.rank)
-    if is_kept and live is not None and own is not None:
-        process.ring = SlotRing(process.ring.capacity, own.oldest, own.next_step)
-    if own is not None:
-        send_slots(world, process, own, dict(plan.holders).get(own.rank, ()))
-    if plan.verdict is Verdict.ROLLBACK:
-        yield from _load(world, process, plan, schedule)
-    elif process.rank is not None and process.rank.pp in plan.start_of:
-        process.advance(Event.REPLAYS)
-        if plan.origin(process.rank.pp) is Origin.WINDOW:
-            _rewind(world, process, plan)
-        yield from _replay(world, process, plan)
-    else:
-        process.advance(Event.STANDS_BY)
-
-
-def _agree(
-    world: World, process: Process, members: tuple[int, ...]
-) -> Generator[Wait, Any, tuple[Plan, WindowSchedule]]:
-    """Publishes facts, makes the plan from everybody's, and compares it with the others'.
-
-    Returns:
-        The plan, and the schedule that windows go on under.
-    """
-    facts = yield from _look(world, process, members, 0)
-    world.machines.note_left(process)
-    beginning = world.restarts.beginning(process.generation)
-    is_lacking = has_no_use_of_memory(_since_launch(world, facts))
-    if is_lacking and beginning.has_left:
-        taken = world.machines.take_in(process, world.restarts.restarts_in_place)
-        told: dict[int, bool] = yield Join(("taken",), members, process.number, taken, dict)
-        if any(told.values()):
-            facts = yield from _look(world, process, members, 1)
-    found = world.policies.plan_start(_since_launch(world, facts))
-    if found is None:
-        plan = _beginning(process, facts)
-        world.durable.begin_history(plan.target)
-        world.invariants.work.goes_back(plan)
-    else:
-        plan = dataclasses.replace(found, generation=process.generation)
-        if plan.verdict is Verdict.ROLLBACK:
-            world.invariants.work.goes_back(plan)
-        digests: dict[int, str]
-        digests = yield Join(("digest",), members, process.number, plan.digest, dict)
-        world.invariants.agreed(process, facts, plan, digests)
-    if plan.verdict is Verdict.ROLLBACK:
-        rollbacks = next_rollbacks((each.rollbacks for each in facts.processes), beginning.time)
-        plan = dataclasses.replace(plan, rollbacks=rollbacks)
-        world.invariants.left.goes_back(plan)
-    if plan.verdict is Verdict.ROLLBACK or plan.is_from_durable:
-        process.advance(Event.LOADS)
-    if found is not None:
-        world.note_plan(plan)
-    own = world.shape.schedule
-    return plan, dataclasses.replace(
-        own, schedule_version=plan.schedule_version, first_step=plan.windows_from
-    )
-
-
-def _look(
-    world: World, process: Process, members: tuple[int, ...], time: int
-) -> Generator[Wait, Any, Facts]:
-    """Publishes facts and returns everybody's, from the own process on."""
-    yield Sleep(FACTS_TIME)
-    yield At(FaultPoint.FACTS)
-    own = process.facts(world.shape, world.scenario.lost_states)
-    name = ("facts", time)
-    published: dict[int, ProcessFacts] = yield Join(name, members, process.number, own, dict)
-    order = [number for number in published if number >= process.number]
-    order += [number for number in published if number < process.number]
-    is_continuing = world.restarts.restarts_in_place > 0 or any(
-        each.committed is not None for each in published.values()
-    )
-    durable = world.restarts.beginning(process.generation).durable
-    return Facts(
-        process.generation,
-        world.shape.layout,
-        world.shape.ends,
-        durable.newest(is_continuing=is_continuing),
-        tuple(published[number] for number in order),
-    )
-
-
-def _since_launch(world: World, facts: Facts) -> Facts:
-    """Returns facts whose generation counts from the launch, as production's do."""
-    return dataclasses.replace(facts, generation=world.restarts.restarts_in_place)
-
-
-def _beginning(process: Process, facts: Facts) -> Plan:
-    """Returns what is done without a plan: all load what is durable, and a history begins."""
-    return Plan(
-        process.generation,
-        Verdict.ROLLBACK,
-        "nothing in memory is newer",
-        facts.durable,
-        edges=WindowEdges.RESTARTED,
-        windows_from=facts.durable,
-        schedule_version=max(each.schedule_version for each in facts.processes) + 1,
-    )
 
 
 def end(world: World, process: Process, why: str) -> Program:
@@ -200,118 +64,329 @@ def end(world: World, process: Process, why: str) -> Program:
     world.restarts.ended(why)
 
 
-def _load(world: World, process: Process, plan: Plan, schedule: WindowSchedule) -> Commands:
-    """Starts over from a durable checkpoint; nothing of the lost future may stay."""
-    yield Sleep(DURABLE_TIME)
-    store = process.store
-    store.forget_windows()
-    store.ledger.clear()
-    store.losses.clear()
-    store.committed = None
-    store.rollbacks = plan.rollbacks
-    process.is_new = process.is_new and process.rank is None
-    process.schedule = schedule
-    process.acknowledgements = world.policies.acknowledgements()
-    process.capturing = None
-    if process.rank is not None:
-        saved = world.durable.load(plan.target, process.rank)
-        process.live = saved.live
-        store.losses.update(saved.losses)
-        store.committed = plan.target
-    store.rank, store.schedule = process.rank, process.schedule
-    process.ring = SlotRing(process.ring.capacity, plan.target, plan.target)
+@dataclasses.dataclass(frozen=True)
+class LeftLedger:
+    """What the process that has all of it says of the steps up to the target."""
+
+    entries: Mapping[int, Entry] = dataclasses.field(default_factory=dict)
+    losses: Mapping[int, int] = dataclasses.field(default_factory=dict)
 
 
-def _go_on(world: World, process: Process, plan: Plan) -> None:
-    """Keeps the live state and drops all else, once every rank holds it and windows begin anew."""
-    if plan.is_from_durable or plan.edges is WindowEdges.KEPT:
-        return
-    world.invariants.restarts_windows(plan)
-    process.store.forget_windows()
-    process.store.ledger.clear()
-    process.capturing = None
-    process.ring = SlotRing(process.ring.capacity, plan.target, plan.target)
+class Execution:
+    """Carries out one plan on one process."""
 
+    def __init__(
+        self, world: World, process: Process, members: tuple[int, ...], plan: Plan
+    ) -> None:
+        """Names who carries out what, and with whom."""
+        self._world = world
+        self._process = process
+        self._members = members
+        self._plan = plan
+        self._own = None if process.rank is None else plan.for_rank(process.rank)
+        self._ledger = LeftLedger()
+        self._loaded: Live | None = None
+        self._schedule = dataclasses.replace(
+            world.shape.schedule,
+            schedule_version=plan.schedule_version,
+            first_step=plan.windows_from,
+        )
+        """That windows go on under."""
+        self._actions: dict[Action, Callable[[], Commands | None]] = {
+            Action.ROLL_FORWARD: self._roll_forward,
+            Action.GIVE_UP: self._give_up,
+            Action.RESET: self._reset,
+            Action.JOURNAL: self._write_journal,
+            Action.BELONG: self._belong,
+            Action.TAKE_LOADED: self._take_loaded,
+            Action.SETTLE: self._settle,
+            Action.OFFER: self._offer_state,
+            Action.FETCH: self._fetch_slots,
+            Action.COPY: self._copy_state,
+            Action.AWAIT_ALL: self._await_all,
+        }
 
-def _forget_windows(
-    world: World,
-    process: Process,
-    plan: Plan,
-    schedule: WindowSchedule,
-    members: tuple[int, ...],
-) -> Commands:
-    """Gets ready for windows from what is durable on; the ledger leads to the target, and stays."""
-    process.schedule = schedule
-    process.store.schedule = process.schedule
-    if plan.edges is WindowEdges.RESTARTED:
-        world.invariants.restarts_windows(plan)
-        process.store.forget_windows()
+    def carry_out(self) -> Commands:
+        """Brings the process to the target, and waits for all others."""
+        process, plan = self._process, self._plan
+        if plan.verdict is Verdict.ROLLBACK:
+            yield from self._start_over()
+            yield self._join("replayed")
+        else:
+            if plan.is_from_durable:
+                yield from self._load()
+            yield At(FaultPoint.OPEN)
+            yield from self._share()
+            for action in self._world.policies.carrying_out:
+                yield from self._actions.get(action, lambda: None)() or ()
+            yield from self._go_on()
+            yield self._join("replayed")
+            process.advance(Event.REACHED)
+            if plan.edges is WindowEdges.RESTARTED and not plan.is_from_durable:
+                self._restart_windows()
+        yield from self._rejoin()
+
+    def _join(
+        self, name: str, value: Any = None, combine: Callable[[dict[Any, Any]], Any] = len
+    ) -> Join:
+        """Returns a collective of all processes of the generation."""
+        return Join((name,), self._members, self._process.number, value, combine)
+
+    def _start_over(self) -> Commands:
+        """Loads a durable checkpoint; nothing of the lost future may stay."""
+        world, process, plan = self._world, self._process, self._plan
+        process.run, process.live = None, None
+        yield At(FaultPoint.OPEN)
+        yield Pass()
+        yield Sleep(DURABLE_TIME)
+        process.store = store = Store(rollbacks=plan.rollbacks)
+        self._belong()
+        process.schedule = self._schedule
         process.acknowledgements = world.policies.acknowledgements()
-    yield Join(("forgotten",), members, process.number, None, len)
+        process.capturing = None
+        if process.rank is not None:
+            saved = world.durable.load(plan.target, process.rank)
+            process.live = saved.live
+            store.losses.update(saved.losses)
+            store.committed = plan.target
+        store.rank, store.schedule = process.rank, process.schedule
+        process.ring = SlotRing(process.ring.capacity, plan.target, plan.target)
 
+    def _load(self) -> Commands:
+        """Loads what is durable, to replay from."""
+        process, start = self._process, self._plan.windows_from
+        process.run, process.live, process.capturing = None, None, None
+        yield Sleep(DURABLE_TIME)
+        if process.rank is not None:
+            process.ring = SlotRing(process.ring.capacity, start, start)
+            self._loaded = self._world.durable.load(start, process.rank).live
 
-def _load_again(world: World, process: Process, plan: Plan) -> Generator[Wait, Any, Live | None]:
-    """Returns what is durable, to replay from; None for a spare."""
-    process.run, process.live, process.capturing = None, None, None
-    yield Sleep(DURABLE_TIME)
-    if process.rank is None:
-        return None
-    process.ring = SlotRing(process.ring.capacity, plan.windows_from, plan.windows_from)
-    return world.durable.load(plan.windows_from, process.rank).live
+    def _share(self) -> Commands:
+        """Drops what is of no use, and takes the ledger of who has it: nobody has written it yet.
 
+        Where windows begin at what is durable, the own ledger leads to the target, and stays.
+        """
+        world, process, plan = self._world, self._process, self._plan
+        if plan.is_from_durable:
+            process.store.schedule = process.schedule = self._schedule
+            if plan.edges is WindowEdges.RESTARTED:
+                world.invariants.restarts_windows(plan)
+                process.store.forget_windows()
+                process.acknowledgements = world.policies.acknowledgements()
+            yield self._join("forgotten")
+        process.advance(Event.AGREED)
+        if process.store.rollbacks != plan.rollbacks:
+            process.store = Store()  # of another history: its slots may have equal names
+        yield self._join("opened")
+        own = None
+        if process.number == plan.ledger_source:
+            own = LeftLedger(dict(process.store.ledger), dict(process.store.losses))
 
-def _rewind(world: World, process: Process, plan: Plan) -> None:
-    """Gives up the live state, and every own slot that the replay captures again."""
-    assert plan.window is not None
-    window = plan.window
-    process.live = None
-    process.capturing = None
-    capacity = ring_capacity(world.scenario.window, world.scenario.lag)
-    process.ring = SlotRing(capacity, window.start, window.last + 1)
-    again = [
-        key
-        for key in process.store.slots
-        if key.owner == process.rank and (key.step > window.last or key.step < window.start)
-    ]
-    process.store.drop_slots(again)
+        def combine(said: dict[int, LeftLedger | None]) -> LeftLedger:
+            return next((each for each in said.values() if each is not None), LeftLedger())
 
+        self._ledger = yield self._join("ledger", own, combine)
+        process.capturing = None
 
-def _replay(world: World, process: Process, plan: Plan) -> Commands:
-    """Converts the sparse window to a dense state and goes on to the target."""
-    assert process.rank is not None
-    own = plan.for_rank(process.rank)
-    if process.live is not None and own.converts:
-        process.live.window = plan.window
-    if process.live is not None and process.ring.next_step == process.live.step:
-        yield from world.commits.capture(process)
-    for step in range(own.start + 1, plan.target + 1):
-        yield from _activate(world, process, plan, step - 1)
-        yield from run_step(world, process, Run(step, plan))
-        yield At(FaultPoint.REPLAY)
-    yield from _activate(world, process, plan, plan.target)
-    assert process.live is not None
-    world.invariants.replayed(process, plan)
+    def _roll_forward(self) -> Commands:
+        world, process, plan = self._world, self._process, self._plan
+        run, live = process.run, process.live
+        for rolling in plan.roll_forward:
+            if rolling.rank != process.rank or run is None or live is None or live.torn:
+                continue
+            if rolling.step == run.step:
+                run.entry, run.plan = self._ledger.entries[run.step], plan
+                yield from world.commits.execute(process, run, world.policies.roll_forward_section)
 
+    def _give_up(self) -> None:
+        if self._own is not None and self._plan.gives_up(self._own.rank.pp):
+            self._process.live = None
 
-def _activate(world: World, process: Process, plan: Plan, step: int) -> Commands:
-    """Loads the slot of S_step, if the window has one and the state waits for it."""
-    window = plan.window
-    assert process.rank is not None
-    live = process.live
-    if window is None:
-        return
-    if not window.start <= step <= window.last or (live is not None and live.window is None):
-        return
-    stored = process.store.slots[SlotKey(process.rank, window, step - window.start)]
-    if not stored.intact:
-        world.report(f"{process} finds its slot of step {step} damaged")
-        world.restarts.restart_soon()
-        yield Until(lambda: False, "the restart")
-    if live is None:
-        process.live = Live.of_first_slot(stored.content, window)
-    else:
-        live.load(stored.content)
-    if step == window.last:
-        yield At(FaultPoint.DENSE)
-        assert process.live is not None
-        process.live.window = None
+    def _reset(self) -> Commands:
+        self._process.run = None
+        yield Sleep(RESET_TIME * (1 + 9 * self._world.random.random()))
+
+    def _write_journal(self) -> Commands:
+        """Makes the journal say what the job knows, step by step."""
+        process, plan, ledger, store = self._process, self._plan, self._ledger, self._process.store
+        process.schedule = self._schedule
+        store.rollbacks = plan.rollbacks
+        for step in range((store.committed or 0) + 1, plan.target + 1):
+            yield Pass()
+            if step in ledger.entries:
+                store.ledger[step] = ledger.entries[step]
+                store.losses[step] = ledger.losses[step]
+            store.committed = step
+        store.ledger.update(ledger.entries)
+        store.losses.update(ledger.losses)
+        store.committed = plan.target
+        store.rank, store.schedule = process.rank, process.schedule
+        if not plan.is_from_durable:
+            store.persisted = newest_persisted(store.persisted, plan.persisted)
+            if plan.window in {None, plan.persisted}:
+                self._world.commits.drop(process)
+
+    def _belong(self) -> None:
+        self._process.is_new = self._process.is_new and self._process.rank is None
+
+    def _take_loaded(self) -> None:
+        if self._loaded is not None:
+            self._process.live = self._loaded
+
+    def _settle(self) -> Commands:
+        self._process.advance(Event.SETTLED)
+        yield Pass()
+
+    def _offer_state(self) -> Commands:
+        if self._plan.copies:
+            yield self._join("settled")
+
+    def _fetch_slots(self) -> Commands:
+        """Brings the slots that the plan gives a rank into the own store, checked."""
+        process = self._process
+        for fetch in () if self._own is None else self._own.fetches:
+            own = fetch.slot._replace(owner=fetch.rank)  # a replica's slot becomes its own
+            if fetch.source != process.number or own not in process.store.slots:
+                yield Sleep(FETCH_TIME)
+                yield from self._fetch(fetch, own)
+            yield Pass()
+
+    def _fetch(self, fetch: SlotFetch, own: SlotKey) -> Commands:
+        """Takes a slot from the first of its sources that gives it, whichever replica it was of."""
+        world, process = self._world, self._process
+        for source in fetch.sources:
+            holder = world.processes[source]
+            yield At(FaultPoint.SERVE_SLOT, source)
+            stored = holder.store.slots.get(fetch.slot) if holder.alive else None
+            if stored is not None and stored.intact:
+                break
+            world.report(f"{process} finds no intact {fetch.slot} at {holder}")
+        else:
+            yield world.restarts.awaited()
+        assert stored is not None
+        yield At(FaultPoint.FETCH)
+        world.commits.make_room(process, own)
+        process.store.slots[own] = StoredSlot(stored.content)
+        world.invariants.stored(process, own)
+
+    def _copy_state(self) -> Commands:
+        """Takes the state of this process's rank from a replica, if the plan says so."""
+        world, process = self._world, self._process
+        if self._own is None or self._own.copied_from is None:
+            return
+        process.live, process.run, process.capturing = None, None, None
+        yield Sleep(COPY_TIME)
+        source = world.processes[self._own.copied_from]
+        yield At(FaultPoint.SERVE_STATE, source.number)
+        if not source.alive or source.live is None:
+            yield Until(lambda: False, "the restart")
+        process.live = source.state.copy()
+        world.invariants.logs.copied[process.number] = self._plan.target
+        world.report(f"{process} copies the state of {source}")
+        yield Pass()
+
+    def _await_all(self) -> Commands:
+        if self._plan.copies:
+            yield self._join("copied")
+
+    def _go_on(self) -> Commands:
+        """Replays what the plan says, and sends holders what they lack."""
+        process, plan, own = self._process, self._plan, self._own
+        if own is None:
+            process.advance(Event.STANDS_BY)
+            return
+        if plan.edges is WindowEdges.KEPT and not plan.is_from_durable:
+            process.ring = SlotRing(process.ring.capacity, own.oldest, own.next_step)
+        self._send_slots()
+        if own.origin is None:
+            process.advance(Event.STANDS_BY)
+            return
+        process.advance(Event.REPLAYS)
+        if own.origin is Origin.WINDOW:
+            self._rewind()
+        yield from self._replay()
+
+    def _send_slots(self) -> None:
+        """Sends own slots to the holders that lack them."""
+        world, process = self._world, self._process
+        began_with = dict(self._plan.holders).get(process.place, ())
+        for send in () if self._own is None else self._own.sends:
+            lacking = [
+                each for each in process.holders if each in send.to or each not in began_with
+            ]
+            having = set(process.holders).difference(lacking)
+            acknowledgements = process.acknowledgements.landed(send.slot, lacking, having)
+            process.acknowledgements = acknowledgements
+            for holder in lacking:
+                world.replicator.send(process, process, send.slot, holder)
+
+    def _rewind(self) -> None:
+        """Gives up the live state, and every own slot that the replay captures again."""
+        process, window = self._process, self._plan.window
+        assert window is not None
+        process.live = process.capturing = None
+        again = [
+            key
+            for key in process.store.slots
+            if key.owner == process.rank and (key.step > window.last or key.step < window.start)
+        ]
+        process.store.drop_slots(again)
+
+    def _replay(self) -> Commands:
+        """Converts the sparse window to a dense state and goes on to the target."""
+        world, process, plan, own = self._world, self._process, self._plan, self._own
+        assert own is not None
+        if process.live is not None and own.converts:
+            process.live.window = plan.window
+        yield from world.commits.capture_on(process)
+        for step in range(own.start + 1, plan.target + 1):
+            yield from self._activate(step - 1)
+            yield from run_step(world, process, Run(step, plan))
+            yield At(FaultPoint.REPLAY)
+        yield from self._activate(plan.target)
+        world.invariants.replayed(process, plan)
+
+    def _activate(self, step: int) -> Commands:
+        """Loads the slot of S_step, if the window has one and the state waits for it."""
+        world, process, window = self._world, self._process, self._plan.window
+        live = process.live
+        if window is None or not window.start <= step <= window.last:
+            return
+        if live is not None and live.window is None:
+            return
+        stored = process.store.slots[SlotKey(process.place, window, step - window.start)]
+        if not stored.intact:
+            world.report(f"{process} finds its slot of step {step} damaged")
+            yield world.restarts.awaited()
+        if live is None:
+            process.live = live = Live.of_first_slot(stored.content, window)
+        else:
+            live.load(stored.content)
+        if step == window.last:
+            yield At(FaultPoint.DENSE)
+            live.window = None
+
+    def _restart_windows(self) -> None:
+        """Keeps the live state and drops all else, once every rank holds it and windows restart."""
+        process, target = self._process, self._plan.target
+        self._world.invariants.restarts_windows(self._plan)
+        process.store.forget_windows()
+        process.store.ledger.clear()
+        process.capturing = None
+        process.ring = SlotRing(process.ring.capacity, target, target)
+
+    def _rejoin(self) -> Commands:
+        """Waits for a copy of each slot of the guarded window, then for everybody."""
+        process = self._process
+
+        def is_protected() -> bool:
+            guarded = None if self._own is None else self._own.guarded
+            return guarded is None or process.acknowledgements.has_second_holder(guarded)
+
+        if process.capturing is not None:
+            yield Until(lambda: process.capturing is None, "the capture")
+        yield At(FaultPoint.REPROTECT)
+        yield Until(is_protected, "urgent copies")
+        yield At(FaultPoint.REJOIN)
+        yield self._join("protected")
+        yield self._join("account")

@@ -177,14 +177,13 @@ class Replicator:
             Whether somebody took its place, before or now.
         """
         world, owner = self._world, parcel.owner
-        assert owner.rank is not None
         if parcel.target not in owner.holders:
             return True
         hosts = [process.host for process in world.live if self._may_keep(process, owner, parcel)]
         rows = {process.rank: process.holders for process in world.live if process.rank is not None}
         placement = Placement(rows, len(owner.holders), world.scenario.replicas)
-        after = replace_holder(placement, hosts, owner.rank, parcel.target)
-        new = set(after.holders[owner.rank]) - set(owner.holders)
+        after = replace_holder(placement, hosts, owner.place, parcel.target)
+        new = set(after.holders[owner.place]) - set(owner.holders)
         world.report(f"{owner} replaces holder p{parcel.target} by {sorted(new) or 'nobody'}")
         if not new:
             owner.acknowledgements = owner.acknowledgements.holder_excused(parcel.target)
@@ -192,7 +191,7 @@ class Replicator:
             return False
         successor = new.pop()
         own = [key for key in owner.store.slots if key.owner == owner.rank]
-        owner.holders = after.holders[owner.rank]
+        owner.holders = after.holders[owner.place]
         owner.acknowledgements = owner.acknowledgements.holder_replaced(
             parcel.target, successor, own
         )

@@ -10,7 +10,7 @@ from megatron_moevement.policy.job.boundary import BoundaryTag, Direction
 from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.policy.recovery.lifecycle import Phase
 from megatron_moevement.policy.recovery.newest_state import Durable
-from megatron_moevement.testing.world.process import Process, Receive
+from megatron_moevement.testing.world.process import Process, Receive, Until
 from megatron_moevement.testing.world.recovering import end, recover
 from megatron_moevement.testing.world.spares import assign_spares
 
@@ -121,6 +121,11 @@ class Restarts:
             self._is_pending = True
             delay = DETECTION_TIME * (1 + 3 * self._world.random.random())
             self._world.clock.after(delay, self._interrupt_all, self._launches)
+
+    def awaited(self) -> Until:
+        """Notices that something is wrong, and returns the wait for what comes of it."""
+        self.restart_soon()
+        return Until(lambda: False, "the restart")
 
     def _stop(self, process: Process) -> None:
         """Ends what a process executes; nothing of it stays."""

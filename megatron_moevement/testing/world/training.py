@@ -38,11 +38,9 @@ LOG_FETCH_TIME = 0.4
 def train(world: World, process: Process) -> Program:
     """Trains until the job is done."""
     shape = world.shape
-    assert process.live is not None
-    while process.live.step < world.scenario.steps:
-        run = Run(process.live.step + 1)
-        yield from run_step(world, process, run)
-    name = ("finish", process.live.step)
+    while process.state.step < world.scenario.steps:
+        yield from run_step(world, process, Run(process.state.step + 1))
+    name = ("finish", process.state.step)
     yield Join(name, shape.layout.ranks, process.rank, None, len)
     process.advance(Event.ENDS)
     world.finished = True
@@ -69,9 +67,7 @@ def _commit(world: World, process: Process, run: Run) -> Commands:
 
 
 def _forward_backward(world: World, process: Process, run: Run) -> Commands:
-    shape, history, live, rank = world.shape, world.history, process.live, process.rank
-    assert live is not None
-    assert rank is not None
+    shape, history, live, rank = world.shape, world.history, process.state, process.place
     parts = shape.parts[rank]
     weights = [arithmetic.weights_of(history, live, part) for part in parts]
     inputs: list[list[int]] = [[] for _ in parts]
@@ -148,15 +144,13 @@ def _receive(
     logged = neighbour.store.logs.get(tag.step, {}).get(tag)
     if logged is None or not logged.intact:
         world.report(f"{process} finds no intact {tag} in the log of {neighbour}")
-        world.restarts.restart_soon()
-        yield Until(lambda: False, "the restart")
+        yield world.restarts.awaited()
     assert logged is not None
     return logged.value
 
 
 def _reduce_gradients(world: World, process: Process, run: Run) -> Commands:
-    rank = process.rank
-    assert rank is not None
+    rank = process.place
     group = world.shape.groups[rank.pp]
     name = ("reduce", run.step, group[0].pp)
 
@@ -167,11 +161,9 @@ def _reduce_gradients(world: World, process: Process, run: Run) -> Commands:
 
 
 def _gradient_norm(world: World, process: Process, run: Run) -> Commands:
-    rank, reduced = process.rank, run.reduced
-    assert rank is not None
-    assert reduced is not None
     if run.plan is not None:
         return
+    rank = process.place
     pipeline = world.shape.pipelines[rank]
 
     def combine(values: dict[Any, Any]) -> Entry:
@@ -179,7 +171,7 @@ def _gradient_norm(world: World, process: Process, run: Run) -> Commands:
         norm = world.history.of("norm", *(result.stands_for for result in by_stage))
         return Entry(by_stage[-1].loss, norm, world.reference.found_inf(run.step))
 
-    run.entry = yield Join(("norm", run.step, pipeline[0]), pipeline, rank, reduced, combine)
+    run.entry = yield Join(("norm", run.step, pipeline[0]), pipeline, rank, run.reduced, combine)
 
 
 def _await_capture(world: World, process: Process, run: Run) -> Commands:
@@ -202,8 +194,7 @@ def _await_room(world: World, process: Process, run: Run) -> Commands:
 
 
 def _barrier(world: World, process: Process, run: Run) -> Commands:
-    rank = process.rank
-    assert rank is not None
+    rank = process.place
     ranks = world.shape.layout.ranks if run.plan is None else world.shape.groups[rank.pp]
     world.invariants.work.votes(process)
     acknowledgements = process.acknowledgements

@@ -41,7 +41,6 @@ class WorkInvariants:
         self._lost: list[tuple[float, str]] = []
         self._voted: dict[LogicalRank, float] = {}
         self._histories: dict[int, History] = {}
-        self._judged: set[int] = set()
 
     def lost(self, domain: str) -> None:
         """Notes that memory in a failure domain is lost, or no longer what it was."""
@@ -49,16 +48,12 @@ class WorkInvariants:
 
     def votes(self, process: Process) -> None:
         """Notes when a rank says which of its slots have their copies."""
-        assert process.rank is not None
-        self._voted[process.rank] = self._world.clock.now
+        self._voted[process.place] = self._world.clock.now
 
     def committed(self, process: Process) -> None:
         """Notes a step that a rank has committed."""
-        rank, step = process.rank, process.store.committed
-        assert rank is not None
-        assert step is not None
-        steps = self._history(process).steps
-        steps[rank] = max(step, steps.get(rank, 0))
+        rank, steps = process.place, self._history(process).steps
+        steps[rank] = max(process.store.committed or 0, steps.get(rank, 0))
 
     def learnt(self, process: Process, copies: int) -> None:
         """Notes that a window is persisted, with so many copies of each slot besides the own."""
@@ -74,9 +69,6 @@ class WorkInvariants:
 
     def goes_back(self, plan: Plan) -> None:
         """7: a job that goes back loses no step while a domain keeps the persisted window."""
-        if plan.generation in self._judged:
-            return
-        self._judged.add(plan.generation)
         history = self._histories[max(self._histories)] if self._histories else History()
         ranks = self._world.shape.layout.num_ranks
         if history.window is None or len(history.steps) < ranks:

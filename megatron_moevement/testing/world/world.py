@@ -190,8 +190,7 @@ class World:
 
     def neighbour(self, process: Process, stage: int) -> Process | None:
         """Returns who occupies the rank of a stage with the same other coordinates."""
-        assert process.rank is not None
-        return self.occupant(process.rank._replace(pp=stage))
+        return self.occupant(process.place._replace(pp=stage))
 
     def receiver(self, stage: int, direction: Direction) -> int:
         """Returns to which stage a stage sends in a direction."""

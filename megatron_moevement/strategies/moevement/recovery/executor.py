@@ -9,9 +9,8 @@ import torch.distributed as dist
 from megatron_moevement.integrations.megatron.freezing import Freezing
 from megatron_moevement.integrations.megatron.slot_layout import slot_layouts
 from megatron_moevement.policy.facts.facts import Condition, Facts, LiveState
-from megatron_moevement.policy.recovery.lifecycle import Event
+from megatron_moevement.policy.recovery.lifecycle import Action, Event
 from megatron_moevement.policy.recovery.plan import Origin, Plan, WindowEdges
-from megatron_moevement.policy.recovery.rollforward import SETTLING, Settling
 from megatron_moevement.runtime.coordination.agreement import all_gather_json
 from megatron_moevement.strategies.moevement.carried_state import GIVEN_UP, SurvivingState
 from megatron_moevement.strategies.moevement.history import WindowHistory
@@ -72,9 +71,22 @@ class Execution:
             The replay, which `enter` begins; None for a bystander.
         """
         ledger, first = self._share()
-        self._come_to_target(ledger, loaded)
-        self._session.generation.advance(Event.SETTLED)
-        self._restore(ledger)
+        actions: dict[Action, Callable[[], None]] = {
+            Action.ROLL_FORWARD: lambda: self._roll_forward(ledger),
+            Action.GIVE_UP: self._give_up,
+            Action.RESET: self._survivor.reset,
+            Action.JOURNAL: lambda: self._write_journal(ledger),
+            Action.BELONG: self._belong,
+            Action.TAKE_LOADED: lambda: self._take(loaded),
+            Action.SETTLE: lambda: self._session.generation.advance(Event.SETTLED),
+            Action.OFFER: self._offer_state,
+            Action.FETCH: lambda: fetch_slots(self._memory, self.own.fetches),
+            Action.COPY: lambda: self._copy_state(ledger),
+            Action.STAND_BY: self._stand_by,
+            Action.AWAIT_ALL: self._await_all,
+        }
+        for action in Action:
+            actions[action]()
         return None if self.own.origin is None else self._replay(ledger, freezing, first)
 
     def _share(self) -> tuple[LeftLedger, FirstCaptures]:
@@ -93,36 +105,6 @@ class Execution:
         told = memory.open(lambda: [captures, own_ledger(memory, plan)])
         ledger = LeftLedger.of_documents(one for _, one in told)
         return ledger, first_captures(rank, plan, [each for several, _ in told for each in several])
-
-    def _restore(self, ledger: LeftLedger) -> None:
-        """Fetches the slots that this rank lacks, and puts back what a bystander trains on."""
-        memory, own = self._memory, self.own
-        memory.begin_history()
-        if self._plan.copies:
-            self._offer_state()
-        fetch_slots(memory, own.fetches)
-        if own.origin is not Origin.WINDOW:
-            if own.copied_from is not None:
-                self._copy_state(own.copied_from, ledger)
-            self._survivor.stand_by(self._live)
-        dist.barrier()  # nobody overwrites a slot that another one still fetches
-        memory.offer(None)
-
-    def _come_to_target(self, ledger: LeftLedger, loaded: SurvivingState | None) -> None:
-        """Applies the step that this rank lacks, if it rolls forward, and writes the journal.
-
-        A state beyond what any journal says would be lost with the processes that were at it.
-        """
-        actions: dict[Settling, Callable[[], None]] = {
-            Settling.ROLL_FORWARD: lambda: self._roll_forward(ledger),
-            Settling.GIVE_UP: self._give_up,
-            Settling.RESET: self._survivor.reset,
-            Settling.JOURNAL: lambda: self._write_journal(ledger),
-            Settling.BELONG: self._belong,
-            Settling.TAKE_LOADED: lambda: self._take(loaded),
-        }
-        for action in SETTLING:
-            actions[action]()
 
     def _roll_forward(self, ledger: LeftLedger) -> None:
         for rolling in self._plan.roll_forward:
@@ -150,18 +132,31 @@ class Execution:
 
     def _offer_state(self) -> None:
         """Lets who lost its state read that of this rank, and waits until all offer theirs."""
+        self._memory.begin_history()
+        if not self._plan.copies:
+            return
         if any(copy.source == self._memory.host.process for copy in self._plan.copies):
             self._memory.offer(StandingState(self._live, self._carried.scalars))
         dist.barrier()  # until then sources roll forward
 
-    def _copy_state(self, source: int, ledger: LeftLedger) -> None:
-        """Takes the lost state of this rank from a replica."""
-        objects, memory = self._objects, self._memory
+    def _copy_state(self, ledger: LeftLedger) -> None:
+        """Takes the state of this rank from a replica, if it has lost it."""
+        objects, memory, source = self._objects, self._memory, self.own.copied_from
+        if source is None or self.own.origin is Origin.WINDOW:
+            return
         self._carried.live = GIVEN_UP
         with memory.read_state(source) as reader:
             scalars = copy_state(reader, objects, self._live, self._plan.target)
         objects.ledger.restore_losses(ledger.losses)
         self._carried.live = SurvivingState.dense(scalars)
+
+    def _stand_by(self) -> None:
+        if self.own.origin is not Origin.WINDOW:
+            self._survivor.stand_by(self._live)
+
+    def _await_all(self) -> None:
+        dist.barrier()  # nobody overwrites a slot that another one still fetches
+        self._memory.offer(None)
 
     def boundaries(self) -> ReplayedBoundaries:
         """Returns between whom the stages of the plan replay."""

@@ -1,0 +1,107 @@
+"""Planning: who keeps copies in a generation, and the plan that all its processes make alike."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any
+
+from megatron_moevement.policy.copies.placement import Placement, kept_placement
+from megatron_moevement.policy.facts.facts import Facts, ProcessFacts
+from megatron_moevement.policy.job.ranks import LogicalRank
+from megatron_moevement.policy.recovery.histories import next_rollbacks
+from megatron_moevement.policy.recovery.lifecycle import Event
+from megatron_moevement.policy.recovery.plan import Plan, Verdict, WindowEdges
+from megatron_moevement.policy.recovery.planner import has_no_use_of_memory
+from megatron_moevement.settings.faults import FaultPoint
+from megatron_moevement.testing.world.process import At, Commands, Join, Process, Sleep, Wait
+
+if TYPE_CHECKING:
+    from megatron_moevement.testing.world.world import World
+
+FACTS_TIME = 0.5
+
+
+def agree_on_holders(world: World, process: Process, members: tuple[int, ...]) -> Commands:
+    """Lets copies stay with the processes that hold them, and fills the gaps."""
+
+    def combine(held: dict[int, dict[LogicalRank, int]]) -> Placement:
+        hosts = [world.processes[number].host for number in sorted(held)]
+        anew = world.policies.place_replicas(hosts, world.scenario.replicas)
+        copies = [(number, *one) for number in held for one in held[number].items()]
+        return kept_placement(anew, hosts, copies)
+
+    own: dict[LogicalRank, int] = {}
+    for key in process.store.slots:
+        if key.owner != process.store.rank:
+            own[key.owner] = max(key.step, own.get(key.owner, 0))
+    placement: Any = yield Join(("started",), members, process.number, own, combine)
+    process.acknowledgements = world.policies.acknowledgements()
+    process.holders = ()
+    if process.rank is not None:
+        process.holders = placement.holders[process.rank]
+        world.invariants.placed(process, members)
+
+
+def agree(world: World, process: Process, members: tuple[int, ...]) -> Generator[Wait, Any, Plan]:
+    """Publishes facts, makes the plan from everybody's, and compares it with the others'."""
+    facts = yield from _look(world, process, members, 0)
+    world.machines.note_left(process)
+    beginning = world.restarts.beginning(process.generation)
+    if has_no_use_of_memory(facts) and beginning.has_left:
+        taken = world.machines.take_in(process, facts.generation)
+        told: dict[int, bool] = yield Join(("taken",), members, process.number, taken, dict)
+        if any(told.values()):
+            facts = yield from _look(world, process, members, 1)
+    found = world.policies.plan_start(facts)
+    plan = dataclasses.replace(found or _beginning(facts), generation=process.generation)
+    if plan.verdict is Verdict.ROLLBACK:
+        world.invariants.goes_back(plan)
+    if found is None:
+        world.durable.begin_history(plan.target)
+    else:
+        digests: dict[int, str]
+        digests = yield Join(("digest",), members, process.number, plan.digest, dict)
+        world.invariants.agreed(process, facts, plan, digests)
+    if plan.verdict is Verdict.ROLLBACK:
+        rollbacks = next_rollbacks((each.rollbacks for each in facts.processes), beginning.time)
+        plan = dataclasses.replace(plan, rollbacks=rollbacks)
+    if plan.verdict is Verdict.ROLLBACK or plan.is_from_durable:
+        process.advance(Event.LOADS)
+    if found is not None:
+        world.note_plan(plan)
+    return plan
+
+
+def _look(
+    world: World, process: Process, members: tuple[int, ...], time: int
+) -> Generator[Wait, Any, Facts]:
+    """Publishes facts and returns everybody's, from the own process on."""
+    yield Sleep(FACTS_TIME)
+    yield At(FaultPoint.FACTS)
+    own = process.facts(world.shape, world.scenario.lost_states)
+    name = ("facts", time)
+    published: dict[int, ProcessFacts] = yield Join(name, members, process.number, own, dict)
+    order = sorted(published, key=lambda number: number < process.number)
+    generation = world.restarts.restarts_in_place
+    is_continuing = generation > 0 or any(each.committed is not None for each in published.values())
+    return Facts(
+        generation,
+        world.shape.layout,
+        world.shape.ends,
+        world.restarts.beginning(process.generation).durable.newest(is_continuing=is_continuing),
+        tuple(published[number] for number in order),
+    )
+
+
+def _beginning(facts: Facts) -> Plan:
+    """Returns what is done without a plan: all load what is durable, and a history begins."""
+    return Plan(
+        facts.generation,
+        Verdict.ROLLBACK,
+        "nothing in memory is newer",
+        facts.durable,
+        edges=WindowEdges.RESTARTED,
+        windows_from=facts.durable,
+        schedule_version=max(each.schedule_version for each in facts.processes) + 1,
+    )
