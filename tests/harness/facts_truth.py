@@ -49,8 +49,9 @@ def loads_of(plan: Plan, facts: Facts) -> dict[LogicalRank, int]:
         converts = origin is Origin.WINDOW or (origin is Origin.KEPT and waits)
         if converts and key.window == plan.window and key.step >= begin:
             found.setdefault(fetch.rank, []).append(key.slot)
-    assert all(slots == [*range(slots[0], plan.window.size)] for slots in found.values())
-    return {rank: slots[0] for rank, slots in found.items()}
+    for slots in found.values():  # those of other sources come after each other
+        assert sorted(slots) == [*range(min(slots), plan.window.size)]
+    return {rank: min(slots) for rank, slots in found.items()}
 
 
 def with_ledger(facts: Facts, first: int, last: int) -> set[int]:
