@@ -24,8 +24,8 @@ from megatron_moevement.policy.window.schedule import Window, WindowSchedule
 from megatron_moevement.testing.world.policies import Policies
 from megatron_moevement.testing.world.step_model import (
     ROLL_FORWARD_SECTION,
-    TRAINING_STEP,
     Command,
+    Section,
 )
 
 
@@ -171,7 +171,7 @@ def _same_domain(hosts: list[Host], replicas: int, strictness: object = None) ->
 
 
 def _without(command: Command) -> tuple[Command, ...]:
-    return tuple(each for each in TRAINING_STEP if each is not command)
+    return tuple(each for each in Command if each is not command)
 
 
 class _CopiesUncounted(Acknowledgements):
@@ -189,7 +189,7 @@ class _DamageOverlooked(Acknowledgements):
         return ()
 
 
-_RECORD = {Command.LEDGER, Command.COMMITTED}
+_RECORD = {Section.LEDGER, Section.COMMITTED}
 
 MUTATIONS: tuple[Mutation, ...] = (
     Mutation(

@@ -5,7 +5,7 @@ import pytest
 from megatron_moevement.errors import UserError
 from megatron_moevement.policy.faults.fault_schedule import FaultKind
 from megatron_moevement.settings.faults import Fault, FaultPoint
-from megatron_moevement.testing.world.step_model import COMMIT_SECTION, TRAINING_STEP
+from megatron_moevement.testing.world.step_model import Command, Section
 from tests.harness.tiny_job import tiny_arguments
 
 
@@ -47,7 +47,7 @@ def test_every_place_can_be_named(place):
 
 
 def test_places_have_the_names_of_the_commands_of_a_step():
-    commands = {one.name.lower().replace("_", "-") for one in (*TRAINING_STEP, *COMMIT_SECTION)}
+    commands = {one.name.lower().replace("_", "-") for one in (*Command, *Section)}
     assert {place.value for place in FaultPoint} & commands == {
         "forward-backward",
         "finalize",

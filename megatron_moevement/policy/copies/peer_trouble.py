@@ -8,7 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Iterable, Mapping
 from enum import Enum
+
+from megatron_moevement.policy.copies.placement import Host, Placement, replace_holder
+from megatron_moevement.policy.job.ranks import LogicalRank
 
 _FIRST_PAUSE_S = 0.25
 _LONGEST_PAUSE_S = 10.0
@@ -66,3 +70,36 @@ class Trouble:
     def is_forgotten(self, now_s: float) -> bool:
         """Returns whether a peer that keeps no copies now may keep some again."""
         return now_s - self.last_s >= _FORGOTTEN_AFTER_S
+
+
+def successor_of(
+    placement: Placement,
+    hosts: Iterable[Host],
+    rank: LogicalRank,
+    silent: int,
+    *,
+    troubles: Mapping[int, Trouble],
+    now_s: float,
+) -> tuple[int | None, Placement]:
+    """Returns who keeps the copies of a rank from now on instead of a holder, and the placement.
+
+    Args:
+        placement: in force; it stays where nobody takes over.
+        hosts: the live processes.
+        rank: whose copies are meant.
+        silent: the holder whose trouble is lasting.
+        troubles: of the rank with other processes. Who keeps no copies now gets none before its
+            trouble is forgotten.
+        now_s: the time.
+    """
+    former = placement.holders[rank]
+    able = [
+        host
+        for host in hosts
+        if (trouble := troubles.get(host.process)) is None
+        or trouble.is_forgotten(now_s)
+        or host.process in former
+    ]
+    after = replace_holder(placement, able, rank, silent)
+    successor = next((each for each in after.holders[rank] if each not in former), None)
+    return successor, placement if successor is None else after

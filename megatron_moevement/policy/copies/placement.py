@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import heapq
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from enum import Enum
 
 from megatron_moevement.errors import UserError
@@ -232,6 +232,19 @@ def replace_holder(
     staying = [process for process in placement.holders[rank] if process != silent]
     filled = _filled(staying, len(staying) + 1, owner, others, load)
     return dataclasses.replace(placement, holders={**placement.holders, rank: filled})
+
+
+def lacking_holders(
+    lacking: Collection[int], began_with: Collection[int], holders: Sequence[int]
+) -> tuple[int, ...]:
+    """Returns the holders that lack a slot: some that did at first, and all that came later.
+
+    Args:
+        lacking: of the holders at the beginning of the generation.
+        began_with: the holders then.
+        holders: those of now.
+    """
+    return tuple(each for each in holders if each in lacking or each not in began_with)
 
 
 def _staying(former: Iterable[int], owner: Host, domain_of: Mapping[int, str]) -> list[int]:

@@ -11,7 +11,6 @@ class Clock:
     """A queue of events; of two at the same time the one that was planned first comes first."""
 
     def __init__(self) -> None:
-        """Starts at time 0 with nothing to do."""
         self.now = 0.0
         self._planned = 0
         self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []

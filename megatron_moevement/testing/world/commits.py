@@ -14,7 +14,7 @@ from megatron_moevement.settings.faults import FaultPoint
 from megatron_moevement.testing.world import arithmetic
 from megatron_moevement.testing.world.process import At, Commands, Process, Run
 from megatron_moevement.testing.world.scenario import Links
-from megatron_moevement.testing.world.step_model import Command
+from megatron_moevement.testing.world.step_model import Section
 from megatron_moevement.testing.world.store import StoredSlot
 
 if TYPE_CHECKING:
@@ -29,26 +29,25 @@ class Commits:
     """Executes commit sections, and captures what they leave."""
 
     def __init__(self, world: World) -> None:
-        """Acts on the processes of a world."""
         self._world = world
 
-    def execute(self, process: Process, run: Run, section: Iterable[Command]) -> Commands:
+    def execute(self, process: Process, run: Run, section: Iterable[Section]) -> Commands:
         """Commits a step; faults may tear it, nothing else can interrupt it."""
         live = process.state
         is_torn_here = self._world.faults.tears(process)
         live.torn = True
         yield At(FaultPoint.COMMIT)
-        for command in section:
-            if command is Command.OPTIMIZERS:
+        for part in section:
+            if part is Section.OPTIMIZERS:
                 yield from self._optimizers(process, run, is_torn_here)
-            elif command is Command.CAPTURE:
+            elif part is Section.CAPTURE:
                 if live.window is None:
                     yield from self.capture(process)
             else:
-                if command is Command.LEDGER:
+                if part is Section.LEDGER:
                     yield At(FaultPoint.LEDGER)
-                self._step(process, run, command)
-                if command is Command.COMMITTED:
+                self._step(process, run, part)
+                if part is Section.COMMITTED:
                     yield At(FaultPoint.COMMITTED)
         process.run = None
         self._world.invariants.committed(process)
@@ -56,21 +55,21 @@ class Commits:
             yield At(FaultPoint.GATHER)
             yield from self._save_durably(process)
 
-    def _step(self, process: Process, run: Run, command: Command) -> None:
+    def _step(self, process: Process, run: Run, part: Section) -> None:
         live, entry, store = process.state, run.entry, process.store
         assert entry is not None
-        if command is Command.SCHEDULES:
+        if part is Section.SCHEDULES:
             assert run.reduced is not None
             arithmetic.end_step(self._world.history, live, run.reduced, entry)
-        elif command is Command.LEDGER:
+        elif part is Section.LEDGER:
             store.ledger[run.step] = entry
             store.losses[run.step] = entry.loss
-        elif command is Command.COMMITTED:
+        elif part is Section.COMMITTED:
             store.committed = max(store.committed or 0, run.step)
             store.rank, store.schedule = process.rank, process.schedule
             if run.plan is None:
                 self._learn(process, run)
-        elif command is Command.PUBLISHED:
+        elif part is Section.PUBLISHED:
             live.torn = False
 
     def _optimizers(self, process: Process, run: Run, is_torn_here: bool) -> Commands:
@@ -90,17 +89,16 @@ class Commits:
             yield At(FaultPoint.ROLL_FORWARD)
 
     def _learn(self, process: Process, run: Run) -> None:
-        """Takes over what the barrier told to be persisted, and drops what that makes garbage."""
+        """Takes over what the barrier told to be persisted, and drops what that makes garbage.
+
+        Others may have left something: it goes once nothing of it can be needed any more.
+        """
         former = process.store.persisted
         newest = newest_persisted(former, run.agreed_persisted)
         if newest != former:
             process.store.persisted = newest
             self._world.invariants.learnt(process, run.agreed_copies)
             self.drop(process)
-        self._forget_left(process, run)
-
-    def _forget_left(self, process: Process, run: Run) -> None:
-        """Removes what others left, once nothing of it can be needed any more."""
         is_returning = process.phase is not Phase.TRAINING
         if process.has_left and may_forget_left(run.agreed_persisted, is_returning=is_returning):
             process.has_left = False
@@ -138,7 +136,7 @@ class Commits:
         if key.slot == 0:
             yield At(FaultPoint.WINDOW_EDGE)
         yield At(FaultPoint.CAPTURE)
-        full, compute = self._world.contents(schedule, rank, key.slot)
+        full, compute = self._world.policies.slot_contents(schedule, rank, key.slot)
         content = live.capture(self._world.history, full, compute)
         process.ring = process.ring.captured()
         self.make_room(process, key)
@@ -174,7 +172,7 @@ class Commits:
         if not process.alive:
             return
         for holder in process.holders:
-            self._world.replicator.send(process, process, key, holder)
+            self._world.replicator.send(process, key, holder)
         self._world.poke(process)
 
     def _save_durably(self, process: Process) -> Commands:

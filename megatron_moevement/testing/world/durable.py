@@ -27,7 +27,6 @@ class Checkpoints:
     """Storage that survives everything."""
 
     def __init__(self, world: World) -> None:
-        """Holds the initial state."""
         self._world = world
         self._saved: dict[int, dict[LogicalRank, SavedRank]] = {
             0: {

@@ -23,7 +23,6 @@ class FaultInjection:
     """
 
     def __init__(self, world: World) -> None:
-        """Reads the faults of the world's scenario."""
         self._world = world
         self._due = sorted(world.scenario.faults, key=lambda fault: fault.tick, reverse=True)
         self._armed: list[Fault] = []

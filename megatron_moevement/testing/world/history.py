@@ -14,7 +14,6 @@ class History:
     """
 
     def __init__(self) -> None:
-        """Knows no computation yet."""
         self._numbers: dict[tuple[Any, ...], int] = {}
         self._computations: list[tuple[Any, ...]] = []
 

@@ -9,16 +9,13 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from megatron_moevement.policy.copies.persistence import SlotKey
-from megatron_moevement.policy.copies.slot_ring import ring_capacity
 from megatron_moevement.policy.facts.facts import Condition, Facts, LiveState, ProcessFacts
 from megatron_moevement.policy.job.operators import OperatorId, OperatorKind
 from megatron_moevement.policy.recovery.lifecycle import Phase
 from megatron_moevement.policy.recovery.plan import Origin, Plan, Verdict, WindowEdges
 from megatron_moevement.policy.window.schedule import Window
-from megatron_moevement.testing.world.left_invariants import LeftInvariants
 from megatron_moevement.testing.world.live import SlotContent
 from megatron_moevement.testing.world.log_invariants import LogInvariants
-from megatron_moevement.testing.world.plan_sources import has_sources
 from megatron_moevement.testing.world.policies import slot_contents
 from megatron_moevement.testing.world.process import Process
 from megatron_moevement.testing.world.violations import ViolationError, require
@@ -32,26 +29,19 @@ class Invariants:
     """Watches a world; is told what happens and knows nothing from the policies."""
 
     def __init__(self, world: World) -> None:
-        """Watches a world from its start."""
         self._world = world
         self._moved: set[int] = set()
         self._judged: set[int] = set()
-        self._gone_back: set[int] = set()
         self._committed: dict[tuple[int, int], int] = {}
         self._ever_held: dict[SlotKey, set[int]] = {}
-        self._persisted: dict[int, Window] = {}
+        self._persisted: dict[int, Window] = {}  # the newest that any rank has learnt, by era
         self._epochs: dict[int, int] = {}
         self._newest_window: dict[int, Window] = {}
         self._slot_of: dict[tuple[int, Window, OperatorId], int] = {}
         self.logs = LogInvariants(world)
-        self.left = LeftInvariants(world)
         self.work = WorkInvariants(world)
         self.damaged_slots: set[tuple[int, SlotKey]] = set()
         self.lags: list[int] = []
-
-    def persisted(self, rollbacks: int) -> Window | None:
-        """Returns the newest window that any rank has learnt to be persisted."""
-        return self._persisted.get(rollbacks)
 
     def tick(self) -> None:
         """Checks what the last tick changed."""
@@ -67,7 +57,7 @@ class Invariants:
         for number in self._moved:
             process = self._world.processes[number]
             if process.alive and process.phase is Phase.TRAINING:
-                self.logs.reach_back(process, self.persisted(process.store.rollbacks))
+                self.logs.reach_back(process, self._persisted.get(process.store.rollbacks))
         self._moved.clear()
 
     def committed(self, process: Process) -> None:
@@ -137,7 +127,7 @@ class Invariants:
         else:
             self.damaged_slots.add((process.number, key))
         count = sum(other.owner == key.owner for other in process.store.slots)
-        capacity = ring_capacity(self._world.scenario.window, self._world.scenario.lag)
+        capacity = self._world.scenario.ring_capacity
         require(count <= capacity, "3 memory", process, "has", count, "slots of", key.owner)
 
     def placed(self, owner: Process, members: Iterable[int]) -> None:
@@ -160,9 +150,7 @@ class Invariants:
     def learnt(self, process: Process, claimed: int) -> None:
         """Checks that a window which a rank takes for persisted is so for the whole job.
 
-        Args:
-            process: who learns it.
-            claimed: the copies that it learns each slot to have, besides the rank's own.
+        It learns as well how many copies each slot is `claimed` to have, besides the rank's own.
         """
         self.work.learnt(process, claimed)
         window, rollbacks = process.store.persisted, process.store.rollbacks
@@ -170,21 +158,20 @@ class Invariants:
         known = self._persisted.get(rollbacks)
         if known is not None and window <= known:
             return
-        for owner in self._world.live:
-            if owner.rank is None:
+        for key in self._world.shape.slots_of(window):
+            owner = self._world.occupant(key.owner)
+            if owner is None:
                 continue
-            for slot in range(window.size):
-                key = SlotKey(owner.rank, window, slot)
-                copies = [
-                    self._world.processes[number].domain
-                    for number in self._ever_held.get(key, ())
-                    if self._has(number, key)
-                ]
-                require(
-                    len(set(copies)) > self._wanted_copies(owner, claimed),
-                    "2 persisted",
-                    f"{process} takes {window} for persisted with {key} at {sorted(copies)}",
-                )
+            copies = [
+                self._world.processes[number].domain
+                for number in self._ever_held.get(key, ())
+                if self._has(number, key)
+            ]
+            require(
+                len(set(copies)) > self._wanted_copies(owner, claimed),
+                "2 persisted",
+                f"{process} takes {window} for persisted with {key} at {sorted(copies)}",
+            )
         self._persisted[rollbacks] = window
         self.lags.append(process.state.step - window.last)
 
@@ -230,7 +217,7 @@ class Invariants:
                 beyond = each.live.condition is Condition.DENSE and each.live.step > plan.target
                 what = f"p{each.process} is at {each.live.step}, the target is {plan.target}"
                 require(not beyond, "4 target", what)
-            has_sources(plan, facts)
+            _has_sources(plan, facts)
             self._keeps_progress(plan, facts)
             if plan.edges is WindowEdges.RESTARTED or plan.is_from_durable:
                 self._nothing_left(facts, plan)
@@ -260,9 +247,8 @@ class Invariants:
         for replay in (each for each in plan.replays if each.origin is Origin.WINDOW):
             members = facts.stage(replay.stage)
             lives = [process.live for process in members]
-            if any(live.condition in {Condition.TORN, Condition.ABSENT} for live in lives) or any(
-                live.window not in {None, plan.window} for live in lives
-            ):
+            lost = {Condition.TORN, Condition.ABSENT}
+            if any(one.condition in lost or one.window not in {None, plan.window} for one in lives):
                 continue
             kept = max(live.step for live in lives)
             if any(kept not in {live.step, live.finished} for live in lives):
@@ -278,65 +264,47 @@ class Invariants:
     def _slot_in_flight_lost(self, stage: int, facts: Facts, kept: int) -> bool:
         """Returns whether faults took every copy of a slot that only a replay captures again."""
         persisted = max(each.persisted for each in facts.processes if each.persisted is not None)
-        ranks = set(self._world.shape.layout.stage_ranks(stage))
-        lost = {
-            key
-            for key, numbers in self._ever_held.items()
-            if key.owner in ranks
+        return any(
+            key.owner.pp == stage
             and persisted.last < key.step < kept
             and not any(self._still_has(number, key) for number in numbers)
-        }
-        return bool(lost)
+            for key, numbers in self._ever_held.items()
+        )
 
     def _coupled_lost(self, stage: int) -> bool:
         ranks = self._world.shape.groups[stage]
-        for rank in ranks:
-            process = self._world.occupant(rank)
-            if process is None or process.live is None or process.live.torn:
-                return True
+        lives = [None if one is None else one.live for one in map(self._world.occupant, ranks)]
+        if any(live is None or live.torn for live in lives):
+            return True
         return len(ranks) > len(self._world.shape.layout.stage_ranks(stage))
 
     def _log_reaches(self, process: ProcessFacts, plan: Plan, kept: int) -> bool:
         assert process.rank is not None
-        for log in process.logs:
-            receiver = self._world.receiver(process.rank.pp, log.direction)
-            first = plan.start(receiver) + 1
-            if not log.steps.issuperset(range(first, kept + 1)):
-                return False
-        return True
+        receivers = self._world.shape.receivers[process.rank.pp]
+        return all(
+            log.steps.issuperset(range(plan.start(receivers[log.direction]) + 1, kept + 1))
+            for log in process.logs
+        )
 
     def _nothing_left(self, facts: Facts, plan: Plan) -> None:
         """2 and 7: falling back to storage, or giving up, is right only when nothing else is."""
-        rollbacks = max((each.rollbacks for each in facts.processes), default=0)
-        learnt = [
-            each.persisted
-            for each in facts.processes
-            if each.rollbacks == rollbacks and each.persisted is not None
-        ]
-        if not learnt:
+        rollbacks = max(each.rollbacks for each in facts.processes)
+        newest = [each for each in facts.processes if each.rollbacks == rollbacks]
+        window = max((each.persisted for each in newest if each.persisted), default=None)
+        if window is None:
             return
-        window = max(learnt)
-        for rank in self._world.shape.layout.ranks:
-            for slot in range(window.size):
-                key = SlotKey(rank, window, slot)
-                if not any(self._still_has(number, key) for number in self._ever_held[key]):
-                    return
-        raise ViolationError(
-            "7 recoverable", f"{plan.verdict.value} although {window} is recoverable"
+        is_whole = all(
+            any(self._still_has(number, key) for number in self._ever_held[key])
+            for key in self._world.shape.slots_of(window)
         )
+        verdict = plan.verdict.value
+        require(not is_whole, "7 recoverable", verdict, "although", window, "is recoverable")
 
     def _still_has(self, number: int, key: SlotKey) -> bool:
         process = self._world.processes[number]
         damaged = (number, key) in self.damaged_slots
         newest = max(other.store.rollbacks for other in self._world.live)
         return process.alive and not damaged and process.store.rollbacks == newest
-
-    def goes_back(self, plan: Plan) -> None:
-        """Checks, once, a plan that goes back to what is durable."""
-        if plan.generation not in self._gone_back:
-            self._gone_back.add(plan.generation)
-            self.work.goes_back(plan)
-            self.left.goes_back(plan)
 
     def restarts_windows(self, plan: Plan) -> None:
         """Forgets the windows of an era when its first process does."""
@@ -350,10 +318,8 @@ class Invariants:
         """Checks the state at the end of a replay."""
         self.is_dense(process, plan.target)
         lag = self._world.scenario.lag + 1
-        bound = 2 * self._world.scenario.window - 2 + lag
-        require(
-            plan.replayed_steps <= bound, "3 replay", plan.replayed_steps, "steps, at most", bound
-        )
+        bound, steps = 2 * self._world.scenario.window - 2 + lag, plan.replayed_steps
+        require(steps <= bound, "3 replay", steps, "steps, at most", bound)
 
     def is_dense(self, process: Process, step: int) -> None:
         """Checks that a rank holds S_step whole, and the loss of every step up to it."""
@@ -372,3 +338,24 @@ class Invariants:
             require(is_clean, "9 leftovers", process, "comes from", process.generation)
         left = [name for name in self._world.network.unfinished if name[0] < generation]
         require(not left, "9 leftovers", "collectives", left, "of an older generation")
+
+
+def _has_sources(plan: Plan, facts: Facts) -> None:
+    """5: what a plan reads from a log or loads from a store was published to be there."""
+    for log in plan.logs:
+        wanted = range(log.first, log.last + 1)
+        for process in facts.stage(log.sender):
+            there = [each.steps for each in process.logs if each.direction is log.direction]
+            covers = any(steps.issuperset(wanted) for steps in there)
+            what = f"p{process.process} is to serve steps {log.first} to {log.last} from its log"
+            require(covers, "5 sources", what)
+    held = {
+        (process.process, holding.owner, holding.window): holding.slots
+        for process in facts.processes
+        for holding in process.holdings
+    }
+    for fetch in plan.slot_fetches():
+        key = fetch.slot
+        for number in fetch.sources:
+            has = held.get((number, key.owner, key.window), 0) >> key.slot & 1
+            require(has == 1, "5 sources", f"p{number} is to send", key)

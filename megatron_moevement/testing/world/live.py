@@ -11,19 +11,6 @@ from megatron_moevement.testing.world.history import History
 
 
 @dataclasses.dataclass(frozen=True)
-class RankScalars:
-    """State of a rank that belongs to no operator.
-
-    Attributes:
-        scalers: loss scalers of the dense and of the expert optimizer.
-        cursor: consumed samples and random streams.
-    """
-
-    scalers: tuple[int, int]
-    cursor: int
-
-
-@dataclasses.dataclass(frozen=True)
 class SlotContent:
     """What one sparse snapshot of one rank holds.
 
@@ -31,13 +18,15 @@ class SlotContent:
         full: FULL of the operators of this slot.
         compute: COMPUTE of the operators of later slots.
         bias: the buffers that go with either.
-        scalars: what the first replayed step starts with.
+        scalers: loss scalers of the dense and of the expert optimizer.
+        cursor: consumed samples and random streams.
     """
 
     full: Mapping[OperatorId, int]
     compute: Mapping[OperatorId, int]
     bias: Mapping[OperatorId, int]
-    scalars: RankScalars
+    scalers: tuple[int, ...]
+    cursor: int
 
 
 @dataclasses.dataclass
@@ -89,7 +78,8 @@ class Live:
                 operator: history.of("compute", self.active[operator]) for operator in compute
             },
             bias={gate: self.bias[gate] for gate in gates},
-            scalars=RankScalars((self.scalers[0], self.scalers[1]), self.cursor),
+            scalers=tuple(self.scalers),
+            cursor=self.cursor,
         )
 
     def load(self, content: SlotContent) -> None:
@@ -103,7 +93,6 @@ class Live:
     @classmethod
     def of_first_slot(cls, content: SlotContent, window: Window) -> Live:
         """Returns the state that a replay of a window begins with."""
-        scalars = content.scalars
-        live = cls(window.start, {}, {}, {}, list(scalars.scalers), scalars.cursor, window)
+        live = cls(window.start, {}, {}, {}, list(content.scalers), content.cursor, window)
         live.load(content)
         return live

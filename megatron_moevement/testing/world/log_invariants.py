@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from megatron_moevement.policy.copies.slot_ring import ring_capacity
 from megatron_moevement.policy.window.schedule import Window
 from megatron_moevement.testing.world.process import Process
 from megatron_moevement.testing.world.violations import require
@@ -23,7 +22,6 @@ class LogInvariants:
     """
 
     def __init__(self, world: World) -> None:
-        """Watches a world from its start."""
         self._world = world
         self.damaged: set[int] = set()
         self.copied: dict[int, int] = {}
@@ -50,14 +48,14 @@ class LogInvariants:
             what = (process, "has", there, "of", wanted, "tensors of step", step, "in its log")
             require(there == wanted, "3 logs", *what, "needed for", persisted)
         logs = len(process.store.logs)
-        budget = ring_capacity(self._world.scenario.window, self._world.scenario.lag) + 1
+        budget = self._world.scenario.ring_capacity + 1
         require(logs <= budget, "3 memory", process, "has the logs of", logs, "steps")
 
     def _sends(self, process: Process) -> int:
         """Returns how many tensors a rank sends in a step."""
         shape = self._world.shape
         stage = process.place.pp
-        return sum(shape.sends(stage, direction) for direction in shape.directions[stage])
+        return sum(shape.sends(stage, direction) for direction in shape.receivers[stage])
 
     def _logged(self, process: Process, step: int, now: float) -> int:
         """Returns how many tensors of a step had landed in a log by some time."""

@@ -30,7 +30,6 @@ class Machines:
     """Where stores lie that belong to no live process."""
 
     def __init__(self, world: World) -> None:
-        """Begins with nothing."""
         self._world = world
         self._left: dict[int, Left] = {}
         self._flushed: dict[int, Store] = {}
@@ -45,6 +44,12 @@ class Machines:
     def has_any(self) -> bool:
         """Whether there is anything; where not, nobody looks for it."""
         return bool(self._left or self._flushed)
+
+    def _left_on(self, machine: str) -> dict[int, Store]:
+        """Returns what lies in the memory of a machine, by who left it."""
+        return {
+            number: left.store for number, left in self._left.items() if left.machine == machine
+        }
 
     def leave(self, process: Process) -> None:
         """Keeps the store of a process that is no more."""
@@ -66,11 +71,8 @@ class Machines:
     def open_store(self, process: Process, generation: int) -> None:
         """Opens the store of a process, and goes on with what lies there for it.
 
-        It looks for the store of its rank once, when it first has one.
-
-        Args:
-            process: whose.
-            generation: restarts in place so far.
+        It looks for the store of its rank once, when it first has one, so many restarts in place
+        after the launch as `generation` says.
         """
         if not process.is_open:
             self._reopen(process)
@@ -86,30 +88,21 @@ class Machines:
     def take_in(self, process: Process, generation: int) -> bool:
         """Brings what others left on a process's machine, or flushed, and nobody has adopted.
 
-        Args:
-            process: who takes it in; a spare does so, too, where it keeps copies.
-            generation: restarts in place so far.
-
-        Returns:
-            Whether it holds anything now that it did not hold before.
+        A spare does so, too, where it keeps copies. Returns whether anything is new to the process.
         """
-        taken = False
-        if not self._world.policies.adopts_in(generation, is_refused=False):
+        policies, taken = self._world.policies, False
+        if not policies.adopts_in(generation, is_refused=False):
             return taken
-        for number, left in list(self._left.items()):
-            if left.machine == process.machine and self._take_in(process, left.store):
+        for number, store in self._left_on(process.machine).items():
+            if self._take_in(process, store):
                 self._world.report(f"{process} takes in what p{number} left")
                 del self._left[number]
                 taken = True
         if process.rank is None:
             return taken
-        ranks = self._world.shape.layout.ranks
-        flushed = {
-            number: store.rank
-            for number, store in self._flushed.items()
-            if store.committed is not None
-        }
-        for number in self._world.policies.share_of_flushed(flushed, process.rank, ranks):
+        ranks, flushed = self._world.shape.layout.ranks, self._flushed.items()
+        named = {number: store.rank for number, store in flushed if store.committed is not None}
+        for number in policies.share_of_flushed(named, process.rank, ranks):
             if self._take_in(process, self._flushed[number].copy()):
                 self._world.report(f"{process} takes in what p{number} flushed")
                 taken = True
@@ -117,25 +110,21 @@ class Machines:
 
     def within_reach(self) -> Iterator[Store]:
         """Returns what live processes could go on with besides their own stores."""
-        machines = {process.machine for process in self._world.live}
-        yield from (left.store for left in self._left.values() if left.machine in machines)
+        for machine in sorted({process.machine for process in self._world.live}):
+            yield from self._left_on(machine).values()
         yield from self._flushed.values()
 
     def note_left(self, process: Process) -> None:
         """Notes what others left on a process's machine, now that all have opened their stores."""
-        process.left_behind = frozenset(
-            number for number, left in self._left.items() if left.machine == process.machine
-        )
+        process.left_behind = frozenset(self._left_on(process.machine))
 
     def forget(self, process: Process) -> None:
         """Removes what the dead left on a process's machine, and all that was flushed."""
-        machine = process.machine
-        left = [number for number, left in self._left.items() if left.machine == machine]
-        gone = of_no_use(left, process.left_behind)
+        gone = of_no_use(self._left_on(process.machine), process.left_behind)
         stores = [*(self._left[number].store for number in gone), *self._flushed.values()]
         if not stores:
             return
-        self._world.invariants.left.forgets(process, stores)
+        self._world.invariants.work.forgets(process, stores)
         for number in gone:
             del self._left[number]
         self._flushed.clear()
@@ -150,11 +139,8 @@ class Machines:
     def _adopt(self, process: Process, rank: LogicalRank) -> None:
         rollbacks = process.store.rollbacks
         mine = _age(process.store, rank, rollbacks)
-        left = {
-            number: _age(each.store, rank, rollbacks)
-            for number, each in self._left.items()
-            if each.machine == process.machine
-        }
+        there = self._left_on(process.machine).items()
+        left = {number: _age(store, rank, rollbacks) for number, store in there}
         newest = max([mine, *left.values()])
         durable = max(
             (store for store in self._flushed.values() if _age(store, rank, rollbacks) > newest),

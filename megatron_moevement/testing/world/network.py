@@ -34,7 +34,6 @@ class Network:
     """Delivers what processes send each other for training."""
 
     def __init__(self, world: World) -> None:
-        """Connects the processes of a world."""
         self._world = world
         self._meetings: dict[tuple[Any, ...], Meeting] = {}
         self._open: dict[int, Meeting] = {}

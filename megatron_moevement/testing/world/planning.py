@@ -14,7 +14,7 @@ from megatron_moevement.policy.recovery.lifecycle import Event
 from megatron_moevement.policy.recovery.plan import Plan, Verdict, WindowEdges
 from megatron_moevement.policy.recovery.planner import has_no_use_of_memory
 from megatron_moevement.settings.faults import FaultPoint
-from megatron_moevement.testing.world.process import At, Commands, Join, Process, Sleep, Wait
+from megatron_moevement.testing.world.process import At, Commands, Process, Sleep, Wait
 
 if TYPE_CHECKING:
     from megatron_moevement.testing.world.world import World
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 FACTS_TIME = 0.5
 
 
-def agree_on_holders(world: World, process: Process, members: tuple[int, ...]) -> Commands:
+def agree_on_holders(world: World, process: Process) -> Commands:
     """Lets copies stay with the processes that hold them, and fills the gaps."""
 
     def combine(held: dict[int, dict[LogicalRank, int]]) -> Placement:
@@ -35,33 +35,32 @@ def agree_on_holders(world: World, process: Process, members: tuple[int, ...]) -
     for key in process.store.slots:
         if key.owner != process.store.rank:
             own[key.owner] = max(key.step, own.get(key.owner, 0))
-    placement: Any = yield Join(("started",), members, process.number, own, combine)
+    placement: Any = yield world.all_join(process, "started", value=own, combine=combine)
     process.acknowledgements = world.policies.acknowledgements()
     process.holders = ()
     if process.rank is not None:
         process.holders = placement.holders[process.rank]
-        world.invariants.placed(process, members)
+        world.invariants.placed(process, world.restarts.beginning.members)
 
 
-def agree(world: World, process: Process, members: tuple[int, ...]) -> Generator[Wait, Any, Plan]:
+def agree(world: World, process: Process) -> Generator[Wait, Any, Plan]:
     """Publishes facts, makes the plan from everybody's, and compares it with the others'."""
-    facts = yield from _look(world, process, members, 0)
+    facts = yield from _look(world, process, 0)
     world.machines.note_left(process)
-    beginning = world.restarts.beginning(process.generation)
+    beginning = world.restarts.beginning
     if has_no_use_of_memory(facts) and beginning.has_left:
         taken = world.machines.take_in(process, facts.generation)
-        told: dict[int, bool] = yield Join(("taken",), members, process.number, taken, dict)
+        told = yield world.all_join(process, "taken", value=taken, combine=dict)
         if any(told.values()):
-            facts = yield from _look(world, process, members, 1)
+            facts = yield from _look(world, process, 1)
     found = world.policies.plan_start(facts)
     plan = dataclasses.replace(found or _beginning(facts), generation=process.generation)
     if plan.verdict is Verdict.ROLLBACK:
-        world.invariants.goes_back(plan)
+        world.invariants.work.goes_back(plan)
     if found is None:
         world.durable.begin_history(plan.target)
     else:
-        digests: dict[int, str]
-        digests = yield Join(("digest",), members, process.number, plan.digest, dict)
+        digests = yield world.all_join(process, "digest", value=plan.digest, combine=dict)
         world.invariants.agreed(process, facts, plan, digests)
     if plan.verdict is Verdict.ROLLBACK:
         rollbacks = next_rollbacks((each.rollbacks for each in facts.processes), beginning.time)
@@ -73,15 +72,13 @@ def agree(world: World, process: Process, members: tuple[int, ...]) -> Generator
     return plan
 
 
-def _look(
-    world: World, process: Process, members: tuple[int, ...], time: int
-) -> Generator[Wait, Any, Facts]:
+def _look(world: World, process: Process, time: int) -> Generator[Wait, Any, Facts]:
     """Publishes facts and returns everybody's, from the own process on."""
     yield Sleep(FACTS_TIME)
     yield At(FaultPoint.FACTS)
     own = process.facts(world.shape, world.scenario.lost_states)
-    name = ("facts", time)
-    published: dict[int, ProcessFacts] = yield Join(name, members, process.number, own, dict)
+    published: dict[int, ProcessFacts]
+    published = yield world.all_join(process, "facts", time, value=own, combine=dict)
     order = sorted(published, key=lambda number: number < process.number)
     generation = world.restarts.restarts_in_place
     is_continuing = generation > 0 or any(each.committed is not None for each in published.values())
@@ -89,7 +86,7 @@ def _look(
         generation,
         world.shape.layout,
         world.shape.ends,
-        world.restarts.beginning(process.generation).durable.newest(is_continuing=is_continuing),
+        world.restarts.beginning.durable.newest(is_continuing=is_continuing),
         tuple(published[number] for number in order),
     )
 

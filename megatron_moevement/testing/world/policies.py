@@ -23,8 +23,8 @@ from megatron_moevement.policy.recovery.plan import Plan
 from megatron_moevement.policy.window.schedule import Window, WindowSchedule
 from megatron_moevement.testing.world.step_model import (
     ROLL_FORWARD_SECTION,
-    TRAINING_STEP,
     Command,
+    Section,
 )
 
 
@@ -46,8 +46,8 @@ class Policies:
         votes_suffice: whether so many of so many votes end the commit barrier.
     """
 
-    training_step: tuple[Command, ...] = TRAINING_STEP
-    roll_forward_section: tuple[Command, ...] = ROLL_FORWARD_SECTION
+    training_step: tuple[Command, ...] = tuple(Command)
+    roll_forward_section: tuple[Section, ...] = ROLL_FORWARD_SECTION
     votes_suffice: Callable[[int, int], bool] = operator.eq
     carrying_out: tuple[Action, ...] = tuple(Action)
     may_vote: Callable[..., bool] = commit.may_vote

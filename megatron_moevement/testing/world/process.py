@@ -87,7 +87,6 @@ class Join:
 
 Wait = Pass | At | Sleep | Receive | Until | Join
 Commands = Generator[Wait, Any, None]
-Program = Commands
 
 
 @dataclasses.dataclass
@@ -95,7 +94,7 @@ class Run:
     """What a rank has in hand of the step it works on: gone when the step is committed.
 
     Attributes:
-        step: the step.
+        step: its number.
         plan: the plan under which it is replayed, None in training.
         local: its own gradients.
         reduced: the reduced ones.
@@ -162,7 +161,7 @@ class Process:
     capturing: SlotKey | None = None
     phase: Phase = Phase.PLANNING
     generation: int = 0
-    program: Program | None = None
+    program: Commands | None = None
     wait: Wait | None = None
     mailbox: dict[BoundaryTag, int] = dataclasses.field(default_factory=dict)
     machine: str = ""

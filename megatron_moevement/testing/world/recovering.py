@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from megatron_moevement.policy.copies.commit import newest_persisted
 from megatron_moevement.policy.copies.persistence import SlotKey
+from megatron_moevement.policy.copies.placement import lacking_holders
 from megatron_moevement.policy.copies.slot_ring import SlotRing
 from megatron_moevement.policy.recovery.lifecycle import Action, Event, Phase
-from megatron_moevement.policy.recovery.plan import Origin, Plan, SlotFetch, Verdict, WindowEdges
+from megatron_moevement.policy.recovery.plan import (
+    Origin,
+    Plan,
+    RankPlan,
+    SlotFetch,
+    Verdict,
+    WindowEdges,
+)
 from megatron_moevement.settings.faults import FaultPoint
 from megatron_moevement.testing.world.arithmetic import Entry
 from megatron_moevement.testing.world.live import Live
@@ -18,10 +26,8 @@ from megatron_moevement.testing.world.planning import FACTS_TIME, agree, agree_o
 from megatron_moevement.testing.world.process import (
     At,
     Commands,
-    Join,
     Pass,
     Process,
-    Program,
     Run,
     Sleep,
     Until,
@@ -38,16 +44,16 @@ COPY_TIME = 1.5
 DURABLE_TIME = 4.0
 
 
-def recover(world: World, process: Process, members: tuple[int, ...]) -> Program:
+def recover(world: World, process: Process) -> Commands:
     """Gets a process from the start of a generation to training, or to its end."""
     yield At(FaultPoint.CONNECT)
     yield At(FaultPoint.START)
     world.machines.open_store(process, world.restarts.restarts_in_place)
-    yield from agree_on_holders(world, process, members)
+    yield from agree_on_holders(world, process)
     process.has_left = True
-    plan = yield from agree(world, process, members)
+    plan = yield from agree(world, process)
     yield At(FaultPoint.PLAN)
-    yield from Execution(world, process, members, plan).carry_out()
+    yield from Execution(world, process, plan).carry_out()
     if process.rank is None:
         return
     process.advance(Event.BEGINS)
@@ -56,7 +62,7 @@ def recover(world: World, process: Process, members: tuple[int, ...]) -> Program
     yield from train(world, process)
 
 
-def end(world: World, process: Process, why: str) -> Program:
+def end(world: World, process: Process, why: str) -> Commands:
     """Ends a process that has nothing to train with: it writes what it has for the next launch."""
     yield Sleep(FACTS_TIME)
     world.machines.flush(process)
@@ -75,13 +81,9 @@ class LeftLedger:
 class Execution:
     """Carries out one plan on one process."""
 
-    def __init__(
-        self, world: World, process: Process, members: tuple[int, ...], plan: Plan
-    ) -> None:
-        """Names who carries out what, and with whom."""
+    def __init__(self, world: World, process: Process, plan: Plan) -> None:
         self._world = world
         self._process = process
-        self._members = members
         self._plan = plan
         self._own = None if process.rank is None else plan.for_rank(process.rank)
         self._ledger = LeftLedger()
@@ -92,45 +94,62 @@ class Execution:
             first_step=plan.windows_from,
         )
         """That windows go on under."""
-        self._actions: dict[Action, Callable[[], Commands | None]] = {
-            Action.ROLL_FORWARD: self._roll_forward,
-            Action.GIVE_UP: self._give_up,
-            Action.RESET: self._reset,
-            Action.JOURNAL: self._write_journal,
-            Action.BELONG: self._belong,
-            Action.TAKE_LOADED: self._take_loaded,
-            Action.SETTLE: self._settle,
-            Action.OFFER: self._offer_state,
-            Action.FETCH: self._fetch_slots,
-            Action.COPY: self._copy_state,
-            Action.AWAIT_ALL: self._await_all,
-        }
 
     def carry_out(self) -> Commands:
         """Brings the process to the target, and waits for all others."""
         process, plan = self._process, self._plan
         if plan.verdict is Verdict.ROLLBACK:
             yield from self._start_over()
-            yield self._join("replayed")
+            yield self._world.all_join(process, "replayed")
         else:
             if plan.is_from_durable:
                 yield from self._load()
             yield At(FaultPoint.OPEN)
             yield from self._share()
             for action in self._world.policies.carrying_out:
-                yield from self._actions.get(action, lambda: None)() or ()
+                yield from self._settle(action)
             yield from self._go_on()
-            yield self._join("replayed")
+            yield self._world.all_join(process, "replayed")
             process.advance(Event.REACHED)
             if plan.edges is WindowEdges.RESTARTED and not plan.is_from_durable:
                 self._restart_windows()
         yield from self._rejoin()
 
-    def _join(
-        self, name: str, value: Any = None, combine: Callable[[dict[Any, Any]], Any] = len
-    ) -> Join:
-        """Returns a collective of all processes of the generation."""
-        return Join((name,), self._members, self._process.number, value, combine)
+    def _settle(self, action: Action) -> Commands:
+        """Does one of the actions that bring the process to the target, or to give its state up."""
+        process, plan, own = self._process, self._plan, self._own
+        match action:
+            case Action.ROLL_FORWARD:
+                yield from self._roll_forward()
+            case Action.GIVE_UP if own is not None and plan.gives_up(own.rank.pp):
+                process.live = None
+            case Action.RESET:
+                process.run = None
+                yield Sleep(RESET_TIME * (1 + 9 * self._world.random.random()))
+            case Action.JOURNAL:
+                yield from self._write_journal()
+            case Action.BELONG:
+                process.is_new = process.is_new and own is None
+            case Action.TAKE_LOADED if self._loaded is not None:
+                process.live = self._loaded
+            case Action.SETTLE:
+                process.advance(Event.SETTLED)
+                yield Pass()
+            case _:
+                yield from self._restore(action)
+
+    def _restore(self, action: Action) -> Commands:
+        """Does one of the actions that bring back what is lost; to stand by takes nothing here."""
+        plan, own = self._plan, self._own
+        match action:
+            case Action.OFFER if plan.copies:
+                yield self._world.all_join(self._process, "settled")
+            case Action.FETCH if own is not None:
+                yield from self._fetch_slots(own)
+            case Action.COPY if own is not None and own.copied_from is not None:
+                yield from self._copy_state(own.copied_from)
+            case Action.AWAIT_ALL if plan.copies:
+                yield self._world.all_join(self._process, "copied")
 
     def _start_over(self) -> Commands:
         """Loads a durable checkpoint; nothing of the lost future may stay."""
@@ -140,7 +159,7 @@ class Execution:
         yield Pass()
         yield Sleep(DURABLE_TIME)
         process.store = store = Store(rollbacks=plan.rollbacks)
-        self._belong()
+        process.is_new = process.is_new and process.rank is None
         process.schedule = self._schedule
         process.acknowledgements = world.policies.acknowledgements()
         process.capturing = None
@@ -173,19 +192,16 @@ class Execution:
                 world.invariants.restarts_windows(plan)
                 process.store.forget_windows()
                 process.acknowledgements = world.policies.acknowledgements()
-            yield self._join("forgotten")
+            yield world.all_join(process, "forgotten")
         process.advance(Event.AGREED)
         if process.store.rollbacks != plan.rollbacks:
             process.store = Store()  # of another history: its slots may have equal names
-        yield self._join("opened")
+        yield world.all_join(process, "opened")
         own = None
         if process.number == plan.ledger_source:
             own = LeftLedger(dict(process.store.ledger), dict(process.store.losses))
-
-        def combine(said: dict[int, LeftLedger | None]) -> LeftLedger:
-            return next((each for each in said.values() if each is not None), LeftLedger())
-
-        self._ledger = yield self._join("ledger", own, combine)
+        told = yield world.all_join(process, "ledger", value=own, combine=dict)
+        self._ledger = told.get(plan.ledger_source) or LeftLedger()
         process.capturing = None
 
     def _roll_forward(self) -> Commands:
@@ -197,14 +213,6 @@ class Execution:
             if rolling.step == run.step:
                 run.entry, run.plan = self._ledger.entries[run.step], plan
                 yield from world.commits.execute(process, run, world.policies.roll_forward_section)
-
-    def _give_up(self) -> None:
-        if self._own is not None and self._plan.gives_up(self._own.rank.pp):
-            self._process.live = None
-
-    def _reset(self) -> Commands:
-        self._process.run = None
-        yield Sleep(RESET_TIME * (1 + 9 * self._world.random.random()))
 
     def _write_journal(self) -> Commands:
         """Makes the journal say what the job knows, step by step."""
@@ -226,29 +234,14 @@ class Execution:
             if plan.window in {None, plan.persisted}:
                 self._world.commits.drop(process)
 
-    def _belong(self) -> None:
-        self._process.is_new = self._process.is_new and self._process.rank is None
-
-    def _take_loaded(self) -> None:
-        if self._loaded is not None:
-            self._process.live = self._loaded
-
-    def _settle(self) -> Commands:
-        self._process.advance(Event.SETTLED)
-        yield Pass()
-
-    def _offer_state(self) -> Commands:
-        if self._plan.copies:
-            yield self._join("settled")
-
-    def _fetch_slots(self) -> Commands:
+    def _fetch_slots(self, own: RankPlan) -> Commands:
         """Brings the slots that the plan gives a rank into the own store, checked."""
         process = self._process
-        for fetch in () if self._own is None else self._own.fetches:
-            own = fetch.slot._replace(owner=fetch.rank)  # a replica's slot becomes its own
-            if fetch.source != process.number or own not in process.store.slots:
+        for fetch in own.fetches:
+            key = fetch.slot._replace(owner=fetch.rank)  # a replica's slot becomes its own
+            if fetch.source != process.number or key not in process.store.slots:
                 yield Sleep(FETCH_TIME)
-                yield from self._fetch(fetch, own)
+                yield from self._fetch(fetch, key)
             yield Pass()
 
     def _fetch(self, fetch: SlotFetch, own: SlotKey) -> Commands:
@@ -269,25 +262,19 @@ class Execution:
         process.store.slots[own] = StoredSlot(stored.content)
         world.invariants.stored(process, own)
 
-    def _copy_state(self) -> Commands:
-        """Takes the state of this process's rank from a replica, if the plan says so."""
+    def _copy_state(self, number: int) -> Commands:
+        """Takes the state of this process's rank from that of a replica."""
         world, process = self._world, self._process
-        if self._own is None or self._own.copied_from is None:
-            return
         process.live, process.run, process.capturing = None, None, None
         yield Sleep(COPY_TIME)
-        source = world.processes[self._own.copied_from]
-        yield At(FaultPoint.SERVE_STATE, source.number)
+        source = world.processes[number]
+        yield At(FaultPoint.SERVE_STATE, number)
         if not source.alive or source.live is None:
             yield Until(lambda: False, "the restart")
         process.live = source.state.copy()
         world.invariants.logs.copied[process.number] = self._plan.target
         world.report(f"{process} copies the state of {source}")
         yield Pass()
-
-    def _await_all(self) -> Commands:
-        if self._plan.copies:
-            yield self._join("copied")
 
     def _go_on(self) -> Commands:
         """Replays what the plan says, and sends holders what they lack."""
@@ -297,45 +284,39 @@ class Execution:
             return
         if plan.edges is WindowEdges.KEPT and not plan.is_from_durable:
             process.ring = SlotRing(process.ring.capacity, own.oldest, own.next_step)
-        self._send_slots()
+        self._send_slots(own)
         if own.origin is None:
             process.advance(Event.STANDS_BY)
             return
         process.advance(Event.REPLAYS)
         if own.origin is Origin.WINDOW:
             self._rewind()
-        yield from self._replay()
+        yield from self._replay(own)
 
-    def _send_slots(self) -> None:
+    def _send_slots(self, own: RankPlan) -> None:
         """Sends own slots to the holders that lack them."""
         world, process = self._world, self._process
-        began_with = dict(self._plan.holders).get(process.place, ())
-        for send in () if self._own is None else self._own.sends:
-            lacking = [
-                each for each in process.holders if each in send.to or each not in began_with
-            ]
+        began_with = dict(self._plan.holders).get(own.rank, ())
+        for send in own.sends:
+            lacking = lacking_holders(send.to, began_with, process.holders)
             having = set(process.holders).difference(lacking)
             acknowledgements = process.acknowledgements.landed(send.slot, lacking, having)
             process.acknowledgements = acknowledgements
             for holder in lacking:
-                world.replicator.send(process, process, send.slot, holder)
+                world.replicator.send(process, send.slot, holder)
 
     def _rewind(self) -> None:
         """Gives up the live state, and every own slot that the replay captures again."""
         process, window = self._process, self._plan.window
         assert window is not None
         process.live = process.capturing = None
-        again = [
-            key
-            for key in process.store.slots
-            if key.owner == process.rank and (key.step > window.last or key.step < window.start)
-        ]
-        process.store.drop_slots(again)
+        own = [key for key in process.store.slots if key.owner == process.rank]
+        steps = range(window.start, window.last + 1)
+        process.store.drop_slots(key for key in own if key.step not in steps)
 
-    def _replay(self) -> Commands:
+    def _replay(self, own: RankPlan) -> Commands:
         """Converts the sparse window to a dense state and goes on to the target."""
-        world, process, plan, own = self._world, self._process, self._plan, self._own
-        assert own is not None
+        world, process, plan = self._world, self._process, self._plan
         if process.live is not None and own.converts:
             process.live.window = plan.window
         yield from world.commits.capture_on(process)
@@ -350,9 +331,8 @@ class Execution:
         """Loads the slot of S_step, if the window has one and the state waits for it."""
         world, process, window = self._world, self._process, self._plan.window
         live = process.live
-        if window is None or not window.start <= step <= window.last:
-            return
-        if live is not None and live.window is None:
+        is_dense = live is not None and live.window is None
+        if window is None or is_dense or not window.start <= step <= window.last:
             return
         stored = process.store.slots[SlotKey(process.place, window, step - window.start)]
         if not stored.intact:
@@ -388,5 +368,5 @@ class Execution:
         yield At(FaultPoint.REPROTECT)
         yield Until(is_protected, "urgent copies")
         yield At(FaultPoint.REJOIN)
-        yield self._join("protected")
-        yield self._join("account")
+        yield self._world.all_join(process, "protected")
+        yield self._world.all_join(process, "account")

@@ -37,7 +37,6 @@ class Reference:
     """The fault-free run, computed step by step as far as it is asked for."""
 
     def __init__(self, history: History, scenario: Scenario, shape: Shape) -> None:
-        """Knows S_0."""
         self._history = history
         self._shape = shape
         self._overflows = {step: (dense, expert) for step, dense, expert in scenario.overflows}

@@ -6,9 +6,9 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from megatron_moevement.policy.copies.commit import newest_persisted
-from megatron_moevement.policy.copies.peer_trouble import Remedy, Trouble
+from megatron_moevement.policy.copies.peer_trouble import Remedy, Trouble, successor_of
 from megatron_moevement.policy.copies.persistence import SlotKey
-from megatron_moevement.policy.copies.placement import Placement, replace_holder
+from megatron_moevement.policy.copies.placement import Placement
 from megatron_moevement.settings.faults import FaultPoint
 from megatron_moevement.testing.world.process import Process
 from megatron_moevement.testing.world.scenario import Links
@@ -28,8 +28,7 @@ class Parcel:
     """One copy on its way.
 
     Attributes:
-        source: who sends it.
-        owner: the process whose rank's state it is; it gets the acknowledgement.
+        source: who sends it, of the state of its rank.
         key: what is copied.
         target: number of the process that gets it.
         sent_in: the generation in which it was sent.
@@ -37,7 +36,6 @@ class Parcel:
     """
 
     source: Process
-    owner: Process
     key: SlotKey
     target: int
     sent_in: int
@@ -48,7 +46,6 @@ class Replicator:
     """Moves slots between processes and sees to it that they arrive."""
 
     def __init__(self, world: World) -> None:
-        """Acts on the processes of a world."""
         self._world = world
         self._cut_off: dict[int, float] = {}
         self._troubles: dict[tuple[int, int, int], Trouble] = {}
@@ -57,10 +54,10 @@ class Replicator:
         """Lets every transfer from a process fail for a while."""
         self._cut_off[source.number] = self._world.clock.now + lasts
 
-    def send(self, source: Process, owner: Process, key: SlotKey, target: int) -> None:
+    def send(self, source: Process, key: SlotKey, target: int) -> None:
         """Sends a copy of a slot; it is sent again until it is acknowledged."""
         now = self._world.clock.now
-        self._ship(Parcel(source, owner, key, target, source.generation, now))
+        self._ship(Parcel(source, key, target, source.generation, now))
 
     def _ship(self, parcel: Parcel) -> None:
         draw = self._world.random
@@ -105,20 +102,20 @@ class Replicator:
         A spare hears of no barrier: it learns from the copies what is committed, what is persisted
         and what it may forget.
         """
-        owner, store = parcel.owner.store, target.store
+        source, store = parcel.source.store, target.store
         if target.rank is not None:
             return
-        store.ledger.update(owner.ledger)
-        store.losses.update(owner.losses)
-        if owner.committed is not None:
-            store.committed = max(store.committed or 0, owner.committed)
-        persisted = newest_persisted(store.persisted, owner.persisted)
+        store.ledger.update(source.ledger)
+        store.losses.update(source.losses)
+        if source.committed is not None:
+            store.committed = max(store.committed or 0, source.committed)
+        persisted = newest_persisted(store.persisted, source.persisted)
         if persisted != store.persisted:
             store.persisted = persisted
             self._world.commits.drop(target)
 
     def _acknowledge(self, parcel: Parcel) -> None:
-        owner = parcel.owner
+        owner = parcel.source
         if not owner.alive:
             return
         if not self._world.policies.is_current(parcel.sent_in, owner.generation):
@@ -129,10 +126,10 @@ class Replicator:
 
     def _note_damaged(self, parcel: Parcel) -> None:
         """Notes a slot that can't be sent; who needs it must not go on."""
-        source, owner = parcel.source, parcel.owner
+        source = parcel.source
         self._world.report(f"{source} finds its slot of step {parcel.key.step} damaged")
         source.damaged.add(parcel.key)
-        if owner is not source or owner.acknowledgements.lost_of(source.damaged):
+        if source.acknowledgements.lost_of(source.damaged):
             self._world.restarts.restart_soon()
 
     def _line(self, parcel: Parcel) -> tuple[int, int, int]:
@@ -144,9 +141,8 @@ class Replicator:
         now, former = world.clock.now, self._troubles.get(line)
         trouble = Trouble.after(former, parcel.sent_at, now, "a transfer failed")
         self._troubles[line] = trouble
-        owing = parcel.owner.acknowledgements.owing.get(parcel.key, frozenset())
-        is_owing = parcel.owner is parcel.source and parcel.target in owing
-        if trouble.is_lasting and is_owing and self._replace(parcel):
+        owing = parcel.source.acknowledgements.owing.get(parcel.key, frozenset())
+        if trouble.is_lasting and parcel.target in owing and self._replace(parcel):
             return
         world.clock.after(trouble.pause_s, self._retry, parcel, trouble)
 
@@ -162,40 +158,39 @@ class Replicator:
             return
         self._ship(dataclasses.replace(parcel, sent_at=now))
 
-    def _may_keep(self, process: Process, owner: Process, parcel: Parcel) -> bool:
-        """Returns whether transfers to a process have not failed lately."""
-        trouble = self._troubles.get((owner.number, process.number, parcel.sent_in))
-        is_known = process is owner or process.number in owner.holders
-        return is_known or trouble is None or trouble.is_forgotten(self._world.clock.now)
-
     def _replace(self, parcel: Parcel) -> bool:
-        """Gives the copies of a holder that does not acknowledge to another process.
+        """Gives the copies of a silent holder to another process, unless that was done before.
 
-        Where there is none it is tried on, and slots with another copy are complete without.
-
-        Returns:
-            Whether somebody took its place, before or now.
+        Where there is none it is tried on, and slots with another copy are complete without; only
+        then it returns False.
         """
-        world, owner = self._world, parcel.owner
+        world, owner = self._world, parcel.source
         if parcel.target not in owner.holders:
             return True
-        hosts = [process.host for process in world.live if self._may_keep(process, owner, parcel)]
+        hosts = [process.host for process in world.live]
         rows = {process.rank: process.holders for process in world.live if process.rank is not None}
         placement = Placement(rows, len(owner.holders), world.scenario.replicas)
-        after = replace_holder(placement, hosts, owner.place, parcel.target)
-        new = set(after.holders[owner.place]) - set(owner.holders)
-        world.report(f"{owner} replaces holder p{parcel.target} by {sorted(new) or 'nobody'}")
-        if not new:
+        troubles = {
+            target: trouble
+            for (source, target, sent_in), trouble in self._troubles.items()
+            if (source, sent_in) == (owner.number, parcel.sent_in)
+        }
+        rank, now = owner.place, world.clock.now
+        successor, after = successor_of(
+            placement, hosts, rank, parcel.target, troubles=troubles, now_s=now
+        )
+        name = "nobody" if successor is None else [successor]
+        world.report(f"{owner} replaces holder p{parcel.target} by {name}")
+        if successor is None:
             owner.acknowledgements = owner.acknowledgements.holder_excused(parcel.target)
             world.poke(owner)
             return False
-        successor = new.pop()
-        own = [key for key in owner.store.slots if key.owner == owner.rank]
-        owner.holders = after.holders[owner.place]
+        own = [key for key in owner.store.slots if key.owner == rank]
+        owner.holders = after.holders[rank]
         owner.acknowledgements = owner.acknowledgements.holder_replaced(
             parcel.target, successor, own
         )
         for key in own:
-            self.send(owner, owner, key, successor)
+            self.send(owner, key, successor)
         world.poke(owner)
         return True

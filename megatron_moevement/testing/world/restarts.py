@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from megatron_moevement.policy.copies.slot_ring import SlotRing, ring_capacity
+from megatron_moevement.policy.copies.slot_ring import SlotRing
 from megatron_moevement.policy.job.boundary import BoundaryTag, Direction
 from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.policy.recovery.lifecycle import Phase
@@ -30,11 +30,13 @@ class Beginning:
         time: at which it began, on one clock for all.
         durable: what could be loaded.
         has_left: whether there is anything without a process; where not, nobody looks for it.
+        members: numbers of its processes.
     """
 
     time: float
     durable: Durable
     has_left: bool
+    members: tuple[int, ...]
 
 
 class Restarts:
@@ -42,16 +44,16 @@ class Restarts:
 
     Attributes:
         generation: of all launches.
+        beginning: of this generation.
     """
 
     def __init__(self, world: World) -> None:
-        """Acts on the processes of a world."""
         self._world = world
         self.generation = 0
         self._is_pending = False
         self._launches = 0
         self._domain_of: dict[LogicalRank, str] = {}
-        self._begun: dict[int, Beginning] = {}
+        self.beginning = Beginning(0.0, world.durable.whole, has_left=False, members=())
         self._relaunches_left = world.scenario.relaunches
         self._first_generation = 1
 
@@ -68,7 +70,6 @@ class Restarts:
     def _create(self) -> int:
         """Creates a process for every logical rank, and spares; returns how many."""
         world = self._world
-        capacity = ring_capacity(world.scenario.window, world.scenario.lag)
         spares = world.scenario.spares
         places: list[LogicalRank | None] = [*world.shape.layout.ranks, *[None] * spares]
         first = len(world.processes)
@@ -77,18 +78,16 @@ class Restarts:
             world.random.shuffle(nodes)
         for offset, rank in enumerate(places):
             domain = f"node{nodes[offset]}"
-            number = first + offset
-            process = Process(
-                number,
+            world.processes[first + offset] = Process(
+                first + offset,
                 domain,
                 rank,
-                SlotRing(capacity),
+                SlotRing(world.scenario.ring_capacity),
                 world.shape.schedule,
                 acknowledgements=world.policies.acknowledgements(),
                 machine="machine" if world.scenario.one_machine else domain,
                 index=offset,
             )
-            world.processes[number] = process
             if rank is not None:
                 self._domain_of[rank] = domain
         self._is_pending = True
@@ -192,15 +191,15 @@ class Restarts:
         world.network.forget_generation(self.generation)
         vacant = self._fill_ranks(live)
         world.invariants.generation_begins(self.generation, live)
-        self._begun[self.generation] = Beginning(
-            world.clock.now, world.durable.whole, has_left=world.machines.has_any
-        )
         members = tuple(process.number for process in live)
+        self.beginning = Beginning(
+            world.clock.now, world.durable.whole, has_left=world.machines.has_any, members=members
+        )
         for process in live:
             if vacant:
                 process.program = end(world, process, f"no spare for {vacant[0]}")
             else:
-                process.program = recover(world, process, members)
+                process.program = recover(world, process)
             world.clock.after(world.random.random(), world.resume, process)
 
     def _fill_ranks(self, live: list[Process]) -> list[LogicalRank]:
@@ -218,10 +217,6 @@ class Restarts:
             world.report(f"{process} takes the rank")
         return sorted(lost.keys() - assigned.keys())
 
-    def beginning(self, generation: int) -> Beginning:
-        """Returns what everybody in a generation knows of its beginning."""
-        return self._begun[generation]
-
     def ended(self, reason: str) -> None:
         """Notes that a process ended; the last one ends the job."""
         if not self._world.live:
@@ -230,24 +225,22 @@ class Restarts:
     def _conclude(self, reason: str) -> None:
         """Launches the job again where something is left, and ends it otherwise."""
         self._launches += 1
-        if any(True for _ in self._world.machines.stores) and self._relaunches_left > 0:
+        if self._world.machines.has_any and self._relaunches_left > 0:
             self._relaunches_left -= 1
-            self._world.clock.after(LAUNCH_TIME, self._launch_again, self._launches)
+            self._world.clock.after(LAUNCH_TIME, self.relaunch, self._launches)
             return
-        self._end(reason)
-
-    def _end(self, reason: str) -> None:
         self._world.report(f"the job ends: {reason}")
         self._world.outcome.aborted = reason
         self._world.is_over = True
 
-    def _launch_again(self, launch: int) -> None:
-        if launch == self._launches:
-            self.relaunch()
+    def relaunch(self, launch: int | None = None) -> None:
+        """Starts the job again with new processes; the stores of former ones are left.
 
-    def relaunch(self) -> None:
-        """Starts the job again with new processes; the stores of former ones are left."""
+        It does nothing where another launch has followed that of number `launch`.
+        """
         world = self._world
+        if launch not in {None, self._launches}:
+            return
         for process in world.live:
             self._stop(process)
             process.alive = False

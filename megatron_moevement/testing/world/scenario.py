@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Any
 
+from megatron_moevement.policy.copies.slot_ring import ring_capacity
 from megatron_moevement.policy.job.ranks import Layout
 from megatron_moevement.policy.job.segments import Ends
 from megatron_moevement.settings.faults import FaultPoint
@@ -73,6 +74,11 @@ class Scenario:
     loads: bool = True
     permuted: bool = False
     one_machine: bool = False
+
+    @property
+    def ring_capacity(self) -> int:
+        """How many slots a rank's ring has."""
+        return ring_capacity(self.window, self.lag)
 
     @property
     def summary(self) -> str:

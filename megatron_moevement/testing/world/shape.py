@@ -5,14 +5,16 @@ from __future__ import annotations
 import dataclasses
 import functools
 import random
+from collections.abc import Iterator
 
+from megatron_moevement.policy.copies.persistence import SlotKey
 from megatron_moevement.policy.job.boundary import Direction
 from megatron_moevement.policy.job.operators import Inventory, Operator, OperatorId, OperatorKind
 from megatron_moevement.policy.job.ranks import Layout, LogicalRank
 from megatron_moevement.policy.job.segments import Ends, coupled_stages, receivers_from
 from megatron_moevement.policy.window.ordering import Ordering, order_operators
 from megatron_moevement.policy.window.planner import plan_window
-from megatron_moevement.policy.window.schedule import WindowSchedule
+from megatron_moevement.policy.window.schedule import Window, WindowSchedule
 from megatron_moevement.testing.world.scenario import Scenario
 
 
@@ -67,12 +69,14 @@ class Shape:
         }
 
     @functools.cached_property
-    def directions(self) -> tuple[tuple[Direction, ...], ...]:
-        """For each stage the directions in which it sends."""
-        return tuple(
-            tuple(direction for direction, _ in receivers_from(self.layout, stage))
-            for stage in range(self.layout.pp)
-        )
+    def receivers(self) -> tuple[dict[Direction, int], ...]:
+        """For each stage to which it sends, by direction."""
+        return tuple(dict(receivers_from(self.layout, stage)) for stage in range(self.layout.pp))
+
+    def slots_of(self, window: Window) -> Iterator[SlotKey]:
+        """Yields all slots of a window, of all ranks."""
+        for rank in self.layout.ranks:
+            yield from (SlotKey(rank, window, slot) for slot in range(window.size))
 
     def sends(self, stage: int, direction: Direction) -> int:
         """Returns how many tensors a rank of a stage sends in a direction in one step."""

@@ -11,12 +11,7 @@ from megatron_moevement.testing.world.scenario import Links, Scenario, ticks_per
 
 
 def shrink(scenario: Scenario, fails: Callable[[Scenario], bool]) -> Scenario:
-    """Returns a smaller scenario that still fails, when no simplification of it does.
-
-    Args:
-        scenario: one that fails.
-        fails: whether a scenario fails in the way that matters.
-    """
+    """Returns a smaller scenario that still fails in the same way, when no simpler one does."""
     while True:
         smaller = next((each for each in _simplifications(scenario) if fails(each)), None)
         if smaller is None:

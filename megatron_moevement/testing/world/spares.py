@@ -19,18 +19,13 @@ def assign_spares(
     Args:
         hosts: the live processes, in any order; those without a rank are spares.
         lost: for each logical rank without a process the domain of the one that it had.
-
-    Returns:
-        For each rank that found a spare the number of that process.
     """
     spares = sorted((host for host in hosts if host.rank is None), key=lambda host: host.process)
-    assigned: dict[LogicalRank, int] = {}
+    near: dict[LogicalRank, int] = {}
     for rank in sorted(lost):
-        near = next((spare for spare in spares if spare.domain == lost[rank]), None)
-        if near is not None:
-            assigned[rank] = near.process
-            spares.remove(near)
-    for rank in sorted(lost):
-        if rank not in assigned and spares:
-            assigned[rank] = spares.pop(0).process
-    return assigned
+        there = next((spare for spare in spares if spare.domain == lost[rank]), None)
+        if there is not None:
+            near[rank] = there.process
+            spares.remove(there)
+    others = (rank for rank in sorted(lost) if rank not in near)
+    return near | {rank: spare.process for rank, spare in zip(others, spares, strict=False)}

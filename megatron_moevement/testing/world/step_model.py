@@ -6,7 +6,10 @@ from enum import Enum
 
 
 class Command(Enum):
-    """What a rank does in one step of training or of a replay, after the former was committed."""
+    """What a rank does in one step of training or of a replay, in this order.
+
+    It may be interrupted between any two commands, and in the middle of all but the last.
+    """
 
     BEGIN = "take what a replay needs from the ledger"
     FORWARD_BACKWARD = "run the pipeline schedule"
@@ -19,6 +22,15 @@ class Command(Enum):
     AWAIT_ROOM = "wait until a buffer for the next slot can become free"
     BARRIER = "vote and learn that every rank's gradients and logs are complete"
     COMMIT = "enter the section that a restart can't interrupt"
+
+
+class Section(Enum):
+    """What a restart can't interrupt, in this order: it runs to its end, or the state is torn.
+
+    The journal has a step before the live state counts: the target of a plan is what journals say,
+    and no rank may be beyond it.
+    """
+
     OPTIMIZERS = "apply the step to every active operator"
     SCHEDULES = "apply what was held back; advance data cursor and step"
     LEDGER = "write the ledger entry"
@@ -27,34 +39,5 @@ class Command(Enum):
     PUBLISHED = "let the live state count as the new one, in one assignment"
 
 
-TRAINING_STEP: tuple[Command, ...] = (
-    Command.BEGIN,
-    Command.FORWARD_BACKWARD,
-    Command.REDUCE_GRADIENTS,
-    Command.FINALIZE,
-    Command.GRADIENT_NORM,
-    Command.PREPARE,
-    Command.AWAIT_CAPTURE,
-    Command.AWAIT_LOG,
-    Command.AWAIT_ROOM,
-    Command.BARRIER,
-    Command.COMMIT,
-)
-"""A step may be interrupted between any two commands, and in the middle of all but the last."""
-
-COMMIT_SECTION: tuple[Command, ...] = (
-    Command.OPTIMIZERS,
-    Command.SCHEDULES,
-    Command.LEDGER,
-    Command.COMMITTED,
-    Command.CAPTURE,
-    Command.PUBLISHED,
-)
-"""What a restart can't interrupt: it runs to its end, or the state is torn.
-
-The journal has a step before the live state counts: the target of a plan is what journals say, and
-no rank may be beyond it.
-"""
-
-ROLL_FORWARD_SECTION = tuple(each for each in COMMIT_SECTION if each is not Command.CAPTURE)
+ROLL_FORWARD_SECTION = tuple(each for each in Section if each is not Section.CAPTURE)
 """A commit that a recovery makes up for; the slots of the new state are seen to later."""

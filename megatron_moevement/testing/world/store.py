@@ -93,7 +93,7 @@ class Store:
                     if _count(tensors, direction) == shape.sends(stage, direction)
                 ),
             )
-            for direction in shape.directions[stage]
+            for direction in shape.receivers[stage]
         )
 
     def ledger_steps(self) -> range:
@@ -101,10 +101,6 @@ class Store:
         if not self.ledger or self.committed is None:
             return range(0)
         return range(min(self.ledger), min(max(self.ledger), self.committed) + 1)
-
-    def own_slot(self, owner: LogicalRank, step: int) -> SlotKey | None:
-        """Returns the key of the slot of S_step of a rank, None when it is not there."""
-        return next((key for key in self.slots if key.owner == owner and key.step == step), None)
 
     def overwritten_by(self, key: SlotKey, capacity: int) -> tuple[SlotKey, ...]:
         """Returns the slots that lie in the buffer of another one of the same rank."""

@@ -17,14 +17,13 @@ from megatron_moevement.testing.world.process import (
     Join,
     Pass,
     Process,
-    Program,
     Receive,
     Run,
     Sleep,
     Until,
     Wait,
 )
-from megatron_moevement.testing.world.step_model import COMMIT_SECTION, Command
+from megatron_moevement.testing.world.step_model import Command, Section
 from megatron_moevement.testing.world.store import LoggedTensor
 
 if TYPE_CHECKING:
@@ -35,7 +34,7 @@ LOG_COPY_TIME = 0.3
 LOG_FETCH_TIME = 0.4
 
 
-def train(world: World, process: Process) -> Program:
+def train(world: World, process: Process) -> Commands:
     """Trains until the job is done."""
     shape = world.shape
     while process.state.step < world.scenario.steps:
@@ -62,7 +61,7 @@ def run_step(world: World, process: Process, run: Run) -> Commands:
 
 
 def _commit(world: World, process: Process, run: Run) -> Commands:
-    yield from world.commits.execute(process, run, COMMIT_SECTION)
+    yield from world.commits.execute(process, run, Section)
     yield Pass()
 
 
@@ -154,9 +153,7 @@ def _reduce_gradients(world: World, process: Process, run: Run) -> Commands:
     group = world.shape.groups[rank.pp]
     name = ("reduce", run.step, group[0].pp)
 
-    def combine(values: dict[Any, Any]) -> arithmetic.Reduced:
-        return arithmetic.reduce(world.history, world.shape, values)
-
+    combine = functools.partial(arithmetic.reduce, world.history, world.shape)
     run.reduced = yield Join(name, group, rank, run.local, combine)
 
 
@@ -186,11 +183,11 @@ def _await_log(world: World, process: Process, run: Run) -> Commands:
 
 
 def _await_room(world: World, process: Process, run: Run) -> Commands:
-    def room() -> bool:
+    def has_room() -> bool:
         return world.policies.may_vote(process.ring, process.acknowledgements)
 
-    if run.plan is None and not room():
-        yield Until(room, "room for a slot")
+    if run.plan is None and not has_room():
+        yield Until(has_room, "room for a slot")
 
 
 def _barrier(world: World, process: Process, run: Run) -> Commands:

@@ -1,14 +1,17 @@
-"""Invariant of lost work: what enough failure domains still keep is never done again."""
+"""Invariants of lost work: what memory still leads to is neither done again nor removed."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.policy.recovery.plan import Plan
 from megatron_moevement.policy.window.schedule import Window
 from megatron_moevement.testing.world.process import Process
+from megatron_moevement.testing.world.shape import Shape
+from megatron_moevement.testing.world.store import Store
 from megatron_moevement.testing.world.violations import require
 
 if TYPE_CHECKING:
@@ -33,14 +36,14 @@ class History:
 
 
 class WorkInvariants:
-    """Counts failure domains that are lost, and watches that no step is lost with too few."""
+    """Counts failure domains that are lost, and watches what becomes of what is in memory."""
 
     def __init__(self, world: World) -> None:
-        """Watches a world from its start."""
         self._world = world
         self._lost: list[tuple[float, str]] = []
         self._voted: dict[LogicalRank, float] = {}
         self._histories: dict[int, History] = {}
+        self._gone_back: set[int] = set()
 
     def lost(self, domain: str) -> None:
         """Notes that memory in a failure domain is lost, or no longer what it was."""
@@ -68,6 +71,13 @@ class WorkInvariants:
         history.window = None
 
     def goes_back(self, plan: Plan) -> None:
+        """Checks, once, a plan that goes back to what is durable."""
+        if plan.generation not in self._gone_back:
+            self._gone_back.add(plan.generation)
+            self._domains_are_gone(plan)
+            self._is_durable_newest(plan)
+
+    def _domains_are_gone(self, plan: Plan) -> None:
         """7: a job that goes back loses no step while a domain keeps the persisted window."""
         history = self._histories[max(self._histories)] if self._histories else History()
         ranks = self._world.shape.layout.num_ranks
@@ -79,5 +89,54 @@ class WorkInvariants:
         lost_work = plan.target < step and len(gone) < history.domains
         require(not lost_work, "7 lost work", what, "of", history.domains, "domains")
 
+    def _is_durable_newest(self, plan: Plan) -> None:
+        """7: a job goes back to what is durable only where no memory could bring it further."""
+        live = self._world.live
+        stores = [*(process.store for process in live), *self._world.machines.within_reach()]
+        step = _recoverable_step(stores, self._world.shape)
+        there = [process.store.committed for process in live if not process.is_new]
+        if any(committed is not None for committed in there):
+            step = min(step or 0, max(committed or 0 for committed in there))
+        further = step is not None and step > plan.target
+        what = f"the job goes back to step {plan.target}, step {step} is in memory"
+        require(not further, "7 recoverable", what)
+
+    def forgets(self, process: Process, removed: Collection[Store]) -> None:
+        """2: nothing is removed that could be needed, as far as damage can be seen.
+
+        Without a recovery nobody reads a slot, so one that is damaged counts as any other.
+        """
+        world = self._world
+        kept = [each.store for each in world.live]
+        before = _recoverable_step([*kept, *world.machines.stores], world.shape, unread=True)
+        others = [each for each in world.machines.stores if not any(each is one for one in removed)]
+        after = _recoverable_step([*kept, *others], world.shape, unread=True)
+        needed = before is not None and (after is None or after < before)
+        require(not needed, "2 removed", process, "removes stores that lead to step", before)
+
     def _history(self, process: Process) -> History:
         return self._histories.setdefault(process.store.rollbacks, History())
+
+
+def _recoverable_step(
+    stores: Collection[Store], shape: Shape, *, unread: bool = False
+) -> int | None:
+    """Returns the newest step of the newest history that can be replayed from some stores.
+
+    It is the truth, and not what any decision says.
+
+    Args:
+        unread: whether damage to a slot is still unseen.
+    """
+    knowing = [store for store in stores if store.committed is not None]
+    rollbacks = max((store.rollbacks for store in knowing), default=0)
+    knowing = [store for store in knowing if store.rollbacks == rollbacks]
+    committed = max((store.committed or 0 for store in knowing), default=0)
+    persisted = max((store.persisted for store in knowing if store.persisted), default=None)
+    if persisted is None or committed < persisted.last:
+        return None
+    there = {key for store in knowing for key, slot in store.slots.items() if slot.intact or unread}
+    replayed = range(persisted.start + 1, committed + 1)
+    has_ledger = any(all(step in store.ledger for step in replayed) for store in knowing)
+    is_whole = there.issuperset(shape.slots_of(persisted))
+    return committed if has_ledger and is_whole else None

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import random
+from collections.abc import Callable
 from typing import Any
 
-from megatron_moevement.policy.job.boundary import Direction
-from megatron_moevement.policy.job.operators import OperatorId
 from megatron_moevement.policy.job.ranks import LogicalRank
-from megatron_moevement.policy.job.segments import receivers_from
 from megatron_moevement.policy.recovery.lifecycle import Phase
 from megatron_moevement.policy.recovery.plan import Plan
-from megatron_moevement.policy.window.schedule import WindowSchedule
 from megatron_moevement.settings.faults import FaultPoint
 from megatron_moevement.testing.world.clock import Clock
 from megatron_moevement.testing.world.commits import Commits
@@ -66,15 +63,9 @@ class Outcome:
 
 
 class World:
-    """One simulated run of one job."""
+    """One simulated run of one job; its decisions are the real ones where no others are given."""
 
     def __init__(self, scenario: Scenario, policies: Policies | None = None) -> None:
-        """Sets the world up as the scenario says.
-
-        Args:
-            scenario: what the world is like and what goes wrong.
-            policies: the decisions; the real ones when left out.
-        """
         self.scenario = scenario
         self.policies = policies or Policies()
         self.random = random.Random(f"world {scenario.seed}")  # noqa: S311  (reproducible)
@@ -95,9 +86,6 @@ class World:
         self.machines = Machines(self)
         self.faults = FaultInjection(self)
         self.restarts = Restarts(self)
-        self._contents: dict[
-            tuple[int, LogicalRank, int], tuple[frozenset[OperatorId], frozenset[OperatorId]]
-        ] = {}
 
     @property
     def live(self) -> list[Process]:
@@ -117,9 +105,8 @@ class World:
         self.restarts.launch()
         while not self.finished and not self.is_over:
             event = self.clock.pop()
-            if event is None or self.outcome.ticks > MAX_TICKS:
-                raise ViolationError("8 training resumes", self._standstill())
-            if self.clock.now > MAX_TIME:
+            is_late = self.clock.now > MAX_TIME or self.outcome.ticks > MAX_TICKS
+            if event is None or is_late:
                 raise ViolationError("8 training resumes", self._standstill())
             action, arguments = event
             action(*arguments)
@@ -184,6 +171,16 @@ class World:
         elif isinstance(wait, Until) and wait.holds():
             self.resume(process)
 
+    def all_join(
+        self,
+        process: Process,
+        *name: Any,
+        value: Any = None,
+        combine: Callable[[dict[Any, Any]], Any] = len,
+    ) -> Join:
+        """Returns a collective of all processes of the generation, for one of them."""
+        return Join(name, self.restarts.beginning.members, process.number, value, combine)
+
     def occupant(self, rank: LogicalRank) -> Process | None:
         """Returns the live process that occupies a logical rank."""
         return next((process for process in self.live if process.rank == rank), None)
@@ -191,19 +188,6 @@ class World:
     def neighbour(self, process: Process, stage: int) -> Process | None:
         """Returns who occupies the rank of a stage with the same other coordinates."""
         return self.occupant(process.place._replace(pp=stage))
-
-    def receiver(self, stage: int, direction: Direction) -> int:
-        """Returns to which stage a stage sends in a direction."""
-        return dict(receivers_from(self.shape.layout, stage))[direction]
-
-    def contents(
-        self, schedule: WindowSchedule, rank: LogicalRank, slot: int
-    ) -> tuple[frozenset[OperatorId], frozenset[OperatorId]]:
-        """Returns what a rank captures in a slot; looked up once per schedule."""
-        key = (schedule.schedule_version, rank, slot)
-        if key not in self._contents:
-            self._contents[key] = self.policies.slot_contents(schedule, rank, slot)
-        return self._contents[key]
 
     def note_plan(self, plan: Plan) -> None:
         """Keeps the plan of a generation, once."""

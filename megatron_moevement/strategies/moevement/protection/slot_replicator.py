@@ -11,9 +11,9 @@ from contextlib import AbstractContextManager
 from datetime import timedelta
 from operator import methodcaller
 
-from megatron_moevement.policy.copies.peer_trouble import Remedy, Trouble
+from megatron_moevement.policy.copies.peer_trouble import Remedy, Trouble, successor_of
 from megatron_moevement.policy.copies.persistence import Acknowledgements, SlotKey
-from megatron_moevement.policy.copies.placement import Host, Placement, replace_holder
+from megatron_moevement.policy.copies.placement import Host, Placement, lacking_holders
 from megatron_moevement.policy.window.schedule import Window
 from megatron_moevement.runtime.faults.fault_points import NO_FAULTS, FaultPoints
 from megatron_moevement.runtime.peers.sender import SlotSender
@@ -85,8 +85,7 @@ class SlotReplicator:
             lacking: of the holders at the beginning; those that came later lack it, too.
         """
         with self._lock:
-            added = set(self.holders) - set(self._began_with)
-            to = [each for each in self.holders if each in {*lacking, *added}]
+            to = lacking_holders(lacking, self._began_with, self.holders)
             self._land_for(record, to)
             self.moved += len(to)
 
@@ -155,7 +154,14 @@ class SlotReplicator:
         Returns:
             Whether there is one.
         """
-        successor = self._successor_of(silent)
+        successor, self._placement = successor_of(
+            self._placement,
+            self._hosts,
+            self.ring.owner,
+            silent,
+            troubles=self._sender.account.troubles,
+            now_s=time.monotonic(),
+        )
         if successor is None:
             return False
         known = tuple(self.acknowledgements.owing)
@@ -170,23 +176,6 @@ class SlotReplicator:
             silent,
         )
         return True
-
-    def _successor_of(self, silent: int) -> int | None:
-        """Returns who keeps copies from now on instead of a process; None where nobody does."""
-        former, now_s, troubles = self.holders, time.monotonic(), self._sender.account.troubles
-        hosts = [
-            host
-            for host in self._hosts
-            if (trouble := troubles.get(host.process)) is None
-            or trouble.is_forgotten(now_s)
-            or host.process in former
-        ]
-        placement = replace_holder(self._placement, hosts, self.ring.owner, silent)
-        holders = placement.holders[self.ring.owner]
-        successor = next((each for each in holders if each not in former), None)
-        if successor is not None:
-            self._placement = placement
-        return successor
 
     def _send(self, slots: Iterable[SlotKey], to: int) -> None:
         """Sends slots of the ring to a holder, in the order of their capture."""
