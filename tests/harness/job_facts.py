@@ -25,7 +25,7 @@ from megatron_moevement.policy.job.ranks import Layout, LogicalRank
 from megatron_moevement.policy.job.segments import Ends, receivers_from
 from megatron_moevement.policy.recovery.plan import Origin, Plan
 from megatron_moevement.policy.window.schedule import Window
-from megatron_moevement.testing.world.spares import assign_spares
+from megatron_moevement.testing.world.restarts import assign_spares
 
 
 @dataclasses.dataclass(frozen=True)

@@ -164,6 +164,11 @@ class Facts:
         if strange:
             raise ValueError(f"{min(strange)} is no rank of {self.layout}")
 
+    @property
+    def is_continuing(self) -> bool:
+        """Whether the job has trained before, as far as its processes know."""
+        return self.generation > 0 or any(each.committed is not None for each in self.processes)
+
     @cached_property
     def by_rank(self) -> dict[LogicalRank, ProcessFacts]:
         """The processes that occupy a logical rank."""

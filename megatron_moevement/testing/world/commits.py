@@ -33,44 +33,44 @@ class Commits:
 
     def execute(self, process: Process, run: Run, section: Iterable[Section]) -> Commands:
         """Commits a step; faults may tear it, nothing else can interrupt it."""
-        live = process.state
         is_torn_here = self._world.faults.tears(process)
-        live.torn = True
+        process.state.torn = True
         yield At(FaultPoint.COMMIT)
         for part in section:
             if part is Section.OPTIMIZERS:
                 yield from self._optimizers(process, run, is_torn_here)
-            elif part is Section.CAPTURE:
-                if live.window is None:
-                    yield from self.capture(process)
             else:
-                if part is Section.LEDGER:
-                    yield At(FaultPoint.LEDGER)
-                self._step(process, run, part)
-                if part is Section.COMMITTED:
-                    yield At(FaultPoint.COMMITTED)
+                yield from self._step(process, run, part)
         process.run = None
         self._world.invariants.committed(process)
         if run.plan is None:
             yield At(FaultPoint.GATHER)
-            yield from self._save_durably(process)
+            every = self._world.scenario.durable_every
+            if every and process.state.step % every == 0:
+                yield At(FaultPoint.SAVE)
+                self._world.durable.save(process)
 
-    def _step(self, process: Process, run: Run, part: Section) -> None:
-        live, entry, store = process.state, run.entry, process.store
+    def _step(self, process: Process, run: Run, part: Section) -> Commands:
+        live, store, entry, reduced = process.state, process.store, run.entry, run.reduced
         assert entry is not None
-        if part is Section.SCHEDULES:
-            assert run.reduced is not None
-            arithmetic.end_step(self._world.history, live, run.reduced, entry)
-        elif part is Section.LEDGER:
-            store.ledger[run.step] = entry
-            store.losses[run.step] = entry.loss
-        elif part is Section.COMMITTED:
-            store.committed = max(store.committed or 0, run.step)
-            store.rank, store.schedule = process.rank, process.schedule
-            if run.plan is None:
-                self._learn(process, run)
-        elif part is Section.PUBLISHED:
-            live.torn = False
+        assert reduced is not None
+        match part:
+            case Section.SCHEDULES:
+                arithmetic.end_step(self._world.history, live, reduced, entry)
+            case Section.LEDGER:
+                yield At(FaultPoint.LEDGER)
+                store.ledger[run.step] = entry
+                store.losses[run.step] = entry.loss
+            case Section.COMMITTED:
+                store.committed = max(store.committed or 0, run.step)
+                store.rank, store.schedule = process.rank, process.schedule
+                if run.plan is None:
+                    self._learn(process, run)
+                yield At(FaultPoint.COMMITTED)
+            case Section.CAPTURE if live.window is None:
+                yield from self.capture(process)
+            case Section.PUBLISHED:
+                live.torn = False
 
     def _optimizers(self, process: Process, run: Run, is_torn_here: bool) -> Commands:
         live, entry, reduced = process.state, run.entry, run.reduced
@@ -174,9 +174,3 @@ class Commits:
         for holder in process.holders:
             self._world.replicator.send(process, key, holder)
         self._world.poke(process)
-
-    def _save_durably(self, process: Process) -> Commands:
-        every = self._world.scenario.durable_every
-        if every and process.state.step % every == 0:
-            yield At(FaultPoint.SAVE)
-            self._world.durable.save(process)

@@ -16,18 +16,13 @@ HICCUP_TIMES = (1.0, 6.0, 40.0, 150.0)
 
 
 class FaultInjection:
-    """Strikes when the time has come.
-
-    Attributes:
-        passed: the places that processes came to.
-    """
+    """Strikes when the time has come."""
 
     def __init__(self, world: World) -> None:
         self._world = world
         self._due = sorted(world.scenario.faults, key=lambda fault: fault.tick, reverse=True)
         self._armed: list[Fault] = []
         self._tears: set[int] = set()
-        self.passed: set[FaultPoint] = set()
 
     def strike(self, actor: Process) -> None:
         """Lets every fault happen that is due at this tick, the command of `actor`."""
@@ -40,7 +35,7 @@ class FaultInjection:
 
     def pass_by(self, actor: Process, place: FaultPoint) -> None:
         """Lets every fault happen that waits for a process to come to this place."""
-        self.passed.add(place)
+        self._world.outcome.places.add(place)
         struck = [fault for fault in self._armed if fault.place is place]
         for fault in struck:
             self._armed.remove(fault)

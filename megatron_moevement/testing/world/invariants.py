@@ -41,7 +41,6 @@ class Invariants:
         self.logs = LogInvariants(world)
         self.work = WorkInvariants(world)
         self.damaged_slots: set[tuple[int, SlotKey]] = set()
-        self.lags: list[int] = []
 
     def tick(self) -> None:
         """Checks what the last tick changed."""
@@ -173,7 +172,7 @@ class Invariants:
                 f"{process} takes {window} for persisted with {key} at {sorted(copies)}",
             )
         self._persisted[rollbacks] = window
-        self.lags.append(process.state.step - window.last)
+        self._world.outcome.lags.append(process.state.step - window.last)
 
     def _wanted_copies(self, owner: Process, claimed: int) -> int:
         """Returns how many copies a slot must have: what is claimed, and one if there can be."""

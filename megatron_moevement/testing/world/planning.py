@@ -31,10 +31,8 @@ def agree_on_holders(world: World, process: Process) -> Commands:
         copies = [(number, *one) for number in held for one in held[number].items()]
         return kept_placement(anew, hosts, copies)
 
-    own: dict[LogicalRank, int] = {}
-    for key in process.store.slots:
-        if key.owner != process.store.rank:
-            own[key.owner] = max(key.step, own.get(key.owner, 0))
+    held = sorted(process.store.slots, key=lambda key: key.step)
+    own = {key.owner: key.step for key in held if key.owner != process.store.rank}
     placement: Any = yield world.all_join(process, "started", value=own, combine=combine)
     process.acknowledgements = world.policies.acknowledgements()
     process.holders = ()
@@ -56,15 +54,14 @@ def agree(world: World, process: Process) -> Generator[Wait, Any, Plan]:
     found = world.policies.plan_start(facts)
     plan = dataclasses.replace(found or _beginning(facts), generation=process.generation)
     if plan.verdict is Verdict.ROLLBACK:
+        rollbacks = next_rollbacks((each.rollbacks for each in facts.processes), beginning.time)
+        plan = dataclasses.replace(plan, rollbacks=rollbacks)
         world.invariants.work.goes_back(plan)
     if found is None:
         world.durable.begin_history(plan.target)
     else:
         digests = yield world.all_join(process, "digest", value=plan.digest, combine=dict)
         world.invariants.agreed(process, facts, plan, digests)
-    if plan.verdict is Verdict.ROLLBACK:
-        rollbacks = next_rollbacks((each.rollbacks for each in facts.processes), beginning.time)
-        plan = dataclasses.replace(plan, rollbacks=rollbacks)
     if plan.verdict is Verdict.ROLLBACK or plan.is_from_durable:
         process.advance(Event.LOADS)
     if found is not None:
@@ -80,15 +77,15 @@ def _look(world: World, process: Process, time: int) -> Generator[Wait, Any, Fac
     published: dict[int, ProcessFacts]
     published = yield world.all_join(process, "facts", time, value=own, combine=dict)
     order = sorted(published, key=lambda number: number < process.number)
-    generation = world.restarts.restarts_in_place
-    is_continuing = generation > 0 or any(each.committed is not None for each in published.values())
-    return Facts(
-        generation,
+    facts = Facts(
+        world.restarts.restarts_in_place,
         world.shape.layout,
         world.shape.ends,
-        world.restarts.beginning.durable.newest(is_continuing=is_continuing),
+        0,
         tuple(published[number] for number in order),
     )
+    newest = world.restarts.beginning.durable.newest(is_continuing=facts.is_continuing)
+    return dataclasses.replace(facts, durable=newest)
 
 
 def _beginning(facts: Facts) -> Plan:

@@ -7,6 +7,7 @@ import operator
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
+from megatron_moevement.policy.copies.peer_trouble import Trouble
 from megatron_moevement.policy.copies.persistence import Acknowledgements, SlotKey
 from megatron_moevement.policy.copies.placement import Host
 from megatron_moevement.policy.copies.slot_ring import SlotRing
@@ -122,7 +123,6 @@ class Process:
 
     Attributes:
         number: unique among all processes that the job ever had.
-        domain: its failure domain.
         machine: where its store lies in memory.
         index: its number among those of its launch.
         is_new: whether it has never had a state of the job.
@@ -131,19 +131,11 @@ class Process:
         left_behind: processes whose stores lay on its machine when the generation began.
         has_left: whether what others left may still be there.
         rank: the logical rank that it occupies, None for a spare.
-        ring: of its own slots.
-        schedule: the window schedule that it knows.
         store: what outlives an interrupt.
-        live: what it trains on.
-        run: the step in hand.
-        acknowledgements: of its own slots.
         holders: who keeps copies of its slots.
         damaged: own slots that were found damaged in this generation, before they were sent.
+        troubles: with transfers to other processes, in this generation.
         capturing: the slot whose copy to the host is under way.
-        phase: what it is doing.
-        generation: that it is part of.
-        program: what it executes.
-        wait: what the program waits for.
         mailbox: boundary tensors that arrived.
     """
 
@@ -158,6 +150,7 @@ class Process:
     acknowledgements: Acknowledgements = dataclasses.field(default_factory=Acknowledgements)
     holders: tuple[int, ...] = ()
     damaged: set[SlotKey] = dataclasses.field(default_factory=set)
+    troubles: dict[int, Trouble] = dataclasses.field(default_factory=dict)
     capturing: SlotKey | None = None
     phase: Phase = Phase.PLANNING
     generation: int = 0

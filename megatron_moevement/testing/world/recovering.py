@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from megatron_moevement.policy.copies.commit import newest_persisted
@@ -70,14 +69,6 @@ def end(world: World, process: Process, why: str) -> Commands:
     world.restarts.ended(why)
 
 
-@dataclasses.dataclass(frozen=True)
-class LeftLedger:
-    """What the process that has all of it says of the steps up to the target."""
-
-    entries: Mapping[int, Entry] = dataclasses.field(default_factory=dict)
-    losses: Mapping[int, int] = dataclasses.field(default_factory=dict)
-
-
 class Execution:
     """Carries out one plan on one process."""
 
@@ -86,7 +77,8 @@ class Execution:
         self._process = process
         self._plan = plan
         self._own = None if process.rank is None else plan.for_rank(process.rank)
-        self._ledger = LeftLedger()
+        self._ledger: dict[int, Entry] = {}
+        self._losses: dict[int, int] = {}
         self._loaded: Live | None = None
         self._schedule = dataclasses.replace(
             world.shape.schedule,
@@ -164,9 +156,7 @@ class Execution:
         process.acknowledgements = world.policies.acknowledgements()
         process.capturing = None
         if process.rank is not None:
-            saved = world.durable.load(plan.target, process.rank)
-            process.live = saved.live
-            store.losses.update(saved.losses)
+            process.live, store.losses = world.durable.load(plan.target, process.rank)
             store.committed = plan.target
         store.rank, store.schedule = process.rank, process.schedule
         process.ring = SlotRing(process.ring.capacity, plan.target, plan.target)
@@ -178,7 +168,7 @@ class Execution:
         yield Sleep(DURABLE_TIME)
         if process.rank is not None:
             process.ring = SlotRing(process.ring.capacity, start, start)
-            self._loaded = self._world.durable.load(start, process.rank).live
+            self._loaded, _ = self._world.durable.load(start, process.rank)
 
     def _share(self) -> Commands:
         """Drops what is of no use, and takes the ledger of who has it: nobody has written it yet.
@@ -199,9 +189,9 @@ class Execution:
         yield world.all_join(process, "opened")
         own = None
         if process.number == plan.ledger_source:
-            own = LeftLedger(dict(process.store.ledger), dict(process.store.losses))
+            own = (dict(process.store.ledger), dict(process.store.losses))
         told = yield world.all_join(process, "ledger", value=own, combine=dict)
-        self._ledger = told.get(plan.ledger_source) or LeftLedger()
+        self._ledger, self._losses = told.get(plan.ledger_source) or ({}, {})
         process.capturing = None
 
     def _roll_forward(self) -> Commands:
@@ -211,22 +201,22 @@ class Execution:
             if rolling.rank != process.rank or run is None or live is None or live.torn:
                 continue
             if rolling.step == run.step:
-                run.entry, run.plan = self._ledger.entries[run.step], plan
+                run.entry, run.plan = self._ledger[run.step], plan
                 yield from world.commits.execute(process, run, world.policies.roll_forward_section)
 
     def _write_journal(self) -> Commands:
         """Makes the journal say what the job knows, step by step."""
-        process, plan, ledger, store = self._process, self._plan, self._ledger, self._process.store
+        process, plan, store = self._process, self._plan, self._process.store
         process.schedule = self._schedule
         store.rollbacks = plan.rollbacks
         for step in range((store.committed or 0) + 1, plan.target + 1):
             yield Pass()
-            if step in ledger.entries:
-                store.ledger[step] = ledger.entries[step]
-                store.losses[step] = ledger.losses[step]
+            if step in self._ledger:
+                store.ledger[step] = self._ledger[step]
+                store.losses[step] = self._losses[step]
             store.committed = step
-        store.ledger.update(ledger.entries)
-        store.losses.update(ledger.losses)
+        store.ledger.update(self._ledger)
+        store.losses.update(self._losses)
         store.committed = plan.target
         store.rank, store.schedule = process.rank, process.schedule
         if not plan.is_from_durable:

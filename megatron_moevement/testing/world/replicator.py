@@ -48,7 +48,6 @@ class Replicator:
     def __init__(self, world: World) -> None:
         self._world = world
         self._cut_off: dict[int, float] = {}
-        self._troubles: dict[tuple[int, int, int], Trouble] = {}
 
     def cut_off(self, source: Process, lasts: float) -> None:
         """Lets every transfer from a process fail for a while."""
@@ -87,7 +86,7 @@ class Replicator:
             if source.alive and source.generation == parcel.sent_in and stored is not None:
                 self._failed(parcel)
             return
-        self._troubles.pop(self._line(parcel), None)
+        source.troubles.pop(parcel.target, None)
         self._take_along(target, parcel)
         world.commits.make_room(target, parcel.key)
         target.store.slots[parcel.key] = StoredSlot(stored.content)
@@ -132,16 +131,13 @@ class Replicator:
         if source.acknowledgements.lost_of(source.damaged):
             self._world.restarts.restart_soon()
 
-    def _line(self, parcel: Parcel) -> tuple[int, int, int]:
-        return parcel.source.number, parcel.target, parcel.sent_in
-
     def _failed(self, parcel: Parcel) -> None:
         """Sees to a transfer that has failed: it is repeated, or somebody else gets the copies."""
-        world, line = self._world, self._line(parcel)
-        now, former = world.clock.now, self._troubles.get(line)
+        world, source = self._world, parcel.source
+        now, former = world.clock.now, source.troubles.get(parcel.target)
         trouble = Trouble.after(former, parcel.sent_at, now, "a transfer failed")
-        self._troubles[line] = trouble
-        owing = parcel.source.acknowledgements.owing.get(parcel.key, frozenset())
+        source.troubles[parcel.target] = trouble
+        owing = source.acknowledgements.owing.get(parcel.key, frozenset())
         if trouble.is_lasting and parcel.target in owing and self._replace(parcel):
             return
         world.clock.after(trouble.pause_s, self._retry, parcel, trouble)
@@ -170,12 +166,7 @@ class Replicator:
         hosts = [process.host for process in world.live]
         rows = {process.rank: process.holders for process in world.live if process.rank is not None}
         placement = Placement(rows, len(owner.holders), world.scenario.replicas)
-        troubles = {
-            target: trouble
-            for (source, target, sent_in), trouble in self._troubles.items()
-            if (source, sent_in) == (owner.number, parcel.sent_in)
-        }
-        rank, now = owner.place, world.clock.now
+        rank, troubles, now = owner.place, owner.troubles, world.clock.now
         successor, after = successor_of(
             placement, hosts, rank, parcel.target, troubles=troubles, now_s=now
         )

@@ -1,10 +1,12 @@
-"""Restarts: launching a job, noticing losses, and beginning generations."""
+"""Restarts: launching a job, noticing losses, and beginning generations, with spares for ranks."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from megatron_moevement.policy.copies.placement import Host
 from megatron_moevement.policy.copies.slot_ring import SlotRing
 from megatron_moevement.policy.job.boundary import BoundaryTag, Direction
 from megatron_moevement.policy.job.ranks import LogicalRank
@@ -12,7 +14,6 @@ from megatron_moevement.policy.recovery.lifecycle import Phase
 from megatron_moevement.policy.recovery.newest_state import Durable
 from megatron_moevement.testing.world.process import Process, Receive, Until
 from megatron_moevement.testing.world.recovering import end, recover
-from megatron_moevement.testing.world.spares import assign_spares
 
 if TYPE_CHECKING:
     from megatron_moevement.testing.world.world import World
@@ -156,6 +157,7 @@ class Restarts:
         self._stop(process)
         process.store.drop_unlanded(world.clock.now)
         process.damaged.clear()
+        process.troubles.clear()
         process.phase, process.generation = Phase.PLANNING, generation
 
     def _let_run_on(self, process: Process) -> None:
@@ -249,3 +251,26 @@ class Restarts:
             process.alive = False
         world.report("the job is launched again")
         self._create()
+
+
+def assign_spares(
+    hosts: Sequence[Host], lost: Mapping[LogicalRank, str]
+) -> Mapping[LogicalRank, int]:
+    """Gives lost logical ranks to spares; survivors keep theirs.
+
+    A spare in the failure domain of the lost process comes first: it may adopt the store that was
+    left there. Ranks that find no spare are missing from the result.
+
+    Args:
+        hosts: the live processes, in any order; those without a rank are spares.
+        lost: for each logical rank without a process the domain of the one that it had.
+    """
+    spares = sorted((host for host in hosts if host.rank is None), key=lambda host: host.process)
+    near: dict[LogicalRank, int] = {}
+    for rank in sorted(lost):
+        there = next((spare for spare in spares if spare.domain == lost[rank]), None)
+        if there is not None:
+            near[rank] = there.process
+            spares.remove(there)
+    others = (rank for rank in sorted(lost) if rank not in near)
+    return near | {rank: spare.process for rank, spare in zip(others, spares, strict=False)}

@@ -13,11 +13,9 @@ from megatron_moevement.policy.recovery.plan import Plan
 from megatron_moevement.settings.faults import FaultPoint
 from megatron_moevement.testing.world.clock import Clock
 from megatron_moevement.testing.world.commits import Commits
-from megatron_moevement.testing.world.durable import Checkpoints
 from megatron_moevement.testing.world.fault_injection import FaultInjection
 from megatron_moevement.testing.world.history import History
 from megatron_moevement.testing.world.invariants import Invariants
-from megatron_moevement.testing.world.machines import Machines
 from megatron_moevement.testing.world.network import Network
 from megatron_moevement.testing.world.policies import Policies
 from megatron_moevement.testing.world.process import (
@@ -34,6 +32,7 @@ from megatron_moevement.testing.world.replicator import Replicator
 from megatron_moevement.testing.world.restarts import Restarts
 from megatron_moevement.testing.world.scenario import Scenario
 from megatron_moevement.testing.world.shape import shape_of
+from megatron_moevement.testing.world.storage import Checkpoints, Machines
 from megatron_moevement.testing.world.violations import ViolationError
 
 MAX_TIME = 20_000.0
@@ -59,7 +58,7 @@ class Outcome:
     aborted: str | None = None
     ticks: int = 0
     lags: list[int] = dataclasses.field(default_factory=list)
-    places: frozenset[FaultPoint] = frozenset()
+    places: set[FaultPoint] = dataclasses.field(default_factory=set)
 
 
 class World:
@@ -115,8 +114,6 @@ class World:
             for process in self.processes.values():
                 if process.alive and process.rank is not None:
                     self.invariants.is_dense(process, self.scenario.steps)
-        self.outcome.lags = self.invariants.lags
-        self.outcome.places = frozenset(self.faults.passed)
         return self.outcome
 
     def _standstill(self) -> str:

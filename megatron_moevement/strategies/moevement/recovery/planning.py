@@ -59,19 +59,19 @@ class Planning:
         objects, agreed = self._objects, self._carried.agreed
         if agreed is not None and agreed.facts.generation == self._memory.generation.number:
             return dataclasses.replace(agreed, is_continuing=True)  # objects are anew
-        facts, is_continuing = self._look(durable)
+        facts = self._look(durable)
         if has_no_use_of_memory(facts):
             with self._memory.generation.uninterrupted():
                 taken = self._take_in()
             if self._carried.store.adopts:  # all ranks have taken in what they need
                 taken += self._memory.look_for_left()
             if any(all_gather_json(taken, objects.device)):
-                facts, is_continuing = self._look(durable)
+                facts = self._look(durable)
         if dist.get_rank() == 0:  # before anything is made of them
             self._session.events.keep(FACTS, dump_facts(facts))
         plan = plan_start(facts)
         eras = tuple(process.rollbacks for process in facts.processes)
-        agreed = Agreed(of_newest_history(facts), plan, eras, is_continuing)
+        agreed = Agreed(of_newest_history(facts), plan, eras, facts.is_continuing)
         if plan is not None:
             digests = set(all_gather_json(plan.digest, objects.device))
             if len(digests) > 1:
@@ -107,8 +107,8 @@ class Planning:
         with as_user_error():
             return together(lambda: self._carried.store.take_in(rank, ranks), self._objects.device)
 
-    def _look(self, durable: Durable) -> tuple[Facts, bool]:
-        """Returns the facts of all processes, and whether the job has trained before."""
+    def _look(self, durable: Durable) -> Facts:
+        """Returns the facts of all processes."""
         objects, log = self._objects, self._memory.log
         objects.faults.strike_outside(FaultPoint.FACTS)
         left, state = (
@@ -141,11 +141,8 @@ class Planning:
             ),
         )
         facts = gather_facts(own, objects.device)
-        is_continuing = facts.generation > 0 or any(
-            each.committed is not None for each in facts.processes
-        )
-        newest = durable.newest(is_continuing=is_continuing)
-        return dataclasses.replace(facts, durable=newest), is_continuing
+        newest = durable.newest(is_continuing=facts.is_continuing)
+        return dataclasses.replace(facts, durable=newest)
 
     def _tell(self, plan: Plan) -> None:
         self._session.events.emit(

@@ -1,4 +1,4 @@
-"""Machines: what dead processes left in memory, or flushed, and who goes on with it."""
+"""Storage: what dead processes left in memory, or flushed, and durable checkpoints."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING, cast
 
 from megatron_moevement.policy.copies.left_stores import NOTHING, age_of, of_no_use
 from megatron_moevement.policy.job.ranks import LogicalRank
+from megatron_moevement.policy.recovery.newest_state import Durable
+from megatron_moevement.testing.world.live import Live
 from megatron_moevement.testing.world.process import Process
+from megatron_moevement.testing.world.reference import initial_state
 from megatron_moevement.testing.world.store import Store
 
 if TYPE_CHECKING:
@@ -16,14 +19,8 @@ if TYPE_CHECKING:
     from megatron_moevement.testing.world.world import World
 
 
-@dataclasses.dataclass(frozen=True)
-class Left:
-    """A store that lies in the memory of a machine without its process."""
-
-    machine: str
-    domain: str
-    index: int
-    store: Store
+SavedRank = tuple[Live, dict[int, int]]
+"""A rank's part of a durable checkpoint: its state and the loss of every step so far."""
 
 
 class Machines:
@@ -31,7 +28,7 @@ class Machines:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._left: dict[int, Left] = {}
+        self._left: dict[int, Process] = {}
         self._flushed: dict[int, Store] = {}
 
     @property
@@ -55,8 +52,7 @@ class Machines:
         """Keeps the store of a process that is no more."""
         process.store.drop_unlanded(self._world.clock.now)
         if not process.store.is_empty:
-            left = Left(process.machine, process.domain, process.index, process.store)
-            self._left[process.number] = left
+            self._left[process.number] = process
 
     def lose(self, domain: str) -> None:
         """Forgets what lay in the memory of a failure domain."""
@@ -185,6 +181,40 @@ class Machines:
             if not store.overwritten_by(key, process.ring.capacity):
                 store.slots.setdefault(key, stored)
         process.schedule = store.schedule or process.schedule
+
+
+class Checkpoints:
+    """Storage that survives everything."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._saved: dict[int, dict[LogicalRank, SavedRank]] = {
+            0: {
+                rank: (initial_state(world.history, world.shape, rank), {})
+                for rank in world.shape.layout.ranks
+            }
+        }
+
+    def save(self, process: Process) -> None:
+        """Saves a rank's part; the checkpoint counts once every rank has saved its own."""
+        parts = self._saved.setdefault(process.state.step, {})
+        parts[process.place] = (process.state.copy(), dict(process.store.losses))
+
+    @property
+    def whole(self) -> Durable:
+        """What could be loaded now."""
+        ranks = len(self._world.shape.layout.ranks)
+        saved = max(step for step, parts in self._saved.items() if len(parts) == ranks)
+        return Durable(saved if self._world.scenario.loads else 0, saved)
+
+    def begin_history(self, step: int) -> None:
+        """Notes that a history begins: what an earlier one saved beyond it is not its own."""
+        self._saved = {saved: parts for saved, parts in self._saved.items() if saved <= step}
+
+    def load(self, step: int, rank: LogicalRank) -> SavedRank:
+        """Returns a rank's part of a checkpoint."""
+        live, losses = self._saved[step][rank]
+        return live.copy(), dict(losses)
 
 
 def _age(store: Store, rank: LogicalRank, rollbacks: int) -> tuple[int, int]:
