@@ -78,9 +78,9 @@ class Action(Enum):
     SETTLE = "enter the next phase: it is at the target, or has given its state up"
     OFFER = "let who lost its state copy that of this rank; until all do, sources roll forward"
     FETCH = "bring the slots that it lacks into its ring"
-    COPY = "take the state that it lacks from a replica, if the plan says so"
+    COPY = "take the state that it lacks from a replica, if the plan has one for it"
     STAND_BY = "derive what it trains on from the state that it keeps or has copied"
-    AWAIT_ALL = "wait for all: nobody overwrites what another one still fetches or copies"
+    AWAIT_ALL = "wait for all: no rank overwrites what another one still fetches or copies"
 
 
 _NEXT = {
