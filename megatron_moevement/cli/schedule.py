@@ -64,7 +64,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         layout.add_argument(flag, dest=name, type=int, default=1, metavar="N", help=text)
     layout.add_argument("--world-size", type=int, metavar="N", help="ranks (default: the least)")
     text = "what replicas capture of what they all hold (default: shard)"
-    _add_choice(layout, "--capture", Capture.SHARD, text)
+    _add_choice(layout, "--capture", Capture, Capture.SHARD, text)
     _add_window_arguments(parser)
     parser.add_argument("--picture", type=Path, metavar="FILE.png", help="draw the slots")
 
@@ -83,20 +83,23 @@ def _add_window_arguments(parser: argparse.ArgumentParser) -> None:
     window.add_argument(
         "--log-bytes", type=int, default=0, metavar="N", help="upstream log of one iteration"
     )
-    _add_choice(window, "--moevement-order", Ordering.INDEX)
+    _add_choice(window, "--moevement-order", Ordering, Ordering.INDEX)
     window.add_argument(
         "--popularity", type=Path, metavar="FILE", help='JSON: {"layers.0.experts.1": 17, ...}'
     )
     window.add_argument("--capacities", type=Path, metavar="FILE", help="JSON, as --popularity")
     text = "bytes that slots share evenly (default: full-and-compute)"
-    _add_choice(window, "--level", Levelled.FULL_AND_COMPUTE, text)
+    _add_choice(window, "--level", Levelled, Levelled.FULL_AND_COMPUTE, text)
 
 
 def _add_choice(
-    group: argparse._ArgumentGroup, name: str, default: Enum, text: str | None = None
+    group: argparse._ArgumentGroup,
+    name: str,
+    kind: type[Enum],
+    default: Enum,
+    text: str | None = None,
 ) -> None:
-    """Adds a flag that takes a member of the enum of its default."""
-    kind = type(default)
+    """Adds a flag that takes a member of an enum."""
     shown = "{" + ",".join(str(member.value) for member in kind) + "}"
     group.add_argument(
         name, type=kind, choices=list(kind), default=default, metavar=shown, help=text

@@ -150,15 +150,10 @@ def build_part(
             arguments.optimization, arguments.parallelism, arguments.precision, chunks
         )
     batches = _batches(arguments, place.dp_size)
-    samples, seq_length = batches.global_batch_size, arguments.data.seq_length
+    samples = batches.global_batch_size
     scheduler = build_scheduler(arguments.optimization, arguments.run, optimizer, samples)
     expert_bias = PendingExpertBias()
-    schedule = PipelineSchedule(
-        *(config, chunks, optimizer, groups, expert_bias),
-        seq_length=seq_length,
-        micro_batch_size=batches.micro_batch_size,
-        num_microbatches=batches.num_microbatches,
-    )
+    schedule = _schedule(arguments, config, chunks, optimizer, groups, expert_bias, batches)
     ledger = Ledger(_RETAINED_LEDGER_STEPS)
     layout = layout_name(arguments, launch.world_size)
     durable = DurableState(chunks, optimizer, scheduler, layout=layout, device=device)
@@ -202,6 +197,23 @@ def _build_chunks(
         seq_length=arguments.data.seq_length,
         device=device,
         building=Building.ALONE if alone else Building.TOGETHER,
+    )
+
+
+def _schedule(  # noqa: PLR0917  (what a pass works with)
+    arguments: Arguments,
+    config: Config,
+    chunks: Chunks,
+    optimizer: SplitOptimizer,
+    groups: Groups,
+    expert_bias: PendingExpertBias,
+    batches: BatchLayout,
+) -> PipelineSchedule:
+    return PipelineSchedule(
+        *(config, chunks, optimizer, groups, expert_bias),
+        seq_length=arguments.data.seq_length,
+        micro_batch_size=batches.micro_batch_size,
+        num_microbatches=batches.num_microbatches,
     )
 
 
