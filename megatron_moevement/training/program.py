@@ -15,6 +15,7 @@ from megatron_moevement.backends.backend import Backend, choose, load
 from megatron_moevement.errors import ExitCode, UserError
 from megatron_moevement.integrations.megatron.fork.marker import check_fork
 from megatron_moevement.settings.launch import Launch
+from megatron_moevement.settings.nccl_environment import check_environment, prepare_environment
 from megatron_moevement.training.arguments import Arguments, parse
 from megatron_moevement.training.watching import open_watch
 
@@ -41,11 +42,13 @@ def main(argv: Sequence[str]) -> int:
                 "not set); start it with ft_launcher of nvidia-resiliency-ext, "
                 "see docs/operate/restart.md"
             )
-        if arguments.restart.inprocess_restart:
-            # Time-outs of stores are no errors where one asks them again and again.
-            # torch reads it when it is imported, below.
-            os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "error")
+        restart = arguments.restart
+        if restart.inprocess_restart:
+            prepare_environment(restart, os.environ)  # torch is imported below
         backend = load(choose(arguments.run.moevement_backend))
+        if restart.inprocess_restart and backend.process_group_backend == "nccl":
+            limit = arguments.parallelism.distributed_timeout_minutes
+            check_environment(restart, limit, os.environ)
         check_fork()
         backend.install()
         from megatron_moevement.training.stop_request import StopSources  # noqa: PLC0415
