@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 import time
 from collections.abc import Callable
 
@@ -49,7 +50,8 @@ class ShutDownConnections(Abort):  # type: ignore[misc]  # upstream is not typed
 class AbortCollectives(Abort):  # type: ignore[misc]
     """Aborts NCCL's collectives, and shuts down what waits for the training's store.
 
-    NCCL's own connections end with its abort.
+    NCCL's own connections end with its abort. The collectives are first: what else is freed waits
+    for the device.
 
     Attributes:
         interruption: is told when an abort begins.
@@ -57,15 +59,27 @@ class AbortCollectives(Abort):  # type: ignore[misc]
 
     store_port: int
     interruption: Interruption
-    _parts: tuple[Abort, ...] = (AbortTransformerEngine(), AbortTorchDistributed())
 
     def __call__(self, state: FrozenState) -> FrozenState:
         """Aborts them."""
         self.interruption.noticed_s = time.time()
-        for part in self._parts:
-            part(state)
-        shut_down_connections(frozenset(), frozenset(), frozenset({self.store_port}))
+        try:
+            AbortTorchDistributed()(state)
+            if _has_user_buffers():
+                AbortTransformerEngine()(state)
+        finally:
+            shut_down_connections(frozenset(), frozenset(), frozenset({self.store_port}))
         return state
+
+
+def _has_user_buffers() -> bool:
+    """Returns whether TransformerEngine has buffers of its own for communication.
+
+    Freeing them waits for the device, and so for its collectives; without any it would only make
+    all compiled functions compile once more.
+    """
+    module = sys.modules.get("transformer_engine.pytorch.module.base")
+    return bool(getattr(module, "_ub_communicators", None))
 
 
 @dataclasses.dataclass(frozen=True)
