@@ -11,6 +11,7 @@ from megatron_moevement.integrations.megatron.random_state import (
     random_state,
     restore_random_state,
 )
+from megatron_moevement.runtime.interrupts.host_wait import await_on_host
 from megatron_moevement.runtime.observation.watch import Watch, Work
 from megatron_moevement.training.data.batches import SampleDataset
 from megatron_moevement.training.job import Job
@@ -52,5 +53,5 @@ def evaluate(
 
 def _known_everywhere(loss: float, device: torch.device) -> float:
     value = torch.tensor([loss], dtype=torch.float64, device=device)
-    dist.all_reduce(value, op=dist.ReduceOp.MAX)
+    await_on_host(dist.all_reduce(value, op=dist.ReduceOp.MAX, async_op=True))
     return float(value.item())

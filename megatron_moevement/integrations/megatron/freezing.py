@@ -23,6 +23,7 @@ from megatron_moevement.integrations.megatron.inventory import operator_of_param
 from megatron_moevement.integrations.megatron.optimizer import SplitOptimizer
 from megatron_moevement.policy.job.graph_start import NO_LAYER, decided, vote
 from megatron_moevement.policy.job.operators import OperatorId
+from megatron_moevement.runtime.interrupts.host_wait import await_on_host
 
 _NUMBERED = re.compile(r"(weight|bias)\d+")
 """How TransformerEngine's grouped linear names the parameters of its experts."""
@@ -138,7 +139,8 @@ class Freezing:
         own = vote(self._frozen, self.operators - self._frozen)
         device = next(self._chunks[0].parameters()).device
         least = torch.tensor(own, dtype=torch.int64, device=device)
-        dist.all_reduce(least, op=dist.ReduceOp.MIN, group=self._model.pg_collection.tp_dp_cp)
+        group = self._model.pg_collection.tp_dp_cp
+        await_on_host(dist.all_reduce(least, op=dist.ReduceOp.MIN, group=group, async_op=True))
         return decided(least.tolist())
 
     @contextlib.contextmanager

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from megatron_moevement.errors import MoEvementError, UserError
+from megatron_moevement.runtime.interrupts.host_wait import await_on_host
 
 T = TypeVar("T")
 
@@ -72,7 +73,7 @@ def _all_gather(
     """Returns the bytes of all ranks, each filled up to a size."""
     filled = _filled(own, size, device)
     gathered = [torch.empty_like(filled) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(gathered, filled, group=group)
+    await_on_host(dist.all_gather(gathered, filled, group=group, async_op=True))
     return [one.cpu().numpy().tobytes() for one in gathered]
 
 
@@ -94,7 +95,7 @@ def broadcast_json(value: Any, source: int, device: torch.device) -> Any:
 def _broadcast(own: bytes, size: int, source: int, device: torch.device) -> bytes:
     """Returns the bytes of one rank, filled up to a size."""
     filled = _filled(own, size, device)
-    dist.broadcast(filled, source)
+    await_on_host(dist.broadcast(filled, source, async_op=True))
     return filled.cpu().numpy().tobytes()
 
 

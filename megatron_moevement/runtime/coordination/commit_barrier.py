@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from megatron_moevement.errors import MoEvementError
 from megatron_moevement.policy.copies.commit import agreed_coverage, coverage_vote
+from megatron_moevement.runtime.interrupts.host_wait import await_on_host
 
 
 class StopRequest(IntEnum):
@@ -143,7 +144,7 @@ class CommitBarrier:
         """
         state, streams, times = _encode(vote), _encode_rng(vote.replica_rng), self._times(vote)
         votes = torch.tensor([*state, *streams, *times], dtype=torch.int64, device=self.device)
-        dist.all_reduce(votes, op=dist.ReduceOp.MAX, group=self.group)
+        await_on_host(dist.all_reduce(votes, op=dist.ReduceOp.MAX, group=self.group, async_op=True))
         reduced = votes.tolist()
         loss, num_tokens, stop, window, few, *both = reduced[: len(state)]
         window_start, copies = agreed_coverage((window, few))
