@@ -38,6 +38,8 @@ class Backend(abc.ABC):
     name: BackendName
     process_group_backend: str
     """The `torch.distributed` backend of the groups that carry the model's collectives."""
+    connects_early: bool
+    """Whether such a group connects its members when it is made, and not at their first call."""
 
     @abc.abstractmethod
     def install(self) -> None:

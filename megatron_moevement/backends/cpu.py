@@ -151,6 +151,7 @@ class CpuBackend(Backend):
 
     name = BackendName.CPU
     process_group_backend = "gloo"
+    connects_early = True
 
     def install(self) -> None:
         """Lets Megatron-Core compute on the host; installing twice is installing once.

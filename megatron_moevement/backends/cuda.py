@@ -18,6 +18,7 @@ class CudaBackend(Backend):
 
     name = BackendName.CUDA
     process_group_backend = "nccl"
+    connects_early = False
 
     def install(self) -> None:
         """Does nothing: Megatron-Core is written for CUDA."""

@@ -22,6 +22,7 @@ from megatron_moevement.integrations.megatron.process_groups import (
     Groups,
     Position,
     build_groups,
+    connect_groups,
     join_job,
     position,
 )
@@ -114,13 +115,16 @@ def join(
         UserError: the arguments don't fit the machine.
     """
     parallelism = arguments.parallelism
-    backend.device(launch.local_rank)
+    device = backend.device(launch.local_rank)
     if arguments.run.deterministic_mode:
         backend.use_deterministic_kernels()
     timeout = timedelta(minutes=parallelism.distributed_timeout_minutes)
     join_job(launch, backend.process_group_backend, timeout, generation)
     faults.strike_outside(FaultPoint.CONNECT)
-    return build_groups(parallelism, int(arguments.architecture.num_layers or 0))
+    groups = build_groups(parallelism, int(arguments.architecture.num_layers or 0))
+    if generation is not None and not backend.connects_early:
+        connect_groups(groups, device)
+    return groups
 
 
 def build_part(

@@ -14,6 +14,7 @@ from megatron.core import parallel_state
 from megatron.core.process_groups_config import ProcessGroupCollection
 
 from megatron_moevement.policy.job.ranks import LogicalRank
+from megatron_moevement.runtime.interrupts.host_wait import await_on_host
 from megatron_moevement.runtime.interrupts.interruptible_wait import interruptibly
 from megatron_moevement.runtime.interrupts.open_sockets import await_listener
 from megatron_moevement.runtime.interrupts.reaper import bury
@@ -79,8 +80,6 @@ def join_job(
     dist.init_process_group(
         backend, store=store, rank=launch.rank, world_size=launch.world_size, timeout=timeout
     )
-    if generation is not None and launch.store is not None and backend == "nccl":
-        _connect_all_ranks()
 
 
 def build_groups(parallelism: Parallelism, num_layers: int) -> ProcessGroupCollection:
@@ -111,6 +110,35 @@ def position() -> Position:
         tp_size=parallel_state.get_tensor_model_parallel_world_size(),
         ep_size=parallel_state.get_expert_model_parallel_world_size(),
     )
+
+
+def connect_groups(groups: ProcessGroupCollection, device: torch.device) -> None:
+    """Lets each group connect its members, the whole job first; every rank calls it.
+
+    NCCL connects the members of a group at their first call, and all of them must make it. In a
+    recovery the first messages of a pipeline group may be those of two stages that replay, while
+    the others stand by; and an abort ends no kernel where not all ranks are connected. Two groups
+    never wait for each other, since all ranks connect theirs in the order of the fields.
+
+    No abort reaches what connects. So a thread waits in which a restart interrupts nothing; where a
+    member was lost, it ends with the limit of connecting (`settings/nccl_environment.py`).
+
+    Args:
+        device: where collectives keep their tensors.
+
+    Source: `maybe_force_nccl_backend_init` of megatron/training/inprocess_restart.py; torch's
+    documentation of `batch_isend_irecv`.
+    """
+    own = (getattr(groups, field.name, None) for field in dataclasses.fields(groups))
+    members = [group for group in own if isinstance(group, dist.ProcessGroup)]
+
+    def connect() -> None:
+        if device.type == "cuda":
+            torch.cuda.set_device(device)  # of this thread
+        for group in dict.fromkeys([None, *members]):
+            await_on_host(dist.all_reduce(torch.ones(1, device=device), group=group, async_op=True))
+
+    interruptibly(connect)
 
 
 def leave_job(patience: timedelta = timedelta(0)) -> None:
@@ -157,15 +185,6 @@ def abandon_groups() -> None:
     distributed._unregister_all_process_groups()  # noqa: SLF001
     world.group_count = 0
     bury(remains)
-
-
-def _connect_all_ranks() -> None:
-    """Makes NCCL connect now: else an abort would not end the kernels of groups that follow.
-
-    Source: `maybe_force_nccl_backend_init` of megatron/training/inprocess_restart.py.
-    """
-    dist.all_reduce(torch.ones(1, device="cuda"))
-    torch.cuda.synchronize()
 
 
 def _await_all_ranks(patience: timedelta) -> None:
