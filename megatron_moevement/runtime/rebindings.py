@@ -76,6 +76,12 @@ REBINDINGS = {
             "restarts interrupt it on gloo",
         ),
         Rebinding(
+            _C10D,
+            "_coalescing_manager",
+            ("group, device, async_ops",),
+            "what fails in a group of NCCL's calls closes it",
+        ),
+        Rebinding(
             "torch.distributed",
             "all_gather_object",
             ("object_list, obj, group",),

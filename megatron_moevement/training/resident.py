@@ -25,6 +25,7 @@ from megatron_moevement.policy.outcome.futility import Futility, InVainError
 from megatron_moevement.policy.recovery.lifecycle import Phase
 from megatron_moevement.runtime.coordination.generation import Generation, Interruption, Loss
 from megatron_moevement.runtime.faults.fault_points import NO_FAULTS
+from megatron_moevement.runtime.interrupts.group_calls import close_calls
 from megatron_moevement.runtime.interrupts.interruptible_wait import count_connecting
 from megatron_moevement.runtime.interrupts.reaper import count_stuck
 from megatron_moevement.runtime.observation.events import EventName, Events
@@ -253,6 +254,7 @@ class Resident:
         if self._part is not None:
             self._part.references.release()
         abandon_groups()
+        close_calls()  # an interrupt may have come before anybody else could
         gather_as_upstream()
 
     def close(self) -> None:

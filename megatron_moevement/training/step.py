@@ -85,6 +85,7 @@ class TrainStep:
     progress: Progress
     strategy: Strategy
     uninterrupted: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
+    confirm: Callable[[], None] = lambda: None
     """Encloses the commit: a restart waits for its end."""
     faults: FaultPoints = NO_FAULTS
 
@@ -128,6 +129,7 @@ class TrainStep:
         strike(FaultPoint.AFTER_BARRIER)
         # Entered after the barrier's result was read: had an abort come before, it would be raised.
         with self.uninterrupted():
+            self.confirm()
             entry = self._commit(statistics, agreement, random_before, strike)
         strike(FaultPoint.GATHER)
         self.optimizer.gather()

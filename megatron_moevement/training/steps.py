@@ -12,6 +12,7 @@ from megatron_moevement.integrations.megatron.datasets import Datasets, IndexRol
 from megatron_moevement.runtime.coordination.agreement import all_gather_json
 from megatron_moevement.runtime.coordination.generation import Generation
 from megatron_moevement.runtime.coordination.progress import Progress
+from megatron_moevement.runtime.interrupts.host_wait import barrier
 from megatron_moevement.strategies.strategy import Strategy
 from megatron_moevement.training.data.splits import build_splits, count_samples
 from megatron_moevement.training.job import Job
@@ -36,7 +37,7 @@ def build_datasets(job: Job) -> Datasets:
         samples,
         seed=run.seed,
         role=IndexRole.BUILDER if is_first else IndexRole.READER,
-        barrier=dist.barrier,
+        barrier=barrier,
     )
 
 
@@ -70,5 +71,6 @@ def open_steps(
             progress=start,
             strategy=strategy or Strategy(),
             uninterrupted=own.uninterrupted,
+            confirm=own.confirm,
             faults=job.faults,
         )

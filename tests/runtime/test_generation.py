@@ -6,7 +6,10 @@ import socket
 import pytest
 
 from megatron_moevement.policy.recovery.lifecycle import Event, IllegalEventError, Phase
-from megatron_moevement.runtime.coordination.generation import Generation
+from megatron_moevement.runtime.coordination.generation import (
+    Generation,
+    InterruptedGenerationError,
+)
 from megatron_moevement.runtime.interrupts.open_sockets import (
     connected_sockets,
     shut_down_connections,
@@ -108,3 +111,9 @@ def test_a_generation_that_fails_closes_too():
     with pytest.raises(ZeroDivisionError):
         fail()
     assert closed == ["a"]
+
+
+def test_what_may_have_been_aborted_confirms_nothing():
+    Generation().confirm()
+    with pytest.raises(InterruptedGenerationError):
+        Generation(is_interrupted=lambda: True).confirm()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
 from megatron_moevement.integrations.nvrx.stores import ControlStore, GenerationStore
@@ -30,6 +31,14 @@ class StoredBoard:
         """Returns the notices of a topic, the oldest first; none where the store is lost."""
         return list(self._store.notices(topic.value))
 
-    @property
+    def is_interrupted(self) -> bool:
+        """Returns whether a restart of the generation was asked for; that is noted before an abort.
+
+        Raises:
+            DistNetworkError: the control store is lost.
+        """
+        return bool(self._store.check([GenerationStore.ANY_RANK_INTERRUPTED]))
+
+    @cached_property
     def _store(self) -> GenerationStore:
         return GenerationStore(self.generation, self.connect())

@@ -45,6 +45,8 @@ from megatron_moevement.integrations.nvrx.termination import mend_termination
 from megatron_moevement.policy.outcome.futility import Futility, InVainError
 from megatron_moevement.runtime.coordination.generation import Generation, Interruption
 from megatron_moevement.runtime.coordination.roll_call import LostAtStartError, RollCall
+from megatron_moevement.runtime.interrupts.group_calls import close_calls_that_fail
+from megatron_moevement.runtime.interrupts.host_wait import poll_before_reads
 from megatron_moevement.runtime.interrupts.interruptible_wait import make_waits_interruptible
 from megatron_moevement.runtime.peers.log_reader import LogReadError
 from megatron_moevement.runtime.peers.sender import FetchError
@@ -204,6 +206,8 @@ def _wrapper(
     mend_interrupts()
     abort: AbortCollectives | ShutDownConnections
     if what.collectives == "nccl":
+        poll_before_reads()
+        close_calls_that_fail()
         abort = AbortCollectives(launch.store[1], what.interruption)
     else:
         make_waits_interruptible()
@@ -315,6 +319,7 @@ def _training_function(
 
     def train(call: Any = None) -> T:
         returned.clear()
+        board = board_of(call.iteration)
         place = launch.occupying(call.state.active_rank, launch.world_size)
         generation = Generation(
             call.iteration,
@@ -322,7 +327,9 @@ def _training_function(
             call.ping,
             call.progress_watchdog.reset,
             spares=call.state.world_size - launch.world_size,
-            board=board_of(call.iteration),
+            board=board,
+            # An aborted collective of gloo fails on all of its ranks.
+            is_interrupted=lambda: what.collectives == "nccl" and board.is_interrupted(),
         )
         try:
             returned.append(what.run(generation, place))

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Protocol, TypeVar
 
+from megatron_moevement.errors import MoEvementError
 from megatron_moevement.policy.recovery.lifecycle import Event, Phase, advance
 from megatron_moevement.runtime.closing import Closing
 from megatron_moevement.runtime.coordination.notice_board import NoticeBoard
@@ -26,6 +27,10 @@ class Closeable(Protocol):
 
 
 C = TypeVar("C", bound=Closeable)
+
+
+class InterruptedGenerationError(MoEvementError, RuntimeError):
+    """A restart was asked for while this rank was in a step: its collectives prove nothing."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,6 +79,7 @@ class Generation(Closing):
         *,
         spares: int | None = None,
         board: NoticeBoard | None = None,
+        is_interrupted: Callable[[], bool] = lambda: False,
     ) -> None:
         """Begins with nothing open.
 
@@ -85,6 +91,8 @@ class Generation(Closing):
             rest: suspends the progress watchdog until the next `ping`.
             spares: processes that wait for a place; None where none could come in.
             board: where ranks and spares read what the others post; None where there are none.
+            is_interrupted: whether a restart of the job was asked for, before which no collective
+                of any rank is aborted.
         """
         self.number = number
         self.uninterrupted = uninterrupted
@@ -94,6 +102,7 @@ class Generation(Closing):
         self._observe: Callable[[Phase], None] = lambda phase: None
         self.spares = spares
         self.board = board
+        self._is_interrupted = is_interrupted
         self._owned: list[Closeable] = []
 
     def observe(self, observer: Callable[[Phase], None]) -> None:
@@ -110,6 +119,18 @@ class Generation(Closing):
         if not self.phase.makes_steps:
             self._rest()
         self._observe(self.phase)
+
+    def confirm(self) -> None:
+        """Confirms that all collectives that have ended by now have ended as they should.
+
+        What reads the flags of an aborted collective goes on with what is in its buffers, and so
+        may the ranks beside it. No rank aborts one before the job's interrupt is on record.
+
+        Raises:
+            InterruptedGenerationError: a collective may have been aborted.
+        """
+        if self._is_interrupted():
+            raise InterruptedGenerationError("the job was interrupted in a step")
 
     def own(self, opening: Callable[[], C]) -> C:
         """Opens something that must not outlive the generation, uninterrupted."""
