@@ -76,20 +76,17 @@ def struck_program(row: Row, server: ForkServer, data: Path) -> Program:
 class StruckRun:
     """One job of a row, from its start to what is known of it afterwards."""
 
-    def __init__(
-        self, row: Row, server: ForkServer, data: Path, folder: Path, random: Random
-    ) -> None:
+    def __init__(self, row: Row, program: Program, folder: Path, random: Random) -> None:
         """Starts nothing yet.
 
         Args:
             row: what is trained, and what happens to it.
-            server: forks its processes.
-            data: prefix of prepared text.
+            program: of the row.
             folder: an empty one, for all that the run writes.
             random: draws whom the kill from outside strikes, and when.
         """
         self._row = row
-        self._run = Run(struck_program(row, server, data), folder)
+        self._run = Run(program, folder)
         self._random = random
         self._outside_rank = row.other_rank(random)
         self._outside_pid = 0

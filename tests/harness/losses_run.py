@@ -124,7 +124,8 @@ class LossesRun:
         if survivors:
             check_survivors(self._run, [self._pids[one] for one in survivors], generations=1)
         if not cell.given_up - set(cell.lost):
-            assert list(self._run.store.rglob("*")) == []
+            left = list(self._run.store.rglob("*"))
+            assert not left, left
 
     def _check_recovery(self) -> None:
         """Checks that the lost stages alone replayed, once, and proved it."""

@@ -25,7 +25,7 @@ from tests.harness.fault_cover import (
     TENSOR_ROWS,
     TRAIN_ITERS,
 )
-from tests.harness.fault_cover_run import StruckRun, plain_program
+from tests.harness.fault_cover_run import StruckRun, plain_program, struck_program
 from tests.harness.interruption import Run
 from tests.harness.pairwise import pairs_of
 
@@ -60,7 +60,8 @@ def test_a_lost_stage_replays_alone_and_no_bit_differs(
     megatron_fork_server, text, digest_of, tmp_path, name
 ):
     row = BY_NAME[name]
-    run = StruckRun(row, megatron_fork_server, text, tmp_path, Random(name))
+    program = struck_program(row, megatron_fork_server, text)
+    run = StruckRun(row, program, tmp_path, Random(name))
     run.go()
     run.check(digest_of(row.layout, row.training))
 

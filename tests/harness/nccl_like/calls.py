@@ -1,0 +1,50 @@
+"""Group calls: what one thread has asked of NCCL since it opened a group of calls.
+
+NCCL counts per thread how many groups are open (`ncclGroupDepth` in its group.cc), torch counts the
+same (`ncclActiveGroupCounter_`). While one is open, nothing that the thread asks for runs, on any
+communicator, and torch takes it for done: its events are recorded on an empty stream. The count
+survives communicators and process groups.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+_open = threading.local()
+
+
+class NotOpenError(RuntimeError):
+    """A group of calls is closed that is not open: NCCL's invalid usage."""
+
+
+def depth() -> int:
+    """Returns how many groups the calling thread has open."""
+    return getattr(_open, "depth", 0)
+
+
+def begin() -> None:
+    """Opens one more."""
+    _open.depth = depth() + 1
+
+
+def defer(launch: Callable[[], object]) -> None:
+    """Keeps a launch until the last group of the calling thread is closed."""
+    _open.deferred = [*getattr(_open, "deferred", ()), launch]
+
+
+def end() -> None:
+    """Closes one; with the last one, all that was asked for meanwhile is launched.
+
+    Raises:
+        NotOpenError: none is open.
+    """
+    if not depth():
+        raise NotOpenError("ncclGroupEnd: not in a group call.")
+    _open.depth = depth() - 1
+    if depth():
+        return
+    deferred = getattr(_open, "deferred", ())
+    _open.deferred = []
+    for launch in deferred:
+        launch()

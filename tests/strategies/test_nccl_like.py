@@ -1,0 +1,157 @@
+"""Recoveries over a group that behaves as NCCL's: nothing hangs, and no bit differs.
+
+Some rows of the fault cover run by default; the others are marked slow and run by one command:
+
+    ./scripts/nccl_like_campaign.sh
+"""
+
+import dataclasses
+import functools
+import shutil
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from tests.harness.default_run import slow_but
+from tests.harness.fault_cover import ROWS
+from tests.harness.fault_cover_run import StruckRun, plain_program, struck_program
+from tests.harness.interruption import Run, digest_differences
+from tests.harness.losses import CELLS
+from tests.harness.losses_run import LossesRun, protected_program
+from tests.harness.losses_run import plain_program as losses_plain
+from tests.harness.nccl_like.abort import FOLDER_VARIABLE, VARIABLE, Garbage
+from tests.harness.protected_run import Case
+from tests.harness.restarted_run import (
+    await_step,
+    check_verdicts,
+    kill_rank,
+    restartable_program,
+)
+
+pytestmark = [pytest.mark.distributed, pytest.mark.timeout(400)]
+
+PROGRAM = Path(__file__).with_name("nccl_like_pretrain.py")
+PP2_EP2 = Case.of("pp2-ep2 bf16 distributed grouped", 3)
+GARBAGE = tuple(garbage.value for garbage in Garbage)
+PIPELINES = {cell.name: cell for cell in CELLS}
+LAYOUTS = ("pp2-ep2", "pp3-dp2")
+BY_NAME = {row.name: row for row in ROWS if row.layout in LAYOUTS}
+QUICK = next(name for name, row in BY_NAME.items() if row.layout == "pp3-dp2" and row.restarts)
+
+
+def nccl_like(program, folder, garbage=Garbage.ZEROS, *, neighbours=True, mishap=""):
+    noted = folder / "communicators"
+    noted.mkdir()
+    env = {
+        **program.env,
+        VARIABLE: f"{garbage.value}{',neighbours' if neighbours else ''}",
+        FOLDER_VARIABLE: str(noted),
+        "NCCL_LIKE_MISHAP": mishap,
+        "TORCH_NCCL_NONBLOCKING_TIMEOUT": "600",
+    }
+    flags = tuple(flag for flag in program.flags if flag != "--domain-size=1")
+    return dataclasses.replace(program, path=PROGRAM, env=env, flags=flags)
+
+
+@pytest.fixture(scope="session")
+def digest_of(megatron_fork_server, text, tmp_path_factory):
+    """Returns the digest of a program that nothing protects or strikes, over gloo."""
+
+    @functools.cache
+    def digest(plain, trained):
+        folder = tmp_path_factory.mktemp("uninterrupted")
+        found = Run(plain(trained, megatron_fork_server, text), folder).finish()
+        shutil.rmtree(folder)
+        return found
+
+    return digest
+
+
+def train_on(run, *, lost):
+    """Checks that all but lost processes have ended well."""
+    with run.start() as job:
+        lost = lost(job)
+        result = job.wait()
+    codes = [code for process, code in enumerate(result.exit_codes) if process != lost]
+    assert codes == [0] * len(codes), result.describe()
+
+
+@pytest.mark.parametrize("garbage", slow_but((Garbage.STALE.value,), GARBAGE))
+def test_a_killed_rank_is_replaced_by_a_spare(
+    megatron_fork_server, text, uninterrupted, tmp_path, garbage
+):
+    program = restartable_program(PP2_EP2, megatron_fork_server, text, 1)
+    run = Run(nccl_like(program, tmp_path, Garbage(garbage)), tmp_path)
+
+    def kill(job):
+        await_step(run, job, PP2_EP2.protected_from)
+        return kill_rank(run, job, 2, Random(1))
+
+    train_on(run, lost=kill)
+    assert digest_differences(run._digest(), uninterrupted(PP2_EP2)) == []
+    check_verdicts(run, PP2_EP2, restarts=1)
+
+
+def test_ranks_that_wait_for_a_slow_newcomer_are_not_taken_for_hung(
+    megatron_fork_server, text, uninterrupted, tmp_path
+):
+    times = ("--inprocess-soft-timeout=6", "--inprocess-hard-timeout=9")
+    program = restartable_program(PP2_EP2, megatron_fork_server, text, 1, *times)
+    run = Run(nccl_like(program, tmp_path, mishap="slow-build"), tmp_path)
+
+    def kill(job):
+        await_step(run, job, PP2_EP2.protected_from)
+        return kill_rank(run, job, 2, Random(1))
+
+    train_on(run, lost=kill)
+    assert digest_differences(run._digest(), uninterrupted(PP2_EP2)) == []
+    check_verdicts(run, PP2_EP2, restarts=1)
+
+
+def test_adjacent_stages_replay_while_others_of_their_pipeline_stand_by(
+    megatron_fork_server, text, digest_of, tmp_path
+):
+    cell = PIPELINES["adjacent-stages"]
+    protected = protected_program(cell, megatron_fork_server, text, PROGRAM)
+    run = LossesRun(cell, nccl_like(protected, tmp_path), tmp_path)
+    run.go()
+    run.check(digest_of(losses_plain, cell))
+
+
+def test_a_process_that_dies_while_ranks_connect_delays_nobody(
+    megatron_fork_server, text, uninterrupted, tmp_path
+):
+    faults = ("--moevement-faults", "1:connect@1#1")
+    program = restartable_program(PP2_EP2, megatron_fork_server, text, 2, *faults)
+    run = Run(nccl_like(program, tmp_path), tmp_path)
+    with run.start() as job:
+        await_step(run, job, PP2_EP2.protected_from)
+        lost = kill_rank(run, job, 2, Random(1))
+        result = job.wait()
+    codes = [code for process, code in enumerate(result.exit_codes) if process not in {lost, 1}]
+    assert codes == [0] * len(codes), result.describe()
+    assert digest_differences(run._digest(), uninterrupted(PP2_EP2)) == []
+
+
+@pytest.mark.parametrize("garbage", slow_but((Garbage.PARTIAL.value,), GARBAGE))
+def test_a_rank_that_is_interrupted_late_reads_garbage_and_changes_no_bit(
+    megatron_fork_server, text, uninterrupted, tmp_path, garbage
+):
+    faults = ("--moevement-faults", f"{PP2_EP2.protected_from}:backward@0")
+    program = restartable_program(PP2_EP2, megatron_fork_server, text, 1, *faults)
+    run = Run(nccl_like(program, tmp_path, Garbage(garbage), mishap="late-abort"), tmp_path)
+    train_on(run, lost=lambda job: 0)
+    assert digest_differences(run._digest(), uninterrupted(PP2_EP2)) == []
+
+
+@pytest.mark.parametrize("name", slow_but((QUICK,), BY_NAME))
+def test_a_lost_stage_replays_alone_and_no_bit_differs(
+    megatron_fork_server, text, digest_of, tmp_path, name
+):
+    row, random = BY_NAME[name], Random(name)
+    garbage = random.choice(list(Garbage))
+    program = nccl_like(struck_program(row, megatron_fork_server, text), tmp_path, garbage)
+    run = StruckRun(row, program, tmp_path, random)
+    run.go()
+    run.check(digest_of(plain_program, row))
