@@ -77,12 +77,8 @@ def train_on(run, *, lost):
     assert codes == [0] * len(codes), result.describe()
 
 
-@pytest.mark.parametrize("garbage", slow_but((Garbage.STALE.value,), GARBAGE))
-def test_a_killed_rank_is_replaced_by_a_spare(
-    megatron_fork_server, text, uninterrupted, tmp_path, garbage
-):
-    program = restartable_program(PP2_EP2, megatron_fork_server, text, 1)
-    run = Run(nccl_like(program, tmp_path, Garbage(garbage)), tmp_path)
+def replace_a_killed_rank(run, uninterrupted):
+    """Kills rank 2; checks that a spare takes its place, and all bits."""
 
     def kill(job):
         await_step(run, job, PP2_EP2.protected_from)
@@ -91,6 +87,15 @@ def test_a_killed_rank_is_replaced_by_a_spare(
     train_on(run, lost=kill)
     assert digest_differences(run._digest(), uninterrupted(PP2_EP2)) == []
     check_verdicts(run, PP2_EP2, restarts=1)
+
+
+@pytest.mark.parametrize("garbage", slow_but((Garbage.STALE.value,), GARBAGE))
+def test_a_killed_rank_is_replaced_by_a_spare(
+    megatron_fork_server, text, uninterrupted, tmp_path, garbage
+):
+    program = restartable_program(PP2_EP2, megatron_fork_server, text, 1)
+    run = Run(nccl_like(program, tmp_path, Garbage(garbage)), tmp_path)
+    replace_a_killed_rank(run, uninterrupted)
 
 
 def test_ranks_that_wait_for_a_slow_newcomer_are_not_taken_for_hung(
@@ -99,14 +104,7 @@ def test_ranks_that_wait_for_a_slow_newcomer_are_not_taken_for_hung(
     times = ("--inprocess-soft-timeout=6", "--inprocess-hard-timeout=9")
     program = restartable_program(PP2_EP2, megatron_fork_server, text, 1, *times)
     run = Run(nccl_like(program, tmp_path, mishap="slow-build"), tmp_path)
-
-    def kill(job):
-        await_step(run, job, PP2_EP2.protected_from)
-        return kill_rank(run, job, 2, Random(1))
-
-    train_on(run, lost=kill)
-    assert digest_differences(run._digest(), uninterrupted(PP2_EP2)) == []
-    check_verdicts(run, PP2_EP2, restarts=1)
+    replace_a_killed_rank(run, uninterrupted)
 
 
 def test_adjacent_stages_replay_while_others_of_their_pipeline_stand_by(
