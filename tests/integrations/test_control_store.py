@@ -73,6 +73,22 @@ def ask_and_answer():
     del server
 
 
+def note_a_loss_after_others_have_read():
+    server, control = serve()
+    address = control.underlying_store.host, control.underlying_store.port
+    first, monitor, last = (
+        GenerationStore(1, ControlStore(*address, LIMIT, SECRET)) for _ in range(3)
+    )
+    first.record_terminated_ranks([2])
+    first.set(f"{first.TERMINATED_RANKS}_agreed", "a stranger's")
+    assert first.get_terminated_ranks() == {2}
+    # Of a process that has left this generation, and died before its monitor has.
+    monitor.record_terminated_ranks([3])
+    assert last.get_terminated_ranks() == first.get_terminated_ranks() == {2}
+    assert GenerationStore(2, control).get_terminated_ranks() == set()
+    del server
+
+
 def leave_without_waiting():
     server, control = serve()
     store = GenerationStore(0, control)
@@ -205,6 +221,12 @@ def test_nothing_of_upstream_is_read_unsealed():
     unused = {"get_packed", "set_active_rank", "get_all_active_ranks", "critical_ranks"}
     methods = {name for name in upstream - unused if not name.isupper()}
     assert methods <= set(vars(SealedStore))
+
+
+@pytest.mark.distributed
+def test_all_processes_find_the_same_losses_of_a_generation(megatron_fork_server):
+    body = note_a_loss_after_others_have_read
+    megatron_fork_server.run(body, world_size=1).check()
 
 
 @pytest.mark.distributed

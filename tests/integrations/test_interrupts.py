@@ -4,6 +4,7 @@ import contextlib
 import os
 import queue
 import signal
+import socket
 import threading
 import time
 from datetime import timedelta
@@ -12,8 +13,19 @@ import pytest
 from nvidia_resiliency_ext.inprocess import monitor_thread
 from nvidia_resiliency_ext.inprocess.monitor_thread import MonitorThread, RankShouldRestart
 
+from megatron_moevement.cli.launch import serve_store
 from megatron_moevement.integrations.nvrx.interrupts import mend_interrupts
-from megatron_moevement.runtime.interrupts.thread_start import raise_in_thread, starting
+from megatron_moevement.integrations.nvrx.restarter import Restartable, run_restartable
+from megatron_moevement.policy.outcome.futility import Futility
+from megatron_moevement.runtime.coordination.generation import Interruption
+from megatron_moevement.runtime.interrupts.thread_start import (
+    raise_in_thread,
+    starting,
+    uninterrupted,
+)
+from megatron_moevement.settings.launch import Launch
+from megatron_moevement.settings.restart import InProcessRestart
+from megatron_moevement.settings.secret import Secret
 
 
 class State:
@@ -118,6 +130,84 @@ def test_an_interrupt_waits_for_a_thread_that_starts(monkeypatch, raises):
     assert not early
     assert raised.get(timeout=10)
     assert ran.get(timeout=10)
+
+
+class StrikingLock:
+    """Has another thread interrupt the one that takes it, once."""
+
+    def __init__(self):
+        self.lock = threading.Lock()
+        self.acquire, self.release = self.lock.acquire, self.lock.release
+        self.thread = None
+
+    def __enter__(self):
+        self.lock.acquire()
+        if threading.get_ident() == self.thread:
+            self.thread = None
+            interrupter = threading.Thread(target=strike, args=(threading.get_ident(),))
+            threading.Thread(target=interrupter.start).start()
+            for _ in range(50):
+                time.sleep(0.01)  # an interrupt arrives here
+
+    def __exit__(self, *_):
+        self.lock.release()
+
+
+def call_until_interrupted(function):
+    while True:
+        function()
+
+
+def ping_and_be_interrupted(generation, _):
+    """Trains in a generation of which an interrupt meets a message to the monitor."""
+    messages = generation.ping.__self__.monitor_process.msg_queue
+    lock = StrikingLock()
+    messages._notempty = threading.Condition(lock)
+    lock.thread = threading.get_ident()
+    with pytest.raises(Interrupted):
+        call_until_interrupted(generation.ping)
+    assert lock.lock.acquire(timeout=5)
+    lock.lock.release()
+    print("the queue is free")
+
+
+def train_restartably():
+    listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
+    store, control = (each.getsockname() for each in listeners)
+    servers = [serve_store(each) for each in listeners]
+    secret = Secret(b"the secret of this job, and of no other")
+    launch = Launch(0, 0, 1, store=store, control_store=control, secret=secret)
+    what = Restartable(
+        ping_and_be_interrupted,
+        *(lambda _: None, lambda: None, Futility, lambda: None, "gloo", Interruption(), "here"),
+    )
+    run_restartable(what, InProcessRestart(inprocess_restart=True), launch)
+    del servers
+
+
+@pytest.mark.distributed
+def test_an_interrupt_leaves_the_messages_to_the_monitor_unlocked(megatron_fork_server):
+    result = megatron_fork_server.run(train_restartably, world_size=1, timeout_s=60).check()
+    assert "the queue is free" in result.ranks[0].stdout
+
+
+def test_what_was_raised_before_arrives_before_the_function_begins():
+    here, held, ran = threading.get_ident(), threading.Event(), []
+
+    def interrupt():
+        with starting:
+            held.set()
+            time.sleep(0.3)  # in which this thread begins to wait for the lock
+            strike(here)
+
+    function = uninterrupted(lambda: ran.append(True))
+    interrupter = threading.Thread(target=interrupt)
+    interrupter.start()
+    held.wait()
+    with pytest.raises(Interrupted):
+        function()
+    assert not ran
+    interrupter.join()
 
 
 def test_a_child_that_is_forked_while_a_thread_starts_starts_threads():

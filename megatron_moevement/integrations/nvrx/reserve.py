@@ -19,6 +19,7 @@ from nvidia_resiliency_ext.inprocess.progress_watchdog import ProgressWatchdog
 from megatron_moevement.integrations.nvrx.notices import StoredBoard
 from megatron_moevement.integrations.nvrx.stores import ControlStore
 from megatron_moevement.runtime.coordination.generation import Generation
+from megatron_moevement.runtime.interrupts.thread_start import uninterrupted
 from megatron_moevement.runtime.rebindings import rebind
 
 
@@ -45,7 +46,10 @@ class CalledWrapper(Wrapper):  # type: ignore[misc]  # upstream is not typed
             with CallWrapper(self) as self.call:
                 # A monitor reads nothing before the first generation begins, and nothing when it is
                 # gone: the end must not wait for it to read what it was sent meanwhile.
-                self.call.monitor_process.msg_queue.cancel_join_thread()
+                messages = self.call.monitor_process.msg_queue
+                messages.cancel_join_thread()
+                # An interrupt would leave the queue locked, as in the middle of a ping.
+                messages.put = uninterrupted(messages.put)
                 try:
                     return self.call(function, args, kwargs)
                 finally:

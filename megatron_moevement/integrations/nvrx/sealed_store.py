@@ -155,8 +155,13 @@ class SealedStore(StoreMixin):  # type: ignore[misc]  # upstream is not typed
         self.append(*self._line(self.TERMINATED_RANKS, list(ranks)))
 
     def get_terminated_ranks(self) -> set[int]:
-        """Returns whose processes are lost, or left."""
-        return {rank for ranks in self._lines(self.TERMINATED_RANKS).values() for rank in ranks}
+        """Returns whose processes are lost, or left: what the first one found that asks.
+
+        A process may die in the next generation before its monitor is there. The monitor notes that
+        here, while the others read who takes part; all of them must find the same.
+        """
+        found = {rank for ranks in self._lines(self.TERMINATED_RANKS).values() for rank in ranks}
+        return set(self._agreed(f"{self.TERMINATED_RANKS}_agreed", sorted(found)))
 
     def barrier(
         self,
@@ -247,6 +252,19 @@ class SealedStore(StoreMixin):  # type: ignore[misc]  # upstream is not typed
             if left_s <= 0:
                 raise ForeignValueError(self._foreign(key))
             time.sleep(min(left_s, _SLICE_S))
+
+    def _agreed(self, key: str, proposed: Any) -> Any:
+        """Returns what the first process has proposed.
+
+        Raises:
+            ForeignValueError: the store takes nothing of it.
+        """
+        text = self.get(key) if self.check([key]) else b""
+        if (known := self._opened(key, text) if text else None) is None:
+            text = self.compare_set(key, text, self._seal.close(self._place(key), proposed))
+            if (known := self._opened(key, text)) is None:
+                raise ForeignValueError(self._foreign(key))
+        return known
 
     def _read(self, keys: Sequence[str]) -> list[Any]:
         """Returns documents; waits until all of them are there."""

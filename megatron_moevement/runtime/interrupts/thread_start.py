@@ -1,4 +1,4 @@
-"""Exceptions that one thread raises in another never meet a thread that is about to begin.
+"""Where exceptions that one thread raises in another one must not arrive, and wait.
 
 Until the system runs a new thread, CPython 3.11 counts it by the identifier of the thread that
 starts it, and finds it first. An exception for that identifier ends the new thread before its first
@@ -8,13 +8,19 @@ instruction, and the other one waits for ever until it has begun.
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import threading
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
 
 from megatron_moevement.runtime.rebindings import rebind
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
 starting = threading.RLock()
-"""Held while a thread starts, and while something is raised in another one.
+"""Held while a thread starts or calls what `uninterrupted` returned, and while one raises.
 
 Garbage that is collected while a thread starts may start another one, so the lock lets it.
 """
@@ -33,6 +39,17 @@ def raise_in_thread(thread: int, exception: type[BaseException]) -> None:
         ctypes.pythonapi.PyThreadState_SetAsyncExc(
             ctypes.c_ulong(thread), ctypes.py_object(exception)
         )
+
+
+def uninterrupted(function: Callable[P, T]) -> Callable[P, T]:
+    """Returns the function; from its first instruction on, nothing is raised in its caller."""
+
+    @functools.wraps(function)
+    def called(*args: P.args, **kwargs: P.kwargs) -> T:
+        with starting:
+            return function(*args, **kwargs)
+
+    return called
 
 
 def _start_guarded(self: threading.Thread) -> None:
