@@ -14,6 +14,7 @@ from nvidia_resiliency_ext.inprocess.monitor_thread import MonitorThread, RankSh
 
 from megatron_moevement.integrations.nvrx.interrupts import mend_interrupts
 from megatron_moevement.runtime.interrupts.thread_start import raise_in_thread, starting
+from tests.harness.interrupted import Interrupted
 
 
 class State:
@@ -82,10 +83,6 @@ def test_an_interrupt_that_nobody_swallowed_is_raised_as_before():
     with pytest.raises(RankShouldRestart):
         fail(thread)
     thread.shutdown()
-
-
-class Interrupted(BaseException):
-    """What is raised here."""
 
 
 def restart(thread):
