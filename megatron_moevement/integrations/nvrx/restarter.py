@@ -330,7 +330,9 @@ def _training_function(
             spares=call.state.world_size - launch.world_size,
             board=board,
             # An aborted collective of gloo fails on all of its ranks.
-            is_interrupted=lambda: what.collectives is Collectives.NCCL and board.is_interrupted(),
+            is_interrupted=lambda: (
+                what.collectives is Collectives.NCCL and board.store.is_interrupted()
+            ),
         )
         try:
             returned.append(what.run(generation, place))

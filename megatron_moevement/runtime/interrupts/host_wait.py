@@ -18,7 +18,7 @@ import torch.distributed as dist
 from megatron_moevement.runtime.rebindings import GATHERINGS, rebind
 
 _FIRST_PAUSE_S = 0.00002
-_LONGEST_PAUSE_S = 0.001
+_LONGEST_PAUSE_S = 0.002
 _SHARE = 0.125
 """Of the time waited so far, that a look may come too late by."""
 
