@@ -19,6 +19,16 @@ class BackendName(Enum):
     CUDA = "cuda"
 
 
+class Collectives(Enum):
+    """What carries collectives, by the name of torch's backend."""
+
+    GLOO = "gloo"
+    """The host: a group connects its members when it is made, and an aborted operation fails."""
+    NCCL = "nccl"
+    """The device: members connect at their first call, the host waits where it reads a result, and
+    what was aborted is garbage."""
+
+
 class CopyStream(Protocol):
     """Where copies from the device to the host run, beside the computation."""
 
@@ -36,10 +46,8 @@ class Backend(abc.ABC):
     """A device, as the training program sees it; one instance per process."""
 
     name: BackendName
-    process_group_backend: str
-    """The `torch.distributed` backend of the groups that carry the model's collectives."""
-    connects_early: bool
-    """Whether such a group connects its members when it is made, and not at their first call."""
+    collectives: Collectives
+    """What carries the model's collectives."""
 
     @abc.abstractmethod
     def install(self) -> None:

@@ -30,7 +30,7 @@ from typing import Any
 import torch
 
 from megatron_moevement.backends import host_collectives, host_cuda
-from megatron_moevement.backends.backend import Backend, BackendName, CopyStream
+from megatron_moevement.backends.backend import Backend, BackendName, Collectives, CopyStream
 
 REWRITTEN_PACKAGES = ("megatron",)
 """Top-level packages whose code is made to compute on the host."""
@@ -150,8 +150,7 @@ class CpuBackend(Backend):
     """The host's cores, over gloo."""
 
     name = BackendName.CPU
-    process_group_backend = "gloo"
-    connects_early = True
+    collectives = Collectives.GLOO
 
     def install(self) -> None:
         """Lets Megatron-Core compute on the host; installing twice is installing once.

@@ -6,7 +6,7 @@ import os
 
 import torch
 
-from megatron_moevement.backends.backend import Backend, BackendName, CopyStream
+from megatron_moevement.backends.backend import Backend, BackendName, Collectives, CopyStream
 from megatron_moevement.errors import UserError
 
 _DETERMINISTIC_ENVIRONMENT = {"NCCL_ALGO": "Ring", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
@@ -17,8 +17,7 @@ class CudaBackend(Backend):
     """NVIDIA GPUs; one process per GPU."""
 
     name = BackendName.CUDA
-    process_group_backend = "nccl"
-    connects_early = False
+    collectives = Collectives.NCCL
 
     def install(self) -> None:
         """Does nothing: Megatron-Core is written for CUDA."""

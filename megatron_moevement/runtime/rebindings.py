@@ -122,6 +122,20 @@ REBINDINGS = {
     )
 }
 """By place."""
+GATHERINGS = {
+    "all_gather": "tensor_list, tensor, group, async_op",
+    "gather": "tensor, gather_list, dst, group, async_op, group_dst",
+    "scatter": "tensor, scatter_list, src, group, async_op, group_src",
+    "broadcast": "tensor, src, group, async_op, group_src",
+    "barrier": "group, async_op, device_ids, timeout",
+}
+"""Parameters of the collectives whose results the host reads, those of objects among them."""
+REBINDINGS |= {
+    each.place: each
+    for name, parameters in GATHERINGS.items()
+    for module in ("torch.distributed", _C10D)
+    for each in [Rebinding(module, name, (parameters,), "restarts interrupt it on NCCL")]
+}
 _UNSUPPORTED = "this release of it is not supported"
 _installed: dict[str, Any] = {}
 

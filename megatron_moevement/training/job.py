@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import torch
 
-from megatron_moevement.backends.backend import Backend
+from megatron_moevement.backends.backend import Backend, Collectives
 from megatron_moevement.errors import UserError
 from megatron_moevement.integrations.megatron.digest import operator_digests
 from megatron_moevement.integrations.megatron.durable import DurableState
@@ -119,10 +119,10 @@ def join(
     if arguments.run.deterministic_mode:
         backend.use_deterministic_kernels()
     timeout = timedelta(minutes=parallelism.distributed_timeout_minutes)
-    join_job(launch, backend.process_group_backend, timeout, generation)
+    join_job(launch, backend.collectives.value, timeout, generation)
     faults.strike_outside(FaultPoint.CONNECT)
     groups = build_groups(parallelism, int(arguments.architecture.num_layers or 0))
-    if generation is not None and not backend.connects_early:
+    if generation is not None and backend.collectives is Collectives.NCCL:
         connect_groups(groups, device)
     return groups
 

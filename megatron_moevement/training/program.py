@@ -11,7 +11,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from megatron_moevement.backends.backend import Backend, choose, load
+from megatron_moevement.backends.backend import Backend, Collectives, choose, load
 from megatron_moevement.errors import ExitCode, UserError
 from megatron_moevement.integrations.megatron.fork.marker import check_fork
 from megatron_moevement.settings.launch import Launch
@@ -46,7 +46,7 @@ def main(argv: Sequence[str]) -> int:
         if restart.inprocess_restart:
             prepare_environment(restart, os.environ)  # torch is imported below
         backend = load(choose(arguments.run.moevement_backend))
-        if restart.inprocess_restart and backend.process_group_backend == "nccl":
+        if restart.inprocess_restart and backend.collectives is Collectives.NCCL:
             limit = arguments.parallelism.distributed_timeout_minutes
             check_environment(restart, limit, os.environ)
         check_fork()
@@ -187,7 +187,7 @@ def _run_restartable(
                 run.leave,
                 lambda: resident.futility,
                 resident.check_health,
-                backend.process_group_backend,
+                backend.collectives,
                 resident.interruption,
                 domain,
             ),

@@ -85,8 +85,9 @@ class TrainStep:
     progress: Progress
     strategy: Strategy
     uninterrupted: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
-    confirm: Callable[[], None] = lambda: None
     """Encloses the commit: a restart waits for its end."""
+    confirm: Callable[[], None] = lambda: None
+    """Called before the commit; it raises an error where the barrier may have been aborted."""
     faults: FaultPoints = NO_FAULTS
 
     def run(self, stop: StopRequest) -> StepOutcome:

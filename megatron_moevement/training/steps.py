@@ -12,7 +12,6 @@ from megatron_moevement.integrations.megatron.datasets import Datasets, IndexRol
 from megatron_moevement.runtime.coordination.agreement import all_gather_json
 from megatron_moevement.runtime.coordination.generation import Generation
 from megatron_moevement.runtime.coordination.progress import Progress
-from megatron_moevement.runtime.interrupts.host_wait import barrier
 from megatron_moevement.strategies.strategy import Strategy
 from megatron_moevement.training.data.splits import build_splits, count_samples
 from megatron_moevement.training.job import Job
@@ -37,7 +36,7 @@ def build_datasets(job: Job) -> Datasets:
         samples,
         seed=run.seed,
         role=IndexRole.BUILDER if is_first else IndexRole.READER,
-        barrier=barrier,
+        barrier=dist.barrier,
     )
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from megatron_moevement.backends.backend import BackendName, choose, load
+from megatron_moevement.backends.backend import BackendName, Collectives, choose, load
 from megatron_moevement.errors import UserError
 
 
@@ -25,9 +25,10 @@ def test_asking_for_cuda_without_a_gpu_is_an_error_that_says_what_to_do(monkeypa
 
 
 @pytest.mark.parametrize(
-    ("name", "groups"), [(BackendName.CPU, "gloo"), (BackendName.CUDA, "nccl")]
+    ("name", "collectives"),
+    [(BackendName.CPU, Collectives.GLOO), (BackendName.CUDA, Collectives.NCCL)],
 )
-def test_each_backend_names_its_process_groups(name, groups):
+def test_each_backend_names_what_carries_collectives(name, collectives):
     backend = load(name)
     assert backend.name is name
-    assert backend.process_group_backend == groups
+    assert backend.collectives is collectives

@@ -13,6 +13,7 @@ import pytest
 from nvidia_resiliency_ext.inprocess import monitor_thread
 from nvidia_resiliency_ext.inprocess.monitor_thread import MonitorThread, RankShouldRestart
 
+from megatron_moevement.backends.backend import Collectives
 from megatron_moevement.cli.launch import serve_store
 from megatron_moevement.integrations.nvrx.interrupts import mend_interrupts
 from megatron_moevement.integrations.nvrx.restarter import Restartable, run_restartable
@@ -26,6 +27,7 @@ from megatron_moevement.runtime.interrupts.thread_start import (
 from megatron_moevement.settings.launch import Launch
 from megatron_moevement.settings.restart import InProcessRestart
 from megatron_moevement.settings.secret import Secret
+from tests.harness.interrupted import Interrupted
 
 
 class State:
@@ -94,10 +96,6 @@ def test_an_interrupt_that_nobody_swallowed_is_raised_as_before():
     with pytest.raises(RankShouldRestart):
         fail(thread)
     thread.shutdown()
-
-
-class Interrupted(BaseException):
-    """What is raised here."""
 
 
 def restart(thread):
@@ -179,7 +177,7 @@ def train_restartably():
     launch = Launch(0, 0, 1, store=store, control_store=control, secret=secret)
     what = Restartable(
         ping_and_be_interrupted,
-        *(lambda _: None, lambda: None, Futility, lambda: None, "gloo", Interruption(), "here"),
+        *(lambda _: None, lambda: None, Futility, lambda: None, Collectives.GLOO, Interruption(), "here"),
     )
     run_restartable(what, InProcessRestart(inprocess_restart=True), launch)
     del servers

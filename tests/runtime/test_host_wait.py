@@ -4,15 +4,11 @@ import threading
 
 import pytest
 
-from megatron_moevement.runtime.interrupts import host_wait
-from megatron_moevement.runtime.interrupts.host_wait import await_on_host
+from megatron_moevement.runtime.interrupts.host_wait import _awaited, await_on_host
 from megatron_moevement.runtime.interrupts.thread_start import raise_in_thread
+from tests.harness.interrupted import Interrupted
 
 pytestmark = pytest.mark.timeout(30)
-
-
-class Interrupted(BaseException):
-    """What a restart raises in the training thread."""
 
 
 class Collective:
@@ -31,17 +27,12 @@ class Collective:
             return True
 
 
-@pytest.fixture
-def polling(monkeypatch):
-    monkeypatch.setattr(host_wait, "_is_polling", True)
-
-
-def in_a_thread(collective):
+def in_a_thread(collective, await_end=await_on_host):
     ended = []
 
     def wait():
         try:
-            await_on_host(collective)
+            await_end(collective)
         except Interrupted:
             ended.append("interrupted")
         else:
@@ -54,7 +45,6 @@ def in_a_thread(collective):
     return thread, ended
 
 
-@pytest.mark.usefixtures("polling")
 def test_an_interrupt_ends_the_wait_for_a_collective_that_never_ends():
     collective = Collective()
     thread, ended = in_a_thread(collective)
@@ -63,7 +53,6 @@ def test_an_interrupt_ends_the_wait_for_a_collective_that_never_ends():
     assert ended == ["interrupted"]
 
 
-@pytest.mark.usefixtures("polling")
 def test_a_collective_that_ends_is_read():
     collective = Collective()
     thread, ended = in_a_thread(collective)
@@ -74,3 +63,24 @@ def test_a_collective_that_ends_is_read():
 
 def test_a_rank_outside_of_a_group_waits_for_nothing():
     await_on_host(None)
+
+
+def gathering(collective, group=None, async_op=False):
+    """Begins a collective as torch does: it is waited for, unless who calls it will."""
+    if async_op:
+        return collective
+    collective.wait()
+    return None
+
+
+def test_an_interrupt_ends_a_call_that_waits_for_its_own_end():
+    thread, ended = in_a_thread(Collective(), _awaited(gathering))
+    raise_in_thread(thread.ident, Interrupted)
+    thread.join()
+    assert ended == ["interrupted"]
+
+
+@pytest.mark.parametrize(("args", "kwargs"), [((None, True), {}), ((), {"async_op": True})])
+def test_a_call_that_was_not_to_wait_does_not(args, kwargs):
+    collective = Collective()
+    assert _awaited(gathering)(collective, *args, **kwargs) is collective

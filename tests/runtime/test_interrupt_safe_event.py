@@ -14,15 +14,12 @@ from megatron_moevement.policy.window.schedule import Window
 from megatron_moevement.runtime.capture.background import Background
 from megatron_moevement.runtime.interrupts.interrupt_safe_event import InterruptSafeEvent
 from megatron_moevement.runtime.peers.copy_account import CopyAccount
+from tests.harness.interrupted import Interrupted
 
 pytestmark = [
     pytest.mark.timeout(60),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning"),
 ]
-
-
-class Interrupted(BaseException):
-    """What a restart raises in the training thread."""
 
 
 def test_what_was_told_is_seen_once():

@@ -12,15 +12,12 @@ from megatron_moevement.runtime.interrupts.interruptible_wait import (
     interruptibly,
 )
 from megatron_moevement.runtime.interrupts.thread_start import raise_in_thread
+from tests.harness.interrupted import Interrupted
 
 pytestmark = [
     pytest.mark.timeout(30),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning"),
 ]
-
-
-class Interrupted(BaseException):
-    """What a restart raises in the training thread."""
 
 
 class Operation:

@@ -11,14 +11,11 @@ import torch.distributed as dist
 from megatron_moevement.runtime.interrupts.interruptible_wait import make_waits_interruptible
 from megatron_moevement.runtime.interrupts.reduce_scatter import reduce_scatter_in_python
 from megatron_moevement.runtime.interrupts.thread_start import raise_in_thread
+from tests.harness.interrupted import Interrupted
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(60)]
 
 LIMIT = timedelta(seconds=30)
-
-
-class Interrupted(BaseException):
-    """What a restart raises in the training thread."""
 
 
 def scatter(outputs, inputs, op, form):

@@ -1,18 +1,27 @@
 """The training program over a process group that behaves as NCCL's does.
 
 NCCL_LIKE_MISHAP names what else happens: `slow-build` makes a process that is built in a restart
-take `SLOW_S`, `late-abort` makes rank 2 abort its collectives `LATE_S` after the others.
+take `SLOW_S`, `slow-save` makes rank 1 take as long in its first save, `late-abort` interrupts rank
+2 the first time when the step that it is in has ended.
 """
 
 import functools
 import os
 import sys
+import threading
 import time
 
 from tests.harness.nccl_like.install import install
 
 SLOW_S = 12.0
-LATE_S = 1.5
+LATE_S = 60.0
+"""At most; a step without collectives takes less on any machine."""
+
+
+def work_for_long():
+    until_s = time.monotonic() + SLOW_S
+    while time.monotonic() < until_s:
+        time.sleep(0.01)  # and give signs of life
 
 
 def slow_build():
@@ -22,31 +31,63 @@ def slow_build():
 
     @functools.wraps(build)
     def slowly(*args, known=None, **kwargs):
-        until_s = time.monotonic() + (SLOW_S if known is not None else 0.0)
-        while time.monotonic() < until_s:  # alive, and at work
-            time.sleep(0.01)
+        if known is not None:
+            work_for_long()
         return build(*args, known=known, **kwargs)
 
     resident.build_part = slowly
+
+
+def slow_save():
+    from torch.distributed.checkpoint.filesystem import FileSystemWriter  # noqa: PLC0415
+
+    write = FileSystemWriter.write_data
+
+    @functools.wraps(write)
+    def slowly(self, *args, **kwargs):
+        FileSystemWriter.write_data = write
+        work_for_long()
+        return write(self, *args, **kwargs)
+
+    if os.environ["RANK"] == "1":
+        FileSystemWriter.write_data = slowly
 
 
 def late_abort():
     from megatron_moevement.integrations.nvrx.stores import (  # noqa: PLC0415
         GenerationStore,
     )
+    from megatron_moevement.training.step import TrainStep  # noqa: PLC0415
 
-    wait = GenerationStore.wait_for_interrupted
+    if os.environ["RANK"] != "2":
+        return
+    wait, run = GenerationStore.wait_for_interrupted, TrainStep.run
+    is_asked, has_ended = threading.Event(), threading.Event()
 
     @functools.wraps(wait)
-    def late(self, timeout):
+    def wait_for_interrupted(self, timeout):
         wait(self, timeout)
-        time.sleep(LATE_S)
+        is_asked.set()
+        has_ended.wait(LATE_S)
 
-    if os.environ["RANK"] == "2":
-        GenerationStore.wait_for_interrupted = late
+    @functools.wraps(run)
+    def run_to_its_end(self, stop):
+        try:
+            outcome = run(self, stop)
+        except Exception:
+            has_ended.set()
+            raise
+        if is_asked.is_set() and not has_ended.is_set():
+            has_ended.set()
+            while True:  # until the interrupt
+                time.sleep(0.01)
+        return outcome
+
+    GenerationStore.wait_for_interrupted = wait_for_interrupted
+    TrainStep.run = run_to_its_end
 
 
-MISHAPS = {"slow-build": slow_build, "late-abort": late_abort}
+MISHAPS = {"slow-build": slow_build, "slow-save": slow_save, "late-abort": late_abort}
 
 if __name__ == "__main__":
     install()

@@ -6,16 +6,16 @@ import sys
 
 from nvidia_resiliency_ext.inprocess.monitor_process import MonitorProcess
 
-from megatron_moevement.integrations.nvrx import restarter
 from megatron_moevement.integrations.nvrx.retries import BoundedRetries
 from megatron_moevement.integrations.nvrx.stores import ControlStore
+from megatron_moevement.runtime.coordination.roll_call import RollCall
 from megatron_moevement.settings.launch import Launch
 from megatron_moevement.training.program import main
 
 PREFIX = "--dies-at="
 PLACES = {
     "imports": None,
-    "roll": (restarter, "_take_number"),
+    "roll": (RollCall, "call"),
     "monitor": (MonitorProcess, "__init__"),
     "barrier": (ControlStore, "initial_barrier"),
     "counted": (MonitorProcess, "can_create_store"),
@@ -39,5 +39,6 @@ if __name__ == "__main__":
     if Launch.from_environment().process == int(number):
         if PLACES[place] is None:
             die()
+        getattr(*PLACES[place])  # a function of another name would end nobody
         setattr(*PLACES[place], die)
     sys.exit(main([argument for argument in sys.argv[1:] if argument != given]))

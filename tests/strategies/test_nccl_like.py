@@ -21,10 +21,11 @@ from tests.harness.losses import CELLS
 from tests.harness.losses_run import LossesRun, protected_program
 from tests.harness.losses_run import plain_program as losses_plain
 from tests.harness.nccl_like.abort import FOLDER_VARIABLE, VARIABLE, Garbage
-from tests.harness.protected_run import Case
+from tests.harness.protected_run import Case, plans_of
 from tests.harness.restarted_run import (
     await_step,
     check_verdicts,
+    generation_of,
     kill_rank,
     restartable_program,
 )
@@ -33,6 +34,7 @@ pytestmark = [pytest.mark.distributed, pytest.mark.timeout(400)]
 
 PROGRAM = Path(__file__).with_name("nccl_like_pretrain.py")
 PP2_EP2 = Case.of("pp2-ep2 bf16 distributed grouped", 3)
+IMPATIENT = ("--inprocess-soft-timeout=6", "--inprocess-hard-timeout=9")
 GARBAGE = tuple(garbage.value for garbage in Garbage)
 PIPELINES = {cell.name: cell for cell in CELLS}
 LAYOUTS = ("pp2-ep2", "pp3-dp2")
@@ -101,10 +103,20 @@ def test_a_killed_rank_is_replaced_by_a_spare(
 def test_ranks_that_wait_for_a_slow_newcomer_are_not_taken_for_hung(
     megatron_fork_server, text, uninterrupted, tmp_path
 ):
-    times = ("--inprocess-soft-timeout=6", "--inprocess-hard-timeout=9")
-    program = restartable_program(PP2_EP2, megatron_fork_server, text, 1, *times)
+    program = restartable_program(PP2_EP2, megatron_fork_server, text, 1, *IMPATIENT)
     run = Run(nccl_like(program, tmp_path, mishap="slow-build"), tmp_path)
     replace_a_killed_rank(run, uninterrupted)
+
+
+def test_ranks_that_wait_for_a_slow_one_in_a_save_are_not_taken_for_hung(
+    megatron_fork_server, text, uninterrupted, tmp_path
+):
+    saves = f"--save-interval={PP2_EP2.protected_from}"
+    program = restartable_program(PP2_EP2, megatron_fork_server, text, 0, *IMPATIENT, saves)
+    run = Run(nccl_like(program, tmp_path, mishap="slow-save"), tmp_path)
+    train_on(run, lost=lambda job: None)
+    assert generation_of(run) == 0
+    assert digest_differences(run._digest(), uninterrupted(PP2_EP2)) == []
 
 
 def test_adjacent_stages_replay_while_others_of_their_pipeline_stand_by(
@@ -136,10 +148,12 @@ def test_a_process_that_dies_while_ranks_connect_delays_nobody(
 def test_a_rank_that_is_interrupted_late_reads_garbage_and_changes_no_bit(
     megatron_fork_server, text, uninterrupted, tmp_path, garbage
 ):
-    faults = ("--moevement-faults", f"{PP2_EP2.protected_from}:backward@0")
+    step = PP2_EP2.protected_from
+    faults = ("--moevement-faults", f"exception:{step}:prepare@0")
     program = restartable_program(PP2_EP2, megatron_fork_server, text, 1, *faults)
     run = Run(nccl_like(program, tmp_path, Garbage(garbage), mishap="late-abort"), tmp_path)
-    train_on(run, lost=lambda job: 0)
+    train_on(run, lost=lambda job: None)
+    assert plans_of(run)[0]["target"] == step - 1
     assert digest_differences(run._digest(), uninterrupted(PP2_EP2)) == []
 
 

@@ -113,7 +113,7 @@ def position() -> Position:
 
 
 def connect_groups(groups: ProcessGroupCollection, device: torch.device) -> None:
-    """Lets each group connect its members, the whole job first; every rank calls it.
+    """Lets each group of several ranks connect them, the whole job first; every rank calls it.
 
     NCCL connects the members of a group at their first call, and all of them must make it. In a
     recovery the first messages of a pipeline group may be those of two stages that replay, while
@@ -130,7 +130,7 @@ def connect_groups(groups: ProcessGroupCollection, device: torch.device) -> None
     documentation of `batch_isend_irecv`.
     """
     own = (getattr(groups, field.name, None) for field in dataclasses.fields(groups))
-    members = [group for group in own if isinstance(group, dist.ProcessGroup)]
+    members = [group for group in own if isinstance(group, dist.ProcessGroup) and group.size() > 1]
 
     def connect() -> None:
         if device.type == "cuda":

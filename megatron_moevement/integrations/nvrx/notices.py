@@ -25,20 +25,13 @@ class StoredBoard:
 
     def post(self, topic: Topic, document: Any) -> None:
         """Adds a notice; nothing happens where the control store is lost, which ends all."""
-        self._store.add_notice(topic.value, document)
+        self.store.add_notice(topic.value, document)
 
     def read(self, topic: Topic) -> list[Any]:
         """Returns the notices of a topic, the oldest first; none where the store is lost."""
-        return list(self._store.notices(topic.value))
-
-    def is_interrupted(self) -> bool:
-        """Returns whether a restart of the generation was asked for; that is noted before an abort.
-
-        Raises:
-            DistNetworkError: the control store is lost.
-        """
-        return bool(self._store.check([GenerationStore.ANY_RANK_INTERRUPTED]))
+        return list(self.store.notices(topic.value))
 
     @cached_property
-    def _store(self) -> GenerationStore:
+    def store(self) -> GenerationStore:
+        """The generation's keys, over the connection of the boards."""
         return GenerationStore(self.generation, self.connect())

@@ -23,6 +23,7 @@ from nvidia_resiliency_ext.inprocess.exception import HealthCheckError, RestartA
 from nvidia_resiliency_ext.inprocess.rank_assignment import RankDiscarded
 from nvidia_resiliency_ext.inprocess.store import BarrierError
 
+from megatron_moevement.backends.backend import Collectives
 from megatron_moevement.errors import MoEvementError, UserError
 from megatron_moevement.integrations.nvrx.health import ProcessHealth
 from megatron_moevement.integrations.nvrx.heartbeats import mend_heartbeats
@@ -108,7 +109,7 @@ class Restartable(Generic[T]):
         end: cleans up after a generation that was interrupted.
         futility: returns what the processes found of their progress when they met last.
         check_health: raises an exception where this process had better not go on.
-        collectives: `torch.distributed` backend of the model's collectives.
+        collectives: what carries those of the model.
         interruption: is told of the newest one.
         domain: what this process may be lost together with.
     """
@@ -118,7 +119,7 @@ class Restartable(Generic[T]):
     end: Callable[[], None]
     futility: Callable[[], Futility]
     check_health: Callable[[], None]
-    collectives: str
+    collectives: Collectives
     interruption: Interruption
     domain: str
 
@@ -205,7 +206,7 @@ def _wrapper(
     mend_termination()
     mend_interrupts()
     abort: AbortCollectives | ShutDownConnections
-    if what.collectives == "nccl":
+    if what.collectives is Collectives.NCCL:
         poll_before_reads()
         close_calls_that_fail()
         abort = AbortCollectives(launch.store[1], what.interruption)
@@ -329,7 +330,9 @@ def _training_function(
             spares=call.state.world_size - launch.world_size,
             board=board,
             # An aborted collective of gloo fails on all of its ranks.
-            is_interrupted=lambda: what.collectives == "nccl" and board.is_interrupted(),
+            is_interrupted=lambda: (
+                what.collectives is Collectives.NCCL and board.store.is_interrupted()
+            ),
         )
         try:
             returned.append(what.run(generation, place))

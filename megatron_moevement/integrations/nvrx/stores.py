@@ -157,6 +157,14 @@ class GenerationStore(SealedStore, PrefixStore):  # type: ignore[misc]
     is_rank_at_reentrant_barrier = _unless_lost(SealedStore.is_rank_at_reentrant_barrier, bool)
     """Returns whether a process waits for the others, which excuses it from signs of life."""
 
+    def is_interrupted(self) -> bool:
+        """Returns whether a restart of the generation was asked for; that is noted before an abort.
+
+        Raises:
+            DistNetworkError: the control store is lost.
+        """
+        return bool(self.check([self.ANY_RANK_INTERRUPTED]))
+
     def record_terminated_ranks(self, ranks: Iterable[int]) -> None:
         """Says whose processes are lost, or leave."""
         self._terminated.update(ranks)

@@ -11,7 +11,6 @@ import torch
 import torch.distributed as dist
 
 from megatron_moevement.errors import MoEvementError, UserError
-from megatron_moevement.runtime.interrupts.host_wait import await_on_host
 
 T = TypeVar("T")
 
@@ -73,7 +72,7 @@ def _all_gather(
     """Returns the bytes of all ranks, each filled up to a size."""
     filled = _filled(own, size, device)
     gathered = [torch.empty_like(filled) for _ in range(dist.get_world_size(group))]
-    await_on_host(dist.all_gather(gathered, filled, group=group, async_op=True))
+    dist.all_gather(gathered, filled, group=group)
     return [one.cpu().numpy().tobytes() for one in gathered]
 
 
@@ -95,7 +94,7 @@ def broadcast_json(value: Any, source: int, device: torch.device) -> Any:
 def _broadcast(own: bytes, size: int, source: int, device: torch.device) -> bytes:
     """Returns the bytes of one rank, filled up to a size."""
     filled = _filled(own, size, device)
-    await_on_host(dist.broadcast(filled, source, async_op=True))
+    dist.broadcast(filled, source)
     return filled.cpu().numpy().tobytes()
 
 

@@ -7,19 +7,20 @@ one that hangs. So the host looks whether a collective has ended before it reads
 
 from __future__ import annotations
 
+import functools
+import inspect
 import time
+from collections.abc import Callable
+from typing import Any
 
 import torch.distributed as dist
 
-_FIRST_PAUSE_S = 0.0002
-_LONGEST_PAUSE_S = 0.005
-_is_polling = False
+from megatron_moevement.runtime.rebindings import GATHERINGS, rebind
 
-
-def poll_before_reads() -> None:
-    """Looks in slices from now on, in all of this process: its `wait` is no wait of the host."""
-    global _is_polling  # noqa: PLW0603  (one backend per process)
-    _is_polling = True
+_FIRST_PAUSE_S = 0.00002
+_LONGEST_PAUSE_S = 0.002
+_SHARE = 0.125
+"""Of the time waited so far, that a look may come too late by."""
 
 
 def await_on_host(work: dist.Work | None) -> None:
@@ -30,13 +31,38 @@ def await_on_host(work: dist.Work | None) -> None:
     """
     if work is None:
         return
-    pause_s = _FIRST_PAUSE_S
-    while _is_polling and not work.is_completed():
-        time.sleep(pause_s)
-        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+    began_s = time.perf_counter()
+    while not work.is_completed():
+        waited_s = time.perf_counter() - began_s
+        time.sleep(min(max(_FIRST_PAUSE_S, _SHARE * waited_s), _LONGEST_PAUSE_S))
     work.wait()
 
 
-def barrier() -> None:
-    """Returns when all ranks of the job have called it; a restart interrupts it."""
-    await_on_host(dist.barrier(async_op=True))
+def _awaited(collective: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a collective that is awaited on the host, unless who calls it will wait."""
+    signature = inspect.signature(collective)
+
+    @functools.wraps(collective)
+    def finish(*args: Any, **kwargs: Any) -> Any:
+        call = signature.bind(*args, **kwargs)
+        if call.arguments.get("async_op"):
+            return collective(*args, **kwargs)
+        call.arguments["async_op"] = True
+        return await_on_host(collective(*call.args, **call.kwargs))
+
+    return finish
+
+
+_collectives = {name: getattr(dist, name) for name in GATHERINGS}
+
+
+def poll_before_reads() -> None:
+    """Awaits on the host, from now on and in all of this process, what is read after its end.
+
+    Upstream gathers so in saves and loads, and joins ranks by barriers. What a step's computation
+    goes on with is not awaited.
+    """
+    for name, collective in _collectives.items():
+        awaited = _awaited(collective)
+        rebind(f"torch.distributed:{name}", awaited)
+        rebind(f"{dist.distributed_c10d.__name__}:{name}", awaited)

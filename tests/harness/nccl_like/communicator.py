@@ -153,11 +153,7 @@ class Communicator:
         """Ends what runs or waits, with garbage in its outputs; any thread calls it."""
         self._is_aborted = True
         self._abort.note(self._name)
-        self._spoil_running()
-        with contextlib.suppress(queue.Empty):
-            while True:
-                batch, work = self._batches.get_nowait()
-                self._spoil(batch, work)
+        self._spoil_all()
 
     def _run(self) -> None:
         while not self._is_aborted:
@@ -176,11 +172,18 @@ class Communicator:
         self._spoil_running()
 
     def _heed_neighbours(self) -> None:
-        """Lets an operation end with garbage where one of the other members was aborted."""
+        """Lets operations end with garbage where one of the other members was aborted."""
         while not self._is_aborted:
             if self._abort.is_noted(self._name):
-                self._spoil_running()
+                self._spoil_all()
             time.sleep(_LOOKS_S)
+
+    def _spoil_all(self) -> None:
+        self._spoil_running()
+        with contextlib.suppress(queue.Empty):
+            while True:
+                batch, work = self._batches.get_nowait()
+                self._spoil(batch, work)
 
     def _spoil_running(self) -> None:
         running = self._running

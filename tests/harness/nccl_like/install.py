@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import torch.distributed
 
+from megatron_moevement.backends.backend import Collectives
 from megatron_moevement.backends.cpu import CpuBackend
 from tests.harness.nccl_like.group import NcclLikeGroup
 
@@ -24,8 +25,7 @@ def install() -> None:
     torch._C._nccl_version = lambda: _VERSION  # noqa: SLF001
     torch._C._nccl_version_suffix = lambda: b""  # noqa: SLF001
     dist.batch_isend_irecv = _c10d.batch_isend_irecv = _batch
-    CpuBackend.process_group_backend = "nccl"
-    CpuBackend.connects_early = False
+    CpuBackend.collectives = Collectives.NCCL
 
 
 def _batch(messages: list[torch.distributed.P2POp]) -> Any:

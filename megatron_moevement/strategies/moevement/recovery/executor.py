@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch.distributed as dist
+
 from megatron_moevement.integrations.megatron.freezing import Freezing
 from megatron_moevement.integrations.megatron.slot_layout import slot_layouts
 from megatron_moevement.policy.facts.facts import Condition, Facts, LiveState
 from megatron_moevement.policy.recovery.lifecycle import Action, Event
 from megatron_moevement.policy.recovery.plan import Origin, Plan, WindowEdges
 from megatron_moevement.runtime.coordination.agreement import all_gather_json
-from megatron_moevement.runtime.interrupts.host_wait import barrier
 from megatron_moevement.strategies.moevement.carried_state import GIVEN_UP, SurvivingState
 from megatron_moevement.strategies.moevement.history import WindowHistory
 from megatron_moevement.strategies.moevement.protection.first_captures import (
@@ -136,7 +137,7 @@ class Execution:
             return
         if any(copy.source == self._memory.host.process for copy in self._plan.copies):
             self._memory.offer(StandingState(self._live, self._carried.scalars))
-        barrier()  # until then sources roll forward
+        dist.barrier()  # until then sources roll forward
 
     def _copy_state(self, ledger: LeftLedger) -> None:
         """Takes the state of this rank from a replica, if it has lost it."""
@@ -154,7 +155,7 @@ class Execution:
             self._survivor.stand_by(self._live)
 
     def _await_all(self) -> None:
-        barrier()  # nobody overwrites a slot that another one still fetches
+        dist.barrier()  # nobody overwrites a slot that another one still fetches
         self._memory.offer(None)
 
     def boundaries(self) -> ReplayedBoundaries:
