@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import torch
 
@@ -40,6 +41,9 @@ class CudaBackend(Backend):
     def use_deterministic_kernels(self) -> None:
         """Makes torch refuse such kernels, and wants algorithms of NCCL and cuBLAS fixed.
 
+        Nothing is compiled either: Inductor rounds where its kernels end, which times and the
+        parameters that are frozen decide.
+
         Source: `--deterministic-mode` of megatron/training/arguments.py.
         """
         for name, example in _DETERMINISTIC_ENVIRONMENT.items():
@@ -48,6 +52,7 @@ class CudaBackend(Backend):
                     f"--deterministic-mode needs {name} in the environment; set {name}={example}"
                 )
         torch.use_deterministic_algorithms(True)
+        torch.compiler.set_stance("force_eager")
 
     def synchronize(self) -> None:
         """Waits for all streams of the current GPU."""
@@ -68,10 +73,17 @@ class CudaBackend(Backend):
             )
 
     def parts(self) -> dict[str, str]:
-        """Returns the current GPU, and the versions of what computes on it."""
+        """Returns the current GPU, and the versions of what computes on it.
+
+        Its place on the bus is among them: NCCL orders its rings by the wires between GPUs. GPUs of
+        one model in the same place of two machines are alike.
+        """
         nccl = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
+        gpu: Any = torch.cuda.get_device_properties()
+        place = (gpu.pci_domain_id, gpu.pci_bus_id, gpu.pci_device_id)
         return {
-            "GPU": torch.cuda.get_device_name(),
+            "GPU": gpu.name,
+            "GPU of its machine": ":".join(f"{number:x}" for number in place),
             "torch": torch.__version__,
             "CUDA": str(torch.version.cuda),
             "cuDNN": str(torch.backends.cudnn.version()),  # type: ignore[no-untyped-call]

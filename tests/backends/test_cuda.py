@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -21,6 +22,43 @@ def test_deterministic_mode_names_what_the_environment_lacks(monkeypatch, missin
     with pytest.raises(UserError, match=f"{missing}="):
         CudaBackend().use_deterministic_kernels()
     assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_deterministic_mode_compiles_nothing(monkeypatch):
+    monkeypatch.setenv("NCCL_ALGO", "Ring")
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    compiled = []
+
+    def count(graph, _):
+        compiled.append(graph)
+        return graph.forward
+
+    before = torch.compile(lambda x: x + 1, backend=count)
+    try:
+        CudaBackend().use_deterministic_kernels()
+        after = torch.compile(lambda x: x + 2, backend=count)
+        assert (before(torch.ones(1)) + after(torch.ones(1))).item() == 5
+    finally:
+        torch.use_deterministic_algorithms(False)
+        torch.compiler.set_stance("default")
+    assert compiled == []
+
+
+def test_gpus_of_one_model_differ_by_their_place_on_the_bus_alone(monkeypatch):
+    """Whatever number a GPU has among those that a process may see."""
+    place = {"pci_domain_id": 0, "pci_bus_id": 0x1B, "pci_device_id": 0}
+
+    def parts(**other):
+        gpu = SimpleNamespace(**{"name": "H100", "uuid": "1", **place, **other})
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda: gpu)
+        return CudaBackend().parts()
+
+    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 29, 3))
+    monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 91200)
+    first = parts()
+    assert first["GPU of its machine"] == "0:1b:0"
+    assert first == parts(uuid="2")
+    assert first != parts(pci_bus_id=0x3B)
 
 
 def test_more_ranks_than_gpus_is_an_error_with_the_number_of_gpus(monkeypatch):
