@@ -219,12 +219,14 @@ class TrainingLoop:
         self._generation.advance(Event.PAUSES)
         yield
         self._generation.advance(Event.BEGINS)
+        self._generation.ping()
 
     def _one_step(self) -> StepOutcome:
-        self._generation.ping()
         started_s = time.perf_counter()
         self._watch.begin_step()
         outcome = self._step.run(self._stop.request())
+        # Not before the first step, which compiles and loads what the later ones use.
+        self._generation.ping()
         self._watch.end_step()
         self._stepped()
         duration = timedelta(seconds=time.perf_counter() - started_s)

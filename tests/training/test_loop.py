@@ -182,3 +182,35 @@ def test_a_signal_to_any_rank_ends_all_after_one_step_and_saves(
     assert committed == 3  # the signal came while step 2 ran; step 3 carries it to all
     assert done == [*iterations(1, 3), "evaluation 3 validation", "checkpoint_saved 3"]
     assert saved_in(tmp_path) == ["iter_0000003"]
+
+
+def watched_steps(flags):
+    """Returns of each step, in order, whether the progress watchdog waits for its end."""
+    from megatron_moevement.runtime.coordination.generation import Generation  # noqa: PLC0415
+    from megatron_moevement.training.loop import train as run_loop  # noqa: PLC0415
+    from megatron_moevement.training.resident import Resident  # noqa: PLC0415
+    from megatron_moevement.training.stop_request import StopSources  # noqa: PLC0415
+
+    waits, waited = [False], []
+
+    def note(*, does_wait):
+        waits[0] = does_wait
+
+    generation = Generation(ping=lambda: note(does_wait=True), rest=lambda: note(does_wait=False))
+    with tiny_job(*flags) as job:
+        forward_backward = job.schedule.forward_backward
+
+        def noted(*args):
+            waited.append(waits[0])
+            return forward_backward(*args)
+
+        job.schedule.forward_backward = noted
+        run_loop(job, StopSources(None), Resident(job.arguments, job.backend), generation)
+    return [*waited, waits[0]]
+
+
+def test_the_first_step_may_take_any_time(megatron_fork_server):
+    """It compiles, loads libraries and waits for the ranks that do so."""
+    flags = ["--train-iters=4", "--eval-iters=1", "--eval-interval=2"]
+    (waited,) = megatron_fork_server.run(watched_steps, world_size=1, args=[flags]).check().values
+    assert waited == [False, True, True, True, False]
