@@ -51,7 +51,7 @@ class Backend(abc.ABC):
 
     @abc.abstractmethod
     def device(self, local_rank: int) -> torch.device:
-        """Binds the calling process to its device and returns it.
+        """Binds the calling thread to its device, in each generation anew, and returns it.
 
         Raises:
             UserError: the machine has no device of that number.

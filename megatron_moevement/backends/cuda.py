@@ -28,7 +28,11 @@ class CudaBackend(Backend):
         """Does nothing."""
 
     def device(self, local_rank: int) -> torch.device:
-        """Makes GPU `local_rank` the current device of the process."""
+        """Makes GPU `local_rank` the current device, and its default stream the current one.
+
+        An interrupt within upstream's `torch.cuda.stream` may leave another stream current: what it
+        computes would then be ordered behind nothing.
+        """
         count = torch.cuda.device_count()
         if local_rank >= count:
             raise UserError(
@@ -36,6 +40,7 @@ class CudaBackend(Backend):
                 "start at most one process per GPU"
             )
         torch.cuda.set_device(local_rank)
+        torch.cuda.set_stream(torch.cuda.default_stream())
         return torch.device("cuda", local_rank)
 
     def use_deterministic_kernels(self) -> None:

@@ -67,6 +67,16 @@ def test_more_ranks_than_gpus_is_an_error_with_the_number_of_gpus(monkeypatch):
         CudaBackend().device(1)
 
 
+def test_a_generation_computes_on_the_default_stream_whatever_an_interrupt_left(monkeypatch):
+    current = {"device": 1, "stream": "a side stream"}
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda one: current.update(device=one))
+    monkeypatch.setattr(torch.cuda, "default_stream", lambda: f"default of {current['device']}")
+    monkeypatch.setattr(torch.cuda, "set_stream", lambda one: current.update(stream=one))
+    assert CudaBackend().device(0) == torch.device("cuda", 0)
+    assert current == {"device": 0, "stream": "default of 0"}
+
+
 @pytest.mark.gpu
 def test_a_model_with_grouped_experts_trains_on_the_gpu():
     command = [sys.executable, str(ROOT / "benchmarks" / "throughput.py"), "--iterations=5"]
