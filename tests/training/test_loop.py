@@ -33,7 +33,7 @@ def train(folder, flags, duration_s=None, signal_in=None, signalled=None):
         if signal_in is not None and dist.get_rank() in signalled:
             terminate_in(job, signal_in)
         resident = Resident(job.arguments, job.backend)
-        _, ending = run_loop(job, stop, resident, Generation())
+        ending = run_loop(job, stop, resident, Generation())
         done = events(folder)
     assert signal.getsignal(signal.SIGTERM) == handler
     return [ending.progress.committed, done]
@@ -214,3 +214,52 @@ def test_the_first_step_may_take_any_time(megatron_fork_server):
     flags = ["--train-iters=4", "--eval-iters=1", "--eval-interval=2"]
     (waited,) = megatron_fork_server.run(watched_steps, world_size=1, args=[flags]).check().values
     assert waited == [False, True, True, True, False]
+
+
+def alive_when_built_anew(flags):
+    """Trains a step, then a generation that finds no state; returns how often it was built anew,
+    and what of the former model and optimizer was there then.
+    """
+    import weakref  # noqa: PLC0415
+
+    from megatron_moevement.runtime.coordination.commit_barrier import StopRequest  # noqa: PLC0415
+    from megatron_moevement.runtime.coordination.generation import Generation  # noqa: PLC0415
+    from megatron_moevement.runtime.coordination.progress import START  # noqa: PLC0415
+    from megatron_moevement.training import loop, resident  # noqa: PLC0415
+    from megatron_moevement.training.steps import build_datasets, open_steps  # noqa: PLC0415
+    from megatron_moevement.training.stop_request import StopSources  # noqa: PLC0415
+
+    build, alive, former = resident.build_part, [], {}
+
+    def note_and_build(*args, **kwargs):
+        alive.append([name for name, one in former.items() if one() is not None])
+        return build(*args, **kwargs)
+
+    with tiny_job(*flags) as job:
+        with open_steps(job, build_datasets(job), START) as step:
+            step.run(StopRequest.NONE)
+        del step
+        (chunk,) = job.chunks
+        parts = {
+            "chunk": chunk,
+            "weights": next(chunk.parameters()),
+            "buffer": chunk.buffers[0],
+            "optimizer": job.optimizer,
+        }
+        former.update({name: weakref.ref(part) for name, part in parts.items()})
+        del chunk, parts
+        own = resident.Resident(job.arguments, job.backend)
+        resident.build_part = note_and_build
+        try:
+            loop.train(job, StopSources(None), own, Generation(1))
+        finally:
+            resident.build_part = build
+        return [alive, job.ledger.newest]
+
+
+@pytest.mark.parametrize("flags", [[], ["--bf16", "--use-distributed-optimizer"]])
+def test_a_model_is_gone_before_it_is_built_anew(megatron_fork_server, flags):
+    job = megatron_fork_server.run(
+        alive_when_built_anew, world_size=1, args=[["--train-iters=2", *flags]]
+    )
+    assert job.check().values == ([[[]], 2],)
