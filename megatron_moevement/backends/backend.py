@@ -59,7 +59,7 @@ class Backend(abc.ABC):
 
     @abc.abstractmethod
     def device(self, local_rank: int) -> torch.device:
-        """Binds the calling process to its device and returns it.
+        """Binds the calling thread to its device, in each generation anew, and returns it.
 
         Raises:
             UserError: the machine has no device of that number.
@@ -67,7 +67,7 @@ class Backend(abc.ABC):
 
     @abc.abstractmethod
     def use_deterministic_kernels(self) -> None:
-        """Makes torch refuse kernels whose result depends on timing (`--deterministic-mode`).
+        """Makes torch use no kernels whose result depends on timing (`--deterministic-mode`).
 
         Raises:
             UserError: the environment leaves something to chance.
@@ -94,7 +94,7 @@ class Backend(abc.ABC):
 
     @abc.abstractmethod
     def parts(self) -> dict[str, str]:
-        """Returns what decides bits on this machine, name to name: device, libraries."""
+        """Returns what decides bits on this machine, name to name: device, its place, libraries."""
 
     @abc.abstractmethod
     def peak_memory_bytes(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import torch
 
@@ -26,7 +27,11 @@ class CudaBackend(Backend):
         """Does nothing."""
 
     def device(self, local_rank: int) -> torch.device:
-        """Makes GPU `local_rank` the current device of the process."""
+        """Makes GPU `local_rank` the current device, and its default stream the current one.
+
+        An interrupt within upstream's `torch.cuda.stream` may leave another stream current: what it
+        computes would then be ordered behind nothing.
+        """
         count = torch.cuda.device_count()
         if local_rank >= count:
             raise UserError(
@@ -34,10 +39,14 @@ class CudaBackend(Backend):
                 "start at most one process per GPU"
             )
         torch.cuda.set_device(local_rank)
+        torch.cuda.set_stream(torch.cuda.default_stream())
         return torch.device("cuda", local_rank)
 
     def use_deterministic_kernels(self) -> None:
         """Makes torch refuse such kernels, and wants algorithms of NCCL and cuBLAS fixed.
+
+        Nothing is compiled either: Inductor rounds where its kernels end, which times and the
+        parameters that are frozen decide.
 
         Source: `--deterministic-mode` of megatron/training/arguments.py.
         """
@@ -47,6 +56,7 @@ class CudaBackend(Backend):
                     f"--deterministic-mode needs {name} in the environment; set {name}={example}"
                 )
         torch.use_deterministic_algorithms(True)
+        torch.compiler.set_stance("force_eager")
 
     def synchronize(self) -> None:
         """Waits for all streams of the current GPU."""
@@ -67,10 +77,17 @@ class CudaBackend(Backend):
             )
 
     def parts(self) -> dict[str, str]:
-        """Returns the current GPU, and the versions of what computes on it."""
+        """Returns the current GPU, and the versions of what computes on it.
+
+        Its place on the bus is among them: NCCL orders its rings by the wires between GPUs. GPUs of
+        one model in the same place of two machines are alike.
+        """
         nccl = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
+        gpu: Any = torch.cuda.get_device_properties()
+        place = (gpu.pci_domain_id, gpu.pci_bus_id, gpu.pci_device_id)
         return {
-            "GPU": torch.cuda.get_device_name(),
+            "GPU": gpu.name,
+            "GPU of its machine": ":".join(f"{number:x}" for number in place),
             "torch": torch.__version__,
             "CUDA": str(torch.version.cuda),
             "cuDNN": str(torch.backends.cudnn.version()),  # type: ignore[no-untyped-call]

@@ -24,7 +24,6 @@ import socket
 import subprocess
 import sys
 import time
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -33,6 +32,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from megatron_moevement.cli.job_end import describe_status, report_death, report_end
+from megatron_moevement.cli.stores import allow_connections, serve_store
 from megatron_moevement.errors import ExitCode, UserError
 from megatron_moevement.settings.secret import SECRET_VARIABLE, Secret, new_secret
 
@@ -173,6 +173,7 @@ def launch(job: Job) -> int:
     try:
         with contextlib.ExitStack() as stack:
             outputs = [stack.enter_context(output) for output in _outputs(job)]
+            allow_connections(job.world_size)
             # The ranks connect to a socket that listens already and wait until it is served.
             # They are started first: importing torch starts threads, and forking is safe before.
             listeners = [
@@ -184,7 +185,7 @@ def launch(job: Job) -> int:
             for rank in range(job.world_size):
                 environment = rank_environment(job, rank, ports, secret, os.environ)
                 ranks.append(_start(job, environment, outputs[rank], ready))
-            stores = [serve_store(listener) for listener in listeners]
+            stores = [serve_store(listener, STORE_ADDRESS) for listener in listeners]
             exits = _supervise(job, ranks, watched, stores[1], Secret(secret.encode()))
             del stores
         code = job_exit_code(job, exits)
@@ -236,25 +237,6 @@ def _start(
         # A terminal's Ctrl-C then reaches the launcher alone, which forwards it once.
         start_new_session=True,
         preexec_fn=prepare,  # noqa: PLW1509  (safe: no thread has been started yet)
-    )
-
-
-def serve_store(listener: socket.socket, address: str = STORE_ADDRESS) -> Store:
-    """Serves torch's TCPStore on a listening socket until the returned object is dropped.
-
-    The socket is IPv4: for IPv6 ones the server's only thread looks up every peer's name.
-    """
-    # Which package brings NVIDIA's management library is torch's concern.
-    warnings.filterwarnings("ignore", message="The pynvml package", category=FutureWarning)
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # noqa: PLC0415
-
-    port = listener.getsockname()[1]
-    return TCPStore(
-        address,
-        port,
-        is_master=True,
-        wait_for_workers=False,
-        master_listen_fd=listener.detach(),
     )
 
 

@@ -10,12 +10,17 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import resource
 import signal
 import socket
+import warnings
+from typing import TYPE_CHECKING
 
-from megatron_moevement.cli.launch import serve_store
 from megatron_moevement.errors import ExitCode, UserError
 from megatron_moevement.settings.secret import SECRET_VARIABLE, new_secret
+
+if TYPE_CHECKING:
+    from megatron_moevement.runtime.coordination.roll_call import Store
 
 HELP = "host the stores of a job outside of its ranks"
 DESCRIPTION = """
@@ -23,6 +28,9 @@ Hosts training's store and the control store of in-process restart until it gets
 Prints what the ranks need in their environment. A secret is among it, unless MOEVEMENT_SECRET is
 set: then it stays where it is. A program that has it can take part in the job.
 """
+CONNECTIONS_OF_A_PROCESS = 4
+"""To both stores and by its monitor; one more, for a new one may come before an old one is gone."""
+FILES_BESIDES = 64
 _ENDS = {signal.SIGTERM, signal.SIGINT}
 
 
@@ -37,14 +45,21 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         default=0,
         help="of training's store; the control store takes the next one (default: free ones)",
     )
+    parser.add_argument(
+        "--processes",
+        type=int,
+        default=0,
+        help="of the job, spares counted: whether the limit of open files allows them is checked",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Hosts the stores until a signal comes.
 
     Raises:
-        UserError: nothing can listen there.
+        UserError: nothing can listen there, or too few files may be open for the job.
     """
+    allow_connections(args.processes)
     # A signal that is ignored from the start stays so: a batch system may send it to all steps.
     ends = {number for number in _ENDS if signal.getsignal(number) is not signal.SIG_IGN}
     signal.pthread_sigmask(signal.SIG_BLOCK, ends)
@@ -69,3 +84,41 @@ def run(args: argparse.Namespace) -> int:
         signal.sigwait(ends)
         del stores
     return ExitCode.DONE
+
+
+def allow_connections(processes: int) -> None:
+    """Lets this process have as many open files as it may, for the connections to its stores.
+
+    Args:
+        processes: how many the job has, spares counted.
+
+    Raises:
+        UserError: they are too few.
+    """
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = processes * CONNECTIONS_OF_A_PROCESS + FILES_BESIDES
+    if resource.RLIM_INFINITY != most < needed:
+        raise UserError(
+            f"the stores of {processes} processes need {needed} open files, and the hard limit is "
+            f"{most}: raise it (ulimit -Hn)"
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def serve_store(listener: socket.socket, address: str) -> Store:
+    """Serves torch's TCPStore on a listening socket until the returned object is dropped.
+
+    The socket is IPv4: for IPv6 ones the server's only thread looks up every peer's name.
+    """
+    # Which package brings NVIDIA's management library is torch's concern.
+    warnings.filterwarnings("ignore", message="The pynvml package", category=FutureWarning)
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # noqa: PLC0415
+
+    port = listener.getsockname()[1]
+    return TCPStore(
+        address,
+        port,
+        is_master=True,
+        wait_for_workers=False,
+        master_listen_fd=listener.detach(),
+    )

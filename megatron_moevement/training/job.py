@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
+from collections.abc import Callable
 from datetime import timedelta
 
 import torch
@@ -14,7 +16,12 @@ from megatron_moevement.integrations.megatron.durable import DurableState
 from megatron_moevement.integrations.megatron.expert_bias import PendingExpertBias
 from megatron_moevement.integrations.megatron.group_keys import GatheredKeys, gathered_keys
 from megatron_moevement.integrations.megatron.inventory import operator_states
-from megatron_moevement.integrations.megatron.model import Building, Chunks, build_model
+from megatron_moevement.integrations.megatron.model import (
+    Building,
+    Chunks,
+    build_model,
+    let_go,
+)
 from megatron_moevement.integrations.megatron.moe_metrics import MoEMetrics
 from megatron_moevement.integrations.megatron.optimizer import SplitOptimizer, build_optimizer
 from megatron_moevement.integrations.megatron.phase_timers import PhaseTimers
@@ -80,6 +87,17 @@ class Job:
     def vocab_size(self) -> int:
         """Rows of the embedding: the vocabulary, padded."""
         return _vocab_size(self.arguments)
+
+    def rebuild(self, build: Callable[[], Job]) -> None:
+        """Becomes another part, for all who hold this one; what it had is gone before.
+
+        Raises:
+            UserError: the other one can't be built. This one is empty then.
+        """
+        let_go(self.chunks)
+        vars(self).clear()
+        gc.collect()
+        vars(self).update(vars(build()))
 
     def digests(self) -> dict[str, str]:
         """Returns the SHA-256 of each operator's state on this rank; every rank calls it."""

@@ -32,16 +32,16 @@ from megatron_moevement.training.steps import build_datasets, open_steps
 from megatron_moevement.training.stop_request import StopSources
 
 
-def train(
-    job: Job, stop: StopSources, resident: Resident, generation: Generation
-) -> tuple[Job, Ending]:
+def train(job: Job, stop: StopSources, resident: Resident, generation: Generation) -> Ending:
     """Trains a job to its end, or until it is asked to stop; every rank calls it.
 
     After a restart every rank calls it again, survivors with the same objects.
 
+    Args:
+        job: may be built anew.
+
     Returns:
-        The job, which may have been built anew, and how its training ended. What it reached is
-        saved if the job saves at all.
+        How its training ended. What it reached is saved if the job saves at all.
 
     Raises:
         UserError: the data or the checkpoint don't fit the arguments, or a state is to be recovered
@@ -60,7 +60,7 @@ def train(
             )
         )
         with injected_faults(job, reporter.events), contextlib.ExitStack() as opened:
-            job, strategy, recovered = protect(job, opened, reporter, resident, generation)
+            strategy, recovered = protect(job, opened, reporter, resident, generation)
             start, replayed = start_from(
                 job, recovered, resident.watch, generation, is_first=is_first
             )
@@ -79,7 +79,7 @@ def train(
                 watch=resident.watch,
                 stepped=resident.note_step,
             )
-            return job, loop.convert() if recover_only else loop.run()
+            return loop.convert() if recover_only else loop.run()
 
 
 class TrainingLoop:
@@ -219,12 +219,14 @@ class TrainingLoop:
         self._generation.advance(Event.PAUSES)
         yield
         self._generation.advance(Event.BEGINS)
+        self._generation.ping()
 
     def _one_step(self) -> StepOutcome:
-        self._generation.ping()
         started_s = time.perf_counter()
         self._watch.begin_step()
         outcome = self._step.run(self._stop.request())
+        # Not before the first step, which compiles and loads what the later ones use.
+        self._generation.ping()
         self._watch.end_step()
         self._stepped()
         duration = timedelta(seconds=time.perf_counter() - started_s)

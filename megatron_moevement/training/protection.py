@@ -16,10 +16,10 @@ import torch.distributed as dist
 
 from megatron_moevement.integrations.megatron.boundary_log import log_bytes
 from megatron_moevement.policy.job.guarantee import (
-    DECIDING_VARIABLES,
     Computation,
     DeviceKind,
     Kernels,
+    deciding_variables,
 )
 from megatron_moevement.policy.job.ranks import Layout
 from megatron_moevement.policy.job.segments import Ends
@@ -115,9 +115,8 @@ def _computation(job: Job) -> Computation:
         kernels=Kernels.DETERMINISTIC if arguments.run.deterministic_mode else Kernels.ANY,
         threads=torch.get_num_threads(),
         parts=parts,
-        variables={name: os.environ[name] for name in DECIDING_VARIABLES if name in os.environ},
+        variables=deciding_variables(os.environ),
         host=socket.gethostname(),
-        place=job.device.index or 0,
     )
 
 

@@ -229,21 +229,22 @@ class Resident:
         for loss in losses:
             sys.stderr.write(f"pretrain_moe.py: {when} loss of {loss.line}\n")
 
-    def rebuild(self, job: Job) -> Job:
+    def rebuild(self, job: Job) -> None:
         """Builds model and optimizer anew, as at the start of the program, with the same groups.
 
         Args:
-            job: has trained, and nothing is there to bring its state back from.
+            job: has trained, and nothing is there to bring its state back from. Its former objects
+                are gone before it gets new ones: a device may have no room for both.
         """
         launch, groups, identity = job.launch, job.groups, job.identity
         self._part = None
         self.kept.renew()
-        del job
-        job = build_part(
-            self._arguments, identity, launch, self._backend, groups, faults=self._faults
+        job.rebuild(
+            lambda: build_part(
+                self._arguments, identity, launch, self._backend, groups, faults=self._faults
+            )
         )
         self._keep(job)
-        return job
 
     def leave(self) -> None:
         """Cleans up after an interrupted generation, whatever state it is in."""

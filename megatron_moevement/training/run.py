@@ -112,7 +112,7 @@ class GenerationRun:
             return
         if file is not None:
             check_state_digest_path(job, Path(file))
-        job, ending = train(job, self.stop, self.resident, generation)
+        ending = train(job, self.stop, self.resident, generation)
         if file is not None:
             write_state_digest(job, ending.progress, Path(file))
         check_struck(job, ending.progress)

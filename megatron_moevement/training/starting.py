@@ -32,13 +32,13 @@ def protect(
     reporter: Reporter,
     resident: Resident,
     generation: Generation,
-) -> tuple[Job, Strategy, Recovered | StartOver]:
+) -> tuple[Strategy, Recovered | StartOver]:
     """Opens what protects the job, and brings back what earlier generations left in memory.
 
     Where nothing brings back the state of survivors that have trained, the job is built again.
 
     Returns:
-        The job, what protects it, and what was brought back.
+        What protects the job, and what was brought back.
     """
 
     def recover() -> tuple[Strategy, Recovered | StartOver]:
@@ -49,10 +49,11 @@ def protect(
     with contextlib.suppress(InitialStateLostError):  # on all ranks
         strategy, recovered = recover()
         if generation.number == 0 or isinstance(recovered, Recovered):
-            return job, strategy, recovered
+            return strategy, recovered
+        del strategy, recovered  # which hold what is built again
     opened.close()
-    job = resident.rebuild(job)
-    return job, *recover()
+    resident.rebuild(job)
+    return recover()
 
 
 def start_from(

@@ -147,7 +147,7 @@ class TrainStep:
         """Changes S_(k-1) into S_k, without collectives."""
         self.strategy.enter_commit()
         decided = DecidedStep(
-            statistics,
+            dataclasses.replace(statistics, norm=agreement.grad_norm),
             agreement.loss,
             agreement.num_tokens,
             random_before,

@@ -1,5 +1,7 @@
 """`moevement stores` serves two stores until it is told to end."""
 
+import contextlib
+import resource
 import signal
 import socket
 import subprocess
@@ -54,3 +56,36 @@ def test_a_port_that_is_taken_is_told_about():
         )
     assert done.returncode == 2
     assert f"can't listen on 127.0.0.1, ports ({port}, {port + 1})" in done.stderr
+
+
+MANY = 1200
+"""Connections; more than a process may have open at first on most machines."""
+
+
+def test_it_serves_more_connections_than_its_soft_limit_of_open_files():
+    limited = ["sh", "-c", 'ulimit -S -n 256; exec "$@"', "sh", *COMMAND]
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    try:
+        with (
+            subprocess.Popen(limited, stdout=subprocess.PIPE, text=True) as process,
+            contextlib.ExitStack() as opened,
+        ):
+            said = dict(pair.split("=") for pair in process.stdout.readline().split())
+            opened.callback(process.kill)
+            port = int(said["MASTER_PORT"])
+            for _ in range(MANY):
+                opened.enter_context(socket.create_connection((said["MASTER_ADDR"], port)))
+            store = dist.TCPStore(said["MASTER_ADDR"], port, None, False, timedelta(seconds=20))
+            store.set("key", "served")
+            assert store.get("key") == b"served"
+            del store
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_job_with_more_processes_than_open_files_is_refused_with_numbers():
+    limited = ["sh", "-c", 'ulimit -n 1024; exec "$@"', "sh", *COMMAND, "--processes", "341"]
+    done = subprocess.run(limited, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "341 processes need 1428 open files, and the hard limit is 1024" in done.stderr

@@ -127,12 +127,8 @@ class RestartRun:
                     self._is_new = False
                 faults = Interruptions([place] if place not in {None, STANDS_BY} else [])
                 hooks = [each.register_forward_pre_hook(self._count) for each in joined.chunks]
-                job, ending = train(
-                    dataclasses.replace(joined, faults=faults),
-                    StopSources(None),
-                    self._resident,
-                    generation,
-                )
+                job = dataclasses.replace(joined, faults=faults)
+                ending = train(job, StopSources(None), self._resident, generation)
                 progress = ending.progress
                 return Ended(progress.committed, state_digests(job, progress), job.ledger.losses())
         except InterruptedOnPurposeError:

@@ -13,7 +13,7 @@ from nvidia_resiliency_ext.inprocess.sibling_monitor import SiblingMonitor
 from nvidia_resiliency_ext.inprocess.state import State
 from nvidia_resiliency_ext.inprocess.store import BarrierTimeout, StoreMixin
 
-from megatron_moevement.cli.launch import serve_store
+from megatron_moevement.cli.stores import serve_store
 from megatron_moevement.integrations.nvrx.sealed_store import ForeignValueError, SealedStore
 from megatron_moevement.integrations.nvrx.stores import (
     ControlStore,
@@ -32,7 +32,7 @@ def serve():
     """Returns what serves a control store here, and a connection to it."""
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
-    return serve_store(listener), ControlStore("127.0.0.1", port, LIMIT, SECRET)
+    return serve_store(listener, "127.0.0.1"), ControlStore("127.0.0.1", port, LIMIT, SECRET)
 
 
 def ask_a_lost_store():

@@ -72,7 +72,7 @@ def test_the_stores_are_served_by_the_first_node_beside_the_ranks(submit, tmp_pa
     submit()
     served = (tmp_path / "a run" / "served").read_text()
     assert served.startswith("--overlap --nodes 1 --ntasks 1 --nodelist localhost ")
-    task = 'cli stores     --interface "$MASTER_ADDR" --port "$MASTER_PORT"'
+    task = 'cli stores     --interface "$MASTER_ADDR" --port "$MASTER_PORT" --processes "$2"'
     assert task in served.replace("\\", "").replace("\n", "")
 
 

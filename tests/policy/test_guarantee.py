@@ -6,22 +6,22 @@ import json
 import pytest
 
 from megatron_moevement.policy.job.guarantee import (
-    DECIDING_VARIABLES,
     Computation,
     DeviceKind,
     Guarantee,
     Kernels,
     Level,
     decide_guarantee,
+    deciding_variables,
     unverified,
 )
 
 CPU = Computation(
-    DeviceKind.CPU, Kernels.ANY, 1, {"processor": "p", "torch": "2.13.0"}, {}, "host0", 0
+    DeviceKind.CPU, Kernels.ANY, 1, {"processor": "p", "torch": "2.13.0"}, {}, "host0"
 )
 PINNED = {"NCCL_ALGO": "Ring", "NCCL_PROTO": "Simple", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 GPU = Computation(
-    DeviceKind.CUDA, Kernels.DETERMINISTIC, 8, {"GPU": "H100", "NCCL": "2.27"}, PINNED, "host0", 0
+    DeviceKind.CUDA, Kernels.DETERMINISTIC, 8, {"GPU": "H100", "NCCL": "2.27"}, PINNED, "host0"
 )
 OTHER_VALUES = {
     "device": DeviceKind.CUDA,
@@ -35,9 +35,13 @@ OTHER_VALUES = {
 def machines(*hosts):
     """Returns GPUs, one rank each, on the named machines."""
     return [
-        dataclasses.replace(GPU, host=host, place=hosts[:rank].count(host))
+        dataclasses.replace(GPU, host=host, parts=placed(hosts[:rank].count(host)))
         for rank, host in enumerate(hosts)
     ]
+
+
+def placed(number):
+    return {**GPU.parts, "GPU of its machine": f"0:{number}:0"}
 
 
 def test_one_thread_or_deterministic_kernels_are_exact_on_the_cpu():
@@ -61,6 +65,13 @@ def test_a_gpu_with_everything_pinned_is_exact():
         ("NCCL_ALGO", "^NVLS"),
         ("NCCL_ALGO", "NVLS"),
         ("NCCL_ALGO", "Ring,Tree"),
+        ("NCCL_ALGO", "Tree"),  # has no broadcast
+        ("NCCL_ALGO", "AllReduce:Tree"),  # and anything for the others
+        ("NCCL_ALGO", "Ring;AllReduce:Ring,Tree"),
+        ("NCCL_ALGO", "Ring;Broadcast:Tree"),
+        ("NCCL_ALGO", "Ring;AllToAll:Tree"),
+        ("NCCL_PROTO", "LL128"),  # wires may not carry it
+        ("NCCL_PROTO", "Simple;AllReduce:LL128"),
         ("NCCL_PROTO", "LL,Simple"),
         ("NCCL_PROTO", "^LL128"),
         ("CUBLAS_WORKSPACE_CONFIG", ":0:0"),
@@ -71,6 +82,29 @@ def test_what_nccl_or_cublas_may_choose_is_not_exact(name, value):
     loose = dataclasses.replace(GPU, variables=variables)
     [reason] = decide_guarantee([GPU, loose]).lacking
     assert reason.startswith(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("NCCL_ALGO", "RING"),
+        ("NCCL_ALGO", "ring;allreduce:tree"),
+        (
+            "NCCL_ALGO",
+            "AllReduce:Tree;AllGather:Ring;ReduceScatter:Ring;Reduce:Ring;Broadcast:Ring",
+        ),
+        ("NCCL_PROTO", "ll"),
+        ("NCCL_PROTO", "Simple;AllGather:LL"),
+    ],
+)
+def test_one_choice_for_each_collective_is_exact(name, value):
+    fixed = dataclasses.replace(GPU, variables={**PINNED, name: value})
+    assert decide_guarantee([fixed]).level is Level.EXACT
+
+
+def test_kernels_chosen_by_times_are_not_exact():
+    tuned = dataclasses.replace(GPU, variables={**PINNED, "PYTORCH_TUNABLEOP_ENABLED": "1"})
+    assert decide_guarantee([tuned]).level is Level.CONSISTENT
 
 
 def test_other_kernels_are_not_exact_on_a_gpu():
@@ -94,7 +128,7 @@ def test_a_spare_that_computes_otherwise_breaks_it(name):
 
 
 def test_a_spare_of_the_same_kind_on_another_machine_does_not_break_it():
-    spare = dataclasses.replace(CPU, host="host1", place=3)
+    spare = dataclasses.replace(CPU, host="host1")
     assert decide_guarantee([CPU, spare], [CPU, CPU]).level is Level.EXACT
     before, after = machines("a", "a", "b", "b"), machines("a", "a", "c", "c")
     assert decide_guarantee(after, before).level is Level.EXACT
@@ -106,7 +140,7 @@ def test_ranks_of_another_machine_or_gpu_break_it_with_nccl():
     assert decide_guarantee(moved, before).lacking == (
         "ranks are spread over machines otherwise than at first",
     )
-    other = [*before[:3], dataclasses.replace(before[3], place=7)]
+    other = [*before[:3], dataclasses.replace(before[3], parts=placed(7))]
     assert decide_guarantee(other, before).lacking == (
         "rank 3 has another GPU of its machine than at first",
     )
@@ -126,5 +160,36 @@ def test_a_computation_survives_json(own):
     assert Computation.of_document(json.loads(json.dumps(own.document()))) == own
 
 
-def test_every_variable_that_a_condition_names_is_told():
-    assert {*PINNED, "NVTE_ALLOW_NONDETERMINISTIC_ALGO"} <= set(DECIDING_VARIABLES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        *PINNED,
+        "NVTE_ALLOW_NONDETERMINISTIC_ALGO",
+        "NVTE_FLASH_ATTN",
+        "NCCL_NVLS_ENABLE",
+        "NCCL_TOPO_FILE",
+        "NCCL_GRAPH_FILE",
+        "NCCL_IB_HCA",
+        "NCCL_CROSS_NIC",
+        "NCCL_BUFFSIZE",
+        "NCCL_NTHREADS",
+        "NCCL_MAX_CTAS",
+        "NCCL_TUNER_PLUGIN",
+        "CUBLASLT_WORKSPACE_SIZE",
+        "TORCH_BLAS_PREFER_CUBLASLT",
+        "PYTORCH_TUNABLEOP_ENABLED",
+    ],
+)
+def test_a_spare_with_another_variable_that_decides_bits_breaks_it(name):
+    environment = {**PINNED, "HOME": "/root", "NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0"}
+    before, after = (
+        dataclasses.replace(GPU, variables=deciding_variables({**environment, **more}))
+        for more in ({}, {name: "another"})
+    )
+    reasons = decide_guarantee([after], [before]).lacking
+    assert f"rank 0 has another {name} than at first" in reasons
+
+
+@pytest.mark.parametrize("name", ["HOME", "NCCL_DEBUG", "NCCL_DEBUG_FILE", "NCCL_HOSTID"])
+def test_a_variable_that_decides_no_bit_is_not_compared(name):
+    assert deciding_variables({name: "1"}) == {}

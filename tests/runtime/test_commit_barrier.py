@@ -83,10 +83,27 @@ def test_equal_gradient_statistics_pass(fork_server, grad_norm):
     assert outcome(fork_server, votes) == [1.0, 0, "NONE"]
 
 
+def norm_behind(norms):
+    """Returns what the ranks, each with a norm of its own, clip by; in hexadecimal."""
+    dist.init_process_group("gloo")
+    try:
+        vote = vote_of(loss=1.0, grad_norm=norms[dist.get_rank()])
+        return CommitBarrier(torch.device("cpu")).wait(vote).grad_norm.hex()
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("larger", [0.1 + 2**-56, 0.1 * (1 + 2**-22)])
+def test_replicas_that_round_otherwise_clip_by_the_greatest_norm(fork_server, larger):
+    norms = [0.1, larger, 0.1]
+    values = fork_server.run(norm_behind, world_size=3, args=[norms]).check().values
+    assert values == (larger.hex(),) * 3
+
+
 @pytest.mark.parametrize(
     ("changes", "name"),
     [
-        ({"grad_norm": 0.1 + 2**-56}, "gradient norm"),  # the next float64
+        ({"grad_norm": 0.1 * (1 + 2**-21)}, "gradient norm"),  # no rounding of three ranks
         ({"grad_norm": None}, "gradient norm"),
         ({"found_inf": [False, True]}, "overflow"),
         ({"found_inf": [True, False]}, "overflow"),
@@ -96,7 +113,6 @@ def test_equal_gradient_statistics_pass(fork_server, grad_norm):
 )
 @pytest.mark.parametrize("rank", [0, 2])
 def test_no_rank_passes_when_one_has_other_gradients(fork_server, changes, name, rank):
-    assert 0.1 + 2**-56 != 0.1
     votes = [{"loss": 1.0} | (changes if one == rank else {}) for one in range(3)]
     values = fork_server.run(wait_with, world_size=3, args=[votes]).check().values
     assert all(value.startswith(f"{name} at the barrier of step ") for value in values)

@@ -21,7 +21,7 @@ CPU = torch.device("cpu")
 
 def computation(threads=1):
     parts = CpuBackend().parts()
-    return Computation(DeviceKind.CPU, Kernels.DETERMINISTIC, threads, parts, {}, "host", 0)
+    return Computation(DeviceKind.CPU, Kernels.DETERMINISTIC, threads, parts, {}, "host")
 
 
 def live_through(generations):

@@ -138,7 +138,7 @@ def train(folder, name, death):
         resident.note_step = die
         try:
             with Generation() as generation:
-                _, ending = run_loop(job, StopSources(None), resident, generation)
+                ending = run_loop(job, StopSources(None), resident, generation)
             digest = state_digests(job, ending.progress)
         except DeathError:
             pass

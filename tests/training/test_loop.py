@@ -33,7 +33,7 @@ def train(folder, flags, duration_s=None, signal_in=None, signalled=None):
         if signal_in is not None and dist.get_rank() in signalled:
             terminate_in(job, signal_in)
         resident = Resident(job.arguments, job.backend)
-        _, ending = run_loop(job, stop, resident, Generation())
+        ending = run_loop(job, stop, resident, Generation())
         done = events(folder)
     assert signal.getsignal(signal.SIGTERM) == handler
     return [ending.progress.committed, done]
@@ -182,3 +182,84 @@ def test_a_signal_to_any_rank_ends_all_after_one_step_and_saves(
     assert committed == 3  # the signal came while step 2 ran; step 3 carries it to all
     assert done == [*iterations(1, 3), "evaluation 3 validation", "checkpoint_saved 3"]
     assert saved_in(tmp_path) == ["iter_0000003"]
+
+
+def watched_steps(flags):
+    """Returns of each step, in order, whether the progress watchdog waits for its end."""
+    from megatron_moevement.runtime.coordination.generation import Generation  # noqa: PLC0415
+    from megatron_moevement.training.loop import train as run_loop  # noqa: PLC0415
+    from megatron_moevement.training.resident import Resident  # noqa: PLC0415
+    from megatron_moevement.training.stop_request import StopSources  # noqa: PLC0415
+
+    waits, waited = [False], []
+
+    def note(*, does_wait):
+        waits[0] = does_wait
+
+    generation = Generation(ping=lambda: note(does_wait=True), rest=lambda: note(does_wait=False))
+    with tiny_job(*flags) as job:
+        forward_backward = job.schedule.forward_backward
+
+        def noted(*args):
+            waited.append(waits[0])
+            return forward_backward(*args)
+
+        job.schedule.forward_backward = noted
+        run_loop(job, StopSources(None), Resident(job.arguments, job.backend), generation)
+    return [*waited, waits[0]]
+
+
+def test_the_first_step_may_take_any_time(megatron_fork_server):
+    """It compiles, loads libraries and waits for the ranks that do so."""
+    flags = ["--train-iters=4", "--eval-iters=1", "--eval-interval=2"]
+    (waited,) = megatron_fork_server.run(watched_steps, world_size=1, args=[flags]).check().values
+    assert waited == [False, True, True, True, False]
+
+
+def alive_when_built_anew(flags):
+    """Trains a step, then a generation that finds no state; returns how often it was built anew,
+    and what of the former model and optimizer was there then.
+    """
+    import weakref  # noqa: PLC0415
+
+    from megatron_moevement.runtime.coordination.commit_barrier import StopRequest  # noqa: PLC0415
+    from megatron_moevement.runtime.coordination.generation import Generation  # noqa: PLC0415
+    from megatron_moevement.runtime.coordination.progress import START  # noqa: PLC0415
+    from megatron_moevement.training import loop, resident  # noqa: PLC0415
+    from megatron_moevement.training.steps import build_datasets, open_steps  # noqa: PLC0415
+    from megatron_moevement.training.stop_request import StopSources  # noqa: PLC0415
+
+    build, alive, former = resident.build_part, [], {}
+
+    def note_and_build(*args, **kwargs):
+        alive.append([name for name, one in former.items() if one() is not None])
+        return build(*args, **kwargs)
+
+    with tiny_job(*flags) as job:
+        with open_steps(job, build_datasets(job), START) as step:
+            step.run(StopRequest.NONE)
+        del step
+        (chunk,) = job.chunks
+        parts = {
+            "chunk": chunk,
+            "weights": next(chunk.parameters()),
+            "buffer": chunk.buffers[0],
+            "optimizer": job.optimizer,
+        }
+        former.update({name: weakref.ref(part) for name, part in parts.items()})
+        del chunk, parts
+        own = resident.Resident(job.arguments, job.backend)
+        resident.build_part = note_and_build
+        try:
+            loop.train(job, StopSources(None), own, Generation(1))
+        finally:
+            resident.build_part = build
+        return [alive, job.ledger.newest]
+
+
+@pytest.mark.parametrize("flags", [[], ["--bf16", "--use-distributed-optimizer"]])
+def test_a_model_is_gone_before_it_is_built_anew(megatron_fork_server, flags):
+    job = megatron_fork_server.run(
+        alive_when_built_anew, world_size=1, args=[["--train-iters=2", *flags]]
+    )
+    assert job.check().values == ([[[]], 2],)

@@ -284,3 +284,19 @@ def test_the_entries_of_the_ledger_are_those_of_the_steps_on_every_rank(megatron
             last = first[index - 1]
             assert entry[5] == (last[5] / 2 if skipped[index - 1] else last[5])
             assert (entry[6] == last[6]) == skipped[index - 1]
+
+
+def clip_with_another_norm():
+    """Trains two steps with a norm that rounds otherwise on rank 1; returns state and norms."""
+    with tiny_job("--clip-grad=0.01") as job:
+        norm_of = job.optimizer.megatron.get_grad_norm
+        factor = 1 + 2**-23 * dist.get_rank()
+        job.optimizer.megatron.get_grad_norm = lambda: norm_of() * factor
+        with steps_of(job) as step:
+            norms = [step.run(StopRequest.NONE).entry.grad_norm.hex() for _ in range(2)]
+        return [job.digests(), norms]
+
+
+def test_replicas_stay_replicas_where_their_norms_round_otherwise(megatron_fork_server):
+    first, second = megatron_fork_server.run(clip_with_another_norm, world_size=2).check().values
+    assert first == second

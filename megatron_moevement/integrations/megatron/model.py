@@ -172,6 +172,16 @@ def build_model(
     return wrapped
 
 
+def let_go(chunks: Chunks) -> None:
+    """Empties chunks that nobody uses any more, so that their memory can be freed.
+
+    Hooks of theirs hang on nodes of autograd, through which Python's collector sees no cycle; and a
+    token dispatcher keeps the graph of the newest micro-batch.
+    """
+    for chunk in chunks:
+        vars(chunk).clear()
+
+
 def _reduce_experts_in_their_group(chunk: MegatronModule) -> None:
     """Makes gradients and optimizer of the experts use the group of ranks that hold the same ones.
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from enum import Enum
+from fnmatch import fnmatchcase
 
 from megatron_moevement.policy.document import Document
 
@@ -43,20 +44,38 @@ class DeviceKind(Enum):
 
 
 DECIDING_VARIABLES = (
+    "CUBLASLT_WORKSPACE_SIZE",
     "CUBLAS_WORKSPACE_CONFIG",
     "MKL_CBWR",
-    "NCCL_ALGO",
-    "NCCL_MAX_NCHANNELS",
-    "NCCL_MIN_NCHANNELS",
-    "NCCL_PROTO",
+    "NCCL_*",
     "NVIDIA_TF32_OVERRIDE",
-    "NVTE_ALLOW_NONDETERMINISTIC_ALGO",
+    "NVTE_*",
+    "PYTORCH_TUNABLEOP_*",
+    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
+    "TORCH_BLAS_PREFER_CUBLASLT",
 )
-"""Variables of the environment that decide bits."""
+"""Patterns of variables of the environment that decide bits, or wires and so the order of sums."""
+_DECIDING_NOTHING = ("NCCL_COMM_ID", "NCCL_DEBUG*", "NCCL_HOSTID", "NVTE_DEBUG*")
 
-_ALGORITHMS = ("Ring", "Tree")
-_PROTOCOLS = ("LL", "LL128", "Simple")
+_COLLECTIVES = ("allgather", "allreduce", "broadcast", "reduce", "reducescatter")
+_ALGORITHMS = {**dict.fromkeys(_COLLECTIVES, ("ring",)), "allreduce": ("ring", "tree")}
+"""By collective. Upstream calls all but one of them, and NCCL has a tree for one only."""
+_PROTOCOLS = dict.fromkeys(_COLLECTIVES, ("simple", "ll"))
+"""By collective. NCCL looks whether wires can carry LL128 only where it may choose another one."""
 _WORKSPACES = (":4096:8", ":16:8")
+
+
+def deciding_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """Returns the variables of an environment that decide bits."""
+    return {
+        name: environment[name]
+        for name in sorted(environment)
+        if _is_one_of(name, DECIDING_VARIABLES) and not _is_one_of(name, _DECIDING_NOTHING)
+    }
+
+
+def _is_one_of(name: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,9 +84,9 @@ class Computation(Document):
 
     Attributes:
         threads: of one operation on the CPU.
-        parts: name to name: the device's model, and the versions of what runs on it.
+        parts: name to name: the device's model, its place on the machine, and the versions of what
+            runs on it.
         variables: those of `DECIDING_VARIABLES` that are set.
-        place: number of the device on the machine.
     """
 
     device: DeviceKind
@@ -76,7 +95,6 @@ class Computation(Document):
     parts: Mapping[str, str]
     variables: Mapping[str, str]
     host: str
-    place: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,18 +149,30 @@ def _chance(own: Computation) -> list[str]:
             return ["several threads per operation without --deterministic-mode"]
         return []
     reasons = [] if own.kernels is Kernels.DETERMINISTIC else ["--deterministic-mode is off"]
-    wanted = (
-        ("NCCL_ALGO", _ALGORITHMS),
-        ("NCCL_PROTO", _PROTOCOLS),
-        ("CUBLAS_WORKSPACE_CONFIG", _WORKSPACES),
-    )
-    for name, values in wanted:
-        if own.variables.get(name) not in values:
-            reasons.append(f"{name} is none of {', '.join(values)}")
+    if not _is_fixed(own.variables.get("NCCL_ALGO", ""), _ALGORITHMS):
+        reasons.append("NCCL_ALGO is none of Ring, Ring;AllReduce:Tree")
+    if not _is_fixed(own.variables.get("NCCL_PROTO", ""), _PROTOCOLS):
+        reasons.append("NCCL_PROTO is none of Simple, LL")
+    if own.variables.get("CUBLAS_WORKSPACE_CONFIG") not in _WORKSPACES:
+        reasons.append(f"CUBLAS_WORKSPACE_CONFIG is none of {', '.join(_WORKSPACES)}")
+    if own.variables.get("PYTORCH_TUNABLEOP_ENABLED") == "1":
+        reasons.append("PYTORCH_TUNABLEOP_ENABLED is 1, and times choose kernels")
     engine = "NVTE_ALLOW_NONDETERMINISTIC_ALGO"
     if "transformer_engine" in own.parts and own.variables.get(engine) != "0":
         reasons.append(f"{engine} is not 0")
     return reasons
+
+
+def _is_fixed(text: str, wanted: Mapping[str, Sequence[str]]) -> bool:
+    """Whether a variable of NCCL leaves one of some choices to each collective.
+
+    Source: `parseList` in src/graph/tuning.cc of NCCL, from version 2.24 on.
+    """
+    chosen = dict.fromkeys(_COLLECTIVES, "")
+    for entry in text.lower().split(";"):
+        collective, _, names = entry.rpartition(":")
+        chosen.update(dict.fromkeys([collective] if collective else _COLLECTIVES, names))
+    return all(names in wanted.get(collective, ()) for collective, names in chosen.items())
 
 
 def _differences(job: Sequence[Computation], origin: Sequence[Computation]) -> list[str]:
@@ -166,8 +196,6 @@ def _different_names(now: Computation, first: Computation) -> list[str]:
         for name in ("device", "kernels", "threads")
         if getattr(now, name) != getattr(first, name)
     ]
-    if now.device is DeviceKind.CUDA and now.place != first.place:
-        names.append("GPU of its machine")  # NCCL builds its rings by the wires between them
     for mine, others in ((now.parts, first.parts), (now.variables, first.variables)):
         names += sorted(name for name in {*mine, *others} if mine.get(name) != others.get(name))
     return names

@@ -51,7 +51,7 @@ class Vote:
         loss: mean loss per token, on ranks that computed it.
         num_tokens: tokens the losses were normalised by, on ranks that computed the loss.
         found_inf: for each chained optimizer, whether its gradients overflowed.
-        grad_norm: global gradient norm, the same on all ranks; None after an overflow.
+        grad_norm: global gradient norm, on all ranks or on none; None after an overflow.
         window_start: start of the newest window that this rank could be recovered from; negative
             when there is none.
         copies: the fewest copies of a slot of that window.
@@ -79,6 +79,8 @@ class Agreement:
 
     loss: float
     num_tokens: int
+    grad_norm: float | None
+    """The greatest of the ranks', which they all clip by: or replicas would drift apart."""
     stop: StopRequest
     window_start: int
     """The least of the ranks': what the whole job could be recovered from."""
@@ -98,6 +100,8 @@ _ABSENT = -1
 _NOBODY = -(2**63)
 """In the place of a group of replicas that a rank is not one of."""
 _PER_SECOND = 1_000_000
+_ROUNDING = 2.0**-23
+"""Of one addition to a norm. Each replica sums it up in a group of its own, in that one's order."""
 
 
 def _encode(vote: Vote) -> list[int]:
@@ -106,17 +110,21 @@ def _encode(vote: Vote) -> list[int]:
         (loss,) = struct.unpack(">I", struct.pack(">f", vote.loss))
     norm = _ABSENT
     if vote.grad_norm is not None:
-        (norm,) = struct.unpack(">q", struct.pack(">d", vote.grad_norm))
+        (norm,) = struct.unpack(">q", struct.pack(">d", vote.grad_norm))  # in the order of norms
     overflow = sum(1 << index for index, flag in enumerate(vote.found_inf) if flag)
-    equal_everywhere = (vote.step, norm, overflow)
+    alike_everywhere = (vote.step, norm, overflow)
     return [
         loss,
         vote.num_tokens,
         int(vote.stop),
         *coverage_vote(vote.window_start, vote.copies),
-        *equal_everywhere,
-        *(-value for value in equal_everywhere),
+        *alike_everywhere,
+        *(-value for value in alike_everywhere),
     ]
+
+
+def _norm_of(bits: int) -> float | None:
+    return None if bits == _ABSENT else float(struct.unpack(">d", struct.pack(">q", bits))[0])
 
 
 def _encode_rng(replica_rng: ReplicaRng | None) -> list[int]:
@@ -148,24 +156,30 @@ class CommitBarrier:
         reduced = votes.tolist()
         loss, num_tokens, stop, window, few, *both = reduced[: len(state)]
         window_start, copies = agreed_coverage((window, few))
-        greatest, smallest = both[:3], [-value for value in both[3:]]
-        for name, high, low in zip(
-            ("step", "gradient norm", "overflow"), greatest, smallest, strict=True
-        ):
-            if high != low:
-                raise DisagreementError(
-                    f"{name} at the barrier of step {vote.step}: {low} to {high}"
-                )
+        grad_norm = self._check_alike(vote.step, both[:3], [-value for value in both[3:]])
         (loss_value,) = struct.unpack(">f", struct.pack(">I", loss))
         return Agreement(
             loss=loss_value,
             num_tokens=num_tokens,
+            grad_norm=grad_norm,
             stop=StopRequest(stop),
             window_start=window_start,
             copies=copies,
             rng_equal=_are_equal(reduced[len(state) :][: len(streams)]),
             own_s=tuple(value / _PER_SECOND for value in reduced[len(state) + len(streams) :]),
         )
+
+    def _check_alike(self, step: int, most: list[int], least: list[int]) -> float | None:
+        """Checks that all ranks voted on the same; returns the norm to clip by."""
+        norm, smallest = _norm_of(most[1]), _norm_of(least[1])
+        if norm is not None and smallest is not None:
+            rounding = norm * dist.get_world_size(self.group) * _ROUNDING
+            if norm - smallest <= rounding:
+                least = [least[0], most[1], least[2]]
+        for name, high, low in zip(("step", "gradient norm", "overflow"), most, least, strict=True):
+            if high != low:
+                raise DisagreementError(f"{name} at the barrier of step {step}: {low} to {high}")
+        return norm
 
     def _times(self, vote: Vote) -> list[int]:
         """Returns a place for each rank's time, with that of this one."""

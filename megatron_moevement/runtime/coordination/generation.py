@@ -87,7 +87,7 @@ class Generation(Closing):
             number: in-process restarts before it, the same on all ranks.
             uninterrupted: encloses what a restart waits for. It must be short and wait for no other
                 process.
-            ping: restarts the progress watchdog; each step calls it.
+            ping: restarts the progress watchdog, from the end of the first step on.
             rest: suspends the progress watchdog until the next `ping`.
             spares: processes that wait for a place; None where none could come in.
             board: where ranks and spares read what the others post; None where there are none.
