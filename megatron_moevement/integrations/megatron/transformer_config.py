@@ -103,6 +103,9 @@ def _parallelism_options(
         # be matched wrongly when the schedule is interleaved.
         "overlap_p2p_comm": interleaved,
         "batch_p2p_comm": not interleaved,
+        # Upstream synchronizes the device after each batch, for torch before 2.1. The training
+        # thread would wait for all copies to the host with it.
+        "batch_p2p_sync": False,
     }
 
 
