@@ -28,7 +28,7 @@ from megatron_moevement.integrations.megatron.grouped_experts import (
 )
 from megatron_moevement.integrations.megatron.norms import SequenceParallelNorm
 from megatron_moevement.integrations.megatron.transformer_config import same_names
-from megatron_moevement.settings.architecture import Architecture, TransformerImpl
+from megatron_moevement.settings.architecture import Architecture
 from megatron_moevement.settings.parallelism import Parallelism
 from megatron_moevement.settings.precision import Precision
 
@@ -58,7 +58,7 @@ def layer_specs(
     config: TransformerConfig, architecture: Architecture, vp_stage: int | None
 ) -> TransformerBlockSubmodules:
     """Returns the layers of one model chunk of this rank."""
-    local = architecture.transformer_impl is TransformerImpl.LOCAL
+    local = architecture.is_local
     grouped = local and config.moe_grouped_gemm
     if grouped:  # upstream's local grouped experts are one parameter for all; ours are built below
         config = copy.copy(config)
