@@ -168,7 +168,7 @@ class GroupedExperts(SequentialMLP):  # type: ignore[misc]  # upstream is not ty
             for weight, place in zip(weights, places, strict=True):
                 weight.data = place
 
-    def _layers(self, linear: str) -> list[torch.nn.Module]:
+    def _layers(self, linear: str) -> list[Any]:
         return [getattr(expert, linear) for expert in self.local_experts]
 
 
