@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+from collections.abc import Callable
 from enum import Enum
 from typing import TYPE_CHECKING, Protocol
 
@@ -32,14 +33,21 @@ class Collectives(Enum):
 class CopyStream(Protocol):
     """Where copies from the device to the host run, beside the computation."""
 
-    def fork(self) -> None:
-        """Orders what is copied from now on behind all that the calling thread has enqueued."""
+    def fork(self) -> Callable[[], None]:
+        """Marks the end of what the calling thread has enqueued on the device.
+
+        Returns:
+            Orders what is copied from its call on behind that mark; the copying thread calls it.
+        """
 
     def copy(self, source: torch.Tensor, target: torch.Tensor) -> None:
         """Enqueues a copy into host memory; `target` may have another type."""
 
     def join(self) -> None:
         """Waits until every copy has run."""
+
+    def host_memory(self, size_bytes: int) -> torch.Tensor:
+        """Returns bytes of host memory that copies reach without a wait."""
 
 
 class Backend(abc.ABC):

@@ -135,8 +135,9 @@ _ONE_GENERATOR = _OneGenerator()
 class HostCopyStream:
     """Copies from memory to memory; no device holds anything back."""
 
-    def fork(self) -> None:
-        """Does nothing: what the calling thread has computed is there."""
+    def fork(self) -> Callable[[], None]:
+        """Marks nothing: what the calling thread has computed is there."""
+        return lambda: None
 
     def copy(self, source: torch.Tensor, target: torch.Tensor) -> None:
         """Copies at once."""
@@ -144,6 +145,10 @@ class HostCopyStream:
 
     def join(self) -> None:
         """Does nothing: all copies have run."""
+
+    def host_memory(self, size_bytes: int) -> torch.Tensor:
+        """Returns memory like any other."""
+        return torch.empty(size_bytes, dtype=torch.uint8)
 
 
 class CpuBackend(Backend):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from megatron_moevement.backends.backend import Backend, BackendName, Collectives, CopyStream
+from megatron_moevement.backends.staging import copy_staged
 from megatron_moevement.errors import UserError
 
 _DETERMINISTIC_ENVIRONMENT = {"NCCL_ALGO": "Ring", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
@@ -102,32 +104,28 @@ class CudaBackend(Backend):
 class CudaCopyStream:
     """A side stream of the GPU that was current when it was made.
 
-    A copy into another type is cast on the device first, piece by piece, so that it takes no more
-    than `STAGING_ELEMENTS` elements of device memory.
+    A copy into another type is cast on the device first, piece by piece.
     """
-
-    STAGING_ELEMENTS = 1 << 24
 
     def __init__(self) -> None:
         self._stream: torch.cuda.Stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
-    def fork(self) -> None:
-        """Lets the side stream wait for what is enqueued on the current one."""
-        self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
+    def fork(self) -> Callable[[], None]:
+        """Records an event on the current stream; the side stream will wait for it."""
+        event = torch.cuda.current_stream(self._stream.device).record_event()
+        return lambda: self._stream.wait_event(event)
 
     def copy(self, source: torch.Tensor, target: torch.Tensor) -> None:
         """Enqueues the copy on the side stream; asynchronous where the target is pinned."""
         with torch.cuda.stream(self._stream):
-            if source.dtype is target.dtype:
-                target.copy_(source, non_blocking=True)
-                return
-            size = self.STAGING_ELEMENTS
-            starts = range(0, source.numel(), size)
-            flat, host = source.reshape(-1), target.view(-1)
-            pieces = ((flat[at : at + size], host[at : at + size]) for at in starts)
-            for device_piece, host_piece in pieces:
-                host_piece.copy_(device_piece.to(host_piece.dtype), non_blocking=True)
+            copy_staged(source, target)
 
     def join(self) -> None:
-        """Waits for the side stream."""
-        self._stream.synchronize()
+        """Waits for the side stream, without a busy core: the computation may be far behind."""
+        copied = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+        copied.record(self._stream)
+        copied.synchronize()
+
+    def host_memory(self, size_bytes: int) -> torch.Tensor:
+        """Returns pinned memory of torch's cache."""
+        return torch.empty(size_bytes, dtype=torch.uint8, pin_memory=True)

@@ -82,8 +82,10 @@ class Architecture:
     init_method_std: float = not_negative(0.02, "standard deviation of the initial weights")
     attention_dropout: float = probability(0.1, "dropout of attention probabilities")
     hidden_dropout: float = probability(0.1, "dropout of the residual branches")
-    transformer_impl: TransformerImpl = flag(
-        TransformerImpl.LOCAL, "whose modules the layers are made of"
+    transformer_impl: TransformerImpl | None = flag(
+        None,
+        "whose modules the layers are made of (default: those of TransformerEngine on CUDA, where "
+        "it is installed, else local)",
     )
     attention_softmax_in_fp32: bool = flag(False, "attention softmax in FP32")
     recompute_granularity: str | None = flag(
@@ -103,6 +105,11 @@ class Architecture:
     gradient_accumulation_fusion: bool = flag(
         True, "do not fuse gradient accumulation into the weight-gradient GEMM (apex)"
     )
+
+    @property
+    def is_local(self) -> bool:
+        """Whether layers are made of local modules; so they are until a device is chosen."""
+        return self.transformer_impl is not TransformerImpl.TRANSFORMER_ENGINE
 
 
 @dataclasses.dataclass(frozen=True)
@@ -169,13 +176,24 @@ def check_architecture(architecture: Architecture, moe: MixtureOfExperts) -> Non
     _check_heads(architecture)
     _check_recomputation(architecture)
     _check_moe(architecture, moe)
-    if architecture.transformer_impl is TransformerImpl.TRANSFORMER_ENGINE and (
-        importlib.util.find_spec("transformer_engine") is None
-    ):
+    if not architecture.is_local and not _has_transformer_engine():
         raise UserError(
             "--transformer-impl transformer_engine: TransformerEngine is not installed; "
             "install it (it comes with the NGC PyTorch image) or use --transformer-impl local"
         )
+
+
+def with_layers(architecture: Architecture, *, on_gpu: bool) -> Architecture:
+    """Returns the network with layers that suit the device, unless a flag says which."""
+    if architecture.transformer_impl is not None:
+        return architecture
+    fast = on_gpu and _has_transformer_engine()
+    chosen = TransformerImpl.TRANSFORMER_ENGINE if fast else TransformerImpl.LOCAL
+    return dataclasses.replace(architecture, transformer_impl=chosen)
+
+
+def _has_transformer_engine() -> bool:
+    return importlib.util.find_spec("transformer_engine") is not None
 
 
 def _check_heads(architecture: Architecture) -> None:
@@ -205,9 +223,8 @@ def _check_recomputation(architecture: Architecture) -> None:
             raise UserError(f"{option} needs --recompute-granularity full")
     if architecture.recompute_modules and architecture.recompute_granularity != "selective":
         raise UserError("--recompute-modules needs --recompute-granularity selective")
-    local = architecture.transformer_impl is TransformerImpl.LOCAL
     unknown = _NEED_TRANSFORMER_ENGINE.intersection(architecture.recompute_modules or ())
-    if local and unknown:
+    if architecture.is_local and unknown:
         raise UserError(
             f"--recompute-modules {' '.join(sorted(unknown))} needs --transformer-impl "
             "transformer_engine; local modules recompute core_attn, mlp, moe and shared_experts"
@@ -228,8 +245,11 @@ def _check_moe(architecture: Architecture, moe: MixtureOfExperts) -> None:
         raise UserError(
             "--moe-aux-loss-coeff must have one value for each --moe-router-load-balancing-type"
         )
-    local = architecture.transformer_impl is TransformerImpl.LOCAL
-    if moe.num_experts is not None and local and not architecture.disable_bias_linear:
+    if (
+        moe.num_experts is not None
+        and architecture.is_local
+        and not architecture.disable_bias_linear
+    ):
         # upstream's MLP adds an expert's bias to a view in place, which autograd forbids
         raise UserError("--num-experts: local experts have no biases: --disable-bias-linear")
     if moe.moe_shared_expert_gate and moe.moe_shared_expert_intermediate_size is None:

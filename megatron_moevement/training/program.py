@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import os
 import sys
@@ -11,9 +12,10 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from megatron_moevement.backends.backend import Backend, Collectives, choose, load
+from megatron_moevement.backends.backend import Backend, BackendName, Collectives, choose, load
 from megatron_moevement.errors import ExitCode, UserError
 from megatron_moevement.integrations.megatron.fork.marker import check_fork
+from megatron_moevement.settings.architecture import with_layers
 from megatron_moevement.settings.launch import Launch
 from megatron_moevement.settings.nccl_environment import check_environment, prepare_environment
 from megatron_moevement.training.arguments import Arguments, parse
@@ -50,6 +52,7 @@ def main(argv: Sequence[str]) -> int:
             limit = arguments.parallelism.distributed_timeout_minutes
             check_environment(restart, limit, os.environ)
         check_fork()
+        arguments = _with_layers(arguments, launch, backend)
         backend.install()
         from megatron_moevement.training.stop_request import StopSources  # noqa: PLC0415
 
@@ -70,6 +73,20 @@ def main(argv: Sequence[str]) -> int:
         if launch is None or launch.local_rank == 0:
             print(f"pretrain_moe.py: {error}", file=sys.stderr)  # noqa: T201
         return error.exit_code
+
+
+def _with_layers(arguments: Arguments, launch: Launch, backend: Backend) -> Arguments:
+    """Returns the arguments with layers that suit the device; rank 0 says what they lack."""
+    on_gpu = backend.name is BackendName.CUDA
+    architecture = with_layers(arguments.architecture, on_gpu=on_gpu)
+    chosen_here = architecture != arguments.architecture
+    if chosen_here and on_gpu and architecture.is_local and launch.rank == 0:
+        print(  # noqa: T201
+            "pretrain_moe.py: TransformerEngine is not installed: layers are made of local "
+            "modules, which have no flash attention (--transformer-impl local says so on purpose)",
+            file=sys.stderr,
+        )
+    return dataclasses.replace(arguments, architecture=architecture)
 
 
 def _run(arguments: Arguments, launch: Launch, backend: Backend, stop: StopSources) -> int:

@@ -25,7 +25,6 @@ from megatron_moevement.policy.job.ranks import Layout
 from megatron_moevement.policy.job.segments import Ends
 from megatron_moevement.runtime.coordination.generation import Generation
 from megatron_moevement.runtime.observation.events import Events
-from megatron_moevement.settings.architecture import TransformerImpl
 from megatron_moevement.strategies.live_objects import LiveObjects
 from megatron_moevement.strategies.resident_state import Protected, ResidentState
 from megatron_moevement.strategies.strategy import Strategy
@@ -108,7 +107,7 @@ def _computation(job: Job) -> Computation:
     """Returns what decides the bits of this process besides the flags."""
     arguments = job.arguments
     parts = job.backend.parts()
-    if arguments.architecture.transformer_impl is TransformerImpl.TRANSFORMER_ENGINE:
+    if not arguments.architecture.is_local:
         parts["transformer_engine"] = importlib.metadata.version("transformer_engine")
     return Computation(
         device=DeviceKind(job.backend.name.value),

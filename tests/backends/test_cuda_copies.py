@@ -6,6 +6,7 @@ import mmap
 import pytest
 import torch
 
+from megatron_moevement.backends import staging
 from megatron_moevement.backends.cuda import CudaBackend, CudaCopyStream
 from megatron_moevement.runtime.capture.capture import Capture, HostCopy
 
@@ -58,7 +59,7 @@ def test_a_copy_has_the_bits_of_the_cast(size, source_type, target_type):
     with pinned(size * target_type.itemsize) as memory:
         target = memory.view(target_type)
         stream = CudaBackend().copy_stream()
-        stream.fork()
+        stream.fork()()
         stream.copy(source, target)
         stream.join()
         assert torch.equal(bits(target), bits(expected))
@@ -69,7 +70,7 @@ def test_a_tensor_of_two_dimensions_arrives_in_its_shape():
     with pinned(source.numel() * 2) as memory:
         target = memory.view(torch.bfloat16).view(6, 50)
         stream = CudaCopyStream()
-        stream.fork()
+        stream.fork()()
         stream.copy(source, target)
         stream.join()
         assert torch.equal(bits(target), bits(source.bfloat16().cpu()))
@@ -86,7 +87,7 @@ def copy_behind_late_work(*, fork):
         torch.cuda._sleep(SLEEP_CYCLES)
         source.fill_(1.0)
         if fork:
-            stream.fork()
+            stream.fork()()
         stream.copy(source, target)
         stream.join()
         return sorted(set(target.tolist()))
@@ -108,7 +109,7 @@ def copy_and_measure(source, target_type):
         torch.cuda.empty_cache()  # a block from there may be larger than what is asked for
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
-        stream.fork()
+        stream.fork()()
         stream.copy(source, memory.view(target_type))
         stream.join()
         return torch.cuda.max_memory_allocated() - before
@@ -116,7 +117,7 @@ def copy_and_measure(source, target_type):
 
 @pytest.mark.parametrize("target_type", [torch.bfloat16, torch.float16])
 def test_a_cast_takes_the_device_memory_of_one_piece(target_type):
-    assert CudaCopyStream.STAGING_ELEMENTS == STAGING_ELEMENTS
+    assert staging.STAGING_ELEMENTS == STAGING_ELEMENTS
     source = torch.ones(LARGE, device="cuda")
     assert 0 < copy_and_measure(source, target_type) <= STAGING_ELEMENTS * target_type.itemsize
 
@@ -139,7 +140,7 @@ def test_copies_into_pinned_memory_do_not_hold_the_thread_up():
         done = torch.cuda.Event()
         torch.cuda._sleep(SLEEP_CYCLES)
         done.record()
-        stream.fork()
+        stream.fork()()
         stream.copy(source, memory.view(torch.float32))
         assert not done.query()
         stream.join()

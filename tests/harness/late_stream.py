@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from random import Random
 
 import torch
@@ -25,8 +26,13 @@ class LateStream:
         self._waiting: list[tuple[torch.Tensor, torch.Tensor]] = []
         self.orders: list[tuple[int, ...]] = []
 
-    def fork(self) -> None:
-        """Does nothing: nothing is enqueued on the host."""
+    def fork(self) -> Callable[[], None]:
+        """Marks nothing: nothing is enqueued on the host."""
+        return lambda: None
+
+    def host_memory(self, size_bytes: int) -> torch.Tensor:
+        """Returns memory like any other."""
+        return torch.empty(size_bytes, dtype=torch.uint8)
 
     def copy(self, source: torch.Tensor, target: torch.Tensor) -> None:
         """Takes a copy down for later."""

@@ -1,5 +1,8 @@
 """Grouped experts compute what sequential experts compute, with the same parameters."""
 
+import contextlib
+from unittest import mock
+
 import pytest
 import torch
 
@@ -8,6 +11,7 @@ from tests.harness.tiny_job import PLAIN, TINY, tiny_job
 pytestmark = pytest.mark.distributed
 
 GROUPED = "--moe-grouped-gemm"
+SHARDED = "--use-distributed-optimizer"
 NETWORKS = {
     "swiglu": (TINY, ()),
     "gelu": (PLAIN, ("--num-experts=4", "--disable-bias-linear")),
@@ -147,3 +151,112 @@ def test_names_shapes_and_checkpoints_are_those_of_sequential_experts(megatron_f
     assert grouped == sequential
     names = [name for name in grouped[0][0] if ".experts." in name]
     assert len(names) == 2 * 4 * 2  # layers, experts, weights: one parameter for each
+
+
+def grouped_experts():
+    from megatron_moevement.integrations.megatron import grouped_experts as module  # noqa: PLC0415
+
+    return module
+
+
+@contextlib.contextmanager
+def gpu_kernel():
+    """Puts a stub in place of the grouped product that does what CUDA's may: no rows are refused,
+    and the weight gradients of an expert without rows stay as its memory was.
+    """
+    module = grouped_experts()
+    product = module.grouped_mm
+
+    def strict(rows, matrices, *, offs):
+        if 0 in (*rows.shape, *matrices.shape):
+            raise RuntimeError("strides should be multiple of 16 bytes")
+        result = product(rows, matrices, offs=offs)
+        if matrices.dim() == 2:
+            result[torch.diff(offs, prepend=offs.new_zeros(1)) == 0] = float("nan")
+        return result
+
+    with (
+        mock.patch.object(module, "grouped_mm", strict),
+        mock.patch.object(module, "_leaves_empty_groups", return_value=True),
+    ):
+        yield
+
+
+def compute_as_on_a_gpu(tokens, rows):
+    """Returns which results are not, bit for bit, those of the host's kernel."""
+    with tiny_job(GROUPED) as job:
+        experts = experts_of(job)
+        given = inputs(experts, tokens, rows)
+        expected = results(experts, experts, *given)
+        with gpu_kernel():
+            found = results(experts, experts, *given)
+        return [name for name in expected if not torch.equal(found[name], expected[name])]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "rows"),
+    [((0.0,), 0), (TOKENS["some-without"], ROWS), (TOKENS["all-to-one"], ROWS)],
+)
+def test_experts_without_rows_have_no_gradient_whatever_a_kernel_leaves(
+    megatron_fork_server, tokens, rows
+):
+    args = [list(tokens), rows]
+    assert megatron_fork_server.run(
+        compute_as_on_a_gpu, world_size=1, args=args
+    ).check().values == ([],)
+
+
+def where_weights_lie(flags, as_on_a_gpu):
+    """Returns how many expert layers take their weights where they are, of how many."""
+    module = grouped_experts()
+    is_on_gpu = mock.patch.object(module, "_is_on_gpu", return_value=as_on_a_gpu)
+    with is_on_gpu, tiny_job(GROUPED, *flags) as job:
+        layers = [
+            experts._weights(linear)
+            for experts in job.chunks[0].modules()
+            if isinstance(experts, module.GroupedExperts)
+            for linear in ("linear_fc1", "linear_fc2")
+        ]
+        together = [module._side_by_side(weights) for weights in layers]
+        assert all(
+            torch.equal(one, torch.stack(weights))
+            for one, weights in zip(together, layers, strict=True)
+        )
+        names = [name for name, _ in job.chunks[0].named_parameters() if ".experts." in name]
+        in_place = [
+            one.data_ptr() == weights[0].data_ptr()
+            for one, weights in zip(together, layers, strict=True)
+        ]
+        return [sum(in_place), len(layers), names == sorted(names)]
+
+
+@pytest.mark.parametrize(
+    ("flags", "as_on_a_gpu", "in_place"),
+    [
+        ([], False, 4),
+        (["--bf16"], False, 4),
+        ([SHARDED, "--bf16"], True, 4),
+        ([SHARDED, "--bf16"], False, 0),  # where the order of buffers decides bits
+    ],
+)
+def test_the_weights_of_a_layer_are_multiplied_where_they_lie(
+    megatron_fork_server, flags, as_on_a_gpu, in_place
+):
+    args = [flags, as_on_a_gpu]
+    result = megatron_fork_server.run(where_weights_lie, world_size=1, args=args).check()
+    assert result.values == ([in_place, 4, True],)
+
+
+def test_weights_that_do_not_lie_at_equal_distances_are_copied():
+    memory = torch.arange(40.0)
+    module = grouped_experts()
+    for starts in ([0, 8, 20], [20, 10, 0], [0, 3, 6], [0, 0, 0]):
+        weights = [memory[start : start + 6].view(2, 3) for start in starts]
+        together = module._side_by_side(weights)
+        assert torch.equal(together, torch.stack(weights))
+        assert together.data_ptr() != memory.data_ptr()
+    apart = [torch.ones(2, 3), torch.zeros(2, 3)]
+    assert torch.equal(module._side_by_side(apart), torch.stack(apart))
+    lie = [memory[start : start + 6].view(2, 3) for start in (1, 9, 17)]
+    assert module._side_by_side(lie).data_ptr() == lie[0].data_ptr()
+    assert torch.equal(module._side_by_side(lie), torch.stack(lie))

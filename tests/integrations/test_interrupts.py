@@ -177,7 +177,8 @@ def train_restartably():
     launch = Launch(0, 0, 1, store=store, control_store=control, secret=secret)
     what = Restartable(
         ping_and_be_interrupted,
-        *(lambda _: None, lambda: None, Futility, lambda: None, Collectives.GLOO, Interruption(), "here"),
+        *(lambda _: None, lambda: None, Futility, lambda: None),
+        *(Collectives.GLOO, Interruption(), "here"),
     )
     run_restartable(what, InProcessRestart(inprocess_restart=True), launch)
     del servers

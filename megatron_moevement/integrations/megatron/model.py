@@ -22,10 +22,13 @@ from megatron.core.transformer.torch_norm import WrappedTorchNorm
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
 
-from megatron_moevement.integrations.megatron.grouped_experts import GroupedExperts
+from megatron_moevement.integrations.megatron.grouped_experts import (
+    GroupedExperts,
+    ascending_in_buffers,
+)
 from megatron_moevement.integrations.megatron.norms import SequenceParallelNorm
 from megatron_moevement.integrations.megatron.transformer_config import same_names
-from megatron_moevement.settings.architecture import Architecture, TransformerImpl
+from megatron_moevement.settings.architecture import Architecture
 from megatron_moevement.settings.parallelism import Parallelism
 from megatron_moevement.settings.precision import Precision
 
@@ -55,7 +58,7 @@ def layer_specs(
     config: TransformerConfig, architecture: Architecture, vp_stage: int | None
 ) -> TransformerBlockSubmodules:
     """Returns the layers of one model chunk of this rank."""
-    local = architecture.transformer_impl is TransformerImpl.LOCAL
+    local = architecture.is_local
     grouped = local and config.moe_grouped_gemm
     if grouped:  # upstream's local grouped experts are one parameter for all; ours are built below
         config = copy.copy(config)
@@ -165,7 +168,10 @@ def build_model(
         chunks.append(Float16Module(config, chunk) if config.fp16 or config.bf16 else chunk)
     for chunk in chunks:
         keep_expert_bias_in_fp32(chunk)
-    wrapped = _wrap_for_data_parallel(chunks, config, parallelism, precision, groups)
+        if not parallelism.use_distributed_optimizer:  # which lays out parameters itself
+            _lay_out_experts(chunk)
+    with ascending_in_buffers(chunks):
+        wrapped = _wrap_for_data_parallel(chunks, config, parallelism, precision, groups)
     if building is Building.TOGETHER:
         for chunk in wrapped:
             chunk.broadcast_params()
@@ -180,6 +186,12 @@ def let_go(chunks: Chunks) -> None:
     """
     for chunk in chunks:
         vars(chunk).clear()
+
+
+def _lay_out_experts(chunk: MegatronModule) -> None:
+    for experts in chunk.modules():
+        if isinstance(experts, GroupedExperts):
+            experts.lay_out()
 
 
 def _reduce_experts_in_their_group(chunk: MegatronModule) -> None:

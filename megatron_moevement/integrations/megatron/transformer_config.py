@@ -12,7 +12,11 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 
 from megatron_moevement.backends.backend import BackendName
 from megatron_moevement.policy.job.state_recipe import NumberType
-from megatron_moevement.settings.architecture import Architecture, MixtureOfExperts
+from megatron_moevement.settings.architecture import (
+    Architecture,
+    MixtureOfExperts,
+    TransformerImpl,
+)
 from megatron_moevement.settings.parallelism import Parallelism
 from megatron_moevement.settings.precision import Precision
 
@@ -51,7 +55,7 @@ def _network_options(architecture: Architecture) -> dict[str, Any]:
     options = same_names(TransformerConfig, architecture)
     options["layernorm_epsilon"] = architecture.norm_epsilon
     options["add_bias_linear"] = not architecture.disable_bias_linear
-    options["transformer_impl"] = architecture.transformer_impl.value
+    options["transformer_impl"] = (architecture.transformer_impl or TransformerImpl.LOCAL).value
     if not architecture.group_query_attention:
         options["num_query_groups"] = None
     if architecture.recompute_modules is not None:
@@ -103,6 +107,9 @@ def _parallelism_options(
         # be matched wrongly when the schedule is interleaved.
         "overlap_p2p_comm": interleaved,
         "batch_p2p_comm": not interleaved,
+        # Upstream synchronizes the device after each batch, for torch before 2.1. The training
+        # thread would wait for all copies to the host with it.
+        "batch_p2p_sync": False,
     }
 
 

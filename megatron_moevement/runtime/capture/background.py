@@ -49,6 +49,11 @@ class Background(Closing, Generic[T]):
         self._thread = threading.Thread(target=self._run, name=name)
         self._thread.start()
 
+    @property
+    def backlog(self) -> int:
+        """Pieces that were handed over and are not done."""
+        return self.begun - self._done
+
     def hand_over(self, piece: T) -> None:
         """Hands over a piece and returns at once."""
         self.check()
@@ -57,7 +62,7 @@ class Background(Closing, Generic[T]):
 
     def await_landed(self) -> timedelta:
         """Waits until all is done that was handed over; returns how long it had to."""
-        return self.await_that(lambda: self._done == self.begun)
+        return self.await_that(lambda: self.backlog == 0)
 
     def await_that(self, holds: Callable[[], bool]) -> timedelta:
         """Waits until something holds that the work changes; returns how long it had to.
@@ -94,12 +99,15 @@ class Background(Closing, Generic[T]):
 
     def _run(self) -> None:
         while (piece := self._pieces.get()) is not None:
-            if self._failure is not None:
-                continue
-            try:
-                self._work(*piece)
-                with self.changing():
-                    self._done += 1
-            except Exception as error:  # noqa: BLE001  (raised again in the other thread)
-                with self.changing():
-                    self._failure = error
+            if self._failure is None:
+                self._do(*piece)
+            del piece  # or the last one would be held until another one comes
+
+    def _do(self, piece: T) -> None:
+        try:
+            self._work(piece)
+            with self.changing():
+                self._done += 1
+        except Exception as error:  # noqa: BLE001  (raised again in the other thread)
+            with self.changing():
+                self._failure = error

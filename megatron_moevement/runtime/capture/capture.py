@@ -39,6 +39,7 @@ class CaptureError(MoEvementError, RuntimeError):
 
 @dataclasses.dataclass(frozen=True)
 class _Snapshot:
+    order: Callable[[], None]
     copies: Iterable[HostCopy]
     landed: Callable[[], None]
 
@@ -62,14 +63,14 @@ class Capture(Background[_Snapshot]):
             landed: called on the capture's thread when all of it lies in host memory.
         """
         self.check()
-        self._stream.fork()
-        self.hand_over(_Snapshot(copies, landed))
+        self.hand_over(_Snapshot(self._stream.fork(), copies, landed))
 
     def await_copies(self) -> timedelta:
         """Waits until the sources may change; returns how long it had to."""
         return self.await_that(lambda: self._copied == self.begun)
 
     def _take(self, snapshot: _Snapshot) -> None:
+        snapshot.order()
         for copy in snapshot.copies:
             self._stream.copy(copy.source, copy.target)
         self._stream.join()

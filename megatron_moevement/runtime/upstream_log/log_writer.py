@@ -1,13 +1,14 @@
 """Writing the upstream log: copies and hashes of boundary tensors, beside the computation.
 
-On the host a copy is done where it is asked for. On a GPU it is enqueued on a side stream at once,
-and a thread of its own waits for it and hashes it.
+On the host a copy is done where it is asked for. On a GPU a thread copies on a side stream, each
+tensor behind its own computation alone, and another thread hashes what has been copied.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from abc import abstractmethod
+from collections.abc import Callable
 from datetime import timedelta
 
 import torch
@@ -70,61 +71,97 @@ class _Copy:
     """A copy under way.
 
     Attributes:
+        order: orders it behind the computation of its source.
         source: held until the copy has run, so that its memory is not used again.
         place: in the log; None for what came in and is only hashed.
     """
 
     tag: BoundaryTag
+    order: Callable[[], None]
     source: torch.Tensor
     place: torch.Tensor | None
 
 
+@dataclasses.dataclass(frozen=True)
+class _Copied:
+    """A tensor that is in host memory and is to be hashed."""
+
+    tag: BoundaryTag
+    data: torch.Tensor
+    is_sent: bool
+
+
 class BackgroundWriter(LogWriter):
-    """Copies on a side stream and hashes on a thread of its own. A context manager."""
+    """Copies on a side stream on one thread, hashes on another. A context manager.
+
+    What came in is copied to two buffers in turn: one is copied to while the other is hashed.
+    """
+
+    MAX_HELD_BYTES = 512 << 20
+    """Of tensors on the device that wait for their copies; one alone may be larger."""
 
     def __init__(self, log: UpstreamLog, stream: CopyStream) -> None:
         super().__init__(log)
         self._stream = stream
-        self._scratch = torch.empty(0, dtype=torch.uint8)
-        self._background = Background("upstream-log", self._finish, _failed)
+        self._buffers = [torch.empty(0, dtype=torch.uint8)] * 2
+        self._begun_bytes = self._copied_bytes = 0
+        self._stall = timedelta()
+        self._copying = Background("upstream-log", self._copy, _failed)
+        self._hashing = Background("upstream-log-hash", self._hash, _failed)
 
     def sent(self, tag: BoundaryTag, tensor: torch.Tensor) -> None:
         """Enqueues a copy behind what the calling thread has enqueued on the device."""
         place = self.log.reserve(tag, tensor)
         if place is not None:
-            self._begin(_Copy(tag, tensor.detach(), place))
+            self._begin(tag, tensor.detach(), place)
 
     def received(self, tag: BoundaryTag, tensor: torch.Tensor) -> None:
         """Enqueues a copy to be hashed and forgotten."""
-        self._begin(_Copy(tag, tensor.detach(), None))
+        self._begin(tag, tensor.detach(), None)
 
     def await_landed(self) -> timedelta:
-        """Waits for the thread; returns how long that took."""
-        return self._background.await_landed()
+        """Waits for the threads; returns how long that, and waits since the last call, took."""
+        stall = self._stall + self._copying.await_landed() + self._hashing.await_landed()
+        self._stall = timedelta()
+        return stall
 
     def close(self) -> None:
-        """Ends the thread, once what was begun is done."""
-        self._background.close()
+        """Ends the threads, once what was begun is done."""
+        self._copying.close()
+        self._hashing.close()
 
-    def _begin(self, copy: _Copy) -> None:
-        self._background.check()
-        self._stream.fork()
-        self._background.hand_over(copy)
+    def _begin(self, tag: BoundaryTag, source: torch.Tensor, place: torch.Tensor | None) -> None:
+        self._hashing.check()
+        self._stall += self._copying.await_that(lambda: self._has_room(source.nbytes))
+        self._begun_bytes += source.nbytes
+        self._copying.hand_over(_Copy(tag, self._stream.fork(), source, place))
 
-    def _finish(self, copy: _Copy) -> None:
-        source = copy.source
-        if copy.place is not None:
-            self._stream.copy(source, copy.place)
-            self._stream.join()
-            self.log.land(copy.tag, copy.place)
-            return
-        size_bytes = source.nbytes
-        if self._scratch.numel() < size_bytes:
-            self._scratch = torch.empty(size_bytes, dtype=torch.uint8)
-        target = self._scratch[:size_bytes].view(source.dtype).view(source.shape)
-        self._stream.copy(source, target)
+    def _has_room(self, size_bytes: int) -> bool:
+        held_bytes = self._begun_bytes - self._copied_bytes
+        return not held_bytes or held_bytes + size_bytes <= self.MAX_HELD_BYTES
+
+    def _copy(self, copy: _Copy) -> None:
+        target = self._buffer_for(copy.source) if copy.place is None else copy.place
+        copy.order()
+        self._stream.copy(copy.source, target)
         self._stream.join()
-        self.log.note_received(copy.tag, tensor_hash(target))
+        with self._copying.changing():
+            self._copied_bytes += copy.source.nbytes
+        self._hashing.hand_over(_Copied(copy.tag, target, copy.place is not None))
+
+    def _buffer_for(self, source: torch.Tensor) -> torch.Tensor:
+        """Returns room in the buffer that was used longer ago, once that use is over."""
+        self._hashing.await_that(lambda: self._hashing.backlog < len(self._buffers))
+        self._buffers.reverse()
+        if self._buffers[0].numel() < source.nbytes:
+            self._buffers[0] = self._stream.host_memory(source.nbytes)
+        return self._buffers[0][: source.nbytes].view(source.dtype).view(source.shape)
+
+    def _hash(self, copied: _Copied) -> None:
+        if copied.is_sent:
+            self.log.land(copied.tag, copied.data)
+        else:
+            self.log.note_received(copied.tag, tensor_hash(copied.data))
 
 
 def _failed(error: Exception) -> LogWriteError:
