@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+from collections.abc import Callable
 from enum import Enum
 from typing import TYPE_CHECKING, Protocol
 
@@ -17,6 +18,10 @@ class BackendName(Enum):
 
     CPU = "cpu"
     CUDA = "cuda"
+
+
+Pin = Callable[["torch.Tensor"], Callable[[], None]]
+"""Makes host memory a target of asynchronous copies; returns what undoes it."""
 
 
 class CopyStream(Protocol):
@@ -50,6 +55,14 @@ class Backend(abc.ABC):
         """Undoes `install`."""
 
     @abc.abstractmethod
+    def check_device(self, local_rank: int) -> None:
+        """Checks that a process will have a device, and opens none: forked processes inherit it.
+
+        Raises:
+            UserError: the machine has no device of that number.
+        """
+
+    @abc.abstractmethod
     def device(self, local_rank: int) -> torch.device:
         """Binds the calling process to its device and returns it.
 
@@ -74,11 +87,14 @@ class Backend(abc.ABC):
         """Returns a stream of its own for copies to the host; one thread uses it."""
 
     @abc.abstractmethod
-    def pin(self, memory: torch.Tensor) -> None:
-        """Makes host memory a target of asynchronous copies, until the process ends.
+    def pin(self, memory: torch.Tensor) -> Callable[[], None]:
+        """Makes host memory a target of asynchronous copies.
 
         Args:
             memory: bytes that begin on a page.
+
+        Returns:
+            What undoes it: to be called once, while the memory is still there.
 
         Raises:
             UserError: the system does not let so much memory be locked.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
 import torch
 
@@ -20,21 +21,30 @@ class CudaBackend(Backend):
     process_group_backend = "nccl"
     connects_early = False
 
+    def __init__(self) -> None:
+        """Has no device yet."""
+        self._device: int | None = None
+
     def install(self) -> None:
         """Does nothing: Megatron-Core is written for CUDA."""
 
     def uninstall(self) -> None:
         """Does nothing."""
 
-    def device(self, local_rank: int) -> torch.device:
-        """Makes GPU `local_rank` the current device of the process."""
+    def check_device(self, local_rank: int) -> None:
+        """Counts the GPUs, which NVIDIA's management library does without CUDA."""
         count = torch.cuda.device_count()
         if local_rank >= count:
             raise UserError(
                 f"LOCAL_RANK {local_rank}: this machine has {count} CUDA device(s); "
                 "start at most one process per GPU"
             )
+
+    def device(self, local_rank: int) -> torch.device:
+        """Makes GPU `local_rank` the current device of the process."""
+        self.check_device(local_rank)
         torch.cuda.set_device(local_rank)
+        self._device = local_rank
         return torch.device("cuda", local_rank)
 
     def use_deterministic_kernels(self) -> None:
@@ -57,15 +67,28 @@ class CudaBackend(Backend):
         """Returns a side stream of the current GPU."""
         return CudaCopyStream()
 
-    def pin(self, memory: torch.Tensor) -> None:
+    def pin(self, memory: torch.Tensor) -> Callable[[], None]:
         """Registers host memory with CUDA."""
         cuda = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-        result = cuda.cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)
+        self._bind()
+        address = memory.data_ptr()
+        result = cuda.cudaHostRegister(address, memory.nbytes, 0)
         if int(result) != 0:
             raise UserError(
                 f"CUDA can't lock {memory.nbytes} bytes of host memory ({result}); raise the limit "
                 "of locked memory (ulimit -l), or lower --moevement-window"
             )
+
+        def unpin() -> None:
+            self._bind()
+            cuda.cudaHostUnregister(address)
+
+        return unpin
+
+    def _bind(self) -> None:
+        """Lets the calling thread use the GPU of the process: each thread begins on GPU 0."""
+        if self._device is not None:
+            torch.cuda.set_device(self._device)
 
     def parts(self) -> dict[str, str]:
         """Returns the current GPU, and the versions of what computes on it."""
@@ -101,6 +124,7 @@ class CudaCopyStream:
 
     def copy(self, source: torch.Tensor, target: torch.Tensor) -> None:
         """Enqueues the copy on the side stream; asynchronous where the target is pinned."""
+        torch.cuda.set_device(self._stream.device)  # a thread begins on GPU 0 and would go back
         with torch.cuda.stream(self._stream):
             if source.dtype is target.dtype:
                 target.copy_(source, non_blocking=True)
@@ -114,4 +138,5 @@ class CudaCopyStream:
 
     def join(self) -> None:
         """Waits for the side stream."""
+        torch.cuda.set_device(self._stream.device)
         self._stream.synchronize()

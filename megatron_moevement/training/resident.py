@@ -170,6 +170,7 @@ class Resident:
             domain: what it may be lost together with.
         """
         self._generation = generation
+        self._backend.device(launch.local_rank)  # before it is needed
         self.kept.store.keep()
         return self.kept.hold(launch, domain, generation)
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 import dataclasses
 import mmap
 import struct
-from collections.abc import Mapping
+import weakref
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,7 @@ class RingFile(MappedFile):
         self._descriptor_bytes = _descriptor_bytes(self.shape.max_parts)
         self._buffers_offset = self.shape.buffers_offset
         self._stride = page_aligned(self.shape.buffer_bytes)
+        self._unpin: weakref.finalize[[], RingFile] | None = None
 
     @classmethod
     def create(
@@ -100,6 +102,27 @@ class RingFile(MappedFile):
             )
         header = {"owner": str(owner), **sizes}
         return cls._create(path, identity, header, total_bytes=shape.total_bytes)
+
+    @property
+    def is_pinned(self) -> bool:
+        """Whether the buffers are a target of asynchronous copies."""
+        return self._unpin is not None and self._unpin.alive
+
+    def pin(self, pin: Callable[[memoryview], Callable[[], None]]) -> None:
+        """Makes the buffers a target of asynchronous copies, once, until the file is closed.
+
+        Args:
+            pin: makes memory such a target; returns what undoes it.
+        """
+        if not self.is_pinned:
+            self._unpin = weakref.finalize(self, pin(self.view[self._buffers_offset :]))
+            self._unpin.atexit = False
+
+    def close(self) -> None:
+        """Lets go of the file; its memory is pinned no more before its mapping ends."""
+        if self._unpin is not None:
+            self._unpin()
+        super().close()
 
     def payload_offset(self, step: int) -> int:
         """Returns where in the file the payload of S_step begins."""

@@ -219,6 +219,11 @@ class StoreDirectory(Closing):
         """Whether nothing is there but the lock, and what is said of the run."""
         return {path.name for path in self.folder.iterdir()} <= {LOCK_NAME, RUN_NAME, STATUS_NAME}
 
+    @property
+    def is_pinned(self) -> bool:
+        """Whether the device may copy into one of the open rings."""
+        return any(ring.is_pinned for ring in self._rings.values())
+
     def rings(self) -> tuple[StoredRing, ...]:
         """Returns the rings that are there."""
         return stored_rings(self.folder)

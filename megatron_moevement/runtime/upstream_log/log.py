@@ -15,11 +15,13 @@ from __future__ import annotations
 import dataclasses
 import math
 import mmap
+import weakref
 from collections.abc import Callable, Mapping
 
 import torch
 import xxhash
 
+from megatron_moevement.backends.backend import Pin
 from megatron_moevement.errors import MoEvementError
 from megatron_moevement.policy.facts.facts import LogExtent
 from megatron_moevement.policy.job.boundary import BoundaryTag, Direction
@@ -112,14 +114,14 @@ class UpstreamLog:
         *,
         max_steps: int,
         step_bytes: int,
-        pin: Callable[[torch.Tensor], None] | None = None,
+        pin: Pin | None = None,
     ) -> None:
         """Allocates all memory.
 
         Args:
             max_steps: steps that are retained at most; `max_log_steps` of the policy says it.
             step_bytes: bytes of a step, each tensor's rounded up by `padded_bytes`.
-            pin: makes the memory a target of asynchronous copies.
+            pin: makes the memory a target of asynchronous copies, until `close`.
 
         Raises:
             ValueError: there is no room for a single step.
@@ -129,8 +131,10 @@ class UpstreamLog:
         self._max_steps = max_steps
         self._buffer_bytes = buffer_bytes(step_bytes)
         self._memory = _host_memory(self.capacity_bytes)
+        self._unpin: Callable[[], object] = lambda: None
         if pin is not None and self._memory.numel():
-            pin(self._memory)
+            self._unpin = finalizer = weakref.finalize(self, pin(self._memory))
+            finalizer.atexit = False
         self._steps: dict[int, _LoggedStep] = {}
         self._directions: frozenset[Direction] = frozenset()
 
@@ -219,6 +223,11 @@ class UpstreamLog:
     def clear(self) -> None:
         """Drops everything: after a rollback nothing of it is true any more."""
         self._steps = {}
+
+    def close(self) -> None:
+        """Drops everything; its memory is pinned no more, and goes with the last tensor in it."""
+        self.clear()
+        self._unpin()
 
     def extents(self) -> tuple[LogExtent, ...]:
         """Returns which steps can be served, for a process's facts; it reads the whole log."""

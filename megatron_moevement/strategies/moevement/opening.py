@@ -104,7 +104,7 @@ class MoEvement(ResidentState):
             settings.moevement_replication_interface,
             generation,
             objects.faults,
-            _keep_log(carried, objects, plan.log_of(own.host)),
+            _keep_log(carried, objects, plan.log_of(own.host), generation),
         )
         holdings = Holdings(plan, own.host, store)
         work = FrozenWork.DROPPED if settings.moevement_no_frozen_skip else FrozenWork.SKIPPED
@@ -123,6 +123,8 @@ class MoEvement(ResidentState):
 
     def renew(self) -> None:
         """Keeps the store and what the job agreed on."""
+        if self._carried.log is not None:
+            self._carried.log.close()
         self._carried = CarriedState.anew(self._carried)
 
     def note_outage(self, durations_s: Mapping[str, float], joined_s: float) -> None:
@@ -147,13 +149,14 @@ def _watch_protection(
 
 
 def _keep_log(
-    carried: CarriedState, objects: LiveObjects, shape: LogShape | None
+    carried: CarriedState, objects: LiveObjects, shape: LogShape | None, generation: Generation
 ) -> UpstreamLog | None:
     """Returns the upstream log; makes it where this process is to have one and has none."""
     if carried.log is None and shape is not None:
-        carried.log = UpstreamLog(
-            max_steps=shape.max_steps, step_bytes=shape.step_bytes, pin=objects.pin
-        )
+        with generation.uninterrupted():  # or nobody would unpin what is pinned
+            carried.log = UpstreamLog(
+                max_steps=shape.max_steps, step_bytes=shape.step_bytes, pin=objects.pin
+            )
     return carried.log
 
 

@@ -5,12 +5,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-import weakref
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from datetime import timedelta
 from pathlib import Path
-
-import torch
 
 from megatron_moevement.errors import MoEvementError, UserError
 from megatron_moevement.policy.copies.left_stores import of_no_use
@@ -18,7 +15,6 @@ from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.runtime.coordination.agreement import AgreementError
 from megatron_moevement.runtime.coordination.generation import Generation
 from megatron_moevement.runtime.slots.identity import RunIdentity, StoreIdentity
-from megatron_moevement.runtime.slots.ring_file import RingFile
 from megatron_moevement.runtime.stores.adoption import (
     adopt_store,
     remove_outdated,
@@ -92,7 +88,6 @@ class ResidentStore(ProcessStore):
         self.store: StoreDirectory | None = None
         """The store, where it is open."""
         self._place: StoresOfRun | None = None
-        self._pinned: weakref.WeakSet[RingFile] = weakref.WeakSet()
         self._is_wanted = True
         self.is_over = False
         """Whether this process waits for a place in a job of which a rank has finished."""
@@ -227,7 +222,7 @@ class ResidentStore(ProcessStore):
         if self.store is None or not self.adopts:
             return ()
         flushed = take_in_flushed(self.store, self.flushed, rank, ranks)
-        return (*take_in_left(self.store, replaces=not self._pinned), *flushed)
+        return (*take_in_left(self.store, replaces=not self.store.is_pinned), *flushed)
 
     def take_in_copies(
         self, root: Path, identity: StoreIdentity, process: int, processes: int
@@ -261,14 +256,6 @@ class ResidentStore(ProcessStore):
         for folder in self.flushed:
             remove_flushed(folder)
         self.flushed = ()
-
-    def pin(self, ring: RingFile, pin: Callable[[torch.Tensor], None]) -> None:
-        """Makes a ring's buffers a target of asynchronous copies, once."""
-        if ring in self._pinned:
-            return
-        for step in range(ring.capacity):
-            pin(torch.frombuffer(ring.buffer(step), dtype=torch.uint8))
-        self._pinned.add(ring)
 
     def finish(self) -> None:
         """Lets `close` remove the files: nobody will go on from them."""
