@@ -66,7 +66,8 @@ def spare(shared_memory):
         kept.keep()
         me = Session(b"a secret of this job", PROCESS, generation.number)
         host, sizes = Host(PROCESS, "node2"), {"processes": PROCESSES, "limit_bytes": limit_bytes}
-        memory = SpareMemory(kept, shared_memory, me, host, generation.board, **sizes)
+        board, pin = generation.board, lambda _: lambda: None
+        memory = SpareMemory(kept, shared_memory, me, host, board, **sizes, pin=pin)
         memory.begin(generation, "127.0.0.1")
         return memory, generation
 

@@ -54,7 +54,22 @@ def test_survivors_pin_their_memory_again_on_their_own_devices(
     assert not events_of(run, EventName.PLAN, 2)
     assert digest_differences(run._digest(), uninterrupted(CASE)) == []
     devices = {f"device{rank}-{pid}" for rank, pid in enumerate(job.pids)}
-    assert {path.name for path in contexts.iterdir()} == devices
+    assert {path.name for path in contexts.glob("device*")} == devices
+
+
+def test_a_spare_pins_its_memory_before_a_rank_is_lost_and_nothing_in_the_recovery(
+    megatron_fork_server, text, uninterrupted, tmp_path
+):
+    run, contexts = strict_run(megatron_fork_server, text, tmp_path, 1)
+    with run.start("--moevement-faults", "14:backward@1") as job:
+        result = job.wait()
+    assert sorted(result.exit_codes) == [-9, 0, 0], result.describe()
+    assert digest_differences(run._digest(), uninterrupted(CASE)) == []
+    (fault,) = events_of(run, EventName.FAULT_INJECTED, 0)
+    notes = (contexts / f"pinned-{job.pids[2]}").read_text().splitlines()
+    pinned = [line.split() for line in notes]
+    assert [thread for _, thread in pinned] == ["reserve"] * 2  # its slots, and its log
+    assert all(float(time_s) < fault.time for time_s, _ in pinned)
 
 
 def test_the_device_of_a_process_is_free_when_it_has_ended(megatron_fork_server, text, tmp_path):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import threading
+import time
 from pathlib import Path
 
 REGISTERED = 0
@@ -34,7 +35,8 @@ class StrictRuntime:
 
     Args:
         devices: GPUs of the machine.
-        markers: folder in which a context opens a file, named after its device and its process.
+        markers: folder in which a context opens a file, named after its device and its process; a
+            line for each registration says when and by which thread, in a file for each process.
     """
 
     def __init__(self, devices: int, markers: Path | None = None) -> None:
@@ -92,6 +94,10 @@ class StrictRuntime:
                 if each.start < new.end and new.start < each.end:
                     raise StrictCudaError(f"host memory is already registered: {each}, {new}")
             self._intervals[address] = new
+            if self._markers is not None:
+                line = f"{time.time()} {threading.current_thread().name}\n"
+                with (self._markers / f"pinned-{os.getpid()}").open("a") as notes:
+                    notes.write(line)
         return REGISTERED
 
     def cudaHostUnregister(self, address: int) -> int:  # noqa: N802

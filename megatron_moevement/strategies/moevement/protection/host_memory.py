@@ -220,6 +220,8 @@ class HostMemory:
         plan, occupied = self.plan, self.host.occupied
         addresses |= plan.addresses_of_spares
         history = OwnHistory(occupied, self.store.identity, plan.rings[occupied], plan.journal)
+        if self._notices is not None:
+            self._notices.post_reserve(self.store.identity, plan.largest)
         copies = SlotReplicator(
             self._endpoint.sender(addresses, plan.addresses_of_spares, history),
             self.own_ring,
@@ -309,6 +311,7 @@ class HostMemory:
         former plans.
         """
         self._holdings.forget_left_behind()
+        self.store.drop_reserve()
         self._carried.forget_flushed()
         self._holdings.forget_others(self._peers.slots)
         if self._notices is not None:

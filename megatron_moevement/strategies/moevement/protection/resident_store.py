@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable, Sequence
 from datetime import timedelta
 from pathlib import Path
 
+from megatron_moevement.backends.backend import Pin
 from megatron_moevement.errors import MoEvementError, UserError
 from megatron_moevement.policy.copies.left_stores import of_no_use
 from megatron_moevement.policy.job.ranks import LogicalRank
@@ -30,6 +31,8 @@ from megatron_moevement.runtime.stores.store import (
     process_folders,
 )
 from megatron_moevement.runtime.stores.store_lock import StoreLockedError
+from megatron_moevement.runtime.upstream_log.log import LogMemory
+from megatron_moevement.strategies.moevement.protection.reserve import Reserve, ReserveSizes
 from megatron_moevement.strategies.resident_state import ProcessStore
 
 _PATIENCE_WITH_ADOPTERS = timedelta(seconds=5)
@@ -94,6 +97,10 @@ class ResidentStore(ProcessStore):
         self.adopts = False
         """Whether this process goes on with what others left, by its last opening."""
         self._has_rank = False
+        self.reserve: Reserve | None = None
+        """What this process has made without a rank; None before, and once it has a rank."""
+        self.log_memory: LogMemory | None = None
+        """Of that, what its log is to lie in."""
         self.flushed: tuple[Path, ...] = ()
         """Folders with what processes of the run flushed: wanted until a window is persisted."""
         self.refusal: str | None = None
@@ -162,6 +169,9 @@ class ResidentStore(ProcessStore):
             if self.store is None:
                 self.store = _await_store(root, identity, process)
             self.store.close_files()  # of what a spare keeps: a store that is adopted has more
+            if self.reserve is not None:
+                self.store.reserve, self.log_memory = self.reserve.take()
+                self.reserve = None
             self.flushed = flushed
             if rank is not None:
                 adopt_store(self.store, rank, self.flushed, patience)
@@ -188,6 +198,11 @@ class ResidentStore(ProcessStore):
             self._place = StoresOfRun(root, identity)
             self.store = StoreDirectory(root, identity, number)
         return self.store
+
+    def make_reserve(self, sizes: ReserveSizes, pin: Pin) -> None:
+        """Begins to make memory for a rank, once; the store is open."""
+        if self.reserve is None and self.store is not None:
+            self.reserve = Reserve(self.store.folder, sizes, pin)
 
     def flush(self, save: Path) -> Path:
         """Writes the store to durable storage and removes it from memory; the job stops here.
@@ -296,6 +311,8 @@ class ResidentStore(ProcessStore):
     def close(self) -> None:
         """Lets go of the files and of the lock."""
         store = self.store
+        if self.reserve is not None:
+            self.reserve.close()
         if store is None:
             return
         if not self._is_wanted:
