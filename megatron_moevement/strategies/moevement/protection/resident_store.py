@@ -97,6 +97,8 @@ class ResidentStore(ProcessStore):
         self.adopts = False
         """Whether this process goes on with what others left, by its last opening."""
         self._has_rank = False
+        self.pin: Pin | None = None
+        """Pins what is reserved for a rank, in a process that waits for one."""
         self.reserve: Reserve | None = None
         """What this process has made without a rank; None before, and once it has a rank."""
         self.log_memory: LogMemory | None = None
@@ -199,10 +201,10 @@ class ResidentStore(ProcessStore):
             self.store = StoreDirectory(root, identity, number)
         return self.store
 
-    def make_reserve(self, sizes: ReserveSizes, pin: Pin) -> None:
+    def make_reserve(self, sizes: ReserveSizes) -> None:
         """Begins to make memory for a rank, once; the store is open."""
-        if self.reserve is None and self.store is not None:
-            self.reserve = Reserve(self.store.folder, sizes, pin)
+        if self.reserve is None and self.store is not None and self.pin is not None:
+            self.reserve = Reserve(self.store.folder, sizes, self.pin)
 
     def flush(self, save: Path) -> Path:
         """Writes the store to durable storage and removes it from memory; the job stops here.

@@ -118,6 +118,7 @@ def keep_for_others(
     """
     if not settings.makes_copies or launch.secret is None or generation.board is None:
         return IdleSpare()
+    carried.pin = pin
     key = launch.secret.derive("replication", launch.attempt)
     memory = SpareMemory(
         carried,
@@ -127,7 +128,6 @@ def keep_for_others(
         generation.board,
         processes=launch.processes,
         limit_bytes=settings.host_memory_limit_bytes,
-        pin=pin,
     )
     holder = SpareHolder(launch.process, memory, generation.board)
     holder.begin(generation, settings.moevement_replication_interface)
@@ -150,7 +150,6 @@ class SpareMemory:
         *,
         processes: int,
         limit_bytes: int | None,
-        pin: Pin,
     ) -> None:
         """Keeps nothing yet.
 
@@ -161,9 +160,7 @@ class SpareMemory:
             board: for ranks to read.
             processes: of the job.
             limit_bytes: host memory that it may take; None without a limit.
-            pin: makes host memory a target of asynchronous copies.
         """
-        self._pin = pin
         self._carried = carried
         self._root = root
         self._me = me
@@ -266,7 +263,7 @@ class SpareMemory:
             store = self._carried.hold(self._root, identity, self._me.process, self._processes)
             taken_bytes = folder_bytes(store.folder) + sizes.total_bytes
             if self._limit_bytes is None or taken_bytes <= self._limit_bytes:
-                self._carried.make_reserve(sizes, self._pin)
+                self._carried.make_reserve(sizes)
 
     def _look_for_left(self) -> None:
         """Takes in what was left on this machine once ranks lack it, and offers it."""
