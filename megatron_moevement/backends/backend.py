@@ -30,6 +30,10 @@ class Collectives(Enum):
     what was aborted is garbage."""
 
 
+Pin = Callable[["torch.Tensor"], Callable[[], None]]
+"""Makes host memory a target of asynchronous copies; returns what undoes it."""
+
+
 class CopyStream(Protocol):
     """Where copies from the device to the host run, beside the computation."""
 
@@ -66,6 +70,14 @@ class Backend(abc.ABC):
         """Undoes `install`."""
 
     @abc.abstractmethod
+    def check_device(self, local_rank: int) -> None:
+        """Checks that a process will have a device, and opens none: forked processes inherit it.
+
+        Raises:
+            UserError: the machine has no device of that number.
+        """
+
+    @abc.abstractmethod
     def device(self, local_rank: int) -> torch.device:
         """Binds the calling thread to its device, in each generation anew, and returns it.
 
@@ -90,11 +102,14 @@ class Backend(abc.ABC):
         """Returns a stream of its own for copies to the host; one thread uses it."""
 
     @abc.abstractmethod
-    def pin(self, memory: torch.Tensor) -> None:
-        """Makes host memory a target of asynchronous copies, until the process ends.
+    def pin(self, memory: torch.Tensor) -> Callable[[], None]:
+        """Makes host memory a target of asynchronous copies.
 
         Args:
             memory: bytes that begin on a page.
+
+        Returns:
+            What undoes it: to be called once, while the memory is still there.
 
         Raises:
             UserError: the system does not let so much memory be locked.

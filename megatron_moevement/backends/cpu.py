@@ -186,6 +186,9 @@ class CpuBackend(Backend):
             if name in vars(owner):
                 delattr(owner, name)
 
+    def check_device(self, local_rank: int) -> None:
+        """Does nothing: every process has the host."""
+
     def device(self, local_rank: int) -> torch.device:
         """Returns the host, whatever the rank."""
         del local_rank
@@ -202,8 +205,9 @@ class CpuBackend(Backend):
         """Returns a stream that copies at once, on the thread that asks for it."""
         return HostCopyStream()
 
-    def pin(self, memory: torch.Tensor) -> None:
+    def pin(self, memory: torch.Tensor) -> Callable[[], None]:
         """Does nothing: copies within memory need no locked pages."""
+        return lambda: None
 
     def parts(self) -> dict[str, str]:
         """Returns the processor, what torch uses of it, and torch's version."""

@@ -22,11 +22,24 @@ class CudaBackend(Backend):
     name = BackendName.CUDA
     collectives = Collectives.NCCL
 
+    def __init__(self) -> None:
+        """Has no device yet."""
+        self._device: int | None = None
+
     def install(self) -> None:
         """Does nothing: Megatron-Core is written for CUDA."""
 
     def uninstall(self) -> None:
         """Does nothing."""
+
+    def check_device(self, local_rank: int) -> None:
+        """Counts the GPUs, which NVIDIA's management library does without CUDA."""
+        count = torch.cuda.device_count()
+        if local_rank >= count:
+            raise UserError(
+                f"LOCAL_RANK {local_rank}: this machine has {count} CUDA device(s); "
+                "start at most one process per GPU"
+            )
 
     def device(self, local_rank: int) -> torch.device:
         """Makes GPU `local_rank` the current device, and its default stream the current one.
@@ -34,14 +47,10 @@ class CudaBackend(Backend):
         An interrupt within upstream's `torch.cuda.stream` may leave another stream current: what it
         computes would then be ordered behind nothing.
         """
-        count = torch.cuda.device_count()
-        if local_rank >= count:
-            raise UserError(
-                f"LOCAL_RANK {local_rank}: this machine has {count} CUDA device(s); "
-                "start at most one process per GPU"
-            )
+        self.check_device(local_rank)
         torch.cuda.set_device(local_rank)
         torch.cuda.set_stream(torch.cuda.default_stream())
+        self._device = local_rank
         return torch.device("cuda", local_rank)
 
     def use_deterministic_kernels(self) -> None:
@@ -68,15 +77,28 @@ class CudaBackend(Backend):
         """Returns a side stream of the current GPU."""
         return CudaCopyStream()
 
-    def pin(self, memory: torch.Tensor) -> None:
+    def pin(self, memory: torch.Tensor) -> Callable[[], None]:
         """Registers host memory with CUDA."""
         cuda = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-        result = cuda.cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)
+        self._bind()
+        address = memory.data_ptr()
+        result = cuda.cudaHostRegister(address, memory.nbytes, 0)
         if int(result) != 0:
             raise UserError(
                 f"CUDA can't lock {memory.nbytes} bytes of host memory ({result}); raise the limit "
                 "of locked memory (ulimit -l), or lower --moevement-window"
             )
+
+        def unpin() -> None:
+            self._bind()
+            cuda.cudaHostUnregister(address)
+
+        return unpin
+
+    def _bind(self) -> None:
+        """Lets the calling thread use the GPU of the process: each thread begins on GPU 0."""
+        if self._device is not None:
+            torch.cuda.set_device(self._device)
 
     def parts(self) -> dict[str, str]:
         """Returns the current GPU, and the versions of what computes on it.
@@ -117,11 +139,13 @@ class CudaCopyStream:
 
     def copy(self, source: torch.Tensor, target: torch.Tensor) -> None:
         """Enqueues the copy on the side stream; asynchronous where the target is pinned."""
+        torch.cuda.set_device(self._stream.device)  # a thread begins on GPU 0 and would go back
         with torch.cuda.stream(self._stream):
             copy_staged(source, target)
 
     def join(self) -> None:
         """Waits for the side stream, without a busy core: the computation may be far behind."""
+        torch.cuda.set_device(self._stream.device)
         copied = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
         copied.record(self._stream)
         copied.synchronize()

@@ -27,6 +27,7 @@ def prepare_environment(settings: InProcessRestart, environment: MutableMapping[
     wanted = {
         **NEEDED,
         "TORCH_NCCL_NONBLOCKING_TIMEOUT": str(connecting_s),
+        "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # or asking for a GPU opens it, before monitors fork
         "TORCH_CPP_LOG_LEVEL": "error",  # time-outs of stores that are asked again are no errors
     }
     for name, value in wanted.items():

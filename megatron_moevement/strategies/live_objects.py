@@ -8,7 +8,7 @@ from datetime import timedelta
 
 import torch
 
-from megatron_moevement.backends.backend import BackendName, CopyStream
+from megatron_moevement.backends.backend import BackendName, CopyStream, Pin
 from megatron_moevement.integrations.megatron.optimizer import SplitOptimizer
 from megatron_moevement.integrations.megatron.process_groups import Groups
 from megatron_moevement.integrations.megatron.random_state import restore_random_state
@@ -38,7 +38,7 @@ class LiveObjects:
         ends: whether the first and the last stage share the embedding.
         device: where collectives keep their tensors.
         copy_stream: makes what copies to the host run on.
-        pin: makes host memory a target of such copies.
+        pin: makes host memory a target of such copies; returns what undoes it.
         groups: the process groups, those of the present generation.
         transients: what an interrupted step leaves behind.
         log_bytes: what this rank sends over its stage's boundaries in a step; 0 without a log.
@@ -59,7 +59,7 @@ class LiveObjects:
     identity: RunIdentity
     device: torch.device
     copy_stream: Callable[[], CopyStream]
-    pin: Callable[[torch.Tensor], None]
+    pin: Pin
     faults: FaultPoints
     schedule: PipelineSchedule
     groups: Groups

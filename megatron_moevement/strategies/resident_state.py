@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 
+from megatron_moevement.backends.backend import Pin
 from megatron_moevement.runtime.coordination.generation import Generation
 from megatron_moevement.runtime.observation.events import Events
 from megatron_moevement.settings.launch import Launch
@@ -122,15 +123,16 @@ class ResidentState:
         del protected
         return Strategy()
 
-    def hold(self, launch: Launch, domain: str, generation: Generation) -> IdleSpare:
+    def hold(self, launch: Launch, domain: str, generation: Generation, pin: Pin) -> IdleSpare:
         """Returns what this process does for the ranks while it waits for a place.
 
         Args:
             launch: of this process.
             domain: what it may be lost together with.
             generation: in which it waits.
+            pin: makes host memory a target of asynchronous copies.
         """
-        del launch, domain, generation
+        del launch, domain, generation, pin
         return IdleSpare()
 
     def renew(self) -> None:

@@ -194,7 +194,8 @@ def _run_restartable(
     from megatron_moevement.strategies.strategy import UnprovenStateError  # noqa: PLC0415
 
     resident = run.resident
-    backend.device(launch.local_rank)  # a spare has its device before it is needed
+    # A monitor is forked from here: with a device it would keep the memory of a killed process.
+    backend.check_device(launch.local_rank)
     domain = arguments.fault_tolerance.moevement_failure_domain or launch.failure_domain
     try:
         failure = run_restartable(

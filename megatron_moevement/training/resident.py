@@ -170,8 +170,9 @@ class Resident:
             domain: what it may be lost together with.
         """
         self._generation = generation
+        self._backend.device(launch.local_rank)  # before it is needed
         self.kept.store.keep()
-        return self.kept.hold(launch, domain, generation)
+        return self.kept.hold(launch, domain, generation, self._backend.pin)
 
     def check_health(self) -> None:
         """Checks that this process can go on, before it joins a generation.

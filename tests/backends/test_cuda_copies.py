@@ -21,12 +21,12 @@ SLEEP_CYCLES = 1_000_000_000  # about half a second
 def pinned(size_bytes):
     """Yields host memory that the backend has pinned, as it pins that of a store's file."""
     memory = torch.frombuffer(mmap.mmap(-1, size_bytes), dtype=torch.uint8)
-    CudaBackend().pin(memory)
+    unpin = CudaBackend().pin(memory)
     try:
         yield memory
     finally:
         torch.cuda.synchronize()
-        torch.cuda.cudart().cudaHostUnregister(memory.data_ptr())
+        unpin()
 
 
 def bits(tensor):

@@ -10,6 +10,7 @@ from megatron_moevement.policy.copies.retention import max_log_steps, retain
 from megatron_moevement.policy.facts.facts import LogExtent
 from megatron_moevement.policy.job.boundary import BoundaryTag, Direction
 from megatron_moevement.policy.window.schedule import Window
+from megatron_moevement.runtime.upstream_log import log as module
 from megatron_moevement.runtime.upstream_log.log import (
     DamagedLogError,
     LogFullError,
@@ -175,6 +176,23 @@ def test_a_flipped_bit_is_never_served():
         LogExtent(BACKWARD, frozenset({1, 2})),
         LogExtent(FORWARD, frozenset({1})),
     )
+
+
+def test_nothing_is_read_for_the_facts_until_a_tensor_was_found_damaged(monkeypatch):
+    log = new_log()
+    writer, read = InlineWriter(log), []
+    for step in (1, 2):
+        write(writer, step)
+    monkeypatch.setattr(module, "tensor_hash", lambda one: read.append(one) or tensor_hash(one))
+    log.serve(tag(2, 0)).view(torch.uint8).view(-1)[3] ^= 1
+    log.serve(tag(1, 0)).view(torch.uint8).view(-1)[3] ^= 1
+    del read[:]
+    assert {extent.steps for extent in log.extents()} == {frozenset({1, 2})}
+    assert not read
+    with pytest.raises(DamagedLogError):
+        log.serve(tag(2, 0))
+    assert log.extents()[1] == LogExtent(FORWARD, frozenset())
+    assert len(read) > 2
 
 
 def test_a_step_that_is_run_again_replaces_the_interrupted_one():

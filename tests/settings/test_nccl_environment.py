@@ -24,6 +24,10 @@ def test_what_is_prepared_is_accepted():
     check_environment(SETTINGS, LIMIT_MINUTES, prepared())
 
 
+def test_looking_for_a_gpu_does_not_open_it():
+    assert prepared()["PYTORCH_NVML_BASED_CUDA_CHECK"] == "1"
+
+
 def test_connecting_ends_when_a_process_without_progress_is_interrupted():
     assert prepared()["TORCH_NCCL_NONBLOCKING_TIMEOUT"] == "60"
 

@@ -15,8 +15,10 @@ from megatron_moevement.policy.window.schedule import Window
 from megatron_moevement.runtime.coordination.generation import Generation
 from megatron_moevement.runtime.coordination.ledger import LedgerEntry
 from megatron_moevement.runtime.faults.fault_points import NO_FAULTS
+from megatron_moevement.runtime.slots import slot_record
 from megatron_moevement.runtime.slots.identity import StoreIdentity
 from megatron_moevement.runtime.slots.journal import JournalShape
+from megatron_moevement.runtime.slots.mapped_file import checksum_of
 from megatron_moevement.runtime.slots.ring_file import RingShape
 from megatron_moevement.runtime.slots.slot_record import SlotPart, SlotRecord
 from megatron_moevement.runtime.stores.store import (
@@ -72,7 +74,7 @@ def leave(store):
 
 
 def test_a_process_without_a_store_knows_nothing(store):
-    facts = read_left_state(store, HOST)
+    facts = read_left_state(store, HOST, 0)
     assert (facts.process, facts.domain, facts.rank) == (4, "node", RANK)
     assert (facts.committed, facts.persisted, facts.holdings) == (None, None, ())
     assert facts.live.condition is Condition.ABSENT
@@ -80,7 +82,7 @@ def test_a_process_without_a_store_knows_nothing(store):
 
 def test_what_was_left_is_told(store):
     leave(store)
-    facts = read_left_state(store, HOST)
+    facts = read_left_state(store, HOST, 0)
     assert (facts.committed, facts.persisted) == (5, PERSISTED)
     assert (facts.rollbacks, facts.schedule_version, facts.ledger) == (1, 1, range(1, 6))
     assert facts.holdings == (
@@ -107,22 +109,69 @@ def test_a_damaged_slot_does_not_count(store):
     own, held = leave(store)
     own.buffer(2)[7] ^= 1
     held.buffer(3)[0] ^= 128
-    assert read_left_state(store, HOST).holdings == (
+    assert read_left_state(store, HOST, 0).holdings == (
         Holding(RANK, PERSISTED, 0b10),
         Holding(RANK, Window(4, 2, 1), 0b11),
     )
 
 
+@pytest.fixture
+def hashed(monkeypatch):
+    """Counts the bytes of slots that are hashed."""
+    counted = []
+
+    def count(data):
+        counted.append(len(data))
+        return checksum_of(data)
+
+    monkeypatch.setattr(slot_record, "checksum_of", count)
+    return counted
+
+
+def test_a_launch_reads_all_slots_and_a_restart_none(store, hashed):
+    leave(store)
+    del hashed[:]
+    held = read_left_state(store, HOST, 0).holdings
+    assert sum(hashed) == 5 * 40
+    del hashed[:]
+    assert read_left_state(store, HOST, 1).holdings == held
+    assert hashed == []
+
+
+def test_a_restart_reads_a_ring_in_which_a_slot_was_found_damaged(store, hashed):
+    own, held = leave(store)
+    for step in (2, 4):
+        own.buffer(step)[7] ^= 1
+    held.buffer(3)[0] ^= 1
+    assert own.damaged_parts(own.held(2)) == ("head:full",)
+    del hashed[:]
+    assert read_left_state(store, HOST, 1).holdings == (
+        Holding(RANK, PERSISTED, 0b10),
+        Holding(RANK, Window(4, 2, 1), 0b10),
+        Holding(OTHER, PERSISTED, 0b10),  # of another ring, which nobody has read
+    )
+    assert sum(hashed) == 4 * 40
+
+
+def test_a_slot_that_is_replaced_while_it_is_read_is_no_damage(store):
+    own, _ = leave(store)
+    record = own.held(2)
+    own.invalidate(2)
+    own.buffer(2)[7] ^= 1
+    assert own.damaged_parts(record) == ("head:full",)
+    assert not own.is_doubted
+
+
 def test_a_torn_slot_does_not_count(store):
     own, _ = leave(store)
     own.invalidate(5)
-    assert Holding(RANK, Window(4, 2, 1), 0b01) in read_left_state(store, HOST).holdings
+    assert Holding(RANK, Window(4, 2, 1), 0b01) in read_left_state(store, HOST, 0).holdings
 
 
 def test_slots_from_before_a_rollback_do_not_count(store):
     own, _ = leave(store)
     hold(own, 4, rollbacks=0)
-    assert Holding(RANK, Window(4, 2, 1), 0b10) in read_left_state(store, HOST).holdings
+    assert Holding(RANK, Window(4, 2, 1), 0b10) in read_left_state(store, HOST, 0).holdings
 
 
 def test_slots_without_a_journal_do_not_count(store):
@@ -131,7 +180,7 @@ def test_slots_without_a_journal_do_not_count(store):
     store.close()
     journal.unlink()
     with StoreDirectory(store.root, IDENTITY, 4) as reopened:
-        facts = read_left_state(reopened, HOST)
+        facts = read_left_state(reopened, HOST, 0)
     assert (facts.committed, facts.holdings) == (None, ())
 
 
@@ -142,7 +191,7 @@ def test_the_store_of_another_job_is_refused(store):
         StoreDirectory(store.root, StoreIdentity("run", "4567"), 4) as other,
         pytest.raises(UserError, match="another"),
     ):
-        read_left_state(other, HOST)
+        read_left_state(other, HOST, 0)
 
 
 class CutError(Exception):
@@ -171,6 +220,6 @@ def test_a_beginning_that_is_cut_leaves_a_journal_of_the_state_that_it_begins_at
             )
     store.close()
     with StoreDirectory(store.root, IDENTITY, HOST.process) as reopened:
-        facts = read_left_state(reopened, HOST)
+        facts = read_left_state(reopened, HOST, 0)
     assert (facts.committed, facts.persisted, facts.rollbacks) == (9, None, 2)
     assert (facts.holdings, len(facts.ledger)) == ((), 0)

@@ -23,6 +23,7 @@ from megatron_moevement.runtime.stores.store import (
 )
 from megatron_moevement.runtime.transport.handshake import Session
 from megatron_moevement.strategies.moevement.protection.first_captures import record_digest
+from megatron_moevement.strategies.moevement.protection.reserve import ReserveSizes
 from megatron_moevement.strategies.moevement.protection.resident_store import ResidentStore
 from megatron_moevement.strategies.moevement.protection.spare_memory import SpareHolder, SpareMemory
 from megatron_moevement.strategies.moevement.protection.spares import (
@@ -372,3 +373,31 @@ def test_an_error_after_the_beginning_is_said_once(spare, caplog, monkeypatch):
     for _ in range(2):
         holder.look()
     assert len([one for one in caplog.records if "waits on" in one.getMessage()]) == 1
+
+
+def test_a_spare_makes_the_memory_of_a_rank_once_ranks_have_posted_how_much_it_is(spare):
+    memory, generation = spare()
+    memory.look()
+    assert spare.kept.store is None
+    spare.kept.pin = lambda _: lambda: None
+    (found,) = find_spares(generation)
+    sizes = ReserveSizes(RING.total_bytes, 4096)
+    NoticesOfSpares(generation.board, [found]).post_reserve(IDENTITY, sizes)
+    memory.look()
+    made = spare.kept.reserve
+    made.thread.join()
+    memory.look()
+    assert spare.kept.reserve is made
+    store = spare.kept.open(spare.root, IDENTITY, PROCESS, ONE)
+    assert store.reserve.total_bytes == RING.total_bytes
+    assert spare.kept.log_memory.data.nbytes == 4096
+    assert store.create_ring(RingRole.OWN, ONE, RING).is_pinned
+
+
+def test_a_spare_makes_no_more_than_it_may_take(spare):
+    memory, generation = spare(limit_bytes=RING.total_bytes)
+    spare.kept.pin = lambda _: pytest.fail("there is no room")
+    notices = NoticesOfSpares(generation.board, find_spares(generation))
+    notices.post_reserve(IDENTITY, ReserveSizes(RING.total_bytes, 4096))
+    memory.look()
+    assert spare.kept.reserve is None

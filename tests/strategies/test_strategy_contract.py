@@ -6,6 +6,7 @@ from datetime import timedelta
 
 import pytest
 
+from megatron_moevement.backends.cpu import CpuBackend
 from megatron_moevement.errors import UserError
 from megatron_moevement.settings.fault_tolerance import OFF, FaultTolerance
 from megatron_moevement.settings.launch import Launch
@@ -74,7 +75,7 @@ def test_a_process_without_a_rank_needs_no_file(name, tmp_path):
     kept.note_outage({"detect": 1.0}, 2.0)
     launch = Launch(rank=0, world_size=1, local_rank=0)
     with Generation() as generation:
-        holder = kept.hold(launch, "here", generation)
+        holder = kept.hold(launch, "here", generation, CpuBackend().pin)
         holder.look()
         holder.end()
     store = kept.store

@@ -30,6 +30,9 @@ class Topic(Enum):
     FOUND = "found"
     """That such a process has done so, with the facts of what it holds then."""
 
+    RESERVE = "reserve"
+    """How much memory a rank takes at most, for such a process to make it while it waits."""
+
     WANTED = "wanted"
     """For each such process the ranks of which it is to keep copies."""
 

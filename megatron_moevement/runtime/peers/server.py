@@ -210,8 +210,9 @@ class ReplicaServer(Closing):
             return _refusal(reason)
         with self._ring_locks[owner]:
             ring.invalidate(record.step)
-            channel.receive_into(ring.buffer(record.step)[: record.payload_bytes], deadline)
-            damaged = ring.damaged_parts(record)
+            payload = ring.payload(record)
+            channel.receive_into(payload, deadline)
+            damaged = record.damaged_parts(payload)
             if not damaged:
                 ring.publish(record)
         if damaged:
@@ -229,7 +230,7 @@ class ReplicaServer(Closing):
         return _Answer(Kind.STORED, {})
 
     def _give(self, message: Message) -> _Answer:
-        """Gives a slot; who asked checks what arrives."""
+        """Gives a slot that is intact; who asked checks what arrives."""
         key = key_of_document(message.document)
         found = self._slots.find(key)
         if found is None:
@@ -237,6 +238,8 @@ class ReplicaServer(Closing):
                 f"process {self._me.process} does not hold slot {key.slot} of {key.owner}"
             )
         ring, record = found
+        if damaged := ring.damaged_parts(record):
+            return _refusal(f"process {self._me.process} has it damaged: {damaged[0]}")
         return _Answer(Kind.FOUND, slot_document(key.owner, record), ring.payload(record))
 
     def _give_logged(self, message: Message) -> _Answer:

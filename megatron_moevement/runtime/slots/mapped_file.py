@@ -21,6 +21,7 @@ import xxhash
 
 from megatron_moevement.errors import UserError
 from megatron_moevement.runtime.slots.identity import DamagedFileError, StoreIdentity
+from megatron_moevement.runtime.slots.nameless_file import NamelessFile
 
 PAGE_BYTES = mmap.PAGESIZE
 CREATING_SUFFIX = ".creating"
@@ -73,6 +74,7 @@ class MappedFile:
         *,
         total_bytes: int,
         contents: Mapping[int, bytes] | None = None,
+        reserve: NamelessFile | None = None,
     ) -> Self:
         """Creates a file of zeros with a header, in place of the one of that name.
 
@@ -83,19 +85,26 @@ class MappedFile:
             header: what its kind needs to know; JSON.
             total_bytes: size of the file, header page included.
             contents: bytes to write at offsets before the file gets its name.
+            reserve: memory of at least its size to be used.
 
         Raises:
             UserError: the file system is full or refuses the file.
         """
+        total_bytes = total_bytes if reserve is None else reserve.total_bytes
         document = {**header, "identity": identity.document(), "total_bytes": total_bytes}
         page = _header_page(cls.MAGIC, document)
         left_bytes = free_bytes(path.parent)
-        if total_bytes > left_bytes:
+        if reserve is None and total_bytes > left_bytes:
             raise out_of_space(path, total_bytes, left_bytes)
         temporary = path.with_name(path.name + CREATING_SUFFIX)
         try:
             with contextlib.suppress(FileNotFoundError):
                 temporary.unlink()
+            if reserve is not None:
+                reserve.mapping[:PAGE_BYTES] = page
+                reserve.link(temporary)
+                temporary.rename(path)
+                return cls(path, document, reserve.mapping)
             flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
             descriptor = os.open(temporary, flags, 0o600)
             try:

@@ -11,7 +11,8 @@ from __future__ import annotations
 import dataclasses
 import mmap
 import struct
-from collections.abc import Mapping
+import weakref
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from megatron_moevement.runtime.slots.mapped_file import (
     checksum_of,
     page_aligned,
 )
+from megatron_moevement.runtime.slots.nameless_file import NamelessFile
 from megatron_moevement.runtime.slots.slot_record import (
     MalformedRecordError,
     SlotPart,
@@ -82,12 +84,23 @@ class RingFile(MappedFile):
         self._descriptor_bytes = _descriptor_bytes(self.shape.max_parts)
         self._buffers_offset = self.shape.buffers_offset
         self._stride = page_aligned(self.shape.buffer_bytes)
+        self._unpin: weakref.finalize[[], RingFile] | None = None
+        self.is_doubted = False
+        """Whether a slot in it was found damaged: then none of them counts unread."""
 
     @classmethod
     def create(
-        cls, path: Path, identity: StoreIdentity, owner: LogicalRank, shape: RingShape
+        cls,
+        path: Path,
+        identity: StoreIdentity,
+        owner: LogicalRank,
+        shape: RingShape,
+        reserve: NamelessFile | None = None,
     ) -> RingFile:
         """Creates an empty ring in place of the file of that name; all its bytes are reserved.
+
+        Args:
+            reserve: memory for it, pinned already.
 
         Raises:
             UserError: the file system is too full, or refuses the file.
@@ -99,7 +112,32 @@ class RingFile(MappedFile):
                 f"no ring: {shape.capacity} x {shape.buffer_bytes} bytes, {shape.max_parts} parts"
             )
         header = {"owner": str(owner), **sizes}
-        return cls._create(path, identity, header, total_bytes=shape.total_bytes)
+        total_bytes = shape.total_bytes
+        ring = cls._create(path, identity, header, total_bytes=total_bytes, reserve=reserve)
+        if reserve is not None:
+            ring.pin(lambda _: reserve.unpin)
+        return ring
+
+    @property
+    def is_pinned(self) -> bool:
+        """Whether the buffers are a target of asynchronous copies."""
+        return self._unpin is not None and self._unpin.alive
+
+    def pin(self, pin: Callable[[memoryview], Callable[[], None]]) -> None:
+        """Makes the buffers a target of asynchronous copies, once, until the file is closed.
+
+        Args:
+            pin: makes memory such a target; returns what undoes it.
+        """
+        if not self.is_pinned:
+            self._unpin = weakref.finalize(self, pin(self.view))
+            self._unpin.atexit = False
+
+    def close(self) -> None:
+        """Lets go of the file; its memory is pinned no more before its mapping ends."""
+        if self._unpin is not None:
+            self._unpin()
+        super().close()
 
     def payload_offset(self, step: int) -> int:
         """Returns where in the file the payload of S_step begins."""
@@ -171,12 +209,18 @@ class RingFile(MappedFile):
         return self.buffer(record.step)[: record.payload_bytes]
 
     def damaged_parts(self, record: SlotRecord) -> tuple[str, ...]:
-        """Returns the parts of a slot whose bytes are not those that were captured."""
-        return record.damaged_parts(self.payload(record))
+        """Returns the parts of a slot whose bytes are not those that were captured.
+
+        Where another slot takes its place meanwhile, nothing is wrong with the memory.
+        """
+        damaged = record.damaged_parts(self.payload(record))
+        if damaged and self.record(record.step) == record:
+            self.is_doubted = True
+        return damaged
 
     def _take_over(self, access: Access) -> None:
         del access  # a slot that was cut is not held: there is nothing to put in order
-        if self.shape.total_bytes != self.total_bytes:
+        if self.shape.total_bytes > self.total_bytes:  # a reserve may be larger
             raise DamagedFileError(f"{self.path} was made on a machine with pages of another size")
 
     def _place(self, step: int) -> int:

@@ -18,6 +18,7 @@ from megatron_moevement.runtime.security.ownership import check_folder
 from megatron_moevement.runtime.slots.identity import RUN_NAME, DamagedFileError, StoreIdentity
 from megatron_moevement.runtime.slots.journal import Journal, JournalShape, JournalState
 from megatron_moevement.runtime.slots.mapped_file import CREATING_SUFFIX, free_bytes, out_of_space
+from megatron_moevement.runtime.slots.nameless_file import NamelessFile
 from megatron_moevement.runtime.slots.ring_file import RingFile, RingShape
 from megatron_moevement.runtime.stores.status_file import STATUS_NAME
 from megatron_moevement.runtime.stores.store_lock import StoreLock, lock_owner
@@ -119,6 +120,8 @@ class StoreDirectory(Closing):
         self._lock = self._enter()
         self._rings: dict[tuple[RingRole, LogicalRank], RingFile] = {}
         self._journal: Journal | None = None
+        self.reserve: NamelessFile | None = None
+        """Memory for the next own ring that is made."""
         try:
             self._remove_unfinished()
         except BaseException:  # as in `StoreLock`
@@ -162,6 +165,7 @@ class StoreDirectory(Closing):
             UserError: it can't.
         """
         left_bytes = free_bytes(self.folder) + folder_bytes(self.folder)
+        left_bytes += 0 if self.reserve is None else self.reserve.total_bytes
         if announced_bytes > left_bytes:
             raise out_of_space(self.folder, announced_bytes, left_bytes)
 
@@ -219,6 +223,11 @@ class StoreDirectory(Closing):
         """Whether nothing is there but the lock, and what is said of the run."""
         return {path.name for path in self.folder.iterdir()} <= {LOCK_NAME, RUN_NAME, STATUS_NAME}
 
+    @property
+    def is_pinned(self) -> bool:
+        """Whether the device may copy into one of the open rings."""
+        return any(ring.is_pinned for ring in self._rings.values())
+
     def rings(self) -> tuple[StoredRing, ...]:
         """Returns the rings that are there."""
         return stored_rings(self.folder)
@@ -264,8 +273,10 @@ class StoreDirectory(Closing):
             UserError: the file system is full.
         """
         self.drop_ring(role, owner)
-        path = self._ring_path(role, owner)
-        created = RingFile.create(path, self.identity, owner, shape)
+        path, reserve = self._ring_path(role, owner), None
+        if role is RingRole.OWN and self.reserve and self.reserve.fits(shape.total_bytes):
+            reserve, self.reserve = self.reserve, None
+        created = RingFile.create(path, self.identity, owner, shape, reserve)
         self._rings[role, owner] = created
         return created
 
@@ -286,6 +297,12 @@ class StoreDirectory(Closing):
         for stored in self.rings():
             self.drop_ring(stored.role, stored.owner)
 
+    def drop_reserve(self) -> None:
+        """Gives back the memory of a ring that need not be made."""
+        reserve, self.reserve = self.reserve, None
+        if reserve is not None:
+            reserve.close()
+
     def close_files(self) -> None:
         """Lets go of all files: others may take their place, and are opened when they are used."""
         for ring in self._rings.values():
@@ -298,6 +315,7 @@ class StoreDirectory(Closing):
     def close(self) -> None:
         """Lets go of all files and of the lock; the files stay for the next launch."""
         self.close_files()
+        self.drop_reserve()
         self._lock.close()
 
     def remove(self) -> None:

@@ -15,11 +15,13 @@ from __future__ import annotations
 import dataclasses
 import math
 import mmap
+import weakref
 from collections.abc import Callable, Mapping
 
 import torch
 import xxhash
 
+from megatron_moevement.backends.backend import Pin
 from megatron_moevement.errors import MoEvementError
 from megatron_moevement.policy.facts.facts import LogExtent
 from megatron_moevement.policy.job.boundary import BoundaryTag, Direction
@@ -100,6 +102,26 @@ class _LoggedStep:
         return self.ended and not self.too_large and len(self.tensors) == len(self.places)
 
 
+class LogMemory:
+    """Host memory for a log, all of it there and pinned before it is known whose log it will be."""
+
+    def __init__(self, size_bytes: int, pin: Pin | None = None) -> None:
+        """Allocates it.
+
+        Args:
+            pin: makes it a target of asynchronous copies, until `close`.
+        """
+        self.data = _host_memory(size_bytes)
+        self._unpin: Callable[[], object] = lambda: None
+        if pin is not None and size_bytes:
+            self._unpin = finalizer = weakref.finalize(self, pin(self.data))
+            finalizer.atexit = False
+
+    def close(self) -> None:
+        """Unpins it; it goes with the last tensor in it."""
+        self._unpin()
+
+
 class UpstreamLog:
     """What one rank sent over its stage boundaries, and hashes of what it received.
 
@@ -112,14 +134,16 @@ class UpstreamLog:
         *,
         max_steps: int,
         step_bytes: int,
-        pin: Callable[[torch.Tensor], None] | None = None,
+        pin: Pin | None = None,
+        reserve: LogMemory | None = None,
     ) -> None:
         """Allocates all memory.
 
         Args:
             max_steps: steps that are retained at most; `max_log_steps` of the policy says it.
             step_bytes: bytes of a step, each tensor's rounded up by `padded_bytes`.
-            pin: makes the memory a target of asynchronous copies.
+            pin: makes the memory a target of asynchronous copies, until `close`.
+            reserve: memory that is there already; it is used where it is large enough.
 
         Raises:
             ValueError: there is no room for a single step.
@@ -128,11 +152,12 @@ class UpstreamLog:
             raise ValueError(f"an upstream log of {max_steps} steps can hold none; give 1 or more")
         self._max_steps = max_steps
         self._buffer_bytes = buffer_bytes(step_bytes)
-        self._memory = _host_memory(self.capacity_bytes)
-        if pin is not None and self._memory.numel():
-            pin(self._memory)
+        if reserve is None or reserve.data.nbytes < self.capacity_bytes:
+            reserve = LogMemory(self.capacity_bytes, pin)
+        self._memory = reserve
         self._steps: dict[int, _LoggedStep] = {}
         self._directions: frozenset[Direction] = frozenset()
+        self._is_doubted = False
 
     @property
     def capacity_bytes(self) -> int:
@@ -182,7 +207,7 @@ class UpstreamLog:
             step.too_large = True
             return None
         start = (tag.step % self._max_steps) * self._buffer_bytes + step.used_bytes
-        place = self._memory[start : start + size_bytes].view(like.dtype).view(like.shape)
+        place = self._memory.data[start : start + size_bytes].view(like.dtype).view(like.shape)
         step.used_bytes += padded_bytes(size_bytes)
         step.places[tag] = place
         return place
@@ -220,12 +245,23 @@ class UpstreamLog:
         """Drops everything: after a rollback nothing of it is true any more."""
         self._steps = {}
 
+    def close(self) -> None:
+        """Drops everything, and lets go of its memory."""
+        self.clear()
+        self._memory.close()
+
     def extents(self) -> tuple[LogExtent, ...]:
-        """Returns which steps can be served, for a process's facts; it reads the whole log."""
+        """Returns which steps can be served, for a process's facts.
+
+        Tensors were hashed when they landed, and are again when they are served: the whole log is
+        read where one was found damaged.
+        """
         intact: dict[Direction, set[int]] = {direction: set() for direction in self._directions}
         for number, step in self._steps.items():
             damaged = {
-                tag.direction for tag, tensor in step.tensors.items() if not tensor.is_intact
+                tag.direction
+                for tag, tensor in step.tensors.items()
+                if self._is_doubted and not tensor.is_intact
             }
             for direction in intact.keys() - damaged if step.is_whole else ():
                 intact[direction].add(number)
@@ -265,6 +301,7 @@ class UpstreamLog:
             kept = f"{self.steps[0]} to {self.steps[-1]}" if self.steps else "none"
             raise NotLoggedError(f"{tag} is not in the upstream log; its steps: {kept}")
         if not tensor.is_intact:
+            self._is_doubted = True
             raise DamagedLogError(
                 f"{tag} does not read as it was logged; its stage must join the replay"
             )

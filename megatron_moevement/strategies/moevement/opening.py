@@ -10,6 +10,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from megatron_moevement.backends.backend import Pin
 from megatron_moevement.integrations.megatron.freezing import FrozenWork
 from megatron_moevement.integrations.megatron.snapshots import LiveOperators
 from megatron_moevement.policy.copies.left_stores import adopts_in
@@ -104,7 +105,7 @@ class MoEvement(ResidentState):
             settings.moevement_replication_interface,
             generation,
             objects.faults,
-            _keep_log(carried, objects, plan.log_of(own.host)),
+            _keep_log(carried, objects, plan.log_of(own.host), generation),
         )
         holdings = Holdings(plan, own.host, store)
         work = FrozenWork.DROPPED if settings.moevement_no_frozen_skip else FrozenWork.SKIPPED
@@ -117,12 +118,15 @@ class MoEvement(ResidentState):
             frozen_work=work,
         )
 
-    def hold(self, launch: Launch, domain: str, generation: Generation) -> IdleSpare:
+    def hold(self, launch: Launch, domain: str, generation: Generation, pin: Pin) -> IdleSpare:
         """Keeps copies for the ranks from now on, where any are made."""
-        return keep_for_others(self._settings, launch, domain, self._carried.store, generation)
+        store = self._carried.store
+        return keep_for_others(self._settings, launch, domain, store, generation, pin=pin)
 
     def renew(self) -> None:
         """Keeps the store and what the job agreed on."""
+        if self._carried.log is not None:
+            self._carried.log.close()
         self._carried = CarriedState.anew(self._carried)
 
     def note_outage(self, durations_s: Mapping[str, float], joined_s: float) -> None:
@@ -147,13 +151,18 @@ def _watch_protection(
 
 
 def _keep_log(
-    carried: CarriedState, objects: LiveObjects, shape: LogShape | None
+    carried: CarriedState, objects: LiveObjects, shape: LogShape | None, generation: Generation
 ) -> UpstreamLog | None:
     """Returns the upstream log; makes it where this process is to have one and has none."""
     if carried.log is None and shape is not None:
-        carried.log = UpstreamLog(
-            max_steps=shape.max_steps, step_bytes=shape.step_bytes, pin=objects.pin
-        )
+        with generation.uninterrupted():  # or nobody would unpin what is pinned
+            reserve, carried.store.log_memory = carried.store.log_memory, None
+            carried.log = UpstreamLog(
+                max_steps=shape.max_steps,
+                step_bytes=shape.step_bytes,
+                pin=objects.pin,
+                reserve=reserve,
+            )
     return carried.log
 
 

@@ -134,16 +134,18 @@ def test_what_a_peer_does_not_hold_is_not_fetched(job):
         sender.fetch(0, key_of(owner.owner, record), into)
 
 
-def test_every_damaged_part_of_a_held_slot_is_found_by_who_fetches_it(job):
+def test_no_damaged_part_of_a_held_slot_is_given_and_its_ring_is_doubted(job):
     owner, newcomer = job(2)
     record = capture(owner.ring, 4)
     into = memoryview(bytearray(SHAPE.buffer_bytes))
     payload = owner.ring.payload(record)
     with newcomer.sender(owner) as sender:
         for part in record.parts:
+            owner.ring.is_doubted = False
             payload[part.offset] ^= 1
-            with pytest.raises(FetchError, match=f"from process 0: {part.name} and 0 more"):
+            with pytest.raises(FetchError, match=f"process 0 has it damaged: {part.name}"):
                 sender.fetch(0, key_of(owner.owner, record), into)
+            assert owner.ring.is_doubted
             payload[part.offset] ^= 1
         sender.fetch(0, key_of(owner.owner, record), into)
 

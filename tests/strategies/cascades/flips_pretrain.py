@@ -3,11 +3,14 @@
 `--flip-sent=KIND:PROCESS:PLACE` changes one bit of the first payload of that kind that a process
 sends: on the `wire`, or in `memory` before its proof is made. With `always` in front of the place
 it is every payload. `--flip-logged=PROCESS:WHEN` changes one bit of what lies in the upstream log
-of a process, when a peer is about to `fetch` it or before the `facts` of a recovery.
+of a process, when a peer is about to `fetch` it or before the `facts` of a recovery. `--flip-kept=
+PROCESS:ROLE` changes one bit of each slot of the persisted window in its rings of that role, before
+the facts of the first recovery.
 """
 
 import sys
 
+from megatron_moevement.runtime.stores.store import RingRole
 from megatron_moevement.runtime.transport.wire import Channel, Kind
 from megatron_moevement.runtime.upstream_log.log import UpstreamLog, tensor_bytes
 from megatron_moevement.settings.launch import Launch
@@ -85,6 +88,23 @@ def flip_logged(when):
         UpstreamLog.extents = extents_damaged
 
 
+def flip_kept(role):
+    read, done = planning.read_left_state, []
+
+    def read_damaged(store, host, generation):
+        if generation and not done:
+            window = store.open_journal().state.persisted
+            for stored in store.rings():
+                ring = store.open_ring(stored.role, stored.owner)
+                for record in ring.records() if stored.role is RingRole(role) else ():
+                    if record.window == window:
+                        done.append(record)
+                        ring.payload(record)[record.parts[0].offset] ^= 1
+        return read(store, host, generation)
+
+    planning.read_left_state = read_damaged
+
+
 if __name__ == "__main__":
     kept = sys.argv[1:]
     me = str(Launch.from_environment().process)
@@ -95,6 +115,13 @@ if __name__ == "__main__":
             sort, process, where = words.split(":")
             if process == me:
                 flip_sent(sort, where)
+        elif name == "--flip-kept":
+            kept.remove(argument)
+            process, role = words.split(":")
+            if process == me:
+                from megatron_moevement.strategies.moevement.recovery import planning
+
+                flip_kept(role)
         elif name == "--flip-logged":
             kept.remove(argument)
             process, where = words.split(":")

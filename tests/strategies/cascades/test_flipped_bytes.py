@@ -24,11 +24,14 @@ pytestmark = [pytest.mark.distributed, pytest.mark.timeout(300)]
 PROGRAM = Path(__file__).with_name("flips_pretrain.py")
 CASE = dataclasses.replace(Case.of("vpp2 fp32 replicated no-dropout", 2), replicas=1)
 REPLICATED = dataclasses.replace(Case.of("edp3 bf16", 2), lost=LostStates.COPIED)
+WHOLE = Case.of("vpp2 bf16 distributed", 2)
+"""Its stages share the embedding: all replay."""
 STAGES = Case.of("edp3 bf16", 2)
 """With the flags below: three stages of one rank."""
 SHAPES = {
     CASE: (UNTIED,),
     REPLICATED: (),
+    WHOLE: (),
     STAGES: (UNTIED, "--pipeline-model-parallel-size=3", "--num-layers=3"),
 }
 KILLED = CASE.protected_from + 2
@@ -138,14 +141,39 @@ def test_a_state_that_arrives_damaged_is_copied_again(
     assert digest_differences(run._digest(), digest_of(REPLICATED)) == []
 
 
+@pytest.mark.slow
+def test_a_copy_that_is_damaged_in_memory_is_passed_over(
+    megatron_fork_server, text, digest_of, tmp_path
+):
+    flip = "--flip-kept=1:held"
+    run, said = struck(megatron_fork_server, text, tmp_path, STAGES, flip, lost=0)
+    assert "process 1 has it damaged" in said
+    assert plans_of(run) == [("LOCALIZED", KILLED - 1, (0,))]
+    check_replays(run, 1)
+    assert digest_differences(run._digest(), digest_of(STAGES)) == []
+
+
+@pytest.mark.parametrize("role", slow_but(("own",), ("own", "held")))
+def test_a_slot_that_is_found_damaged_when_it_is_needed_leads_to_another_plan(
+    megatron_fork_server, text, digest_of, tmp_path, role
+):
+    """An own slot is loaded by all that replay; of a held one there is no other copy."""
+    case, lost = (WHOLE, 1) if role == "own" else (CASE, 0)
+    flip = f"--flip-kept={1 - lost}:{role}"
+    run, said = struck(megatron_fork_server, text, tmp_path, case, flip, lost=lost)
+    assert ("is damaged in" if role == "own" else "has it damaged") in said
+    first, second = plans_of(run)[:2]
+    assert first[:2] == ("GLOBAL" if role == "own" else "LOCALIZED", KILLED - 1)
+    assert second == ("GLOBAL", KILLED - 1, (0, 1))
+    assert digest_differences(run._digest(), digest_of(case)) == []
+
+
 @pytest.mark.parametrize("when", slow_but(("fetch",), ("facts", "fetch")))
 def test_a_stage_with_a_damaged_log_joins_the_replay(
     megatron_fork_server, text, digest_of, tmp_path, when
 ):
     run, said = struck(megatron_fork_server, text, tmp_path, CASE, f"--flip-logged=0:{when}")
-    whole = ("GLOBAL", KILLED - 1, (0, 1))
-    is_late = when == "fetch"
-    assert plans_of(run) == [("LOCALIZED", KILLED - 1, (1,))] * is_late + [whole]
-    assert ("does not read as it was logged" in said) == is_late
-    check_replays(run, 1 + is_late)
+    assert plans_of(run) == [("LOCALIZED", KILLED - 1, (1,)), ("GLOBAL", KILLED - 1, (0, 1))]
+    assert "does not read as it was logged" in said
+    check_replays(run, 2)
     assert digest_differences(run._digest(), digest_of(CASE)) == []

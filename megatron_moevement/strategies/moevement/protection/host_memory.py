@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from megatron_moevement.backends.backend import Pin
 from megatron_moevement.policy.facts.facts import ProcessFacts
 from megatron_moevement.runtime.coordination.agreement import AgreementError, gather_together
 from megatron_moevement.runtime.coordination.generation import Generation
@@ -133,7 +134,7 @@ class HostMemory:
         endpoint: Endpoint,
         carried: ResidentStore,
         device: torch.device,
-        pin: Callable[[torch.Tensor], None],
+        pin: Pin,
     ) -> None:
         """Takes part in one generation; the store outlives it.
 
@@ -204,8 +205,8 @@ class HostMemory:
 
         def serve() -> list[Any]:
             slots = self._holdings.open()
-            with self.generation.uninterrupted():  # memory can be pinned only once
-                self._carried.pin(self.own_ring, self._pin)
+            with self.generation.uninterrupted():  # or nobody would unpin what is pinned
+                self.own_ring.pin(self._pin_bytes)
             server = self._endpoint.serve(slots)
             served.append((slots, server))
             return [(self.host.process, *server.address), tell()]
@@ -219,6 +220,8 @@ class HostMemory:
         plan, occupied = self.plan, self.host.occupied
         addresses |= plan.addresses_of_spares
         history = OwnHistory(occupied, self.store.identity, plan.rings[occupied], plan.journal)
+        if self._notices is not None:
+            self._notices.post_reserve(self.store.identity, plan.largest)
         copies = SlotReplicator(
             self._endpoint.sender(addresses, plan.addresses_of_spares, history),
             self.own_ring,
@@ -229,6 +232,9 @@ class HostMemory:
         )
         self._connected = _Connected(*served[0], addresses, copies, history)
         return [one for _, one in told]
+
+    def _pin_bytes(self, memory: memoryview) -> Callable[[], None]:
+        return self._pin(torch.frombuffer(memory, dtype=torch.uint8))
 
     @property
     def rejoin_barrier(self) -> str:
@@ -305,6 +311,7 @@ class HostMemory:
         former plans.
         """
         self._holdings.forget_left_behind()
+        self.store.drop_reserve()
         self._carried.forget_flushed()
         self._holdings.forget_others(self._peers.slots)
         if self._notices is not None:

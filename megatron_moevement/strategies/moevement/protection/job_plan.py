@@ -26,6 +26,7 @@ from megatron_moevement.runtime.slots.ring_file import RingShape
 from megatron_moevement.runtime.transport.transport import Address
 from megatron_moevement.runtime.upstream_log.log import buffer_bytes
 from megatron_moevement.settings.fault_tolerance import FaultTolerance
+from megatron_moevement.strategies.moevement.protection.reserve import ReserveSizes
 from megatron_moevement.strategies.moevement.protection.spares import Spare
 from megatron_moevement.strategies.strategy import RecoveryAbortedError
 
@@ -156,6 +157,14 @@ class JobPlan:
         holders[rank] = (*holders[rank], process)
         return dataclasses.replace(
             self, placement=dataclasses.replace(self.placement, holders=holders)
+        )
+
+    @property
+    def largest(self) -> ReserveSizes:
+        """What any rank takes at most."""
+        return ReserveSizes(
+            max(ring.total_bytes for ring in self.rings.values()),
+            max((log.total_bytes for log in self.logs.values()), default=0),
         )
 
     def check_limit(self, *processes: int) -> None:

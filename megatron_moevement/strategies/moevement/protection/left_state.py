@@ -18,10 +18,16 @@ from megatron_moevement.runtime.stores.store import StoreDirectory
 from megatron_moevement.strategies.scalars import decode_entry
 
 
-def read_left_state(store: StoreDirectory, host: Host) -> ProcessFacts:
+def read_left_state(store: StoreDirectory, host: Host, generation: int) -> ProcessFacts:
     """Returns what a process finds in its store; a new process finds nothing.
 
-    Every slot is read once: one with a wrong checksum does not count.
+    A launch reads every slot once: one with a wrong checksum does not count. In a restart all wait
+    for it, so a slot with an intact descriptor counts unread: it was hashed when it was captured or
+    arrived, and is again when it is loaded or served. One that is found damaged then ends the
+    generation, and the next one reads what lies beside it; a launch might have no next one.
+
+    Args:
+        generation: in-process restarts of this launch.
 
     Raises:
         UserError: the store is another job's.
@@ -41,7 +47,7 @@ def read_left_state(store: StoreDirectory, host: Host) -> ProcessFacts:
         facts,
         committed=state.committed,
         persisted=state.persisted,
-        holdings=_holdings(store, state),
+        holdings=_holdings(store, state, generation),
         ledger=journal.entries(),
         rollbacks=state.rollbacks,
         schedule_version=state.schedule_version,
@@ -60,15 +66,16 @@ def rng_equal_steps(store: StoreDirectory) -> range:
     return range(first, entries.stop)
 
 
-def _holdings(store: StoreDirectory, state: JournalState) -> tuple[Holding, ...]:
-    """Returns the slots that are intact and not from before a rollback."""
+def _holdings(store: StoreDirectory, state: JournalState, generation: int) -> tuple[Holding, ...]:
+    """Returns the slots that count and are not from before a rollback."""
     slots: dict[tuple[LogicalRank, Window], int] = defaultdict(int)
     for stored in store.rings():
         ring = store.open_ring(stored.role, stored.owner)
         if ring is None:
             continue
+        is_read = generation == 0 or ring.is_doubted
         for record in ring.records():
-            if record.rollbacks == state.rollbacks and not ring.damaged_parts(record):
+            if record.rollbacks == state.rollbacks and not (is_read and ring.damaged_parts(record)):
                 slots[stored.owner, record.window] |= 1 << record.slot
     return tuple(Holding(owner, window, held) for (owner, window), held in sorted(slots.items()))
 

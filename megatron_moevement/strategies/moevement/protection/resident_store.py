@@ -5,20 +5,17 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-import weakref
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from datetime import timedelta
 from pathlib import Path
 
-import torch
-
+from megatron_moevement.backends.backend import Pin
 from megatron_moevement.errors import MoEvementError, UserError
 from megatron_moevement.policy.copies.left_stores import of_no_use
 from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.runtime.coordination.agreement import AgreementError
 from megatron_moevement.runtime.coordination.generation import Generation
 from megatron_moevement.runtime.slots.identity import RunIdentity, StoreIdentity
-from megatron_moevement.runtime.slots.ring_file import RingFile
 from megatron_moevement.runtime.stores.adoption import (
     adopt_store,
     remove_outdated,
@@ -34,6 +31,8 @@ from megatron_moevement.runtime.stores.store import (
     process_folders,
 )
 from megatron_moevement.runtime.stores.store_lock import StoreLockedError
+from megatron_moevement.runtime.upstream_log.log import LogMemory
+from megatron_moevement.strategies.moevement.protection.reserve import Reserve, ReserveSizes
 from megatron_moevement.strategies.resident_state import ProcessStore
 
 _PATIENCE_WITH_ADOPTERS = timedelta(seconds=5)
@@ -92,13 +91,18 @@ class ResidentStore(ProcessStore):
         self.store: StoreDirectory | None = None
         """The store, where it is open."""
         self._place: StoresOfRun | None = None
-        self._pinned: weakref.WeakSet[RingFile] = weakref.WeakSet()
         self._is_wanted = True
         self.is_over = False
         """Whether this process waits for a place in a job of which a rank has finished."""
         self.adopts = False
         """Whether this process goes on with what others left, by its last opening."""
         self._has_rank = False
+        self.pin: Pin | None = None
+        """Pins what is reserved for a rank, in a process that waits for one."""
+        self.reserve: Reserve | None = None
+        """What this process has made without a rank; None before, and once it has a rank."""
+        self.log_memory: LogMemory | None = None
+        """Of that, what its log is to lie in."""
         self.flushed: tuple[Path, ...] = ()
         """Folders with what processes of the run flushed: wanted until a window is persisted."""
         self.refusal: str | None = None
@@ -167,6 +171,9 @@ class ResidentStore(ProcessStore):
             if self.store is None:
                 self.store = _await_store(root, identity, process)
             self.store.close_files()  # of what a spare keeps: a store that is adopted has more
+            if self.reserve is not None:
+                self.store.reserve, self.log_memory = self.reserve.take()
+                self.reserve = None
             self.flushed = flushed
             if rank is not None:
                 adopt_store(self.store, rank, self.flushed, patience)
@@ -193,6 +200,11 @@ class ResidentStore(ProcessStore):
             self._place = StoresOfRun(root, identity)
             self.store = StoreDirectory(root, identity, number)
         return self.store
+
+    def make_reserve(self, sizes: ReserveSizes) -> None:
+        """Begins to make memory for a rank, once; the store is open."""
+        if self.reserve is None and self.store is not None and self.pin is not None:
+            self.reserve = Reserve(self.store.folder, sizes, self.pin)
 
     def flush(self, save: Path) -> Path:
         """Writes the store to durable storage and removes it from memory; the job stops here.
@@ -227,7 +239,7 @@ class ResidentStore(ProcessStore):
         if self.store is None or not self.adopts:
             return ()
         flushed = take_in_flushed(self.store, self.flushed, rank, ranks)
-        return (*take_in_left(self.store, replaces=not self._pinned), *flushed)
+        return (*take_in_left(self.store, replaces=not self.store.is_pinned), *flushed)
 
     def take_in_copies(
         self, root: Path, identity: StoreIdentity, process: int, processes: int
@@ -261,14 +273,6 @@ class ResidentStore(ProcessStore):
         for folder in self.flushed:
             remove_flushed(folder)
         self.flushed = ()
-
-    def pin(self, ring: RingFile, pin: Callable[[torch.Tensor], None]) -> None:
-        """Makes a ring's buffers a target of asynchronous copies, once."""
-        if ring in self._pinned:
-            return
-        for step in range(ring.capacity):
-            pin(torch.frombuffer(ring.buffer(step), dtype=torch.uint8))
-        self._pinned.add(ring)
 
     def finish(self) -> None:
         """Lets `close` remove the files: nobody will go on from them."""
@@ -309,6 +313,8 @@ class ResidentStore(ProcessStore):
     def close(self) -> None:
         """Lets go of the files and of the lock."""
         store = self.store
+        if self.reserve is not None:
+            self.reserve.close()
         if store is None:
             return
         if not self._is_wanted:

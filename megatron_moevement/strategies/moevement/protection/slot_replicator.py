@@ -108,6 +108,7 @@ class SlotReplicator:
             CaptureLostError: a slot is damaged in the ring.
         """
         for key in self.acknowledgements.lost_of(self._sender.account.damaged):
+            self.ring.is_doubted = True
             raise CaptureLostError(
                 f"slot {key.slot} of {key.owner}, of step {key.step}, is damaged in the memory of "
                 "its own process, and not all of its copies were made: check the machine's memory"

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+from megatron_moevement.backends.backend import Pin
 from megatron_moevement.errors import UserError
 from megatron_moevement.policy.copies.commit import newest_persisted
 from megatron_moevement.policy.copies.placement import Host
@@ -39,6 +40,7 @@ from megatron_moevement.settings.launch import Launch
 from megatron_moevement.strategies.moevement.protection.host_memory import DEADLINE
 from megatron_moevement.strategies.moevement.protection.left_state import read_left_state
 from megatron_moevement.strategies.moevement.protection.placement_of_holders import held_ranks
+from megatron_moevement.strategies.moevement.protection.reserve import ReserveSizes
 from megatron_moevement.strategies.moevement.protection.resident_store import ResidentStore
 from megatron_moevement.strategies.moevement.protection.spares import (
     Spare,
@@ -103,6 +105,8 @@ def keep_for_others(
     domain: str,
     carried: ResidentStore,
     generation: Generation,
+    *,
+    pin: Pin,
 ) -> IdleSpare:
     """Keeps copies for the ranks from now on, where any are made.
 
@@ -110,9 +114,11 @@ def keep_for_others(
         domain: what it may be lost together with.
         carried: has its store, where it has one.
         generation: in which it waits; owns the connections.
+        pin: makes host memory a target of asynchronous copies.
     """
     if not settings.makes_copies or launch.secret is None or generation.board is None:
         return IdleSpare()
+    carried.pin = pin
     key = launch.secret.derive("replication", launch.attempt)
     memory = SpareMemory(
         carried,
@@ -192,7 +198,7 @@ class SpareMemory:
 
     def _offer(self, store: StoreDirectory) -> str:
         """Posts what goes with the facts of what it holds, and returns these."""
-        facts = read_left_state(store, self._host)
+        facts = read_left_state(store, self._host, self._me.generation)
         journal = store.open_journal()
         if journal is not None:  # before what refers to it
             self._board.post(Topic.LEDGER, ledger_document(self._host.process, journal))
@@ -221,6 +227,7 @@ class SpareMemory:
     def look(self) -> None:
         """Offers what was left here where ranks lack it, and forgets what they don't want."""
         self._look_for_left()
+        self._look_for_reserve()
         store = self._carried.store
         with self._lock:
             if store is None:
@@ -242,6 +249,21 @@ class SpareMemory:
                 if stored.role is RingRole.HELD and (is_told or str(stored.owner) in own):
                     continue
                 self._drop(store, stored)
+
+    def _look_for_reserve(self) -> None:
+        """Makes the memory of a rank, once ranks have posted how much that is."""
+        posted = [] if self._carried.reserve is not None else self._board.read(Topic.RESERVE)
+        if not posted:
+            return
+        identity, sizes = (
+            StoreIdentity.of_document(posted[-1][0]),
+            ReserveSizes.of_document(posted[-1][1]),
+        )
+        with self._lock:
+            store = self._carried.hold(self._root, identity, self._me.process, self._processes)
+            taken_bytes = folder_bytes(store.folder) + sizes.total_bytes
+            if self._limit_bytes is None or taken_bytes <= self._limit_bytes:
+                self._carried.make_reserve(sizes)
 
     def _look_for_left(self) -> None:
         """Takes in what was left on this machine once ranks lack it, and offers it."""

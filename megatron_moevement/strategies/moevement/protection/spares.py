@@ -31,6 +31,7 @@ from megatron_moevement.strategies.moevement.protection.first_captures import (
     OwnCaptures,
     captures_of,
 )
+from megatron_moevement.strategies.moevement.protection.reserve import ReserveSizes
 
 _PATIENCE = timedelta(seconds=5)
 """Spares post before ranks have built their groups, so nobody waits unless one hangs."""
@@ -159,6 +160,10 @@ class NoticesOfSpares:
         posted = self._board.read(Topic.CAPTURES)
         meant = [rollbacks, schedule_version]
         return tuple(each["captures"] for each in posted if each["history"] == meant)
+
+    def post_reserve(self, identity: StoreIdentity, sizes: ReserveSizes) -> None:
+        """Posts how much memory a process needs that gets a rank."""
+        self._board.post(Topic.RESERVE, [identity.document(), sizes.document()])
 
     def post_wanted(self, kept_for: Callable[[int], Sequence[LogicalRank]]) -> None:
         """Posts whose copies they are to keep.

@@ -112,7 +112,7 @@ class Planning:
         objects, log = self._objects, self._memory.log
         objects.faults.strike_outside(FaultPoint.FACTS)
         left, state = (
-            read_left_state(self._memory.store, self._memory.host),
+            read_left_state(self._memory.store, self._memory.host, self._memory.generation.number),
             self._carried.live.state,
         )
         committed = left.committed

@@ -1,0 +1,1 @@
+"""A CUDA runtime without a GPU that raises where the real one fails, leaks or wastes memory."""

@@ -1,0 +1,81 @@
+"""Restarts on a CUDA runtime that raises where host memory or devices are used wrongly."""
+
+import dataclasses
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+from megatron_moevement.runtime.observation.events import EventName
+from tests.harness.interruption import Run, digest_differences
+from tests.harness.protected_run import Case
+from tests.harness.restarted_run import await_step, events_of, restartable_program
+
+pytestmark = [pytest.mark.distributed, pytest.mark.timeout(300)]
+
+CASE = dataclasses.replace(Case.of("vpp2 bf16 distributed", 4), replicas=1, deaths=1)
+PROGRAM = Path(__file__).with_name("strict_cuda_pretrain.py")
+
+
+def strict_run(server, data, folder, spares, *flags):
+    """Returns a run on the strict runtime, and the folder of the contexts of its processes."""
+    contexts = folder / "contexts"
+    contexts.mkdir()
+    program = restartable_program(CASE, server, data, spares, *flags)
+    env = {**program.env, "STRICT_CUDA": str(contexts)}
+    return Run(dataclasses.replace(program, path=PROGRAM, env=env), folder / "run"), contexts
+
+
+def holders_of(contexts):
+    """Returns for each file of a context the processes that have it open."""
+    found = defaultdict(set)
+    for descriptor in Path("/proc").glob("[0-9]*/fd/*"):
+        try:
+            target = descriptor.readlink()
+        except OSError:  # closed meanwhile
+            continue
+        if target.parent == contexts:
+            found[target.name].add(int(descriptor.parts[2]))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("fault", "verdict"),
+    [("1:barrier@1", "ROLLBACK"), ("4:backward@1", "GLOBAL"), ("14:backward@1", "GLOBAL")],
+)
+def test_survivors_pin_their_memory_again_on_their_own_devices(
+    megatron_fork_server, text, uninterrupted, tmp_path, fault, verdict
+):
+    run, contexts = strict_run(megatron_fork_server, text, tmp_path, 1)
+    with run.start("--moevement-faults", fault) as job:
+        result = job.wait()
+    assert sorted(result.exit_codes) == [-9, 0, 0], result.describe()
+    assert {plan.fields["verdict"] for plan in events_of(run, EventName.PLAN, 1)} == {verdict}
+    assert not events_of(run, EventName.PLAN, 2)
+    assert digest_differences(run._digest(), uninterrupted(CASE)) == []
+    devices = {f"device{rank}-{pid}" for rank, pid in enumerate(job.pids)}
+    assert {path.name for path in contexts.glob("device*")} == devices
+
+
+def test_a_spare_pins_its_memory_before_a_rank_is_lost_and_nothing_in_the_recovery(
+    megatron_fork_server, text, uninterrupted, tmp_path
+):
+    run, contexts = strict_run(megatron_fork_server, text, tmp_path, 1)
+    with run.start("--moevement-faults", "14:backward@1") as job:
+        result = job.wait()
+    assert sorted(result.exit_codes) == [-9, 0, 0], result.describe()
+    assert digest_differences(run._digest(), uninterrupted(CASE)) == []
+    (fault,) = events_of(run, EventName.FAULT_INJECTED, 0)
+    notes = (contexts / f"pinned-{job.pids[2]}").read_text().splitlines()
+    pinned = [line.split() for line in notes]
+    assert [thread for _, thread in pinned] == ["reserve"] * 2  # its slots, and its log
+    assert all(float(time_s) < fault.time for time_s, _ in pinned)
+
+
+def test_the_device_of_a_process_is_free_when_it_has_ended(megatron_fork_server, text, tmp_path):
+    run, contexts = strict_run(megatron_fork_server, text, tmp_path, 1)
+    with run.start() as job:
+        await_step(run, job, 2)
+        held = holders_of(contexts)
+        job.wait().check()
+    assert held == {f"device{rank}-{pid}": {pid} for rank, pid in enumerate(job.pids)}
