@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from enum import Enum
 from functools import cache, partial
 from types import UnionType
-from typing import Any, Self, cast, get_args, get_origin, get_type_hints
+from typing import Any, Self, get_args, get_origin, get_type_hints
 
 _NAMES = {"rollbacks": "era", "schedule_version": "epoch"}
 """Fields that have another name in documents."""
@@ -33,7 +33,8 @@ class Document:
             AttributeError, TypeError, ValueError: one is strange, or holds something else than its
                 type says.
         """
-        read: Self = _reader(cls)(document)
+        kind: Any = cls
+        read: Self = _reader(kind)(document)
         return read
 
     @classmethod
@@ -72,11 +73,9 @@ def _reader(kind: Any) -> Callable[[Any], Any]:
     if get_origin(kind) is Mapping:
         read = _reader(get_args(kind)[1])
         return lambda value: {name: read(one) for name, one in value.items()}
-    if issubclass(kind, Enum):
-        return kind
-    if hasattr(kind, "parse"):
-        return cast("Callable[[Any], Any]", kind.parse)
-    return partial(_read_fields if _fields(kind) else _read_plain, kind)
+    whole = partial(_read_fields if _fields(kind) else _read_plain, kind)
+    parse: Callable[[Any], Any] = getattr(kind, "parse", whole)
+    return kind if issubclass(kind, Enum) else parse
 
 
 def _read_fields(kind: Any, value: Any) -> Any:
