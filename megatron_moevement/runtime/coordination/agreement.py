@@ -154,7 +154,7 @@ def _broadcast(own: bytes, size: int, source: int, device: torch.device) -> memo
 
 def _read(tensor: torch.Tensor) -> memoryview:
     """Returns the bytes of a tensor, which come from a device in one copy."""
-    return memoryview(tensor.cpu().numpy())
+    return tensor.cpu().numpy().data
 
 
 def _filled(own: bytes, size: int, device: torch.device) -> torch.Tensor:

@@ -111,7 +111,7 @@ class Execution:
 
         told = memory.open(tell)
         ledger = LeftLedger.of_document(
-            broadcast_json(*ledgers, self._source, self._objects.device)
+            broadcast_json(ledgers[0], self._source, self._objects.device)
         )
         return ledger, first_captures(rank, plan, chain.from_iterable(told))
 
