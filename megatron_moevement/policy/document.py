@@ -6,9 +6,9 @@ What older builds left out of a window has its default; no other field may be la
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import Enum
-from functools import cache
+from functools import cache, partial
 from types import UnionType
 from typing import Any, Self, get_args, get_origin, get_type_hints
 
@@ -33,7 +33,8 @@ class Document:
             AttributeError, TypeError, ValueError: one is strange, or holds something else than its
                 type says.
         """
-        read: Self = _read(cls, document)
+        kind: Any = cls
+        read: Self = _reader(kind)(document)
         return read
 
     @classmethod
@@ -63,21 +64,29 @@ def _written(value: Any) -> Any:
     return value
 
 
-def _read(kind: Any, value: Any) -> Any:
+@cache
+def _reader(kind: Any) -> Callable[[Any], Any]:
+    """Returns what reads values of a type: each type is looked at once."""
     if get_origin(kind) is UnionType:
-        return None if value is None else _read(get_args(kind)[0], value)
+        read = _reader(get_args(kind)[0])
+        return lambda value: None if value is None else read(value)
     if get_origin(kind) is Mapping:
-        return {name: _read(get_args(kind)[1], one) for name, one in value.items()}
-    if issubclass(kind, Enum):
-        return kind(value)
-    if hasattr(kind, "parse"):
-        return kind.parse(value)
-    if fields := _fields(kind):
-        lacking = getattr(kind, "_field_defaults", {})  # of a window
-        known = {_NAMES.get(own, own): default for own, default in lacking.items()} | value
-        if strange := known.keys() - {name for _, name, _ in fields}:
-            raise ValueError(f"{kind.__name__} has no field {min(strange)!r}")
-        return kind(**{own: _read(each, known[name]) for own, name, each in fields})
+        read = _reader(get_args(kind)[1])
+        return lambda value: {name: read(one) for name, one in value.items()}
+    whole = partial(_read_fields if _fields(kind) else _read_plain, kind)
+    parse: Callable[[Any], Any] = getattr(kind, "parse", whole)
+    return kind if issubclass(kind, Enum) else parse
+
+
+def _read_fields(kind: Any, value: Any) -> Any:
+    lacking = getattr(kind, "_field_defaults", {})  # of a window
+    known = {_NAMES.get(own, own): default for own, default in lacking.items()} | value
+    if strange := known.keys() - {name for _, name, _ in _fields(kind)}:
+        raise ValueError(f"{kind.__name__} has no field {min(strange)!r}")
+    return kind(**{own: _reader(each)(known[name]) for own, name, each in _fields(kind)})
+
+
+def _read_plain(kind: Any, value: Any) -> Any:
     if type(value) is not kind and (kind, type(value)) != (float, int):
         raise TypeError(f"{value!r} is no {kind.__name__}")
     if kind is int and not 0 <= value < 2**63:

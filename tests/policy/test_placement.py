@@ -1,5 +1,7 @@
 """Placement of copies: other failure domains, even load, little movement after a loss."""
 
+import dataclasses
+import random
 from collections import Counter
 
 import pytest
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 from megatron_moevement.errors import UserError
 from megatron_moevement.policy.copies.placement import (
     Host,
+    Placement,
     Strictness,
     place_replicas,
     repair_placement,
@@ -196,3 +199,63 @@ def test_only_a_holder_can_be_replaced():
     hosts = hosts_of(["a", "b", "c"])
     with pytest.raises(ValueError, match="holds no copies"):
         replace_holder(place_replicas(hosts, 1), hosts, LogicalRank(), 0)
+
+
+def chosen_one_by_one(staying, wanted, owner, hosts, load):
+    """Adds the hosts with the fewest copies, in domains of their own, looking at all each time."""
+    chosen = list(staying)
+    taken = {host.domain for host in hosts if host.process in chosen} | {owner.domain}
+    while len(chosen) < wanted:
+        candidates = [host for host in hosts if host.domain not in taken]
+        if not candidates:
+            break
+        best = min(candidates, key=lambda host: (load[host.process], host.process))
+        load[best.process] += 1
+        taken.add(best.domain)
+        chosen.append(best.process)
+    return tuple(chosen)
+
+
+def staying_holders(former, owner, domain_of):
+    taken, staying = {owner.domain}, []
+    for process in former:
+        if (domain := domain_of.get(process)) is not None and domain not in taken:
+            taken.add(domain)
+            staying.append(process)
+    return staying
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_gaps_go_to_the_least_loaded_process_of_all(seed):
+    generator = random.Random(seed)
+    count, domains = generator.randint(2, 40), generator.randint(2, 9)
+    numbers = generator.sample(range(100), count)
+    before = [
+        Host(process, f"node{generator.randrange(domains)}", LogicalRank(dp=number))
+        for number, process in enumerate(numbers)
+    ]
+    placement = place_replicas(before, generator.randint(0, 3))
+    new = (
+        dataclasses.replace(host, process=100 + host.process) if generator.random() < 0.3 else host
+        for host in before
+    )
+    spares = [Host(300 + n, f"node{generator.randrange(domains)}") for n in range(4)]
+    hosts = [*new, *spares]
+    generator.shuffle(hosts)
+    domain_of = {host.process: host.domain for host in hosts}
+    load = Counter(process for held in placement.holders.values() for process in held)
+    possible = min(placement.requested, len({host.domain for host in hosts}) - 1)
+    wanted = {}
+    for host in sorted((host for host in hosts if host.rank), key=lambda host: host.rank):
+        former = placement.holders[host.rank]
+        staying = staying_holders(former, host, domain_of)[:possible]
+        wanted[host.rank] = chosen_one_by_one(staying, possible, host, hosts, load)
+    repaired = repair_placement(placement, hosts)
+    assert repaired == Placement(wanted, possible, placement.requested)
+    for host in hosts:
+        for silent in repaired.holders.get(host.rank, ()):
+            load = Counter(process for held in repaired.holders.values() for process in held)
+            rest = [process for process in repaired.holders[host.rank] if process != silent]
+            others = [other for other in hosts if other.process != silent]
+            found = replace_holder(repaired, hosts, host.rank, silent).holders
+            assert found[host.rank] == chosen_one_by_one(rest, len(rest) + 1, host, others, load)

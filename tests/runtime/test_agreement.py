@@ -7,8 +7,11 @@ import torch.distributed as dist
 from megatron_moevement.runtime.coordination.agreement import (
     AgreementError,
     all_gather_json,
+    gather_distinct,
+    gather_unlike,
     together,
 )
+from tests.harness.one_of_many import Values, one_of_many
 
 pytestmark = pytest.mark.distributed
 
@@ -31,11 +34,72 @@ def gather(values):
         ["x" * 4093, "y" * 4094, "z" * 4095],
         [{"a": [1, 2.5, {"b": False}]}, [], {}],
         [2**53 + 1, -0.1, 1e-320],
+        ["x" * 100_000, "", "y" * 4095],
     ],
 )
 def test_every_rank_gets_the_values_of_all_in_their_order(fork_server, values):
     result = fork_server.run(gather, world_size=3, args=[values]).check()
     assert list(result.values) == [values] * 3
+
+
+def test_one_rank_that_speaks_for_many_makes_no_other_one_receive_more():
+    values = ["x" * 20_000, *(["x" * 5000] * 63)]
+    with one_of_many(len(values), 1) as group:
+        group.script(Values(values))
+        assert all_gather_json(values[1], CPU) == values
+        assert group.received_bytes < 1.1 * sum(map(len, values))
+
+
+def test_short_values_of_many_ranks_take_little_memory():
+    values = list(range(5000))
+    with one_of_many(len(values), 7) as group:
+        group.script(Values(values))
+        assert all_gather_json(7, CPU) == values
+        assert group.received_bytes < 2 << 20
+
+
+def compare(digests):
+    dist.init_process_group("gloo")
+    try:
+        return gather_unlike(digests[dist.get_rank()], CPU)
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    "digests",
+    [["00ff7f", "00ff7f", "01ff7f"], ["00ff7f", "00fe7f", "00ff7f"], ["00", "ff", "00"]],
+)
+def test_all_ranks_see_that_one_has_another_digest(fork_server, digests):
+    result = fork_server.run(compare, world_size=3, args=[digests]).check()
+    assert list(result.values) == [digests] * 3
+
+
+def test_digests_that_are_alike_are_not_gathered():
+    with one_of_many(1000, 5) as group:
+        assert gather_unlike("00ff7f" * 10, CPU) == []
+        assert group.received_bytes == 2 * 30
+
+
+def tell_apart(values):
+    dist.init_process_group("gloo")
+    try:
+        return gather_distinct(values[dist.get_rank()], CPU)
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    ("values", "distinct"),
+    [
+        (["b", "a", "b"], ["b", "a"]),
+        ([None, ["x" * 9000], ["x" * 9000]], [None, ["x" * 9000]]),
+        ([1, 1, 1], [1]),
+    ],
+)
+def test_each_value_is_there_once_by_the_first_rank_that_has_it(fork_server, values, distinct):
+    result = fork_server.run(tell_apart, world_size=3, args=[values]).check()
+    assert list(result.values) == [distinct] * 3
 
 
 def act(failing):

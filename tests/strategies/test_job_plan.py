@@ -12,7 +12,8 @@ def make_plan(flags):
     """Returns what this rank knows of the plan, as JSON."""
     from megatron_moevement.integrations.megatron.snapshots import LiveOperators  # noqa: PLC0415
     from megatron_moevement.policy.copies.placement import Host  # noqa: PLC0415
-    from megatron_moevement.strategies.moevement.protection.job_plan import Member, agree_on_plan  # noqa: PLC0415
+    from megatron_moevement.strategies.moevement.protection.job_plan import agree_on_plan  # noqa: PLC0415
+    from megatron_moevement.strategies.moevement.protection.members import Member  # noqa: PLC0415
     from megatron_moevement.training.protection import live_objects_of  # noqa: PLC0415
     from tests.harness.tiny_job import tiny_job  # noqa: PLC0415
 
@@ -21,7 +22,7 @@ def make_plan(flags):
         one = live_objects_of(job)
         live = LiveOperators(one.chunks, one.optimizer)
         host = Host(one.process, job.launch.failure_domain, one.rank)
-        member = Member(host, live.operators, extras_bytes, LOG_BYTES)
+        member = Member.of(host, live.operators, extras_bytes, LOG_BYTES)
         assert Member.of_document(member.document()) == member
         plan = agree_on_plan(job.arguments.fault_tolerance, member, one.ends, 8, one.device)
         return {

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
 import torch.distributed as dist
@@ -15,7 +16,7 @@ import torch.distributed as dist
 from megatron_moevement.runtime.rebindings import rebind
 
 GatheredKeys = list[Any]
-"""For each gathering of a build the keys of all ranks; what JSON can hold."""
+"""For each gathering of a build the keys that any rank has, as met first; what JSON can hold."""
 
 _gather_upstream = dist.all_gather_object
 
@@ -28,7 +29,8 @@ def gathered_keys(known: GatheredKeys | None) -> Iterator[GatheredKeys]:
         known: what the other ranks gathered; None: they gather now.
 
     Yields:
-        A list that receives what was gathered.
+        A list that receives what was gathered. Upstream makes nothing of who has a key, and a list
+        for each of thousands of ranks is long.
     """
     found: GatheredKeys = []
 
@@ -36,8 +38,8 @@ def gathered_keys(known: GatheredKeys | None) -> Iterator[GatheredKeys]:
         if known is None:
             _gather_upstream(answers, own, group)
         else:
-            answers[:] = [[_tupled(key) for key in keys] for keys in known[len(found)]]
-        found.append([_listed(keys) for keys in answers])
+            answers[:] = [[_tupled(key) for key in known[len(found)]]]
+        found.append([_listed(key) for key in dict.fromkeys(chain.from_iterable(answers))])
 
     rebind("torch.distributed:all_gather_object", gather)
     try:

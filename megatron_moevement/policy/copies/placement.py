@@ -141,30 +141,49 @@ def _choose_least_loaded(
     by_domain: Sequence[Host], replicas: int, sizes: Mapping[str, int]
 ) -> dict[LogicalRank, tuple[int, ...]]:
     """Gives each copy to the host with the fewest so far; ranks of the largest domains go first."""
-    queues: dict[str, list[tuple[int, int]]] = {}
-    for host in by_domain:
-        queues.setdefault(host.domain, []).append((0, host.process))
-    heads = [(queue[0][0], domain) for domain, queue in queues.items()]
-    heapq.heapify(heads)
-    holders: dict[LogicalRank, tuple[int, ...]] = {}
-    for host in sorted(by_domain, key=lambda host: (-sizes[host.domain], host.domain)):
-        if host.rank is None:
-            continue
+    least = _LeastLoaded(by_domain, {})
+    return {
+        host.rank: least.take(replicas, {host.domain})
+        for host in sorted(by_domain, key=lambda host: (-sizes[host.domain], host.domain))
+        if host.rank is not None
+    }
+
+
+class _LeastLoaded:
+    """Hosts by how many copies they keep: of each domain those with the fewest come first."""
+
+    def __init__(self, hosts: Iterable[Host], load: Mapping[int, int]) -> None:
+        """Sorts them.
+
+        Args:
+            hosts: of equals the first is taken.
+            load: how many copies processes keep; the others keep none.
+        """
+        self._queues: defaultdict[str, list[tuple[int, int, int]]] = defaultdict(list)
+        for place, host in enumerate(hosts):
+            self._queues[host.domain].append((load.get(host.process, 0), place, host.process))
+        for queue in self._queues.values():
+            heapq.heapify(queue)
+        self._heads = [(queue[0], domain) for domain, queue in self._queues.items()]
+        heapq.heapify(self._heads)
+
+    def take(self, wanted: int, taken: Collection[str]) -> tuple[int, ...]:
+        """Returns the processes that get one copy more each; fewer where there are no others.
+
+        Args:
+            taken: domains in which none may lie; and no two lie in the same one.
+        """
         chosen: list[int] = []
-        passed: list[tuple[int, str]] = []
-        while len(chosen) < replicas:
-            load, domain = heapq.heappop(heads)
-            if domain == host.domain:
-                passed.append((load, domain))
-                continue
-            load, process = queues[domain][0]
-            heapq.heapreplace(queues[domain], (load + 1, process))
-            chosen.append(process)
-            passed.append((queues[domain][0][0], domain))
+        passed = []
+        while len(chosen) < wanted and self._heads:
+            (load, place, process), domain = heapq.heappop(self._heads)
+            if domain not in taken:
+                heapq.heapreplace(self._queues[domain], (load + 1, place, process))
+                chosen.append(process)
+            passed.append((self._queues[domain][0], domain))
         for head in passed:
-            heapq.heappush(heads, head)
-        holders[host.rank] = tuple(chosen)
-    return holders
+            heapq.heappush(self._heads, head)
+        return tuple(chosen)
 
 
 def kept_placement(
@@ -204,11 +223,12 @@ def repair_placement(placement: Placement, hosts: Sequence[Host]) -> Placement:
     load = Counter(process for holders in placement.holders.values() for process in holders)
     domain_of = {host.process: host.domain for host in hosts}
     by_rank = {host.rank: host for host in hosts if host.rank is not None}
+    least = _LeastLoaded(sorted(hosts, key=lambda host: host.process), load)
     holders = {}
-    for rank in sorted(by_rank):
-        former = placement.holders.get(rank, ())
-        staying = _staying(former, by_rank[rank], domain_of)[:possible]
-        holders[rank] = _filled(staying, possible, by_rank[rank], hosts, load)
+    for rank, owner in sorted(by_rank.items()):
+        staying = _staying(placement.holders.get(rank, ()), owner, domain_of)[:possible]
+        taken = {owner.domain, *map(domain_of.__getitem__, staying)}
+        holders[rank] = (*staying, *least.take(possible - len(staying), taken))
     return Placement(holders, possible, placement.requested)
 
 
@@ -226,11 +246,14 @@ def replace_holder(
     """
     if silent not in placement.holders[rank]:
         raise ValueError(f"process {silent} holds no copies of {rank}")
-    others = [host for host in hosts if host.process != silent]
+    others = sorted(
+        (host for host in hosts if host.process != silent), key=lambda host: host.process
+    )
     load = Counter(process for holders in placement.holders.values() for process in holders)
     owner = next(host for host in hosts if host.rank == rank)
     staying = [process for process in placement.holders[rank] if process != silent]
-    filled = _filled(staying, len(staying) + 1, owner, others, load)
+    taken = {owner.domain, *(host.domain for host in others if host.process in staying)}
+    filled = (*staying, *_LeastLoaded(others, load).take(1, taken))
     return dataclasses.replace(placement, holders={**placement.holders, rank: filled})
 
 
@@ -256,20 +279,3 @@ def _staying(former: Iterable[int], owner: Host, domain_of: Mapping[int, str]) -
             taken.add(domain)
             staying.append(process)
     return staying
-
-
-def _filled(
-    staying: Sequence[int], wanted: int, owner: Host, hosts: Sequence[Host], load: Counter[int]
-) -> tuple[int, ...]:
-    """Adds the hosts with the fewest copies, in domains of their own; counts them in `load`."""
-    chosen = list(staying)
-    taken = {host.domain for host in hosts if host.process in chosen} | {owner.domain}
-    while len(chosen) < wanted:
-        candidates = [host for host in hosts if host.domain not in taken]
-        if not candidates:
-            break
-        best = min(candidates, key=lambda host: (load[host.process], host.process))
-        load[best.process] += 1
-        taken.add(best.domain)
-        chosen.append(best.process)
-    return tuple(chosen)

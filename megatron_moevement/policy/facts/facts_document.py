@@ -12,11 +12,13 @@ spare its rank for example, is null or left out.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from enum import Enum
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from megatron_moevement.errors import UserError
 from megatron_moevement.policy.facts.facts import (
@@ -32,6 +34,7 @@ from megatron_moevement.policy.job.ranks import Layout, LogicalRank
 from megatron_moevement.policy.job.segments import Ends
 from megatron_moevement.policy.window.schedule import Window
 
+_Parts = dict[str, "_Field"]
 T = TypeVar("T")
 E = TypeVar("E", bound=Enum)
 
@@ -39,6 +42,8 @@ FACTS = "facts"
 """The kind of these documents, where a job leaves them beside its events."""
 MAX_COUNT = 1 << 22
 """More ranks, slots of a window or steps of a log than this are a slip of the pen."""
+_KNOWN = 256
+"""So many documents of one kind are kept, for the next process that says the same."""
 
 
 def dump_facts(facts: Facts) -> str:
@@ -53,7 +58,7 @@ def dump_facts(facts: Facts) -> str:
         "ends": facts.ends.value,
         "durable": facts.durable,
     }
-    processes = ",\n".join(json.dumps(_dump_process(process)) for process in facts.processes)
+    processes = ",\n".join(json.dumps(dump_process(process)) for process in facts.processes)
     return f'{json.dumps(header)[:-1]}, "processes": [\n{processes}\n]}}\n'
 
 
@@ -66,15 +71,36 @@ def load_facts(text: str, origin: str) -> Facts:
     Raises:
         UserError: the document is no facts; the message names the field.
     """
-    try:
+    with _read_from(origin):
         return _load(_Field(json.loads(text), "facts"))
+
+
+def load_processes(documents: Iterable[Any], origin: str) -> tuple[ProcessFacts, ...]:
+    """Returns what processes publish, from what `dump_process` returned of each.
+
+    Raises:
+        UserError: a document is none of that; the message names the field.
+    """
+    with _read_from(origin):
+        return tuple(_load_process(_Field(each, "process")) for each in documents)
+
+
+@contextlib.contextmanager
+def _read_from(origin: str) -> Iterator[None]:
+    try:
+        yield
     except RecursionError as error:
         raise UserError(f"{origin} is no facts: nested too deeply; see --help") from error
     except ValueError as error:
         raise UserError(f"{origin} is no facts: {error}; see --help") from error
 
 
-def _dump_process(facts: ProcessFacts) -> dict[str, Any]:
+def dump_process(facts: ProcessFacts) -> dict[str, Any]:
+    """Returns what one process publishes as JSON has it.
+
+    Raises:
+        ValueError: its ledger has gaps.
+    """
     if facts.ledger and facts.ledger.step != 1:
         raise ValueError(f"process {facts.process}: a ledger with gaps, {facts.ledger}")
     live = facts.live
@@ -134,37 +160,57 @@ def _runs(steps: Iterable[int]) -> Iterator[list[int]]:
         yield run
 
 
-@dataclasses.dataclass(frozen=True)
-class _Field:
-    """A part of a document, and the path to it for error messages."""
+class _Field(NamedTuple):
+    """A part of a document, and where it lies; a job reads a hundred of each of its processes."""
 
     value: Any
-    path: str
+    name: str | int
+    whole: _Field | None = None
+
+    @property
+    def path(self) -> str:
+        """The way to it, for error messages."""
+        if self.whole is None:
+            return str(self.name)
+        inner = f"[{self.name}]" if isinstance(self.name, int) else f".{self.name}"
+        return f"{self.whole.path}{inner}"
 
     def wrong(self, wanted: str) -> ValueError:
         found = json.dumps(self.value)
         found = found if len(found) <= 40 else found[:37] + "..."
         return ValueError(f"{self.path} is {found}, must be {wanted}")
 
-    def fields(self, required: Iterable[str], optional: Iterable[str] = ()) -> dict[str, _Field]:
+    def fields(self, required: tuple[str, ...], optional: tuple[str, ...] = ()) -> _Parts:
         """Returns the parts of an object; those that are left out are null."""
-        if not isinstance(self.value, Mapping):
+        if not isinstance(self.value, dict):
             raise self.wrong("an object")
-        required, known = set(required), {*required, *optional}
-        for name in sorted(required - self.value.keys()):
-            raise ValueError(f"{self.path} has no {name!r}")
-        for name in sorted(self.value.keys() - known):
-            raise ValueError(f"{self.path} has a strange field {name!r}")
-        return {name: _Field(self.value.get(name), f"{self.path}.{name}") for name in known}
+        for name in required:
+            if name not in self.value:
+                raise ValueError(f"{self.path} has no {name!r}")
+        known = (*required, *optional)
+        for name in self.value:
+            if name not in known:
+                raise ValueError(f"{self.path} has a strange field {name!r}")
+        get = self.value.get
+        return {name: _Field(get(name), name, self) for name in known}
 
     def items(self) -> tuple[_Field, ...]:
         if not isinstance(self.value, list):
             raise self.wrong("a list")
-        return tuple(_Field(item, f"{self.path}[{i}]") for i, item in enumerate(self.value))
+        return tuple(_Field(item, place, self) for place, item in enumerate(self.value))
 
     def integer(self, least: int = 0) -> int:
         if type(self.value) is not int or self.value < least:
             raise self.wrong(f"a whole number of at least {least}")
+        return self.value
+
+    def integers(self) -> list[int]:
+        """Returns whole numbers of at least 0."""
+        if not isinstance(self.value, list):
+            raise self.wrong("a list")
+        for place, item in enumerate(self.value):
+            if type(item) is not int or item < 0:
+                _Field(item, place, self).integer()
         return self.value
 
     def truth(self) -> bool:
@@ -209,7 +255,7 @@ def _load(field: _Field) -> Facts:
 
 
 def _load_layout(field: _Field) -> Layout:
-    sizes = field.fields((), (size.name for size in dataclasses.fields(Layout)))
+    sizes = field.fields((), tuple(size.name for size in dataclasses.fields(Layout)))
     given = {name: size.or_else(1, lambda size: size.integer(1)) for name, size in sizes.items()}
     layout = field.built(Layout, **given)
     if layout.num_ranks > MAX_COUNT:
@@ -240,7 +286,7 @@ def _load_process(field: _Field) -> ProcessFacts:
         replica_id=parts["holds"].or_else(None, _Field.text),
         rng_equal_steps=parts["alike"].or_else(range(0), _load_run),
         is_new=parts["is_new"].or_else(False, _Field.truth),
-        holders=parts["holders"].or_else((), lambda part: _each(part, _Field.integer)),
+        holders=parts["holders"].or_else((), lambda part: tuple(part.integers())),
     )
 
 
@@ -248,6 +294,23 @@ def _each(field: _Field, read: Callable[[_Field], T]) -> tuple[T, ...]:
     return tuple(map(read, field.items()))
 
 
+def _read_once(read: Callable[[_Field], T]) -> Callable[[_Field], T]:
+    """Returns what reads equal documents once: processes have most of theirs in common."""
+    known: dict[str, T] = {}
+
+    @functools.wraps(read)
+    def read_or_known(field: _Field) -> T:
+        text = repr(field.value)
+        if text not in known:
+            if len(known) >= _KNOWN:
+                known.clear()
+            known[text] = read(field)
+        return known[text]
+
+    return read_or_known
+
+
+@_read_once
 def _load_live(field: _Field) -> LiveState:
     parts = field.fields(("condition",), ("step", "window", "finished"))
     return field.built(
@@ -263,6 +326,7 @@ def _load_rank(field: _Field) -> LogicalRank:
     return field.built(LogicalRank.parse, name=field.text())
 
 
+@_read_once
 def _load_window(field: _Field) -> Window:
     parts = field.fields(("start", "size"), ("epoch",))
     size = parts["size"].integer(1)
@@ -275,13 +339,14 @@ def _load_holding(field: _Field) -> Holding:
     parts = field.fields(("owner", "window", "slots"))
     window = _load_window(parts["window"])
     slots = 0
-    for slot in parts["slots"].items():
-        if slot.integer() >= window.size:
-            raise slot.wrong(f"less than the window's size, {window.size}")
-        slots |= 1 << slot.integer()
+    for place, slot in enumerate(parts["slots"].integers()):
+        if slot >= window.size:
+            raise parts["slots"].items()[place].wrong(f"less than the window's size, {window.size}")
+        slots |= 1 << slot
     return Holding(_load_rank(parts["owner"]), window, slots)
 
 
+@_read_once
 def _load_log(field: _Field) -> LogExtent:
     parts = field.fields(("direction", "steps"))
     runs = _each(parts["steps"], _load_run)
@@ -291,7 +356,7 @@ def _load_log(field: _Field) -> LogExtent:
 
 
 def _load_run(field: _Field) -> range:
-    ends = field.items()
-    if len(ends) != 2 or ends[1].integer() < ends[0].integer():
+    ends = field.integers()
+    if len(ends) != 2 or ends[1] < ends[0]:
         raise field.wrong("[first, last]")
-    return range(ends[0].integer(), ends[1].integer() + 1)
+    return range(ends[0], ends[1] + 1)

@@ -203,5 +203,5 @@ def _different_names(now: Computation, first: Computation) -> list[str]:
 
 def _shape(job: Sequence[Computation]) -> list[int]:
     """Returns for each rank the first rank on the same machine."""
-    hosts = [own.host for own in job]
-    return [hosts.index(host) for host in hosts]
+    first: dict[str, int] = {}
+    return [first.setdefault(own.host, rank) for rank, own in enumerate(job)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Iterator
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 _NAME = re.compile(r"pp(\d+)\.dp(\d+)\.tp(\d+)\.cp(\d+)\.ep(\d+)")
@@ -32,6 +32,7 @@ class LogicalRank(NamedTuple):
         return f"pp{self.pp}.dp{self.dp}.tp{self.tp}.cp{self.cp}.ep{self.ep}"
 
     @classmethod
+    @lru_cache(maxsize=1 << 16)  # each rank is named by several processes
     def parse(cls, name: str) -> LogicalRank:
         """Returns the rank of a name that `str` made.
 

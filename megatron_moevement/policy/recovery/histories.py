@@ -53,6 +53,8 @@ def _of_epoch(process: ProcessFacts, schedule_version: int) -> ProcessFacts:
     holdings = tuple(
         held for held in process.holdings if held.window.schedule_version == schedule_version
     )
+    if live is process.live and (persisted, holdings) == (process.persisted, process.holdings):
+        return process
     return dataclasses.replace(process, live=live, persisted=persisted, holdings=holdings)
 
 

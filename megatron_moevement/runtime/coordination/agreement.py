@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
 from megatron_moevement.errors import MoEvementError, UserError
+from megatron_moevement.runtime.interrupts.host_wait import await_on_host
 
 T = TypeVar("T")
 
 _LENGTH_BYTES = 8
 _INLINE_BYTES = 4096
 """What goes with the lengths, so that values that are no longer take one collective."""
+_INLINE_BYTES_OF_ALL = 1 << 20
+"""The most of it on one rank, which receives that of all."""
 
 
 class AgreementError(MoEvementError, RuntimeError):
@@ -42,38 +47,87 @@ def all_gather_json(
         group: whose ranks; None: the whole job's.
     """
     payload = json.dumps(value).encode()
-    head = _head(payload)
-    heads = _all_gather(head, _LENGTH_BYTES + _INLINE_BYTES, device, group)
-    lengths = [_length(each) for each in heads]
-    longest_rest = max(lengths) - _INLINE_BYTES
-    rests = [b""] * len(heads)
-    if longest_rest > 0:  # on all ranks alike
-        rests = _all_gather(payload[_INLINE_BYTES:], longest_rest, device, group)
-    return [_value(head, rest) for head, rest in zip(heads, rests, strict=True)]
+    inline = min(_INLINE_BYTES, _INLINE_BYTES_OF_ALL // dist.get_world_size(group))
+    size = _LENGTH_BYTES + inline
+    gathered = _all_gather(_head(payload, inline), size, device, group)
+    heads = [gathered[begin : begin + size] for begin in range(0, len(gathered), size)]
+    lengths = [max(_length(head) - inline, 0) for head in heads]
+    rests = memoryview(b"")
+    if any(lengths):  # on all ranks alike
+        rests = _all_rests(payload[inline:], lengths, device, group)
+    ends = accumulate(lengths)
+    payloads = [
+        _payload(head, rests[end - length : end])
+        for head, length, end in zip(heads, lengths, ends, strict=True)
+    ]
+    values: list[Any] = json.loads(b"[%b]" % b",".join(payloads))  # names of fields are there once
+    return values
 
 
-def _head(payload: bytes) -> bytes:
+def _head(payload: bytes, inline: int = _INLINE_BYTES) -> bytes:
     """Returns what is sent first: the length of a payload, and its beginning."""
-    return len(payload).to_bytes(_LENGTH_BYTES, "little") + payload[:_INLINE_BYTES]
+    return len(payload).to_bytes(_LENGTH_BYTES, "little") + payload[:inline]
 
 
-def _length(head: bytes) -> int:
+def _length(head: memoryview) -> int:
     return int.from_bytes(head[:_LENGTH_BYTES], "little")
 
 
-def _value(head: bytes, rest: bytes) -> Any:
-    """Returns the JSON value of a payload, from what was sent first and what came after it."""
-    return json.loads((head[_LENGTH_BYTES:] + rest)[: _length(head)])
+def _payload(head: memoryview, rest: memoryview) -> bytes:
+    """Returns a payload, from what was sent first and what came after it."""
+    return b"".join((head[_LENGTH_BYTES : _LENGTH_BYTES + _length(head)], rest))
 
 
 def _all_gather(
     own: bytes, size: int, device: torch.device, group: dist.ProcessGroup | None
-) -> list[bytes]:
+) -> memoryview:
     """Returns the bytes of all ranks, each filled up to a size."""
     filled = _filled(own, size, device)
-    gathered = [torch.empty_like(filled) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(gathered, filled, group=group)
-    return [one.cpu().numpy().tobytes() for one in gathered]
+    gathered = filled.new_empty(size * dist.get_world_size(group))
+    await_on_host(dist.all_gather_single(gathered, filled, group=group, async_op=True))
+    return _read(gathered)
+
+
+def _all_rests(
+    own: bytes, lengths: Sequence[int], device: torch.device, group: dist.ProcessGroup | None
+) -> memoryview:
+    """Returns the bytes of all ranks: a reduction takes them as they are, however unlike in length.
+
+    To fill up what all others send to the longest would take the square of the ranks where one
+    speaks for many.
+    """
+    begin = sum(lengths[: dist.get_rank(group)])
+    rests = torch.zeros(sum(lengths), dtype=torch.uint8, device=device)
+    if own:
+        rests[begin : begin + len(own)] = _filled(own, len(own), device)
+    await_on_host(dist.all_reduce(rests, group=group, async_op=True))
+    return _read(rests)
+
+
+def gather_unlike(digest: str, device: torch.device) -> list[str]:
+    """Returns the digests of all ranks where they differ, and none where all are the same.
+
+    Args:
+        digest: as hex, of the same length on all ranks.
+    """
+    own = torch.frombuffer(bytearray(bytes.fromhex(digest)), dtype=torch.uint8)
+    largest = torch.stack((own, 255 - own)).to(device)
+    await_on_host(dist.all_reduce(largest, dist.ReduceOp.MAX, async_op=True))
+    most, least = largest.cpu()
+    return [] if torch.equal(most, 255 - least) else all_gather_json(digest, device)
+
+
+def gather_distinct(value: Any, device: torch.device) -> list[Any]:
+    """Returns the different JSON values of the ranks, by the first rank of each; all call it.
+
+    A value that all have alike may be long: it travels once.
+
+    Args:
+        value: what `json` can write.
+    """
+    own = hashlib.sha256(json.dumps(value).encode()).hexdigest()
+    digests = all_gather_json(own, device)
+    return [broadcast_json(value, digests.index(each), device) for each in dict.fromkeys(digests)]
 
 
 def broadcast_json(value: Any, source: int, device: torch.device) -> Any:
@@ -85,17 +139,22 @@ def broadcast_json(value: Any, source: int, device: torch.device) -> Any:
     payload = json.dumps(value).encode() if dist.get_rank() == source else b""
     head = _broadcast(_head(payload), _LENGTH_BYTES + _INLINE_BYTES, source, device)
     longer = _length(head) - _INLINE_BYTES
-    rest = b""
+    rest = memoryview(b"")
     if longer > 0:  # on all ranks alike
         rest = _broadcast(payload[_INLINE_BYTES:], longer, source, device)
-    return _value(head, rest)
+    return json.loads(_payload(head, rest))
 
 
-def _broadcast(own: bytes, size: int, source: int, device: torch.device) -> bytes:
+def _broadcast(own: bytes, size: int, source: int, device: torch.device) -> memoryview:
     """Returns the bytes of one rank, filled up to a size."""
     filled = _filled(own, size, device)
-    dist.broadcast(filled, source)
-    return filled.cpu().numpy().tobytes()
+    await_on_host(dist.broadcast(filled, source, async_op=True))
+    return _read(filled)
+
+
+def _read(tensor: torch.Tensor) -> memoryview:
+    """Returns the bytes of a tensor, which come from a device in one copy."""
+    return tensor.cpu().numpy().data
 
 
 def _filled(own: bytes, size: int, device: torch.device) -> torch.Tensor:

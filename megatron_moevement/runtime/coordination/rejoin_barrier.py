@@ -1,7 +1,7 @@
 """A meeting of all ranks for which some wait long: those that serve logs while others replay.
 
 It is no collective. A rank that waits in one looks hung to a watchdog, may exceed the time limit of
-its group, and can't be interrupted; here it looks at the job's store now and then.
+its group, and can't be interrupted; here it waits for the job's store, in slices.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import torch.distributed as dist
 
 from megatron_moevement.errors import MoEvementError
 
-_POLL_S = 0.02
+_SLICE = timedelta(seconds=0.25)
+"""An interrupt arrives between two. With thousands of ranks, more of them would load the store."""
 
 
 class RejoinBarrierError(MoEvementError, RuntimeError):
@@ -49,7 +50,7 @@ class RejoinBarrier:
         if self._store.add(f"{self._name}/arrived", 1) == dist.get_world_size():
             self._store.set(everybody, "")
         seen, since_s = -1, time.monotonic()
-        while not self._store.check([everybody]):
+        while not self._come(everybody):
             progress = self._store.add(f"{self._name}/progress", 0)
             if progress != seen:
                 seen, since_s = progress, time.monotonic()
@@ -57,4 +58,11 @@ class RejoinBarrier:
                 raise RejoinBarrierError(
                     f"after a recovery a rank did not come back for {self._patience_s:.0f} s"
                 )
-            time.sleep(_POLL_S)
+
+    def _come(self, everybody: str) -> bool:
+        """Waits for all ranks, one slice; returns whether they have come."""
+        try:
+            self._store.wait([everybody], _SLICE)
+        except dist.DistStoreError:
+            return False
+        return True

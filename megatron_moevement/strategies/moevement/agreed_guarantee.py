@@ -36,7 +36,7 @@ def agree_on_guarantee(
 
     Args:
         job: all ranks, as they compute in the present generation.
-        judged: what `judge` returns on all ranks.
+        judged: what `judge` returns on all ranks, each once.
         carried: what this process takes over a restart; learns the result.
     """
     known = [reason for lacking in judged if lacking is not None for reason in lacking]

@@ -20,7 +20,7 @@ from megatron_moevement.runtime.transport.interface import own_address, own_netw
 from megatron_moevement.settings.fault_tolerance import FaultTolerance
 from megatron_moevement.settings.secret import SECRET_VARIABLE
 from megatron_moevement.strategies.live_objects import LiveObjects
-from megatron_moevement.strategies.moevement.protection.job_plan import Member
+from megatron_moevement.strategies.moevement.protection.members import Member
 from megatron_moevement.strategies.moevement.recovery.replicas import (
     Replicas,
     name_of_state,
@@ -41,18 +41,27 @@ class Introduction:
 
     Attributes:
         token: the key by which processes recognise each other.
+        bases: of the newest plans of ranks; None on newcomers.
     """
 
     members: tuple[Member, ...]
     computations: tuple[Computation, ...]
     replicas: Replicas
     token: bytes
+    bases: tuple[str | None, ...]
 
 
 def introduce(
-    settings: FaultTolerance, objects: LiveObjects, live: LiveOperators, own: Member
+    settings: FaultTolerance,
+    objects: LiveObjects,
+    live: LiveOperators,
+    own: Member,
+    basis: str | None,
 ) -> Introduction:
     """Tells all other ranks of this one; every rank calls it, in step.
+
+    Args:
+        basis: of the newest plan of this process.
 
     Raises:
         UserError: on all ranks: an interface is none of its machine's, or others don't reach it,
@@ -69,17 +78,19 @@ def introduce(
             name,
             dataclasses.asdict(receiver),
             offer_key(objects.replication_key),
+            basis,
         ]
 
     with as_user_error():
         told = gather_together(tell, objects.device)
-    members, computations, names, receivers, offers = zip(*told, strict=True)
+    members, computations, names, receivers, offers, bases = zip(*told, strict=True)
     check_reachable([Receiver(**one) for one in receivers])
     return Introduction(
         tuple(map(Member.of_document, members)),
         tuple(map(Computation.of_document, computations)),
         place_among(name, names),
         agree_on_key(objects.replication_key, offers),
+        bases,
     )
 
 

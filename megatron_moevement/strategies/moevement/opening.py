@@ -18,8 +18,9 @@ from megatron_moevement.policy.copies.placement import Host
 from megatron_moevement.policy.copies.protection_level import JobShape
 from megatron_moevement.runtime.coordination.agreement import (
     AgreementError,
-    all_gather_json,
+    gather_distinct,
     gather_together,
+    gather_unlike,
 )
 from megatron_moevement.runtime.coordination.generation import Generation
 from megatron_moevement.runtime.coordination.progress import START
@@ -45,11 +46,13 @@ from megatron_moevement.strategies.moevement.protection.host_memory import Endpo
 from megatron_moevement.strategies.moevement.protection.job_plan import (
     JobPlan,
     LogShape,
-    Member,
+    PlannedJob,
     agree_on_plan,
     check_alike,
     plan_of,
+    shared_slots,
 )
+from megatron_moevement.strategies.moevement.protection.members import Member
 from megatron_moevement.strategies.moevement.protection.placement_of_holders import (
     HeldRanks,
     held_ranks_document,
@@ -92,11 +95,13 @@ class MoEvement(ResidentState):
         live = LiveOperators(objects.chunks, objects.optimizer)
         spares = find_spares(generation) if settings.makes_copies and dist.get_rank() == 0 else ()
         own = _member(objects, live, protected.domain, spares)
-        told = introduce(settings, objects, live, own)
-        plan = plan_of(
-            settings, told.members, objects.ends, protected.train_iters, generation.number
-        )
+        former = carried.plan
+        told = introduce(settings, objects, live, own, None if former is None else former.basis)
+        job = PlannedJob(settings, told.members, objects.ends, protected.train_iters)
+        slots = shared_slots(job, former, told.bases, objects.device)
+        plan = plan_of(job, generation.number, former, slots)
         _agree(plan, told, objects, carried, say)
+        carried.plan = plan
         store, held = _open_store(settings, objects, carried.store, generation, protected.saves)
         plan = keep_placement(plan, held)
         endpoint = Endpoint(
@@ -181,9 +186,8 @@ def _agree(
     Raises:
         UnlikePlansError: on all ranks: one has another plan.
     """
-    own = [plan.schedule.digest, judge(told.computations, carried)]
-    digests, judged = zip(*all_gather_json(own, objects.device), strict=True)
-    check_alike(digests)
+    check_alike(gather_unlike(plan.schedule.digest, objects.device))
+    judged = gather_distinct(judge(told.computations, carried), objects.device)
     if plan.warning is not None:
         say(plan.warning)
     before = carried.promise
@@ -259,7 +263,7 @@ def _member(
     """Returns this rank; a slot's scalars need the same room at the start and after any step."""
     host = Host(objects.process, domain, objects.rank)
     extras_bytes = _room(json.loads(objects.scalars(START).encode()))
-    return Member(host, live.operators, extras_bytes, objects.log_bytes, spares)
+    return Member.of(host, live.operators, extras_bytes, objects.log_bytes, spares)
 
 
 def _room(value: Any) -> int:

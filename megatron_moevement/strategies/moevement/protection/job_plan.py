@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from functools import cached_property
 
 import torch
 
@@ -14,18 +15,27 @@ from megatron_moevement.policy.copies.memory_budget import MemoryAccount, check_
 from megatron_moevement.policy.copies.placement import Host, Placement, Strictness, place_replicas
 from megatron_moevement.policy.copies.retention import max_log_steps, max_replayed_steps
 from megatron_moevement.policy.copies.slot_ring import ring_capacity
-from megatron_moevement.policy.job.operators import Inventory, Operator, OperatorId, OperatorKind
+from megatron_moevement.policy.job.operators import Inventory, OperatorId, OperatorKind
 from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.policy.job.segments import Ends
 from megatron_moevement.policy.window.ordering import Ordering, order_operators
 from megatron_moevement.policy.window.planner import plan_window
 from megatron_moevement.policy.window.schedule import WindowSchedule
-from megatron_moevement.runtime.coordination.agreement import all_gather_json
+from megatron_moevement.runtime.coordination.agreement import (
+    all_gather_json,
+    broadcast_json,
+    gather_unlike,
+)
 from megatron_moevement.runtime.slots.journal import JournalShape
 from megatron_moevement.runtime.slots.ring_file import RingShape
 from megatron_moevement.runtime.transport.transport import Address
 from megatron_moevement.runtime.upstream_log.log import buffer_bytes
 from megatron_moevement.settings.fault_tolerance import FaultTolerance
+from megatron_moevement.strategies.moevement.protection.members import (
+    Member,
+    RankSizes,
+    sizes_reader,
+)
 from megatron_moevement.strategies.moevement.protection.reserve import ReserveSizes
 from megatron_moevement.strategies.moevement.protection.spares import Spare
 from megatron_moevement.strategies.strategy import RecoveryAbortedError
@@ -56,46 +66,27 @@ class LogShape:
 
 
 @dataclasses.dataclass(frozen=True)
-class Member:
-    """What one rank tells the others of itself.
+class PlannedJob:
+    """What a plan is made from.
 
     Attributes:
-        extras_bytes: room that the scalars and random streams of a slot need.
-        log_bytes: what it sends over its stage's boundaries in a step; 0 without a log.
-        spares: processes without a rank that keep copies, as far as this rank found any.
+        members: all ranks, in their order.
+        train_iters: the last step.
     """
 
-    host: Host
-    operators: tuple[Operator, ...]
-    extras_bytes: int
-    log_bytes: int = 0
-    spares: tuple[Spare, ...] = ()
+    settings: FaultTolerance
+    members: Sequence[Member]
+    ends: Ends
+    train_iters: int
 
-    def document(self) -> dict[str, Any]:
-        """Returns the member as JSON holds it."""
-        return {
-            "process": self.host.process,
-            "domain": self.host.domain,
-            "rank": str(self.host.rank),
-            "operators": [[str(op.id), op.full_bytes, op.compute_bytes] for op in self.operators],
-            "extras_bytes": self.extras_bytes,
-            "log_bytes": self.log_bytes,
-            "spares": [spare.document() for spare in self.spares],
-        }
-
-    @classmethod
-    def of_document(cls, document: Mapping[str, Any]) -> Member:
-        """Returns the member of a document."""
-        return cls(
-            Host(document["process"], document["domain"], LogicalRank.parse(document["rank"])),
-            tuple(
-                Operator(OperatorId.parse(name), full, compute)
-                for name, full, compute in document["operators"]
-            ),
-            document["extras_bytes"],
-            document["log_bytes"],
-            tuple(map(Spare.of_document, document["spares"])),
-        )
+    @cached_property
+    def basis(self) -> str:
+        """Digest of what the schedule and all sizes follow from; restarts change none of it."""
+        first = f"{self.settings.moevement_window} {self.ends.value} {self.train_iters}"
+        digest = hashlib.sha256(first.encode())
+        for member in self.members:
+            digest.update(f"\n{member.host.rank} {member.sizes}".encode())
+        return digest.hexdigest()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,6 +97,7 @@ class JobPlan:
         schedule: in which slot each operator is FULL.
         hosts: all processes, those that wait for a place and keep copies included.
         logs: sizes of the upstream logs of the ranks that have one.
+        basis: of the job that it was made for.
         limit_bytes: host memory that a process may take; None without a limit.
         spares: processes without a rank that keep copies.
         warning: that copies are fewer than asked for, and why; None where they are not.
@@ -117,6 +109,7 @@ class JobPlan:
     rings: Mapping[LogicalRank, RingShape]
     journal: JournalShape
     logs: Mapping[LogicalRank, LogShape] = dataclasses.field(default_factory=dict)
+    basis: str = ""
     limit_bytes: int | None = None
     spares: tuple[Spare, ...] = ()
     warning: str | None = None
@@ -134,22 +127,30 @@ class JobPlan:
 
     def kept_for(self, process: int) -> tuple[LogicalRank, ...]:
         """Returns the ranks whose slots a process keeps copies of."""
-        holders = self.placement.holders
-        return tuple(rank for rank in sorted(holders) if process in holders[rank])
+        return tuple(self._kept.get(process, ()))
+
+    @cached_property
+    def _kept(self) -> Mapping[int, Sequence[LogicalRank]]:
+        """For each process the ranks whose slots it keeps copies of, ascending."""
+        kept: dict[int, list[LogicalRank]] = {}
+        for rank, holders in sorted(self.placement.holders.items()):
+            for process in dict.fromkeys(holders):
+                kept.setdefault(process, []).append(rank)
+        return kept
+
+    def account_of(self, host: Host) -> MemoryAccount:
+        """Returns the host memory that a process takes, all of it from the start."""
+        kept = self._kept.get(host.process, ())
+        return MemoryAccount(
+            own_slots_bytes=0 if host.rank is None else self.rings[host.rank].total_bytes,
+            held_slots_bytes=sum(self.rings[rank].total_bytes for rank in kept),
+            logs_bytes=0 if (log := self.log_of(host)) is None else log.total_bytes,
+            ledger_bytes=self.journal.total_bytes,
+        )
 
     def accounts(self) -> Mapping[int, MemoryAccount]:
-        """Returns the host memory that each process takes, all of it from the start."""
-        return {
-            host.process: MemoryAccount(
-                own_slots_bytes=0 if host.rank is None else self.rings[host.rank].total_bytes,
-                held_slots_bytes=sum(
-                    self.rings[rank].total_bytes for rank in self.kept_for(host.process)
-                ),
-                logs_bytes=0 if (log := self.log_of(host)) is None else log.total_bytes,
-                ledger_bytes=self.journal.total_bytes,
-            )
-            for host in self.hosts
-        }
+        """Returns the host memory of each process."""
+        return {host.process: self.account_of(host) for host in self.hosts}
 
     def with_holder(self, rank: LogicalRank, process: int) -> JobPlan:
         """Returns the plan of a process that keeps copies of a rank, too."""
@@ -213,54 +214,62 @@ def agree_on_plan(
         UnlikePlansError: on all ranks, if one planned other slots.
     """
     members = [Member.of_document(each) for each in all_gather_json(own.document(), device)]
-    plan = plan_of(settings, members, ends, train_iters)
-    check_alike(all_gather_json(plan.schedule.digest, device))
+    plan = plan_of(PlannedJob(settings, members, ends, train_iters))
+    check_alike(gather_unlike(plan.schedule.digest, device))
     return plan
 
 
+def shared_slots(
+    job: PlannedJob, former: JobPlan | None, bases: Sequence[str | None], device: torch.device
+) -> Sequence[int] | None:
+    """Returns the slots of the operators from who has planned the same job before.
+
+    Args:
+        former: the newest plan of this process.
+        bases: of the newest plans of all ranks.
+
+    Returns:
+        None where all have, or nobody has.
+    """
+    if job.basis not in bases or {*bases} == {job.basis}:
+        return None
+    own: list[int] = []
+    if former is not None and former.basis == job.basis:
+        own = [former.schedule.slots[op] for op in former.schedule.inventory.sorted_operators]
+    slots: list[int] = broadcast_json(own, bases.index(job.basis), device)
+    return slots
+
+
 def plan_of(
-    settings: FaultTolerance,
-    members: Sequence[Member],
-    ends: Ends,
-    train_iters: int,
+    job: PlannedJob,
     restarts: int = 0,
+    former: JobPlan | None = None,
+    slots: Sequence[int] | None = None,
 ) -> JobPlan:
     """Plans a job; `check_alike` must follow.
 
     Args:
-        members: all ranks, in their order.
-        train_iters: the last step.
         restarts: of the job in place, until now. `--moevement-strict-replicas` and the limit of
             host memory refuse to begin a job; one that has lost processes keeps fewer copies.
+        former: a plan of this process; what it has of the same job stays.
+        slots: of the operators, in their order, as others have planned them; None: to be planned.
 
     Raises:
         UserError: there are too few failure domains, or a process would take too much memory.
         RecoveryAbortedError: the same in a restart, with one copy of each rank's slots.
     """
-    inventory = _inventory(members, ends)
-    order = order_operators(inventory.sorted_operators, Ordering.INDEX)
-    schedule = plan_window(inventory, order, window=settings.moevement_window).schedule
+    settings, members = job.settings, job.members
+    if former is None or former.basis != job.basis:
+        former = _sized(job, slots)
     is_strict = settings.moevement_strict_replicas and not restarts
     strictness = Strictness.REFUSE if is_strict else Strictness.LOWER
     found = tuple(spare for member in members for spare in member.spares)
     hosts = (*(member.host for member in members), *(spare.host for spare in found))
-    capacity = ring_capacity(schedule.window, LAG)
     placement = place_replicas(hosts, settings.moevement_replicas, strictness)
-    plan = JobPlan(
-        schedule=schedule,
+    plan = dataclasses.replace(
+        former,
         hosts=hosts,
         placement=placement,
-        rings={
-            member.host.rank: RingShape(
-                capacity, _buffer_bytes(schedule, member), len(member.operators) + 1
-            )
-            for member in members
-            if member.host.rank is not None
-        },
-        journal=JournalShape(
-            max_replayed_steps(schedule.window, LAG) + 2, ENTRY_BYTES, train_iters
-        ),
-        logs=_log_shapes(schedule.window, members),
         limit_bytes=settings.host_memory_limit_bytes,
         spares=found,
         warning=placement.warning,
@@ -271,14 +280,49 @@ def plan_of(
     return plan
 
 
-def _log_shapes(window: int, members: Sequence[Member]) -> Mapping[LogicalRank, LogShape]:
+def _sized(job: PlannedJob, slots: Sequence[int] | None) -> JobPlan:
+    """Returns the plan of a job with its schedule and all sizes, and without any holder."""
+    read = sizes_reader()
+    sizes = {member.host.occupied: read(member.sizes) for member in job.members}
+    schedule = _schedule(job, sizes, slots)
+    capacity = ring_capacity(schedule.window, LAG)
+    return JobPlan(
+        schedule=schedule,
+        hosts=(),
+        placement=Placement({}, 0, 0),
+        rings={
+            rank: RingShape(capacity, _buffer_bytes(schedule, rank, own), len(own.operators) + 1)
+            for rank, own in sizes.items()
+        },
+        journal=JournalShape(
+            max_replayed_steps(schedule.window, LAG) + 2, ENTRY_BYTES, job.train_iters
+        ),
+        logs=_log_shapes(schedule.window, sizes),
+        basis=job.basis,
+    )
+
+
+def _schedule(
+    job: PlannedJob, sizes: Mapping[LogicalRank, RankSizes], slots: Sequence[int] | None
+) -> WindowSchedule:
+    both = frozenset({OperatorId(OperatorKind.EMBEDDING), OperatorId(OperatorKind.HEAD)})
+    operators = {rank: own.operators for rank, own in sizes.items()}
+    inventory = Inventory(operators, (both,) if job.ends is Ends.TIED else ())
+    if slots is not None:
+        known = dict(zip(inventory.sorted_operators, slots, strict=True))
+        return WindowSchedule(inventory, job.settings.moevement_window, known)
+    order = order_operators(inventory.sorted_operators, Ordering.INDEX)
+    return plan_window(inventory, order, window=job.settings.moevement_window).schedule
+
+
+def _log_shapes(
+    window: int, sizes: Mapping[LogicalRank, RankSizes]
+) -> Mapping[LogicalRank, LogShape]:
     """Returns the sizes of the logs of the ranks that send anything over a boundary."""
     # A full ring waits behind the passes of a step: as if copies took one step longer.
     max_steps = max_log_steps(window, LAG + 1)
     return {
-        member.host.rank: LogShape(max_steps, member.log_bytes)
-        for member in members
-        if member.host.rank is not None and member.log_bytes
+        rank: LogShape(max_steps, own.log_bytes) for rank, own in sizes.items() if own.log_bytes
     }
 
 
@@ -286,7 +330,7 @@ def check_alike(digests: Sequence[str]) -> None:
     """Checks that all ranks have the same schedule.
 
     Args:
-        digests: of their schedules.
+        digests: of their schedules; none where they were found to be alike.
 
     Raises:
         UnlikePlansError: one has another.
@@ -299,15 +343,7 @@ def check_alike(digests: Sequence[str]) -> None:
         )
 
 
-def _inventory(members: Sequence[Member], ends: Ends) -> Inventory:
-    by_rank = {
-        member.host.rank: member.operators for member in members if member.host.rank is not None
-    }
-    both = frozenset({OperatorId(OperatorKind.EMBEDDING), OperatorId(OperatorKind.HEAD)})
-    return Inventory(by_rank, (both,) if ends is Ends.TIED else ())
-
-
-def _buffer_bytes(schedule: WindowSchedule, member: Member) -> int:
+def _buffer_bytes(schedule: WindowSchedule, rank: LogicalRank, own: RankSizes) -> int:
     """Returns the size of a rank's largest slot, alignment and extras included."""
-    alignment = ALIGNMENT_BYTES * len(member.operators)
-    return max(schedule.bytes_by_slot[member.host.occupied]) + alignment + member.extras_bytes
+    alignment = ALIGNMENT_BYTES * len(own.operators)
+    return max(schedule.bytes_by_slot[rank]) + alignment + own.extras_bytes

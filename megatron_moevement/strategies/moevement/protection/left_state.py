@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
+from itertools import chain
 
 import torch
 
 from megatron_moevement.policy.copies.placement import Host
 from megatron_moevement.policy.facts.facts import Condition, Facts, Holding, LiveState, ProcessFacts
-from megatron_moevement.policy.facts.facts_document import dump_facts, load_facts
+from megatron_moevement.policy.facts.facts_document import dump_process, load_processes
 from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.policy.window.schedule import Window
 from megatron_moevement.runtime.coordination.agreement import all_gather_json
@@ -86,10 +87,6 @@ def gather_facts(own: Facts, device: torch.device) -> Facts:
     Args:
         own: with this process alone.
     """
-    documents = all_gather_json(dump_facts(own), device)
-    processes = tuple(
-        process
-        for number, document in enumerate(documents)
-        for process in load_facts(document, f"what rank {number} said").processes
-    )
-    return dataclasses.replace(own, processes=processes)
+    told = all_gather_json([dump_process(each) for each in own.processes], device)
+    read = [load_processes(each, f"what rank {rank} said") for rank, each in enumerate(told)]
+    return dataclasses.replace(own, processes=tuple(chain.from_iterable(read)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import chain
 
 import torch.distributed as dist
 
@@ -11,7 +12,7 @@ from megatron_moevement.integrations.megatron.slot_layout import slot_layouts
 from megatron_moevement.policy.facts.facts import Condition, Facts, LiveState
 from megatron_moevement.policy.recovery.lifecycle import Action, Event
 from megatron_moevement.policy.recovery.plan import Origin, Plan, WindowEdges
-from megatron_moevement.runtime.coordination.agreement import all_gather_json
+from megatron_moevement.runtime.coordination.agreement import all_gather_json, broadcast_json
 from megatron_moevement.strategies.moevement.carried_state import GIVEN_UP, SurvivingState
 from megatron_moevement.strategies.moevement.history import WindowHistory
 from megatron_moevement.strategies.moevement.protection.first_captures import (
@@ -22,6 +23,7 @@ from megatron_moevement.strategies.moevement.protection.first_captures import (
 )
 from megatron_moevement.strategies.moevement.recovery.boundaries import ReplayedBoundaries
 from megatron_moevement.strategies.moevement.recovery.left_ledger import (
+    LedgerDocument,
     LeftLedger,
     own_ledger,
     write_journal,
@@ -102,9 +104,24 @@ class Execution:
             ]
         if plan.is_from_durable and plan.edges is WindowEdges.RESTARTED:
             memory.store.clear_rings()  # its ledger stays: nothing else leads to the target
-        told = memory.open(lambda: [captures, own_ledger(memory, plan)])
-        ledger = LeftLedger.of_documents(one for _, one in told)
-        return ledger, first_captures(rank, plan, [each for several, _ in told for each in several])
+        ledgers: list[LedgerDocument | None] = []
+
+        def tell() -> list[OwnCaptures]:
+            ledgers.append(own_ledger(memory, plan))
+            return captures
+
+        told = memory.open(tell)
+        ledger = LeftLedger.of_document(
+            broadcast_json(ledgers[0], self._source, self._objects.device)
+        )
+        return ledger, first_captures(rank, plan, chain.from_iterable(told))
+
+    @property
+    def _source(self) -> int:
+        """The rank that has the ledger, or speaks for who has it."""
+        ranks, by_rank = self._objects.layout.ranks, self._facts.by_rank
+        having = (by_rank[rank].process == self._plan.ledger_source for rank in ranks)
+        return next((number for number, has in enumerate(having) if has), 0)
 
     def _roll_forward(self, ledger: LeftLedger) -> None:
         for rolling in self._plan.roll_forward:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, Self
 
 from megatron_moevement.policy.job.ranks import LogicalRank
@@ -13,6 +13,9 @@ from megatron_moevement.runtime.slots.journal import Journal
 from megatron_moevement.strategies.moevement.history import WindowHistory
 from megatron_moevement.strategies.moevement.protection.host_memory import HostMemory
 from megatron_moevement.strategies.scalars import decode_entry
+
+LedgerDocument = Mapping[str, Any]
+"""What one rank sends to all, of entries and losses by their steps; as JSON."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,20 +35,15 @@ class LeftLedger:
         return decode_entry(self.entries[step])
 
     @classmethod
-    def of_documents(cls, documents: Iterable[Mapping[str, Any] | None]) -> Self:
-        """Returns the ledger of who has it.
-
-        Args:
-            documents: what `own_ledger` returns on all ranks.
-        """
-        found = next(one for one in documents if one)
+    def of_document(cls, document: LedgerDocument) -> Self:
+        """Returns the ledger of what `own_ledger` returned."""
         return cls(
-            entries={int(step): text.encode() for step, text in found["entries"].items()},
-            losses={int(step): loss_from_hex(text) for step, text in found["losses"].items()},
+            entries={int(step): text.encode() for step, text in document["entries"].items()},
+            losses={int(step): loss_from_hex(text) for step, text in document["losses"].items()},
         )
 
 
-def own_ledger(memory: HostMemory, plan: Plan) -> dict[str, Any] | None:
+def own_ledger(memory: HostMemory, plan: Plan) -> LedgerDocument | None:
     """Returns the ledger of the steps that are done again, and all losses, as JSON holds them.
 
     One rank speaks for processes that have none.

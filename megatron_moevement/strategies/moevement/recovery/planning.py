@@ -21,6 +21,7 @@ from megatron_moevement.policy.recovery.planner import (
 from megatron_moevement.runtime.coordination.agreement import (
     all_gather_json,
     as_user_error,
+    gather_unlike,
     together,
 )
 from megatron_moevement.runtime.coordination.commit_barrier import DisagreementError
@@ -73,9 +74,8 @@ class Planning:
         eras = tuple(process.rollbacks for process in facts.processes)
         agreed = Agreed(of_newest_history(facts), plan, eras, facts.is_continuing)
         if plan is not None:
-            digests = set(all_gather_json(plan.digest, objects.device))
-            if len(digests) > 1:
-                raise DisagreementError(f"ranks have different plans: {sorted(digests)}")
+            if unlike := gather_unlike(plan.digest, objects.device):
+                raise DisagreementError(f"ranks have different plans: {sorted(set(unlike))}")
             objects.faults.strike_outside(FaultPoint.PLAN)
             self._carried.agreed = agreed
             self._tell(plan)

@@ -1,0 +1,114 @@
+"""What a recovery costs each rank grows with the ranks of the job, and not with their square."""
+
+import sys
+
+import pytest
+
+from megatron_moevement.policy.copies.placement import Host
+from megatron_moevement.policy.job.operators import Operator, OperatorId
+from megatron_moevement.policy.job.ranks import LogicalRank
+from megatron_moevement.policy.job.segments import Ends
+from megatron_moevement.settings.fault_tolerance import FaultTolerance
+from megatron_moevement.strategies.moevement.protection.job_plan import PlannedJob, plan_of
+from megatron_moevement.strategies.moevement.protection.members import Member
+from tests.harness.one_of_many import one_of_many
+from tests.harness.scaled_recovery import Kind, ScaledRecovery
+
+RANKS = 128
+MAX_RATIO = 2.3
+SETTINGS = FaultTolerance(moevement_window=3)
+
+
+def instructions_of(act):
+    """Returns how many instructions of Python an action executes, loops within a line included."""
+    count = 0
+
+    def trace(frame, event, argument):
+        nonlocal count
+        frame.f_trace_lines, frame.f_trace_opcodes = False, True
+        count += event == "opcode"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        act()
+    finally:
+        sys.settrace(before)
+    return count
+
+
+def work_of(ranks, kind):
+    """Returns for each part the instructions that a rank executes, and the bytes it receives."""
+    recovery = ScaledRecovery(ranks, kind)
+    with one_of_many(ranks, recovery.number) as group:
+        for _, act in recovery.parts(group):  # what is computed once in a process is not counted
+            act()
+        recovery.forget()
+        work = {}
+        for part, act in recovery.parts(group):
+            instructions = instructions_of(act)
+            work[part] = instructions, group.received_bytes
+    return work
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("kind", Kind)
+def test_twice_the_ranks_are_twice_the_work_in_each_part_of_a_recovery(kind):
+    few, many = work_of(RANKS, kind), work_of(2 * RANKS, kind)
+    assert few.keys() == many.keys()
+    for part, costs in few.items():
+        for what, once, twice in zip(("instructions", "bytes"), costs, many[part], strict=True):
+            assert twice <= MAX_RATIO * once, (part, what, once, twice)
+
+
+def job_of(*full_bytes, restarted=0):
+    """Returns a job of ranks that hold a replica of two operators and one more each."""
+    gates = [OperatorId.parse(f"layers.{layer}.gate") for layer in range(len(full_bytes) + 2)]
+    members = [
+        Member.of(
+            Host(number + restarted, f"node{number + restarted}", LogicalRank(dp=number)),
+            [Operator(gates[place], size, 2) for place in (0, 1, number + 2)],
+            1000,
+            5,
+        )
+        for number, size in enumerate(full_bytes)
+    ]
+    return PlannedJob(SETTINGS, members, Ends.INDEPENDENT, 100)
+
+
+def test_a_schedule_stays_over_restarts_and_other_hosts_get_other_copies():
+    job, again = job_of(12, 24, 36), job_of(12, 24, 36, restarted=1)
+    former = plan_of(job)
+    plan = plan_of(again, 1, former)
+    assert plan.schedule is former.schedule
+    assert plan == plan_of(again, 1)
+    assert plan.placement != former.placement
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        job_of(12, 24, 40),
+        job_of(12, 24),
+        PlannedJob(SETTINGS, job_of(12, 24, 36).members, Ends.INDEPENDENT, 101),
+        PlannedJob(
+            FaultTolerance(moevement_window=2), job_of(12, 24, 36).members, Ends.INDEPENDENT, 100
+        ),
+    ],
+)
+def test_another_job_is_planned_anew(other):
+    former = plan_of(job_of(12, 24, 36))
+    plan = plan_of(other, 1, former)
+    assert plan == plan_of(other, 1)
+    assert plan.basis != former.basis
+
+
+def test_a_newcomer_comes_to_the_schedule_of_the_others():
+    job = job_of(12, 24, 36)
+    former = plan_of(job)
+    slots = [former.schedule.slots[each] for each in former.schedule.inventory.sorted_operators]
+    assert plan_of(job, 0, None, slots) == former
+    assert plan_of(job, 0, None, slots).schedule.digest == former.schedule.digest
+    other = plan_of(job, 0, None, [(slot + 1) % 3 for slot in slots])
+    assert other.schedule.digest != former.schedule.digest
