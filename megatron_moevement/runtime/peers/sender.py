@@ -8,7 +8,6 @@ another process takes its place.
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future
 from datetime import timedelta
@@ -68,7 +67,7 @@ class _SlotThread(PeerThread[_Delivery, None]):
         self._halfway = halfway
         self._history = history
         self._told: int | None = None
-        self._began_s = time.monotonic()  # the transfer under way
+        self._under_way = Deadline(deadline)
         super().__init__(me, process, address, deadline, "slot-sender")
 
     def _carry_out(self, peer: PeerConnection, request: _Delivery, outcome: Future[None]) -> None:
@@ -77,9 +76,8 @@ class _SlotThread(PeerThread[_Delivery, None]):
         if request.is_accounted and key not in self._account.acknowledgements.owing:
             outcome.cancel()
             return
-        self._began_s = time.monotonic()
+        self._under_way = deadline = Deadline(self._deadline)
         try:
-            deadline = Deadline(self._deadline)
             self._tell(peer, deadline)
             peer.store(owner, record, request.payload, deadline, self._halfway)
         except DamagedSlotError as error:
@@ -104,7 +102,7 @@ class _SlotThread(PeerThread[_Delivery, None]):
         return SilentPeerError(reason)
 
     def _ended(self, reason: str) -> None:
-        self._account.note_silent(self._process, reason, self._began_s)
+        self._account.note_silent(self._process, reason, self._under_way.since_s)
 
 
 class SlotSender(Closing):
@@ -127,7 +125,7 @@ class SlotSender(Closing):
         """Connects to nobody yet.
 
         Args:
-            deadline: from the start of a transfer to its acknowledgement.
+            deadline: for a transfer to move on, and for its acknowledgement.
             halfway: called when half of a slot was sent, by the thread that sends it.
         """
         self._me = me

@@ -66,7 +66,7 @@ class ReplicaServer(Closing):
 
         Args:
             interface: host name or IP address of this machine, `--moevement-replication-interface`.
-            deadline: for one message with its payload.
+            deadline: for a message that has begun to move on.
             max_unproven: as many callers are connected at a time that have not proved who they
                 are; one more takes the place of another.
             max_proved: as many peers are connected at a time; more are hung up on.
