@@ -28,7 +28,14 @@ class TestTcp(TransportContract):
                 TCP.dial(("127.0.0.1", port), soon())
             TCP.dial(listener.address, soon()).close()
 
-    @pytest.mark.parametrize("interface", ["0.0.0.0", "::", "203.0.113.7", "no-such-host.invalid"])
+    def test_it_listens_at_the_address_of_an_interface_that_is_named(self):
+        with contextlib.closing(TCP.listen("lo")) as listener:
+            assert listener.address[0] == "127.0.0.1"
+
+    @pytest.mark.parametrize(
+        "interface",
+        ["0.0.0.0", "::", "203.0.113.7", "no-such-host.invalid", "lo-is-no-prefix-of-it"],
+    )
     def test_it_listens_on_one_interface_of_this_machine_only(self, interface):
         with pytest.raises(UserError, match="--moevement-replication-interface"):
             TCP.listen(interface)

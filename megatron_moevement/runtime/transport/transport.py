@@ -126,7 +126,7 @@ class Transport(Protocol):
         """Listens at an address of its own, on one interface of this machine only.
 
         Args:
-            interface: host name or IP address, `--moevement-replication-interface`.
+            interface: its name, or a host name or IP address, `--moevement-replication-interface`.
 
         Raises:
             UserError: it is none of this machine's, or all of them.
