@@ -59,9 +59,9 @@ def test_what_moved_before_a_link_broke_was_no_trouble(job, monkeypatch):
     record = capture(owner.ring, 3)
     began_s, store = [], PeerConnection.store
 
-    def stamped(*arguments):
+    def stamped(*arguments, **others):
         began_s.append(time.monotonic())
-        store(*arguments)
+        store(*arguments, **others)
 
     def cut(_):
         raise ConnectionResetError("cut")
