@@ -1,12 +1,19 @@
 # MoEvement on an NGC PyTorch image, which brings torch, NCCL, triton, TransformerEngine and apex.
 # None of them is installed again: the fork and this package come without their dependencies.
 #   docker build --tag moevement .
-ARG FROM_IMAGE_NAME=nvcr.io/nvidia/pytorch:25.11-py3
+# 26.08 is the first one whose torch (2.14.0a0) fits pyproject.toml; 26.07 has a 2.13 before its release.
+ARG FROM_IMAGE_NAME=nvcr.io/nvidia/pytorch:26.08-py3
 FROM ${FROM_IMAGE_NAME}
 
 SHELL ["/bin/bash", "-o", "pipefail", "-c"]
 WORKDIR /workspace/moevement
 COPY . .
+
+# Dependencies are not resolved below, so the torch of the base image is compared here.
+RUN python -c 'import sys, tomllib; from importlib.metadata import version; from packaging.requirements import Requirement; \
+        needed = map(Requirement, tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"]); \
+        torch = next(one for one in needed if one.name == "torch"); \
+        torch.specifier.contains(version("torch"), prereleases=True) or sys.exit(f"{torch} is needed, the image has {version(torch.name)}")'
 
 # What the base image may lack of the other dependencies, whatever versions it constrains pip to.
 RUN grep -E '^(rich|markdown-it-py|mdurl|nvidia-resiliency-ext|psutil|pygments|tokenizers|xxhash)==' constraints.txt \

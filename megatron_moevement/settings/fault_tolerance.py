@@ -57,7 +57,10 @@ class FaultTolerance:
         None, "most host memory that a process takes for snapshots"
     )
     moevement_replication_interface: str = flag(
-        "127.0.0.1", "address that snapshots are received at", metavar="ADDRESS"
+        "127.0.0.1",
+        "where snapshots are received: an address or an interface of this machine, with "
+        "{local_rank} in it or several by commas one for each local rank",
+        metavar="ADDRESS",
     )
     moevement_audit_interval: int | None = count(
         None,
@@ -71,6 +74,12 @@ class FaultTolerance:
     def is_on(self) -> bool:
         """Whether anything beyond durable checkpoints protects the job."""
         return self.moevement_strategy != OFF
+
+    def of_process(self, local_rank: int) -> FaultTolerance:
+        """Returns the same with the interface of one process of a machine."""
+        places = self.moevement_replication_interface.split(",")
+        place = places[local_rank % len(places)].replace("{local_rank}", str(local_rank))
+        return dataclasses.replace(self, moevement_replication_interface=place)
 
     @property
     def host_memory_limit_bytes(self) -> int | None:

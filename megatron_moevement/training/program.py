@@ -38,6 +38,8 @@ def main(argv: Sequence[str]) -> int:
         launch = Launch.from_environment()
         arguments = parse(argv, launch.processes, launch.world_size)
         launch = launch.occupying(launch.rank, arguments.world_size)
+        own = arguments.fault_tolerance.of_process(launch.local_rank)
+        arguments = dataclasses.replace(arguments, fault_tolerance=own)
         if arguments.monitoring.enable_ft_package and launch.rank_monitor is None:
             raise UserError(
                 "--enable-ft-package: this rank is not monitored (FT_RANK_MONITOR_IPC_SOCKET is "

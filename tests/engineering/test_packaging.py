@@ -1,6 +1,7 @@
 """What `pip install .` and a source distribution carry."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -73,6 +74,25 @@ def test_the_fork_can_be_built_from_an_installed_package(wheel, tmp_path):
     subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True)
     (built,) = (tmp_path / "out").iterdir()
     assert f"+moevement.{load_series().upstream.fork_version}-" in built.name
+
+
+@pytest.mark.parametrize(("version", "fits"), [("2.14.0a0+nv26.08", True), ("2.13.0a0", False)])
+def test_an_image_whose_torch_does_not_fit_is_not_built(tmp_path, version, fits):
+    script = (ROOT / "Dockerfile").read_text()
+    script = re.search(
+        r"RUN (python -c 'import sys, tomllib.*?')$", script, re.DOTALL | re.MULTILINE
+    )
+    metadata = tmp_path / "torch-1.dist-info" / "METADATA"
+    metadata.parent.mkdir()
+    metadata.write_text(f"Metadata-Version: 2.1\nName: torch\nVersion: {version}\n")
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environment = os.environ | {"PYTHONPATH": str(tmp_path), "PATH": path}
+    command = ["bash", "-c", script[1]]
+    built = subprocess.run(
+        command, cwd=ROOT, env=environment, check=False, capture_output=True, text=True
+    )
+    assert (built.returncode == 0) is fits, built.stderr
+    assert ("torch>=2.13 is needed" in built.stderr) is not fits
 
 
 def test_a_source_distribution_builds_the_same_wheel(source, wheel, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from datetime import timedelta
 from pathlib import Path
 from typing import cast
@@ -20,6 +21,8 @@ from megatron_moevement.policy.window.schedule import Window, WindowSchedule
 from megatron_moevement.runtime.capture.capture import Capture
 from megatron_moevement.runtime.coordination.progress import Progress
 from megatron_moevement.runtime.peers.sender import SlotSender
+from megatron_moevement.runtime.peers.server import ReplicaServer
+from megatron_moevement.runtime.peers.stored_slots import StoredSlots
 from megatron_moevement.runtime.slots.identity import StoreIdentity
 from megatron_moevement.runtime.slots.ring_file import RingFile, RingShape
 from megatron_moevement.runtime.slots.slot_record import EXTRAS
@@ -32,6 +35,7 @@ from megatron_moevement.strategies.moevement.capture.window_capture import (
 from megatron_moevement.strategies.moevement.protection.slot_replicator import SlotReplicator
 from megatron_moevement.strategies.scalars import SlotScalars
 from tests.harness.late_stream import LateStream
+from tests.harness.loopback_transport import Link, Loopback
 
 _RANK = LogicalRank()
 _W = 3
@@ -83,7 +87,13 @@ class TellingOperators:
 class CapturedWindows:
     """Captures the states of a job whose steps take no time, through a stream that is late."""
 
-    def __init__(self, store: StoreDirectory, sender: SlotSender, capture: Capture) -> None:
+    def __init__(
+        self,
+        store: StoreDirectory,
+        sender: SlotSender,
+        capture: Capture,
+        holders: tuple[int, ...] = (),
+    ) -> None:
         self._live = TellingOperators()
         operators = self._live.operators
         slots = {operator.id: number % _W for number, operator in enumerate(operators)}
@@ -93,7 +103,9 @@ class CapturedWindows:
         self._ring: RingFile = store.ring(RingRole.OWN, _RANK, RingShape(capacity, 1 << 16, 6))
         self._windows = WindowCapture(
             capture,
-            SlotReplicator(sender, self._ring, Placement({_RANK: ()}, 0, 0), ()),
+            SlotReplicator(
+                sender, self._ring, Placement({_RANK: holders}, len(holders), len(holders)), ()
+            ),
             SlotContents(self._schedule, self._layouts, rollbacks=0),
             SlotRing(capacity),
         )
@@ -171,3 +183,28 @@ def capture_windows(
         windows = CapturedWindows(store, sender, capture)
         wrong, checked = windows.run(steps)
         return wrong, checked, [stall.total_seconds() for stall in windows.stalls]
+
+
+def capture_over(folder: str, steps: int, link: Link) -> None:
+    """Captures the states of a job whose slots another process keeps, too.
+
+    Args:
+        folder: of the stores.
+        steps: how many states.
+        link: to the other process.
+    """
+    token, identity = b"the token of two processes", StoreIdentity("run", "0")
+    me, deadline = Session(token, 0, 1, Loopback(link)), timedelta(seconds=20)
+    with (
+        StoreDirectory(Path(folder), identity, 0) as store,
+        StoreDirectory(Path(folder), identity, 1) as held,
+    ):
+        slots = StoredSlots(None)
+        slots.keep(held.ring(RingRole.HELD, _RANK, RingShape(ring_capacity(_W, 1), 1 << 16, 6)))
+        them = dataclasses.replace(me, process=1)
+        with (
+            ReplicaServer("127.0.0.1", them, slots, deadline=deadline) as server,
+            SlotSender(me, {1: server.address}, deadline=deadline) as sender,
+            Capture(LateStream(0)) as capture,
+        ):
+            CapturedWindows(store, sender, capture, holders=(1,)).run(steps)

@@ -32,7 +32,12 @@ from megatron_moevement.runtime.peers.log_messages import (
     tag_document,
 )
 from megatron_moevement.runtime.peers.server import ReplicaServer
-from megatron_moevement.runtime.peers.slot_messages import key_document, slot_document
+from megatron_moevement.runtime.peers.slot_messages import (
+    Share,
+    key_document,
+    share_document,
+    slot_document,
+)
 from megatron_moevement.runtime.peers.state_messages import StatePart, found_document
 from megatron_moevement.runtime.peers.stored_slots import StoredSlots
 from megatron_moevement.runtime.slots.identity import StoreIdentity
@@ -69,7 +74,8 @@ _HISTORY = History(
 )
 _DOCUMENTS: tuple[tuple[Kind, dict[str, Any], int], ...] = (
     (Kind.FETCH, key_document(_KEY), 0),
-    (Kind.SLOT, slot_document(_OTHER, _SLOT), 100),
+    (Kind.SLOT, share_document(_OTHER, _SLOT, Share("a", 0, is_last=True)), 100),
+    (Kind.SLOT, share_document(_OTHER, _SLOT, Share("a", 40, is_last=False)), 60),
     (Kind.FOUND, slot_document(_OTHER, _SLOT), 100),
     (Kind.HISTORY, _HISTORY.document(), 0),
     (Kind.RECEIVED, step_document(3), 0),

@@ -10,6 +10,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 SRUN = """#!/bin/sh
 echo "$PYTHON" >"$RUN_DIR/python"
+echo "$CUDA_DEVICE_MAX_CONNECTIONS" >"$RUN_DIR/connections"
 case "$*" in
 *" stores "*) echo "MASTER_ADDR=$MASTER_ADDR"; echo "$@" >"$RUN_DIR/served"; exec sleep 60 ;;
 *) printf "%s\\n" "$@"; for rank in $(seq 16); do echo "${CODE:-0}" >"$CODES/$rank"; done ;;
@@ -31,6 +32,8 @@ def submit(tmp_path):
             "SLURM_JOB_ID": "77",
             "SLURM_JOB_NODELIST": "node[1-2]",
             "SLURM_NTASKS": "16",
+            "SLURM_NTASKS_PER_NODE": "8",
+            "SLURM_CPUS_ON_NODE": "104",
             "SLURM_SUBMIT_DIR": str(ROOT),
             "RUN_DIR": str(tmp_path / "a run"),
             "DATA_PATH": "/data/pile",
@@ -68,12 +71,33 @@ def test_a_bad_exit_of_one_task_is_left_to_the_others(submit):
     assert submit()[0] == "--kill-on-bad-exit=0"
 
 
+def test_each_task_has_its_share_of_the_cores_and_all_memory_is_the_jobs(submit):
+    def bound(**variables):
+        handed = submit(**variables)
+        return handed[1 : handed.index("bash")]
+
+    block = ["--cpu-bind=cores", "--distribution=block:block"]
+    assert bound() == ["--cpus-per-task", "12", *block]
+    assert bound(SLURM_CPUS_ON_NODE="8")[1] == "1"
+    flags = bound(SLURM_CPUS_PER_TASK="4", SRUN_FLAGS="--cpu-bind=none --hint=nomultithread")
+    assert flags == ["--cpus-per-task", "4", *block, "--cpu-bind=none", "--hint=nomultithread"]
+    text = (ROOT / "scripts" / "train_moe.sbatch").read_text()
+    assert {"#SBATCH --exclusive", "#SBATCH --mem=0"} <= set(text.splitlines())
+
+
 def test_the_stores_are_served_by_the_first_node_beside_the_ranks(submit, tmp_path):
     submit()
     served = (tmp_path / "a run" / "served").read_text()
     assert served.startswith("--overlap --nodes 1 --ntasks 1 --nodelist localhost ")
     task = 'cli stores     --interface "$MASTER_ADDR" --port "$MASTER_PORT" --processes "$2"'
     assert task in served.replace("\\", "").replace("\n", "")
+
+
+def test_streams_share_queues_as_megatron_asks_for_unless_told_otherwise(submit, tmp_path):
+    submit()
+    assert (tmp_path / "a run" / "connections").read_text() == "1\n"
+    submit(CUDA_DEVICE_MAX_CONNECTIONS="32")
+    assert (tmp_path / "a run" / "connections").read_text() == "32\n"
 
 
 def test_flags_of_the_user_come_last_and_override(submit):
@@ -125,15 +149,16 @@ def test_each_task_takes_its_rank_from_slurm(submit, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("nodes", "name", "interface"),
+    ("nodes", "name", "given", "interface"),
     [
-        ("2", "localhost", ["--moevement-replication-interface", "127.0.0.1"]),
-        ("2", "no-such-node.invalid", []),
-        ("1", "localhost", []),
+        ("2", "localhost", {}, "127.0.0.1"),
+        ("2", "no-such-node.invalid", {}, None),
+        ("2", "localhost", {"REPLICATION_INTERFACE": "ib{local_rank}"}, "ib{local_rank}"),
+        ("1", "localhost", {"REPLICATION_INTERFACE": "ib{local_rank}"}, None),
     ],
 )
-def test_each_task_of_several_nodes_receives_copies_at_the_address_of_its_node(
-    submit, tmp_path, nodes, name, interface
+def test_each_task_of_several_nodes_receives_copies_at_its_interface_or_its_nodes_address(
+    submit, tmp_path, nodes, name, given, interface
 ):
     handed = submit()
     start = handed.index("-c") + 1
@@ -143,12 +168,13 @@ def test_each_task_of_several_nodes_receives_copies_at_the_address_of_its_node(
     slurm = {"SLURM_PROCID": "0", "SLURM_NNODES": nodes, "SLURMD_NODENAME": name}
     result = subprocess.run(
         ["bash", "-c", script, "task", "program", "--seed", "a b"],
-        env=os.environ | slurm | {"CODES": str(tmp_path)},
+        env=os.environ | slurm | given | {"CODES": str(tmp_path)},
         capture_output=True,
         text=True,
         check=True,
     )
-    assert result.stdout.splitlines() == ["program", *interface, "--seed", "a b"]
+    flags = [] if interface is None else ["--moevement-replication-interface", interface]
+    assert result.stdout.splitlines() == ["program", *flags, "--seed", "a b"]
     assert result.stderr == ""
 
 

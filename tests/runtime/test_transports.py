@@ -2,12 +2,15 @@
 
 import contextlib
 import time
+import types
 from datetime import timedelta
 
 import pytest
 
 from megatron_moevement.errors import UserError
+from megatron_moevement.runtime.transport import transport as transport_module
 from megatron_moevement.runtime.transport.tcp import TCP
+from megatron_moevement.runtime.transport.transport import Deadline
 from tests.harness.loopback_transport import Link, Loopback
 from tests.harness.transport_contract import TransportContract, received, soon
 
@@ -25,7 +28,14 @@ class TestTcp(TransportContract):
                 TCP.dial(("127.0.0.1", port), soon())
             TCP.dial(listener.address, soon()).close()
 
-    @pytest.mark.parametrize("interface", ["0.0.0.0", "::", "203.0.113.7", "no-such-host.invalid"])
+    def test_it_listens_at_the_address_of_an_interface_that_is_named(self):
+        with contextlib.closing(TCP.listen("lo")) as listener:
+            assert listener.address[0] == "127.0.0.1"
+
+    @pytest.mark.parametrize(
+        "interface",
+        ["0.0.0.0", "::", "203.0.113.7", "no-such-host.invalid", "lo-is-no-prefix-of-it"],
+    )
     def test_it_listens_on_one_interface_of_this_machine_only(self, interface):
         with pytest.raises(UserError, match="--moevement-replication-interface"):
             TCP.listen(interface)
@@ -44,6 +54,36 @@ class TestBadLoopback(TransportContract):
     @pytest.fixture
     def transport(self):
         return Loopback(BAD)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Stands still; the test moves it."""
+    now = types.SimpleNamespace(s=100.0)
+    monkeypatch.setattr(transport_module.time, "monotonic", lambda: now.s)
+    return now
+
+
+def test_what_moves_on_has_the_time_that_its_size_needs(clock):
+    deadline = Deadline(timedelta(seconds=30))
+    for _ in range(100):
+        clock.s += 10
+        deadline.carried(20 * 10**6)
+    assert deadline.since_s == clock.s == 1100
+    assert deadline.remaining_s() == 30
+    clock.s += 30
+    with pytest.raises(TimeoutError):
+        deadline.remaining_s()
+
+
+def test_a_peer_that_drips_is_given_up(clock):
+    deadline = Deadline(timedelta(seconds=30))
+    for _ in range(29):
+        clock.s += 1
+        deadline.carried(10)
+    clock.s += 1.1
+    with pytest.raises(TimeoutError):
+        deadline.remaining_s()
 
 
 def carried(link, size_bytes):

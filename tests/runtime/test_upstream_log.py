@@ -1,6 +1,8 @@
 """The upstream log keeps what it was given, within its memory, and notices what is damaged."""
 
+import os
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -249,3 +251,21 @@ def test_what_was_dropped_is_gone():
         log.serve(tag(2, 0))
     log.clear()
     assert log.used_bytes == 0
+
+
+def is_mapped(address):
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        first, last = (int(end, 16) for end in line.split()[0].split("-"))
+        if first <= address < last:
+            return True
+    return False
+
+
+def test_a_fork_does_not_copy_the_memory_of_the_log():
+    log = UpstreamLog(max_steps=2, step_bytes=2**22)
+    address = log._memory.data_ptr()
+    assert is_mapped(address)
+    child = os.fork()
+    if not child:
+        os._exit(is_mapped(address))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

@@ -19,10 +19,11 @@ SAID = (
 )
 
 
-def test_the_default_interface_is_refused_on_all_ranks_where_they_are_on_two_machines(
+def test_a_loopback_interface_is_refused_on_all_ranks_where_they_are_on_two_machines(
     megatron_fork_server, text, tmp_path
 ):
-    program = CASE.protected_program(megatron_fork_server, text)
+    place = "--moevement-replication-interface=127.0.{local_rank}.1"
+    program = CASE.protected_program(megatron_fork_server, text, place)
     run = Run(dataclasses.replace(program, path=PROGRAM), tmp_path)
     with run.start() as job:
         result = job.wait()

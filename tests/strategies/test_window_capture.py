@@ -1,6 +1,7 @@
 """Slots of consecutive states: each holds its state, however late its copies run."""
 
 import dataclasses
+import logging
 from datetime import timedelta
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 
 from megatron_moevement.runtime.capture.capture import Capture
 from megatron_moevement.runtime.observation.events import EventName, read_events
+from megatron_moevement.strategies.moevement.capture import pace
 from tests.harness.interruption import Run
 from tests.harness.protected_run import Case
 
@@ -58,6 +60,31 @@ def test_the_stall_is_as_long_as_the_copies_take(megatron_fork_server, tmp_path)
     (stalls,) = job.check().values
     assert len(stalls) == 4
     assert max(stalls) >= 0.8 * COPIES_S
+
+
+def capture_over_a_slow_link(folder):
+    from tests.harness.captured_windows import capture_over  # noqa: PLC0415
+    from tests.harness.loopback_transport import Link  # noqa: PLC0415
+
+    said = []
+    logger = logging.getLogger(pace.__name__)
+    logger.addFilter(lambda record: said.append(record.getMessage()))
+    capture_over(folder, STEPS, Link(bandwidth_bytes_per_s=50e3))
+    return said
+
+
+def test_replication_that_is_slower_than_training_is_reported_once(megatron_fork_server, tmp_path):
+    job = megatron_fork_server.run(capture_over_a_slow_link, world_size=1, args=[str(tmp_path)])
+    ((said,),) = job.check().values
+    assert said.startswith("replication is slower than training: up to step ")
+    assert "raise --moevement-window" in said
+
+
+def test_a_window_that_is_waited_for_now_and_then_is_not_reported(caplog):
+    of_a_process = pace.Pace()
+    for step in range(30):
+        of_a_process.note(step, waited=step % 3 > 0)
+    assert caplog.messages == []
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ _LONGEST_PAUSE_S = 10.0
 _LASTING_FAILURES = 4
 """In a row: about two seconds of connections that break at once."""
 _LASTING_S = 30.0
-"""Of failures in a row, from the start of the first transfer: one that gets no answer is enough."""
+"""Of failures in a row, since something moved last: a transfer that gets no answer is enough."""
 _FORGOTTEN_AFTER_S = 60.0
 
 
@@ -35,7 +35,7 @@ class Trouble:
     """Failed transfers to one peer, none of which a confirmed copy has followed.
 
     Attributes:
-        since_s: when the first of them began.
+        since_s: when something moved last before the first of them failed.
         last_s: when the last of them failed.
         reason: of the last one.
     """
@@ -46,10 +46,10 @@ class Trouble:
     reason: str
 
     @classmethod
-    def after(cls, former: Trouble | None, began_s: float, failed_s: float, reason: str) -> Trouble:
+    def after(cls, former: Trouble | None, since_s: float, failed_s: float, reason: str) -> Trouble:
         """Returns the trouble with a peer after another transfer to it has failed."""
         if former is None:
-            return cls(1, began_s, failed_s, reason)
+            return cls(1, since_s, failed_s, reason)
         return cls(former.failures + 1, former.since_s, failed_s, reason)
 
     @property

@@ -16,7 +16,7 @@ import socket
 from pathlib import Path
 
 from megatron_moevement.errors import MoEvementError
-from megatron_moevement.runtime.slots.mapped_file import available_memory_bytes
+from megatron_moevement.runtime.slots.available_memory import available_memory_bytes
 
 _LEAST_MEMORY_BYTES = 64 << 20
 """With less the kernel is about to kill processes."""

@@ -19,9 +19,10 @@ from megatron_moevement.runtime.peers.log_messages import (
     tag_document,
 )
 from megatron_moevement.runtime.peers.slot_messages import (
+    Share,
     key_document,
     key_of,
-    slot_document,
+    share_document,
     slot_of_document,
 )
 from megatron_moevement.runtime.peers.state_messages import StatePart, checksum_of_document
@@ -85,21 +86,23 @@ class PeerConnection(Closing):
         record: SlotRecord,
         payload: memoryview,
         deadline: Deadline,
+        *,
+        share: Share,
         halfway: Callable[[SlotRecord], None] = lambda record: None,
     ) -> None:
-        """Sends a copy of a slot and waits until the peer has it.
+        """Sends bytes of a copy of a slot and waits until the peer has them.
 
         Args:
-            halfway: called when half of it was sent.
+            payload: the bytes of the share.
+            halfway: called when half of them was sent.
 
         Raises:
             DamagedSlotError: it arrived damaged.
         """
-        document = slot_document(owner, record)
         self._channel.send(
             Kind.SLOT,
             self._me.generation,
-            document,
+            share_document(owner, record, share),
             payload,
             deadline,
             halfway=lambda: halfway(record),

@@ -68,15 +68,15 @@ class CopyAccount:
                 trouble.failures,
             )
 
-    def note_silent(self, process: int, reason: str, began_s: float) -> None:
+    def note_silent(self, process: int, reason: str, since_s: float) -> None:
         """Notes that a transfer to a process has failed.
 
         Args:
-            began_s: when it began, on the monotonic clock.
+            since_s: when something moved last, on the monotonic clock.
         """
         with self._lock:
             former = self._troubles.get(process)
-            trouble = Trouble.after(former, began_s, time.monotonic(), reason)
+            trouble = Trouble.after(former, since_s, time.monotonic(), reason)
             self._troubles[process] = trouble
             self._silent[process] = reason
             self._news.tell()

@@ -1,17 +1,17 @@
 """The sender of a process: streams its slots to peers, and gets slots from them.
 
-Each peer that is sent to has one thread and one connection. Where a transfer fails both end, and
-the peer is reported as silent. The training thread decides when it is tried again, and whether
-another process takes its place.
+Each peer that is sent to has a thread and a connection, and more of both for large slots. Where a
+transfer fails all of them end, and the peer is reported as silent. The training thread decides when
+it is tried again, and whether another process takes its place.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Callable, Collection, Iterable, Mapping
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from datetime import timedelta
+from itertools import pairwise
 
 from megatron_moevement.errors import MoEvementError
 from megatron_moevement.policy.copies.persistence import SlotKey
@@ -21,12 +21,17 @@ from megatron_moevement.runtime.peers.connection import DamagedSlotError, PeerCo
 from megatron_moevement.runtime.peers.copy_account import CopyAccount
 from megatron_moevement.runtime.peers.history import OwnHistory
 from megatron_moevement.runtime.peers.peer_thread import FAILURES, PeerThread
-from megatron_moevement.runtime.peers.slot_messages import key_of
+from megatron_moevement.runtime.peers.slot_messages import Share, key_of
 from megatron_moevement.runtime.slots.slot_record import SlotRecord
 from megatron_moevement.runtime.transport.handshake import Session
 from megatron_moevement.runtime.transport.transport import Address, Deadline
 
 __all__ = ["DamagedSlotError", "FetchError", "SilentPeerError", "SlotSender"]
+
+
+_MAX_CONNECTIONS = 4
+"""To a peer: one carries 2 to 3.5 GB/s."""
+_LEAST_PART_BYTES = 64 * 2**20
 
 
 class SilentPeerError(MoEvementError):
@@ -52,6 +57,26 @@ class _Delivery:
     is_accounted: bool
 
 
+@dataclasses.dataclass(frozen=True)
+class _Part:
+    """Bytes of a copy that go over a connection of their own."""
+
+    owner: LogicalRank
+    record: SlotRecord
+    payload: memoryview
+    share: Share
+
+
+class _PartThread(PeerThread[_Part, None]):
+    def _carry_out(self, peer: PeerConnection, request: _Part, outcome: Future[None]) -> None:
+        deadline = Deadline(self._deadline)
+        peer.store(request.owner, request.record, request.payload, deadline, share=request.share)
+        outcome.set_result(None)
+
+    def _failure(self, request: _Part, reason: str) -> ConnectionError:
+        return ConnectionError(reason)
+
+
 class _SlotThread(PeerThread[_Delivery, None]):
     def __init__(
         self,
@@ -68,7 +93,8 @@ class _SlotThread(PeerThread[_Delivery, None]):
         self._halfway = halfway
         self._history = history
         self._told: int | None = None
-        self._began_s = time.monotonic()  # the transfer under way
+        self._under_way = Deadline(deadline)
+        self._others: list[_PartThread] = []
         super().__init__(me, process, address, deadline, "slot-sender")
 
     def _carry_out(self, peer: PeerConnection, request: _Delivery, outcome: Future[None]) -> None:
@@ -77,11 +103,10 @@ class _SlotThread(PeerThread[_Delivery, None]):
         if request.is_accounted and key not in self._account.acknowledgements.owing:
             outcome.cancel()
             return
-        self._began_s = time.monotonic()
+        self._under_way = Deadline(self._deadline)
         try:
-            deadline = Deadline(self._deadline)
-            self._tell(peer, deadline)
-            peer.store(owner, record, request.payload, deadline, self._halfway)
+            self._tell(peer, self._under_way)
+            self._store(peer, owner, record, request.payload)
         except DamagedSlotError as error:
             # Whose memory is it? What is intact here was damaged on the way, or there.
             if not record.damaged_parts(request.payload):
@@ -92,6 +117,61 @@ class _SlotThread(PeerThread[_Delivery, None]):
         else:
             self._account.note_acknowledged(key, self._process)
             outcome.set_result(None)
+
+    def _store(
+        self, peer: PeerConnection, owner: LogicalRank, record: SlotRecord, payload: memoryview
+    ) -> None:
+        """Sends a copy, a large one in parts over several connections at a time."""
+        share = Share.whole()
+        count = min(_MAX_CONNECTIONS, payload.nbytes // _LEAST_PART_BYTES)
+        if count > 1:
+            parts = [
+                _Part(owner, record, part, dataclasses.replace(share, start=start, is_last=False))
+                for start, part in _cut(payload, count)
+            ]
+            outcomes = [self._other(place).ask(part) for place, part in enumerate(parts[1:])]
+            own = parts[0]
+            peer.store(
+                owner,
+                record,
+                own.payload,
+                self._under_way,
+                share=own.share,
+                halfway=self._halfway,
+            )
+            for outcome in outcomes:
+                _await(outcome)
+            # Complete only if what has arrived is what was captured, whoever brought it.
+            self._under_way = Deadline(self._deadline)
+            share, payload = dataclasses.replace(share, start=payload.nbytes), payload[:0]
+            peer.store(owner, record, payload, self._under_way, share=share)
+        else:
+            peer.store(owner, record, payload, self._under_way, share=share, halfway=self._halfway)
+
+    def _other(self, place: int) -> _PartThread:
+        """Returns the thread of another connection to the same peer."""
+        with self._lock:
+            if self._closed:
+                raise ConnectionAbortedError("closed")
+            if place == len(self._others):
+                self._others.append(
+                    _PartThread(
+                        self._me, self._process, self._address, self._deadline, "slot-part-sender"
+                    )
+                )
+            return self._others[place]
+
+    def hang_up(self) -> None:
+        """Makes all threads end soon, without waiting for them."""
+        super().hang_up()
+        for other in self._others:
+            other.hang_up()
+
+    def close(self) -> None:
+        """Ends the threads; what is not done is given up."""
+        super().close()
+        for other in self._others:
+            other.close()
 
     def _tell(self, peer: PeerConnection, deadline: Deadline) -> None:
         """Lets a spare know all that this rank knows before it gets a slot."""
@@ -104,7 +184,22 @@ class _SlotThread(PeerThread[_Delivery, None]):
         return SilentPeerError(reason)
 
     def _ended(self, reason: str) -> None:
-        self._account.note_silent(self._process, reason, self._began_s)
+        self._account.note_silent(self._process, reason, self._under_way.since_s)
+
+
+def _cut(payload: memoryview, count: int) -> list[tuple[int, memoryview]]:
+    """Returns equal parts of a payload, each with its offset."""
+    ends = [payload.nbytes * number // count for number in range(count + 1)]
+    return [(start, payload[start:end]) for start, end in pairwise(ends)]
+
+
+def _await(outcome: Future[None]) -> None:
+    try:
+        failure = outcome.exception()
+    except CancelledError as error:
+        raise ConnectionAbortedError("closed") from error
+    if failure is not None:  # another error: the traceback of this one would keep the payload
+        raise ConnectionError(str(failure))
 
 
 class SlotSender(Closing):
@@ -127,7 +222,7 @@ class SlotSender(Closing):
         """Connects to nobody yet.
 
         Args:
-            deadline: from the start of a transfer to its acknowledgement.
+            deadline: for a transfer to move on, and for its acknowledgement.
             halfway: called when half of a slot was sent, by the thread that sends it.
         """
         self._me = me

@@ -9,15 +9,14 @@ import dataclasses
 import logging
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any
 
 from megatron_moevement.errors import UserError
 from megatron_moevement.policy.copies.commit import is_current
-from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.runtime.closing import Closing
+from megatron_moevement.runtime.peers.arrivals import Arrivals
 from megatron_moevement.runtime.peers.history import History
 from megatron_moevement.runtime.peers.log_messages import (
     TensorHeader,
@@ -26,6 +25,7 @@ from megatron_moevement.runtime.peers.log_messages import (
     tag_of_document,
 )
 from megatron_moevement.runtime.peers.slot_messages import (
+    Share,
     key_of,
     key_of_document,
     slot_document,
@@ -66,7 +66,7 @@ class ReplicaServer(Closing):
 
         Args:
             interface: host name or IP address of this machine, `--moevement-replication-interface`.
-            deadline: for one message with its payload.
+            deadline: for a message that has begun to move on.
             max_unproven: as many callers are connected at a time that have not proved who they
                 are; one more takes the place of another.
             max_proved: as many peers are connected at a time; more are hung up on.
@@ -85,7 +85,7 @@ class ReplicaServer(Closing):
         self._lines = SparseLog(logger)
         self._halfway = halfway
         self._lock = threading.Lock()
-        self._ring_locks: defaultdict[LogicalRank, threading.Lock] = defaultdict(threading.Lock)
+        self._arrivals = Arrivals()
         self._connections: dict[Channel, threading.Thread] = {}
         self._is_closed = False
         self._listener = me.transport.listen(interface)
@@ -196,23 +196,29 @@ class ReplicaServer(Closing):
         raise ProtocolError(f"{message.kind.name} is no request")
 
     def _take(self, channel: Channel, message: Message, deadline: Deadline) -> _Answer:
-        """Receives a slot into its ring; it is held once every part was checked."""
+        """Receives bytes of a slot into its ring; it is held once every part was checked."""
         owner, record = slot_of_document(message.document)
-        if record.payload_bytes != message.payload_bytes:
-            raise ProtocolError(f"{message.payload_bytes} bytes of {record.payload_bytes}")
+        share = Share.of_document(message.document)
+        stop = share.start + message.payload_bytes
+        if stop > record.payload_bytes or (share.is_last and stop < record.payload_bytes):
+            raise ProtocolError(
+                f"{message.payload_bytes} bytes of {record.payload_bytes} from {share.start} on"
+            )
         reason = f"process {self._me.process} has no room for slots of {owner}"
         try:
             ring = self._slots.ring_for(owner)
         except UserError as error:
             ring, reason = None, str(error)
         if ring is None or not ring.has_room_for(record):
-            channel.discard(record.payload_bytes, deadline)
+            channel.discard(message.payload_bytes, deadline)
             return _refusal(reason)
-        with self._ring_locks[owner]:
-            ring.invalidate(record.step)
-            payload = ring.payload(record)
-            channel.receive_into(payload, deadline)
-            damaged = record.damaged_parts(payload)
+        with self._arrivals.taking(owner, share.transfer):
+            if message.payload_bytes:
+                ring.invalidate(record.step)
+                channel.receive_into(ring.buffer(record.step)[share.start : stop], deadline)
+            if not share.is_last:
+                return _Answer(Kind.STORED, {})
+            damaged = record.damaged_parts(ring.payload(record))
             if not damaged:
                 ring.publish(record)
         if damaged:

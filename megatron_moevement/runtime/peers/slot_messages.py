@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import secrets
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,6 +19,39 @@ from megatron_moevement.runtime.slots.slot_record import (
 from megatron_moevement.runtime.transport.wire import ProtocolError
 
 
+@dataclasses.dataclass(frozen=True)
+class Share:
+    """Which bytes of a slot a message brings.
+
+    Attributes:
+        transfer: names what is sent together, over one connection or several.
+        start: offset of the first one.
+        is_last: whether the slot is complete with it.
+    """
+
+    transfer: str
+    start: int
+    is_last: bool
+
+    @classmethod
+    def whole(cls) -> Share:
+        """Returns all bytes of a slot."""
+        return cls(secrets.token_hex(8), 0, is_last=True)
+
+    @classmethod
+    def of_document(cls, document: Mapping[str, Any]) -> Share:
+        """Returns what a message says that it brings.
+
+        Raises:
+            ProtocolError: it says nothing of the kind.
+        """
+        share = document.get("share")
+        match share:
+            case [str(transfer), int(start), bool(is_last)] if start >= 0:
+                return cls(transfer, start, is_last)
+        raise ProtocolError(f"no share of a slot: {share!r}")
+
+
 def key_of(owner: LogicalRank, record: SlotRecord) -> SlotKey:
     """Returns the policy's name of a slot."""
     return SlotKey(owner, record.window, record.slot)
@@ -25,6 +60,11 @@ def key_of(owner: LogicalRank, record: SlotRecord) -> SlotKey:
 def slot_document(owner: LogicalRank, record: SlotRecord) -> dict[str, Any]:
     """Returns what goes in front of a slot's payload."""
     return {"owner": str(owner), "record": record_document(record)}
+
+
+def share_document(owner: LogicalRank, record: SlotRecord, share: Share) -> dict[str, Any]:
+    """Returns what goes in front of some of a slot's bytes."""
+    return {**slot_document(owner, record), "share": dataclasses.astuple(share)}
 
 
 def slot_of_document(document: Mapping[str, Any]) -> tuple[LogicalRank, SlotRecord]:

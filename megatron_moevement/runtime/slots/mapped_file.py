@@ -20,6 +20,7 @@ from typing import Any, ClassVar, Self
 import xxhash
 
 from megatron_moevement.errors import UserError
+from megatron_moevement.runtime.slots.available_memory import available_memory_bytes
 from megatron_moevement.runtime.slots.identity import DamagedFileError, StoreIdentity
 from megatron_moevement.runtime.slots.nameless_file import NamelessFile
 
@@ -29,7 +30,6 @@ CREATING_SUFFIX = ".creating"
 
 _MAGIC_BYTES = 8
 _MOUNTS = Path("/proc/self/mounts")
-_MEMORY = Path("/proc/meminfo")
 _LENGTH = struct.Struct("<I")
 _CHECKSUM = struct.Struct("<Q")
 
@@ -231,8 +231,8 @@ def _read_header(page: bytes, magic: bytes, path: Path) -> dict[str, Any]:
 def free_bytes(folder: Path) -> int:
     """Returns how many bytes a file system has left for this user.
 
-    One in memory may promise more than the machine has: reserving that would make the kernel kill
-    processes.
+    One in memory may promise more than there is for this process: reserving that would make the
+    kernel kill processes.
     """
     status = os.statvfs(folder)
     left = status.f_bavail * status.f_frsize
@@ -249,12 +249,6 @@ def _is_in_memory(folder: Path) -> bool:
                 if Path(mount).stat().st_dev == device:
                     return True
     return False
-
-
-def available_memory_bytes() -> int:
-    """Returns how much memory the machine can still give to processes."""
-    lines = dict(line.split(":", 1) for line in _MEMORY.read_text().splitlines())
-    return int(lines["MemAvailable"].removesuffix("kB")) * 1024
 
 
 def _refusal(error: OSError, path: Path, total_bytes: int) -> UserError:

@@ -27,7 +27,7 @@ def own_network() -> str:
 
 
 def own_address(interface: str) -> str:
-    """Returns the IP address of an interface.
+    """Returns the IP address of an interface, given by its name or an address.
 
     Raises:
         UserError: it is none of this machine's, or all of them.

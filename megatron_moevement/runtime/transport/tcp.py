@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import ipaddress
 import socket
+import struct
 from collections.abc import Callable
 
 from megatron_moevement.errors import UserError
 from megatron_moevement.runtime.transport.transport import Address, Connection, Deadline
 
 _BACKLOG = 128
+_SIOCGIFADDR = 0x8915
+_MAX_NAME_BYTES = 15
 
 
 class _Socket:
@@ -92,7 +96,8 @@ class Tcp:
         """Listens on a free port of an interface."""
         place = f"--moevement-replication-interface {interface}"
         try:
-            found = socket.getaddrinfo(interface, 0, type=socket.SOCK_STREAM)
+            host = _address_of(interface) or interface
+            found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
             family, _, _, _, address = found[0]
             if ipaddress.ip_address(address[0]).is_unspecified:
                 raise UserError(f"{place} is every interface; give the address of one")
@@ -109,6 +114,19 @@ class Tcp:
                 f"{error.strerror or error}"
             ) from error
         return TcpListener(listening)
+
+
+def _address_of(name: str) -> str | None:
+    """Returns the IPv4 address of the network interface of that name, None where there is none."""
+    if len(name.encode()) > _MAX_NAME_BYTES:
+        return None
+    request = struct.pack("16s24x", name.encode())
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        try:
+            answer = fcntl.ioctl(asking, _SIOCGIFADDR, request)
+        except OSError:
+            return None
+    return socket.inet_ntoa(answer[20:24])
 
 
 TCP = Tcp()

@@ -15,12 +15,33 @@ Address = tuple[str, int]
 """Host and port, or what a transport has in their place; all processes are given it."""
 
 
+_SLOWEST_BYTES_PER_S = 1e6
+"""A peer that is slower in the long run is given up."""
+
+
 class Deadline:
-    """A point in time until which something has to be done."""
+    """A point in time until which something has to be done; bytes that are carried move it.
+
+    So a transfer fails where nothing moves for a while, or where it takes longer than its size
+    explains, and each size has its time.
+    """
 
     def __init__(self, within: timedelta) -> None:
-        """Sets the point in time, counted from now."""
-        self._at_s = time.monotonic() + within.total_seconds()
+        """Sets the point in time, counted from now.
+
+        Args:
+            within: also the longest time in which nothing may move.
+        """
+        self._within_s = within.total_seconds()
+        self.since_s = time.monotonic()
+        """When something moved last, on the monotonic clock."""
+        self._at_s = self.since_s + self._within_s
+
+    def carried(self, size_bytes: int) -> None:
+        """Notes that bytes were sent or received."""
+        self.since_s = time.monotonic()
+        moved_s = self._at_s + size_bytes / _SLOWEST_BYTES_PER_S
+        self._at_s = min(moved_s, self.since_s + self._within_s)
 
     def remaining_s(self) -> float:
         """Returns the time that is left.
@@ -105,7 +126,7 @@ class Transport(Protocol):
         """Listens at an address of its own, on one interface of this machine only.
 
         Args:
-            interface: host name or IP address, `--moevement-replication-interface`.
+            interface: its name, or a host name or IP address, `--moevement-replication-interface`.
 
         Raises:
             UserError: it is none of this machine's, or all of them.

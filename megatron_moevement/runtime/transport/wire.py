@@ -103,7 +103,8 @@ class _Proofs:
 class Channel(Closing):
     """Messages on a connection; one thread sends and receives on it.
 
-    Whatever sends or receives raises OSError where the peer is gone, or too slow for the deadline.
+    Whatever sends or receives raises OSError where the peer is gone, or too slow for the deadline,
+    which what is carried moves.
     """
 
     def __init__(self, connection: Connection) -> None:
@@ -151,12 +152,12 @@ class Channel(Closing):
             self._connection.send(self._sent.end(), deadline)
 
     def _send_pieces(self, payload: memoryview, deadline: Deadline) -> None:
-        step = payload.nbytes or 1 if self._sent is None else _PIECE_BYTES
-        for start in range(0, payload.nbytes, step):
-            piece = payload[start : start + step]
+        for start in range(0, payload.nbytes, _PIECE_BYTES):
+            piece = payload[start : start + _PIECE_BYTES]
             if self._sent is not None:
                 self._sent.add(piece)
             self._connection.send(piece, deadline)
+            deadline.carried(piece.nbytes)
 
     def await_message(self) -> None:
         """Waits until a message begins, or the peer hangs up."""
@@ -210,6 +211,7 @@ class Channel(Closing):
         while target.nbytes:
             piece = target if proofs is None else target[:_PIECE_BYTES]
             received = self._connection.receive_into(piece, deadline)
+            deadline.carried(received)
             if proofs is not None:
                 proofs.add(target[:received])
             target = target[received:]

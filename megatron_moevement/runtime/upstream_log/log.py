@@ -326,8 +326,13 @@ def step_bytes(tensors: int, shape: tuple[int, ...], dtype: torch.dtype) -> int:
 
 
 def _host_memory(size_bytes: int) -> torch.Tensor:
-    """Returns bytes that begin on a page and are all backed by memory already."""
+    """Returns bytes that begin on a page and are all backed by memory already.
+
+    A fork would copy them: pinned pages at once, the others when one of both writes.
+    """
     if size_bytes == 0:
         return torch.empty(0, dtype=torch.uint8)
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE
-    return torch.frombuffer(mmap.mmap(-1, size_bytes, flags=flags), dtype=torch.uint8)
+    memory = mmap.mmap(-1, size_bytes, flags=flags)
+    memory.madvise(mmap.MADV_DONTFORK)
+    return torch.frombuffer(memory, dtype=torch.uint8)

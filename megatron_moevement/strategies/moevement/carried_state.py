@@ -16,6 +16,7 @@ from megatron_moevement.policy.job.guarantee import Computation, Guarantee, Leve
 from megatron_moevement.policy.outcome.replay_doubt import Trusted
 from megatron_moevement.policy.recovery.plan import Plan
 from megatron_moevement.runtime.upstream_log.log import UpstreamLog
+from megatron_moevement.strategies.moevement.capture.pace import Pace
 from megatron_moevement.strategies.moevement.protection.job_plan import JobPlan
 from megatron_moevement.strategies.moevement.protection.resident_store import ResidentStore
 from megatron_moevement.strategies.scalars import SlotScalars
@@ -130,6 +131,7 @@ class CarriedState:
         outage: the present restart. Whoever restarts may fill it in; the event `recovered` has it.
         agreed: the newest plan; it holds in its generation, also where live objects are built anew
             in order to carry it out.
+        pace: of the copies of its slots.
         trusted: the copies to begin with where a replay differed from the first time; plans pass
             over all others until a replay proves right.
     """
@@ -141,6 +143,7 @@ class CarriedState:
     outage: Outage = NO_OUTAGE
     promise: Promise = NO_PROMISE
     agreed: Agreed | None = None
+    pace: Pace = dataclasses.field(default_factory=Pace)
     trusted: Trusted = dataclasses.field(default_factory=dict)
 
     @classmethod
@@ -151,6 +154,7 @@ class CarriedState:
             plan=former.plan,
             promise=former.promise,
             agreed=former.agreed,
+            pace=former.pace,
             trusted=former.trusted,
         )
 

@@ -6,6 +6,7 @@ from datetime import timedelta
 import torch
 
 from megatron_moevement.policy.job.boundary import BoundaryTag, Direction
+from megatron_moevement.runtime.peers.connection import PeerConnection
 from megatron_moevement.runtime.peers.log_reader import LogReader
 from megatron_moevement.runtime.peers.sender import SilentPeerError
 from megatron_moevement.runtime.peers.server import ReplicaServer
@@ -40,8 +41,41 @@ def test_slots_are_sent_acknowledged_and_fetched_over_a_slow_link_with_loss(job)
     assert time.monotonic() - began_s >= 2 * (3 * 2 + 4) * LATENCY.total_seconds()
 
 
+def test_a_copy_takes_as_long_as_its_size_needs_while_it_moves_on(job):
+    loopback = Loopback(Link(bandwidth_bytes_per_s=2e6))
+    owner, holder = job(2, shape=LARGE_SHAPE, transport=loopback)
+    record = capture(owner.ring, 3, size_bytes=LARGE_SHAPE.buffer_bytes)
+    began_s = time.monotonic()
+    with owner.sender(holder, deadline=timedelta(seconds=2)) as sender:
+        sender.send(owner.owner, record, owner.ring.payload(record), (1,))[1].result()
+        assert sender.account.silent == {}
+    assert time.monotonic() - began_s >= 4  # twice the deadline
+    assert holder.held[0].records() == (record,)
+
+
+def test_what_moved_before_a_link_broke_was_no_trouble(job, monkeypatch):
+    """Silence counts from the last byte, or a large copy that is cut would cost its holder."""
+    owner, holder = job(2)
+    record = capture(owner.ring, 3)
+    began_s, store = [], PeerConnection.store
+
+    def stamped(*arguments, **others):
+        began_s.append(time.monotonic())
+        store(*arguments, **others)
+
+    def cut(_):
+        raise ConnectionResetError("cut")
+
+    monkeypatch.setattr(PeerConnection, "store", stamped)
+    with owner.sender(holder) as sender:
+        sender._halfway = cut
+        outcome = sender.send(owner.owner, record, owner.ring.payload(record), (1,))[1]
+        assert isinstance(outcome.exception(), SilentPeerError)
+        assert sender.account.troubles[1].since_s > began_s[0]
+
+
 def test_a_copy_that_a_link_is_too_slow_for_makes_its_holder_silent(job):
-    loopback = Loopback(Link(bandwidth_bytes_per_s=1e6))
+    loopback = Loopback(Link(bandwidth_bytes_per_s=1e5))
     owner, holder = job(2, shape=LARGE_SHAPE, transport=loopback)
     record = capture(owner.ring, 3, size_bytes=LARGE_SHAPE.buffer_bytes)
     with owner.sender(holder, deadline=timedelta(milliseconds=300)) as sender:

@@ -20,7 +20,7 @@ from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.runtime.peers import server as server_module
 from megatron_moevement.runtime.peers.sender import FetchError, SilentPeerError
 from megatron_moevement.runtime.peers.server import ReplicaServer
-from megatron_moevement.runtime.peers.slot_messages import slot_document
+from megatron_moevement.runtime.peers.slot_messages import Share, share_document
 from megatron_moevement.runtime.slots.slot_record import SlotRecord
 from megatron_moevement.runtime.transport.handshake import Session, answer_call, call
 from megatron_moevement.runtime.transport.tcp import TCP
@@ -214,6 +214,15 @@ PEER_ERRORS = {
     "no record": (lambda good: (Kind.SLOT, 5, good | {"record": {}}, 3000), ""),
     "less than it says": (lambda good: (Kind.SLOT, 5, good, 2999), "2999 bytes of 3000"),
     "more than it says": (lambda good: (Kind.SLOT, 5, good, 3001), "3001 bytes of 3000"),
+    "no share": (lambda good: (Kind.SLOT, 5, {**good, "share": ["x", -1, True]}, 3000), "no share"),
+    "a share outside": (
+        lambda good: (Kind.SLOT, 5, {**good, "share": ["x", 2000, False]}, 1001),
+        "1001 bytes of 3000 from 2000 on",
+    ),
+    "a last share that is short": (
+        lambda good: (Kind.SLOT, 5, {**good, "share": ["x", 2000, True]}, 999),
+        "999 bytes of 3000 from 2000 on",
+    ),
     "a fetch with a payload": (lambda good: (Kind.FETCH, 5, good, 3000), "with a payload"),
     "a fetch of nothing": (lambda good: (Kind.FETCH, 5, {"owner": good["owner"]}, 0), ""),
     "a fetch of text": (
@@ -231,7 +240,7 @@ PEER_ERRORS = {
 @pytest.mark.parametrize(("said", "reason"), PEER_ERRORS.values(), ids=PEER_ERRORS)
 def test_a_peer_that_breaks_the_protocol_is_hung_up_on(job, caplog, said, reason):
     owner, holder = job(2)
-    good = slot_document(owner.owner, capture(owner.ring, 3))
+    good = share_document(owner.owner, capture(owner.ring, 3), Share.whole())
     with Channel(TCP.dial(holder.server.address, Deadline(DEADLINE))) as channel:
         call(channel, owner.me, 1, Deadline(DEADLINE))
         kind, generation, document, size = said(good)

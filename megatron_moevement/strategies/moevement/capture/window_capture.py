@@ -22,6 +22,7 @@ from megatron_moevement.runtime.coordination.commit_barrier import DisagreementE
 from megatron_moevement.runtime.faults.fault_points import NO_FAULTS, FaultPoints
 from megatron_moevement.runtime.slots.slot_record import EXTRAS, SlotPart, SlotRecord
 from megatron_moevement.settings.faults import FaultPoint
+from megatron_moevement.strategies.moevement.capture.pace import Pace
 from megatron_moevement.strategies.moevement.protection.slot_replicator import SlotReplicator
 from megatron_moevement.strategies.scalars import SlotScalars
 
@@ -78,6 +79,7 @@ class WindowCapture:
         faults: FaultPoints = NO_FAULTS,
         state_digest: Callable[[], str | None] = lambda: None,
         admits: Callable[[SlotRecord], bool] = lambda _: True,
+        pace: Pace | None = None,
     ) -> None:
         """Goes on where a former launch ended, or begins.
 
@@ -86,6 +88,7 @@ class WindowCapture:
             ring: what the ring file holds that is needed.
             state_digest: returns what stands for all of the live state.
             admits: is asked, on the capture's thread, whether a slot may be kept.
+            pace: is told which steps wait for copies.
         """
         self._capture = capture
         self._file = copies.ring
@@ -95,6 +98,7 @@ class WindowCapture:
         self._faults = faults
         self._state_digest = state_digest
         self._admits = admits
+        self._pace = pace or Pace()
         self.captured_bytes = 0
         self.metadata_bytes = 0
         self.stall = timedelta()
@@ -144,8 +148,11 @@ class WindowCapture:
         self._copies.mend()
         if not may_vote(self._ring, self._copies.acknowledgements):
             self._capture.await_landed()
+        waited = not may_vote(self._ring, self._copies.acknowledgements)
         while not may_vote(self._ring, self._copies.acknowledgements):
             self._copies.await_change()
+        if self._ring.is_full:
+            self._pace.note(self._ring.next_step, waited=waited and not self._copies.is_in_trouble)
         self.stall += timedelta(seconds=time.perf_counter() - started_s)
         return self._copies.acknowledgements.newest_complete()
 

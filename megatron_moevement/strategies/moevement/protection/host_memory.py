@@ -38,8 +38,8 @@ from megatron_moevement.strategies.moevement.protection.resident_store import Re
 from megatron_moevement.strategies.moevement.protection.slot_replicator import SlotReplicator
 from megatron_moevement.strategies.moevement.protection.spares import NoticesOfSpares
 
-DEADLINE = timedelta(seconds=60)
-"""For one slot, or one logged tensor, to reach a peer and be acknowledged."""
+DEADLINE = timedelta(seconds=30)
+"""For what travels to a peer to move on, and to be acknowledged."""
 _SERVED = {
     Kind.FOUND: FaultPoint.SERVE_SLOT,
     Kind.LOGGED: FaultPoint.SERVE_LOG,

@@ -72,6 +72,11 @@ class SlotReplicator:
         """The processes that are to keep copies."""
         return self._placement.holders[self.ring.owner]
 
+    @property
+    def is_in_trouble(self) -> bool:
+        """Whether transfers to a process fail."""
+        return bool(self._sender.account.troubles)
+
     def land(self, record: SlotRecord) -> None:
         """Sends off a slot that has landed in the ring."""
         with self._lock:

@@ -1,0 +1,130 @@
+"""A large slot goes to its holder in parts, over several connections at a time."""
+
+import threading
+import time
+
+import pytest
+
+from megatron_moevement.policy.job.ranks import LogicalRank
+from megatron_moevement.runtime.peers import sender as sender_module
+from megatron_moevement.runtime.peers import server as server_module
+from megatron_moevement.runtime.peers.arrivals import Arrivals
+from megatron_moevement.runtime.peers.sender import SilentPeerError
+from tests.harness.loopback_transport import Link, Loopback
+
+from .conftest import DEADLINE, LARGE_SHAPE, capture
+
+SIZE_BYTES = LARGE_SHAPE.buffer_bytes - 5
+CONNECTIONS = 4
+
+
+class Breaking(Loopback):
+    """Breaks one of its connections once it has carried so many pieces."""
+
+    def __init__(self, link=None, *, broken=None, after=2):
+        super().__init__(link)
+        self.dialed, self._broken, self._after = 0, broken, after
+
+    def dial(self, *arguments):
+        connection = super().dial(*arguments)
+        self.dialed += 1
+        if self.dialed == self._broken:
+            send, sent = connection.send, []
+
+            def break_off(data, deadline):
+                sent.append(len(data))
+                if len(sent) > 3 + self._after:  # two of the handshake, and one that announces
+                    connection.shut_down()
+                send(data, deadline)
+
+            connection.send = break_off
+        return connection
+
+
+@pytest.fixture(autouse=True)
+def _parts(monkeypatch):
+    monkeypatch.setattr(sender_module, "_LEAST_PART_BYTES", 2**20)
+
+
+@pytest.fixture
+def proved(monkeypatch):
+    """Counts the callers that have proved to a server who they are."""
+    callers, answer_call = [], server_module.answer_call
+
+    def counted(*arguments):
+        callers.append(answer_call(*arguments))
+        return callers[-1]
+
+    monkeypatch.setattr(server_module, "answer_call", counted)
+    return callers
+
+
+def sent(sender, owner, record):
+    return sender.send(owner.owner, record, owner.ring.payload(record), (1,))[1]
+
+
+def test_a_large_slot_arrives_over_several_connections_that_are_all_proved(job, proved):
+    transport = Breaking()
+    owner, holder = job(2, shape=LARGE_SHAPE, transport=transport)
+    records = [capture(owner.ring, step, size_bytes=SIZE_BYTES) for step in (3, 4)]
+    with owner.sender(holder) as sender:
+        for record in records:
+            sent(sender, owner, record).result()
+    assert proved == [0] * CONNECTIONS == [0] * transport.dialed
+    assert holder.held[0].records() == tuple(records)
+    assert [holder.held[0].damaged_parts(record) for record in records] == [(), ()]
+    assert len(holder.arrived) == 2
+
+
+def test_a_small_slot_takes_one_connection(job, proved):
+    owner, holder = job(2)
+    with owner.sender(holder) as sender:
+        sent(sender, owner, capture(owner.ring, 3)).result()
+    assert proved == [0]
+
+
+@pytest.mark.parametrize("broken", [1, 2, 3, 4])
+def test_a_slot_of_which_a_part_is_missing_is_never_held(job, broken):
+    transport = Breaking(broken=broken)
+    owner, holder = job(2, shape=LARGE_SHAPE, transport=transport)
+    record = capture(owner.ring, 3, size_bytes=SIZE_BYTES)
+    with owner.sender(holder) as sender:
+        failure = sent(sender, owner, record).exception()
+        assert isinstance(failure, SilentPeerError)
+        assert holder.held[0].records() == ()
+        sender.try_again(1)
+        assert transport.dialed == CONNECTIONS
+        sent(sender, owner, record).result()
+    assert transport.dialed == 2 * CONNECTIONS
+    assert holder.held[0].records() == (record,)
+    assert holder.held[0].damaged_parts(record) == ()
+
+
+def test_closing_ends_all_parts_of_a_transfer(job):
+    transport = Breaking(Link(bandwidth_bytes_per_s=1e5))
+    owner, holder = job(2, shape=LARGE_SHAPE, transport=transport)
+    with owner.sender(holder) as sender:
+        outcome = sent(sender, owner, capture(owner.ring, 3, size_bytes=SIZE_BYTES))
+        while transport.dialed < CONNECTIONS:
+            time.sleep(0.01)
+    assert outcome.cancelled()
+    assert sender.account.silent == {}
+    holder.server.close()
+    assert holder.held[0].records() == ()
+
+
+def test_one_transfer_at_a_time_writes_what_a_rank_owns():
+    arrivals, one, other = Arrivals(), LogicalRank(), LogicalRank(dp=1)
+    order = []
+
+    def take(name):
+        with arrivals.taking(one, name):
+            order.append(name)
+
+    with arrivals.taking(one, "a"), arrivals.taking(one, "a"), arrivals.taking(other, "b"):
+        waiting = threading.Thread(target=take, args=("b",))
+        waiting.start()
+        waiting.join(0.05)
+        order.append("a")
+    waiting.join(DEADLINE.total_seconds())
+    assert order == ["a", "b"]
