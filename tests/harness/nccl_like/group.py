@@ -39,6 +39,8 @@ class NcclLikeGroup(dist.ProcessGroup):  # type: ignore[misc]  # of a type that 
     """One process group of one process; made without a connection."""
 
     Options = Options
+    device = torch.device("cpu")
+    """Where its tensors are."""
 
     def __init__(self, store: Any, rank: int, size: int, options: Any = None) -> None:
         """Connects nothing yet."""
@@ -64,7 +66,7 @@ class NcclLikeGroup(dist.ProcessGroup):  # type: ignore[misc]  # of a type that 
 
     @property
     def _device_types(self) -> list[torch.device]:
-        return [torch.device("cpu")]  # where its tensors are
+        return [self.device]
 
     @property
     def supports_coalescing(self) -> bool:
