@@ -30,6 +30,7 @@ def test_more_ranks_than_gpus_is_an_error_with_the_number_of_gpus(monkeypatch):
 
 
 @pytest.mark.gpu
+@pytest.mark.timeout(400)  # compiles its fused functions
 def test_a_model_with_grouped_experts_trains_on_the_gpu():
     command = [sys.executable, str(ROOT / "benchmarks" / "throughput.py"), "--iterations=5"]
     result = subprocess.run(

@@ -9,8 +9,10 @@ import pytest
 import torch
 
 from megatron_moevement.backends.cuda import CudaBackend
+from megatron_moevement.runtime.observation.events import EventName, EventRecord
 from tests.harness.gpu_check import __main__ as command
 from tests.harness.gpu_check import marked_tests, synchronizations, throughput
+from tests.harness.gpu_check.jobs import Ended, judged
 from tests.harness.gpu_check.measured_jobs import Measured
 from tests.harness.gpu_check.part import PARTS
 from tests.harness.gpu_check.results import Conditions, Result, State, newest
@@ -169,6 +171,40 @@ def test_a_slow_job_and_an_iteration_that_is_not_captured_are_problems(on, limit
     found = throughput.judged([job(1.0)], [on], limit)
     assert len(found.problems) == problems
     assert found.figures["peak memory on, GiB"] == 1
+
+
+def ended(digest, verdict="GLOBAL", *, verified=True, replayed=(4, 5), code=0):
+    recorded = [
+        (EventName.PLAN, 0, {"verdict": verdict}),
+        *(
+            (EventName.REPLAY, step, {"replay_verified": verified, "frozen": 1})
+            for step in replayed
+        ),
+        (EventName.RECOVERED, 0, {"guarantee": "EXACT"}),
+    ]
+    events = [EventRecord(0.0, 0, 1, 1, step, name, fields) for name, step, fields in recorded]
+    return Ended(code, "told", digest, events)
+
+
+def test_a_recovery_with_a_verified_replay_and_the_same_digest_is_green():
+    found = judged(ended("bits"), ended("bits"), "GLOBAL", [])
+    assert found.problems == []
+    assert found.figures["steps replayed"] == found.figures["with frozen operators"] == 2
+
+
+@pytest.mark.parametrize(
+    "recovered",
+    [
+        ended("other bits"),
+        ended(None),
+        ended("bits", code=1),
+        ended("bits", "LOCALIZED"),
+        ended("bits", verified=False),
+        ended("bits", replayed=(4,)),
+    ],
+)
+def test_what_a_recovery_lacks_is_a_problem(recovered):
+    assert len(judged(ended("bits"), recovered, "GLOBAL", []).problems) == 1
 
 
 def test_ranks_share_the_gpus_that_there_are(monkeypatch):
