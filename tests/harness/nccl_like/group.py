@@ -234,6 +234,13 @@ class NcclLikeGroup(dist.ProcessGroup):  # type: ignore[misc]  # of a type that 
         """Reduces one element: NCCL has no barrier of its own."""
         return self.allreduce([torch.zeros(1)])
 
+    # Names of torch before 2.13.
+    _allgather_base = all_gather_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+    _reduce_scatter_base = reduce_scatter_single
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+    alltoall_base = all_to_all_single
+
     def _reduced(
         self, outputs: Tensors, inputs: Tensors, opts: Any, own_parts: Callable[[Tensors], Tensors]
     ) -> Work:
