@@ -44,6 +44,7 @@ def result(state=State.GREEN, part="copies", conditions=HERE, problems=()):
 
 
 @pytest.mark.distributed
+@pytest.mark.timeout(300)
 def test_the_command_runs_small_on_a_cpu_and_goes_on_where_it_was(tmp_path):
     parts = [f"--part={name}" for name in ("copies", "log", "synchronizations")]
     code, lines = check(tmp_path, *parts)

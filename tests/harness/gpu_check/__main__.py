@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"{name}: green already", flush=True)
             continue
         print(f"{name}: {PARTS[name].shows} ...", flush=True)
-        result = _run(PARTS[name], conditions, has_gpu=has_gpu)
+        result = _run(PARTS[name], conditions)
         result.save(options.results)
         print(f"{name}: {result.state.value}, {result.duration_s:.0f} s", flush=True)
         for problem in result.problems:
@@ -88,11 +88,11 @@ def sources_digest() -> str:
     return digest.hexdigest()[:16]
 
 
-def _run(part: Part, conditions: Conditions, *, has_gpu: bool) -> Result:
+def _run(part: Part, conditions: Conditions) -> Result:
     """Runs a part in a process of its own, within the limit."""
     began, began_s = datetime.now(UTC).isoformat(timespec="seconds"), time.monotonic()
-    if part.needs_gpu and not has_gpu:
-        state, found = State.NEEDS_GPU, Found({})
+    if torch.cuda.device_count() < part.gpus:
+        state, found = State.NEEDS_GPU, Found({"GPUs needed": part.gpus})
     else:
         found = _found_by(part, conditions)
         state = State.RED if found.problems else State.GREEN

@@ -43,6 +43,7 @@ _PROTECTED = (
     f"--moevement-window={_WINDOW}",
     "--moevement-no-replica-copy",
 )
+_STAGES = ("--pipeline-model-parallel-size=2", "--untie-embeddings-and-output-weights")
 _TOLD_CHARACTERS = 1500
 
 
@@ -126,8 +127,12 @@ def relaunch(scale: Scale, folder: Path) -> Found:
 
 def restart_stages(scale: Scale, folder: Path) -> Found:
     """Kills a stage of two; a spare takes its place, and the stage replays alone."""
-    layout = ("--pipeline-model-parallel-size=2", "--untie-embeddings-and-output-weights")
-    return _restart(scale, folder, layout, "LOCALIZED")
+    return _restart(scale, folder, _STAGES, "LOCALIZED")
+
+
+def restart_nccl(scale: Scale, folder: Path) -> Found:
+    """Does the same with a GPU for each process, over NCCL."""
+    return _restart(scale, folder, _STAGES, "LOCALIZED", program=None)
 
 
 def restart_experts(scale: Scale, folder: Path) -> Found:
@@ -135,8 +140,14 @@ def restart_experts(scale: Scale, folder: Path) -> Found:
     return _restart(scale, folder, ("--expert-model-parallel-size=2",), "GLOBAL")
 
 
-def _restart(scale: Scale, folder: Path, layout: Sequence[str], verdict: str) -> Found:
-    jobs = Jobs(folder, (*_flags(scale, folder), *layout), ranks=2, program=SHARING)
+def _restart(
+    scale: Scale,
+    folder: Path,
+    layout: Sequence[str],
+    verdict: str,
+    program: Path | None = SHARING,
+) -> Found:
+    jobs = Jobs(folder, (*_flags(scale, folder), *layout), ranks=2, program=program)
     with tempfile.TemporaryDirectory(prefix="gpu-check-", dir="/dev/shm") as store:
         plain = jobs.run("plain")
         faults = ("--inprocess-restart", "--moevement-faults", f"{_FAULT}:backward@1")

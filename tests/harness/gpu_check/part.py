@@ -20,14 +20,14 @@ class Part:
     Attributes:
         module: of this package, with the function.
         shows: in a line.
-        needs_gpu: whether it shows nothing on a CPU.
+        gpus: without so many it shows nothing.
     """
 
     name: str
     module: str
     function: str
     shows: str
-    needs_gpu: bool = False
+    gpus: int = 0
 
     @property
     def check(self) -> Check:
@@ -41,13 +41,14 @@ PARTS = {
     part.name: part
     for part in (
         Part("machine", "machine", "describe", "versions and machine"),
-        Part("tests", "marked_tests", "run_marked", "tests marked gpu", needs_gpu=True),
+        Part("tests", "marked_tests", "run_marked", "tests marked gpu", gpus=1),
         Part("copies", "copies", "copy", "copies to the host: bits, bandwidth, device memory"),
         Part("log", "copies", "log", "the upstream log: bits, bandwidth"),
         Part("experts", "experts", "compare", "grouped experts, some or all without tokens"),
         Part("relaunch", "jobs", "relaunch", "killed and launched again: same bits"),
         Part("restart-pp2", "jobs", "restart_stages", "a stage is lost, ranks share a GPU"),
         Part("restart-ep2", "jobs", "restart_experts", "an expert rank is lost, the same"),
+        Part("restart-nccl", "jobs", "restart_nccl", "a stage is lost, over NCCL", gpus=3),
         Part("frozen-bits", "frozen", "compare_bits", "a step with frozen operators: same bits"),
         Part("frozen-time", "frozen", "time_steps", "a step with frozen operators: its time"),
         Part("throughput", "throughput", "measure", "each iteration captured, against off"),
@@ -56,7 +57,7 @@ PARTS = {
             "synchronizations",
             "count",
             "calls that wait for the device, in a step",
-            needs_gpu=True,
+            gpus=1,
         ),
     )
 }
