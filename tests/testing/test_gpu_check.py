@@ -76,6 +76,7 @@ def test_no_part_is_red_on_a_cpu(tmp_path):
     assert [newest(tmp_path, name) is None for name in PARTS] == [False] * len(PARTS)
 
 
+@pytest.mark.distributed
 def test_a_part_that_takes_too_long_is_red(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(command, "LIMIT_S", 0.01)
     assert command.main(["--part=machine", f"--results={tmp_path}"]) == 1

@@ -10,12 +10,13 @@ import contextlib
 import hashlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -31,6 +32,7 @@ LIMIT_S = 460.0
 """Of a part."""
 CHECKED = ("megatron_moevement", "patches", "tests/harness", "benchmarks", "scripts")
 _TOLD_CHARACTERS = 3000
+_REMOVALS = 100
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -108,8 +110,8 @@ def _run(part: Part, conditions: Conditions) -> Result:
 
 
 def _found_by(part: Part, conditions: Conditions) -> Found:
-    with tempfile.TemporaryDirectory(prefix="gpu-check-") as folder:
-        document, output = Path(folder) / "found.json", Path(folder) / "output"
+    with _folder_in_memory() as folder:
+        document, output = folder / "found.json", folder / "output"
         command = [sys.executable, "-W", "ignore", "-m", __package__, "--inside", part.name]
         command += ["--scale", conditions.scale, "--results", str(document)]
         with output.open("wb") as file:
@@ -130,6 +132,20 @@ def _found_by(part: Part, conditions: Conditions) -> Found:
         last = told.rpartition("\n")[2]
         why = f"no result within {LIMIT_S:.0f} s, exit code {child.returncode}: {last}"
         return Found({}, [f"{why}\n{told[-_TOLD_CHARACTERS:]}"])
+
+
+@contextlib.contextmanager
+def _folder_in_memory() -> Iterator[Path]:
+    """Yields a folder where stores belong; it goes with the part, however that ends."""
+    folder = Path(tempfile.mkdtemp(prefix="gpu-check-", dir="/dev/shm"))
+    try:
+        yield folder
+    finally:
+        for _ in range(_REMOVALS):  # a killed rank may write until it is gone
+            shutil.rmtree(folder, ignore_errors=True)
+            if not folder.exists():
+                break
+            time.sleep(0.1)
 
 
 def _run_inside(part: Part, scale: Scale, document: Path) -> int:

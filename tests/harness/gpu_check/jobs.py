@@ -116,7 +116,7 @@ class Jobs:
 def relaunch(scale: Scale, folder: Path) -> Found:
     """Kills a job of one rank, launches it again, and compares it with one that is not killed."""
     jobs = Jobs(folder, _flags(scale, folder))
-    with tempfile.TemporaryDirectory(prefix="gpu-check-", dir="/dev/shm") as store:
+    with tempfile.TemporaryDirectory(prefix="store-", dir=folder) as store:
         protected = (*_PROTECTED, "--moevement-replicas=0", f"--moevement-store-dir={store}")
         plain = jobs.run("plain")
         faults = ("--moevement-run-id=relaunch", "--moevement-faults", f"{_FAULT}:barrier")
@@ -148,7 +148,7 @@ def _restart(
     program: Path | None = SHARING,
 ) -> Found:
     jobs = Jobs(folder, (*_flags(scale, folder), *layout), ranks=2, program=program)
-    with tempfile.TemporaryDirectory(prefix="gpu-check-", dir="/dev/shm") as store:
+    with tempfile.TemporaryDirectory(prefix="store-", dir=folder) as store:
         plain = jobs.run("plain")
         faults = ("--inprocess-restart", "--moevement-faults", f"{_FAULT}:backward@1")
         flags = (*_PROTECTED, "--moevement-replicas=1", f"--moevement-store-dir={store}", *faults)

@@ -61,7 +61,7 @@ def run_measured(
         profile: which steps, as FIRST:STEPS.
     """
     measure = folder / f"{name}.json"
-    with tempfile.TemporaryDirectory(prefix="gpu-check-", dir="/dev/shm") as store:
+    with tempfile.TemporaryDirectory(prefix="store-", dir=folder) as store:
         own = (f"--measure={measure}", f"--profile={profile}")
         jobs = Jobs(folder, (*own, *flags, "--moevement-no-progress-bar"), program=PROGRAM)
         on = (

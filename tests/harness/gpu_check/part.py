@@ -10,7 +10,7 @@ from pathlib import Path
 from tests.harness.gpu_check.results import Found, Scale
 
 Check = Callable[[Scale, Path], Found]
-"""Computes at a scale; its files go into an empty folder."""
+"""Computes at a scale; its files go into an empty folder in memory."""
 
 
 @dataclasses.dataclass(frozen=True)
