@@ -78,6 +78,7 @@ def test_a_generation_computes_on_the_default_stream_whatever_an_interrupt_left(
 
 
 @pytest.mark.gpu
+@pytest.mark.timeout(400)  # compiles its fused functions
 def test_a_model_with_grouped_experts_trains_on_the_gpu():
     command = [sys.executable, str(ROOT / "benchmarks" / "throughput.py"), "--iterations=5"]
     result = subprocess.run(

@@ -17,6 +17,7 @@ import torch.distributed
 
 from megatron_moevement.runtime.interrupts.open_sockets import connected_sockets
 from tests.harness.nccl_like.abort import Abort
+from tests.harness.nccl_like.staging import Enqueued, beside, on_host
 
 dist: Any = torch.distributed
 Gloo = dist.ProcessGroupGloo
@@ -87,13 +88,17 @@ class Operation:
         self.inputs = [each.detach() for each in inputs]
         self.outputs = [each.detach() for each in outputs]
         self._start = start
+        self._asked = Enqueued.by_now([*inputs, *outputs])
         self.results: list[torch.Tensor] = []
         self._works: list[Any] = []
 
     def start(self, gloo: Any) -> None:
         """Starts gloo's part, on what is in the inputs now."""
-        self.results = [output.clone() for output in self.outputs]
-        self._works = self._start(gloo, [each.clone() for each in self.inputs], self.results)
+        self._asked.await_done()
+        with beside([*self.inputs, *self.outputs]):
+            self.results = [on_host(output) for output in self.outputs]
+            own = [on_host(each) for each in self.inputs]
+        self._works = self._start(gloo, own, self.results)
 
     def await_end(self) -> None:
         """Waits for gloo's part."""
@@ -105,8 +110,9 @@ class Operation:
 
     def write(self) -> None:
         """Writes the outputs."""
-        for output, result in zip(self.outputs, self.results, strict=True):
-            output.copy_(result)
+        with beside(self.outputs):
+            for output, result in zip(self.outputs, self.results, strict=True):
+                output.copy_(result)
 
 
 class Communicator:
@@ -193,7 +199,12 @@ class Communicator:
     def _spoil(self, batch: Sequence[Operation], work: Work) -> None:
         own = [each for operation in batch for each in operation.inputs]
         outputs = [each for operation in batch for each in operation.outputs]
-        work.finish(lambda: self._abort.spoil(outputs, own, self._last))
+
+        def write() -> None:
+            with beside(outputs):
+                self._abort.spoil(outputs, own, self._last)
+
+        work.finish(write)
 
 
 def _write(batch: Sequence[Operation]) -> None:

@@ -39,6 +39,8 @@ class NcclLikeGroup(dist.ProcessGroup):  # type: ignore[misc]  # of a type that 
     """One process group of one process; made without a connection."""
 
     Options = Options
+    device = torch.device("cpu")
+    """Where its tensors are."""
 
     def __init__(self, store: Any, rank: int, size: int, options: Any = None) -> None:
         """Connects nothing yet."""
@@ -64,7 +66,7 @@ class NcclLikeGroup(dist.ProcessGroup):  # type: ignore[misc]  # of a type that 
 
     @property
     def _device_types(self) -> list[torch.device]:
-        return [torch.device("cpu")]  # where its tensors are
+        return [self.device]
 
     @property
     def supports_coalescing(self) -> bool:
@@ -231,6 +233,13 @@ class NcclLikeGroup(dist.ProcessGroup):  # type: ignore[misc]  # of a type that 
     def barrier(self, opts: Any = None) -> Work:
         """Reduces one element: NCCL has no barrier of its own."""
         return self.allreduce([torch.zeros(1)])
+
+    # Names of torch before 2.13.
+    _allgather_base = all_gather_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+    _reduce_scatter_base = reduce_scatter_single
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+    alltoall_base = all_to_all_single
 
     def _reduced(
         self, outputs: Tensors, inputs: Tensors, opts: Any, own_parts: Callable[[Tensors], Tensors]

@@ -1,4 +1,7 @@
-"""Makes torch take the group for NCCL's, in this process: code for NCCL runs as it is."""
+"""Makes torch take the group for NCCL's, in this process: code for NCCL runs as it is.
+
+On a machine with GPUs its ranks share them: there may be more ranks than GPUs.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,9 @@ from typing import Any
 import torch
 import torch.distributed
 
-from megatron_moevement.backends.backend import Collectives
+from megatron_moevement.backends.backend import BackendName, Collectives
 from megatron_moevement.backends.cpu import CpuBackend
+from megatron_moevement.backends.cuda import CudaBackend
 from tests.harness.nccl_like.group import NcclLikeGroup
 
 dist: Any = torch.distributed
@@ -16,16 +20,34 @@ _c10d: Any = dist.distributed_c10d
 _VERSION = 22900
 """As torch writes it into errors: 2.29.0."""
 _batch_of_gloo = dist.batch_isend_irecv
+_bind, _check = CudaBackend.device, CudaBackend.check_device
 
 
-def install() -> None:
-    """Installs it; call before Megatron is imported."""
+def install(backend: BackendName = BackendName.CPU) -> None:
+    """Installs it; call before Megatron is imported.
+
+    Args:
+        backend: where its tensors are.
+    """
     dist.ProcessGroupNCCL = _c10d.ProcessGroupNCCL = NcclLikeGroup
+    dist.batch_isend_irecv = _c10d.batch_isend_irecv = _batch
+    if backend is BackendName.CUDA:
+        NcclLikeGroup.device = torch.device("cuda")
+        setattr(CudaBackend, "device", _bind_shared)  # noqa: B010  (mypy: a method is no variable)
+        setattr(CudaBackend, "check_device", _check_shared)  # noqa: B010
+        return
     _c10d._NCCL_AVAILABLE = True  # noqa: SLF001  (torch is to believe it)
     torch._C._nccl_version = lambda: _VERSION  # noqa: SLF001
     torch._C._nccl_version_suffix = lambda: b""  # noqa: SLF001
-    dist.batch_isend_irecv = _c10d.batch_isend_irecv = _batch
     CpuBackend.collectives = Collectives.NCCL
+
+
+def _bind_shared(backend: CudaBackend, local_rank: int) -> torch.device:
+    return _bind(backend, local_rank % max(1, torch.cuda.device_count()))
+
+
+def _check_shared(backend: CudaBackend, local_rank: int) -> None:
+    _check(backend, local_rank % max(1, torch.cuda.device_count()))
 
 
 def _batch(messages: list[torch.distributed.P2POp]) -> Any:

@@ -1,0 +1,1 @@
+"""Everything of the project that a GPU can show, in parts: `scripts/gpu_check.sh`."""
