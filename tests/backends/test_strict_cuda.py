@@ -10,8 +10,8 @@ from megatron_moevement.backends.cuda import CudaBackend
 from megatron_moevement.policy.job.boundary import BoundaryTag, Direction
 from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.runtime.capture.capture import Capture, HostCopy
-from megatron_moevement.runtime.slots.identity import StoreIdentity
 from megatron_moevement.runtime.slots.ring_file import RingShape
+from megatron_moevement.runtime.slots.store_identity import StoreIdentity
 from megatron_moevement.runtime.stores.store import RingRole, StoreDirectory
 from megatron_moevement.runtime.upstream_log.log import UpstreamLog
 from megatron_moevement.runtime.upstream_log.log_writer import BackgroundWriter

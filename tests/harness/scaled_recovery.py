@@ -27,14 +27,14 @@ from megatron_moevement.policy.job.segments import Ends
 from megatron_moevement.policy.outcome.futility import Futility
 from megatron_moevement.policy.recovery.histories import of_newest_history
 from megatron_moevement.policy.recovery.plan import Plan, Verdict
-from megatron_moevement.policy.recovery.planner import has_no_use_of_memory, plan_start
+from megatron_moevement.policy.recovery.recovery_planner import has_no_use_of_memory, plan_start
 from megatron_moevement.runtime.coordination.agreement import (
     all_gather_json,
     broadcast_json,
     gather_distinct,
     gather_unlike,
 )
-from megatron_moevement.runtime.slots.identity import RunIdentity
+from megatron_moevement.runtime.slots.store_identity import RunIdentity
 from megatron_moevement.runtime.transport.interface import own_address, own_network
 from megatron_moevement.settings.fault_tolerance import FaultTolerance
 from megatron_moevement.strategies.moevement.agreed_guarantee import agree_on_guarantee, judge

@@ -54,7 +54,7 @@ def slow_save():
 
 
 def late_abort():
-    from megatron_moevement.integrations.nvrx.stores import (  # noqa: PLC0415
+    from megatron_moevement.integrations.nvrx.control_store import (  # noqa: PLC0415
         GenerationStore,
     )
     from megatron_moevement.training.step import TrainStep  # noqa: PLC0415

@@ -5,8 +5,8 @@ import threading
 import pytest
 
 from megatron_moevement.policy.job.ranks import LogicalRank
-from megatron_moevement.runtime.slots.identity import StoreIdentity
 from megatron_moevement.runtime.slots.ring_file import RingFile, RingShape
+from megatron_moevement.runtime.slots.store_identity import StoreIdentity
 from megatron_moevement.runtime.stores.store import RingRole, StoreDirectory
 from megatron_moevement.runtime.upstream_log.log import UpstreamLog
 from megatron_moevement.strategies.moevement.protection import reserve as module

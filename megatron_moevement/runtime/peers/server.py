@@ -17,7 +17,7 @@ from megatron_moevement.errors import UserError
 from megatron_moevement.policy.copies.commit import is_current
 from megatron_moevement.runtime.closing import Closing
 from megatron_moevement.runtime.peers.arrivals import Arrivals
-from megatron_moevement.runtime.peers.history import History
+from megatron_moevement.runtime.peers.ledger_messages import History
 from megatron_moevement.runtime.peers.log_messages import (
     TensorHeader,
     hashes_document,

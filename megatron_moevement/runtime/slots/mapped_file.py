@@ -21,8 +21,8 @@ import xxhash
 
 from megatron_moevement.errors import UserError
 from megatron_moevement.runtime.slots.available_memory import available_memory_bytes
-from megatron_moevement.runtime.slots.identity import DamagedFileError, StoreIdentity
 from megatron_moevement.runtime.slots.nameless_file import NamelessFile
+from megatron_moevement.runtime.slots.store_identity import DamagedFileError, StoreIdentity
 
 PAGE_BYTES = mmap.PAGESIZE
 CREATING_SUFFIX = ".creating"
