@@ -30,8 +30,8 @@ backend = load(choose(None))
 backend.install()  # before Megatron is imported
 
 from megatron_moevement.integrations.megatron.freezing import Freezing  # noqa: E402
+from megatron_moevement.integrations.megatron.pipeline_schedule import MicroBatch  # noqa: E402
 from megatron_moevement.integrations.megatron.process_groups import leave_job  # noqa: E402
-from megatron_moevement.integrations.megatron.schedule import MicroBatch  # noqa: E402
 from megatron_moevement.policy.job.operators import OperatorId  # noqa: E402
 from megatron_moevement.runtime.coordination.progress import START  # noqa: E402
 from megatron_moevement.settings.launch import Launch  # noqa: E402

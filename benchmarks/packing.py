@@ -16,8 +16,8 @@ from rich.table import Table
 
 from megatron_moevement.policy.job.operators import Inventory, Operator, OperatorId, OperatorKind
 from megatron_moevement.policy.job.ranks import LogicalRank
-from megatron_moevement.policy.window.planner import plan_window
 from megatron_moevement.policy.window.schedule import slot_bytes
+from megatron_moevement.policy.window.window_planner import plan_window
 
 KINDS = {
     "1 rank, COMPUTE 1/6 of FULL": (1, 6),

@@ -24,7 +24,7 @@ from megatron_moevement.policy.job.operators import Inventory, Operator, Operato
 from megatron_moevement.policy.job.ranks import Layout
 from megatron_moevement.policy.job.state_recipe import RECIPES, Content, NumberType
 from megatron_moevement.policy.window.ordering import Ordering, order_operators
-from megatron_moevement.policy.window.planner import WindowPlan, plan_window
+from megatron_moevement.policy.window.window_planner import WindowPlan, plan_window
 
 NUM_LAYERS = 96
 NUM_EXPERTS = 1040

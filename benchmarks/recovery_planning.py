@@ -22,7 +22,7 @@ from megatron_moevement.policy.facts.facts import Facts
 from megatron_moevement.policy.job.ranks import Layout, LogicalRank
 from megatron_moevement.policy.job.segments import Ends
 from megatron_moevement.policy.recovery.plan import Plan
-from megatron_moevement.policy.recovery.planner import plan_recovery
+from megatron_moevement.policy.recovery.recovery_planner import plan_recovery
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # where tests.harness is
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from megatron_moevement.integrations.megatron.schedule import MicroBatch, PipelineSchedule
+from megatron_moevement.integrations.megatron.pipeline_schedule import MicroBatch, PipelineSchedule
 
 _FORWARD_SHARE = 1 / 3
 """Of a stage's time per micro-batch; a backward pass takes twice as long as a forward pass."""

@@ -15,7 +15,7 @@ from megatron_moevement.errors import ExitCode, UserError
 from megatron_moevement.policy.facts.facts import Condition, Facts, InconsistentFactsError
 from megatron_moevement.policy.facts.facts_document import FACTS, load_facts
 from megatron_moevement.policy.recovery.plan import Origin, Plan, SlotFetch, Verdict
-from megatron_moevement.policy.recovery.planner import plan_start
+from megatron_moevement.policy.recovery.recovery_planner import plan_start
 from megatron_moevement.policy.window.schedule import Window
 from megatron_moevement.runtime.observation.events import kept_documents
 

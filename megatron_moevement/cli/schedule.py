@@ -23,7 +23,7 @@ from megatron_moevement.policy.job.ranks import Layout
 from megatron_moevement.policy.window.bandwidth import PathBandwidth
 from megatron_moevement.policy.window.ordering import Ordering, order_operators
 from megatron_moevement.policy.window.packing import Levelled
-from megatron_moevement.policy.window.planner import WindowPlan, plan_window
+from megatron_moevement.policy.window.window_planner import WindowPlan, plan_window
 
 HELP = "print the window and its slots for a model"
 DESCRIPTION = """

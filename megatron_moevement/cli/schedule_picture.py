@@ -9,8 +9,8 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from megatron_moevement.policy.window.planner import WindowPlan
 from megatron_moevement.policy.window.schedule import WindowSchedule
+from megatron_moevement.policy.window.window_planner import WindowPlan
 
 _GB = 1e9
 

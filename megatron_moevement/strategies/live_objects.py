@@ -10,9 +10,9 @@ import torch
 
 from megatron_moevement.backends.backend import BackendName, CopyStream
 from megatron_moevement.integrations.megatron.optimizer import SplitOptimizer
+from megatron_moevement.integrations.megatron.pipeline_schedule import PipelineSchedule
 from megatron_moevement.integrations.megatron.process_groups import Groups
 from megatron_moevement.integrations.megatron.random_state import restore_random_state
-from megatron_moevement.integrations.megatron.schedule import PipelineSchedule
 from megatron_moevement.integrations.megatron.scheduler import Scheduler
 from megatron_moevement.integrations.megatron.step_commit import StepCommit
 from megatron_moevement.integrations.megatron.transients import Transients
@@ -22,7 +22,7 @@ from megatron_moevement.policy.job.segments import Ends
 from megatron_moevement.runtime.coordination.ledger import Ledger
 from megatron_moevement.runtime.coordination.progress import Progress
 from megatron_moevement.runtime.faults.fault_points import FaultPoints
-from megatron_moevement.runtime.slots.identity import RunIdentity
+from megatron_moevement.runtime.slots.store_identity import RunIdentity
 from megatron_moevement.strategies.scalars import SlotScalars
 
 

@@ -18,7 +18,7 @@ from megatron_moevement.policy.copies.retention import Retention, retain
 from megatron_moevement.policy.facts.facts import Condition, Facts, LiveState, ProcessFacts
 from megatron_moevement.policy.job.operators import OperatorId
 from megatron_moevement.policy.job.ranks import LogicalRank
-from megatron_moevement.policy.recovery import planner as recovery
+from megatron_moevement.policy.recovery import recovery_planner as recovery
 from megatron_moevement.policy.recovery.plan import Plan, WindowEdges
 from megatron_moevement.policy.window.schedule import Window, WindowSchedule
 from megatron_moevement.testing.world.policies import Policies

@@ -24,14 +24,14 @@ from megatron_moevement.runtime.coordination.progress import Progress
 from megatron_moevement.runtime.faults.fault_points import FaultPoints, never_struck
 from megatron_moevement.runtime.faults.fault_timer import FaultTimer
 from megatron_moevement.runtime.observation.events import EventName, Events
-from megatron_moevement.runtime.slots.identity import RunIdentity
+from megatron_moevement.runtime.slots.store_identity import RunIdentity
 from megatron_moevement.runtime.stores.fault_record import FaultRecord, forget_rank
 from megatron_moevement.runtime.stores.place import store_place
 from megatron_moevement.settings.faults import Fault, FaultPoint
 from megatron_moevement.settings.launch import Launch
 from megatron_moevement.training.arguments import Arguments
-from megatron_moevement.training.identity import identify
 from megatron_moevement.training.job import Job
+from megatron_moevement.training.run_identity import identify
 
 
 class NeverStruckError(UserError):

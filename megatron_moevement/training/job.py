@@ -18,6 +18,7 @@ from megatron_moevement.integrations.megatron.model import Building, Chunks, bui
 from megatron_moevement.integrations.megatron.moe_metrics import MoEMetrics
 from megatron_moevement.integrations.megatron.optimizer import SplitOptimizer, build_optimizer
 from megatron_moevement.integrations.megatron.phase_timers import PhaseTimers
+from megatron_moevement.integrations.megatron.pipeline_schedule import PipelineSchedule
 from megatron_moevement.integrations.megatron.process_groups import (
     Groups,
     Position,
@@ -27,7 +28,6 @@ from megatron_moevement.integrations.megatron.process_groups import (
     position,
 )
 from megatron_moevement.integrations.megatron.random_state import seed_everything
-from megatron_moevement.integrations.megatron.schedule import PipelineSchedule
 from megatron_moevement.integrations.megatron.scheduler import Scheduler, build_scheduler
 from megatron_moevement.integrations.megatron.step_commit import StepCommit
 from megatron_moevement.integrations.megatron.transformer_config import Config, transformer_config
@@ -35,15 +35,15 @@ from megatron_moevement.integrations.megatron.transients import Transients
 from megatron_moevement.runtime.coordination.commit_barrier import CommitBarrier
 from megatron_moevement.runtime.coordination.ledger import Ledger
 from megatron_moevement.runtime.faults.fault_points import FaultPoints
-from megatron_moevement.runtime.slots.identity import RunIdentity
+from megatron_moevement.runtime.slots.store_identity import RunIdentity
 from megatron_moevement.settings.faults import FaultPoint
 from megatron_moevement.settings.launch import Launch
 from megatron_moevement.settings.run import num_microbatches
 from megatron_moevement.training.arguments import Arguments
 from megatron_moevement.training.checkpoint_store import CheckpointStore
 from megatron_moevement.training.data.batches import BatchLayout
-from megatron_moevement.training.identity import agree_on_identity, checkpoint_mark
 from megatron_moevement.training.model_description import model_description
+from megatron_moevement.training.run_identity import agree_on_identity, checkpoint_mark
 
 _RETAINED_LEDGER_STEPS = 64
 

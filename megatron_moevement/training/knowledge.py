@@ -12,8 +12,8 @@ import torch
 from megatron_moevement.integrations.megatron.group_keys import GatheredKeys
 from megatron_moevement.policy.outcome.futility import Futility
 from megatron_moevement.runtime.coordination.agreement import all_gather_json, broadcast_json
-from megatron_moevement.runtime.slots.identity import RunIdentity
-from megatron_moevement.training.identity import check_flags
+from megatron_moevement.runtime.slots.store_identity import RunIdentity
+from megatron_moevement.training.run_identity import check_flags
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from megatron_moevement.integrations.megatron.schedule import MicroBatch
+from megatron_moevement.integrations.megatron.pipeline_schedule import MicroBatch
 from megatron_moevement.runtime.closing import Closing
 from megatron_moevement.training.data.batches import MicroBatches, SampleDataset
 from megatron_moevement.training.job import Job

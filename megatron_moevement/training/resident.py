@@ -31,16 +31,16 @@ from megatron_moevement.runtime.interrupts.reaper import count_stuck
 from megatron_moevement.runtime.observation.events import EventName, Events
 from megatron_moevement.runtime.observation.host_health import HostHealth, UnhealthyError
 from megatron_moevement.runtime.observation.watch import Watch
-from megatron_moevement.runtime.slots.identity import RunIdentity
+from megatron_moevement.runtime.slots.store_identity import RunIdentity
 from megatron_moevement.runtime.stores.place import store_root
 from megatron_moevement.settings.launch import Launch
 from megatron_moevement.strategies.registry import STRATEGIES
 from megatron_moevement.strategies.resident_state import IdleSpare
 from megatron_moevement.training.arguments import Arguments
 from megatron_moevement.training.fault_injection import scripted_faults
-from megatron_moevement.training.identity import agree_on_identity, flags_digest
 from megatron_moevement.training.job import Job, build_part, join
 from megatron_moevement.training.knowledge import Known, share
+from megatron_moevement.training.run_identity import agree_on_identity, flags_digest
 from megatron_moevement.training.watching import open_watch
 
 

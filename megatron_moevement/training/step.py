@@ -22,8 +22,8 @@ from megatron_moevement.integrations.megatron.optimizer import (
     SplitOptimizer,
     is_finite,
 )
+from megatron_moevement.integrations.megatron.pipeline_schedule import MicroBatch, PipelineSchedule
 from megatron_moevement.integrations.megatron.random_state import random_state
-from megatron_moevement.integrations.megatron.schedule import MicroBatch, PipelineSchedule
 from megatron_moevement.integrations.megatron.step_commit import DecidedStep, StepCommit
 from megatron_moevement.runtime.coordination.commit_barrier import (
     Agreement,

@@ -12,7 +12,7 @@ from megatron_moevement.cli import main
 from megatron_moevement.policy.facts.facts import Condition, LiveState
 from megatron_moevement.policy.facts.facts_document import FACTS, dump_facts, load_facts
 from megatron_moevement.policy.job.ranks import Layout, LogicalRank
-from megatron_moevement.policy.recovery.planner import plan_recovery
+from megatron_moevement.policy.recovery.recovery_planner import plan_recovery
 from megatron_moevement.runtime.observation.events import EventLog
 from tests.harness.job_facts import (
     Interrupt,

@@ -18,11 +18,11 @@ from megatron_moevement.integrations.megatron.boundary_replay import (
 )
 from megatron_moevement.integrations.megatron.inventory import operator_states
 from megatron_moevement.integrations.megatron.optimizer import GradientStatistics
+from megatron_moevement.integrations.megatron.pipeline_schedule import MicroBatch
 from megatron_moevement.integrations.megatron.random_state import (
     random_state,
     restore_random_state,
 )
-from megatron_moevement.integrations.megatron.schedule import MicroBatch
 from megatron_moevement.policy.job.boundary import BoundaryTag
 from megatron_moevement.runtime.coordination.commit_barrier import StopRequest
 from megatron_moevement.runtime.upstream_log.log import UpstreamLog

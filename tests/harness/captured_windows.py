@@ -20,9 +20,9 @@ from megatron_moevement.policy.window.schedule import Window, WindowSchedule
 from megatron_moevement.runtime.capture.capture import Capture
 from megatron_moevement.runtime.coordination.progress import Progress
 from megatron_moevement.runtime.peers.sender import SlotSender
-from megatron_moevement.runtime.slots.identity import StoreIdentity
 from megatron_moevement.runtime.slots.ring_file import RingFile, RingShape
 from megatron_moevement.runtime.slots.slot_record import EXTRAS
+from megatron_moevement.runtime.slots.store_identity import StoreIdentity
 from megatron_moevement.runtime.stores.store import RingRole, StoreDirectory
 from megatron_moevement.runtime.transport.handshake import Session
 from megatron_moevement.strategies.moevement.capture.window_capture import (

@@ -11,7 +11,7 @@ import pytest
 from megatron_moevement.policy.facts.facts import Condition, Facts, LiveState
 from megatron_moevement.policy.facts.facts_document import FACTS, dump_facts
 from megatron_moevement.policy.job.ranks import Layout as RankLayout
-from megatron_moevement.policy.recovery.planner import plan_recovery
+from megatron_moevement.policy.recovery.recovery_planner import plan_recovery
 from megatron_moevement.runtime.observation.events import EventLog, EventName
 from megatron_moevement.settings.faults import Fault
 from tests.harness.explorer.history import History, Launch

@@ -13,7 +13,7 @@ from megatron_moevement.policy.facts.facts import Condition, Facts, Holding, Log
 from megatron_moevement.policy.job.ranks import Layout, LogicalRank
 from megatron_moevement.policy.job.segments import Ends
 from megatron_moevement.policy.recovery.plan import Origin, Plan
-from megatron_moevement.policy.recovery.planner import plan_recovery
+from megatron_moevement.policy.recovery.recovery_planner import plan_recovery
 from megatron_moevement.policy.window.schedule import Window
 from tests.harness.job_facts import (
     Interrupt,

@@ -14,11 +14,11 @@ import torch.distributed as dist
 from megatron_moevement.integrations.megatron.freezing import Freezing, FrozenWork
 from megatron_moevement.integrations.megatron.inventory import OperatorState, operator_states
 from megatron_moevement.integrations.megatron.optimizer import GradientStatistics
+from megatron_moevement.integrations.megatron.pipeline_schedule import BatchLoss, MicroBatch
 from megatron_moevement.integrations.megatron.random_state import (
     random_state,
     restore_random_state,
 )
-from megatron_moevement.integrations.megatron.schedule import BatchLoss, MicroBatch
 from megatron_moevement.policy.job.operators import OperatorId, OperatorKind
 from megatron_moevement.policy.job.state_recipe import NumberType
 from megatron_moevement.runtime.coordination.commit_barrier import StopRequest

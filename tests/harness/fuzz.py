@@ -29,10 +29,14 @@ from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.policy.window.schedule import Window
 from megatron_moevement.runtime.observation.events import EventLog, EventName, read_events
 from megatron_moevement.runtime.security.seal import BrokenSealError, Seal
-from megatron_moevement.runtime.slots.identity import RUN_NAME, DamagedFileError, StoreIdentity
 from megatron_moevement.runtime.slots.journal import Journal, JournalShape
 from megatron_moevement.runtime.slots.ring_file import RingFile, RingShape
 from megatron_moevement.runtime.slots.slot_record import SlotPart, SlotRecord
+from megatron_moevement.runtime.slots.store_identity import (
+    RUN_NAME,
+    DamagedFileError,
+    StoreIdentity,
+)
 from megatron_moevement.runtime.stores.fault_record import FaultRecord
 from megatron_moevement.runtime.stores.run_record import read_run
 from tests.harness.fuzz_bytes import mutated, mutated_document

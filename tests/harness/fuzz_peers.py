@@ -24,7 +24,7 @@ from megatron_moevement.runtime.peers.connection import (
     DamagedTensorError,
     PeerConnection,
 )
-from megatron_moevement.runtime.peers.history import History
+from megatron_moevement.runtime.peers.ledger_messages import History
 from megatron_moevement.runtime.peers.log_messages import (
     TensorHeader,
     hashes_document,
@@ -35,10 +35,10 @@ from megatron_moevement.runtime.peers.server import ReplicaServer
 from megatron_moevement.runtime.peers.slot_messages import key_document, slot_document
 from megatron_moevement.runtime.peers.state_messages import StatePart, found_document
 from megatron_moevement.runtime.peers.stored_slots import StoredSlots
-from megatron_moevement.runtime.slots.identity import StoreIdentity
 from megatron_moevement.runtime.slots.journal import JournalShape
 from megatron_moevement.runtime.slots.ring_file import RingFile, RingShape
 from megatron_moevement.runtime.slots.slot_record import SlotPart, SlotRecord
+from megatron_moevement.runtime.slots.store_identity import StoreIdentity
 from megatron_moevement.runtime.transport.handshake import (
     RefusedError,
     Session,

@@ -13,7 +13,7 @@ from megatron_moevement.policy.job.operators import Inventory
 from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.policy.job.state_recipe import Content, Timing
 from megatron_moevement.policy.window.ordering import Ordering, order_operators
-from megatron_moevement.policy.window.planner import plan_window
+from megatron_moevement.policy.window.window_planner import plan_window
 from megatron_moevement.training.job import Job
 from tests.harness.held_state import captured, held, train, wrong_after_loss
 

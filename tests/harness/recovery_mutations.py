@@ -19,7 +19,7 @@ from megatron_moevement.integrations.megatron.random_state import TRACKER, rando
 from megatron_moevement.integrations.megatron.snapshots import LiveOperators
 from megatron_moevement.policy.job.operators import OperatorKind
 from megatron_moevement.policy.job.state_recipe import Content, Timing
-from megatron_moevement.policy.window.planner import WindowPlan
+from megatron_moevement.policy.window.window_planner import WindowPlan
 from megatron_moevement.runtime.capture.capture import Capture, HostCopy
 from megatron_moevement.settings.launch import Launch
 from megatron_moevement.strategies import live_objects

@@ -14,12 +14,12 @@ from nvidia_resiliency_ext.inprocess.state import State
 from nvidia_resiliency_ext.inprocess.store import BarrierTimeout, StoreMixin
 
 from megatron_moevement.cli.launch import serve_store
-from megatron_moevement.integrations.nvrx.sealed_store import ForeignValueError, SealedStore
-from megatron_moevement.integrations.nvrx.stores import (
+from megatron_moevement.integrations.nvrx.control_store import (
     ControlStore,
     GenerationStore,
     mend_generation_stores,
 )
+from megatron_moevement.integrations.nvrx.sealed_store import ForeignValueError, SealedStore
 from megatron_moevement.settings.secret import Secret
 
 SECRET = Secret(b"the secret of this job, and of no other")

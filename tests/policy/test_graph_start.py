@@ -6,7 +6,7 @@ from megatron_moevement.policy.job.graph_start import NO_LAYER, decided, first_l
 from megatron_moevement.policy.job.operators import Inventory, Operator, OperatorId, OperatorKind
 from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.policy.window.ordering import Ordering, order_operators
-from megatron_moevement.policy.window.planner import plan_window
+from megatron_moevement.policy.window.window_planner import plan_window
 
 PER_PARAMETER = 12
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 
 from megatron_moevement.policy.copies.persistence import SlotKey
 from megatron_moevement.policy.recovery.plan import Origin, Verdict, WindowEdges
-from megatron_moevement.policy.recovery.planner import plan_recovery
+from megatron_moevement.policy.recovery.recovery_planner import plan_recovery
 from tests.harness.facts_strategies import first_faults, second_faults
 from tests.harness.facts_truth import holders
 

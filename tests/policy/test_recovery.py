@@ -24,7 +24,7 @@ from megatron_moevement.policy.recovery.plan import (
     Verdict,
     WindowEdges,
 )
-from megatron_moevement.policy.recovery.planner import plan_recovery
+from megatron_moevement.policy.recovery.recovery_planner import plan_recovery
 from megatron_moevement.policy.window.schedule import Window
 from tests.harness.facts_truth import loads_of
 from tests.harness.job_facts import (

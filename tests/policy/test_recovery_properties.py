@@ -17,7 +17,7 @@ from megatron_moevement.policy.job.boundary import is_ring
 from megatron_moevement.policy.job.ranks import Layout
 from megatron_moevement.policy.job.segments import Ends
 from megatron_moevement.policy.recovery.plan import Origin, Verdict, WindowEdges
-from megatron_moevement.policy.recovery.planner import plan_recovery
+from megatron_moevement.policy.recovery.recovery_planner import plan_recovery
 from tests.harness.facts_strategies import (
     LAYOUTS,
     first_faults,

@@ -9,7 +9,7 @@ from megatron_moevement.policy.copies.persistence import SlotKey
 from megatron_moevement.policy.facts.facts import Condition, LiveState
 from megatron_moevement.policy.job.ranks import Layout, LogicalRank
 from megatron_moevement.policy.recovery.plan import Origin, StateCopy, Verdict, WindowEdges
-from megatron_moevement.policy.recovery.planner import plan_recovery
+from megatron_moevement.policy.recovery.recovery_planner import plan_recovery
 from megatron_moevement.policy.window.schedule import Window
 from tests.harness.facts_strategies import first_faults, second_faults
 from tests.harness.job_facts import (

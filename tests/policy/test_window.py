@@ -9,7 +9,7 @@ from megatron_moevement.policy.job.operators import Inventory, Operator, Operato
 from megatron_moevement.policy.job.ranks import Layout, LogicalRank
 from megatron_moevement.policy.window.ordering import Ordering, order_operators
 from megatron_moevement.policy.window.packing import Levelled
-from megatron_moevement.policy.window.planner import MAX_WINDOW, plan_window
+from megatron_moevement.policy.window.window_planner import MAX_WINDOW, plan_window
 
 EXPERTS = [OperatorId(OperatorKind.EXPERT, 0, number) for number in range(200)]
 

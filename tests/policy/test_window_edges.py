@@ -6,7 +6,7 @@ import pytest
 
 from megatron_moevement.policy.job.ranks import Layout
 from megatron_moevement.policy.recovery.plan import Verdict, WindowEdges
-from megatron_moevement.policy.recovery.planner import plan_recovery
+from megatron_moevement.policy.recovery.recovery_planner import plan_recovery
 from tests.harness.job_facts import Job, without_processes
 
 JOB = Job(Layout(pp=6), step=13, spares=3)

@@ -13,7 +13,7 @@ from megatron_moevement.errors import UserError
 from megatron_moevement.runtime.observation.events import EventLog, EventName, read_events
 from megatron_moevement.runtime.security import ownership
 from megatron_moevement.runtime.security.ownership import check_folder, trusted_owners
-from megatron_moevement.runtime.slots.identity import StoreIdentity
+from megatron_moevement.runtime.slots.store_identity import StoreIdentity
 from megatron_moevement.runtime.stores.store import StoreDirectory
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs to act as another user")

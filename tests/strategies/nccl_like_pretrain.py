@@ -31,7 +31,7 @@ def slow_build():
 
 
 def late_abort():
-    from megatron_moevement.integrations.nvrx.stores import (  # noqa: PLC0415
+    from megatron_moevement.integrations.nvrx.control_store import (  # noqa: PLC0415
         GenerationStore,
     )
 

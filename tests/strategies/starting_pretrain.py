@@ -7,8 +7,8 @@ import sys
 from nvidia_resiliency_ext.inprocess.monitor_process import MonitorProcess
 
 from megatron_moevement.integrations.nvrx import restarter
+from megatron_moevement.integrations.nvrx.control_store import ControlStore
 from megatron_moevement.integrations.nvrx.retries import BoundedRetries
-from megatron_moevement.integrations.nvrx.stores import ControlStore
 from megatron_moevement.settings.launch import Launch
 from megatron_moevement.training.program import main
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from megatron_moevement.policy.facts.facts_document import FACTS, load_facts
-from megatron_moevement.policy.recovery.planner import plan_recovery
+from megatron_moevement.policy.recovery.recovery_planner import plan_recovery
 from megatron_moevement.runtime.observation.events import EventName, kept_documents
 from tests.harness.default_run import slow_but
 from tests.harness.fork_server import JobFailedError

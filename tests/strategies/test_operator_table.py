@@ -13,8 +13,8 @@ from megatron_moevement.policy.job.operators import Inventory, OperatorKind
 from megatron_moevement.policy.job.ranks import Layout, LogicalRank
 from megatron_moevement.policy.window.ordering import Ordering, order_operators
 from megatron_moevement.policy.window.packing import Levelled
-from megatron_moevement.policy.window.planner import plan_window
 from megatron_moevement.policy.window.schedule_document import dump_schedule, load_schedule
+from megatron_moevement.policy.window.window_planner import plan_window
 from megatron_moevement.runtime.observation.events import EventName, read_events
 from tests.harness.default_run import slow_but
 from tests.harness.interruption import Run

@@ -15,8 +15,8 @@ from megatron_moevement.errors import UserError
 from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.runtime.coordination.generation import Generation
 from megatron_moevement.runtime.faults.fault_points import NO_FAULTS
-from megatron_moevement.runtime.slots.identity import RunIdentity, StoreIdentity
 from megatron_moevement.runtime.slots.journal import JournalShape
+from megatron_moevement.runtime.slots.store_identity import RunIdentity, StoreIdentity
 from megatron_moevement.runtime.stores.store import StoreDirectory
 from megatron_moevement.settings.fault_tolerance import FaultTolerance
 from megatron_moevement.strategies.moevement.opening import _open_store

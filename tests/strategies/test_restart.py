@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from megatron_moevement.integrations.nvrx.stores import request_restart
+from megatron_moevement.integrations.nvrx.control_store import request_restart
 from megatron_moevement.runtime.observation.events import EventName
 from tests.harness.interruption import Run, digest_differences
 from tests.harness.protected_run import Case, plans_of

@@ -32,7 +32,7 @@ def lay_out(flags, windows):
     from megatron_moevement.policy.job.ranks import LogicalRank  # noqa: PLC0415
     from megatron_moevement.policy.job.state_recipe import Content  # noqa: PLC0415
     from megatron_moevement.policy.window.ordering import Ordering, order_operators  # noqa: PLC0415
-    from megatron_moevement.policy.window.planner import plan_window  # noqa: PLC0415
+    from megatron_moevement.policy.window.window_planner import plan_window  # noqa: PLC0415
     from tests.harness.tiny_job import tiny_job  # noqa: PLC0415
 
     rank, parts = LogicalRank(), []

@@ -9,9 +9,9 @@ from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.policy.recovery.plan import SlotFetch, SlotSend
 from megatron_moevement.policy.window.schedule import Window
 from megatron_moevement.runtime.peers.sender import FetchError
-from megatron_moevement.runtime.slots.identity import StoreIdentity
 from megatron_moevement.runtime.slots.ring_file import RingShape
 from megatron_moevement.runtime.slots.slot_record import SlotPart, SlotRecord
+from megatron_moevement.runtime.slots.store_identity import StoreIdentity
 from megatron_moevement.runtime.stores.store import RingRole, StoreDirectory
 from megatron_moevement.strategies.moevement.recovery.slot_transfers import fetch_slots, send_slots
 

@@ -6,8 +6,8 @@ from megatron_moevement.policy.job.operators import Inventory, Operator, Operato
 from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.policy.window.schedule import WindowSchedule
 from megatron_moevement.runtime.observation.events import EventName, read_events
-from megatron_moevement.runtime.slots.identity import RUN_NAME
 from megatron_moevement.runtime.slots.slot_record import EXTRAS
+from megatron_moevement.runtime.slots.store_identity import RUN_NAME
 from megatron_moevement.runtime.stores.status_file import STATUS_NAME
 from megatron_moevement.runtime.stores.store import LOCK_NAME, RingRole, process_folders
 from megatron_moevement.runtime.stores.store_listing import survey

@@ -11,11 +11,11 @@ from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.policy.window.schedule import Window
 from megatron_moevement.runtime.coordination.generation import Generation
 from megatron_moevement.runtime.coordination.notice_board import Topic
-from megatron_moevement.runtime.peers.history import History
-from megatron_moevement.runtime.slots.identity import StoreIdentity
+from megatron_moevement.runtime.peers.ledger_messages import History
 from megatron_moevement.runtime.slots.journal import JournalShape, JournalState
 from megatron_moevement.runtime.slots.ring_file import RingShape
 from megatron_moevement.runtime.slots.slot_record import SlotPart, SlotRecord
+from megatron_moevement.runtime.slots.store_identity import StoreIdentity
 from megatron_moevement.runtime.stores.store import (
     RingRole,
     StoreDirectory,

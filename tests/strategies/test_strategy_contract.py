@@ -12,7 +12,7 @@ from megatron_moevement.settings.launch import Launch
 from megatron_moevement.strategies.registry import STRATEGIES, Registered, register
 from megatron_moevement.strategies.strategy import StartOver
 from megatron_moevement.training.deciding import DECIDING
-from megatron_moevement.training.identity import identify
+from megatron_moevement.training.run_identity import identify
 from tests.harness import toy_strategy
 from tests.harness.tiny_job import tiny_arguments, tiny_job
 

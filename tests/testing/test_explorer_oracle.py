@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from megatron_moevement.policy.recovery.plan import Verdict
-from megatron_moevement.policy.recovery.planner import plan_recovery
+from megatron_moevement.policy.recovery.recovery_planner import plan_recovery
 from megatron_moevement.settings.faults import Fault
 from tests.harness.doctored_run import (
     DIGEST,

@@ -13,7 +13,7 @@ from megatron_moevement.policy.copies.retention import max_log_steps, max_replay
 from megatron_moevement.policy.copies.slot_ring import ring_capacity
 from megatron_moevement.policy.job.ranks import Layout
 from megatron_moevement.policy.recovery.plan import Verdict, WindowEdges
-from megatron_moevement.policy.recovery.planner import plan_start
+from megatron_moevement.policy.recovery.recovery_planner import plan_start
 from megatron_moevement.testing.campaign import Failure, play
 from megatron_moevement.testing.mutations import mutation_named
 from megatron_moevement.testing.world.faults import Fault, FaultKind

@@ -4,7 +4,7 @@ import pytest
 from tokenizers import Tokenizer, models
 
 from megatron_moevement.training.data import content
-from megatron_moevement.training.identity import identify
+from megatron_moevement.training.run_identity import identify
 from tests.harness.random_text import prepare_random_text
 from tests.harness.tiny_job import tiny_arguments
 

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from megatron_moevement.policy.outcome.futility import Futility
-from megatron_moevement.runtime.slots.identity import RunIdentity
+from megatron_moevement.runtime.slots.store_identity import RunIdentity
 
 pytestmark = pytest.mark.distributed
 

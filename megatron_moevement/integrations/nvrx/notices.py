@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
-from megatron_moevement.integrations.nvrx.stores import ControlStore, GenerationStore
+from megatron_moevement.integrations.nvrx.control_store import ControlStore, GenerationStore
 from megatron_moevement.runtime.coordination.notice_board import Topic
 
 

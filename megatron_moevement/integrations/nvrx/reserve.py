@@ -16,8 +16,8 @@ import torch.distributed as dist
 from nvidia_resiliency_ext.inprocess import CallWrapper, Wrapper, wrap
 from nvidia_resiliency_ext.inprocess.progress_watchdog import ProgressWatchdog
 
+from megatron_moevement.integrations.nvrx.control_store import ControlStore
 from megatron_moevement.integrations.nvrx.notices import StoredBoard
-from megatron_moevement.integrations.nvrx.stores import ControlStore
 from megatron_moevement.runtime.coordination.generation import Generation
 from megatron_moevement.runtime.interrupts.thread_start import uninterrupted
 from megatron_moevement.runtime.rebindings import rebind

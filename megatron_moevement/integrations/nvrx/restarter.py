@@ -24,6 +24,10 @@ from nvidia_resiliency_ext.inprocess.rank_assignment import RankDiscarded
 from nvidia_resiliency_ext.inprocess.store import BarrierError
 
 from megatron_moevement.errors import MoEvementError, UserError
+from megatron_moevement.integrations.nvrx.control_store import (
+    ControlStore,
+    mend_generation_stores,
+)
 from megatron_moevement.integrations.nvrx.health import ProcessHealth
 from megatron_moevement.integrations.nvrx.heartbeats import mend_heartbeats
 from megatron_moevement.integrations.nvrx.interrupts import mend_interrupts
@@ -32,10 +36,6 @@ from megatron_moevement.integrations.nvrx.rank_assignment import StickyRankAssig
 from megatron_moevement.integrations.nvrx.reserve import CalledWrapper, Holder, mend_reserve
 from megatron_moevement.integrations.nvrx.retries import BoundedRetries, StartAgainAbort
 from megatron_moevement.integrations.nvrx.sealed_store import ForeignValueError
-from megatron_moevement.integrations.nvrx.stores import (
-    ControlStore,
-    mend_generation_stores,
-)
 from megatron_moevement.integrations.nvrx.teardown import (
     AbortCollectives,
     EndGeneration,

@@ -11,7 +11,7 @@ from megatron_moevement.policy.copies.persistence import SlotKey
 from megatron_moevement.policy.job.boundary import BoundaryTag
 from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.runtime.closing import Closing
-from megatron_moevement.runtime.peers.history import History
+from megatron_moevement.runtime.peers.ledger_messages import History
 from megatron_moevement.runtime.peers.log_messages import (
     TensorHeader,
     hashes_of_document,

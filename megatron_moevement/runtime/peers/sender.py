@@ -19,7 +19,7 @@ from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.runtime.closing import Closing
 from megatron_moevement.runtime.peers.connection import DamagedSlotError, PeerConnection
 from megatron_moevement.runtime.peers.copy_account import CopyAccount
-from megatron_moevement.runtime.peers.history import OwnHistory
+from megatron_moevement.runtime.peers.ledger_messages import OwnHistory
 from megatron_moevement.runtime.peers.peer_thread import FAILURES, PeerThread
 from megatron_moevement.runtime.peers.slot_messages import key_of
 from megatron_moevement.runtime.slots.slot_record import SlotRecord

@@ -18,7 +18,7 @@ from megatron_moevement.errors import UserError
 from megatron_moevement.policy.copies.commit import is_current
 from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.runtime.closing import Closing
-from megatron_moevement.runtime.peers.history import History
+from megatron_moevement.runtime.peers.ledger_messages import History
 from megatron_moevement.runtime.peers.log_messages import (
     TensorHeader,
     hashes_document,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from megatron_moevement.policy.copies.persistence import SlotKey
 from megatron_moevement.policy.job.ranks import LogicalRank
-from megatron_moevement.runtime.peers.history import History
+from megatron_moevement.runtime.peers.ledger_messages import History
 from megatron_moevement.runtime.slots.ring_file import RingFile
 from megatron_moevement.runtime.slots.slot_record import SlotRecord
 

@@ -20,7 +20,6 @@ import xxhash
 
 from megatron_moevement.policy.copies.journal_state import JournalState
 from megatron_moevement.policy.document import Document
-from megatron_moevement.runtime.slots.identity import DamagedFileError, StoreIdentity
 from megatron_moevement.runtime.slots.mapped_file import (
     PAGE_BYTES,
     Access,
@@ -28,6 +27,7 @@ from megatron_moevement.runtime.slots.mapped_file import (
     checksum_of,
     page_aligned,
 )
+from megatron_moevement.runtime.slots.store_identity import DamagedFileError, StoreIdentity
 from megatron_moevement.runtime.slots.superblock import (
     SUPERBLOCK_BYTES,
     decode_superblock,

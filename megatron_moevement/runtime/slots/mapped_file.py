@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Self
 import xxhash
 
 from megatron_moevement.errors import UserError
-from megatron_moevement.runtime.slots.identity import DamagedFileError, StoreIdentity
+from megatron_moevement.runtime.slots.store_identity import DamagedFileError, StoreIdentity
 
 PAGE_BYTES = mmap.PAGESIZE
 CREATING_SUFFIX = ".creating"

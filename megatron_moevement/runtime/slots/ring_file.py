@@ -17,7 +17,6 @@ from typing import Any
 
 from megatron_moevement.policy.document import Document
 from megatron_moevement.policy.job.ranks import LogicalRank
-from megatron_moevement.runtime.slots.identity import DamagedFileError, StoreIdentity
 from megatron_moevement.runtime.slots.mapped_file import (
     PAGE_BYTES,
     Access,
@@ -33,6 +32,7 @@ from megatron_moevement.runtime.slots.slot_record import (
     encode_record,
     max_record_bytes,
 )
+from megatron_moevement.runtime.slots.store_identity import DamagedFileError, StoreIdentity
 
 __all__ = ["RingFile", "RingShape", "SlotPart", "SlotRecord"]
 

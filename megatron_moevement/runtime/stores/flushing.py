@@ -10,8 +10,8 @@ import os
 import shutil
 from pathlib import Path
 
-from megatron_moevement.runtime.slots.identity import StoreIdentity
 from megatron_moevement.runtime.slots.mapped_file import CREATING_SUFFIX
+from megatron_moevement.runtime.slots.store_identity import StoreIdentity
 from megatron_moevement.runtime.stores.store import (
     JOURNAL_NAME,
     LOCK_NAME,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from megatron_moevement.runtime.slots.identity import RunIdentity
+from megatron_moevement.runtime.slots.store_identity import RunIdentity
 from megatron_moevement.runtime.stores.store import default_store_dir
 from megatron_moevement.settings.fault_tolerance import FaultTolerance
 

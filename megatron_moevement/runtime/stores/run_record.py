@@ -8,9 +8,9 @@ import os
 from pathlib import Path
 
 from megatron_moevement.errors import UserError
-from megatron_moevement.runtime.slots.identity import RUN_NAME, RunIdentity
 from megatron_moevement.runtime.slots.journal import stored_state
 from megatron_moevement.runtime.slots.mapped_file import CREATING_SUFFIX
+from megatron_moevement.runtime.slots.store_identity import RUN_NAME, RunIdentity
 from megatron_moevement.runtime.stores.store import (
     JOURNAL_NAME,
     LOCK_NAME,

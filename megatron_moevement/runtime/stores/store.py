@@ -15,10 +15,14 @@ from megatron_moevement.errors import UserError
 from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.runtime.closing import Closing
 from megatron_moevement.runtime.security.ownership import check_folder
-from megatron_moevement.runtime.slots.identity import RUN_NAME, DamagedFileError, StoreIdentity
 from megatron_moevement.runtime.slots.journal import Journal, JournalShape, JournalState
 from megatron_moevement.runtime.slots.mapped_file import CREATING_SUFFIX, free_bytes, out_of_space
 from megatron_moevement.runtime.slots.ring_file import RingFile, RingShape
+from megatron_moevement.runtime.slots.store_identity import (
+    RUN_NAME,
+    DamagedFileError,
+    StoreIdentity,
+)
 from megatron_moevement.runtime.stores.status_file import STATUS_NAME
 from megatron_moevement.runtime.stores.store_lock import StoreLock, lock_owner
 

@@ -9,11 +9,11 @@ from typing import Any
 
 from megatron_moevement.errors import UserError
 from megatron_moevement.policy.job.ranks import LogicalRank
-from megatron_moevement.runtime.slots.identity import DamagedFileError, StoreIdentity
 from megatron_moevement.runtime.slots.journal import Journal, JournalState
 from megatron_moevement.runtime.slots.mapped_file import Access
 from megatron_moevement.runtime.slots.ring_file import RingFile
 from megatron_moevement.runtime.slots.slot_record import SlotRecord
+from megatron_moevement.runtime.slots.store_identity import DamagedFileError, StoreIdentity
 from megatron_moevement.runtime.stores.store import (
     JOURNAL_NAME,
     LOCK_NAME,

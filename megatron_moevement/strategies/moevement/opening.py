@@ -22,7 +22,7 @@ from megatron_moevement.runtime.coordination.agreement import (
 )
 from megatron_moevement.runtime.coordination.generation import Generation
 from megatron_moevement.runtime.coordination.progress import START
-from megatron_moevement.runtime.slots.identity import StoreIdentity
+from megatron_moevement.runtime.slots.store_identity import StoreIdentity
 from megatron_moevement.runtime.stores.place import store_place
 from megatron_moevement.runtime.stores.store import StoreDirectory
 from megatron_moevement.runtime.upstream_log.log import UpstreamLog

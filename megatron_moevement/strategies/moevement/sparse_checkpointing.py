@@ -35,7 +35,6 @@ from megatron_moevement.strategies.moevement.carried_state import (
     Agreed,
     SurvivingState,
 )
-from megatron_moevement.strategies.moevement.history import WindowHistory
 from megatron_moevement.strategies.moevement.protection.protection_watch import ProtectionWatch
 from megatron_moevement.strategies.moevement.recovery.boundaries import Boundaries
 from megatron_moevement.strategies.moevement.recovery.executor import Execution, start_over
@@ -44,6 +43,7 @@ from megatron_moevement.strategies.moevement.recovery.rejoin import Laps, Rejoin
 from megatron_moevement.strategies.moevement.recovery.replay import Replay
 from megatron_moevement.strategies.moevement.recovery.replicas import Replicas
 from megatron_moevement.strategies.moevement.session import RankSession
+from megatron_moevement.strategies.moevement.window_history import WindowHistory
 from megatron_moevement.strategies.scalars import encode_entry
 from megatron_moevement.strategies.strategy import (
     NOT_COVERED,

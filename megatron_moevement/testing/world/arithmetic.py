@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping
 
 from megatron_moevement.policy.job.operators import OperatorId, OperatorKind
 from megatron_moevement.policy.job.ranks import LogicalRank
-from megatron_moevement.testing.world.history import History
 from megatron_moevement.testing.world.live import Live
 from megatron_moevement.testing.world.shape import Part, Shape
+from megatron_moevement.testing.world.values import History
 
 ABSENT = -1
 """In the place of a gradient that a frozen operator does not contribute."""

@@ -14,8 +14,8 @@ from megatron_moevement.settings.faults import FaultPoint
 from megatron_moevement.testing.world import arithmetic
 from megatron_moevement.testing.world.process import At, Commands, Process, Run
 from megatron_moevement.testing.world.scenario import Links
+from megatron_moevement.testing.world.simulated_store import StoredSlot
 from megatron_moevement.testing.world.step_model import Section
-from megatron_moevement.testing.world.store import StoredSlot
 
 if TYPE_CHECKING:
     from megatron_moevement.testing.world.live import SlotContent

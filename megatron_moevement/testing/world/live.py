@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 
 from megatron_moevement.policy.job.operators import OperatorId, OperatorKind
 from megatron_moevement.policy.window.schedule import Window
-from megatron_moevement.testing.world.history import History
+from megatron_moevement.testing.world.values import History
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,7 +12,7 @@ from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.policy.recovery.histories import next_rollbacks
 from megatron_moevement.policy.recovery.lifecycle import Event
 from megatron_moevement.policy.recovery.plan import Plan, Verdict, WindowEdges
-from megatron_moevement.policy.recovery.planner import has_no_use_of_memory
+from megatron_moevement.policy.recovery.recovery_planner import has_no_use_of_memory
 from megatron_moevement.settings.faults import FaultPoint
 from megatron_moevement.testing.world.process import At, Commands, Process, Sleep, Wait
 

@@ -17,7 +17,7 @@ from megatron_moevement.policy.copies.retention import Retention
 from megatron_moevement.policy.facts.facts import Facts
 from megatron_moevement.policy.job.operators import OperatorId
 from megatron_moevement.policy.job.ranks import LogicalRank
-from megatron_moevement.policy.recovery import planner as recovery
+from megatron_moevement.policy.recovery import recovery_planner as recovery
 from megatron_moevement.policy.recovery.lifecycle import Action
 from megatron_moevement.policy.recovery.plan import Plan
 from megatron_moevement.policy.window.schedule import Window, WindowSchedule

@@ -22,7 +22,7 @@ from megatron_moevement.testing.lost_states import LostStates
 from megatron_moevement.testing.world.arithmetic import Entry, Local, Reduced
 from megatron_moevement.testing.world.live import Live
 from megatron_moevement.testing.world.shape import Shape
-from megatron_moevement.testing.world.store import Store
+from megatron_moevement.testing.world.simulated_store import Store
 
 
 @dataclasses.dataclass(frozen=True)

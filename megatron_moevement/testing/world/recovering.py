@@ -31,7 +31,7 @@ from megatron_moevement.testing.world.process import (
     Sleep,
     Until,
 )
-from megatron_moevement.testing.world.store import Store, StoredSlot
+from megatron_moevement.testing.world.simulated_store import Store, StoredSlot
 from megatron_moevement.testing.world.training import run_step, train
 
 if TYPE_CHECKING:

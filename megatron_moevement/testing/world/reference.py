@@ -6,10 +6,10 @@ from megatron_moevement.policy.job.operators import OperatorKind
 from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.testing.world import arithmetic
 from megatron_moevement.testing.world.arithmetic import Entry, Local
-from megatron_moevement.testing.world.history import History
 from megatron_moevement.testing.world.live import Live
 from megatron_moevement.testing.world.scenario import Scenario
 from megatron_moevement.testing.world.shape import Shape
+from megatron_moevement.testing.world.values import History
 
 
 def initial_state(history: History, shape: Shape, rank: LogicalRank) -> Live:

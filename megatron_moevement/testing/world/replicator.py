@@ -12,7 +12,7 @@ from megatron_moevement.policy.copies.placement import Placement
 from megatron_moevement.settings.faults import FaultPoint
 from megatron_moevement.testing.world.process import Process
 from megatron_moevement.testing.world.scenario import Links
-from megatron_moevement.testing.world.store import StoredSlot
+from megatron_moevement.testing.world.simulated_store import StoredSlot
 
 if TYPE_CHECKING:
     from megatron_moevement.testing.world.world import World

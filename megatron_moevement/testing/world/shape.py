@@ -13,8 +13,8 @@ from megatron_moevement.policy.job.operators import Inventory, Operator, Operato
 from megatron_moevement.policy.job.ranks import Layout, LogicalRank
 from megatron_moevement.policy.job.segments import Ends, coupled_stages, receivers_from
 from megatron_moevement.policy.window.ordering import Ordering, order_operators
-from megatron_moevement.policy.window.planner import plan_window
 from megatron_moevement.policy.window.schedule import Window, WindowSchedule
+from megatron_moevement.policy.window.window_planner import plan_window
 from megatron_moevement.testing.world.scenario import Scenario
 
 

@@ -12,7 +12,7 @@ from megatron_moevement.policy.recovery.newest_state import Durable
 from megatron_moevement.testing.world.live import Live
 from megatron_moevement.testing.world.process import Process
 from megatron_moevement.testing.world.reference import initial_state
-from megatron_moevement.testing.world.store import Store
+from megatron_moevement.testing.world.simulated_store import Store
 
 if TYPE_CHECKING:
     from megatron_moevement.policy.copies.journal_state import JournalState

@@ -23,8 +23,8 @@ from megatron_moevement.testing.world.process import (
     Until,
     Wait,
 )
+from megatron_moevement.testing.world.simulated_store import LoggedTensor
 from megatron_moevement.testing.world.step_model import Command, Section
-from megatron_moevement.testing.world.store import LoggedTensor
 
 if TYPE_CHECKING:
     from megatron_moevement.testing.world.world import World

@@ -11,7 +11,7 @@ from megatron_moevement.policy.recovery.plan import Plan
 from megatron_moevement.policy.window.schedule import Window
 from megatron_moevement.testing.world.process import Process
 from megatron_moevement.testing.world.shape import Shape
-from megatron_moevement.testing.world.store import Store
+from megatron_moevement.testing.world.simulated_store import Store
 from megatron_moevement.testing.world.violations import require
 
 if TYPE_CHECKING:

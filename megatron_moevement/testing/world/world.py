@@ -14,7 +14,6 @@ from megatron_moevement.settings.faults import FaultPoint
 from megatron_moevement.testing.world.clock import Clock
 from megatron_moevement.testing.world.commits import Commits
 from megatron_moevement.testing.world.fault_injection import FaultInjection
-from megatron_moevement.testing.world.history import History
 from megatron_moevement.testing.world.invariants import Invariants
 from megatron_moevement.testing.world.network import Network
 from megatron_moevement.testing.world.policies import Policies
@@ -33,6 +32,7 @@ from megatron_moevement.testing.world.restarts import Restarts
 from megatron_moevement.testing.world.scenario import Scenario
 from megatron_moevement.testing.world.shape import shape_of
 from megatron_moevement.testing.world.storage import Checkpoints, Machines
+from megatron_moevement.testing.world.values import History
 from megatron_moevement.testing.world.violations import ViolationError
 
 MAX_TIME = 20_000.0

@@ -29,7 +29,7 @@ from megatron_moevement.training.reporting.iteration_line import (
     perplexity,
 )
 from megatron_moevement.training.reporting.memory import memory_scalars
-from megatron_moevement.training.reporting.progress import ProgressDisplay, open_progress
+from megatron_moevement.training.reporting.progress_bar import ProgressDisplay, open_progress
 from megatron_moevement.training.reporting.progress_log import ProgressLog
 from megatron_moevement.training.reporting.writers import ScalarWriters, open_writers
 

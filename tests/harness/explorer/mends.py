@@ -18,7 +18,7 @@ from megatron_moevement.integrations.megatron.step_commit import DecidedStep
 from megatron_moevement.policy.copies.persistence import Acknowledgements
 from megatron_moevement.policy.facts.facts import Facts
 from megatron_moevement.policy.job.graph_start import first_layer
-from megatron_moevement.policy.recovery import planner as policy
+from megatron_moevement.policy.recovery import recovery_planner as policy
 from megatron_moevement.policy.recovery.newest_state import Durable, is_memory_newest
 from megatron_moevement.policy.recovery.plan import Plan
 from megatron_moevement.runtime.coordination.ledger import LedgerEntry

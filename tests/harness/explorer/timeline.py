@@ -9,7 +9,7 @@ from functools import cached_property
 from megatron_moevement.policy.facts.facts import Facts, InconsistentFactsError
 from megatron_moevement.policy.faults.fault_schedule import FaultKind
 from megatron_moevement.policy.recovery.plan import Plan, Verdict, WindowEdges
-from megatron_moevement.policy.recovery.planner import plan_start
+from megatron_moevement.policy.recovery.recovery_planner import plan_start
 from megatron_moevement.runtime.observation.events import EventName, EventRecord
 from tests.harness.explorer.job import Protection
 from tests.harness.explorer.outcome import LaunchOutcome, Outcome

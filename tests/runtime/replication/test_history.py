@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from megatron_moevement.policy.window.schedule import Window
-from megatron_moevement.runtime.peers.history import History, OwnHistory
+from megatron_moevement.runtime.peers.ledger_messages import History, OwnHistory
 from megatron_moevement.runtime.peers.sender import SlotSender
 from megatron_moevement.runtime.slots.journal import JournalShape, JournalState
 from megatron_moevement.runtime.transport.wire import ProtocolError

@@ -4,9 +4,9 @@ import pytest
 
 from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.policy.window.schedule import Window
-from megatron_moevement.runtime.slots.identity import StoreIdentity
 from megatron_moevement.runtime.slots.ring_file import RingFile, RingShape
 from megatron_moevement.runtime.slots.slot_record import EXTRAS, SlotPart, SlotRecord
+from megatron_moevement.runtime.slots.store_identity import StoreIdentity
 
 IDENTITY = StoreIdentity("run-1", "0123abcd")
 OWNER = LogicalRank(pp=1, ep=1)

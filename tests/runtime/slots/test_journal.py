@@ -15,9 +15,9 @@ import pytest
 
 from megatron_moevement.errors import UserError
 from megatron_moevement.policy.window.schedule import Window
-from megatron_moevement.runtime.slots.identity import DamagedFileError, StoreIdentity
 from megatron_moevement.runtime.slots.journal import Journal, JournalShape, JournalState
 from megatron_moevement.runtime.slots.mapped_file import PAGE_BYTES
+from megatron_moevement.runtime.slots.store_identity import DamagedFileError, StoreIdentity
 
 from .conftest import IDENTITY, OWNER
 

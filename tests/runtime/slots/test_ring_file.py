@@ -17,7 +17,6 @@ import torch
 
 from megatron_moevement.errors import UserError
 from megatron_moevement.policy.window.schedule import Window
-from megatron_moevement.runtime.slots.identity import DamagedFileError, StoreIdentity
 from megatron_moevement.runtime.slots.mapped_file import PAGE_BYTES, Access
 from megatron_moevement.runtime.slots.ring_file import RingFile, RingShape
 from megatron_moevement.runtime.slots.slot_record import (
@@ -27,6 +26,7 @@ from megatron_moevement.runtime.slots.slot_record import (
     record_document,
     record_of_document,
 )
+from megatron_moevement.runtime.slots.store_identity import DamagedFileError, StoreIdentity
 
 from .conftest import IDENTITY, OWNER, fill
 

@@ -17,9 +17,9 @@ import pytest
 
 from megatron_moevement.errors import UserError
 from megatron_moevement.policy.job.ranks import LogicalRank
-from megatron_moevement.runtime.slots.identity import StoreIdentity
 from megatron_moevement.runtime.slots.journal import JournalShape, JournalState
 from megatron_moevement.runtime.slots.ring_file import RingShape
+from megatron_moevement.runtime.slots.store_identity import StoreIdentity
 from megatron_moevement.runtime.stores.store import (
     RingRole,
     StoreDirectory,

@@ -10,7 +10,7 @@ import threading
 
 import pytest
 
-from megatron_moevement.training.reporting.progress import (
+from megatron_moevement.training.reporting.progress_bar import (
     ProgressBar,
     ProgressDisplay,
     open_progress,

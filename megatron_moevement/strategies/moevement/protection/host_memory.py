@@ -16,7 +16,7 @@ from megatron_moevement.runtime.coordination.agreement import AgreementError, ga
 from megatron_moevement.runtime.coordination.generation import Generation
 from megatron_moevement.runtime.coordination.notice_board import Topic
 from megatron_moevement.runtime.faults.fault_points import FaultPoints
-from megatron_moevement.runtime.peers.history import OwnHistory
+from megatron_moevement.runtime.peers.ledger_messages import OwnHistory
 from megatron_moevement.runtime.peers.log_reader import LogReader
 from megatron_moevement.runtime.peers.sender import SlotSender
 from megatron_moevement.runtime.peers.server import ReplicaServer

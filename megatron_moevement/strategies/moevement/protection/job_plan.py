@@ -18,8 +18,8 @@ from megatron_moevement.policy.job.operators import Inventory, Operator, Operato
 from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.policy.job.segments import Ends
 from megatron_moevement.policy.window.ordering import Ordering, order_operators
-from megatron_moevement.policy.window.planner import plan_window
 from megatron_moevement.policy.window.schedule import WindowSchedule
+from megatron_moevement.policy.window.window_planner import plan_window
 from megatron_moevement.runtime.coordination.agreement import all_gather_json
 from megatron_moevement.runtime.slots.journal import JournalShape
 from megatron_moevement.runtime.slots.ring_file import RingShape

@@ -17,8 +17,8 @@ from megatron_moevement.policy.copies.left_stores import of_no_use
 from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.runtime.coordination.agreement import AgreementError
 from megatron_moevement.runtime.coordination.generation import Generation
-from megatron_moevement.runtime.slots.identity import RunIdentity, StoreIdentity
 from megatron_moevement.runtime.slots.ring_file import RingFile
+from megatron_moevement.runtime.slots.store_identity import RunIdentity, StoreIdentity
 from megatron_moevement.runtime.stores.adoption import (
     adopt_store,
     remove_outdated,

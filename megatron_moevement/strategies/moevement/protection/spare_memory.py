@@ -20,11 +20,11 @@ from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.policy.window.schedule import Window
 from megatron_moevement.runtime.coordination.generation import Generation
 from megatron_moevement.runtime.coordination.notice_board import NoticeBoard, Topic
-from megatron_moevement.runtime.peers.history import History
+from megatron_moevement.runtime.peers.ledger_messages import History
 from megatron_moevement.runtime.peers.server import ReplicaServer
 from megatron_moevement.runtime.peers.stored_slots import StoredSlots
-from megatron_moevement.runtime.slots.identity import StoreIdentity
 from megatron_moevement.runtime.slots.journal import Journal, JournalState
+from megatron_moevement.runtime.slots.store_identity import StoreIdentity
 from megatron_moevement.runtime.stores.place import store_root
 from megatron_moevement.runtime.stores.store import (
     RingRole,

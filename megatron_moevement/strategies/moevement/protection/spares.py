@@ -22,8 +22,8 @@ from megatron_moevement.policy.job.segments import Ends
 from megatron_moevement.runtime.coordination.generation import Generation
 from megatron_moevement.runtime.coordination.ledger import loss_to_hex
 from megatron_moevement.runtime.coordination.notice_board import NoticeBoard, Topic
-from megatron_moevement.runtime.slots.identity import StoreIdentity
 from megatron_moevement.runtime.slots.journal import Journal
+from megatron_moevement.runtime.slots.store_identity import StoreIdentity
 from megatron_moevement.runtime.stores.store import StoreDirectory
 from megatron_moevement.runtime.transport.interface import own_network
 from megatron_moevement.runtime.transport.transport import Address

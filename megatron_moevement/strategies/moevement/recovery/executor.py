@@ -12,7 +12,6 @@ from megatron_moevement.policy.recovery.plan import Origin, Plan, WindowEdges
 from megatron_moevement.runtime.coordination.agreement import all_gather_json
 from megatron_moevement.runtime.interrupts.host_wait import barrier
 from megatron_moevement.strategies.moevement.carried_state import GIVEN_UP, SurvivingState
-from megatron_moevement.strategies.moevement.history import WindowHistory
 from megatron_moevement.strategies.moevement.protection.first_captures import (
     FirstCaptures,
     OwnCaptures,
@@ -31,6 +30,7 @@ from megatron_moevement.strategies.moevement.recovery.replicas import StandingSt
 from megatron_moevement.strategies.moevement.recovery.slot_transfers import fetch_slots
 from megatron_moevement.strategies.moevement.recovery.survivors import Survivor
 from megatron_moevement.strategies.moevement.session import RankSession
+from megatron_moevement.strategies.moevement.window_history import WindowHistory
 from megatron_moevement.strategies.scalars import decode_entry
 from megatron_moevement.strategies.strategy import InitialStateLostError
 

@@ -10,8 +10,8 @@ from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.policy.recovery.plan import Plan
 from megatron_moevement.runtime.coordination.ledger import LedgerEntry, loss_from_hex, loss_to_hex
 from megatron_moevement.runtime.slots.journal import Journal
-from megatron_moevement.strategies.moevement.history import WindowHistory
 from megatron_moevement.strategies.moevement.protection.host_memory import HostMemory
+from megatron_moevement.strategies.moevement.window_history import WindowHistory
 from megatron_moevement.strategies.scalars import decode_entry
 
 

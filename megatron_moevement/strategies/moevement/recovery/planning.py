@@ -13,7 +13,7 @@ from megatron_moevement.policy.outcome.replay_doubt import within
 from megatron_moevement.policy.recovery.histories import next_rollbacks, of_newest_history
 from megatron_moevement.policy.recovery.newest_state import Durable
 from megatron_moevement.policy.recovery.plan import Plan
-from megatron_moevement.policy.recovery.planner import (
+from megatron_moevement.policy.recovery.recovery_planner import (
     has_no_use_of_memory,
     plan_from_durable,
     plan_start,

@@ -14,9 +14,9 @@ from typing import Any
 
 from megatron_moevement.policy.copies.journal_state import JournalState
 from megatron_moevement.policy.job.ranks import LogicalRank
-from megatron_moevement.runtime.slots.identity import StoreIdentity
 from megatron_moevement.runtime.slots.journal import JournalShape
 from megatron_moevement.runtime.slots.ring_file import RingShape
+from megatron_moevement.runtime.slots.store_identity import StoreIdentity
 from megatron_moevement.runtime.transport.wire import ProtocolError
 
 _LOSS_DIGITS = 8

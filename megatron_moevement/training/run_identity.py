@@ -22,7 +22,7 @@ from megatron_moevement.backends.backend import choose
 from megatron_moevement.errors import UserError
 from megatron_moevement.integrations.megatron.fork.series import load_series
 from megatron_moevement.runtime.coordination.agreement import as_user_error, gather_together
-from megatron_moevement.runtime.slots.identity import RunIdentity
+from megatron_moevement.runtime.slots.store_identity import RunIdentity
 from megatron_moevement.settings.run import num_microbatches
 from megatron_moevement.strategies.registry import STRATEGIES
 from megatron_moevement.training.arguments import Arguments
