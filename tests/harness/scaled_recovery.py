@@ -154,8 +154,9 @@ class Told:
         variables = {"NCCL_ALGO": "Ring", "NCCL_PROTO": "Simple"}
         return tuple(
             Computation(
-                *(DeviceKind.CUDA, Kernels.DETERMINISTIC, 1, parts, variables),
-                *(one.domain, number % PER_NODE),
+                *(DeviceKind.CUDA, Kernels.DETERMINISTIC, 1),
+                parts | {"GPU of its machine": f"0:{number % PER_NODE:x}:0"},
+                *(variables, one.domain),
             )
             for number, one in enumerate(self.ranked)
         )
