@@ -85,7 +85,7 @@ def _with_layers(arguments: Arguments, launch: Launch, backend: Backend) -> Argu
     if chosen_here and on_gpu and architecture.is_local and launch.rank == 0:
         print(  # noqa: T201
             "pretrain_moe.py: TransformerEngine is not installed: layers are made of local "
-            "modules, which have no flash attention (--transformer-impl local says so on purpose)",
+            "modules, which have no flash attention (--transformer-impl local: no line)",
             file=sys.stderr,
         )
     return dataclasses.replace(arguments, architecture=architecture)

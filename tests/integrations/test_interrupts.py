@@ -14,7 +14,7 @@ from nvidia_resiliency_ext.inprocess import monitor_thread
 from nvidia_resiliency_ext.inprocess.monitor_thread import MonitorThread, RankShouldRestart
 
 from megatron_moevement.backends.backend import Collectives
-from megatron_moevement.cli.launch import serve_store
+from megatron_moevement.cli.stores import serve_store
 from megatron_moevement.integrations.nvrx.interrupts import mend_interrupts
 from megatron_moevement.integrations.nvrx.restarter import Restartable, run_restartable
 from megatron_moevement.policy.outcome.futility import Futility
@@ -172,7 +172,7 @@ def ping_and_be_interrupted(generation, _):
 def train_restartably():
     listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
     store, control = (each.getsockname() for each in listeners)
-    servers = [serve_store(each) for each in listeners]
+    servers = [serve_store(each, "127.0.0.1") for each in listeners]
     secret = Secret(b"the secret of this job, and of no other")
     launch = Launch(0, 0, 1, store=store, control_store=control, secret=secret)
     what = Restartable(

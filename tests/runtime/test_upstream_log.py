@@ -263,7 +263,7 @@ def is_mapped(address):
 
 def test_a_fork_does_not_copy_the_memory_of_the_log():
     log = UpstreamLog(max_steps=2, step_bytes=2**22)
-    address = log._memory.data_ptr()
+    address = log._memory.data.data_ptr()
     assert is_mapped(address)
     child = os.fork()
     if not child:

@@ -213,6 +213,8 @@ def test_ranks_share_the_gpus_that_there_are(monkeypatch):
     bound = []
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "set_device", bound.append)
+    monkeypatch.setattr(torch.cuda, "default_stream", lambda: None)
+    monkeypatch.setattr(torch.cuda, "set_stream", lambda _: None)
     devices = [install._bind_shared(CudaBackend(), rank) for rank in range(5)]
     assert [device.index for device in devices] == bound == [0, 1, 0, 1, 0]
 

@@ -10,7 +10,7 @@ from megatron_moevement.backends.cpu import CpuBackend
 from megatron_moevement.backends.cuda import CudaBackend
 from megatron_moevement.backends.host_cuda import HOST
 from tests.harness.strict_cuda.runtime import StrictRuntime
-from tests.harness.strict_cuda.streams import StrictStreams
+from tests.harness.strict_cuda.streams import StrictEvent, StrictStreams
 
 _cuda: Any = torch.cuda
 
@@ -24,6 +24,9 @@ def stand_ins(runtime: StrictRuntime) -> dict[str, Any]:
         "set_device": streams.set_device,
         "current_device": lambda: runtime.device,
         "current_stream": streams.current,
+        "default_stream": streams.current,
+        "set_stream": streams.set_stream,
+        "Event": StrictEvent,
         "Stream": streams.make,
         "stream": streams.entered,
     }

@@ -24,6 +24,15 @@ class StrictStream:
     def wait_stream(self, stream: StrictStream) -> None:
         """Orders nothing: what the other stream was given is done."""
 
+    def record_event(self) -> StrictEvent:
+        """Returns what stands for all that the stream was given."""
+        event = StrictEvent()
+        event.record(self)
+        return event
+
+    def wait_event(self, event: StrictEvent) -> None:
+        """Waits for nothing."""
+
     def synchronize(self) -> None:
         """Waits for nothing; a guard makes the stream's device current meanwhile.
 
@@ -35,6 +44,24 @@ class StrictStream:
             self._runtime.set_device(before)
         else:
             self._runtime.forget_device(before)
+
+
+class StrictEvent:
+    """What a stream had to do when it was recorded."""
+
+    def __init__(self, *, blocking: bool = False) -> None:
+        """Stands for nothing yet."""
+        del blocking
+        self._stream: StrictStream | None = None
+
+    def record(self, stream: StrictStream) -> None:
+        """Stands for all that the stream was given."""
+        self._stream = stream
+
+    def synchronize(self) -> None:
+        """Waits for it."""
+        if self._stream is not None:
+            self._stream.synchronize()
 
 
 class StrictStreams:
@@ -57,6 +84,10 @@ class StrictStreams:
         """Makes a device current in the calling thread."""
         index = device.index if isinstance(device, torch.device) else device
         self._runtime.set_device(index)
+
+    def set_stream(self, stream: StrictStream) -> None:
+        """Makes a stream current, and with it its device."""
+        self._runtime.set_device(stream.index)
 
     @contextlib.contextmanager
     def entered(self, stream: StrictStream) -> Iterator[None]:
