@@ -24,6 +24,7 @@ from nvidia_resiliency_ext.inprocess.state import State
 from nvidia_resiliency_ext.inprocess.store import BarrierOverflow, BarrierTimeout, StoreMixin
 
 from megatron_moevement.integrations.nvrx.heartbeats import Heartbeats
+from megatron_moevement.runtime.coordination.roll_call import first_proposed
 from megatron_moevement.runtime.security.seal import BrokenSealError, Seal
 
 logger = logging.getLogger(__name__)
@@ -259,11 +260,10 @@ class SealedStore(StoreMixin):  # type: ignore[misc]  # upstream is not typed
         Raises:
             ForeignValueError: the store takes nothing of it.
         """
-        text = self.get(key) if self.check([key]) else b""
-        if (known := self._opened(key, text) if text else None) is None:
-            text = self.compare_set(key, text, self._seal.close(self._place(key), proposed))
-            if (known := self._opened(key, text)) is None:
-                raise ForeignValueError(self._foreign(key))
+        sealed = self._seal.close(self._place(key), proposed)
+        known = first_proposed(self, key, sealed, functools.partial(self._opened, key))
+        if known is None:
+            raise ForeignValueError(self._foreign(key))
         return known
 
     def _read(self, keys: Sequence[str]) -> list[Any]:

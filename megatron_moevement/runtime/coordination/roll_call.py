@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from datetime import timedelta
 from enum import Enum
 from typing import Any
@@ -76,6 +76,22 @@ def newest_round(store: Store, attempt: str = "0") -> int:
     while store.check([f"{prefix}/{_key(number + 1, 'called')}"]):
         number += 1
     return number
+
+
+def first_proposed(
+    store: Store, key: str, proposed: str | None, opened: Callable[[bytes], Any]
+) -> Any:
+    """Returns what the first process has proposed that proposed anything, None before that.
+
+    Args:
+        proposed: by this process, sealed; None: nothing.
+        opened: returns the document of a text, None where no process of this job wrote it.
+    """
+    text = store.get(key) if store.check([key]) else b""
+    known = opened(text) if text else None
+    if known is not None or proposed is None:
+        return known
+    return opened(store.compare_set(key, text, proposed))
 
 
 class RollCall:
@@ -203,12 +219,8 @@ class _Notes:
 
     def agreed(self, key: str, proposed: Any = None) -> Any:
         """Returns what the first process has proposed that proposed anything, None before that."""
-        text = self._store.get(key) if self._store.check([key]) else b""
-        known = self._opened(key, text) if text else None
-        if known is not None or proposed is None:
-            return known
-        text = self._store.compare_set(key, text, self._seal.close(key, proposed))
-        return self._opened(key, text)
+        sealed = None if proposed is None else self._seal.close(key, proposed)
+        return first_proposed(self._store, key, sealed, lambda text: self._opened(key, text))
 
     def _opened(self, key: str, text: bytes) -> Any:
         try:
