@@ -48,7 +48,7 @@ def skip_first_step() -> None:
         return found
 
     def skip(self: SplitOptimizer, given: GradientStatistics, *args: Any) -> bool:
-        if any(one is given for one in skipped):
+        if given in skipped:
             for part in () if given.overflow else self.parts:
                 _count_only(part.optimizer)
         return commit(self, given, *args)
