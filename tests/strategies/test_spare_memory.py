@@ -25,12 +25,12 @@ from megatron_moevement.runtime.transport.handshake import Session
 from megatron_moevement.strategies.moevement.protection.first_captures import record_digest
 from megatron_moevement.strategies.moevement.protection.reserve import ReserveSizes
 from megatron_moevement.strategies.moevement.protection.resident_store import ResidentStore
-from megatron_moevement.strategies.moevement.protection.spare_memory import SpareHolder, SpareMemory
 from megatron_moevement.strategies.moevement.protection.spares import (
     NoticesOfSpares,
     Spare,
     find_spares,
 )
+from megatron_moevement.strategies.moevement.spare_memory import SpareHolder, SpareMemory
 
 ONE, OTHER = LogicalRank(), LogicalRank(dp=1)
 IDENTITY = StoreIdentity("run-1", "0123abcd")

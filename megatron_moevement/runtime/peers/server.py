@@ -16,7 +16,6 @@ from typing import Any
 from megatron_moevement.errors import UserError
 from megatron_moevement.policy.copies.commit import is_current
 from megatron_moevement.runtime.closing import Closing
-from megatron_moevement.runtime.peers.arrivals import Arrivals
 from megatron_moevement.runtime.peers.ledger_messages import History
 from megatron_moevement.runtime.peers.log_messages import (
     TensorHeader,
@@ -33,6 +32,7 @@ from megatron_moevement.runtime.peers.slot_messages import (
 )
 from megatron_moevement.runtime.peers.state_messages import OfferedState, StatePart, found_document
 from megatron_moevement.runtime.peers.stored_slots import StoredSlots
+from megatron_moevement.runtime.slots.arrivals import Arrivals
 from megatron_moevement.runtime.slots.mapped_file import checksum_of
 from megatron_moevement.runtime.transport.admission import Admission, SparseLog
 from megatron_moevement.runtime.transport.handshake import RefusedError, Session, answer_call

@@ -16,8 +16,6 @@ from megatron_moevement.policy.job.guarantee import Computation, Guarantee, Leve
 from megatron_moevement.policy.outcome.replay_doubt import Trusted
 from megatron_moevement.policy.recovery.plan import Plan
 from megatron_moevement.runtime.upstream_log.log import UpstreamLog
-from megatron_moevement.strategies.moevement.capture.pace import Pace
-from megatron_moevement.strategies.moevement.protection.job_plan import JobPlan
 from megatron_moevement.strategies.moevement.protection.resident_store import ResidentStore
 from megatron_moevement.strategies.scalars import SlotScalars
 
@@ -127,11 +125,9 @@ class CarriedState:
     Attributes:
         store: its files; they belong to the process, whatever becomes of its live objects.
         log: what it sent over its stage's boundaries; None before the first plan of the job.
-        plan: what is captured, and who keeps copies, as agreed on in the newest generation.
         outage: the present restart. Whoever restarts may fill it in; the event `recovered` has it.
         agreed: the newest plan; it holds in its generation, also where live objects are built anew
             in order to carry it out.
-        pace: of the copies of its slots.
         trusted: the copies to begin with where a replay differed from the first time; plans pass
             over all others until a replay proves right.
     """
@@ -139,23 +135,16 @@ class CarriedState:
     store: ResidentStore = dataclasses.field(default_factory=ResidentStore)
     live: SurvivingState = INITIAL
     log: UpstreamLog | None = None
-    plan: JobPlan | None = None
     outage: Outage = NO_OUTAGE
     promise: Promise = NO_PROMISE
     agreed: Agreed | None = None
-    pace: Pace = dataclasses.field(default_factory=Pace)
     trusted: Trusted = dataclasses.field(default_factory=dict)
 
     @classmethod
     def anew(cls, former: CarriedState) -> CarriedState:
         """Returns what a process goes on with whose live objects are given up."""
         return cls(
-            former.store,
-            plan=former.plan,
-            promise=former.promise,
-            agreed=former.agreed,
-            pace=former.pace,
-            trusted=former.trusted,
+            former.store, promise=former.promise, agreed=former.agreed, trusted=former.trusted
         )
 
     @property

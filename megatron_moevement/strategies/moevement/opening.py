@@ -60,9 +60,9 @@ from megatron_moevement.strategies.moevement.protection.placement_of_holders imp
 )
 from megatron_moevement.strategies.moevement.protection.protection_watch import ProtectionWatch
 from megatron_moevement.strategies.moevement.protection.resident_store import ResidentStore
-from megatron_moevement.strategies.moevement.protection.spare_memory import keep_for_others
 from megatron_moevement.strategies.moevement.protection.spares import Spare, find_spares
 from megatron_moevement.strategies.moevement.session import RankSession
+from megatron_moevement.strategies.moevement.spare_memory import keep_for_others
 from megatron_moevement.strategies.moevement.sparse_checkpointing import SparseCheckpointing
 from megatron_moevement.strategies.resident_state import IdleSpare, Protected, ResidentState
 
@@ -79,6 +79,7 @@ class MoEvement(ResidentState):
         """Begins with nothing kept."""
         self._settings = settings
         self._carried = CarriedState()
+        self._plan: JobPlan | None = None  # of the newest generation that agreed on one
         self.store = self._carried.store
 
     def open(self, protected: Protected) -> SparseCheckpointing:
@@ -95,13 +96,13 @@ class MoEvement(ResidentState):
         live = LiveOperators(objects.chunks, objects.optimizer)
         spares = find_spares(generation) if settings.makes_copies and dist.get_rank() == 0 else ()
         own = _member(objects, live, protected.domain, spares)
-        former = carried.plan
+        former = self._plan
         told = introduce(settings, objects, live, own, None if former is None else former.basis)
         job = PlannedJob(settings, told.members, objects.ends, protected.train_iters)
         slots = shared_slots(job, former, told.bases, objects.device)
         plan = plan_of(job, generation.number, former, slots)
         _agree(plan, told, objects, carried, say)
-        carried.plan = plan
+        self._plan = plan
         store, held = _open_store(settings, objects, carried.store, generation, protected.saves)
         plan = keep_placement(plan, held)
         endpoint = Endpoint(

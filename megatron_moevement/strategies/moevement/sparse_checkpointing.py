@@ -326,5 +326,4 @@ class SparseCheckpointing(Strategy):
             faults=objects.faults,
             state_digest=live.digest,
             admits=(lambda record: True) if replay is None else replay.witness.admits,
-            pace=self._session.carried.pace,
         )

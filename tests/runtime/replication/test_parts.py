@@ -8,8 +8,8 @@ import pytest
 from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.runtime.peers import sender as sender_module
 from megatron_moevement.runtime.peers import server as server_module
-from megatron_moevement.runtime.peers.arrivals import Arrivals
 from megatron_moevement.runtime.peers.sender import SilentPeerError
+from megatron_moevement.runtime.slots.arrivals import Arrivals
 from tests.harness.loopback_transport import Link, Loopback
 
 from .conftest import DEADLINE, LARGE_SHAPE, capture

@@ -11,7 +11,7 @@ _WINDOWS = 3
 
 
 class Pace:
-    """Of one process, for its life; the training thread calls it."""
+    """Of one process in one generation; the training thread calls it."""
 
     def __init__(self) -> None:
         self._awaited = 0

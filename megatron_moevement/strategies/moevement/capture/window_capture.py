@@ -79,7 +79,6 @@ class WindowCapture:
         faults: FaultPoints = NO_FAULTS,
         state_digest: Callable[[], str | None] = lambda: None,
         admits: Callable[[SlotRecord], bool] = lambda _: True,
-        pace: Pace | None = None,
     ) -> None:
         """Goes on where a former launch ended, or begins.
 
@@ -88,7 +87,6 @@ class WindowCapture:
             ring: what the ring file holds that is needed.
             state_digest: returns what stands for all of the live state.
             admits: is asked, on the capture's thread, whether a slot may be kept.
-            pace: is told which steps wait for copies.
         """
         self._capture = capture
         self._file = copies.ring
@@ -98,7 +96,7 @@ class WindowCapture:
         self._faults = faults
         self._state_digest = state_digest
         self._admits = admits
-        self._pace = pace or Pace()
+        self._pace = Pace()
         self.captured_bytes = 0
         self.metadata_bytes = 0
         self.stall = timedelta()
