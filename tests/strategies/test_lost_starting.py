@@ -72,6 +72,12 @@ def test_a_spare_takes_the_place_of_who_dies_in_the_start(
     assert list(run.store.rglob("*")) == []
 
 
+def test_who_is_killed_when_the_job_is_done_leaves_nothing(megatron_fork_server, text, tmp_path):
+    run, result = start_and_lose(megatron_fork_server, text, tmp_path, "end", 1, spares=1)
+    assert list(result.exit_codes) == [0, KILLED, 0], result.describe()
+    assert list(run.store.rglob("*")) == []
+
+
 @pytest.mark.slow
 def test_the_launcher_lets_the_others_know_who_died_in_the_start(text, tmp_path):
     program = restartable_program(CASE, None, text, 1, *PATIENCE, "--dies-at=imports:1")

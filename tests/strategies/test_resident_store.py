@@ -73,6 +73,19 @@ def test_who_gives_up_waits_for_the_lock_of_a_process_that_is_just_ending(tmp_pa
     assert list(tmp_path.iterdir()) == []
 
 
+def test_who_finishes_removes_what_a_process_leaves_that_is_killed_at_its_end(tmp_path):
+    kept = ResidentStore()
+    kept.open(tmp_path, IDENTITY, 0, None)
+    killed = StoreDirectory(tmp_path, IDENTITY, 1)
+    killed.journal(SHAPE)
+    end = threading.Timer(0.3, killed.close)
+    end.start()
+    kept.finish()
+    kept.close()
+    end.join()
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_it_does_not_wait_for_ever_and_takes_nothing_from_the_living(tmp_path):
     kept = ResidentStore()
     own = kept.open(tmp_path, IDENTITY, 0, None).folder

@@ -36,6 +36,8 @@ from megatron_moevement.strategies.moevement.protection.reserve import Reserve, 
 from megatron_moevement.strategies.resident_state import ProcessStore
 
 _PATIENCE_WITH_ADOPTERS = timedelta(seconds=5)
+_PATIENCE_WITH_THE_LAST = timedelta(seconds=5)
+"""All remove their files at the end of a job; one that is killed meanwhile can't."""
 _POLL_S = 0.05
 
 
@@ -318,9 +320,9 @@ class ResidentStore(ProcessStore):
         if store is None:
             return
         if not self._is_wanted:
-            place = StoresOfRun(store.root, store.identity)
-            place.remove_left_behind(place.left_behind())
-        if self._is_wanted and store.folder.exists() and not store.is_empty:
+            self.abandon(_PATIENCE_WITH_THE_LAST)
+            return
+        if store.folder.exists() and not store.is_empty:
             store.close()
         else:
             store.remove()
