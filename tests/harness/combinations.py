@@ -5,13 +5,12 @@ from __future__ import annotations
 import dataclasses
 
 from tests.harness.pairwise import cover_pairs
-from tests.harness.tiny_job import TINY
+from tests.harness.tiny_job import PLAIN, TINY
 
 CLIP_GRAD = 0.5
 """Below the gradient norms of all combinations."""
 _DATA = ("--mock-data", "--tokenizer-type=NullTokenizer", "--vocab-size=96")
-ALWAYS = (
-    *(flag for flag in TINY if flag not in _DATA),
+_SCHEDULES = (
     f"--clip-grad={CLIP_GRAD}",
     "--lr-warmup-iters=2",
     "--min-lr=1e-4",
@@ -19,7 +18,17 @@ ALWAYS = (
     "--end-weight-decay=0.1",
     "--weight-decay-incr-style=linear",
 )
+ALWAYS = (*(flag for flag in TINY if flag not in _DATA), *_SCHEDULES)
 """Flags of every combination: clipping, and schedules that change with every step."""
+DENSE = (
+    *(flag for flag in PLAIN if flag not in _DATA),
+    *_SCHEDULES,
+    "--hidden-dropout=0",
+    "--attention-dropout=0",
+)
+"""The same of a model without experts."""
+OF_EXPERTS = ("experts", "balance", "z-loss", "dispatcher")
+"""Factors that such a model has not."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,25 +108,34 @@ FACTORS: dict[str, list[str]] = {"layout": list(LAYOUTS)} | {
 
 @dataclasses.dataclass(frozen=True)
 class Combination:
-    """One level of each factor, in the order of the factors."""
+    """One level of each factor, in the order of the factors.
+
+    Attributes:
+        is_dense: whether the model has no experts, so that levels of `OF_EXPERTS` have no effect.
+    """
 
     levels: tuple[str, ...]
+    is_dense: bool = False
 
     @classmethod
     def of(cls, text: str) -> Combination:
-        """Reads levels by name, in any order; the others are those that come first."""
-        named = text.split()
+        """Reads levels by name, in any order; the others are those that come first.
+
+        The word `dense` leaves the experts out.
+        """
+        named = [word for word in text.split() if word != "dense"]
         levels = tuple(
             next((one for one in named if one in factor), factor[0]) for factor in FACTORS.values()
         )
         assert set(named) <= set(levels), f"no such level, or two of one factor: {text}"
-        return cls(levels)
+        return cls(levels, "dense" in text.split())
 
     @property
     def name(self) -> str:
         """The layout and the levels that are not the default, as a name for a test."""
         layout, *settings = zip(self.levels, FACTORS.values(), strict=True)
-        return "-".join([layout[0], *(one for one, levels in settings if one != levels[0])])
+        kind = ["dense"] if self.is_dense else []
+        return "-".join([layout[0], *kind, *(one for one, levels in settings if one != levels[0])])
 
     @property
     def world_size(self) -> int:
@@ -127,9 +145,14 @@ class Combination:
     @property
     def flags(self) -> tuple[str, ...]:
         """The flags of a job, its data and its length excepted."""
-        settings = zip(self.levels[1:], SETTINGS.values(), strict=True)
-        words = [LAYOUTS[self.levels[0]].flags, *(factor[level] for level, factor in settings)]
-        return (*ALWAYS, *" ".join(words).split())
+        chosen = dict(zip(SETTINGS, self.levels[1:], strict=True))
+        words = [LAYOUTS[self.levels[0]].flags]
+        words += [
+            SETTINGS[name][level]
+            for name, level in chosen.items()
+            if not (self.is_dense and name in OF_EXPERTS)
+        ]
+        return (*(DENSE if self.is_dense else ALWAYS), *" ".join(words).split())
 
 
 def cover() -> list[Combination]:

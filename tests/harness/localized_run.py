@@ -9,7 +9,7 @@ from typing import Any
 
 from megatron_moevement.runtime.observation.events import EventName, EventRecord, read_events
 from megatron_moevement.testing.lost_states import LostStates
-from tests.harness.combinations import ALWAYS, Combination
+from tests.harness.combinations import Combination
 from tests.harness.fork_server import ForkServer, OnRankFailure
 from tests.harness.random_text import data_flags
 
@@ -42,7 +42,7 @@ class LocalizedJob:
         cls, levels: str, world_size: int, stages: int, passes: int, *flags: str
     ) -> LocalizedJob:
         """Reads the levels of a combination by name; flags come after its own and win."""
-        return cls(world_size, stages, passes, (*ALWAYS, *Combination.of(levels).flags, *flags))
+        return cls(world_size, stages, passes, (*Combination.of(levels).flags, *flags))
 
     def stage_of(self, rank: int) -> int:
         """Returns the stage of a rank."""

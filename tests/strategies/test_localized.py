@@ -40,6 +40,7 @@ JOBS = {
     "pp3": LocalizedJob.of("pp2-ep2 bf16 replicated-overlap bias", 3, 3, 6, UNTIED, *PP3),
     "pp3-dp2": LocalizedJob.of("pp2-ep2 fp16 distributed grouped", 6, 3, 3, UNTIED, *PP3),
     "pp4-tied": LocalizedJob.of("pp2-ep2 fp32 replicated", 4, 4, 6, *PP4),
+    "dense": LocalizedJob.of("dense pp2-ep2 bf16 distributed dropout", 3, 3, 6, UNTIED, *PP3),
     "vpp2": LocalizedJob.of("vpp2 fp16 distributed recomputed seq-aux", 2, 2, 12, UNTIED),
 }
 NEXT = f"{TARGET + 1}:prepare"
@@ -71,6 +72,7 @@ CASES = {
         Loss((0,), (0,)),
         Loss((1,), (1,), everybody=LATER, target=TARGET + 2),
     ),
+    "middle of a dense model, survivors behind": ("dense", Loss((1,), (1,), behind=(0,), rolled=1)),
     "nobody": ("pp2", Loss(behind=(0,), rolled=1, verdict="RESUME")),
 }
 QUICK = ("torn commit", "one after the other", "nobody")

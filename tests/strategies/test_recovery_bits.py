@@ -45,6 +45,8 @@ EXAMPLES = (
     Case.of("tp2 fp32 seq-aux recomputed evaluation", 3),
     Case.of("pp2-ep2 bf16 distributed-overlap grouped global-aux linear", 2),
     Case.of("edp3 bf16 replicated-overlap allgather", 1),
+    Case.of("dense vpp2 bf16 distributed dropout", 3),
+    Case.of("dense tp2 fp16 replicated recomputed", 2),
 )
 COVER = tuple(
     Case(

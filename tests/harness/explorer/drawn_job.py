@@ -38,6 +38,8 @@ LAYOUTS: tuple[tuple[int, Layout], ...] = (
 )
 """How often each layout is drawn: mostly two to four ranks."""
 _MOST_LAYERS = 6
+_DENSE = 0.15
+"""Of the models without expert parallelism."""
 _RANKS_OF_DOMAINS = 4
 """A job of fewer has too few failure domains of several processes."""
 _WIDE: dict[str, Any] = {
@@ -122,7 +124,7 @@ def _draw_model(random: Random, layout: Layout) -> Model:
     while experts < 2:
         experts += layout.ep
     hidden = random.choice([16, 32, 32, 48, 64])
-    return Model(
+    model = Model(
         layers_per_chunk=per_chunk,
         more_layers=random.randint(1, min(2, room)) if uneven else 0,
         hidden=hidden,
@@ -136,6 +138,9 @@ def _draw_model(random: Random, layout: Layout) -> Model:
         sequence=random.choice([8, 16, 16, 32]),
         tied=random.random() < 0.3,
     )
+    # What is drawn after it stays the same.
+    is_dense = layout.ep == 1 and Random(f"experts {model}").random() < _DENSE  # noqa: S311
+    return dataclasses.replace(model, experts=0) if is_dense else model
 
 
 def _draw_training(random: Random, layout: Layout, protection: Protection) -> Training:

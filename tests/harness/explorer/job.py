@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from enum import Enum
 from pathlib import Path
 
-from tests.harness.combinations import ALWAYS, SETTINGS
+from tests.harness.combinations import ALWAYS, DENSE, OF_EXPERTS, SETTINGS
 from tests.harness.protected_run import ALWAYS_TRAINED
 from tests.harness.random_text import data_flags
 
@@ -15,6 +15,8 @@ HEADS = 4
 """Attention heads of every model."""
 
 NO_ADOPTION = "--moevement-no-adoption"
+_DRAWN = ("precision", "optimizer", "dropout", "recompute")
+"""Of the settings, those that any model has."""
 
 
 class Source(Enum):
@@ -66,7 +68,7 @@ class Model:
         hidden: width of the residual stream.
         ffn: width of the dense MLP.
         expert_ffn: width of an expert.
-        experts: of a layer.
+        experts: of a layer; 0 without any.
         topk: experts of a token.
         every: each so many layers are MoE layers.
         shared: width of the shared experts; 0 without.
@@ -192,7 +194,7 @@ class DrawnJob:
             text: prefix of prepared text.
         """
         return (
-            *ALWAYS,
+            *(ALWAYS if self.model.experts else DENSE),
             *ALWAYS_TRAINED,
             *self._model_flags(),
             *self._layout_flags(),
@@ -230,17 +232,22 @@ class DrawnJob:
         yield f"--num-layers={self.layers}"
         yield f"--hidden-size={model.hidden}"
         yield f"--ffn-hidden-size={model.ffn}"
+        yield f"--seq-length={model.sequence}"
+        if not model.tied:
+            yield "--untie-embeddings-and-output-weights"
+        if model.experts:
+            yield from self._expert_flags()
+
+    def _expert_flags(self) -> Iterator[str]:
+        model = self.model
         yield f"--moe-ffn-hidden-size={model.expert_ffn}"
         yield f"--num-experts={model.experts}"
         yield f"--moe-router-topk={model.topk}"
         yield f"--moe-layer-freq={model.every}"
-        yield f"--seq-length={model.sequence}"
         if model.topk == 1 and self.training.balance != "bias":  # upstream demands it
             yield "--moe-router-pre-softmax"
         if model.shared:
             yield f"--moe-shared-expert-intermediate-size={model.shared}"
-        if not model.tied:
-            yield "--untie-embeddings-and-output-weights"
 
     def _layout_flags(self) -> Iterator[str]:
         layout = self.layout
@@ -249,7 +256,8 @@ class DrawnJob:
         if layout.tp > 1:
             yield f"--tensor-model-parallel-size={layout.tp}"
             yield "--sequence-parallel"
-            yield "--expert-tensor-parallel-size=1"
+            if self.model.experts:
+                yield "--expert-tensor-parallel-size=1"
         if layout.vpp > 1:
             yield f"--num-virtual-stages-per-pipeline-rank={layout.vpp}"
         if self.model.more_layers:
@@ -261,10 +269,8 @@ class DrawnJob:
         yield f"--train-iters={training.steps}"
         yield f"--micro-batch-size={training.micro}"
         yield f"--global-batch-size={training.micro * training.passes * self.layout.dp}"
-        for name in ("precision", "optimizer", "experts", "balance", "dropout", "dispatcher"):
-            yield from SETTINGS[name][getattr(training, name)].split()
-        yield from SETTINGS["z-loss"][training.z_loss].split()
-        yield from SETTINGS["recompute"][training.recompute].split()
+        for name in (*_DRAWN, *(OF_EXPERTS if self.model.experts else ())):
+            yield from SETTINGS[name][getattr(training, name.replace("-", "_"))].split()
         if training.bucket:
             yield f"--ddp-bucket-size={training.bucket}"
         if training.evaluate_every:

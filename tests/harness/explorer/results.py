@@ -137,6 +137,7 @@ def features(scenario: Scenario) -> tuple[str, ...]:
     named = {
         "tied": model.tied,
         "shared experts": bool(model.shared),
+        "dense": not model.experts,
         "dense layers": model.every > 1,
         "uneven stages": bool(model.more_layers),
         "vocabulary >= 1000": model.vocabulary >= 1000,
