@@ -1,94 +1,19 @@
 """What crosses a stage boundary is logged under its name, changes no bit, and can be replayed."""
 
-import contextlib
 import dataclasses
 import importlib
-from unittest import mock
 
 import pytest
 import torch.distributed as dist
 
-from megatron_moevement.runtime.coordination.progress import START
+from tests.harness.boundary_jobs import JOBS, LAST, LENGTH, LENGTHS, SIZES, boundary_run
 from tests.harness.default_run import slow_but
-from tests.harness.tiny_job import tiny_job
 
 pytestmark = pytest.mark.distributed
 
-UNTIED = "--untie-embeddings-and-output-weights"
-PP2 = "--pipeline-model-parallel-size=2"
-PP3 = "--pipeline-model-parallel-size=3"
-EP2 = "--expert-model-parallel-size=2"
-VPP2 = "--num-virtual-stages-per-pipeline-rank=2"
-BATCHED = "--no-overlap-p2p-communication"
-DROPOUT = ("--attention-dropout=0.1", "--hidden-dropout=0.1")
-HALF = ("--fp16", "--initial-loss-scale=16777216", "--loss-scale-window=2", "--hysteresis=1")
-BIAS = ("--moe-router-score-function=sigmoid", "--moe-router-enable-expert-bias")
-SHARDED = ("--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-param-gather")
-JOBS = {
-    "pp2": (2, [PP2, "--bf16", *BIAS], {}),
-    "pp3": (3, [PP3, "--num-layers=3", *DROPOUT], {}),
-    "pp2-ep2": (4, [PP2, EP2, *SHARDED, "--bf16", *BIAS, *DROPOUT], {}),
-    "pp2-fp16": (2, [PP2, *HALF], {}),
-    "tp2-pp2": (4, [PP2, "--tensor-model-parallel-size=2", "--sequence-parallel", *DROPOUT], {}),
-    "vpp2-overlapped": (2, [PP2, VPP2, "--num-layers=4", "--bf16", *DROPOUT], {}),
-    "vpp2-batched": (3, [PP3, VPP2, "--num-layers=6", BATCHED, "--micro-batch-size=1"], {}),
-    "vpp2-flush": (
-        2,
-        [PP2, VPP2, "--num-layers=4"],
-        {"overlap_p2p_comm_warmup_flush": True, "microbatch_group_size_per_vp_stage": 3},
-    ),
-    "shapes": (3, [PP3, "--num-layers=3"], {"variable_seq_lengths": True}),
-}
-"""Ranks, flags, and what is set in Megatron's config beyond the flags."""
-SIZES = {
-    "pp2": (2, 1, 6),
-    "pp3": (3, 1, 6),
-    "pp2-ep2": (2, 1, 3),
-    "pp2-fp16": (2, 1, 6),
-    "tp2-pp2": (2, 1, 6),
-    "vpp2-overlapped": (2, 2, 6),
-    "vpp2-batched": (3, 2, 12),
-    "vpp2-flush": (2, 2, 6),
-    "shapes": (3, 1, 6),
-}
-"""Stages, chunks of each, micro-batches."""
-LENGTH, SHORTER = 16, 12
-"""Of sequences; where lengths vary, of every second micro-batch."""
-LENGTHS = {"shapes": [SHORTER, LENGTH], "tp2-pp2": [LENGTH // 2]}
-"""Of the tensors that cross a boundary, where they are not all as long as a sequence."""
-SAVED_AT, LAST = 2, 5
+SAVED_AT = 2
 REPLAYED = range(SAVED_AT + 1, LAST + 1)
 TIMEOUT_S = 240.0
-
-
-def of_two_lengths(read):
-    """Returns what reads the micro-batches of a step with every second one cut short."""
-
-    def cut(name_and_tensor, length):
-        name, tensor = name_and_tensor
-        return name, None if tensor is None else tensor[:, :length].contiguous()
-
-    return lambda: [
-        dict(cut(one, SHORTER if number % 2 else LENGTH) for one in batch.items())
-        for number, batch in enumerate(read())
-    ]
-
-
-@contextlib.contextmanager
-def boundary_run(flags, config, max_steps=LAST):
-    from megatron_moevement.training.steps import build_datasets, open_steps  # noqa: PLC0415
-    from tests.harness.boundary_run import BoundaryRun  # noqa: PLC0415
-
-    with (
-        tiny_job(*flags, UNTIED, "--clip-grad=0.1") as job,
-        open_steps(job, build_datasets(job), START) as step,
-    ):
-        for name, value in config.items():
-            assert hasattr(job.chunks[0].config, name)
-            setattr(job.chunks[0].config, name, value)
-        if "variable_seq_lengths" in config:
-            step.micro_batches = of_two_lengths(step.micro_batches)
-        yield job, BoundaryRun(job, step, max_steps)
 
 
 def train_plainly(flags, config):
@@ -389,39 +314,3 @@ def test_each_mutation_is_seen(megatron_fork_server, mutation):
         if each[what] != value
     }
     assert wrong >= seen_by
-
-
-def train_on_a_slow_device(flags, config):
-    """Returns how often a step waits for all streams of a device that is slow to copy."""
-    from megatron_moevement.backends import host_cuda  # noqa: PLC0415
-    from megatron_moevement.integrations.megatron.boundary_log import (  # noqa: PLC0415
-        LoggedCommunicator,
-    )
-    from megatron_moevement.runtime.upstream_log.log_writer import (  # noqa: PLC0415
-        BackgroundWriter,
-    )
-    from tests.harness.slow_device import SlowDevice  # noqa: PLC0415
-
-    with (
-        boundary_run(flags, config) as (job, run),
-        SlowDevice(latency_s=0.001) as device,
-        BackgroundWriter(run.log, device.copy_stream()) as writer,
-        mock.patch.object(host_cuda, "synchronize", device.synchronize),
-    ):
-        communicator = LoggedCommunicator(job.groups.pp, job.chunks[0].config, writer)
-        with job.schedule.communicating_by(communicator):
-            run.train(2)
-        writer.await_landed()
-        return [device.synchronized, len(run.log.sent(2)), len(run.log.received(2))]
-
-
-@pytest.mark.parametrize("name", ["pp2", "vpp2-overlapped"])
-def test_no_message_waits_for_copies_to_the_host(megatron_fork_server, name):
-    ranks, flags, config = JOBS[name]
-    _, chunks, messages = SIZES[name]
-    result = megatron_fork_server.run(
-        train_on_a_slow_device, world_size=ranks, args=[flags, config]
-    ).check()
-    crossings = (2 * chunks - 1) * messages
-    assert [one[0] for one in result.values] == [0, 0]
-    assert {sum(one[1:]) for one in result.values} == {2 * crossings}

@@ -62,9 +62,11 @@ def best_starts(case, window):
     """Tries all ways in which stages keep what they have or go back; returns what keeps most.
 
     A way is possible when every tensor that a replay receives is sent again or logged, and coupled
-    stages step together.
+    stages step together. All go back to a window of which a ring must soon have dropped slots.
     """
     facts, layout = case.facts, case.facts.layout
+    if window < max(learnt_windows(facts)) or target_of(facts) > window.start + 2 * window.size:
+        return (window.start,) * layout.pp
     last = layout.pp - 1
     tied = facts.ends is Ends.TIED and last > 0
     choices = []

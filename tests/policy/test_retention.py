@@ -4,6 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megatron_moevement.policy.copies.retention import max_log_steps, max_replayed_steps, retain
+from megatron_moevement.policy.copies.slot_ring import ring_capacity
 from megatron_moevement.policy.window.schedule import Window
 
 WINDOWS = st.builds(Window, st.integers(0, 20), st.integers(1, 5))
@@ -20,7 +21,6 @@ def test_what_a_recovery_reads_is_never_dropped(window, ahead):
     needed = replayed_steps(window, window.start + ahead)
     assert kept.oldest_slot_step == window.start
     assert all(step >= kept.oldest_log_step for step in needed)
-    assert all(step >= kept.oldest_ledger_step for step in needed)
 
 
 @given(WINDOWS)
@@ -32,7 +32,12 @@ def test_what_no_recovery_reads_is_dropped(window):
 
 def test_nothing_is_dropped_before_a_window_is_persisted():
     kept = retain(None, first_step=7)
-    assert (kept.oldest_slot_step, kept.oldest_log_step, kept.oldest_ledger_step) == (7, 8, 8)
+    assert (kept.oldest_slot_step, kept.oldest_log_step) == (7, 8)
+
+
+@given(st.integers(1, 8), st.integers(0, 3))
+def test_a_log_has_room_for_as_many_steps_as_the_ring_has_slots(window, lag):
+    assert max_log_steps(window, lag + 1) == ring_capacity(window, lag)
 
 
 @given(st.integers(1, 6), st.integers(0, 3), st.integers(0, 40))

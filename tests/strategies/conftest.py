@@ -10,7 +10,18 @@ from megatron_moevement.backends import cpu
 
 cpu.install()  # before anything here imports Megatron-Core
 
+from megatron_moevement.strategies.moevement.protection.spare_memory import (  # noqa: E402
+    SpareMemory,
+)
+
+from megatron_moevement.policy.copies.placement import Host  # noqa: E402
+from megatron_moevement.runtime.coordination.generation import Generation  # noqa: E402
+from megatron_moevement.runtime.transport.handshake import Session  # noqa: E402
+from megatron_moevement.strategies.moevement.protection.resident_store import (  # noqa: E402
+    ResidentStore,
+)
 from tests.harness.interruption import Run  # noqa: E402
+from tests.harness.kept_spare import PROCESS, PROCESSES, Board  # noqa: E402
 from tests.harness.localized_run import LocalizedRun  # noqa: E402
 from tests.harness.random_text import prepare_random_text  # noqa: E402
 
@@ -51,3 +62,27 @@ def plainly_trained(megatron_fork_server, text, tmp_path_factory):
 def red():
     """Returns what says how a mutation was seen; pytest shows it with `-s`."""
     return lambda mutation, how: sys.stdout.write(f"red: {mutation}: {how}\n")
+
+
+@pytest.fixture
+def spare(shared_memory):
+    """Returns a function that begins a generation of a spare, and ends the one before."""
+    kept, generations = ResidentStore(), []
+
+    def begin(limit_bytes=None):
+        for former in generations:
+            former.close()
+        generation = Generation(len(generations), spares=1, board=Board())
+        generations.append(generation)
+        kept.keep()
+        me = Session(b"a secret of this job", PROCESS, generation.number)
+        host, sizes = Host(PROCESS, "node2"), {"processes": PROCESSES, "limit_bytes": limit_bytes}
+        memory = SpareMemory(kept, shared_memory, me, host, generation.board, **sizes)
+        memory.begin(generation, "127.0.0.1")
+        return memory, generation
+
+    begin.kept, begin.root = kept, shared_memory
+    yield begin
+    for generation in generations:
+        generation.close()
+    kept.close()

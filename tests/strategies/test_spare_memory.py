@@ -5,98 +5,34 @@ import dataclasses
 import pytest
 
 from megatron_moevement.errors import UserError
-from megatron_moevement.policy.copies.placement import Host
 from megatron_moevement.policy.facts.facts import Holding
-from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.policy.window.schedule import Window
-from megatron_moevement.runtime.coordination.generation import Generation
 from megatron_moevement.runtime.coordination.notice_board import Topic
-from megatron_moevement.runtime.peers.ledger_messages import History
-from megatron_moevement.runtime.slots.journal import JournalShape, JournalState
-from megatron_moevement.runtime.slots.ring_file import RingShape
 from megatron_moevement.runtime.slots.slot_record import SlotPart, SlotRecord
-from megatron_moevement.runtime.slots.store_identity import StoreIdentity
 from megatron_moevement.runtime.stores.store import (
     RingRole,
     StoreDirectory,
     process_folder,
 )
-from megatron_moevement.runtime.transport.handshake import Session
 from megatron_moevement.strategies.moevement.protection.first_captures import record_digest
 from megatron_moevement.strategies.moevement.protection.reserve import ReserveSizes
-from megatron_moevement.strategies.moevement.protection.resident_store import ResidentStore
 from megatron_moevement.strategies.moevement.protection.spares import (
     NoticesOfSpares,
-    Spare,
     find_spares,
 )
-from megatron_moevement.strategies.moevement.spare_memory import SpareHolder, SpareMemory
-
-ONE, OTHER = LogicalRank(), LogicalRank(dp=1)
-IDENTITY = StoreIdentity("run-1", "0123abcd")
-RING = RingShape(capacity=5, buffer_bytes=200, max_parts=3)
-JOURNAL = JournalShape(retained_steps=6, entry_bytes=100, last_step=50)
-WINDOW = Window(3, 3)
-STATE = JournalState(rollbacks=7, schedule_version=0, committed=6, persisted=WINDOW, rank=None)
-PROCESS, PROCESSES = 2, 3
-
-
-class Board:
-    """The notices of one generation, in this process."""
-
-    def __init__(self):
-        self.posted = {}
-
-    def post(self, topic, document):
-        self.posted.setdefault(topic, []).append(document)
-
-    def read(self, topic):
-        return self.posted.get(topic, [])
-
-
-@pytest.fixture
-def spare(shared_memory):
-    """Returns a function that begins a generation of a spare, and ends the one before."""
-    kept, generations = ResidentStore(), []
-
-    def begin(limit_bytes=None):
-        for former in generations:
-            former.close()
-        generation = Generation(len(generations), spares=1, board=Board())
-        generations.append(generation)
-        kept.keep()
-        me = Session(b"a secret of this job", PROCESS, generation.number)
-        host, sizes = Host(PROCESS, "node2"), {"processes": PROCESSES, "limit_bytes": limit_bytes}
-        memory = SpareMemory(kept, shared_memory, me, host, generation.board, **sizes)
-        memory.begin(generation, "127.0.0.1")
-        return memory, generation
-
-    begin.kept, begin.root = kept, shared_memory
-    yield begin
-    for generation in generations:
-        generation.close()
-    kept.close()
-
-
-def told(owner=ONE, first=4, **changes):
-    state = dataclasses.replace(STATE, **changes)
-    steps = range(first, state.committed + 1)
-    entries = {step: b"entry %d" % step for step in steps}
-    losses = {step: step / 8 for step in range(1, state.committed + 1)}
-    return History(owner, IDENTITY, RING, JOURNAL, state, entries, losses)
-
-
-def store_slots(memory, owner, *steps, rollbacks=7):
-    for step in steps:
-        payload = bytes([step]) * 100
-        slot = (step - WINDOW.start) % WINDOW.size
-        window = Window(step - slot, WINDOW.size)
-        parts = (SlotPart.of("head", 0, memoryview(payload)),)
-        record = SlotRecord(rollbacks, window, slot, step, 100, parts)
-        ring = memory._slots.ring_for(owner)
-        ring.invalidate(step)
-        ring.buffer(step)[:100] = payload
-        ring.publish(record)
+from tests.harness.kept_spare import (
+    IDENTITY,
+    JOURNAL,
+    ONE,
+    OTHER,
+    PROCESS,
+    PROCESSES,
+    RING,
+    STATE,
+    WINDOW,
+    store_slots,
+    told,
+)
 
 
 def test_what_a_spare_keeps_is_known_in_the_next_generation(spare):
@@ -289,90 +225,6 @@ def test_its_files_go_where_ranks_say_that_all_is_over(spare, is_over):
     generation.close()
     spare.kept.close()
     assert folder.exists() is not is_over
-
-
-class Failing:
-    """A memory whose every action fails."""
-
-    def __init__(self, error):
-        self.error, self.tried = error, 0
-
-    def begin(self, *_):
-        self.tried += 1
-        raise self.error
-
-
-@pytest.mark.parametrize("error", [ValueError("no such thing"), UserError("no room"), OSError(5)])
-def test_a_spare_that_can_keep_nothing_says_so_and_waits_on(caplog, error):
-    generation = Generation(1, spares=1, board=Board())
-    memory = Failing(error)
-    holder = SpareHolder(PROCESS, memory, generation.board)
-    holder.begin(generation, "127.0.0.1")
-    holder.look()
-    holder.end()
-    assert memory.tried == 1
-    assert find_spares(generation) == ()
-    spare = Spare(PROCESS, "node2", ("127.0.0.1", 1), "net", {ONE: 3})
-    assert NoticesOfSpares(generation.board, [spare]).facts() == ()  # neither is waited for
-    nothing = [[PROCESS, None]]  # of what was left, too
-    assert generation.board.posted == {
-        Topic.SPARE: nothing,
-        Topic.HELD: nothing,
-        Topic.FOUND: nothing,
-    }
-    (line,) = caplog.records
-    assert f"process {PROCESS} waits on" in line.getMessage()
-    assert f"{type(error).__name__}: {error}" in line.getMessage()
-    assert (line.exc_info is not None) == isinstance(error, ValueError)
-
-
-class LateBoard(Board):
-    """Notices of which one comes when others have been read."""
-
-    def __init__(self, topic, late):
-        super().__init__()
-        self.topic, self.late = topic, late
-
-    def read(self, topic):
-        found = list(super().read(topic))
-        if topic is self.topic:
-            self.posted.setdefault(topic, []).extend(self.late)
-            self.late = []
-        return found
-
-
-def test_a_spare_that_fails_hides_no_slower_one(spare):
-    memory, before = spare()
-    memory.learn(told())
-    store_slots(memory, ONE, 3, 4, 5)
-    _, before = spare()
-    (held,) = before.board.read(Topic.HELD)
-    board = LateBoard(Topic.HELD, [held])
-    generation = Generation(2, spares=2, board=board)
-    failing = SpareHolder(PROCESS + 1, Failing(UserError("no such interface")), board)
-    failing.begin(generation, "")
-    (found,) = find_spares(before)
-    (facts,) = NoticesOfSpares(generation.board, [found]).facts()
-    assert facts.process == PROCESS
-
-
-def test_a_spare_that_fails_late_counts_once(spare):
-    _, before = spare()
-    (posted,) = before.board.read(Topic.SPARE)
-    board = LateBoard(Topic.SPARE, [posted])
-    failed = [PROCESS + 1, Spare(PROCESS + 1, "node3", ("", 1), "net").document()]
-    board.posted = {Topic.SPARE: [failed, [PROCESS + 1, None]]}
-    (found,) = find_spares(Generation(2, spares=2, board=board))
-    assert found.process == PROCESS
-
-
-def test_an_error_after_the_beginning_is_said_once(spare, caplog, monkeypatch):
-    memory, generation = spare()
-    monkeypatch.setattr(SpareMemory, "look", lambda self: {}["missing"])
-    holder = SpareHolder(PROCESS, memory, generation.board)
-    for _ in range(2):
-        holder.look()
-    assert len([one for one in caplog.records if "waits on" in one.getMessage()]) == 1
 
 
 def test_a_spare_makes_the_memory_of_a_rank_once_ranks_have_posted_how_much_it_is(spare):

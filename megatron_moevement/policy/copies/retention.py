@@ -14,29 +14,23 @@ class Retention:
     All ranks derive it from the same persisted window, learnt at the commit barrier of the same
     step, so both ends of a stage boundary drop the same logs. Source: section 3.3, stale log
     cleanup.
-
-    Attributes:
-        oldest_ledger_step: oldest step whose ledger entry is kept, random state included.
     """
 
     oldest_slot_step: int
     oldest_log_step: int
-    oldest_ledger_step: int
 
 
 def retain(persisted: Window | None, first_step: int) -> Retention:
     """Returns what to keep while `persisted` is the newest persisted window.
 
-    Slot 0 of the window holds S_start; replay from it begins with step start + 1, at whose start
-    the random streams are needed. Nothing is dropped before a first window is persisted.
+    Slot 0 of the window holds S_start; replay from it begins with step start + 1. Nothing is
+    dropped before a first window is persisted.
 
     Args:
         first_step: k of the state S_k that the job started from.
     """
     start = first_step if persisted is None else persisted.start
-    return Retention(
-        oldest_slot_step=start, oldest_log_step=start + 1, oldest_ledger_step=start + 1
-    )
+    return Retention(oldest_slot_step=start, oldest_log_step=start + 1)
 
 
 def max_replayed_steps(window: int, lag: int) -> int:
@@ -51,5 +45,9 @@ def max_replayed_steps(window: int, lag: int) -> int:
 
 
 def max_log_steps(window: int, lag: int) -> int:
-    """Returns how many steps' logs a rank keeps at most: those replayed and the one under way."""
+    """Returns how many steps' logs a rank keeps at most: those replayed and the one under way.
+
+    With the lag of a full ring these are as many as the ring has slots. A log is dropped with the
+    slots, so it has room for as long as the ring has, from whichever window a recovery replays.
+    """
     return max_replayed_steps(window, lag) + 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator
 from enum import Enum
 from functools import cached_property
@@ -315,8 +315,10 @@ class Plan:
 
     def for_rank(self, rank: LogicalRank) -> RankPlan:
         """Returns what one rank does."""
-        start, fetches, sends = self.start(rank.pp), self.fetches_of(rank), self._sends_of(rank)
+        start, fetches = self.start(rank.pp), self.fetches_of(rank)
         steps = [fetch.slot.step for fetch in fetches]
+        next_step = max(steps) + 1 if start in steps else start
+        sends = self._sends_of(rank, next_step)
         kept_from = start if self.persisted is None else self.persisted.start
         first = min((send.slot.window for send in sends), default=None)
         slots = sum(send.slot.window == first for send in sends)
@@ -329,19 +331,24 @@ class Plan:
             fetches=fetches,
             sends=sends,
             oldest=min([start, kept_from, *steps]),
-            next_step=max(steps) + 1 if start in steps else start,
+            next_step=next_step,
             guarded=first if first is not None and slots == first.size else None,
         )
 
-    def _sends_of(self, rank: LogicalRank) -> tuple[SlotSend, ...]:
-        """Returns what a rank sends of the slots that it has: the persisted window only whole."""
-        fetches = self.fetches_of(rank)
+    def _sends_of(self, rank: LogicalRank, next_step: int) -> tuple[SlotSend, ...]:
+        """Returns what a rank sends of the slots that it has: no persisted window with a gap.
+
+        After a replay from an older window the rest of the persisted one is captured again.
+        """
+        fetches, persisted = self.fetches_of(rank), self.persisted
         holders = next((holders for owner, holders in self.holders if owner == rank), ())
-        count = Counter(fetch.slot.window for fetch in fetches)
+        has_gap = persisted is not None and sum(
+            fetch.slot.window == persisted for fetch in fetches
+        ) < min(persisted.size, next_step - persisted.start)
         return tuple(
             SlotSend(fetch.slot._replace(owner=rank), fetch.lacking(holders))
             for fetch in fetches
-            if fetch.slot.window != self.persisted or count[self.persisted] == self.persisted.size
+            if fetch.slot.window != persisted or not has_gap
         )
 
     @cached_property

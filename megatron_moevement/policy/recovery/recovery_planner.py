@@ -100,7 +100,8 @@ def _replay(facts: Facts, survey: Survey, window: Window) -> Plan | None:
     """Returns the plan that replays from a window, None when that is impossible."""
     if survey.target < window.last:
         return None
-    starts = _grow_scope(facts, survey, window)
+    grow = _go_back if _fills_rings(facts, survey, window) else _grow_scope
+    starts = grow(facts, survey, window)
     scope = {stage for stage, start in starts.items() if start is not None}
     begins = {stage: survey.target if start is None else start for stage, start in starts.items()}
     sparse = {stage: begins[stage] for stage in scope if _is_sparse(survey, stage, begins[stage])}
@@ -144,6 +145,22 @@ def _replay(facts: Facts, survey: Survey, window: Window) -> Plan | None:
         rollbacks=_rollbacks(facts),
         schedule_version=_schedule_version(facts),
     )
+
+
+def _fills_rings(facts: Facts, survey: Survey, window: Window) -> bool:
+    """Returns whether rings may be full of slots from a window on before training goes on.
+
+    A newer one must be persisted by then. Only all ranks agree on that, at the same step; each
+    waits for it where its ring is full, so all rings must be equally full.
+    """
+    persisted = persisted_of(facts)
+    is_older = persisted is not None and window < persisted
+    return is_older or survey.target > window.start + 2 * window.size
+
+
+def _go_back(facts: Facts, _: Survey, window: Window) -> dict[int, int | None]:
+    """Lets all stages replay from a window."""
+    return dict.fromkeys(range(facts.layout.pp), window.start)
 
 
 def _grow_scope(facts: Facts, survey: Survey, window: Window) -> dict[int, int | None]:

@@ -126,7 +126,7 @@ class SparseCheckpointing(Strategy):
         replay = execution.carry_out(self._freezing, loaded)
         laps.end("fetch")
         self._history = execution.history
-        self._drop_logs()
+        self._drop_logs(plan)
         is_bare = replay is None and plan.edges is WindowEdges.RESTARTED
         if is_bare:
             progress = session.carried.scalars.progress
@@ -211,8 +211,9 @@ class SparseCheckpointing(Strategy):
         objects.faults.strike(step, FaultPoint.COMMITTED)
         if agreed is not None:
             self._captured.drop_before(agreed)
+            if memory.log is not None:  # where an older window was replayed, it is not news
+                memory.log.drop_before(retain(agreed, 0).oldest_log_step)
         if history.persisted is not None and history.persisted != before.persisted:
-            self._drop_logs()
             folder = memory.store.folder
             self._protection.at_edge(step, history.persisted, covered.copies, folder)
         self._captured.captured_bytes = self._captured.metadata_bytes = 0
@@ -310,10 +311,15 @@ class SparseCheckpointing(Strategy):
             self._session.memory.forget_left()
             self._has_left = False
 
-    def _drop_logs(self) -> None:
-        log, persisted = self._session.memory.log, self._history.persisted
-        if log is not None and persisted is not None:
-            log.drop_before(retain(persisted, 0).oldest_log_step)
+    def _drop_logs(self, plan: Plan) -> None:
+        """Drops what no replay of a plan reads: a stage that gives up its state sends all again."""
+        log = self._session.memory.log
+        if log is None:
+            return
+        if plan.gives_up(self._session.objects.rank.pp):
+            log.clear()
+        elif plan.persisted is not None:
+            log.drop_before(retain(plan.persisted, 0).oldest_log_step)
 
     def _captures(self, ring: SlotRing, replay: Replay | None) -> WindowCapture:
         objects, live, history = self._session.objects, self._session.live, self._history

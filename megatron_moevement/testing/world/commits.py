@@ -10,6 +10,7 @@ from megatron_moevement.policy.copies.commit import newest_persisted
 from megatron_moevement.policy.copies.left_stores import may_forget_left
 from megatron_moevement.policy.copies.persistence import SlotKey
 from megatron_moevement.policy.recovery.lifecycle import Phase
+from megatron_moevement.policy.window.schedule import Window
 from megatron_moevement.settings.faults import FaultPoint
 from megatron_moevement.testing.world import arithmetic
 from megatron_moevement.testing.world.process import At, Commands, Process, Run
@@ -60,12 +61,12 @@ class Commits:
             case Section.LEDGER:
                 yield At(FaultPoint.LEDGER)
                 store.ledger[run.step] = entry
+                store.bound_ledger(self._world.scenario.ledger_capacity)
                 store.losses[run.step] = entry.loss
             case Section.COMMITTED:
                 store.committed = max(store.committed or 0, run.step)
                 store.rank, store.schedule = process.rank, process.schedule
-                if run.plan is None:
-                    self._learn(process, run)
+                self._learn(process, run)
                 yield At(FaultPoint.COMMITTED)
             case Section.CAPTURE if live.window is None:
                 yield from self.capture(process)
@@ -93,33 +94,30 @@ class Commits:
 
         Others may have left something: it goes once nothing of it can be needed any more.
         """
-        former = process.store.persisted
-        newest = newest_persisted(former, run.agreed_persisted)
+        former, agreed = process.store.persisted, run.agreed_persisted
+        newest = newest_persisted(former, agreed)
         if newest != former:
             process.store.persisted = newest
             self._world.invariants.learnt(process, run.agreed_copies)
-            self.drop(process)
+        if agreed is not None:
+            process.acknowledgements = process.acknowledgements.dropped_before(agreed)
+            self.drop_logs(process, agreed)
+            kept = self._world.policies.retain(agreed, process.schedule.first_step)
+            process.ring = process.ring.dropped_before(kept.oldest_slot_step)
         is_returning = process.phase is not Phase.TRAINING
         if process.has_left and may_forget_left(run.agreed_persisted, is_returning=is_returning):
             process.has_left = False
             self._world.machines.forget(process)
 
-    def drop(self, process: Process) -> None:
-        """Forgets everything that the newest persisted window makes garbage."""
-        policies, store = self._world.policies, process.store
-        kept = policies.retain(store.persisted, process.schedule.first_step)
-        process.ring = process.ring.dropped_before(kept.oldest_slot_step)
-        if store.persisted is not None:
-            process.acknowledgements = process.acknowledgements.dropped_before(store.persisted)
-        for step in [step for step in store.logs if step < kept.oldest_log_step]:
-            del store.logs[step]
-        for step in [step for step in store.ledger if step < kept.oldest_ledger_step]:
-            del store.ledger[step]
+    def drop_logs(self, process: Process, window: Window) -> None:
+        """Forgets what no replay from a window or a later one reads."""
+        kept = self._world.policies.retain(window, process.schedule.first_step)
+        process.store.drop_logs(kept.oldest_log_step)
 
     def make_room(self, process: Process, key: SlotKey) -> None:
         """Invalidates the buffer that a slot is about to be written to."""
         former = process.store.overwritten_by(key, process.ring.capacity)
-        self._world.invariants.drops(process, former)
+        self._world.invariants.drops(process, former, key)
         process.store.drop_slots(former)
         process.store.slots.pop(key, None)
 

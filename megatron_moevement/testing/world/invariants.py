@@ -185,9 +185,14 @@ class Invariants:
         damaged = (number, key) in self.damaged_slots
         return not process.alive or damaged or key in process.store.slots
 
-    def drops(self, process: Process, keys: Iterable[SlotKey]) -> None:
-        """Checks that only garbage is dropped: a launch may bring back slots of old schedules."""
+    def drops(self, process: Process, keys: Iterable[SlotKey], new: SlotKey) -> None:
+        """Checks that only garbage is dropped: a launch may bring back slots of old schedules.
+
+        All slots after one of a window before the persisted one are captured again.
+        """
         persisted = self._persisted.get(process.store.rollbacks)
+        if persisted is not None and new.window < persisted:
+            return
         schedule_version = self._epochs.get(process.store.rollbacks, 0)
         for key in keys:
             is_later = persisted is None or key.step >= persisted.start
@@ -237,8 +242,12 @@ class Invariants:
     def _keeps_progress(self, plan: Plan, facts: Facts) -> None:
         """7: a stage that lost nothing goes on from where it is, if its log covers all until there.
 
-        One that rolls forward is at the target: its log has to have the target's step, too.
+        One that rolls forward is at the target: its log has to have the target's step, too. All go
+        back together where a ring must have dropped slots of the window by the step after.
         """
+        is_old = plan.window is not None and plan.window != plan.persisted
+        if is_old or plan.replayed_steps > 2 * self._world.scenario.window:
+            return
 
         def comes_to_target(live: LiveState) -> bool:
             return plan.target in {live.step, live.finished}
@@ -316,8 +325,7 @@ class Invariants:
     def replayed(self, process: Process, plan: Plan) -> None:
         """Checks the state at the end of a replay."""
         self.is_dense(process, plan.target)
-        lag = self._world.scenario.lag + 1
-        bound, steps = 2 * self._world.scenario.window - 2 + lag, plan.replayed_steps
+        bound, steps = self._world.scenario.ledger_capacity, plan.replayed_steps
         require(steps <= bound, "3 replay", steps, "steps, at most", bound)
 
     def is_dense(self, process: Process, step: int) -> None:

@@ -221,8 +221,7 @@ class Execution:
         store.rank, store.schedule = process.rank, process.schedule
         if not plan.is_from_durable:
             store.persisted = newest_persisted(store.persisted, plan.persisted)
-            if plan.window in {None, plan.persisted}:
-                self._world.commits.drop(process)
+        store.bound_ledger(self._world.scenario.ledger_capacity)
 
     def _fetch_slots(self, own: RankPlan) -> Commands:
         """Brings the slots that the plan gives a rank into the own store, checked."""
@@ -274,6 +273,10 @@ class Execution:
             return
         if plan.edges is WindowEdges.KEPT and not plan.is_from_durable:
             process.ring = SlotRing(process.ring.capacity, own.oldest, own.next_step)
+        if plan.gives_up(own.rank.pp):
+            process.store.logs.clear()
+        elif plan.persisted is not None:
+            self._world.commits.drop_logs(process, plan.persisted)
         self._send_slots(own)
         if own.origin is None:
             process.advance(Event.STANDS_BY)

@@ -101,17 +101,15 @@ class Replicator:
         A spare hears of no barrier: it learns from the copies what is committed, what is persisted
         and what it may forget.
         """
-        source, store = parcel.source.store, target.store
+        world, source, store = self._world, parcel.source.store, target.store
         if target.rank is not None:
             return
         store.ledger.update(source.ledger)
         store.losses.update(source.losses)
         if source.committed is not None:
             store.committed = max(store.committed or 0, source.committed)
-        persisted = newest_persisted(store.persisted, source.persisted)
-        if persisted != store.persisted:
-            store.persisted = persisted
-            self._world.commits.drop(target)
+        store.bound_ledger(world.scenario.ledger_capacity)
+        store.persisted = newest_persisted(store.persisted, source.persisted)
 
     def _acknowledge(self, parcel: Parcel) -> None:
         owner = parcel.source

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Any
 
+from megatron_moevement.policy.copies.retention import max_log_steps, max_replayed_steps
 from megatron_moevement.policy.copies.slot_ring import ring_capacity
 from megatron_moevement.policy.job.ranks import Layout
 from megatron_moevement.policy.job.segments import Ends
@@ -79,6 +80,16 @@ class Scenario:
     def ring_capacity(self) -> int:
         """How many slots a rank's ring has."""
         return ring_capacity(self.window, self.lag)
+
+    @property
+    def log_capacity(self) -> int:
+        """How many steps a rank's upstream log has room for."""
+        return max_log_steps(self.window, self.lag + 1)
+
+    @property
+    def ledger_capacity(self) -> int:
+        """How many entries of the ledger a process keeps."""
+        return max_replayed_steps(self.window, self.lag) + 2
 
     @property
     def summary(self) -> str:

@@ -110,6 +110,15 @@ class Store:
             if other != key and other.owner == key.owner and (other.step - key.step) % capacity == 0
         )
 
+    def drop_logs(self, oldest: int) -> None:
+        """Forgets what was logged of the steps before this one."""
+        self.logs = {step: tensors for step, tensors in self.logs.items() if step >= oldest}
+
+    def bound_ledger(self, capacity: int) -> None:
+        """Forgets the oldest entries of the ledger where there are more than it has room for."""
+        for step in sorted(self.ledger)[:-capacity]:
+            del self.ledger[step]
+
     def forget_windows(self) -> None:
         """Forgets all windows, and the logs that lead on from them."""
         self.slots.clear()

@@ -48,6 +48,8 @@ def train(world: World, process: Process) -> Commands:
 def run_step(world: World, process: Process, run: Run) -> Commands:
     """Executes one step up to its commit; everything before the commit may be interrupted."""
     process.run = run
+    world.invariants.logs.begins(process, run.step)
+    process.store.logs[run.step] = {}
     if run.plan is not None:
         run.entry = process.store.ledger[run.step]
     for command in world.policies.training_step:
@@ -186,13 +188,14 @@ def _await_room(world: World, process: Process, run: Run) -> Commands:
     def has_room() -> bool:
         return world.policies.may_vote(process.ring, process.acknowledgements)
 
-    if run.plan is None and not has_room():
+    if not has_room():
         yield Until(has_room, "room for a slot")
 
 
 def _barrier(world: World, process: Process, run: Run) -> Commands:
     rank = process.place
-    ranks = world.shape.layout.ranks if run.plan is None else world.shape.groups[rank.pp]
+    is_apart = run.plan is not None and run.plan.is_apart
+    ranks = world.shape.groups[rank.pp] if is_apart else world.shape.layout.ranks
     world.invariants.work.votes(process)
     acknowledgements = process.acknowledgements
     window = acknowledgements.newest_complete()
@@ -205,7 +208,7 @@ def _barrier(world: World, process: Process, run: Run) -> Commands:
 
     greatest = yield Join(name, ranks, rank, vote, combine, world.policies.votes_suffice)
     yield At(FaultPoint.AFTER_BARRIER)
-    if run.plan is None:
+    if not is_apart:
         start, run.agreed_copies = world.policies.agreed_coverage(greatest)
         run.agreed_persisted = None if start < 0 else process.schedule.window_of(start)
 

@@ -1,6 +1,7 @@
 """What the tests of replication share: processes with a store, a server and a sender each."""
 
 import dataclasses
+import struct
 from datetime import timedelta
 
 import pytest
@@ -24,6 +25,8 @@ IDENTITY = StoreIdentity("run-1", "0123abcd")
 SHAPE = RingShape(capacity=6, buffer_bytes=5000, max_parts=3)
 LARGE_SHAPE = RingShape(capacity=2, buffer_bytes=8 * 2**20, max_parts=3)
 W = 3
+HEADER = struct.Struct("<4sBBIQQ")
+"""Of a message, up to its checksum."""
 
 
 def rank_of(process):

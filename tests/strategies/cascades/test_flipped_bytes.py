@@ -153,7 +153,7 @@ def test_a_copy_that_is_damaged_in_memory_is_passed_over(
     assert digest_differences(run._digest(), digest_of(STAGES)) == []
 
 
-@pytest.mark.parametrize("role", slow_but(("own",), ("own", "held")))
+@pytest.mark.parametrize("role", ["own", "held"])
 def test_a_slot_that_is_found_damaged_when_it_is_needed_leads_to_another_plan(
     megatron_fork_server, text, digest_of, tmp_path, role
 ):
@@ -162,7 +162,7 @@ def test_a_slot_that_is_found_damaged_when_it_is_needed_leads_to_another_plan(
     flip = f"--flip-kept={1 - lost}:{role}"
     run, said = struck(megatron_fork_server, text, tmp_path, case, flip, lost=lost)
     assert ("is damaged in" if role == "own" else "has it damaged") in said
-    first, second = plans_of(run)[:2]
+    first, second = plans_of(run)  # the window before the persisted one leaves room in the log
     assert first[:2] == ("GLOBAL" if role == "own" else "LOCALIZED", KILLED - 1)
     assert second == ("GLOBAL", KILLED - 1, (0, 1))
     assert digest_differences(run._digest(), digest_of(case)) == []
