@@ -148,6 +148,21 @@ def test_each_task_takes_its_rank_from_slurm(submit, tmp_path):
     assert (tmp_path / "9").read_text() == "0\n"
 
 
+def test_a_task_may_lock_as_much_memory_as_its_node_lets_it(submit, tmp_path):
+    handed = submit()
+    task = "\n".join(handed[handed.index("-c") + 1 : handed.index("task")])
+    shown = task.replace('"$PYTHON" -u "$@"', "ulimit -Sl; ulimit -Hl")
+    result = subprocess.run(
+        ["bash", "-c", f"ulimit -Sl 64\n{shown}", "task"],
+        env=os.environ | {"SLURM_PROCID": "0", "SLURM_NNODES": "1", "CODES": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    soft, hard = result.stdout.split()
+    assert soft == hard != "64"
+
+
 @pytest.mark.parametrize(
     ("nodes", "name", "given", "interface"),
     [

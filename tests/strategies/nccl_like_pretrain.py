@@ -2,7 +2,9 @@
 
 NCCL_LIKE_MISHAP names what else happens: `slow-build` makes a process that is built in a restart
 take `SLOW_S`, `slow-save` makes rank 1 take as long in its first save, `late-abort` interrupts rank
-2 the first time when the step that it is in has ended.
+2 the first time when the step that it is in has ended, `failed-batch` lets a message of rank 1 fail
+in its batch in step `FAILED_STEP`, as the first one after an abort does. `without-MEND` takes a
+mend out.
 """
 
 import functools
@@ -14,6 +16,7 @@ import time
 from tests.harness.nccl_like.install import install
 
 SLOW_S = 12.0
+FAILED_STEP = 5
 LATE_S = 60.0
 """At most; a step without collectives takes less on any machine."""
 
@@ -87,13 +90,47 @@ def late_abort():
     TrainStep.run = run_to_its_end
 
 
-MISHAPS = {"slow-build": slow_build, "slow-save": slow_save, "late-abort": late_abort}
+def failed_batch():
+    from megatron_moevement.training.step import TrainStep  # noqa: PLC0415
+    from tests.harness.nccl_like.communicator import AbortedError  # noqa: PLC0415
+    from tests.harness.nccl_like.group import NcclLikeGroup  # noqa: PLC0415
+
+    if os.environ["RANK"] != "1":
+        return
+    send, run = NcclLikeGroup.send, TrainStep.run
+    is_due = threading.Event()
+
+    @functools.wraps(run)
+    def run_and_fail(self, stop):
+        if self.progress.committed + 1 == FAILED_STEP:
+            TrainStep.run = run
+            is_due.set()
+        return run(self, stop)
+
+    def send_or_fail(self, tensors, peer, tag):
+        if is_due.is_set() and self._batch is not None:
+            is_due.clear()
+            raise AbortedError("of this test")
+        return send(self, tensors, peer, tag)
+
+    TrainStep.run = run_and_fail
+    NcclLikeGroup.send = send_or_fail
+
+
+MISHAPS = {
+    "slow-build": slow_build,
+    "slow-save": slow_save,
+    "late-abort": late_abort,
+    "failed-batch": failed_batch,
+}
 
 if __name__ == "__main__":
     install()
     os.environ["MOEVEMENT_FAILURE_DOMAIN"] = f"domain{os.environ['RANK']}"
+    from tests.harness.nccl_like.mends import WITHOUT
+
     for name in filter(None, os.environ.get("NCCL_LIKE_MISHAP", "").split(",")):
-        MISHAPS[name]()
+        {**MISHAPS, **WITHOUT}[name]()
     from megatron_moevement.training.program import main
 
     sys.exit(main(sys.argv[1:]))

@@ -3,10 +3,13 @@
 Some rows of the fault cover run by default; the others are marked slow and run by one command:
 
     ./scripts/nccl_like_campaign.sh
+    ./scripts/nccl_like_campaign.sh -k without    # each mend is taken out, and its job is lost
 """
 
 import dataclasses
 import functools
+import inspect
+import os
 import shutil
 from pathlib import Path
 from random import Random
@@ -33,7 +36,11 @@ from tests.harness.restarted_run import (
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(400)]
 
 PROGRAM = Path(__file__).with_name("nccl_like_pretrain.py")
+WITHOUT = "NCCL_LIKE_WITHOUT"
+"""Names a mend that jobs train without."""
 PP2_EP2 = Case.of("pp2-ep2 bf16 distributed grouped", 3)
+PP3 = dataclasses.replace(Case.of("edp3 bf16", 2), deaths=1)
+STAGES = ("--pipeline-model-parallel-size=3", "--num-layers=3")
 IMPATIENT = ("--inprocess-soft-timeout=6", "--inprocess-hard-timeout=9")
 GARBAGE = tuple(garbage.value for garbage in Garbage)
 PIPELINES = {cell.name: cell for cell in CELLS}
@@ -49,10 +56,12 @@ def nccl_like(program, folder, garbage=Garbage.ZEROS, *, neighbours=True, mishap
         **program.env,
         VARIABLE: f"{garbage.value}{',neighbours' if neighbours else ''}",
         FOLDER_VARIABLE: str(noted),
-        "NCCL_LIKE_MISHAP": mishap,
+        "NCCL_LIKE_MISHAP": f"{mishap},{os.environ.get(WITHOUT, '')}",
         "TORCH_NCCL_NONBLOCKING_TIMEOUT": "600",
     }
     flags = tuple(flag for flag in program.flags if flag != "--domain-size=1")
+    if os.environ.get(WITHOUT):
+        flags += IMPATIENT  # with what hangs
     return dataclasses.replace(program, path=PROGRAM, env=env, flags=flags)
 
 
@@ -61,9 +70,9 @@ def digest_of(megatron_fork_server, text, tmp_path_factory):
     """Returns the digest of a program that nothing protects or strikes, over gloo."""
 
     @functools.cache
-    def digest(plain, trained):
+    def digest(plain, trained, *flags):
         folder = tmp_path_factory.mktemp("uninterrupted")
-        found = Run(plain(trained, megatron_fork_server, text), folder).finish()
+        found = Run(plain(trained, megatron_fork_server, text, *flags), folder).finish()
         shutil.rmtree(folder)
         return found
 
@@ -144,6 +153,27 @@ def test_a_process_that_dies_while_ranks_connect_delays_nobody(
     assert digest_differences(run._digest(), uninterrupted(PP2_EP2)) == []
 
 
+def test_a_batch_of_messages_that_fails_leaves_no_group_of_calls_open(
+    megatron_fork_server, text, digest_of, tmp_path
+):
+    program = restartable_program(PP3, megatron_fork_server, text, 0, *STAGES)
+    run = Run(nccl_like(program, tmp_path, mishap="failed-batch"), tmp_path)
+    train_on(run, lost=lambda job: None)
+    assert generation_of(run) == 1
+    assert digest_differences(run._digest(), digest_of(Case.program, PP3, *STAGES)) == []
+
+
+def test_a_job_does_not_begin_where_a_variable_would_let_its_survivors_end(
+    megatron_fork_server, text, tmp_path
+):
+    program = nccl_like(restartable_program(PP3, megatron_fork_server, text, 0, *STAGES), tmp_path)
+    program = dataclasses.replace(program, env={**program.env, "NCCL_NVLS_ENABLE": "1"})
+    with Run(program, tmp_path).start() as job:
+        result = job.wait()
+    assert result.exit_codes == (2, 2, 2), result.describe()
+    assert "over NCCL needs NCCL_NVLS_ENABLE=0, and it is '1'" in result.ranks[0].stderr
+
+
 @pytest.mark.parametrize("garbage", slow_but((Garbage.PARTIAL.value,), GARBAGE))
 def test_a_rank_that_is_interrupted_late_reads_garbage_and_changes_no_bit(
     megatron_fork_server, text, uninterrupted, tmp_path, garbage
@@ -167,3 +197,43 @@ def test_a_lost_stage_replays_alone_and_no_bit_differs(
     run = StruckRun(row, program, tmp_path, random)
     run.go()
     run.check(digest_of(plain_program, row))
+
+
+SHOWN_BY = {
+    "polled-results": (
+        test_ranks_that_wait_for_a_slow_newcomer_are_not_taken_for_hung,
+        "10 restarts in a row led to no new step",
+    ),
+    "connected-groups": (
+        test_adjacent_stages_replay_while_others_of_their_pipeline_stand_by,
+        "timed out|stages 1, 2 had not finished replaying",
+    ),
+    "closed-calls": (
+        test_a_batch_of_messages_that_fails_leaves_no_group_of_calls_open,
+        "JSONDecodeError",  # of what was gathered and has not come
+    ),
+    "connecting-thread": (
+        test_a_process_that_dies_while_ranks_connect_delays_nobody,
+        "3 processes are left and 4 are needed",
+    ),
+    "confirmed-steps": (
+        functools.partial(
+            test_a_rank_that_is_interrupted_late_reads_garbage_and_changes_no_bit,
+            garbage=Garbage.PARTIAL.value,
+        ),
+        "can't follow to step",
+    ),
+}
+"""What shows that a mend is needed, and what becomes of its job without it."""
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("megatron_fork_server", "text", "uninterrupted", "digest_of")
+@pytest.mark.parametrize("mend", SHOWN_BY)
+def test_a_job_is_lost_without_the_mend_that_a_test_is_for(mend, request, monkeypatch):
+    monkeypatch.setenv(WITHOUT, f"without-{mend}")
+    shown_by, end = SHOWN_BY[mend]
+    given = getattr(shown_by, "keywords", {})
+    wanted = inspect.signature(shown_by).parameters.keys() - given.keys()
+    with pytest.raises(AssertionError, match=end):
+        shown_by(**{name: request.getfixturevalue(name) for name in wanted})
