@@ -34,7 +34,7 @@ from megatron_moevement.runtime.peers.log_messages import (
 from megatron_moevement.runtime.peers.server import ReplicaServer
 from megatron_moevement.runtime.peers.slot_messages import (
     Share,
-    key_document,
+    range_document,
     share_document,
     slot_document,
 )
@@ -73,7 +73,7 @@ _HISTORY = History(
     {3: 0.5, 4: 0.25},
 )
 _DOCUMENTS: tuple[tuple[Kind, dict[str, Any], int], ...] = (
-    (Kind.FETCH, key_document(_KEY), 0),
+    (Kind.FETCH, range_document(_KEY, 0, 500), 0),
     (Kind.SLOT, share_document(_OTHER, _SLOT, Share("a", 0, is_last=True)), 100),
     (Kind.SLOT, share_document(_OTHER, _SLOT, Share("a", 40, is_last=False)), 60),
     (Kind.FOUND, slot_document(_OTHER, _SLOT), 100),

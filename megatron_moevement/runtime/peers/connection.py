@@ -20,8 +20,8 @@ from megatron_moevement.runtime.peers.log_messages import (
 )
 from megatron_moevement.runtime.peers.slot_messages import (
     Share,
-    key_document,
     key_of,
+    range_document,
     share_document,
     slot_of_document,
 )
@@ -114,30 +114,26 @@ class PeerConnection(Closing):
         self._channel.send(Kind.HISTORY, self._me.generation, history.document(), None, deadline)
         self._answer(Kind.STORED, deadline)
 
-    def fetch(self, key: SlotKey, into: memoryview, deadline: Deadline) -> SlotRecord:
-        """Gets a slot, straight into memory; every part of it is checked.
+    def fetch(
+        self, key: SlotKey, into: memoryview, deadline: Deadline, *, start: int = 0
+    ) -> SlotRecord:
+        """Gets the bytes of a slot that belong into memory, straight there; the caller checks them.
+
+        Args:
+            into: the slot's memory from `start` on; a slot may end within it, or before.
 
         Raises:
-            DamagedSlotError: it is damaged there, or arrived so.
-            RefusedError: the peer does not hold it, or it is larger than the memory.
+            DamagedSlotError: it is damaged there.
+            RefusedError: the peer does not hold it.
         """
-        self._channel.send(Kind.FETCH, self._me.generation, key_document(key), None, deadline)
+        document = range_document(key, start, into.nbytes)
+        self._channel.send(Kind.FETCH, self._me.generation, document, None, deadline)
         message = self._answer(Kind.FOUND, deadline)
         owner, record = slot_of_document(message.document)
-        if key_of(owner, record) != key or record.payload_bytes != message.payload_bytes:
+        size_bytes = min(into.nbytes, max(record.payload_bytes - start, 0))
+        if key_of(owner, record) != key or size_bytes != message.payload_bytes:
             raise ProtocolError(f"process {self._process} answers with another slot than {key}")
-        if record.payload_bytes > into.nbytes:
-            raise RefusedError(
-                f"slot {key.slot} of {owner} has {record.payload_bytes} bytes, there is room for "
-                f"{into.nbytes}"
-            )
-        self._channel.receive_into(into[: record.payload_bytes], deadline)
-        damaged = record.damaged_parts(into)
-        if damaged:
-            raise DamagedSlotError(
-                f"slot {key.slot} of {owner} from process {self._process}: {damaged[0]} and "
-                f"{len(damaged) - 1} more parts are damaged"
-            )
+        self._channel.receive_into(into[:size_bytes], deadline)
         return record
 
     def fetch_logged(self, tag: BoundaryTag, max_bytes: int, deadline: Deadline) -> torch.Tensor:

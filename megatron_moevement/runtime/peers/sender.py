@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Collection, Iterable, Mapping
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import CancelledError, Future, wait
 from datetime import timedelta
+from functools import partial
 from itertools import pairwise
+from typing import TypeVar
 
 from megatron_moevement.errors import MoEvementError
 from megatron_moevement.policy.copies.persistence import SlotKey
@@ -23,8 +25,9 @@ from megatron_moevement.runtime.peers.ledger_messages import OwnHistory
 from megatron_moevement.runtime.peers.peer_thread import FAILURES, PeerThread
 from megatron_moevement.runtime.peers.slot_messages import Share, key_of
 from megatron_moevement.runtime.slots.slot_record import SlotRecord
-from megatron_moevement.runtime.transport.handshake import Session
+from megatron_moevement.runtime.transport.handshake import RefusedError, Session
 from megatron_moevement.runtime.transport.transport import Address, Deadline
+from megatron_moevement.runtime.transport.wire import ProtocolError
 
 __all__ = ["DamagedSlotError", "FetchError", "SilentPeerError", "SlotSender"]
 
@@ -32,6 +35,10 @@ __all__ = ["DamagedSlotError", "FetchError", "SilentPeerError", "SlotSender"]
 _MAX_CONNECTIONS = 4
 """To a peer: one carries 2 to 3.5 GB/s."""
 _LEAST_PART_BYTES = 64 * 2**20
+_POLL_S = 0.05
+"""Between two looks of a waiting thread: an asynchronous exception needs a bytecode."""
+
+A = TypeVar("A")
 
 
 class SilentPeerError(MoEvementError):
@@ -57,23 +64,20 @@ class _Delivery:
     is_accounted: bool
 
 
-@dataclasses.dataclass(frozen=True)
-class _Part:
-    """Bytes of a copy that go over a connection of their own."""
+class _PartThread(PeerThread[Callable[[PeerConnection, Deadline], A], A]):
+    """Carries parts of slots, each over this connection beside others."""
 
-    owner: LogicalRank
-    record: SlotRecord
-    payload: memoryview
-    share: Share
+    def _carry_out(
+        self,
+        peer: PeerConnection,
+        request: Callable[[PeerConnection, Deadline], A],
+        outcome: Future[A],
+    ) -> None:
+        outcome.set_result(request(peer, Deadline(self._deadline)))
 
-
-class _PartThread(PeerThread[_Part, None]):
-    def _carry_out(self, peer: PeerConnection, request: _Part, outcome: Future[None]) -> None:
-        deadline = Deadline(self._deadline)
-        peer.store(request.owner, request.record, request.payload, deadline, share=request.share)
-        outcome.set_result(None)
-
-    def _failure(self, request: _Part, reason: str) -> ConnectionError:
+    def _failure(
+        self, request: Callable[[PeerConnection, Deadline], A], reason: str
+    ) -> ConnectionError:
         return ConnectionError(reason)
 
 
@@ -94,7 +98,7 @@ class _SlotThread(PeerThread[_Delivery, None]):
         self._history = history
         self._told: int | None = None
         self._under_way = Deadline(deadline)
-        self._others: list[_PartThread] = []
+        self._others: list[_PartThread[None]] = []
         super().__init__(me, process, address, deadline, "slot-sender")
 
     def _carry_out(self, peer: PeerConnection, request: _Delivery, outcome: Future[None]) -> None:
@@ -123,32 +127,26 @@ class _SlotThread(PeerThread[_Delivery, None]):
     ) -> None:
         """Sends a copy, a large one in parts over several connections at a time."""
         share = Share.whole()
-        count = min(_MAX_CONNECTIONS, payload.nbytes // _LEAST_PART_BYTES)
-        if count > 1:
-            parts = [
-                _Part(owner, record, part, dataclasses.replace(share, start=start, is_last=False))
-                for start, part in _cut(payload, count)
+        (_, own), *others = _cut(payload)
+        if others:
+            share = dataclasses.replace(share, is_last=False)
+            outcomes = [
+                self._other(place).ask(
+                    partial(_store_part, owner, record, part, dataclasses.replace(share, start=at))
+                )
+                for place, (at, part) in enumerate(others)
             ]
-            outcomes = [self._other(place).ask(part) for place, part in enumerate(parts[1:])]
-            own = parts[0]
-            peer.store(
-                owner,
-                record,
-                own.payload,
-                self._under_way,
-                share=own.share,
-                halfway=self._halfway,
-            )
+            peer.store(owner, record, own, self._under_way, share=share, halfway=self._halfway)
             for outcome in outcomes:
                 _await(outcome)
             # Complete only if what has arrived is what was captured, whoever brought it.
             self._under_way = Deadline(self._deadline)
-            share, payload = dataclasses.replace(share, start=payload.nbytes), payload[:0]
-            peer.store(owner, record, payload, self._under_way, share=share)
+            share = dataclasses.replace(share, start=payload.nbytes, is_last=True)
+            peer.store(owner, record, payload[:0], self._under_way, share=share)
         else:
             peer.store(owner, record, payload, self._under_way, share=share, halfway=self._halfway)
 
-    def _other(self, place: int) -> _PartThread:
+    def _other(self, place: int) -> _PartThread[None]:
         """Returns the thread of another connection to the same peer."""
         with self._lock:
             if self._closed:
@@ -187,19 +185,40 @@ class _SlotThread(PeerThread[_Delivery, None]):
         self._account.note_silent(self._process, reason, self._under_way.since_s)
 
 
-def _cut(payload: memoryview, count: int) -> list[tuple[int, memoryview]]:
-    """Returns equal parts of a payload, each with its offset."""
+def _cut(payload: memoryview) -> list[tuple[int, memoryview]]:
+    """Returns equal parts of a payload for as many connections, each with its offset."""
+    count = max(1, min(_MAX_CONNECTIONS, payload.nbytes // _LEAST_PART_BYTES))
     ends = [payload.nbytes * number // count for number in range(count + 1)]
     return [(start, payload[start:end]) for start, end in pairwise(ends)]
 
 
-def _await(outcome: Future[None]) -> None:
+def _store_part(  # noqa: PLR0917  (the last two are given by the thread)
+    owner: LogicalRank,
+    record: SlotRecord,
+    part: memoryview,
+    share: Share,
+    peer: PeerConnection,
+    deadline: Deadline,
+) -> None:
+    peer.store(owner, record, part, deadline, share=share)
+
+
+def _fetch_part(
+    key: SlotKey, start: int, part: memoryview, peer: PeerConnection, deadline: Deadline
+) -> SlotRecord:
+    return peer.fetch(key, part, deadline, start=start)
+
+
+def _await(outcome: Future[A]) -> A:
     try:
+        while wait((outcome,), _POLL_S).not_done:
+            pass
         failure = outcome.exception()
     except CancelledError as error:
         raise ConnectionAbortedError("closed") from error
     if failure is not None:  # another error: the traceback of this one would keep the payload
         raise ConnectionError(str(failure))
+    return outcome.result()
 
 
 class SlotSender(Closing):
@@ -231,6 +250,7 @@ class SlotSender(Closing):
         self._history, self._spares = history, frozenset(spares)
         self._addresses = dict(peers)
         self._peers: dict[int, _SlotThread] = {}
+        self._fetching: list[_PartThread[SlotRecord]] = []
         self.account = CopyAccount()
 
     def land(
@@ -298,18 +318,59 @@ class SlotSender(Closing):
         Raises:
             FetchError: the peer does not give it intact and in time.
         """
-        deadline = Deadline(self._deadline)
         try:
-            with PeerConnection(self._me, process, self._addresses[process], deadline) as peer:
-                return peer.fetch(key, into, deadline)
+            record, *others = self._fetch_parts(process, key, into)
+            if any(other != record for other in others):
+                raise ProtocolError(f"process {process} has another slot in its place by now")
+            if record.payload_bytes > into.nbytes:
+                raise RefusedError(
+                    f"slot {key.slot} of {key.owner} has {record.payload_bytes} bytes, there is "
+                    f"room for {into.nbytes}"
+                )
+            if damaged := record.damaged_parts(into):
+                raise DamagedSlotError(
+                    f"slot {key.slot} of {key.owner} from process {process}: {damaged[0]} and "
+                    f"{len(damaged) - 1} more parts are damaged"
+                )
         except FAILURES as error:
             raise FetchError(
                 f"slot {key.slot} of {key.owner} from step {key.window.start} on can't be had from "
                 f"process {process}: {error}"
             ) from error
+        return record
+
+    def _fetch_parts(self, process: int, key: SlotKey, into: memoryview) -> list[SlotRecord]:
+        """Fills memory, a large one over several connections; returns what each says of the slot.
+
+        Whatever cuts it, no thread writes there any more when it, or `close`, has returned.
+        """
+        address, deadline = self._addresses[process], Deadline(self._deadline)
+        (_, own), *others = _cut(into)
+        try:
+            for _ in others:
+                self._fetching.append(
+                    _PartThread(self._me, process, address, self._deadline, "slot-part-fetcher")
+                )
+            outcomes = [
+                thread.ask(partial(_fetch_part, key, start, part))
+                for thread, (start, part) in zip(self._fetching, others, strict=True)
+            ]
+            with PeerConnection(self._me, process, address, deadline) as peer:
+                record = peer.fetch(key, own, deadline)
+            return [record, *(_await(outcome) for outcome in outcomes)]
+        finally:
+            self._end_fetching()
+
+    def _end_fetching(self) -> None:
+        for each in self._fetching:
+            each.hang_up()
+        for each in self._fetching:
+            each.close()
+        self._fetching.clear()
 
     def close(self) -> None:
         """Ends all threads and connections; copies under way are given up."""
+        self._end_fetching()
         for peer in self._peers.values():
             peer.hang_up()
         for peer in self._peers.values():

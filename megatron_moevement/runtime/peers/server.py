@@ -26,7 +26,7 @@ from megatron_moevement.runtime.peers.log_messages import (
 from megatron_moevement.runtime.peers.slot_messages import (
     Share,
     key_of,
-    key_of_document,
+    range_of_document,
     slot_document,
     slot_of_document,
 )
@@ -236,17 +236,18 @@ class ReplicaServer(Closing):
         return _Answer(Kind.STORED, {})
 
     def _give(self, message: Message) -> _Answer:
-        """Gives a slot that is intact; who asked checks what arrives."""
-        key = key_of_document(message.document)
+        """Gives bytes of a slot that is intact; who asked checks what arrives."""
+        key, wanted = range_of_document(message.document)
         found = self._slots.find(key)
         if found is None:
             return _refusal(
                 f"process {self._me.process} does not hold slot {key.slot} of {key.owner}"
             )
         ring, record = found
-        if damaged := ring.damaged_parts(record):
+        # Who asks for the rest asks for the first bytes, too: all of it is read once.
+        if not wanted.start and (damaged := ring.damaged_parts(record)):
             return _refusal(f"process {self._me.process} has it damaged: {damaged[0]}")
-        return _Answer(Kind.FOUND, slot_document(key.owner, record), ring.payload(record))
+        return _Answer(Kind.FOUND, slot_document(key.owner, record), ring.payload(record)[wanted])
 
     def _give_logged(self, message: Message) -> _Answer:
         """Gives a tensor of the upstream log out of its memory; who asked checks what arrives."""

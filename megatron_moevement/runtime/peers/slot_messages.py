@@ -79,21 +79,26 @@ def slot_of_document(document: Mapping[str, Any]) -> tuple[LogicalRank, SlotReco
         raise ProtocolError(f"no slot: {error}") from error
 
 
-def key_document(key: SlotKey) -> dict[str, Any]:
-    """Returns what names a slot."""
-    return {"owner": str(key.owner), "window": list(key.window), "slot": key.slot}
+def range_document(key: SlotKey, start: int, size_bytes: int) -> dict[str, Any]:
+    """Returns what asks for bytes of a slot."""
+    slot = {"owner": str(key.owner), "window": list(key.window), "slot": key.slot}
+    return {**slot, "range": [start, size_bytes]}
 
 
-def key_of_document(document: Mapping[str, Any]) -> SlotKey:
-    """Returns the slot that a document names.
+def range_of_document(document: Mapping[str, Any]) -> tuple[SlotKey, slice]:
+    """Returns the slot that a document names, and which of its bytes are asked for.
 
     Raises:
         ProtocolError: it names none.
     """
     try:
-        numbers = [*document["window"], document["slot"]]
-        if len(numbers) != 4 or any(type(number) is not int for number in numbers):
-            raise ProtocolError(f"no window and slot: {numbers}")
-        return SlotKey(LogicalRank.parse(document["owner"]), Window(*numbers[:3]), numbers[3])
+        numbers = [*document["window"], document["slot"], *document["range"]]
+        if len(numbers) != 6 or any(type(number) is not int for number in numbers):
+            raise ProtocolError(f"no window, slot and range: {numbers}")
+        *window, slot, start, size_bytes = numbers
+        if min(start, size_bytes) < 0:
+            raise ProtocolError(f"no range: {start}, {size_bytes}")
+        key = SlotKey(LogicalRank.parse(document["owner"]), Window(*window), slot)
     except (KeyError, TypeError, ValueError) as error:
         raise ProtocolError(f"no slot: {error}") from error
+    return key, slice(start, start + size_bytes)

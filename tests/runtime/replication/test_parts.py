@@ -1,5 +1,6 @@
-"""A large slot goes to its holder in parts, over several connections at a time."""
+"""A large slot goes to its holder, and comes back, in parts over several connections at a time."""
 
+import dataclasses
 import threading
 import time
 
@@ -8,11 +9,12 @@ import pytest
 from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.runtime.peers import sender as sender_module
 from megatron_moevement.runtime.peers import server as server_module
-from megatron_moevement.runtime.peers.sender import SilentPeerError
+from megatron_moevement.runtime.peers.sender import FetchError, SilentPeerError
 from megatron_moevement.runtime.slots.arrivals import Arrivals
+from megatron_moevement.runtime.slots.slot_record import SlotRecord
 from tests.harness.loopback_transport import Link, Loopback
 
-from .conftest import DEADLINE, LARGE_SHAPE, capture
+from .conftest import DEADLINE, LARGE_SHAPE, capture, key_of
 
 SIZE_BYTES = LARGE_SHAPE.buffer_bytes - 5
 CONNECTIONS = 4
@@ -57,6 +59,10 @@ def proved(monkeypatch):
 
     monkeypatch.setattr(server_module, "answer_call", counted)
     return callers
+
+
+def part_threads():
+    return [each.name for each in threading.enumerate() if each.name.startswith("slot-part")]
 
 
 def sent(sender, owner, record):
@@ -111,6 +117,88 @@ def test_closing_ends_all_parts_of_a_transfer(job):
     assert sender.account.silent == {}
     holder.server.close()
     assert holder.held[0].records() == ()
+
+
+@pytest.mark.parametrize("size_bytes", [SIZE_BYTES, 3 * 2**20, LARGE_SHAPE.buffer_bytes])
+def test_a_large_slot_is_fetched_over_several_connections_that_are_all_proved(
+    job, proved, size_bytes
+):
+    transport = Breaking(Link(bandwidth_bytes_per_s=20e6))
+    owner, newcomer = job(2, shape=LARGE_SHAPE, transport=transport)
+    record = capture(owner.ring, 3, size_bytes=size_bytes)
+    into = memoryview(bytearray(LARGE_SHAPE.buffer_bytes))
+    with newcomer.sender(owner) as sender:
+        assert sender.fetch(0, key_of(owner.owner, record), into) == record
+    assert into[:size_bytes] == owner.ring.payload(record)
+    assert proved == [1] * CONNECTIONS == [1] * transport.dialed
+
+
+@pytest.mark.parametrize("broken", [1, 2, 3, 4])
+def test_a_fetch_of_which_a_part_is_missing_fails_and_another_one_does_not(job, broken):
+    transport = Breaking(broken=broken, after=-1)
+    owner, newcomer = job(2, shape=LARGE_SHAPE, transport=transport)
+    record = capture(owner.ring, 3, size_bytes=SIZE_BYTES)
+    into = memoryview(bytearray(LARGE_SHAPE.buffer_bytes))
+    with newcomer.sender(owner) as sender:
+        with pytest.raises(FetchError, match="can't be had from process 0"):
+            sender.fetch(0, key_of(owner.owner, record), into)
+        assert part_threads() == []
+        assert sender.fetch(0, key_of(owner.owner, record), into) == record
+    assert into[:SIZE_BYTES] == owner.ring.payload(record)
+
+
+def test_parts_of_two_slots_make_none(job, monkeypatch):
+    owner, newcomer = job(2, shape=LARGE_SHAPE)
+    record = capture(owner.ring, 3, size_bytes=SIZE_BYTES)
+    other = dataclasses.replace(record, rollbacks=1)
+    find, found = owner.slots.find, [record, record, other]
+    monkeypatch.setattr(
+        owner.slots, "find", lambda key: (find(key)[0], found.pop() if found else record)
+    )
+    into = memoryview(bytearray(LARGE_SHAPE.buffer_bytes))
+    with (
+        newcomer.sender(owner) as sender,
+        pytest.raises(FetchError, match="another slot in its place"),
+    ):
+        sender.fetch(0, key_of(owner.owner, record), into)
+
+
+def test_bytes_that_are_damaged_on_the_way_of_any_part_are_found(job, monkeypatch):
+    owner, newcomer = job(2, shape=LARGE_SHAPE)
+    record = capture(owner.ring, 3, size_bytes=SIZE_BYTES)
+    monkeypatch.setattr(SlotRecord, "damaged_parts", lambda record, payload: ())
+    owner.ring.payload(record)[SIZE_BYTES // 2 - 5] ^= 1  # in the part that is the third
+    into = memoryview(bytearray(LARGE_SHAPE.buffer_bytes))
+    with newcomer.sender(owner) as sender:
+        sender.fetch(0, key_of(owner.owner, record), into)
+        monkeypatch.undo()
+        monkeypatch.setattr(sender_module, "_LEAST_PART_BYTES", 2**20)
+        monkeypatch.setattr(owner.ring, "damaged_parts", lambda record: ())
+        with pytest.raises(FetchError, match="head and 0 more parts are damaged"):
+            sender.fetch(0, key_of(owner.owner, record), into)
+
+
+class InterruptedFetchError(Exception):
+    """As a restart raises it in the thread that fetches."""
+
+
+def test_a_fetch_that_is_interrupted_leaves_no_thread_that_writes(job):
+    transport = Breaking(Link(bandwidth_bytes_per_s=1e5))
+    owner, newcomer = job(2, shape=LARGE_SHAPE, transport=transport)
+    record = capture(owner.ring, 3, size_bytes=SIZE_BYTES)
+    into = memoryview(bytearray(LARGE_SHAPE.buffer_bytes))
+    dial = transport.dial
+
+    def interrupted(*arguments):
+        if threading.current_thread() is threading.main_thread():
+            raise InterruptedFetchError
+        return dial(*arguments)
+
+    transport.dial = interrupted
+    with newcomer.sender(owner) as sender:
+        with pytest.raises(InterruptedFetchError):
+            sender.fetch(0, key_of(owner.owner, record), into)
+        assert part_threads() == []
 
 
 def test_one_transfer_at_a_time_writes_what_a_rank_owns():

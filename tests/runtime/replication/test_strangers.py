@@ -224,10 +224,19 @@ PEER_ERRORS = {
         lambda good: (
             Kind.FETCH,
             5,
-            {"owner": good["owner"], "window": ["0", "3", "0"], "slot": "0"},
+            {"owner": good["owner"], "window": ["0", "3", "0"], "slot": "0", "range": ["0", "1"]},
             0,
         ),
-        "",
+        "no window, slot and range",
+    ),
+    "a fetch from before the first byte": (
+        lambda good: (
+            Kind.FETCH,
+            5,
+            {"owner": good["owner"], "window": [0, 3, 0], "slot": 0, "range": [-1, 1]},
+            0,
+        ),
+        "no range: -1, 1",
     ),
 }
 
