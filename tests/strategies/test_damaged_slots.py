@@ -14,6 +14,7 @@ from tests.harness.restarted_run import events_of, restartable_program
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(300)]
 PROGRAM = Path(__file__).with_name("troubled_pretrain.py")
 SHAPE = (UNTIED, "--expert-model-parallel-size=1")
+OTHER = "pp1.dp0.tp0.cp0.ep0"
 LINE = "slot 1 of pp0.dp0.tp0.cp0.ep0, of step 7, is damaged in the memory of its own process"
 
 
@@ -70,3 +71,18 @@ def test_without_restarts_the_job_ends_with_a_line_and_goes_on_when_it_is_launch
     targets = {plan.iteration for plan in events_of(run, EventName.PLAN, None)}
     assert targets <= {newest, newest + 1}
     assert targets
+
+
+def test_a_copy_that_has_changed_is_found_in_training(case, megatron_fork_server, text, tmp_path):
+    program = case.protected_program(megatron_fork_server, text, *SHAPE)
+    run = Run(troubled(program), tmp_path)
+    with run.start("--rot=0:3") as job:
+        result = job.wait().check()
+    found = events_of(run, EventName.SLOT_DAMAGED, None)
+    assert {(one.logical_rank, one.fields["owner"]) for one in found} == {(0, OTHER)}
+    assert min(one.iteration for one in found) >= 3
+    assert len({one.iteration for one in found}) == len(found)
+    (part,) = found[0].fields["parts"]
+    step = found[0].iteration
+    line = f"{part} of {OTHER}, of step {step}, is damaged in this process's memory"
+    assert line in result.ranks[0].stderr

@@ -3,13 +3,18 @@
 `--flip=PROCESS:STEP` changes one bit of the slot of a step in the memory of a process, once, when
 its checksums are made and nothing of it is sent. `--unreachable=PROCESS:PEER:STEP` lets every copy
 of the slot of that step or a later one break off on its way from a process to a peer.
+`--rot=PROCESS:STEP` changes one bit of each copy of that step or a later one once a process has
+checked and published it; checks in the background follow each other at once.
 """
 
 import os
 import sys
+from datetime import timedelta
 
 from megatron_moevement.runtime.peers.connection import PeerConnection
+from megatron_moevement.runtime.slots import background_check
 from megatron_moevement.runtime.slots.ring_file import RingFile
+from megatron_moevement.runtime.stores.store import RingRole
 from megatron_moevement.strategies.moevement.protection.slot_replicator import SlotReplicator
 from megatron_moevement.training.program import main
 
@@ -38,7 +43,20 @@ def cut(process, peer, step):
     PeerConnection.store = break_off
 
 
-TROUBLES = {"--flip": flip, "--unreachable": cut}
+def rot(process, step):
+    publish = RingFile.publish
+
+    def damage(self, record):
+        publish(self, record)
+        is_copy = self.path.name.startswith(RingRole.HELD.value)
+        if os.environ["RANK"] == str(process) and is_copy and record.step >= step:
+            self.buffer(record.step)[record.parts[0].offset] ^= 1
+
+    RingFile.publish = damage
+    background_check._BETWEEN_PASSES = timedelta(milliseconds=1)
+
+
+TROUBLES = {"--rot": rot, "--flip": flip, "--unreachable": cut}
 
 
 if __name__ == "__main__":

@@ -74,6 +74,13 @@ class StoredSlots:
                 self.keep(ring)
             return ring
 
+    @property
+    def rings(self) -> tuple[RingFile, ...]:
+        """The own ring, those with copies, and those that were left."""
+        with self._lock:
+            own = () if self._own is None else (self._own,)
+            return (*own, *self._held.values(), *self._left)
+
     def find(self, slot: SlotKey) -> tuple[RingFile, SlotRecord] | None:
         """Returns a slot of the own ring, of one with copies, or of one that was left."""
         with self._lock:

@@ -12,7 +12,7 @@ import mmap
 import os
 import stat
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import Enum
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -44,6 +44,14 @@ class Access(Enum):
 def checksum_of(data: bytes | bytearray | memoryview) -> int:
     """Returns the checksum that guards everything in the store: XXH3, 64 bits."""
     return xxhash.xxh3_64_intdigest(data)
+
+
+def checksum_of_pieces(pieces: Iterable[memoryview]) -> int:
+    """Returns the checksum of bytes that come in pieces."""
+    digest = xxhash.xxh3_64()
+    for piece in pieces:
+        digest.update(piece)
+    return digest.intdigest()
 
 
 def page_aligned(size_bytes: int) -> int:

@@ -18,6 +18,7 @@ from typing import Any
 
 from megatron_moevement.policy.document import Document
 from megatron_moevement.policy.job.ranks import LogicalRank
+from megatron_moevement.runtime.slots.hashed_bytes import HASHED
 from megatron_moevement.runtime.slots.mapped_file import (
     PAGE_BYTES,
     Access,
@@ -213,6 +214,7 @@ class RingFile(MappedFile):
 
         Where another slot takes its place meanwhile, nothing is wrong with the memory.
         """
+        HASHED.add(sum(part.size_bytes for part in record.parts))
         damaged = record.damaged_parts(self.payload(record))
         if damaged and self.record(record.step) == record:
             self.is_doubted = True

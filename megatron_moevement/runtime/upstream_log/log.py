@@ -25,6 +25,7 @@ from megatron_moevement.backends.backend import Pin
 from megatron_moevement.errors import MoEvementError
 from megatron_moevement.policy.facts.facts import LogExtent
 from megatron_moevement.policy.job.boundary import BoundaryTag, Direction
+from megatron_moevement.runtime.slots.hashed_bytes import HASHED
 
 _ALIGNMENT_BYTES = 64
 
@@ -77,6 +78,7 @@ class LoggedTensor:
     @property
     def is_intact(self) -> bool:
         """Whether it reads as it was logged."""
+        HASHED.add(self.data.nbytes)
         return tensor_hash(self.data) == self.hash
 
 

@@ -8,6 +8,9 @@ Source: sections 3.2 and 3.3 of the paper. What is decided is in `policy/`; this
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Sequence
+
 from megatron_moevement.integrations.megatron.freezing import Freezing, FrozenWork
 from megatron_moevement.integrations.megatron.optimizer import GradientStatistics
 from megatron_moevement.integrations.megatron.random_state import random_state
@@ -23,6 +26,8 @@ from megatron_moevement.runtime.capture.capture import Capture
 from megatron_moevement.runtime.coordination.commit_barrier import Agreement, ReplicaRng, Vote
 from megatron_moevement.runtime.coordination.ledger import LedgerEntry
 from megatron_moevement.runtime.coordination.progress import IterationCosts, Progress
+from megatron_moevement.runtime.observation.events import EventName
+from megatron_moevement.runtime.slots.ring_file import RingFile, SlotRecord
 from megatron_moevement.settings.faults import FaultPoint
 from megatron_moevement.strategies.moevement.capture.replica_audit import ReplicaAudit
 from megatron_moevement.strategies.moevement.capture.window_capture import (
@@ -52,6 +57,8 @@ from megatron_moevement.strategies.strategy import (
     StartOver,
     Strategy,
 )
+
+logger = logging.getLogger(__name__)
 
 
 class SparseCheckpointing(Strategy):
@@ -236,6 +243,7 @@ class SparseCheckpointing(Strategy):
         if rejoin is None:
             ring = self._session.memory.own_ring
             self._audit.after_step(history.step, history.schedule, ring)
+            self._session.memory.check_slots(self._damaged)
         elif rejoin.replay is not None:
             replay = rejoin.replay
             rejoin.verify(replay, self._freezing, self._boundaries)
@@ -310,6 +318,19 @@ class SparseCheckpointing(Strategy):
         if self._has_left and may_forget_left(self._history.complete, is_returning=is_returning):
             self._session.memory.forget_left()
             self._has_left = False
+
+    def _damaged(self, ring: RingFile, record: SlotRecord, parts: Sequence[str]) -> None:
+        """Tells of a slot that has changed in memory; the background check's thread calls it."""
+        self._session.events.emit(
+            EventName.SLOT_DAMAGED, record.step, owner=str(ring.owner), parts=list(parts)
+        )
+        logger.warning(
+            "%s of %s, of step %d, is damaged in this process's memory and serves no recovery: "
+            "check the machine's memory",
+            ", ".join(parts),
+            ring.owner,
+            record.step,
+        )
 
     def _drop_logs(self, plan: Plan) -> None:
         """Drops what no replay of a plan reads: a stage that gives up its state sends all again."""

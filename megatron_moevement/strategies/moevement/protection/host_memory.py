@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -24,8 +24,9 @@ from megatron_moevement.runtime.peers.server import ReplicaServer
 from megatron_moevement.runtime.peers.state_messages import OfferedState
 from megatron_moevement.runtime.peers.state_reader import StateReader
 from megatron_moevement.runtime.peers.stored_slots import StoredSlots
+from megatron_moevement.runtime.slots.background_check import BackgroundCheck
 from megatron_moevement.runtime.slots.journal import Journal, JournalState
-from megatron_moevement.runtime.slots.ring_file import RingFile
+from megatron_moevement.runtime.slots.ring_file import RingFile, SlotRecord
 from megatron_moevement.runtime.transport.handshake import Session
 from megatron_moevement.runtime.transport.transport import Address
 from megatron_moevement.runtime.transport.wire import Kind
@@ -156,6 +157,7 @@ class HostMemory:
             else None
         )
         self._connected: _Connected | None = None
+        self._check: BackgroundCheck | None = None
 
     @property
     def plan(self) -> JobPlan:
@@ -257,6 +259,17 @@ class HostMemory:
             lambda: LogReader(me, addresses, deadline=DEADLINE, max_bytes=max_bytes)
         )
 
+    def check_slots(self, found: Callable[[RingFile, SlotRecord, Sequence[str]], None]) -> None:
+        """Has all slots that peers are served from compared with their checksums, from now on.
+
+        Args:
+            found: is told of each damaged slot and its damaged parts, by another thread.
+        """
+        if self._check is None:
+            self._check = self.generation.own(
+                lambda: BackgroundCheck(lambda: self._peers.slots.rings, found)
+            )
+
     def offer(self, state: OfferedState | None) -> None:
         """Lets peers read the live state of this process, until nothing is offered."""
         self._peers.server.offer(state)
@@ -325,6 +338,8 @@ class HostMemory:
 
     def close(self) -> None:
         """Ends the connections; the files stay."""
+        if self._check is not None:
+            self._check.close()
         if self._connected is not None:
             self._connected.copies.close()
             self._connected.server.close()

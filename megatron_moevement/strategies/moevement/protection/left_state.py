@@ -25,7 +25,8 @@ def read_left_state(store: StoreDirectory, host: Host, generation: int) -> Proce
     A launch reads every slot once: one with a wrong checksum does not count. In a restart all wait
     for it, so a slot with an intact descriptor counts unread: it was hashed when it was captured or
     arrived, and is again when it is loaded or served. One that is found damaged then ends the
-    generation, and the next one reads what lies beside it; a launch might have no next one.
+    generation, and the next one reads what lies beside it, as after one that a background check
+    has found; a launch might have no next one.
 
     Args:
         generation: in-process restarts of this launch.

@@ -30,6 +30,7 @@ from megatron_moevement.runtime.coordination.commit_barrier import (
 )
 from megatron_moevement.runtime.coordination.rejoin_barrier import RejoinBarrier
 from megatron_moevement.runtime.observation.events import EventName
+from megatron_moevement.runtime.slots.hashed_bytes import HASHED
 from megatron_moevement.settings.faults import FaultPoint
 from megatron_moevement.strategies.moevement.carried_state import (
     GIVEN_UP,
@@ -57,6 +58,12 @@ class Laps:
         if carried.outage.joined_s is not None:
             self.durations_s["build"] = time.time() - carried.outage.joined_s
         self._since_s = time.perf_counter()
+        self._hashed_before = HASHED.total
+
+    @property
+    def hashed_bytes(self) -> int:
+        """Bytes of slots and log that were compared with their checksums since then."""
+        return HASHED.total - self._hashed_before
 
     def end(self, part: str) -> None:
         """Notes that a part has ended."""
@@ -207,6 +214,7 @@ class Rejoin:
             backward_passes=passes.backward,
             duration_s=sum(self._laps.durations_s.values()),
             breakdown_s=self._laps.durations_s,
+            hashed_bytes=self._laps.hashed_bytes,
             owed_copies=own.owed_copies,
             moved_copies=own.moved_copies,
         )

@@ -1,0 +1,89 @@
+"""The background check: reads slots that lie in memory, slowly, to find what has changed there."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
+
+from megatron_moevement.errors import MoEvementError
+from megatron_moevement.runtime.closing import Closing
+from megatron_moevement.runtime.interrupts.interrupt_safe_event import InterruptSafeEvent
+from megatron_moevement.runtime.slots.mapped_file import checksum_of_pieces
+from megatron_moevement.runtime.slots.ring_file import RingFile, SlotPart, SlotRecord
+
+RATE_BYTES_PER_S = 256 << 20
+"""About two percent of what one core can hash."""
+PIECE_BYTES = 4 << 20
+"""Read at a time; a check is given up between two of them."""
+_BETWEEN_PASSES = timedelta(seconds=1)
+
+
+class _GivenUpError(MoEvementError):
+    """The check is closed."""
+
+
+class BackgroundCheck(Closing):
+    """Compares slots with their checksums, one after the other, on a thread of its own.
+
+    A ring with a damaged slot is doubted: the next facts do not offer that slot.
+    """
+
+    def __init__(
+        self,
+        rings: Callable[[], Sequence[RingFile]],
+        found: Callable[[RingFile, SlotRecord, Sequence[str]], None],
+        rate_bytes_per_s: int = RATE_BYTES_PER_S,
+    ) -> None:
+        """Starts the thread.
+
+        Args:
+            rings: returns what is there to be read; the thread calls it.
+            found: is told once of each damaged slot and its damaged parts, by the thread.
+            rate_bytes_per_s: that it reads at most.
+        """
+        self._rings = rings
+        self._found = found
+        self._rate_bytes_per_s = rate_bytes_per_s
+        self._known: set[tuple[RingFile, SlotRecord]] = set()
+        self._closed = InterruptSafeEvent()
+        self._thread = threading.Thread(target=self._run, name="background-check", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Ends the thread; the slot that it reads is given up."""
+        self._closed.tell()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._closed.wait(_BETWEEN_PASSES):
+            for ring in self._rings():
+                try:
+                    for record in ring.records():
+                        self._check(ring, record)
+                except ValueError:  # the ring was closed
+                    continue
+                except _GivenUpError:
+                    return
+
+    def _check(self, ring: RingFile, record: SlotRecord) -> None:
+        if (ring, record) in self._known:
+            return
+        for part in record.parts:
+            if checksum_of_pieces(self._pieces(ring, record, part)) != part.checksum:
+                if ring.record(record.step) != record:  # another slot took its place
+                    return
+                damaged = ring.damaged_parts(record)
+                if damaged and ring.record(record.step) == record:
+                    self._known.add((ring, record))
+                    self._found(ring, record, damaged)
+                return
+
+    def _pieces(self, ring: RingFile, record: SlotRecord, part: SlotPart) -> Iterator[memoryview]:
+        """Yields a part's bytes, each piece after the pause that it costs."""
+        end = part.offset + part.size_bytes
+        for start in range(part.offset, end, PIECE_BYTES):
+            stop = min(start + PIECE_BYTES, end)
+            if self._closed.wait(timedelta(seconds=(stop - start) / self._rate_bytes_per_s)):
+                raise _GivenUpError
+            yield ring.payload(record)[start:stop]
