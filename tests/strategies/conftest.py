@@ -10,15 +10,14 @@ from megatron_moevement.backends import cpu
 
 cpu.install()  # before anything here imports Megatron-Core
 
-from megatron_moevement.strategies.moevement.protection.spare_memory import (  # noqa: E402
-    SpareMemory,
-)
-
 from megatron_moevement.policy.copies.placement import Host  # noqa: E402
 from megatron_moevement.runtime.coordination.generation import Generation  # noqa: E402
 from megatron_moevement.runtime.transport.handshake import Session  # noqa: E402
 from megatron_moevement.strategies.moevement.protection.resident_store import (  # noqa: E402
     ResidentStore,
+)
+from megatron_moevement.strategies.moevement.spare_memory import (  # noqa: E402
+    SpareMemory,
 )
 from tests.harness.interruption import Run  # noqa: E402
 from tests.harness.kept_spare import PROCESS, PROCESSES, Board  # noqa: E402
