@@ -72,6 +72,20 @@ def test_a_spare_pins_its_memory_before_a_rank_is_lost_and_nothing_in_the_recove
     assert all(float(time_s) < fault.time for time_s, _ in pinned)
 
 
+def test_who_adopts_a_ring_pins_it_while_others_do_not_wait(
+    megatron_fork_server, text, uninterrupted, tmp_path
+):
+    run, contexts = strict_run(megatron_fork_server, text, tmp_path, 1)
+    flags = [flag for flag in run._program.flags if flag != "--moevement-no-adoption"]
+    run._program = dataclasses.replace(run._program, flags=tuple(flags))
+    with run.start("--moevement-faults", "14:backward@1") as job:
+        result = job.wait()
+    assert sorted(result.exit_codes) == [-9, 0, 0], result.describe()
+    assert digest_differences(run._digest(), uninterrupted(CASE)) == []
+    notes = (contexts / f"pinned-{job.pids[2]}").read_text().splitlines()
+    assert [line.split()[1] for line in notes] == ["reserve", "reserve", "late-pin"]
+
+
 def test_the_device_of_a_process_is_free_when_it_has_ended(megatron_fork_server, text, tmp_path):
     run, contexts = strict_run(megatron_fork_server, text, tmp_path, 1)
     with run.start() as job:

@@ -19,6 +19,7 @@ from typing import Any
 from megatron_moevement.policy.document import Document
 from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.runtime.slots.hashed_bytes import HASHED
+from megatron_moevement.runtime.slots.late_pin import LatePin
 from megatron_moevement.runtime.slots.mapped_file import (
     PAGE_BYTES,
     Access,
@@ -132,6 +133,12 @@ class RingFile(MappedFile):
         """
         if not self.is_pinned:
             self._unpin = weakref.finalize(self, pin(self.view))
+            self._unpin.atexit = False
+
+    def pin_soon(self, pin: Callable[[memoryview], Callable[[], None]]) -> None:
+        """Does the same on a thread of its own; what is copied meanwhile takes longer."""
+        if not self.is_pinned:
+            self._unpin = weakref.finalize(self, LatePin(pin, self.view).undo)
             self._unpin.atexit = False
 
     def close(self) -> None:

@@ -8,6 +8,7 @@ import signal
 import stat
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -46,6 +47,39 @@ def test_a_published_slot_is_read_back_by_whoever_opens_the_file(ring):
     assert other.damaged_parts(written) == ()
     assert (other.owner, other.shape) == (OWNER, RingShape(3, 200, 3))
     assert other.identity == IDENTITY
+
+
+def test_a_ring_that_is_pinned_late_is_used_at_once_and_unpinned_at_its_end(ring):
+    begun, ends, pinned = threading.Event(), threading.Event(), []
+
+    def pin(memory):
+        begun.set()
+        assert ends.wait(timeout=20)
+        pinned.append(memory.nbytes)
+        return pinned.clear
+
+    adopted = reopened(ring)
+    adopted.pin_soon(pin)
+    adopted.pin_soon(lambda _: pytest.fail("pinned again"))
+    assert begun.wait(timeout=20)
+    assert (adopted.is_pinned, pinned) == (True, [])
+    fill(adopted, 4, byte=7)
+    ends.set()
+    adopted.close()
+    assert pinned == []
+    assert not adopted.is_pinned
+
+
+def test_a_ring_that_can_not_be_pinned_late_stays_as_it_is(ring, caplog):
+    adopted = reopened(ring)
+
+    def refuse(_):
+        raise UserError("no memory may be locked")
+
+    adopted.pin_soon(refuse)
+    adopted.close()
+    (line,) = caplog.messages
+    assert "no memory may be locked" in line
 
 
 def test_records_come_by_their_step_and_a_step_replaces_that_of_its_buffer(ring):

@@ -207,8 +207,9 @@ class HostMemory:
 
         def serve() -> list[Any]:
             slots = self._holdings.open()
+            ring, waits = self.own_ring, self.generation.number == 0
             with self.generation.uninterrupted():  # or nobody would unpin what is pinned
-                self.own_ring.pin(self._pin_bytes)
+                (ring.pin if waits else ring.pin_soon)(self._pin_bytes)
             server = self._endpoint.serve(slots)
             served.append((slots, server))
             return [(self.host.process, *server.address), tell()]
