@@ -7,7 +7,7 @@ import time
 
 from nvidia_resiliency_ext.inprocess.monitor_process import MonitorProcess
 
-from megatron_moevement.integrations.nvrx.control_store import ControlStore
+from megatron_moevement.integrations.nvrx.control_store import ControlStore, GenerationStore
 from megatron_moevement.integrations.nvrx.retries import BoundedRetries
 from megatron_moevement.runtime.coordination.roll_call import RollCall
 from megatron_moevement.settings.launch import Launch
@@ -26,6 +26,7 @@ PLACES = {
     "unwatched": (MonitorProcess, "start"),
     "unsaid": (MonitorProcess, "start_iteration"),
     "watched": (BoundedRetries, "__call__"),
+    "done": (GenerationStore, "completion_barrier"),
     "end": (ResidentStore, "close"),
 }
 """What a process is about to call when it dies, in the order of a run."""
@@ -44,6 +45,26 @@ def die_last(*_, **__):
     die()
 
 
+def linger():
+    """Takes long, in which an interrupt may come."""
+    for _ in range(30):
+        time.sleep(0.1)
+
+
+def after(function, then):
+    """Returns a function that does something after another one."""
+
+    def both(*args, **kwargs):
+        function(*args, **kwargs)
+        then()
+
+    return both
+
+
+HOW = {"done": after(GenerationStore.completion_barrier, die), "end": die_last}
+"""Where a process dies otherwise than at once."""
+
+
 if __name__ == "__main__":
     (given,) = [argument for argument in sys.argv if argument.startswith(PREFIX)]
     place, number = given.removeprefix(PREFIX).split(":")
@@ -51,5 +72,7 @@ if __name__ == "__main__":
         if PLACES[place] is None:
             die()
         assert hasattr(*PLACES[place]), place
-        setattr(*PLACES[place], die_last if place == "end" else die)
+        setattr(*PLACES[place], HOW.get(place, die))
+    elif place == "done" and Launch.from_environment().process == 0:
+        setattr(*PLACES[place], after(GenerationStore.completion_barrier, linger))
     sys.exit(main([argument for argument in sys.argv[1:] if argument != given]))

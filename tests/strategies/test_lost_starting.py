@@ -78,6 +78,15 @@ def test_who_is_killed_when_the_job_is_done_leaves_nothing(megatron_fork_server,
     assert list(run.store.rglob("*")) == []
 
 
+def test_a_process_that_is_lost_when_all_are_done_ends_the_job_for_nobody(
+    megatron_fork_server, text, uninterrupted, tmp_path
+):
+    run, result = start_and_lose(megatron_fork_server, text, tmp_path, "done", 1, spares=1)
+    assert list(result.exit_codes) == [0, KILLED, 0], result.describe()
+    assert digest_differences(run._digest(), uninterrupted(CASE)) == []
+    assert list(run.store.rglob("*")) == []
+
+
 @pytest.mark.slow
 def test_the_launcher_lets_the_others_know_who_died_in_the_start(text, tmp_path):
     program = restartable_program(CASE, None, text, 1, *PATIENCE, "--dies-at=imports:1")

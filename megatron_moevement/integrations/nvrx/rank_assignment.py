@@ -11,6 +11,7 @@ from typing import Any
 from nvidia_resiliency_ext.inprocess.attribution import Interruption as Reason
 from nvidia_resiliency_ext.inprocess.rank_assignment import Layer, LayerFlag, Tree
 
+from megatron_moevement.errors import MoEvementError
 from megatron_moevement.runtime.coordination.generation import Interruption, Loss
 from megatron_moevement.settings.restart import Granularity
 
@@ -30,6 +31,10 @@ _ENDED = frozenset({Reason.TERMINATED, Reason.HARD_TIMEOUT})
 """Reasons that come with the end of a process."""
 _WEIGHT = {reason: weight for weight, reason in enumerate(reversed(_REASONS))}
 """Of several reasons the one that tells most: what ended a process before what that led to."""
+
+
+class AllDoneError(MoEvementError):
+    """A generation that ended by an interrupt was complete: there is nothing to restart."""
 
 
 class StickyRankAssignment(Tree):  # type: ignore[misc]  # upstream is not typed
@@ -84,8 +89,15 @@ class StickyRankAssignment(Tree):  # type: ignore[misc]  # upstream is not typed
             domain.layer = dataclasses.replace(domain.layer, min_ranks=size, max_ranks=size)
 
     def __call__(self, ctx: Any) -> Any:
-        """Assigns the places of a generation, and notes why the one before it ended."""
+        """Assigns the places of a generation, and notes why the one before it ended.
+
+        Raises:
+            AllDoneError: all processes had done their work when one was lost, which interrupts
+                those that are slow to leave.
+        """
         if self.tree is not None:
+            if ctx.store.is_done():
+                raise AllDoneError("all processes have done their work")
             self._interruption.losses = self._losses(ctx)
         return super().__call__(ctx)
 

@@ -33,7 +33,7 @@ from megatron_moevement.integrations.nvrx.health import ProcessHealth
 from megatron_moevement.integrations.nvrx.heartbeats import mend_heartbeats
 from megatron_moevement.integrations.nvrx.interrupts import mend_interrupts
 from megatron_moevement.integrations.nvrx.notices import StoredBoard
-from megatron_moevement.integrations.nvrx.rank_assignment import StickyRankAssignment
+from megatron_moevement.integrations.nvrx.rank_assignment import AllDoneError, StickyRankAssignment
 from megatron_moevement.integrations.nvrx.reserve import CalledWrapper, Holder, mend_reserve
 from megatron_moevement.integrations.nvrx.retries import BoundedRetries, StartAgainAbort
 from megatron_moevement.integrations.nvrx.sealed_store import ForeignValueError
@@ -148,6 +148,7 @@ def run_restartable(
     times = settings.times
     _prepare_process(launch)
     wrapper: Any = None
+    result: T | None
     try:
         kwargs = _connection(launch, times["barrier_timeout"])
         store, roll = ControlStore(**kwargs), _roll_of(launch, times["barrier_timeout"])
@@ -161,8 +162,10 @@ def run_restartable(
             )
             board_of = mend_reserve(wrapper, what.hold, lambda: ControlStore(**kwargs, roll=roll))
             with contextlib.suppress(LostAtStartError, StartAgainAbort):
-                result: T | None = wrapper(_training_function(what, launch, board_of, returned))()
+                result = wrapper(_training_function(what, launch, board_of, returned))()
                 break
+    except AllDoneError:
+        result = returned[0] if returned else None
     except RestartAbort as error:
         raise RestartsEndedError(str(error)) from None
     except RankDiscarded as error:

@@ -179,8 +179,8 @@ class SealedStore(StoreMixin):  # type: ignore[misc]  # upstream is not typed
             BarrierTimeout: the time is over.
         """
         ranks = sorted(set(ranks))
-        key = f"{self.BARRIER_PREFIX}:{group_name}"
-        arrived, complete = f"{key}:arrived", f"{key}:complete"
+        arrived = f"{self.BARRIER_PREFIX}:{group_name}:arrived"
+        complete = self._complete(group_name)
         own = self._line(arrived, ranks)
 
         def look() -> None:
@@ -210,6 +210,13 @@ class SealedStore(StoreMixin):  # type: ignore[misc]  # upstream is not typed
         barrier, group_name=StoreMixin.TERMINATION_BARRIER
     )
     """Notes that processes leave the job; who waits waits until all have left."""
+
+    def is_done(self) -> bool:
+        """Returns whether all processes have done their work; ask when all have left."""
+        return self._is_put(self._complete(self.COMPLETION_BARRIER))
+
+    def _complete(self, group_name: str) -> str:
+        return f"{self.BARRIER_PREFIX}:{group_name}:complete"
 
     def is_rank_at_reentrant_barrier(self, rank: int, group_name: str) -> bool:
         """Returns whether a process has arrived at a barrier."""
