@@ -343,9 +343,9 @@ class ScaledRecovery:
 
     def _plan(self) -> None:
         facts = self._facts
-        assert not has_no_use_of_memory(facts)
         plan = plan_start(facts)
         assert plan is not None
+        assert not has_no_use_of_memory(plan)
         assert not gather_unlike(plan.digest, CPU)
         self._plan_made, newest = plan, of_newest_history(facts)
         rank = _rank(self._own)

@@ -1,18 +1,27 @@
 """What a recovery costs each rank grows with the ranks of the job, and not with their square."""
 
+import dataclasses
 import sys
+from types import SimpleNamespace
 
 import pytest
 
 from megatron_moevement.policy.copies.placement import Host
+from megatron_moevement.policy.job import guarantee
 from megatron_moevement.policy.job.operators import Operator, OperatorId
 from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.policy.job.segments import Ends
+from megatron_moevement.policy.recovery import recovery_planner
+from megatron_moevement.policy.recovery.newest_state import Durable
 from megatron_moevement.settings.fault_tolerance import FaultTolerance
+from megatron_moevement.strategies.moevement.agreed_guarantee import agree_on_guarantee, judge
+from megatron_moevement.strategies.moevement.carried_state import CarriedState
+from megatron_moevement.strategies.moevement.protection import members
 from megatron_moevement.strategies.moevement.protection.job_plan import PlannedJob, plan_of
 from megatron_moevement.strategies.moevement.protection.members import Member
+from megatron_moevement.strategies.moevement.recovery.planning import Planning
 from tests.harness.one_of_many import one_of_many
-from tests.harness.scaled_recovery import Kind, ScaledRecovery
+from tests.harness.scaled_recovery import CPU, Kind, ScaledRecovery, Told
 
 RANKS = 128
 MAX_RATIO = 2.3
@@ -60,6 +69,53 @@ def test_twice_the_ranks_are_twice_the_work_in_each_part_of_a_recovery(kind):
     for part, costs in few.items():
         for what, once, twice in zip(("instructions", "bytes"), costs, many[part], strict=True):
             assert twice <= MAX_RATIO * once, (part, what, once, twice)
+
+
+def counted(monkeypatch, module, name):
+    """Returns the arguments of all calls of a function of a module from now on."""
+    calls, act = [], getattr(module, name)
+    monkeypatch.setattr(module, name, lambda *args: (calls.append(args), act(*args))[1])
+    return calls
+
+
+def test_a_recovery_is_planned_once(monkeypatch):
+    plans = counted(monkeypatch, recovery_planner, "plan_recovery")
+    told, kept = Told(RANKS), []
+    session = SimpleNamespace(
+        objects=SimpleNamespace(device=CPU, faults=SimpleNamespace(strike_outside=kept.append)),
+        memory=SimpleNamespace(generation=SimpleNamespace(number=told.facts.generation)),
+        carried=SimpleNamespace(agreed=None),
+        events=SimpleNamespace(keep=lambda *args: kept.append(args), emit=lambda *_, **__: None),
+        say=kept.append,
+    )
+    planning = Planning(session, None)
+    monkeypatch.setattr(planning, "_look", lambda _: told.facts)
+    with one_of_many(RANKS, 0):
+        agreed = planning.start(Durable())
+    assert len(plans) == 1
+    assert session.carried.agreed is agreed
+    assert agreed.plan.digest == recovery_planner.plan_start(told.facts).digest
+    assert kept[0][0] == "facts"  # written down before anything is done
+
+
+def test_what_all_compute_with_is_looked_at_once(monkeypatch):
+    job, carried = Told(64).computations, CarriedState()
+    first = agree_on_guarantee(job, [None], carried)
+    looked_at = counted(monkeypatch, guarantee, "_chance")
+    judged = judge(job, carried)
+    assert agree_on_guarantee(job, [judged, None], carried) == first
+    assert len(looked_at) == len(job)
+
+
+def test_sizes_that_ranks_have_in_common_are_read_once(monkeypatch):
+    made = counted(monkeypatch, members, "Operator")
+    job = job_of(12, 12, 36)
+    same = [dataclasses.replace(each, sizes=job.members[0].sizes) for each in job.members[:2]]
+    shared = dataclasses.replace(job, members=[*same, job.members[2]])
+    made.clear()
+    plan = plan_of(shared)
+    assert len(made) == 6
+    assert len(plan.schedule.inventory.by_rank) == 3
 
 
 def job_of(*full_bytes, restarted=0):

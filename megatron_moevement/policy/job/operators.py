@@ -151,8 +151,9 @@ class Inventory:
             raise ValueError("an inventory needs at least one logical rank")
         if not any(self.by_rank.values()):
             raise ValueError("an inventory needs at least one operator")
-        for rank, operators in self.by_rank.items():
+        for operators in self.distinct.values():
             if len({operator.id for operator in operators}) != len(operators):
+                rank = next(rank for rank, own in self.by_rank.items() if own is operators)
                 raise ValueError(f"rank {rank} lists an operator twice")
         missing = frozenset().union(*self.tied).difference(self.operators)
         if missing:
@@ -164,6 +165,14 @@ class Inventory:
         return tuple(sorted(self.by_rank))
 
     @cached_property
+    def distinct(self) -> Mapping[int, tuple[Operator, ...]]:
+        """What ranks list, by `id`, where ranks have one and the same tuple once.
+
+        Replicas without sharding may: they weigh the same in every slot.
+        """
+        return {id(self.by_rank[rank]): self.by_rank[rank] for rank in self.ranks}
+
+    @cached_property
     def operators(self) -> frozenset[OperatorId]:
         """All operators of the job."""
         return frozenset(self.sorted_operators)
@@ -171,7 +180,7 @@ class Inventory:
     @cached_property
     def sorted_operators(self) -> tuple[OperatorId, ...]:
         """All operators of the job, ascending."""
-        ids = [operator.id for operators in self.by_rank.values() for operator in operators]
+        ids = [operator.id for operators in self.distinct.values() for operator in operators]
         distinct = dict(zip(map(attrgetter("number"), ids), ids, strict=True))
         return tuple(map(distinct.__getitem__, sorted(distinct)))
 
@@ -199,12 +208,7 @@ class Inventory:
 
     @cached_property
     def shared(self) -> tuple[SharedItems, ...]:
-        """The operators by the ranks that hold them, in the order of `sorted_operators`.
-
-        Ranks whose operators are one and the same tuple, as replicas without sharding may be, count
-        as one: they weigh the same in every slot.
-        """
-        distinct = {id(self.by_rank[rank]): self.by_rank[rank] for rank in self.ranks}
+        """The operators by the ranks that hold them, in the order of `sorted_operators`."""
         position = dict(zip(self.numbers, range(len(self.numbers)), strict=True))
         shards = [
             Shards(
@@ -212,6 +216,6 @@ class Inventory:
                 list(map(attrgetter("full_bytes"), part)),
                 list(map(attrgetter("compute_bytes"), part)),
             )
-            for part in distinct.values()
+            for part in self.distinct.values()
         ]
         return share(shards, len(position), self.tied_positions)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from megatron_moevement.policy.facts.facts import Facts, InconsistentFactsError
+from megatron_moevement.policy.facts.facts import Facts
 from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.policy.job.segments import (
     coupled_stages,
@@ -279,12 +279,12 @@ def plan_start(facts: Facts) -> Plan | None:
     return plan_from_durable(facts, "what is left in memory is not newer than what was saved")
 
 
-def has_no_use_of_memory(facts: Facts) -> bool:
-    """Returns whether a job would go back unless more is found than its processes hold."""
-    try:
-        plan = plan_start(facts)
-    except InconsistentFactsError:
-        return False
+def has_no_use_of_memory(plan: Plan | None) -> bool:
+    """Returns whether a job would go back unless more is found than its processes hold.
+
+    Args:
+        plan: what `plan_start` returned for what they hold.
+    """
     if plan is None or plan.edges is WindowEdges.RESTARTED or plan.is_from_durable:
         return True
     return plan.verdict is Verdict.ROLLBACK

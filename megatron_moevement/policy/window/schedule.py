@@ -154,13 +154,14 @@ class WindowSchedule:
     @cached_property
     def bytes_by_slot(self) -> Mapping[LogicalRank, tuple[int, ...]]:
         """For each logical rank the bytes that it captures in each slot."""
-        return {
-            rank: slot_bytes(
+        priced = {
+            key: slot_bytes(
                 ((self.slots[op.id], op.full_bytes, op.compute_bytes) for op in operators),
                 self.window,
             )
-            for rank, operators in self.inventory.by_rank.items()
+            for key, operators in self.inventory.distinct.items()
         }
+        return {rank: priced[id(own)] for rank, own in self.inventory.by_rank.items()}
 
     @cached_property
     def worst_slot_bytes(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import chain
 
 from megatron_moevement.policy.job.guarantee import Computation, Guarantee, decide_guarantee
 from megatron_moevement.strategies.moevement.carried_state import (
@@ -39,7 +40,10 @@ def agree_on_guarantee(
         judged: what `judge` returns on all ranks, each once.
         carried: what this process takes over a restart; learns the result.
     """
-    known = [reason for lacking in judged if lacking is not None for reason in lacking]
-    guarantee = decide_guarantee(job, None, Guarantee(tuple(dict.fromkeys(known))))
+    found = [lacking for lacking in judged if lacking is not None]
+    if found:  # survivors have looked at the whole job
+        guarantee = Guarantee(tuple(dict.fromkeys(chain.from_iterable(found))))
+    else:
+        guarantee = decide_guarantee(job)
     carried.promise = Promise(job, guarantee)
     return guarantee

@@ -46,12 +46,13 @@ def agree(world: World, process: Process) -> Generator[Wait, Any, Plan]:
     facts = yield from _look(world, process, 0)
     world.machines.note_left(process)
     beginning = world.restarts.beginning
-    if has_no_use_of_memory(facts) and beginning.has_left:
+    found = world.policies.plan_start(facts)
+    if has_no_use_of_memory(found) and beginning.has_left:
         taken = world.machines.take_in(process, facts.generation)
         told = yield world.all_join(process, "taken", value=taken, combine=dict)
         if any(told.values()):
             facts = yield from _look(world, process, 1)
-    found = world.policies.plan_start(facts)
+            found = world.policies.plan_start(facts)
     plan = dataclasses.replace(found or _beginning(facts), generation=process.generation)
     if plan.verdict is Verdict.ROLLBACK:
         rollbacks = next_rollbacks((each.rollbacks for each in facts.processes), beginning.time)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -75,9 +76,10 @@ class RankSizes:
 
 
 def sizes_reader() -> Callable[[str], RankSizes]:
-    """Returns what reads `Member.sizes` of one rank after the other; most names come again."""
+    """Returns what reads `Member.sizes` of one rank after the other, equal ones once."""
     ids: dict[str, OperatorId] = {}
 
+    @functools.cache
     def read(text: str) -> RankSizes:
         parts, extras_bytes, log_bytes = json.loads(text)
         for name, *_ in parts:

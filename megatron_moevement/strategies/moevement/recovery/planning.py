@@ -7,7 +7,7 @@ import time
 
 import torch.distributed as dist
 
-from megatron_moevement.policy.facts.facts import Condition, Facts
+from megatron_moevement.policy.facts.facts import Condition, Facts, InconsistentFactsError
 from megatron_moevement.policy.facts.facts_document import FACTS, dump_facts
 from megatron_moevement.policy.outcome.replay_doubt import within
 from megatron_moevement.policy.recovery.histories import next_rollbacks, of_newest_history
@@ -61,16 +61,15 @@ class Planning:
         if agreed is not None and agreed.facts.generation == self._memory.generation.number:
             return dataclasses.replace(agreed, is_continuing=True)  # objects are anew
         facts = self._look(durable)
-        if has_no_use_of_memory(facts):
-            with self._memory.generation.uninterrupted():
-                taken = self._take_in()
-            if self._carried.store.adopts:  # all ranks have taken in what they need
-                taken += self._memory.look_for_left()
-            if any(all_gather_json(taken, objects.device)):
+        try:
+            plan = plan_start(facts)
+            if has_no_use_of_memory(plan) and self._finds_more():
                 facts = self._look(durable)
-        if dist.get_rank() == 0:  # before anything is made of them
-            self._session.events.keep(FACTS, dump_facts(facts))
-        plan = plan_start(facts)
+                plan = plan_start(facts)
+        except InconsistentFactsError:
+            self._keep(facts)
+            raise
+        self._keep(facts)
         eras = tuple(process.rollbacks for process in facts.processes)
         agreed = Agreed(of_newest_history(facts), plan, eras, facts.is_continuing)
         if plan is not None:
@@ -100,6 +99,19 @@ class Planning:
         """Returns the era of a history that begins although no plan says so; all ranks call it."""
         (now_s, *_) = all_gather_json(int(time.time()), self._objects.device)
         return next_rollbacks(agreed.eras, now_s)
+
+    def _finds_more(self) -> bool:
+        """Returns whether any rank finds more than processes held; all ranks call it."""
+        with self._memory.generation.uninterrupted():
+            taken = self._take_in()
+        if self._carried.store.adopts:  # all ranks have taken in what they need
+            taken += self._memory.look_for_left()
+        return any(all_gather_json(taken, self._objects.device))
+
+    def _keep(self, facts: Facts) -> None:
+        """Writes down what a plan is made from, before anything is done or where none comes."""
+        if dist.get_rank() == 0:
+            self._session.events.keep(FACTS, dump_facts(facts))
 
     def _take_in(self) -> tuple[int, ...]:
         """Takes in what no process of a rank has found as its own; all ranks call it."""
