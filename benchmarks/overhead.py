@@ -97,6 +97,7 @@ class Steps:
     stall_s: Series
     """Mean of the ranks."""
     captured_bytes: Series
+    replicated_bytes: Series
     log_bytes: Series
     machine_busy: float
     """Share of all cores that anything kept busy meanwhile."""
@@ -109,6 +110,7 @@ class Steps:
             self.cpu_s[drawn],
             self.stall_s[drawn],
             self.captured_bytes[drawn],
+            self.replicated_bytes[drawn],
             self.log_bytes[drawn],
             self.machine_busy,
         )
@@ -145,6 +147,7 @@ FIGURES: dict[str, Callable[[Round], float]] = {
     "cores busy by all with (%)": lambda one: 100 * one.on.machine_busy,
     "stall of a step (ms)": lambda one: 1e3 * one.on.stall_s.mean(),
     "captured in a step (MB)": lambda one: one.on.captured_bytes.mean() / 1e6,
+    "copied to peers in a step (MB)": lambda one: one.on.replicated_bytes.mean() / 1e6,
     "logged in a step (MB)": lambda one: one.on.log_bytes.mean() / 1e6,
     "CPU of protection (ns per captured byte)": lambda one: (
         1e9 * (one.on.cpu_s.mean() - one.off.cpu_s.mean()) / one.on.captured_bytes.mean()
@@ -226,6 +229,7 @@ def measure(job: Job, dropped: int, count: int) -> Steps:
         cpu_s=np.diff(cpu_s),
         stall_s=total("stall_s") / RANKS,
         captured_bytes=total("captured_bytes"),
+        replicated_bytes=total("replicated_bytes"),
         log_bytes=total("log_bytes"),
         machine_busy=machine_busy,
     )

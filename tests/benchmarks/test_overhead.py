@@ -33,7 +33,7 @@ def overhead():
 def steps(overhead, duration_s, cpu_s, captured_bytes=0.0):
     """Steps as of a job of which each is this one."""
     return overhead.Steps(
-        *(np.full(8, each) for each in (duration_s, cpu_s, 0.0, captured_bytes, 0.0)), 0.5
+        *(np.full(8, each) for each in (duration_s, cpu_s, 0.0, captured_bytes, 0.0, 0.0)), 0.5
     )
 
 
@@ -58,6 +58,7 @@ def test_a_small_job_is_measured_with_protection_and_without(tmp_path):
     (pair,) = measured["rounds"]
     assert not any(pair["off"]["captured_bytes"] + pair["off"]["log_bytes"])
     assert all(pair["on"]["captured_bytes"] + pair["on"]["log_bytes"])
+    assert sum(pair["on"]["replicated_bytes"]) > 0
     assert all(each > 0 for side in pair.values() for each in side["duration_s"] + side["cpu_s"])
     assert measured["bare_s_per_byte"] > 0
     assert f"{measured['figures']['ratio of steps']['value']:.4g}" in ended.stdout
