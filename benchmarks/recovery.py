@@ -35,7 +35,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from random import Random
 
@@ -140,8 +140,19 @@ class Job:
             if (event.event, event.generation) == (name, generation)
         ]
 
-    def await_steps(self, generation: int, count: int) -> list[EventRecord]:
-        """Waits until every rank has committed some steps of a generation; returns the events."""
+    @property
+    def pid(self) -> int:
+        """Of the launcher."""
+        return self._process.pid
+
+    def await_steps(
+        self, generation: int, count: int, meanwhile: Callable[[], None] = lambda: None
+    ) -> list[EventRecord]:
+        """Waits until every rank has committed some steps of a generation; returns the events.
+
+        Args:
+            meanwhile: called again and again.
+        """
         deadline = time.monotonic() + PATIENCE_S
         while True:
             steps = self.events(EventName.ITERATION, generation)
@@ -151,6 +162,7 @@ class Job:
             if self._process.poll() is not None or time.monotonic() > deadline:
                 sys.exit(f"the job came to no end:\n{(self.folder / 'log').read_text()[-4000:]}")
             time.sleep(POLL_S)
+            meanwhile()
 
     def kill(self, pid: int) -> float:
         """Kills a process, and takes what it kept in memory; returns when."""

@@ -1,4 +1,7 @@
-"""The training program with stages that wait instead of computing: `--stage-s=SECONDS`, first."""
+"""The training program with stages that wait instead of computing: `--stage-s=SECONDS`, first.
+
+After it `--idle-layers`: the layers compute nothing, and the waits take all of their time.
+"""
 
 import sys
 
@@ -7,7 +10,11 @@ from megatron_moevement.training.program import main
 
 if __name__ == "__main__":
     load(choose(None)).install()  # before Megatron is imported
-    from timed_stages import wait_in_stages
+    from timed_stages import leave_layers_out, wait_in_stages
 
-    wait_in_stages(float(sys.argv[1].removeprefix("--stage-s=")))
-    sys.exit(main(sys.argv[2:]))
+    _, stage_s, *flags = sys.argv
+    wait_in_stages(float(stage_s.removeprefix("--stage-s=")))
+    if flags[:1] == ["--idle-layers"]:
+        del flags[0]
+        leave_layers_out()
+    sys.exit(main(flags))

@@ -1,7 +1,8 @@
 """Emulated compute: every stage waits for a fixed time in each pass, without using the CPU.
 
 What a schedule costs then shows on a machine with fewer cores than stages. The real passes, of a
-model that is as small as can be, take place as well: the bits are those of training.
+model that is as small as can be, take place as well: the bits are those of training. Where the
+model is to be larger its layers are left out.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from megatron.core.transformer.transformer_layer import TransformerLayer
 
 from megatron_moevement.integrations.megatron.pipeline_schedule import MicroBatch, PipelineSchedule
 
@@ -40,6 +42,19 @@ def wait_in_stages(stage_s: float) -> None:
         return output, loss
 
     PipelineSchedule._forward_step = forward_step  # type: ignore[method-assign]  # noqa: SLF001
+
+
+def leave_layers_out() -> None:
+    """Makes layers give what they get from now on, forward and backward; their weights stay.
+
+    Their gradients are zero. All that is done with weights, gradients and states is done: it takes
+    as long as for others.
+    """
+
+    def forward(_: TransformerLayer, hidden_states: torch.Tensor, **__: Any) -> Any:
+        return hidden_states, None
+
+    TransformerLayer.forward = forward
 
 
 def _wait_backward(received: torch.Tensor | None, output: torch.Tensor, backward_s: float) -> None:
