@@ -22,6 +22,10 @@ IN_STARTS = (FaultPoint.CONNECT, FaultPoint.START, FaultPoint.FACTS, FaultPoint.
 """Those of them that the start of a launch comes to."""
 _LONGEST_WAIT_S = 0.6
 """After a step was reported: some small steps."""
+_LONGEST_END_S = 1.2
+"""After the last step was reported: until all processes of a small job have ended."""
+_AT_THE_END = 0.1
+"""Of the histories, those whose last launch loses processes while it ends."""
 _LONGEST_START_S = 6.0
 """From the start of a launch: until a small job trains."""
 
@@ -98,7 +102,20 @@ def draw_history(random: Random, job: DrawnJob) -> History:
             draft = _Draft(step=step)
     if not draft.is_empty:
         launches.append(_finish(random, job, draft))
+    # What is drawn after it stays the same.
+    ends = Random(f"end {job} {launches}")  # noqa: S311
+    if ends.random() < _AT_THE_END:
+        launches[-1] = _struck_at_its_end(ends, job, launches[-1])
     return History(tuple(launches))
+
+
+def _struck_at_its_end(random: Random, job: DrawnJob, launch: Launch) -> Launch:
+    """Returns a launch that loses some ranks after its last step, with a spare more."""
+    after_s = round(random.uniform(0, _LONGEST_END_S), 2)
+    ranks = _draw_ranks(random, job)
+    kill = Kill(job.training.steps, ranks, after_s, forgets=random.random() < 0.5)
+    spares = min(launch.spares + 1, MOST_PROCESSES - job.layout.ranks)
+    return dataclasses.replace(launch, spares=spares, kills=(*launch.kills, kill))
 
 
 def _draw_step(random: Random, job: DrawnJob) -> int:
