@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import shutil
 import threading
 from datetime import timedelta
 from pathlib import Path
@@ -83,6 +84,19 @@ def test_who_finishes_removes_what_a_process_leaves_that_is_killed_at_its_end(tm
     kept.finish()
     kept.close()
     end.join()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_folder_of_a_run_goes_where_others_have_removed_what_was_in_it(tmp_path):
+    kept = ResidentStore()
+    kept.open(tmp_path, IDENTITY, 0, None)
+    lost = StoreDirectory(tmp_path, IDENTITY, 1)
+    end = threading.Timer(0.3, lambda: shutil.rmtree(lost.folder))
+    end.start()
+    kept.finish()
+    kept.close()
+    end.join()
+    lost.close()
     assert list(tmp_path.iterdir()) == []
 
 

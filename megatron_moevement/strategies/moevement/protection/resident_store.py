@@ -311,6 +311,8 @@ class ResidentStore(ProcessStore):
             if time.monotonic() >= deadline_s:
                 return
             time.sleep(_POLL_S)
+        with contextlib.suppress(OSError):  # another one has removed it
+            self._place.folder.rmdir()
 
     def close(self) -> None:
         """Lets go of the files and of the lock."""
