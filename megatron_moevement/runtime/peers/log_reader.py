@@ -7,7 +7,7 @@ can't be had intact ends the replay, and the next recovery finds out who has to 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from datetime import timedelta
 
 import torch
@@ -16,12 +16,9 @@ from megatron_moevement.errors import MoEvementError
 from megatron_moevement.policy.job.boundary import BoundaryTag
 from megatron_moevement.runtime.closing import Closing
 from megatron_moevement.runtime.peers.connection import DamagedTensorError, PeerConnection
-from megatron_moevement.runtime.peers.peer_thread import PeerThread
+from megatron_moevement.runtime.peers.peer_thread import PeerThread, settled
 from megatron_moevement.runtime.transport.handshake import Session
 from megatron_moevement.runtime.transport.transport import Address, Deadline
-
-_POLL_S = 0.05
-"""Between two looks of a waiting thread: an asynchronous exception needs a bytecode."""
 
 Wanted = BoundaryTag | int
 """A logged tensor, or a step whose received hashes are wanted."""
@@ -91,7 +88,7 @@ class LogReader(Closing):
         """
         if tag not in self._ahead:
             self.prefetch(process, (tag,))
-        tensor = _result(self._ahead.pop(tag))
+        tensor = settled(self._ahead.pop(tag)).result()
         assert isinstance(tensor, torch.Tensor)
         return tensor
 
@@ -101,7 +98,7 @@ class LogReader(Closing):
         Raises:
             LogReadError: the peer does not answer in time.
         """
-        hashes = _result(self._peer(process).ask(step))
+        hashes = settled(self._peer(process).ask(step)).result()
         assert isinstance(hashes, dict)
         return hashes
 
@@ -118,10 +115,3 @@ class LogReader(Closing):
                 self._me, process, self._addresses[process], self._deadline, self._max_bytes
             )
         return self._peers[process]
-
-
-def _result(outcome: Future[Found]) -> Found:
-    """Waits so that the waiting thread can be interrupted."""
-    while wait((outcome,), _POLL_S).not_done:
-        pass
-    return outcome.result()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from abc import ABC, abstractmethod
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from datetime import timedelta
 from typing import Generic, TypeVar
 
@@ -19,6 +19,15 @@ FAILURES = (OSError, ProtocolError, RefusedError, DamagedSlotError)
 
 Q = TypeVar("Q")
 A = TypeVar("A")
+_POLL_S = 0.05
+"""Between two looks of a waiting thread: an asynchronous exception needs a bytecode."""
+
+
+def settled(outcome: Future[A]) -> Future[A]:
+    """Returns an outcome once it is there; the waiting thread can be interrupted."""
+    while wait((outcome,), _POLL_S).not_done:
+        pass
+    return outcome
 
 
 class PeerThread(ABC, Generic[Q, A]):

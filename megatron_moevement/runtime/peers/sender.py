@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Collection, Iterable, Mapping
-from concurrent.futures import CancelledError, Future, wait
+from concurrent.futures import CancelledError, Future
 from datetime import timedelta
 from functools import partial
 from itertools import pairwise
@@ -22,7 +22,7 @@ from megatron_moevement.runtime.closing import Closing
 from megatron_moevement.runtime.peers.connection import DamagedSlotError, PeerConnection
 from megatron_moevement.runtime.peers.copy_account import CopyAccount
 from megatron_moevement.runtime.peers.ledger_messages import OwnHistory
-from megatron_moevement.runtime.peers.peer_thread import FAILURES, PeerThread
+from megatron_moevement.runtime.peers.peer_thread import FAILURES, PeerThread, settled
 from megatron_moevement.runtime.peers.slot_messages import Share, key_of
 from megatron_moevement.runtime.slots.slot_record import SlotRecord
 from megatron_moevement.runtime.transport.handshake import RefusedError, Session
@@ -35,8 +35,6 @@ __all__ = ["DamagedSlotError", "FetchError", "SilentPeerError", "SlotSender"]
 _MAX_CONNECTIONS = 4
 """To a peer: one carries 2 to 3.5 GB/s."""
 _LEAST_PART_BYTES = 64 * 2**20
-_POLL_S = 0.05
-"""Between two looks of a waiting thread: an asynchronous exception needs a bytecode."""
 
 A = TypeVar("A")
 
@@ -211,9 +209,7 @@ def _fetch_part(
 
 def _await(outcome: Future[A]) -> A:
     try:
-        while wait((outcome,), _POLL_S).not_done:
-            pass
-        failure = outcome.exception()
+        failure = settled(outcome).exception()
     except CancelledError as error:
         raise ConnectionAbortedError("closed") from error
     if failure is not None:  # another error: the traceback of this one would keep the payload
