@@ -84,32 +84,26 @@ def injected_faults(job: Job, events: Events) -> Iterator[None]:
     Raises:
         UserError: on all ranks: the record can't be kept, or they were told of different faults.
     """
+    settings = job.arguments.fault_tolerance
+    place, rank = store_place(settings, job.identity), job.launch.rank
+    armed = _armed(job, events, place) if job.arguments.fault_injection.is_on else None
     try:
-        if job.arguments.fault_injection.is_on:
-            with _armed(job, events):
-                yield
-        else:
+        with armed or contextlib.nullcontext():
             yield
     except KeyboardInterrupt:
-        _forget(job)
+        if not settings.moevement_recover_only:
+            forget_rank(*place, rank)
         raise
-    _forget(job)  # a former launch may have been told of faults
-
-
-def _forget(job: Job) -> None:
-    if not job.arguments.fault_tolerance.moevement_recover_only:
-        forget_rank(*_store_place(job), job.launch.rank)
-
-
-def _store_place(job: Job) -> tuple[Path, str]:
-    return store_place(job.arguments.fault_tolerance, job.identity)
+    if not settings.moevement_recover_only:
+        forget_rank(*place, rank)  # a former launch may have been told of faults
 
 
 @contextlib.contextmanager
-def _armed(job: Job, events: Events) -> Iterator[None]:
-    settings = job.arguments.fault_injection
+def _armed(job: Job, events: Events, place: tuple[Path, str]) -> Iterator[None]:
+    """Arms the faults; `job` may be empty when the block ends: it was to be built anew."""
+    settings, faults = job.arguments.fault_injection, job.faults
     rank = job.launch.rank
-    root, run_id = _store_place(job)
+    root, run_id = place
     with as_user_error():
         record = together(lambda: FaultRecord(root, run_id, rank), job.device)
 
@@ -121,19 +115,17 @@ def _armed(job: Job, events: Events) -> Iterator[None]:
 
     def timed(fault: TimedFault) -> None:
         at_s = fault.at.total_seconds()
-        events.emit(
-            EventName.FAULT_INJECTED, job.faults.step, kind=fault.kind, place=None, at_s=at_s
-        )
+        events.emit(EventName.FAULT_INJECTED, faults.step, kind=fault.kind, place=None, at_s=at_s)
 
     own = (one for one in settings.timed_faults(job.launch.world_size) if one.rank == rank)
     with contextlib.closing(record):
         began_s = _begin(job, record)
-        job.faults.tell(scripted)
+        faults.tell(scripted)
         try:
             with FaultTimer(own, began_s, timed) if settings.draws else contextlib.nullcontext():
                 yield
         finally:  # the next generation connects before it has a record
-            job.faults.tell(_note_outside((root, run_id), rank))
+            faults.tell(_note_outside(place, rank))
 
 
 def _begin(job: Job, record: FaultRecord) -> float:

@@ -284,6 +284,27 @@ def test_without_adoption_a_launch_that_is_restarted_before_it_looks_has_no_memo
     assert timeline.memories_lost(recovery, since=0.0) == lost
 
 
+@pytest.mark.parametrize(
+    ("adopts", "since", "lost"), [(False, 0.0, 4), (False, 100.0, 0), (True, 0.0, 0)]
+)
+def test_without_adoption_a_launch_that_is_restarted_has_nothing_of_former_spares(
+    run, monkeypatch, adopts, since, lost
+):
+    """One died in place, and three more processes than ranks were in the launch before."""
+    outcome = run.outcome(monkeypatch)
+    (launch,) = outcome.launches
+    pids = tuple(range(SCENARIO.job.layout.ranks + 3))
+    former = dataclasses.replace(launch, folder=run.folder / "former", killed=(), pids=pids)
+    outcome = dataclasses.replace(outcome, launches=(former, launch))
+    timeline = Timeline(outcome, Protection(adopts=adopts))
+    (recovery,) = timeline.recoveries
+    looked = dataclasses.replace(
+        recovery, time=recovery.time - 1, facts=dataclasses.replace(recovery.facts, generation=0)
+    )
+    timeline.recoveries.insert(0, looked)
+    assert timeline.memories_lost(recovery, since=since) == lost
+
+
 @pytest.mark.parametrize(("domain", "lost"), [(1, 4), (2, 2), (4, 1)])
 def test_processes_of_a_failure_domain_are_lost_together(back, monkeypatch, domain, lost):
     outcome = _loses_memory(back.outcome(monkeypatch), back)

@@ -6,7 +6,7 @@ import signal
 import pytest
 
 from megatron_moevement.errors import ExitCode
-from megatron_moevement.runtime.observation.events import EventName, read_events
+from megatron_moevement.runtime.observation.events import EventName, Events, read_events
 from tests.harness.interruption import Program, Run
 from tests.harness.protected_run import PROGRAM
 from tests.harness.tiny_job import TINY, tiny_arguments
@@ -122,3 +122,25 @@ def test_a_trace_strikes_at_its_time(run, tmp_path):
     assert ended(job)[0] == KILLED
     (struck,) = injected(job)
     assert struck.fields == {"kind": "kill", "place": None, "at_s": 3.0}
+
+
+class CutShortError(Exception):
+    """What the building of a part raises in place of a peer's death."""
+
+
+def cut_short():
+    raise CutShortError
+
+
+def rebuild_cut_short(folder):
+    """Has a job built anew under scripted faults, which fails half-way."""
+    from megatron_moevement.training.fault_injection import injected_faults  # noqa: PLC0415
+    from tests.harness.tiny_job import tiny_job  # noqa: PLC0415
+
+    flags = ("--moevement-faults=8:backward", f"--moevement-store-dir={folder}")
+    with tiny_job(*flags) as job, pytest.raises(CutShortError), injected_faults(job, Events()):
+        job.rebuild(cut_short)
+
+
+def test_what_cuts_a_job_short_that_is_built_anew_is_not_hidden(megatron_fork_server, tmp_path):
+    megatron_fork_server.run(rebuild_cut_short, world_size=1, args=[str(tmp_path)]).check()

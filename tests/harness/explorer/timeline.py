@@ -211,7 +211,8 @@ class Timeline:
 
         What a process left in memory is there for who takes its place, unless it was removed, or
         the job does without adoption and went on in place. Without adoption a launch that is
-        restarted before it has looked takes over nothing at all.
+        restarted before it has looked takes over nothing at all; one that is restarted later,
+        before it has persisted a window, has nothing of what former spares left.
         """
         if not self._protection.adopts and self._has_looked_late(recovery):
             return len(self.launches[recovery.launch].pids)
@@ -225,7 +226,7 @@ class Timeline:
             )
             if death.forgot or (in_place and not self._protection.adopts):
                 lost.add((death.launch, death.process // self._protection.domain))
-        return len(lost)
+        return len(lost) + (0 if self._protection.adopts else self._left_by_spares(recovery, since))
 
     def _has_looked_late(self, recovery: Recovery) -> bool:
         """Returns whether a relaunch had been restarted before its processes looked for memory."""
@@ -235,6 +236,17 @@ class Timeline:
             one.facts.generation for one in self.recoveries if one.launch == recovery.launch
         ]
         return recovery.facts.generation == min(generations) > 0
+
+    def _left_by_spares(self, recovery: Recovery, since: float) -> int:
+        """Returns how many stores of a former launch's spares a restarted relaunch may lack.
+
+        Its first generation takes over what ranks left, and the rest where that isn't enough.
+        """
+        launch = recovery.launch
+        began = min(one.time for one in self.recoveries if one.launch == launch)
+        if not launch or not recovery.facts.generation or began < since:
+            return 0
+        return len(self.launches[launch - 1].pids) - len(recovery.facts.layout.ranks)
 
     def _all(self, name: EventName) -> Iterator[EventRecord]:
         for events in self.events:
