@@ -1,11 +1,13 @@
 """The oracle finds nothing in what a good run left, and each broken promise in a doctored one."""
 
 import dataclasses
+import os
 
 import pytest
 
 from megatron_moevement.policy.recovery.plan import Verdict
 from megatron_moevement.policy.recovery.recovery_planner import plan_recovery
+from megatron_moevement.runtime.observation.events import EventLog, EventName
 from megatron_moevement.settings.faults import Fault
 from tests.harness.doctored_run import (
     DIGEST,
@@ -303,6 +305,17 @@ def test_without_adoption_a_launch_that_is_restarted_has_nothing_of_former_spare
     )
     timeline.recoveries.insert(0, looked)
     assert timeline.memories_lost(recovery, since=since) == lost
+
+
+def test_one_whose_exception_did_not_end_it_dies_where_no_event_is_written(run, monkeypatch):
+    run.said[0] = "--moevement-faults: kill:9:connect@0#0\n"
+    outcome = run.outcome(monkeypatch)
+    (launch,) = outcome.launches
+    with EventLog(launch.folder / "events", 0, 0) as events:
+        events.emit(EventName.FAULT_INJECTED, 8, kind="exception", place="after-barrier")
+    launch = dataclasses.replace(launch, pids=(os.getpid(), *launch.pids[1:]))
+    timeline = Timeline(dataclasses.replace(outcome, launches=(launch,)), Protection())
+    assert {death.process for death in timeline.deaths} == {0, LOST}
 
 
 @pytest.mark.parametrize(("domain", "lost"), [(1, 4), (2, 2), (4, 1)])

@@ -103,17 +103,24 @@ class Timeline:
         found = []
         for number, launch in enumerate(self.launches):
             found += [Death(number, one.process, one.time, one.forgot) for one in launch.killed]
+            ended = self._ended_on_purpose(number)
             found += [
                 Death(number, launch.pids.index(event.pid), event.time, forgot=False)
-                for event in self.of(number, EventName.FAULT_INJECTED)
-                if event.fields["kind"] != FaultKind.EXCEPTION.value
+                for event in ended
             ]
-            found += self._unrecorded(number, launch)
+            found += self._unrecorded(number, launch, {event.pid for event in ended})
         return sorted(found, key=lambda death: death.time)
 
-    def _unrecorded(self, number: int, launch: LaunchOutcome) -> Iterator[Death]:
+    def _ended_on_purpose(self, launch: int) -> list[EventRecord]:
+        """Returns the faults of a launch that ended their process."""
+        return [
+            event
+            for event in self.of(launch, EventName.FAULT_INJECTED)
+            if event.fields["kind"] != FaultKind.EXCEPTION.value
+        ]
+
+    def _unrecorded(self, number: int, launch: LaunchOutcome, known: set[int]) -> Iterator[Death]:
         """Yields deaths of processes that had no events yet: before the next recovery."""
-        known = {event.pid for event in self.of(number, EventName.FAULT_INJECTED)}
         for process, fault in launch.struck():
             pid = launch.pids[process]
             if pid in known or fault.kind is FaultKind.EXCEPTION:
