@@ -3,12 +3,13 @@
 NCCL_LIKE_MISHAP names what else happens: `slow-build` makes a process that is built in a restart
 take `SLOW_S`, `slow-save` makes rank 1 take as long in its first save, `late-abort` interrupts rank
 2 the first time when the step that it is in has ended, `failed-batch` lets a message of rank 1 fail
-in its batch in step `FAILED_STEP`, as the first one after an abort does. `without-MEND` takes a
-mend out.
+in its batch in step `FAILED_STEP`, as the first one after an abort does. `lost-member` kills rank 1
+in the first restart when all others wait for it to connect. `without-MEND` takes a mend out.
 """
 
 import functools
 import os
+import signal
 import sys
 import threading
 import time
@@ -17,6 +18,8 @@ from tests.harness.nccl_like.install import install
 
 SLOW_S = 12.0
 FAILED_STEP = 5
+LONG_ENOUGH_S = 0.5
+"""After which all are in native code that called it right away."""
 LATE_S = 60.0
 """At most; a step without collectives takes less on any machine."""
 
@@ -117,11 +120,36 @@ def failed_batch():
     NcclLikeGroup.send = send_or_fail
 
 
+def lost_member():
+    from torch.distributed import distributed_c10d  # noqa: PLC0415
+
+    from megatron_moevement.training import job  # noqa: PLC0415
+
+    connect, others = job.connect_groups, 3  # of four ranks
+    begun = []
+
+    @functools.wraps(connect)
+    def connect_or_die(groups, device):
+        begun.append(device)
+        waiting = distributed_c10d._get_default_store()  # of this generation
+        if os.environ["RANK"] != "1":
+            waiting.add("waiting", 1)
+        elif len(begun) > 1:
+            while waiting.add("waiting", 0) < others:
+                time.sleep(0.01)
+            time.sleep(LONG_ENOUGH_S)
+            os.kill(os.getpid(), signal.SIGKILL)
+        connect(groups, device)
+
+    job.connect_groups = connect_or_die
+
+
 MISHAPS = {
     "slow-build": slow_build,
     "slow-save": slow_save,
     "late-abort": late_abort,
     "failed-batch": failed_batch,
+    "lost-member": lost_member,
 }
 
 if __name__ == "__main__":

@@ -141,9 +141,8 @@ def test_adjacent_stages_replay_while_others_of_their_pipeline_stand_by(
 def test_a_process_that_dies_while_ranks_connect_delays_nobody(
     megatron_fork_server, text, uninterrupted, tmp_path
 ):
-    faults = ("--moevement-faults", "1:connect@1#1")
-    program = restartable_program(PP2_EP2, megatron_fork_server, text, 2, *faults)
-    run = Run(nccl_like(program, tmp_path), tmp_path)
+    program = restartable_program(PP2_EP2, megatron_fork_server, text, 2)
+    run = Run(nccl_like(program, tmp_path, mishap="lost-member"), tmp_path)
     with run.start() as job:
         await_step(run, job, PP2_EP2.protected_from)
         lost = kill_rank(run, job, 2, Random(1))
