@@ -124,7 +124,8 @@ def receive(connection: socket.socket) -> dict[str, Any] | None:
     try:
         packet = connection.recv(PACKET_BYTES)
     except ConnectionResetError:
-        return None
+        # The other side closed with a packet of ours unread: this comes before what it had sent.
+        packet = connection.recv(PACKET_BYTES)
     if not packet:
         return None
     message: dict[str, Any] = json.loads(packet)
