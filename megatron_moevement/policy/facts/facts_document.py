@@ -17,10 +17,24 @@ import dataclasses
 import functools
 import json
 from collections.abc import Callable, Iterable, Iterator
-from enum import Enum
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from megatron_moevement.errors import UserError
+from megatron_moevement.policy.facts.document_parts import (
+    Fields,
+    WrongPartError,
+    at,
+    built,
+    each,
+    integer,
+    integers,
+    one_of,
+    part,
+    positive,
+    text,
+    truth,
+    wrong,
+)
 from megatron_moevement.policy.facts.facts import (
     Condition,
     Facts,
@@ -34,9 +48,7 @@ from megatron_moevement.policy.job.ranks import Layout, LogicalRank
 from megatron_moevement.policy.job.segments import Ends
 from megatron_moevement.policy.window.schedule import Window
 
-_Parts = dict[str, "_Field"]
 T = TypeVar("T")
-E = TypeVar("E", bound=Enum)
 
 FACTS = "facts"
 """The kind of these documents, where a job leaves them beside its events."""
@@ -72,7 +84,7 @@ def load_facts(text: str, origin: str) -> Facts:
         UserError: the document is no facts; the message names the field.
     """
     with _read_from(origin):
-        return _load(_Field(json.loads(text), "facts"))
+        return at("facts", _load, json.loads(text))
 
 
 def load_processes(documents: Iterable[Any], origin: str) -> tuple[ProcessFacts, ...]:
@@ -82,7 +94,7 @@ def load_processes(documents: Iterable[Any], origin: str) -> tuple[ProcessFacts,
         UserError: a document is none of that; the message names the field.
     """
     with _read_from(origin):
-        return tuple(_load_process(_Field(each, "process")) for each in documents)
+        return tuple(at("process", _load_process, each) for each in documents)
 
 
 @contextlib.contextmanager
@@ -160,203 +172,136 @@ def _runs(steps: Iterable[int]) -> Iterator[list[int]]:
         yield run
 
 
-class _Field(NamedTuple):
-    """A part of a document, and where it lies; a job reads a hundred of each of its processes."""
-
-    value: Any
-    name: str | int
-    whole: _Field | None = None
-
-    @property
-    def path(self) -> str:
-        """The way to it, for error messages."""
-        if self.whole is None:
-            return str(self.name)
-        inner = f"[{self.name}]" if isinstance(self.name, int) else f".{self.name}"
-        return f"{self.whole.path}{inner}"
-
-    def wrong(self, wanted: str) -> ValueError:
-        found = json.dumps(self.value)
-        found = found if len(found) <= 40 else found[:37] + "..."
-        return ValueError(f"{self.path} is {found}, must be {wanted}")
-
-    def fields(self, required: tuple[str, ...], optional: tuple[str, ...] = ()) -> _Parts:
-        """Returns the parts of an object; those that are left out are null."""
-        if not isinstance(self.value, dict):
-            raise self.wrong("an object")
-        for name in required:
-            if name not in self.value:
-                raise ValueError(f"{self.path} has no {name!r}")
-        known = (*required, *optional)
-        for name in self.value:
-            if name not in known:
-                raise ValueError(f"{self.path} has a strange field {name!r}")
-        get = self.value.get
-        return {name: _Field(get(name), name, self) for name in known}
-
-    def items(self) -> tuple[_Field, ...]:
-        if not isinstance(self.value, list):
-            raise self.wrong("a list")
-        return tuple(_Field(item, place, self) for place, item in enumerate(self.value))
-
-    def integer(self, least: int = 0) -> int:
-        if type(self.value) is not int or self.value < least:
-            raise self.wrong(f"a whole number of at least {least}")
-        return self.value
-
-    def integers(self) -> list[int]:
-        """Returns whole numbers of at least 0."""
-        if not isinstance(self.value, list):
-            raise self.wrong("a list")
-        for place, item in enumerate(self.value):
-            if type(item) is not int or item < 0:
-                _Field(item, place, self).integer()
-        return self.value
-
-    def truth(self) -> bool:
-        if not isinstance(self.value, bool):
-            raise self.wrong("true or false")
-        return self.value
-
-    def text(self) -> str:
-        if not isinstance(self.value, str):
-            raise self.wrong("a text")
-        return self.value
-
-    def one_of(self, kind: type[E]) -> E:
-        for member in kind:
-            if member.value == self.value:
-                return member
-        raise self.wrong("one of " + ", ".join(json.dumps(member.value) for member in kind))
-
-    def built(self, build: Callable[..., T], **arguments: Any) -> T:
-        """Returns what `build` makes; what it refuses is told with the path."""
-        try:
-            return build(**arguments)
-        except ValueError as error:
-            raise ValueError(f"{self.path}: {error}") from error
-
-    def or_else(self, absent: T, read: Callable[[_Field], T]) -> T:
-        """Returns what `read` makes of this part, `absent` where it is null."""
-        return absent if self.value is None else read(self)
+_FACTS = Fields.of(("generation", "layout", "ends", "processes"), ("durable",))
+_LAYOUT = Fields.of((), (size.name for size in dataclasses.fields(Layout)))
+_PROCESS = Fields.of(
+    ("process", "domain", "live"),
+    (
+        *("rank", "committed", "persisted", "holdings", "logs", "ledger", "era", "epoch"),
+        *("holds", "alike", "is_new", "holders"),
+    ),
+)
+_LIVE = Fields.of(("condition",), ("step", "window", "finished"))
+_WINDOW = Fields.of(("start", "size"), ("epoch",))
+_HOLDING = Fields.of(("owner", "window", "slots"))
+_LOG = Fields.of(("direction", "steps"))
 
 
-def _load(field: _Field) -> Facts:
-    parts = field.fields(("generation", "layout", "ends", "processes"), ("durable",))
-    generation = parts["generation"].integer()
-    return field.built(
+def _load(value: Any) -> Facts:
+    parts = _FACTS.read(value)
+    return built(
         Facts,
-        generation=generation,
-        layout=_load_layout(parts["layout"]),
-        ends=parts["ends"].one_of(Ends),
-        durable=parts["durable"].or_else(0, _Field.integer),
-        processes=tuple(map(_load_process, parts["processes"].items())),
+        generation=at("generation", integer, parts["generation"]),
+        layout=at("layout", _load_layout, parts["layout"]),
+        ends=at("ends", lambda one: one_of(Ends, one), parts["ends"]),
+        durable=part(parts, "durable", integer, 0),
+        processes=at("processes", lambda all_: each(_load_process, all_), parts["processes"]),
     )
 
 
-def _load_layout(field: _Field) -> Layout:
-    sizes = field.fields((), tuple(size.name for size in dataclasses.fields(Layout)))
-    given = {name: size.or_else(1, lambda size: size.integer(1)) for name, size in sizes.items()}
-    layout = field.built(Layout, **given)
+def _load_layout(value: Any) -> Layout:
+    given = _LAYOUT.read(value)
+    layout = built(Layout, **{name: part(given, name, positive, 1) for name in given})
     if layout.num_ranks > MAX_COUNT:
-        raise ValueError(f"{field.path} has {layout.num_ranks} ranks, more than {MAX_COUNT}")
+        raise WrongPartError(f" has {layout.num_ranks} ranks, more than {MAX_COUNT}")
     return layout
 
 
-def _load_process(field: _Field) -> ProcessFacts:
-    parts = field.fields(
-        ("process", "domain", "live"),
-        (
-            *("rank", "committed", "persisted", "holdings", "logs", "ledger", "era", "epoch"),
-            *("holds", "alike", "is_new", "holders"),
-        ),
-    )
+def _load_process(value: Any) -> ProcessFacts:
+    parts = _PROCESS.read(value)
     return ProcessFacts(
-        process=parts["process"].integer(),
-        domain=parts["domain"].text(),
-        rank=parts["rank"].or_else(None, _load_rank),
-        committed=parts["committed"].or_else(None, _Field.integer),
-        live=_load_live(parts["live"]),
-        persisted=parts["persisted"].or_else(None, _load_window),
-        holdings=parts["holdings"].or_else((), lambda part: _each(part, _load_holding)),
-        logs=parts["logs"].or_else((), lambda part: _each(part, _load_log)),
-        ledger=parts["ledger"].or_else(range(0), _load_run),
-        rollbacks=parts["era"].or_else(0, _Field.integer),
-        schedule_version=parts["epoch"].or_else(0, _Field.integer),
-        replica_id=parts["holds"].or_else(None, _Field.text),
-        rng_equal_steps=parts["alike"].or_else(range(0), _load_run),
-        is_new=parts["is_new"].or_else(False, _Field.truth),
-        holders=parts["holders"].or_else((), lambda part: tuple(part.integers())),
+        process=at("process", integer, parts["process"]),
+        domain=at("domain", text, parts["domain"]),
+        rank=part(parts, "rank", _load_rank, None),
+        committed=part(parts, "committed", integer, None),
+        live=at("live", _load_live, parts["live"]),
+        persisted=part(parts, "persisted", _load_window, None),
+        holdings=part(parts, "holdings", _load_holdings, ()),
+        logs=part(parts, "logs", _load_logs, ()),
+        ledger=part(parts, "ledger", _load_run, range(0)),
+        rollbacks=part(parts, "era", integer, 0),
+        schedule_version=part(parts, "epoch", integer, 0),
+        replica_id=part(parts, "holds", text, None),
+        rng_equal_steps=part(parts, "alike", _load_run, range(0)),
+        is_new=part(parts, "is_new", truth, False),
+        holders=tuple(part(parts, "holders", integers, [])),
     )
 
 
-def _each(field: _Field, read: Callable[[_Field], T]) -> tuple[T, ...]:
-    return tuple(map(read, field.items()))
-
-
-def _read_once(read: Callable[[_Field], T]) -> Callable[[_Field], T]:
+def _read_once(read: Callable[[Any], T]) -> Callable[[Any], T]:
     """Returns what reads equal documents once: processes have most of theirs in common."""
     known: dict[str, T] = {}
 
     @functools.wraps(read)
-    def read_or_known(field: _Field) -> T:
-        text = repr(field.value)
+    def read_or_known(value: Any) -> T:
+        text = repr(value)
         if text not in known:
             if len(known) >= _KNOWN:
                 known.clear()
-            known[text] = read(field)
+            known[text] = read(value)
         return known[text]
 
     return read_or_known
 
 
 @_read_once
-def _load_live(field: _Field) -> LiveState:
-    parts = field.fields(("condition",), ("step", "window", "finished"))
-    return field.built(
+def _load_live(value: Any) -> LiveState:
+    parts = _LIVE.read(value)
+    return built(
         LiveState,
-        condition=parts["condition"].one_of(Condition),
-        step=parts["step"].or_else(0, _Field.integer),
-        window=parts["window"].or_else(None, _load_window),
-        finished=parts["finished"].or_else(None, _Field.integer),
+        condition=at("condition", lambda one: one_of(Condition, one), parts["condition"]),
+        step=part(parts, "step", integer, 0),
+        window=part(parts, "window", _load_window, None),
+        finished=part(parts, "finished", integer, None),
     )
 
 
-def _load_rank(field: _Field) -> LogicalRank:
-    return field.built(LogicalRank.parse, name=field.text())
+def _load_rank(value: Any) -> LogicalRank:
+    return built(LogicalRank.parse, text(value))
 
 
 @_read_once
-def _load_window(field: _Field) -> Window:
-    parts = field.fields(("start", "size"), ("epoch",))
-    size = parts["size"].integer(1)
+def _load_window(value: Any) -> Window:
+    parts = _WINDOW.read(value)
+    size = at("size", positive, parts["size"])
     if size > MAX_COUNT:
-        raise parts["size"].wrong(f"at most {MAX_COUNT}")
-    return Window(parts["start"].integer(), size, parts["epoch"].or_else(0, _Field.integer))
+        raise WrongPartError(f".size is {size}, must be at most {MAX_COUNT}")
+    start = at("start", integer, parts["start"])
+    return Window(start, size, part(parts, "epoch", integer, 0))
 
 
-def _load_holding(field: _Field) -> Holding:
-    parts = field.fields(("owner", "window", "slots"))
-    window = _load_window(parts["window"])
+def _load_holdings(value: Any) -> tuple[Holding, ...]:
+    return each(_load_holding, value)
+
+
+def _load_holding(value: Any) -> Holding:
+    parts = _HOLDING.read(value)
+    window = at("window", _load_window, parts["window"])
     slots = 0
-    for place, slot in enumerate(parts["slots"].integers()):
+    for place, slot in enumerate(at("slots", integers, parts["slots"])):
         if slot >= window.size:
-            raise parts["slots"].items()[place].wrong(f"less than the window's size, {window.size}")
+            wanted = f"less than the window's size, {window.size}"
+            raise WrongPartError(f".slots[{place}] is {slot}, must be {wanted}")
         slots |= 1 << slot
-    return Holding(_load_rank(parts["owner"]), window, slots)
+    return Holding(at("owner", _load_rank, parts["owner"]), window, slots)
 
 
 @_read_once
-def _load_log(field: _Field) -> LogExtent:
-    parts = field.fields(("direction", "steps"))
-    runs = _each(parts["steps"], _load_run)
+def _load_logs(value: Any) -> tuple[LogExtent, ...]:
+    return each(_load_log, value)
+
+
+def _load_log(value: Any) -> LogExtent:
+    parts = _LOG.read(value)
+    runs = at("steps", lambda all_: each(_load_run, all_), parts["steps"])
     if sum(map(len, runs)) > MAX_COUNT:
-        raise ValueError(f"{parts['steps'].path} has more than {MAX_COUNT} steps")
-    return LogExtent(parts["direction"].one_of(Direction), frozenset().union(*runs))
+        raise WrongPartError(f".steps has more than {MAX_COUNT} steps")
+    direction = at("direction", lambda one: one_of(Direction, one), parts["direction"])
+    return LogExtent(direction, frozenset().union(*runs))
 
 
-def _load_run(field: _Field) -> range:
-    ends = field.integers()
+def _load_run(value: Any) -> range:
+    ends = integers(value)
     if len(ends) != 2 or ends[1] < ends[0]:
-        raise field.wrong("[first, last]")
+        raise wrong(value, "[first, last]")
     return range(ends[0], ends[1] + 1)

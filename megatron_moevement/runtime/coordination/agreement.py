@@ -46,6 +46,29 @@ def all_gather_json(
         device: where the collective's tensors lie (the host with gloo, the GPU with NCCL).
         group: whose ranks; None: the whole job's.
     """
+    payloads = _gather_payloads(value, device, group)
+    values: list[Any] = json.loads(b"[%b]" % b",".join(payloads))  # names of fields are there once
+    return values
+
+
+def gather_read(value: Any, device: torch.device, read: Callable[[int, Any], T]) -> list[T]:
+    """Returns what each rank's JSON value is read as, in the order of ranks; every rank calls it.
+
+    Of the values themselves there is one at a time: where ranks tell much, what they told takes
+    more memory, and more of the garbage collector's time, than what is made of it.
+
+    Args:
+        value: what `json` can write.
+        read: is called with each rank and its value.
+    """
+    payloads = _gather_payloads(value, device, None)
+    return [read(rank, json.loads(payload)) for rank, payload in enumerate(payloads)]
+
+
+def _gather_payloads(
+    value: Any, device: torch.device, group: dist.ProcessGroup | None
+) -> list[bytes]:
+    """Returns the JSON texts of all ranks."""
     payload = json.dumps(value).encode()
     inline = min(_INLINE_BYTES, _INLINE_BYTES_OF_ALL // dist.get_world_size(group))
     size = _LENGTH_BYTES + inline
@@ -56,12 +79,10 @@ def all_gather_json(
     if any(lengths):  # on all ranks alike
         rests = _all_rests(payload[inline:], lengths, device, group)
     ends = accumulate(lengths)
-    payloads = [
+    return [
         _payload(head, rests[end - length : end])
         for head, length, end in zip(heads, lengths, ends, strict=True)
     ]
-    values: list[Any] = json.loads(b"[%b]" % b",".join(payloads))  # names of fields are there once
-    return values
 
 
 def _head(payload: bytes, inline: int = _INLINE_BYTES) -> bytes:

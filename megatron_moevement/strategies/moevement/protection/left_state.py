@@ -13,7 +13,7 @@ from megatron_moevement.policy.facts.facts import Condition, Facts, Holding, Liv
 from megatron_moevement.policy.facts.facts_document import dump_process, load_processes
 from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.policy.window.schedule import Window
-from megatron_moevement.runtime.coordination.agreement import all_gather_json
+from megatron_moevement.runtime.coordination.agreement import gather_read
 from megatron_moevement.runtime.slots.journal import JournalState
 from megatron_moevement.runtime.stores.store import StoreDirectory
 from megatron_moevement.strategies.scalars import decode_entry
@@ -88,6 +88,9 @@ def gather_facts(own: Facts, device: torch.device) -> Facts:
     Args:
         own: with this process alone.
     """
-    told = all_gather_json([dump_process(each) for each in own.processes], device)
-    read = [load_processes(each, f"what rank {rank} said") for rank, each in enumerate(told)]
+    read = gather_read(
+        [dump_process(each) for each in own.processes],
+        device,
+        lambda rank, told: load_processes(told, f"what rank {rank} said"),
+    )
     return dataclasses.replace(own, processes=tuple(chain.from_iterable(read)))
