@@ -39,6 +39,15 @@ def test_without_any_process_that_knows_of_a_step_there_is_no_memory():
     assert not is_memory_newest(facts_of(13, committed=None))
 
 
+def test_facts_of_one_history_are_looked_through_once():
+    facts = dataclasses.replace(
+        facts_of(12), processes=tuple(reversed(facts_of(12, holdings=()).processes))
+    )
+    newest = of_newest_history(facts)
+    assert newest == of_newest_history(facts_of(12, holdings=()))
+    assert of_newest_history(newest) is newest
+
+
 def test_another_history_that_a_new_process_finds_is_not_gone_on_from():
     facts = facts_of(12)
     first, second = facts.processes[:2]

@@ -7,20 +7,24 @@ from types import SimpleNamespace
 import pytest
 
 from megatron_moevement.policy.copies.placement import Host
+from megatron_moevement.policy.facts import facts_document
+from megatron_moevement.policy.facts.facts_document import dump_process, load_processes
 from megatron_moevement.policy.job import guarantee
 from megatron_moevement.policy.job.operators import Operator, OperatorId
 from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.policy.job.segments import Ends
 from megatron_moevement.policy.recovery import recovery_planner
 from megatron_moevement.policy.recovery.newest_state import Durable
+from megatron_moevement.runtime.coordination import agreement
 from megatron_moevement.settings.fault_tolerance import FaultTolerance
 from megatron_moevement.strategies.moevement.agreed_guarantee import agree_on_guarantee, judge
 from megatron_moevement.strategies.moevement.carried_state import CarriedState
-from megatron_moevement.strategies.moevement.protection import members
+from megatron_moevement.strategies.moevement.protection import left_state, members
 from megatron_moevement.strategies.moevement.protection.job_plan import PlannedJob, plan_of
+from megatron_moevement.strategies.moevement.protection.left_state import gather_facts
 from megatron_moevement.strategies.moevement.protection.members import Member
 from megatron_moevement.strategies.moevement.recovery.planning import Planning
-from tests.harness.one_of_many import one_of_many
+from tests.harness.one_of_many import Values, one_of_many
 from tests.harness.scaled_recovery import CPU, Kind, ScaledRecovery, Told
 
 RANKS = 128
@@ -98,13 +102,40 @@ def test_a_recovery_is_planned_once(monkeypatch):
     assert kept[0][0] == "facts"  # written down before anything is done
 
 
-def test_what_all_compute_with_is_looked_at_once(monkeypatch):
+def test_what_ranks_compute_with_alike_is_looked_at_once(monkeypatch):
     job, carried = Told(64).computations, CarriedState()
     first = agree_on_guarantee(job, [None], carried)
     looked_at = counted(monkeypatch, guarantee, "_chance")
     judged = judge(job, carried)
     assert agree_on_guarantee(job, [judged, None], carried) == first
-    assert len(looked_at) == len(job)
+    assert len(looked_at) == 1
+
+
+def test_of_what_ranks_tell_of_themselves_one_document_is_there_at_a_time(monkeypatch):
+    told, order = Told(64).facts, []
+    published = [[dump_process(each)] for each in told.processes[:64]]
+    decode, load = agreement.json.loads, left_state.load_processes
+    monkeypatch.setattr(
+        agreement.json, "loads", lambda text: (order.append("decoded"), decode(text))[1]
+    )
+    monkeypatch.setattr(
+        left_state, "load_processes", lambda *args: (order.append("read"), load(*args))[1]
+    )
+    with one_of_many(64, 0) as group:
+        group.script(Values(published))
+        facts = gather_facts(dataclasses.replace(told, processes=told.processes[:1]), CPU)
+    assert facts == dataclasses.replace(told, processes=told.processes[:64])
+    assert order == ["decoded", "read"] * 64
+
+
+def test_equal_parts_of_facts_are_read_once(monkeypatch):
+    told = Told(64).facts
+    published = [dump_process(each) for each in told.processes]
+    extents = counted(monkeypatch, facts_document, "LogExtent")
+    windows = counted(monkeypatch, facts_document, "Window")
+    load_processes(published, "facts")  # what is known from other tests is not made at all
+    assert len(extents) <= len({log for each in told.processes for log in each.logs})
+    assert len(windows) <= len({held.window for each in told.processes for held in each.holdings})
 
 
 def test_sizes_that_ranks_have_in_common_are_read_once(monkeypatch):

@@ -63,6 +63,8 @@ _ALGORITHMS = {**dict.fromkeys(_COLLECTIVES, ("ring",)), "allreduce": ("ring", "
 _PROTOCOLS = dict.fromkeys(_COLLECTIVES, ("simple", "ll"))
 """By collective. NCCL looks whether wires can carry LL128 only where it may choose another one."""
 _WORKSPACES = (":4096:8", ":16:8")
+_ENGINE = "transformer_engine"
+"""The part that kernels of its own come with."""
 
 
 def deciding_variables(environment: Mapping[str, str]) -> dict[str, str]:
@@ -130,7 +132,10 @@ def decide_guarantee(
         origin: the same of the job's first generation; None: this is it.
         before: of the generation before: what is lost once stays lost.
     """
-    found = [reason for own in job for reason in _chance(own)]
+    unlike: dict[tuple[object, ...], Computation] = {}
+    for own in job:
+        unlike.setdefault(_what_chance_takes(own), own)
+    found = [reason for own in unlike.values() for reason in _chance(own)]
     if origin is not None:
         found += _differences(job, origin)
     return Guarantee(tuple(dict.fromkeys([*before.lacking, *found])))
@@ -140,6 +145,12 @@ def unverified(guarantee: Guarantee, step: int) -> Guarantee:
     """Returns what is left of a guarantee when a replay differed from the first time."""
     reason = f"the replay up to step {step} differed from the first time"
     return Guarantee(tuple(dict.fromkeys([*guarantee.lacking, reason])))
+
+
+def _what_chance_takes(own: Computation) -> tuple[object, ...]:
+    """Returns all that `_chance` looks at: ranks have it in common."""
+    variables = tuple(own.variables.items())
+    return own.device, own.kernels, own.threads, variables, _ENGINE in own.parts
 
 
 def _chance(own: Computation) -> list[str]:
@@ -158,7 +169,7 @@ def _chance(own: Computation) -> list[str]:
     if own.variables.get("PYTORCH_TUNABLEOP_ENABLED") == "1":
         reasons.append("PYTORCH_TUNABLEOP_ENABLED is 1, and times choose kernels")
     engine = "NVTE_ALLOW_NONDETERMINISTIC_ALGO"
-    if "transformer_engine" in own.parts and own.variables.get(engine) != "0":
+    if _ENGINE in own.parts and own.variables.get(engine) != "0":
         reasons.append(f"{engine} is not 0")
     return reasons
 
@@ -197,7 +208,8 @@ def _different_names(now: Computation, first: Computation) -> list[str]:
         if getattr(now, name) != getattr(first, name)
     ]
     for mine, others in ((now.parts, first.parts), (now.variables, first.variables)):
-        names += sorted(name for name in {*mine, *others} if mine.get(name) != others.get(name))
+        if mine != others:
+            names += sorted(name for name in {*mine, *others} if mine.get(name) != others.get(name))
     return names
 
 

@@ -28,6 +28,8 @@ def of_newest_history(facts: Facts) -> Facts:
     processes find counts where it is of the era of those that live: a machine that was away may
     bring back another history. The same holds for windows from before all windows began anew: a
     launch may bring some back, and no schedule in force continues them.
+
+    Facts that are so already are returned as they are, with all that was derived from them.
     """
     knowing = [process for process in facts.processes if process.committed is not None]
     newest = max((process.rollbacks for process in lasting(knowing)), default=0)
@@ -40,6 +42,8 @@ def of_newest_history(facts: Facts) -> Facts:
         else _without_memory_of(process)
         for process in sorted(facts.processes, key=lambda process: process.process)
     )
+    if processes == facts.processes:
+        return facts
     return dataclasses.replace(facts, processes=processes)
 
 

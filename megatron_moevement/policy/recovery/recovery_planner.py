@@ -269,11 +269,11 @@ def plan_start(facts: Facts) -> Plan | None:
     Raises:
         InconsistentFactsError: a survivor is behind and can't roll forward.
     """
+    facts = of_newest_history(facts)
     if is_memory_newest(facts):
         return plan_recovery(facts)
     if facts.generation == 0:
         return None
-    facts = of_newest_history(facts)
     if newest_committed(facts.processes) is None:
         return plan_from_durable(facts, "nothing is left in memory")
     return plan_from_durable(facts, "what is left in memory is not newer than what was saved")
