@@ -12,6 +12,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from enum import Enum
 from fnmatch import fnmatchcase
+from typing import NamedTuple
 
 from megatron_moevement.policy.document import Document
 
@@ -63,8 +64,6 @@ _ALGORITHMS = {**dict.fromkeys(_COLLECTIVES, ("ring",)), "allreduce": ("ring", "
 _PROTOCOLS = dict.fromkeys(_COLLECTIVES, ("simple", "ll"))
 """By collective. NCCL looks whether wires can carry LL128 only where it may choose another one."""
 _WORKSPACES = (":4096:8", ":16:8")
-_ENGINE = "transformer_engine"
-"""The part that kernels of its own come with."""
 
 
 def deciding_variables(environment: Mapping[str, str]) -> dict[str, str]:
@@ -132,10 +131,8 @@ def decide_guarantee(
         origin: the same of the job's first generation; None: this is it.
         before: of the generation before: what is lost once stays lost.
     """
-    unlike: dict[tuple[object, ...], Computation] = {}
-    for own in job:
-        unlike.setdefault(_what_chance_takes(own), own)
-    found = [reason for own in unlike.values() for reason in _chance(own)]
+    unlike = dict.fromkeys(map(_Chances.of, job))
+    found = [reason for own in unlike for reason in _chance(own)]
     if origin is not None:
         found += _differences(job, origin)
     return Guarantee(tuple(dict.fromkeys([*before.lacking, *found])))
@@ -147,29 +144,42 @@ def unverified(guarantee: Guarantee, step: int) -> Guarantee:
     return Guarantee(tuple(dict.fromkeys([*guarantee.lacking, reason])))
 
 
-def _what_chance_takes(own: Computation) -> tuple[object, ...]:
-    """Returns all that `_chance` looks at: ranks have it in common."""
-    variables = tuple(own.variables.items())
-    return own.device, own.kernels, own.threads, variables, _ENGINE in own.parts
+class _Chances(NamedTuple):
+    """What of a computation may leave its bits to chance: ranks have it in common."""
+
+    device: DeviceKind
+    kernels: Kernels
+    threads: int
+    set_variables: tuple[tuple[str, str], ...]
+    has_engine: bool
+    """Kernels come with TransformerEngine, too."""
+
+    @classmethod
+    def of(cls, own: Computation) -> _Chances:
+        """Returns those of one process."""
+        variables = tuple(own.variables.items())
+        engine = "transformer_engine" in own.parts
+        return cls(own.device, own.kernels, own.threads, variables, engine)
 
 
-def _chance(own: Computation) -> list[str]:
+def _chance(own: _Chances) -> list[str]:
     """Returns what leaves the bits of one process to chance."""
     if own.device is DeviceKind.CPU:
         if own.kernels is Kernels.ANY and own.threads > 1:
             return ["several threads per operation without --deterministic-mode"]
         return []
+    variables = dict(own.set_variables)
     reasons = [] if own.kernels is Kernels.DETERMINISTIC else ["--deterministic-mode is off"]
-    if not _is_fixed(own.variables.get("NCCL_ALGO", ""), _ALGORITHMS):
+    if not _is_fixed(variables.get("NCCL_ALGO", ""), _ALGORITHMS):
         reasons.append("NCCL_ALGO is none of Ring, Ring;AllReduce:Tree")
-    if not _is_fixed(own.variables.get("NCCL_PROTO", ""), _PROTOCOLS):
+    if not _is_fixed(variables.get("NCCL_PROTO", ""), _PROTOCOLS):
         reasons.append("NCCL_PROTO is none of Simple, LL")
-    if own.variables.get("CUBLAS_WORKSPACE_CONFIG") not in _WORKSPACES:
+    if variables.get("CUBLAS_WORKSPACE_CONFIG") not in _WORKSPACES:
         reasons.append(f"CUBLAS_WORKSPACE_CONFIG is none of {', '.join(_WORKSPACES)}")
-    if own.variables.get("PYTORCH_TUNABLEOP_ENABLED") == "1":
+    if variables.get("PYTORCH_TUNABLEOP_ENABLED") == "1":
         reasons.append("PYTORCH_TUNABLEOP_ENABLED is 1, and times choose kernels")
     engine = "NVTE_ALLOW_NONDETERMINISTIC_ALGO"
-    if _ENGINE in own.parts and own.variables.get(engine) != "0":
+    if own.has_engine and variables.get(engine) != "0":
         reasons.append(f"{engine} is not 0")
     return reasons
 
