@@ -155,7 +155,7 @@ def _stop(
         KeyboardInterrupt: Ctrl-C was pressed, so there is to be nothing to go on from.
     """
     run.stop.check()
-    if run.resident.kept.store.is_over:  # nobody is left who would need this process
+    if first and run.resident.kept.store.is_over:  # the ranks have left, and the stores with them
         return ExitCode.DONE
     store, next_one = run.resident.kept.store, "; it keeps no state of the job"
     if first:

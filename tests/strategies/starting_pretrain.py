@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 import time
+from functools import partial
 
 from nvidia_resiliency_ext.inprocess.monitor_process import MonitorProcess
 
@@ -26,6 +27,7 @@ PLACES = {
     "unwatched": (MonitorProcess, "start"),
     "unsaid": (MonitorProcess, "start_iteration"),
     "watched": (BoundedRetries, "__call__"),
+    "awaited": (GenerationStore, "completion_barrier"),
     "done": (GenerationStore, "completion_barrier"),
     "end": (ResidentStore, "close"),
 }
@@ -45,6 +47,15 @@ def die_last(*_, **__):
     die()
 
 
+def die_awaited(store, *, rendezvous_count, **_):
+    """Ends the process when all others wait for it."""
+    others = set(range(rendezvous_count)) - {Launch.from_environment().process}
+    at_barrier = partial(store.is_rank_at_reentrant_barrier, group_name=store.COMPLETION_BARRIER)
+    while not all(at_barrier(rank) for rank in others):
+        time.sleep(0.01)
+    die()
+
+
 def linger():
     """Takes long, in which an interrupt may come."""
     for _ in range(30):
@@ -61,7 +72,11 @@ def after(function, then):
     return both
 
 
-HOW = {"done": after(GenerationStore.completion_barrier, die), "end": die_last}
+HOW = {
+    "awaited": die_awaited,
+    "done": after(GenerationStore.completion_barrier, die),
+    "end": die_last,
+}
 """Where a process dies otherwise than at once."""
 
 

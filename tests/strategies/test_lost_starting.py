@@ -48,10 +48,10 @@ def await_death(job, process):
     note_gone(store, process, job.secret)
 
 
-def start_and_lose(server, text, folder, place, process, spares):
+def start_and_lose(server, text, folder, place, process, spares, *flags):
     """Runs a job of which a process dies in its start; returns the run and how it ended."""
     program = restartable_program(
-        CASE, server, text, spares, *PATIENCE, f"--dies-at={place}:{process}"
+        CASE, server, text, spares, *PATIENCE, f"--dies-at={place}:{process}", *flags
     )
     run = Run(dataclasses.replace(program, path=PROGRAM, timeout_s=150), folder)
     with run.start() as job:
@@ -83,6 +83,21 @@ def test_a_process_that_is_lost_when_all_are_done_ends_the_job_for_nobody(
 ):
     run, result = start_and_lose(megatron_fork_server, text, tmp_path, "done", 1, spares=1)
     assert list(result.exit_codes) == [0, KILLED, 0], result.describe()
+    assert digest_differences(run._digest(), uninterrupted(CASE)) == []
+    assert list(run.store.rglob("*")) == []
+
+
+def test_a_spare_stops_with_the_ranks_that_have_trained_when_the_job_stops_before_its_end(
+    megatron_fork_server, text, uninterrupted, tmp_path
+):
+    fault = f"exception:{CASE.protected_from + 2}:forward@0"
+    flags = ("--inprocess-max-iterations=1", "--moevement-faults", fault)
+    run, result = start_and_lose(megatron_fork_server, text, tmp_path, "awaited", 1, 1, *flags)
+    assert list(result.exit_codes) == [STATE_FLUSHED, KILLED, STATE_FLUSHED], result.describe()
+    run._program = restartable_program(CASE, megatron_fork_server, text, 1)
+    with run.start() as job:
+        again = job.wait()
+    assert list(again.exit_codes) == [0, 0, 0], again.describe()
     assert digest_differences(run._digest(), uninterrupted(CASE)) == []
     assert list(run.store.rglob("*")) == []
 
