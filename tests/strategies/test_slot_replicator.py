@@ -137,12 +137,12 @@ def copies_to(ring):
     """Returns a function that makes copies, first of all to processes 1 and 2, as they are told."""
     with contextlib.ExitStack() as stack:
 
-        def make(addresses, first=(1, 2), halfway=lambda record: None):
+        def make(addresses, first=(1, 2), halfway=lambda record: None, ping=lambda: None):
             sender = SlotSender(Session(TOKEN, 0, 1), addresses, deadline=DEADLINE, halfway=halfway)
             placement = Placement({RANK: first}, len(first), len(first))
             known = [Host(0, "own", RANK)]
             known += [Host(each, f"domain {each}") for each in addresses]
-            made = SlotReplicator(sender, ring, placement, known)
+            made = SlotReplicator(sender, ring, placement, known, ping=ping)
             stack.callback(made.close)
             return made
 
@@ -181,10 +181,15 @@ def test_a_window_is_complete_without_a_holder_whose_place_nobody_can_take(copie
 
 def test_one_copy_of_each_slot_is_waited_for_and_the_others_go_on(copies_to, ring, holder):
     with socket.create_server(("127.0.0.1", 0)) as mute:
-        copies = copies_to({1: holder[0].address, 2: mute.getsockname()})
+        owed = []
+        copies = copies_to(
+            {1: holder[0].address, 2: mute.getsockname()},
+            ping=lambda: owed.append(copies.acknowledgements.owed_copies()),
+        )
         copies.land(capture(ring, 0))
         copies.land(capture(ring, 1))
         copies.await_second_holder(Window(0, 2))
+        assert owed == sorted(set(owed), reverse=True), "no copy came before a ping"
         assert [record.step for record in holder[1].records()] == [0, 1]
         assert copies.acknowledgements.owed_copies() == 2
         assert copies.holders == (1, 2)

@@ -35,10 +35,10 @@ def flip(process, step):
 def cut(process, peer, step):
     store = PeerConnection.store
 
-    def break_off(self, owner, record, *rest):
+    def break_off(self, owner, record, *rest, **how):
         if (self._me.process, self._process) == (process, peer) and record.step >= step:
             raise ConnectionResetError("the link is cut on purpose")
-        store(self, owner, record, *rest)
+        store(self, owner, record, *rest, **how)
 
     PeerConnection.store = break_off
 

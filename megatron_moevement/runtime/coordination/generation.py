@@ -98,7 +98,7 @@ class Generation(Closing):
         self.uninterrupted = uninterrupted
         self.phase = Phase.PLANNING
         self.ping = ping
-        self._rest = rest
+        self.rest = rest
         self._observe: Callable[[Phase], None] = lambda phase: None
         self.spares = spares
         self.board = board
@@ -117,7 +117,7 @@ class Generation(Closing):
         """
         self.phase = advance(self.phase, event)
         if not self.phase.makes_steps:
-            self._rest()
+            self.rest()
         self._observe(self.phase)
 
     def confirm(self) -> None:

@@ -147,8 +147,7 @@ class WindowCapture:
         if not may_vote(self._ring, self._copies.acknowledgements):
             self._capture.await_landed()
         waited = not may_vote(self._ring, self._copies.acknowledgements)
-        while not may_vote(self._ring, self._copies.acknowledgements):
-            self._copies.await_change()
+        self._copies.await_until(lambda: may_vote(self._ring, self._copies.acknowledgements))
         if self._ring.is_full:
             self._pace.note(self._ring.next_step, waited=waited and not self._copies.is_in_trouble)
         self.stall += timedelta(seconds=time.perf_counter() - started_s)

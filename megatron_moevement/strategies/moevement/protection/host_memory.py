@@ -232,6 +232,7 @@ class HostMemory:
             plan.hosts,
             self._endpoint.faults,
             self.generation.uninterrupted,
+            self.generation.ping,
         )
         self._connected = _Connected(*served[0], addresses, copies, history)
         return [one for _, one in told]

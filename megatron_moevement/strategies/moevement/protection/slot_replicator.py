@@ -42,12 +42,14 @@ class SlotReplicator:
         hosts: Sequence[Host],
         faults: FaultPoints = NO_FAULTS,
         uninterrupted: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
+        ping: Callable[[], None] = lambda: None,
     ) -> None:
         """Takes over the sender; closes it at the end.
 
         Args:
             hosts: all processes that may.
             uninterrupted: encloses what a restart waits for.
+            ping: restarts the progress watchdog.
         """
         self._sender = sender
         self.ring = ring
@@ -57,6 +59,7 @@ class SlotReplicator:
         self._hosts = tuple(hosts)
         self._faults = faults
         self._uninterrupted = uninterrupted
+        self._ping = ping
         self._lock = threading.Lock()  # who keeps copies, and the sender's connections
         self.sent_bytes = 0
         self.moved = 0
@@ -102,6 +105,23 @@ class SlotReplicator:
         """
         self._sender.account.await_change(_PATIENCE)
         self.mend()
+
+    def await_until(self, is_met: Callable[[], bool]) -> None:
+        """Waits for acknowledgements.
+
+        The progress watchdog limits how long none arrives, in the first step of a generation too.
+
+        Args:
+            is_met: returns whether those that have arrived are enough.
+
+        Raises:
+            CaptureLostError: a slot is damaged in the ring.
+        """
+        owed = None
+        while not is_met():
+            if owed != (owed := self.acknowledgements.owed_copies()):
+                self._ping()
+            self.await_change()
 
     def mend(self) -> None:
         """Sends again to holders to which a transfer has failed, or lets others take their place.
@@ -192,8 +212,7 @@ class SlotReplicator:
 
     def await_second_holder(self, window: Window) -> None:
         """Waits until every slot of a window has a copy; the others may be on their way."""
-        while not self.acknowledgements.has_second_holder(window):
-            self.await_change()
+        self.await_until(lambda: self.acknowledgements.has_second_holder(window))
 
     def drop_before(self, window: Window) -> None:
         """Forgets the slots of older windows."""

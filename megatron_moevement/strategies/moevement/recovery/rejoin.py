@@ -168,6 +168,7 @@ class Rejoin:
         self._objects.faults.strike_outside(FaultPoint.REPROTECT)
         if self._guarded is not None:
             self._memory.copies.await_second_holder(self._guarded)
+            self._memory.generation.rest()  # who waits for others, below, is not late
         self._laps.end("reprotect")
         self._objects.faults.strike_outside(FaultPoint.REJOIN)
         self._rejoin_barrier.wait()
