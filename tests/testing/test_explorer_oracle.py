@@ -19,6 +19,7 @@ from tests.harness.doctored_run import (
 )
 from tests.harness.explorer.job import Protection, Training
 from tests.harness.explorer.oracle import judge
+from tests.harness.explorer.outcome import Killed
 from tests.harness.explorer.timeline import PersistedWindow, Timeline
 from tests.harness.explorer.verdicts_of_recoveries import check_lost_work
 
@@ -173,6 +174,22 @@ def test_who_is_killed_behind_the_last_step_may_leave_its_memory(
     )
     complaints = judge(scenario, run.outcome(monkeypatch))
     assert {complaint.check for complaint in complaints} == ({"leftovers"} if is_found else set())
+
+
+@pytest.mark.parametrize("forgot", [True, False])
+def test_who_loses_its_memory_behind_the_last_step_may_leave_the_folder_of_the_run(
+    run, monkeypatch, forgot
+):
+    run.left = ("abc",)
+    training = Training(steps=run.newest)
+    scenario = dataclasses.replace(
+        SCENARIO, job=dataclasses.replace(SCENARIO.job, training=training)
+    )
+    outcome = run.outcome(monkeypatch)
+    killed = (Killed(LOST, 200.0, forgot),)
+    launch = dataclasses.replace(outcome.launches[0], killed=killed)
+    complaints = judge(scenario, dataclasses.replace(outcome, launches=(launch,)))
+    assert {complaint.check for complaint in complaints} == (set() if forgot else {"leftovers"})
 
 
 @pytest.fixture

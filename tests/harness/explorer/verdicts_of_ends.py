@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from megatron_moevement.errors import ExitCode
 from megatron_moevement.policy.faults.fault_schedule import FaultKind
 from megatron_moevement.runtime.observation.events import EventName
-from tests.harness.explorer.outcome import NEVER_STRUCK, LaunchOutcome, Outcome
+from tests.harness.explorer.outcome import NEVER_STRUCK, Killed, LaunchOutcome, Outcome
 from tests.harness.explorer.scenario import Scenario
 from tests.harness.explorer.timeline import Timeline
 from tests.harness.fault_cover_run import EXIT_CODES
@@ -101,7 +101,8 @@ def check_leftovers(scenario: Scenario, outcome: Outcome, timeline: Timeline) ->
     """Checks that no process outlives its launch, and that a job that is done leaves no file.
 
     A listening socket is gone with its process. Who is killed from outside when all steps are
-    trained and nobody trains after it leaves its memory: nobody is there who would remove it.
+    trained and nobody trains after it leaves its memory: nobody is there who would remove it. Of
+    one whose memory is lost, too, the folder of the run may be left.
     """
     for number, launch in enumerate(outcome.launches):
         if launch.orphans and not launch.timed_out:
@@ -109,16 +110,18 @@ def check_leftovers(scenario: Scenario, outcome: Outcome, timeline: Timeline) ->
     last = outcome.launches[-1]
     if last.timed_out or outcome.digest is None:
         return
-    excused = {f"process-{one}" for one in _killed_behind_all_steps(scenario, timeline)}
+    killed = list(_killed_behind_all_steps(scenario, timeline))
+    excused = {f"process-{one.process}" for one in killed}
     folders = [path.split("/")[1] for path in last.left if "/" in path]
-    if last.left and not (folders and excused.issuperset(folders)):
+    is_excused = excused.issuperset(folders) and (folders or any(one.forgot for one in killed))
+    if last.left and not is_excused:
         yield f"{len(last.left)} files are left in the store directory: {', '.join(last.left[:4])}"
     flushed = last.folder.parent / "checkpoints" / "moevement" / "flushed"
     if flushed.exists() and any(flushed.iterdir()):
         yield f"flushed memory is left in {flushed}"
 
 
-def _killed_behind_all_steps(scenario: Scenario, timeline: Timeline) -> Iterator[int]:
+def _killed_behind_all_steps(scenario: Scenario, timeline: Timeline) -> Iterator[Killed]:
     """Yields who was killed in the last launch when every step was reported, and none later."""
     number = len(timeline.launches) - 1
     steps = timeline.of(number, EventName.ITERATION)
@@ -126,4 +129,4 @@ def _killed_behind_all_steps(scenario: Scenario, timeline: Timeline) -> Iterator
     for killed in timeline.launches[number].killed:
         later = [recovery for recovery in timeline.recoveries if recovery.time > killed.time]
         if done and min(done) <= killed.time and not later:
-            yield killed.process
+            yield killed
