@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Protocol, cast
 
 from megatron_moevement.errors import ExitCode, UserError
+from megatron_moevement.settings.parser import Parser, add_version
 
 COMMANDS: tuple[str, ...] = (
     "clean",
@@ -41,15 +42,14 @@ class CommandModule(Protocol):
         """Runs it and returns its exit code; `args.parser` is its parser."""
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """Returns the parser of the whole command."""
-    parser = argparse.ArgumentParser(prog="moevement", description=__doc__, allow_abbrev=False)
+def build_parser(names: Sequence[str] = COMMANDS) -> Parser:
+    """Returns the parser of the whole command, or of some sub-commands of it."""
+    parser = Parser(prog="moevement", description=__doc__)
+    add_version(parser)
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for name in COMMANDS:
+    for name in names:
         module = cast(CommandModule, importlib.import_module(f"{__name__}.{name}"))
-        own = subparsers.add_parser(
-            name, help=module.HELP, description=module.DESCRIPTION, allow_abbrev=False
-        )
+        own = subparsers.add_parser(name, help=module.HELP, description=module.DESCRIPTION)
         own.set_defaults(run=module.run, parser=own)
         module.add_flags(own)
     return parser
@@ -57,7 +57,10 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one sub-command and returns its exit code."""
-    args = build_parser().parse_args(argv)
+    argv = sys.argv[1:] if argv is None else argv
+    # What the other sub-commands import would be waited for in vain.
+    chosen = [name for name in COMMANDS if name in argv[:1]]
+    args = build_parser(chosen or COMMANDS).parse_args(argv)
     # Which package brings NVIDIA's management library is torch's concern.
     warnings.filterwarnings("ignore", message="The pynvml package", category=FutureWarning)
     try:

@@ -53,8 +53,8 @@ def _add_prepare(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -
         help="make .bin, .idx and a manifest from text",
         description="Tokenizes text files (a document each), JSONL files (a document per line) and "
         "folders of them.",
-        allow_abbrev=False,
     )
+    parser.set_defaults(parser=parser)
     parser.add_argument("--input", nargs="+", required=True, metavar="PATH", help="files, folders")
     parser.add_argument("--output-prefix", required=True, metavar="PREFIX", help="without .bin")
     _add_tokenizer_flags(parser, TokenizerType.BYTE)
@@ -107,11 +107,11 @@ def _add_inspect(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "inspect",
         help="show what a data set holds",
         description="Shows what a data set holds and checks its ids against a vocabulary.",
-        allow_abbrev=False,
     )
+    parser.set_defaults(parser=parser)
     parser.add_argument("prefix", metavar="PREFIX", help="path without .bin and .idx")
     _add_tokenizer_flags(parser, None)
-    parser.add_argument("--tokens", type=int, default=64, help="first tokens to show (default: 64)")
+    parser.add_argument("--tokens", type=int, default=64, help="first tokens to show")
 
 
 def _add_tokenizer_flags(parser: argparse.ArgumentParser, default: TokenizerType | None) -> None:

@@ -39,7 +39,7 @@ _MODEL_FLAGS = {
     "vocab_size": "rows of the embedding",
     "num_experts": "routed experts of every layer (default: a dense model)",
     "moe_ffn_hidden_size": "inner width of one expert (default: that of a dense MLP)",
-    "moe_shared_expert_intermediate_size": "inner width of the shared experts together",
+    "moe_shared_expert_intermediate_size": "inner width of all shared experts (default: none)",
 }
 _LAYOUT_FLAGS = {
     "pp": ("--pipeline-model-parallel-size", "pipeline stages"),
@@ -71,19 +71,25 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def _add_window_arguments(parser: argparse.ArgumentParser) -> None:
     window = parser.add_argument_group("window")
-    window.add_argument("--moevement-window", type=int, metavar="W", help="W, if it is given")
-    window.add_argument("--iteration-time", type=float, metavar="S", help="seconds")
+    window.add_argument(
+        "--moevement-window",
+        type=int,
+        metavar="W",
+        help="slots (default: as few as --iteration-time hides)",
+    )
+    window.add_argument("--iteration-time", type=float, metavar="SECONDS", help="of one")
     window.add_argument(
         "--bandwidth", type=float, metavar="GB/S", help="device to host, each rank, effective"
     )
     window.add_argument(
         "--network-bandwidth", type=float, metavar="GB/S", help="each rank (default: no limit)"
     )
-    window.add_argument("--moevement-replicas", type=int, default=2, metavar="R")
-    window.add_argument(
-        "--log-bytes", type=int, default=0, metavar="N", help="upstream log of one iteration"
-    )
-    _add_choice(window, "--moevement-order", Ordering, Ordering.INDEX)
+    text = "copies of every slot, which share the network"
+    window.add_argument("--moevement-replicas", type=int, default=2, metavar="R", help=text)
+    text = "bytes of the upstream log of one iteration"
+    window.add_argument("--log-bytes", type=int, default=0, metavar="N", help=text)
+    text = "what decides which operators are FULL first"
+    _add_choice(window, "--moevement-order", Ordering, Ordering.INDEX, text)
     window.add_argument(
         "--popularity", type=Path, metavar="FILE", help='JSON: {"layers.0.experts.1": 17, ...}'
     )
@@ -97,7 +103,7 @@ def _add_choice(
     name: str,
     kind: type[Enum],
     default: Enum,
-    text: str | None = None,
+    text: str,
 ) -> None:
     """Adds a flag that takes a member of an enum."""
     shown = "{" + ",".join(str(member.value) for member in kind) + "}"

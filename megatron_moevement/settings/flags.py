@@ -70,6 +70,7 @@ def flag(
 
 
 positive = functools.partial(flag, within=POSITIVE)
+seconds = functools.partial(flag, within=POSITIVE, metavar="SECONDS")
 not_negative = functools.partial(flag, within=NOT_NEGATIVE)
 count = functools.partial(flag, within=AT_LEAST_1)
 probability = functools.partial(flag, within=PROBABILITY)

@@ -7,7 +7,7 @@ from datetime import timedelta
 from enum import Enum
 
 from megatron_moevement.errors import UserError
-from megatron_moevement.settings.flags import count, flag, not_negative, positive
+from megatron_moevement.settings.flags import count, flag, not_negative, seconds
 
 
 class Granularity(Enum):
@@ -28,34 +28,32 @@ class InProcessRestart:
     inprocess_max_iterations: int | None = count(
         None, "restarts before the job stops (default: no limit)"
     )
-    inprocess_monitor_thread_interval: float = positive(
+    inprocess_monitor_thread_interval: float = seconds(
         1.0, "between two looks of a process at whether others are interrupted"
     )
-    inprocess_monitor_process_interval: float = positive(
+    inprocess_monitor_process_interval: float = seconds(
         1.0, "between two looks at whether the process lives"
     )
-    inprocess_progress_watchdog_interval: float = positive(
+    inprocess_progress_watchdog_interval: float = seconds(
         1.0, "between two signs of life of the training thread"
     )
-    inprocess_heartbeat_interval: float = positive(30.0, "between two heartbeats of a process")
-    inprocess_soft_timeout: float = positive(
-        60.0, "without progress until a process is interrupted"
-    )
-    inprocess_hard_timeout: float = positive(90.0, "without progress until a process is killed")
-    inprocess_heartbeat_timeout: float = positive(
+    inprocess_heartbeat_interval: float = seconds(30.0, "between two heartbeats of a process")
+    inprocess_soft_timeout: float = seconds(60.0, "without progress until a process is interrupted")
+    inprocess_hard_timeout: float = seconds(90.0, "without progress until a process is killed")
+    inprocess_heartbeat_timeout: float = seconds(
         60.0, "without a heartbeat until a process counts as lost"
     )
-    inprocess_barrier_timeout: float = positive(
+    inprocess_barrier_timeout: float = seconds(
         120.0, "that survivors wait for each other at a restart"
     )
-    inprocess_completion_timeout: float = positive(
+    inprocess_completion_timeout: float = seconds(
         120.0, "that processes wait for each other at the end"
     )
     inprocess_last_call_wait: float = not_negative(
-        1.0, "that others have to report faults at the same time"
+        1.0, "that others have to report faults at the same time", metavar="SECONDS"
     )
     inprocess_termination_grace_time: float = not_negative(
-        1.0, "between SIGTERM and SIGKILL of a process that hangs"
+        1.0, "between SIGTERM and SIGKILL of a process that hangs", metavar="SECONDS"
     )
     inprocess_granularity: Granularity = flag(
         Granularity.RANK, "what is given up with a lost process"

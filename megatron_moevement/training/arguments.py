@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 from megatron_moevement.errors import UserError
 from megatron_moevement.settings.architecture import (
@@ -19,6 +18,7 @@ from megatron_moevement.settings.fault_tolerance import FaultTolerance, check_fa
 from megatron_moevement.settings.flags import add_flags, read_flags
 from megatron_moevement.settings.optimization import Optimization, check_optimization
 from megatron_moevement.settings.parallelism import Parallelism, check_parallelism
+from megatron_moevement.settings.parser import UserParser, add_version
 from megatron_moevement.settings.precision import Precision, check_precision
 from megatron_moevement.settings.rank_monitor import RankMonitoring, check_rank_monitoring
 from megatron_moevement.settings.restart import InProcessRestart, check_restart
@@ -65,14 +65,10 @@ class Arguments:
     world_size: int
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UserError(f"{message} (see --help)")
-
-
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> UserParser:
     """Returns the parser of all flags."""
-    parser = _Parser(prog="pretrain_moe.py", allow_abbrev=False, description=__doc__)
+    parser = UserParser(prog="pretrain_moe.py", description=__doc__)
+    add_version(parser)
     parser.add_argument(
         "--model-preset",
         choices=sorted(PRESETS),

@@ -1,0 +1,100 @@
+"""The parser of both programs: help tells each default, a mistyped flag gets a proposal."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from enum import Enum
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, NoReturn
+
+from megatron_moevement import __version__
+from megatron_moevement.errors import UserError
+
+_SHOWN_PACKAGES = ("megatron-core", "torch")
+"""Whose versions decide what a job does."""
+
+
+class HelpFormatter(argparse.HelpFormatter):
+    """Appends its default to the help of each flag with a value."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        text = action.help or ""
+        if not action.option_strings or action.nargs == 0 or re.search(r"\bdefault: ", text):
+            return action.help
+        if action.required:
+            return f"{text} (required)".lstrip()
+        shown = shown_default(action.default).replace("%", "%%")
+        return f"{text} (default: {shown})".lstrip()
+
+
+def shown_default(value: Any) -> str:
+    """Returns a default as a user would give it; what there is none of is `none`."""
+    if isinstance(value, Enum):
+        return str(value.value)
+    if isinstance(value, (list, tuple)):
+        return " ".join(map(shown_default, value)) or "none"
+    return "none" if value is None or value == "" else str(value)
+
+
+class _Version(argparse.Action):
+    """Prints the version of this package, and those of what it stands on, and ends."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        below = ", ".join(f"{name} {_installed(name)}" for name in _SHOWN_PACKAGES)
+        sys.stdout.write(f"{parser.prog} {__version__} ({below})\n")
+        parser.exit()
+
+
+def _installed(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def add_version(parser: argparse.ArgumentParser) -> None:
+    """Adds `--version`."""
+    parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser with no abbreviations, whose help tells defaults."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(
+            *args, **{"formatter_class": HelpFormatter, "allow_abbrev": False, **options}
+        )
+
+    def refuse_unknown(self, unknown: Sequence[str]) -> NoReturn:
+        """Ends with what is not known, and what may have been meant."""
+        self.error(f"unrecognized arguments: {' '.join(unknown)}{self._proposal(unknown)}")
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parses; what is not known is an error of the sub-command that was given it."""
+        values, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            getattr(values, "parser", self).refuse_unknown(unknown)
+        return values
+
+    def _proposal(self, unknown: Iterable[str]) -> str:
+        known = [option for action in self._actions for option in action.option_strings]
+        found = []
+        for flag in (text.partition("=")[0] for text in unknown if text.startswith("--")):
+            found += difflib.get_close_matches(flag.replace("_", "-"), known, n=1, cutoff=0.75)
+        return f"; did you mean {', '.join(dict.fromkeys(found))}?" if found else ""
+
+
+class UserParser(Parser):
+    """One that leaves it to the program to say what is wrong, in a line."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raises what is wrong.
+
+        Raises:
+            UserError: always.
+        """
+        raise UserError(f"{message} (see {self.prog} --help)")
