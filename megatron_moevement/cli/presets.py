@@ -7,7 +7,8 @@ import argparse
 from rich.console import Console
 from rich.table import Table
 
-from megatron_moevement.training.presets import PRESETS, preset_model
+from megatron_moevement.errors import ExitCode
+from megatron_moevement.training.presets import PARAMETERS, PRESETS, preset_model
 
 HELP = "show the model presets and their sizes"
 DESCRIPTION = None
@@ -21,28 +22,23 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Prints a table of all presets."""
     del args
-    from megatron_moevement.backends import cpu  # noqa: PLC0415  (imports torch)
-
-    cpu.install()
-    from megatron_moevement.integrations.megatron.parameter_count import (  # noqa: PLC0415
-        count_parameters,
-    )
-
     table = Table("preset", "layers", "hidden", "experts", "top-k", "parameters", "active")
-    for name, flags in PRESETS.items():
+    for name in PRESETS:
         architecture, moe = preset_model(name)
-        vocab_size = int(flags.get("vocab_size", 320))
-        count = count_parameters(
-            architecture, moe, vocab_size=vocab_size, seq_length=int(flags["seq_length"])
-        )
+        count = PARAMETERS[name]
         table.add_row(
             name,
             str(architecture.num_layers),
             str(architecture.hidden_size),
             str(moe.num_experts),
             str(moe.moe_router_topk),
-            f"{count.total / 1e9:.4g} B",
-            f"{count.active / 1e9:.4g} B",
+            _short(count.total),
+            _short(count.active),
         )
     Console().print(table)
-    return 0
+    return ExitCode.DONE
+
+
+def _short(parameters: int) -> str:
+    size, unit = (1e9, "B") if parameters >= 1e8 else (1e6, "M")
+    return f"{parameters / size:.3g} {unit}"

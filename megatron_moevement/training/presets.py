@@ -98,6 +98,30 @@ PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 """Defaults of flags, by preset; a flag on the command line overrides its default."""
 
 
+@dataclasses.dataclass(frozen=True)
+class ParameterCount:
+    """Parameters of a whole model.
+
+    Attributes:
+        active: those that one token uses: of the routed experts, top-k per layer.
+    """
+
+    total: int
+    active: int
+
+
+PARAMETERS: Mapping[str, ParameterCount] = MappingProxyType(
+    {
+        "tiny": ParameterCount(1_881_216, 701_568),
+        "moe-llava": ParameterCount(2_889_353_216, 1_989_675_008),
+        "gpt-moe": ParameterCount(7_355_863_040, 1_630_638_080),
+        "qwen-moe": ParameterCount(14_315_931_648, 2_689_320_960),
+        "deepseek-moe": ParameterCount(16_455_989_760, 3_636_165_120),
+    }
+)
+"""By preset, with its `vocab_size` or that of bytes; a test counts those of Megatron's models."""
+
+
 def preset_model(name: str) -> tuple[Architecture, MixtureOfExperts]:
     """Returns the network of a preset as it is without further flags."""
 
