@@ -6,11 +6,13 @@ import argparse
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
-from rich.console import Console
+from rich.console import RenderableType
 from rich.table import Table
 
 from megatron_moevement.cli.inputs import read_text
+from megatron_moevement.cli.output import add_json_flag, show
 from megatron_moevement.errors import ExitCode, UserError
 from megatron_moevement.policy.facts.facts import Condition, Facts, InconsistentFactsError
 from megatron_moevement.policy.facts.facts_document import FACTS, load_facts
@@ -42,40 +44,61 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         metavar="EVENT_DIR | FACTS.json",
         help="folder of a job's events, or a file with what its processes published",
     )
+    add_json_flag(parser, "the plans as JSON, by file")
 
 
 def run(args: argparse.Namespace) -> int:
     """Plans and prints."""
-    if not args.facts.is_dir():
-        _explain(args.facts)
-        return ExitCode.DONE
-    files = kept_documents(args.facts, FACTS)
+    is_one = not args.facts.is_dir()
+    files = [args.facts] if is_one else kept_documents(args.facts, FACTS)
     if not files:
         raise UserError(
             f"{args.facts} holds no facts of a recovery; give the --moevement-event-dir of a job "
             "that recovered, or a file of facts"
         )
+    document, shown = {}, list[RenderableType]()
     for file in files:
-        print(f"--- {file}")
-        _explain(file)
+        facts = load_facts(read_text(file), str(file))
+        plan = _plan(facts, file)
+        document[str(file)] = None if plan is None else _document(facts, plan)
+        shown += [] if is_one else [f"--- {file}"]
+        shown += _explanation(facts, plan)
+    show(args, document, shown)
     return ExitCode.DONE
 
 
-def _explain(path: Path) -> None:
-    facts = load_facts(read_text(path), str(path))
+def _plan(facts: Facts, path: Path) -> Plan | None:
     try:
-        plan = plan_start(facts)
+        return plan_start(facts)
     except InconsistentFactsError as error:
         raise UserError(f"{path} has no plan, the protocol was broken: {error}") from error
+
+
+def _explanation(facts: Facts, plan: Plan | None) -> list[RenderableType]:
     if plan is None:
-        print(f"generation {facts.generation}: nothing in memory is newer than {_durable(facts)}")
-        return
-    console = Console(highlight=False)
-    console.print(f"{plan.verdict.value}: {plan.reason}", soft_wrap=True, markup=False)
-    lines = [*_summary(plan), *_losses(facts, plan.target)]
-    console.print("\n".join(lines), soft_wrap=True, markup=False)
-    console.print(_table(facts, plan))
-    console.print("\n".join(_closing(plan)), soft_wrap=True, markup=False)
+        return [f"generation {facts.generation}: nothing in memory is newer than {_durable(facts)}"]
+    lines = [f"{plan.verdict.value}: {plan.reason}", *_summary(plan)]
+    lines += _losses(facts, plan.target)
+    return ["\n".join(lines), _table(facts, plan), "\n".join(_closing(plan))]
+
+
+def _document(facts: Facts, plan: Plan) -> dict[str, Any]:
+    return {
+        "generation": plan.generation,
+        "verdict": plan.verdict.value,
+        "reason": plan.reason,
+        "target": plan.target,
+        "replayed_steps": plan.replayed_steps,
+        "window": plan.window and plan.window.document,
+        "persisted": plan.persisted and plan.persisted.document,
+        "scope": plan.scope_kind.value,
+        "segments": plan.segments,
+        "stages": [_activity(plan, stage) for stage in range(facts.layout.pp)],
+        "copies": {str(copy.rank): copy.source for copy in plan.copies},
+        "ledger_source": plan.ledger_source,
+        "lost_steps": plan.lost_steps,
+        "digest": plan.digest,
+    }
 
 
 def _durable(facts: Facts) -> str:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import json
 from typing import Any
 
-from rich.console import Console
+from rich.console import RenderableType
 from rich.filesize import decimal
 from rich.table import Table
 
 from megatron_moevement.cli.inputs import add_store_dir
+from megatron_moevement.cli.output import add_json_flag, show
 from megatron_moevement.errors import ExitCode
 from megatron_moevement.policy.copies.persistence import SlotKey
 from megatron_moevement.policy.window.schedule import Window
@@ -34,25 +34,17 @@ process its place in the run, and for each slot who holds it and whether its che
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of `moevement inspect`."""
     add_store_dir(parser)
-    parser.add_argument("--json", action="store_true", help="everything, for programs")
+    add_json_flag(parser, "everything, as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
     """Looks, compares and prints."""
     runs = survey(args.store_dir)
-    if args.json:
-        document = {"store_dir": str(args.store_dir), "runs": [_run_document(run) for run in runs]}
-        print(json.dumps(document, indent=1))
-        return ExitCode.DONE
-    console = Console(highlight=False)
-    if not runs:
-        console.print(f"nothing in {args.store_dir}", soft_wrap=True, markup=False)
+    shown: list[RenderableType] = [] if runs else [f"nothing in {args.store_dir}"]
     for each in runs:
-        console.print(_title(each), soft_wrap=True, markup=False)
-        console.print(_process_table(each))
-        console.print(_slot_table(each))
-        for trouble in _troubles(each):
-            console.print(trouble, soft_wrap=True, markup=False)
+        shown += [_title(each), _process_table(each), _slot_table(each), *_troubles(each)]
+    document = {"store_dir": str(args.store_dir), "runs": [_run_document(run) for run in runs]}
+    show(args, document, shown)
     return ExitCode.DONE
 
 

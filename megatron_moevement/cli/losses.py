@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import math
+import sys
 from collections.abc import Mapping
 
-from rich.console import Console
 from rich.table import Table
 
 from megatron_moevement.cli.inputs import events_in
+from megatron_moevement.cli.output import add_json_flag, show
 from megatron_moevement.errors import ExitCode, UserError
 from megatron_moevement.training.data.manifest import read_manifest
 from megatron_moevement.training.reporting.plots import losses_from_events, plot_losses
@@ -20,8 +21,8 @@ DESCRIPTION = __doc__
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Adds its flags."""
-    parser.allow_abbrev = True
     parser.add_argument("event_dir", metavar="DIR", help="the run's --moevement-event-dir")
+    add_json_flag(parser, "every loss as JSON, for programs")
     parser.add_argument("--picture", metavar="FILE", help="draw the curves into this PNG")
     parser.add_argument(
         "--data", metavar="PREFIX", help="compare with the unigram entropy of these data"
@@ -48,12 +49,24 @@ def run(args: argparse.Namespace) -> int:
     entropy = _unigram_entropy(args.data)
     if entropy is not None:
         table.add_row("unigram entropy of the data", "", f"{entropy:.4f}")
-    Console().print(table)
+    document = {
+        "training": _finite(training),
+        "validation": _finite(validation),
+        "unigram_entropy": entropy,
+    }
+    show(args, document, [table])
     if args.picture is not None:
         plot_losses(training, args.picture, validation=validation, unigram_entropy=entropy)
     if entropy is None or margin is None:
         return ExitCode.DONE
-    return _judge(validation, entropy, margin)
+    judgement, code = _judge(validation, entropy, margin)
+    print(judgement, file=sys.stderr if args.json else sys.stdout)
+    return code
+
+
+def _finite(losses: Mapping[int, float]) -> dict[int, float | None]:
+    """Returns losses as JSON has them: it knows no NaN and no infinity."""
+    return {step: loss if math.isfinite(loss) else None for step, loss in losses.items()}
 
 
 def _margin(args: argparse.Namespace) -> float | None:
@@ -67,17 +80,16 @@ def _margin(args: argparse.Namespace) -> float | None:
     return margin
 
 
-def _judge(validation: Mapping[int, float], entropy: float, margin: float) -> ExitCode:
-    """Says whether the last validation loss is low enough; one that is no number is not."""
+def _judge(validation: Mapping[int, float], entropy: float, margin: float) -> tuple[str, ExitCode]:
+    """Returns whether the last validation loss is low enough; one that is no number is not."""
     required = f"{margin} nats below the unigram entropy, {entropy:.4f}, are required"
     if not validation:
-        print(f"no validation loss; {required}")
-        return ExitCode.FAILURE
+        return f"no validation loss; {required}", ExitCode.FAILURE
     loss = validation[max(validation)]
     low_enough = entropy - loss >= margin
     verdict = "low enough" if low_enough else "too high"
-    print(f"validation loss {loss:.4f} is {verdict}: {required}")
-    return ExitCode.DONE if low_enough else ExitCode.FAILURE
+    told = f"validation loss {loss:.4f} is {verdict}: {required}"
+    return told, ExitCode.DONE if low_enough else ExitCode.FAILURE
 
 
 def _unigram_entropy(prefix: str | None) -> float | None:

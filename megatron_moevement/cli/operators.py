@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import json
 import tempfile
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
 from megatron_moevement.cli.launch import GRACE, PROGRAM, Job, launch
+from megatron_moevement.cli.output import add_json_flag, show
 from megatron_moevement.errors import ExitCode, UserError
 from megatron_moevement.policy.job.operators import OperatorKind
 from megatron_moevement.policy.job.ranks import LogicalRank
@@ -34,11 +35,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         metavar="RANK",
         help="such as pp0.dp0.tp0.cp0.ep0 (default: the one with the largest slot)",
     )
-    parser.add_argument(
-        "--json",
-        action="store_true",
-        help="everything of all ranks; also an --inventory of moevement schedule",
-    )
+    add_json_flag(parser, "everything of all ranks; also an --inventory of moevement schedule")
     parser.add_argument("flags", nargs="*", metavar="FLAGS", help="those of the job")
 
 
@@ -52,19 +49,14 @@ def run(args: argparse.Namespace) -> int:
         if code != ExitCode.DONE:
             return code
         text = file.read_text()
-    if args.json:
-        print(text, end="")
-        return ExitCode.DONE
     schedule = load_schedule(text, "the inventory of the ranks")
     rank = _rank(schedule, args.rank)
-    console = Console(highlight=False)
-    console.print(
+    title = (
         f"{rank}: {len(schedule.inventory.by_rank[rank])} operators, W = {schedule.window}, "
-        f"digest {schedule.digest}",
-        soft_wrap=True,
+        f"digest {schedule.digest}"
     )
-    console.print(_operator_table(schedule, rank))
-    console.print(_slot_table(schedule, rank))
+    tables = [_operator_table(schedule, rank), _slot_table(schedule, rank)]
+    show(args, json.loads(text), [title, *tables])
     return ExitCode.DONE
 
 

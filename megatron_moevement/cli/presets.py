@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 
-from rich.console import Console
 from rich.table import Table
 
+from megatron_moevement.cli.output import add_json_flag, show
 from megatron_moevement.errors import ExitCode
 from megatron_moevement.training.presets import PARAMETERS, PRESETS, preset_model
 
@@ -15,17 +16,24 @@ DESCRIPTION = None
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Adds no flags."""
-    parser.allow_abbrev = True
+    """Adds the flags of `moevement presets`."""
+    add_json_flag(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Prints a table of all presets."""
-    del args
+    document = {}
     table = Table("preset", "layers", "hidden", "experts", "top-k", "parameters", "active")
     for name in PRESETS:
         architecture, moe = preset_model(name)
         count = PARAMETERS[name]
+        document[name] = {
+            "num_layers": architecture.num_layers,
+            "hidden_size": architecture.hidden_size,
+            "num_experts": moe.num_experts,
+            "moe_router_topk": moe.moe_router_topk,
+            "parameters": dataclasses.asdict(count),
+        }
         table.add_row(
             name,
             str(architecture.num_layers),
@@ -35,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
             _short(count.total),
             _short(count.active),
         )
-    Console().print(table)
+    show(args, document, [table])
     return ExitCode.DONE
 
 

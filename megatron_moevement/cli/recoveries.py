@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
 
 from megatron_moevement.cli.inputs import events_in
+from megatron_moevement.cli.output import add_json_flag, show
 from megatron_moevement.errors import ExitCode
 from megatron_moevement.policy.job.guarantee import Level
 from megatron_moevement.policy.outcome.account import RankAccount, RecoveryAccount
@@ -14,13 +19,15 @@ from megatron_moevement.runtime.observation.events import EventName, EventRecord
 
 HELP = "show the recoveries of a run"
 DESCRIPTION = """
-Prints one line for each recovery of a run, from its events.
+Prints one line for each recovery of a run, from its events, with the time at which it ended, and
+one if a fault was noticed after which no recovery has ended.
 """
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Adds its flags."""
     parser.add_argument("event_dir", metavar="DIR", help="the run's --moevement-event-dir")
+    add_json_flag(parser)
     parser.add_argument(
         "--require",
         metavar="VERDICT",
@@ -32,21 +39,44 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Prints the recoveries; judges them if asked to."""
-    recoveries = recoveries_of(events_in(args.event_dir))
-    for recovery in recoveries:
-        print(recovery.line)
+    events = events_in(args.event_dir)
+    ended = ended_recoveries(events)
+    recoveries = [each.account for each in ended]
+    open_fault = _open_fault(events)
+    lines = [f"{_time(each.time_s)} {each.account.line}" for each in ended]
+    if open_fault is not None:
+        lines.append(
+            f"{_time(open_fault.time)} generation {open_fault.generation}: a fault was "
+            "noticed, and no recovery has ended since"
+        )
+    document = {
+        "recoveries": [_document(each) for each in ended],
+        "open_fault": None if open_fault is None else _time(open_fault.time),
+    }
+    show(args, document, lines or [f"no recovery in {args.event_dir}: no fault was noticed"])
     if args.require is None:
         return ExitCode.DONE
     wanted = Verdict(args.require)
     if not recoveries:
-        print(f"no recovery, {wanted.value} is required")
+        print(f"no recovery, {wanted.value} is required", file=sys.stderr)
     wrong = [each for each in recoveries if each.verdict is not wanted or not each.verified]
     for each in wrong:
-        print(f"generation {each.generation}: {wanted.value} with the same bits is required")
+        print(
+            f"generation {each.generation}: {wanted.value} with the same bits is required",
+            file=sys.stderr,
+        )
     return ExitCode.FAILURE if wrong or not recoveries else ExitCode.DONE
 
 
-def recoveries_of(events: Sequence[EventRecord]) -> list[RecoveryAccount]:
+@dataclass(frozen=True)
+class EndedRecovery:
+    """A recovery, and when the first rank went on after it, in seconds since the epoch."""
+
+    time_s: float
+    account: RecoveryAccount
+
+
+def ended_recoveries(events: Sequence[EventRecord]) -> list[EndedRecovery]:
     """Returns the recoveries that ended, in the order of time.
 
     Args:
@@ -67,7 +97,7 @@ def recoveries_of(events: Sequence[EventRecord]) -> list[RecoveryAccount]:
             told.append(record)
         else:
             found.append([record])
-    return [_account(told) for told in found]
+    return [EndedRecovery(told[0].time, _account(told)) for told in found]
 
 
 def _account(told: Sequence[EventRecord]) -> RecoveryAccount:
@@ -86,3 +116,31 @@ def _account(told: Sequence[EventRecord]) -> RecoveryAccount:
             for one in told
         ],
     )
+
+
+def _open_fault(events: Sequence[EventRecord]) -> EventRecord | None:
+    """Returns the first sign of a fault after the newest recovery, if there is one."""
+    last = max((one.time for one in events if one.event is EventName.RECOVERED), default=0.0)
+    later = (one for one in events if one.event is EventName.FAULT_DETECTED and one.time > last)
+    return next(later, None)
+
+
+def _time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
+
+
+def _document(ended: EndedRecovery) -> dict[str, Any]:
+    account = ended.account
+    return {
+        "time": _time(ended.time_s),
+        "generation": account.generation,
+        "verdict": account.verdict.value,
+        "scope": account.scope,
+        "target": account.target,
+        "guarantee": account.level.value,
+        "replayed_steps": account.replayed_steps,
+        "verified": account.verified,
+        "duration_s": account.duration_s,
+        "breakdown_s": dict(account.breakdown_s),
+        "owed_copies": account.owed_copies,
+    }

@@ -10,11 +10,12 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
+from rich.console import RenderableType
 from rich.filesize import decimal
 from rich.table import Table
 
 from megatron_moevement.cli.inputs import read_text
+from megatron_moevement.cli.output import add_json_flag, show
 from megatron_moevement.errors import ExitCode, UserError
 from megatron_moevement.policy.job.inventory_document import load_inventory
 from megatron_moevement.policy.job.model_shape import Capture, ModelShape, inventory_of
@@ -23,6 +24,7 @@ from megatron_moevement.policy.job.ranks import Layout
 from megatron_moevement.policy.window.bandwidth import PathBandwidth
 from megatron_moevement.policy.window.ordering import Ordering, order_operators
 from megatron_moevement.policy.window.packing import Levelled
+from megatron_moevement.policy.window.schedule_document import dump_schedule
 from megatron_moevement.policy.window.window_planner import WindowPlan, plan_window
 
 HELP = "print the window and its slots for a model"
@@ -66,6 +68,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     text = "what replicas capture of what they all hold (default: shard)"
     _add_choice(layout, "--capture", Capture, Capture.SHARD, text)
     _add_window_arguments(parser)
+    add_json_flag(parser, "slots and bytes of all ranks as JSON; also an --inventory")
     parser.add_argument("--picture", type=Path, metavar="FILE.png", help="draw the slots")
 
 
@@ -122,12 +125,11 @@ def run(args: argparse.Namespace) -> int:
         plan = _plan(args, _inventory(args))
     except ValueError as error:
         raise UserError(f"{error}; see moevement schedule --help") from error
-    console = Console(highlight=False)
-    console.print(_summary(plan), soft_wrap=True)
-    console.print(_table(plan))
+    shown: list[RenderableType] = [_summary(plan), _table(plan)]
     if args.picture:
         _draw(plan, args.picture)
-        console.print(f"picture: {args.picture}", soft_wrap=True)
+        shown.append(f"picture: {args.picture}")
+    show(args, json.loads(dump_schedule(plan.schedule)), shown)
     return ExitCode.DONE
 
 

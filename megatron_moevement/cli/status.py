@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from megatron_moevement.cli.inputs import add_store_dir, events_in
+from megatron_moevement.cli.output import add_json_flag, show
 from megatron_moevement.errors import ExitCode, UserError
 from megatron_moevement.runtime.observation.events import EventName, EventRecord
 from megatron_moevement.runtime.stores.status_file import read_status
@@ -30,6 +31,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--run-id", metavar="ID", help="of this run alone")
     add_store_dir(parser)
+    add_json_flag(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -41,16 +43,16 @@ def run(args: argparse.Namespace) -> int:
     if args.event_dir is not None:
         if args.run_id is not None:
             raise UserError("give EVENT_DIR or --run-id: events are those of one run")
-        lines = _of_events(args.event_dir)
+        document, lines = _of_events(args.event_dir)
     else:
-        lines = _of_stores(args.store_dir, args.run_id)
-    for line in lines:
-        print(line)
+        document, lines = _of_stores(args.store_dir, args.run_id)
+    show(args, document, lines)
     return ExitCode.DONE
 
 
-def _of_stores(store_dir: Path, run_id: str | None) -> list[str]:
-    """Returns a line for each run; the process with the first rank publishes its status."""
+def _of_stores(store_dir: Path, run_id: str | None) -> tuple[dict[str, Any], list[str]]:
+    """Returns a document and a line for each run; who has the first rank publishes its status."""
+    document: dict[str, Any] = {}
     lines = []
     for folder in run_folders(store_dir):
         if run_id not in {None, folder.name}:
@@ -60,6 +62,11 @@ def _of_stores(store_dir: Path, run_id: str | None) -> list[str]:
         live = sum(owner is not None for owner in owners.values())
         found = [read_status(process) for process in processes.values()]
         known = max((one for one in found if one), key=lambda one: float(one["time"]), default=None)
+        document[folder.name] = {
+            "live_processes": live,
+            "processes": len(processes),
+            "published": known,
+        }
         on = f"run {folder.name}: {live} of {len(processes)} processes of this machine live"
         if known is None:
             lines.append(f"{on}, no window is persisted yet or rank 0 is on another machine")
@@ -74,10 +81,10 @@ def _of_stores(store_dir: Path, run_id: str | None) -> list[str]:
             f"nothing{which} in {store_dir}: give the job's --moevement-store-dir as --store-dir, "
             "or its --moevement-event-dir"
         )
-    return lines
+    return document, lines
 
 
-def _of_events(event_dir: str) -> list[str]:
+def _of_events(event_dir: str) -> tuple[dict[str, Any], list[str]]:
     events = events_in(event_dir)
     if not events:
         raise UserError(f"{event_dir} has no events yet")
@@ -87,16 +94,23 @@ def _of_events(event_dir: str) -> list[str]:
     lines = [f"generation {generation}, step {step} {_ago(events[-1].time)}"]
     last = _newest(events, EventName.PROTECTION)
     window = _newest(events, EventName.WINDOW_PERSISTED)
+    document = {
+        "generation": generation,
+        "step": step,
+        "time": events[-1].time,
+        "protection": None if last is None else dict(last.fields),
+        "window": None if window is None else dict(window.fields),
+    }
     if last is None or window is None:
         lines.append("protection: no window is persisted yet")
-        return lines
+        return document, lines
     fields = last.fields
     told = f"protection: {fields['level']}, {window.fields['copies']} of {fields['wanted']} copies"
     spares = fields["spares"]
     told += "" if spares is None else f", spares left: {spares}"
     lines[0] += f", window {_window(window.fields)}"
     lines.append("; ".join([told, *fields["costs"]]))
-    return lines
+    return document, lines
 
 
 def _newest(events: Sequence[EventRecord], name: EventName) -> EventRecord | None:

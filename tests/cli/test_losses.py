@@ -1,5 +1,6 @@
 """`moevement losses`, on events and a manifest that are written down here."""
 
+import json
 import math
 
 import pytest
@@ -93,3 +94,14 @@ def test_a_margin_that_makes_no_sense_is_bad_input(run, data, capsys, with_data,
     told = capsys.readouterr()
     assert (told.out, len(told.err.splitlines())) == ("", 1)
     assert hint in told.err
+
+
+def test_json_is_one_document_and_the_judgement_is_beside_it(run, data, capsys):
+    arguments = ["losses", run(4.5, math.nan), "--data", data, "--json"]
+    assert main([*arguments, "--below-entropy", "0.5"]) == 1
+    told = capsys.readouterr()
+    document = json.loads(told.out)
+    assert document["training"]["20"] == 3.0
+    assert document["validation"] == {"10": 4.5, "20": None}
+    assert document["unigram_entropy"] == ENTROPY
+    assert told.err.startswith("validation loss nan is too high")

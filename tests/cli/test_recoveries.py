@@ -1,5 +1,7 @@
 """`moevement recoveries`, on events of recoveries that are written down here."""
 
+from datetime import datetime
+
 import pytest
 
 from megatron_moevement.cli import main
@@ -35,6 +37,8 @@ def test_each_recovery_is_one_line(tmp_path, capsys):
             told(tmp_path, rank, generation=generation, target=target)
     assert recoveries(tmp_path) == 0
     lines = capsys.readouterr().out.splitlines()
+    assert all(datetime.fromisoformat(line.partition(" ")[0]).tzinfo for line in lines)
+    lines = [line.partition(" ")[2] for line in lines]
     assert [line.partition(",")[0] for line in lines] == [
         f"generation {generation}: LOCALIZED" for generation in (1, 2, 3, 3)
     ]
@@ -58,7 +62,22 @@ def test_what_is_required_decides_the_exit_code(tmp_path, capsys):
         assert recoveries(tmp_path / name) == 0
         capsys.readouterr()
         assert recoveries(tmp_path / name, *require) == 1
-        assert "is required" in capsys.readouterr().out
+        assert "is required" in capsys.readouterr().err
+
+
+def test_a_run_without_a_fault_says_so(tmp_path, capsys):
+    assert recoveries(tmp_path) == 0
+    assert capsys.readouterr().out == f"no recovery in {tmp_path}: no fault was noticed\n"
+
+
+def test_a_fault_that_no_recovery_ended_is_told(tmp_path, capsys):
+    told(tmp_path, 0)
+    with EventLog(tmp_path, 0, 2) as events:
+        events.emit(EventName.FAULT_DETECTED, 12)
+    assert recoveries(tmp_path) == 0
+    first, second = capsys.readouterr().out.splitlines()
+    assert "LOCALIZED" in first
+    assert second.endswith("generation 2: a fault was noticed, and no recovery has ended since")
 
 
 def test_a_folder_that_is_not_there_is_bad_input(tmp_path, capsys):

@@ -1,0 +1,74 @@
+"""What listing commands print: one document for programs, with `--json`."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from megatron_moevement.cli import COMMANDS, build_parser, main
+from megatron_moevement.training.presets import PARAMETERS
+from tests.cli.test_recoveries import told
+
+ROOT = Path(__file__).resolve().parents[2]
+LISTINGS = {
+    "explain",
+    "inspect",
+    "losses",
+    "operators",
+    "presets",
+    "recoveries",
+    "schedule",
+    "status",
+}
+DENSE = ("--num-layers", "4", "--hidden-size", "8", "--vocab-size", "16", "--ffn-hidden-size", "8")
+
+
+@pytest.fixture
+def printed(capsys):
+    """Returns a function that gives the document that a command prints."""
+
+    def run(*arguments):
+        assert main([*map(str, arguments), "--json"]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    return run
+
+
+def test_every_command_that_lists_has_the_flag():
+    parser = build_parser()
+    (commands,) = (action for action in parser._actions if action.dest == "command")
+    with_flag = {
+        name for name in COMMANDS if "--json" in commands.choices[name]._option_string_actions
+    }
+    assert with_flag == LISTINGS
+
+
+def test_presets(printed):
+    document = printed("presets")
+    assert document["tiny"]["parameters"]["total"] == PARAMETERS["tiny"].total
+    assert document["tiny"]["num_experts"] == 8
+
+
+def test_a_schedule_is_an_inventory_that_gives_the_same_schedule(printed, tmp_path):
+    document = printed("schedule", *DENSE, "--moevement-window", 2)
+    assert document["window"] == 2
+    file = tmp_path / "schedule.json"
+    file.write_text(json.dumps(document))
+    assert printed("schedule", "--inventory", file, "--moevement-window", 2) == document
+
+
+def test_the_plan_of_a_recovery(printed):
+    file = ROOT / "docs" / "examples" / "facts.json"
+    document = printed("explain", file)
+    assert document.keys() == {str(file)}
+    assert document[str(file)]["verdict"] == "LOCALIZED"
+    assert len(document[str(file)]["stages"]) > 1
+
+
+def test_recoveries(printed, tmp_path):
+    told(tmp_path, 0)
+    told(tmp_path, 1)
+    (recovery,) = printed("recoveries", tmp_path)["recoveries"]
+    assert (recovery["verdict"], recovery["target"], recovery["scope"]) == ("LOCALIZED", 9, [1])
+    assert recovery["duration_s"] == pytest.approx(3.75)
+    assert recovery["time"].endswith("+00:00")
