@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from megatron_moevement.cli.inputs import check_flags
 from megatron_moevement.cli.launch import GRACE, PROGRAM, Job, launch
 
 HELP = "make a checkpoint of what a killed job left in host memory"
@@ -33,5 +34,6 @@ def run(args: argparse.Namespace) -> int:
     """Starts the ranks and returns their exit code."""
     if args.ranks < 1:
         args.parser.error("-n must be at least 1")
+    check_flags(args.flags, args.ranks)
     flags = (*args.flags, "--moevement-recover-only")
     return launch(Job(args.ranks, 0, PROGRAM, flags, GRACE, log_directory=None))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 from megatron_moevement.errors import UserError
 from megatron_moevement.runtime.observation.events import EventRecord, read_events
 from megatron_moevement.runtime.stores.store import default_store_dir
+from megatron_moevement.training.arguments import parse
 
 
 def add_store_dir(parser: argparse.ArgumentParser) -> None:
@@ -32,5 +34,18 @@ def read_text(path: Path) -> str:
     """Returns the text of a file that a user has named; one that can't be read is refused."""
     try:
         return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"can't read {path}: {error}") from error
+    except OSError as error:
+        raise UserError(f"can't read {path}: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"can't read {path}: it is no UTF-8 text") from error
+
+
+def check_flags(flags: Sequence[str], ranks: int) -> None:
+    """Checks the flags of a job before its ranks are started: they are those of this command.
+
+    Raises:
+        UserError: there are none, or the training program would refuse them.
+    """
+    if not flags:
+        raise UserError("give the flags of the job, those of pretrain_moe.py, after --")
+    parse(flags, ranks)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from rich.table import Table
 
+from megatron_moevement.cli.inputs import check_flags
 from megatron_moevement.cli.launch import GRACE, PROGRAM, Job, launch
 from megatron_moevement.cli.output import add_json_flag, show
 from megatron_moevement.errors import ExitCode, UserError
@@ -44,6 +45,7 @@ def run(args: argparse.Namespace) -> int:
     if args.ranks < 1:
         args.parser.error("-n must be at least 1")
     with tempfile.TemporaryDirectory(prefix="moevement-operators-") as folder:
+        check_flags(args.flags, args.ranks)
         file = Path(folder) / "operators.json"
         code = _build((*args.flags, f"--moevement-operators={file}"), args.ranks)
         if code != ExitCode.DONE:

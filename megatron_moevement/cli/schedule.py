@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections import Counter
+from collections.abc import Mapping
 from datetime import timedelta
 from enum import Enum
 from pathlib import Path
@@ -26,6 +27,7 @@ from megatron_moevement.policy.window.ordering import Ordering, order_operators
 from megatron_moevement.policy.window.packing import Levelled
 from megatron_moevement.policy.window.schedule_document import dump_schedule
 from megatron_moevement.policy.window.window_planner import WindowPlan, plan_window
+from megatron_moevement.settings.flags import AT_LEAST_1, NOT_NEGATIVE, POSITIVE, reader
 
 HELP = "print the window and its slots for a model"
 DESCRIPTION = """
@@ -33,6 +35,10 @@ Prints in which slot of the window each part of a model is captured. The model i
 sizes, or by an inventory: {"ranks": {"pp0.dp0.tp0.cp0.ep0": {"layers.0.gate": [FULL bytes, COMPUTE
 bytes], ...}, ...}, "tied": [["embedding", "head"]]}.
 """
+
+_SIZE = reader(int, AT_LEAST_1)
+_COUNT = reader(int, NOT_NEGATIVE)
+_AMOUNT = reader(float, POSITIVE)
 
 _MODEL_FLAGS = {
     "num_layers": "decoder layers",
@@ -43,6 +49,7 @@ _MODEL_FLAGS = {
     "moe_ffn_hidden_size": "inner width of one expert (default: that of a dense MLP)",
     "moe_shared_expert_intermediate_size": "inner width of all shared experts (default: none)",
 }
+_NEEDED = ("num_layers", "hidden_size", "vocab_size")
 _LAYOUT_FLAGS = {
     "pp": ("--pipeline-model-parallel-size", "pipeline stages"),
     "tp": ("--tensor-model-parallel-size", "ranks that share each layer"),
@@ -56,15 +63,16 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     model = parser.add_argument_group("model")
     model.add_argument("--inventory", type=Path, metavar="FILE", help="JSON, instead of sizes")
     for name, text in _MODEL_FLAGS.items():
-        model.add_argument(_flag(name), type=int, default=0, metavar="N", help=text)
+        model.add_argument(_flag(name), type=_SIZE, metavar="N", help=text)
     model.add_argument("--swiglu", action="store_true", help="gated MLPs: three matrices, not two")
     model.add_argument(
         "--untie-embeddings-and-output-weights", action="store_true", help="a head of its own"
     )
     layout = parser.add_argument_group("layout")
     for name, (flag, text) in _LAYOUT_FLAGS.items():
-        layout.add_argument(flag, dest=name, type=int, default=1, metavar="N", help=text)
-    layout.add_argument("--world-size", type=int, metavar="N", help="ranks (default: the least)")
+        layout.add_argument(flag, dest=name, type=_SIZE, default=1, metavar="N", help=text)
+    text = "ranks (default: the least)"
+    layout.add_argument("--world-size", type=_SIZE, metavar="N", help=text)
     text = "what replicas capture of what they all hold (default: shard)"
     _add_choice(layout, "--capture", Capture, Capture.SHARD, text)
     _add_window_arguments(parser)
@@ -74,23 +82,19 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def _add_window_arguments(parser: argparse.ArgumentParser) -> None:
     window = parser.add_argument_group("window")
+    text = "slots (default: as few as --iteration-time hides)"
+    window.add_argument("--moevement-window", type=_SIZE, metavar="W", help=text)
+    window.add_argument("--iteration-time", type=_AMOUNT, metavar="SECONDS", help="of one")
     window.add_argument(
-        "--moevement-window",
-        type=int,
-        metavar="W",
-        help="slots (default: as few as --iteration-time hides)",
-    )
-    window.add_argument("--iteration-time", type=float, metavar="SECONDS", help="of one")
-    window.add_argument(
-        "--bandwidth", type=float, metavar="GB/S", help="device to host, each rank, effective"
+        "--bandwidth", type=_AMOUNT, metavar="GB/S", help="device to host, each rank, effective"
     )
     window.add_argument(
-        "--network-bandwidth", type=float, metavar="GB/S", help="each rank (default: no limit)"
+        "--network-bandwidth", type=_AMOUNT, metavar="GB/S", help="each rank (default: no limit)"
     )
     text = "copies of every slot, which share the network"
-    window.add_argument("--moevement-replicas", type=int, default=2, metavar="R", help=text)
+    window.add_argument("--moevement-replicas", type=_COUNT, default=2, metavar="R", help=text)
     text = "bytes of the upstream log of one iteration"
-    window.add_argument("--log-bytes", type=int, default=0, metavar="N", help=text)
+    window.add_argument("--log-bytes", type=_COUNT, default=0, metavar="N", help=text)
     text = "what decides which operators are FULL first"
     _add_choice(window, "--moevement-order", Ordering, Ordering.INDEX, text)
     window.add_argument(
@@ -121,6 +125,8 @@ def _flag(name: str) -> str:
 
 def run(args: argparse.Namespace) -> int:
     """Plans, prints the table and draws the picture."""
+    if args.picture and args.picture.suffix != ".png":
+        raise UserError(f"--picture {args.picture}: the name must end in .png")
     try:
         plan = _plan(args, _inventory(args))
     except ValueError as error:
@@ -138,13 +144,13 @@ def _inventory(args: argparse.Namespace) -> Inventory:
         return load_inventory(read_text(args.inventory), str(args.inventory))
     smallest = args.pp * args.tp * args.cp * args.ep
     world_size = smallest if args.world_size is None else args.world_size
-    if smallest < 1 or world_size < 1 or world_size % smallest:
+    if world_size % smallest:
         raise UserError(
-            f"--world-size {world_size} must be a multiple of PP x TP x CP x EP = {smallest}, "
-            "each at least 1"
+            f"--world-size {world_size} must be a multiple of PP x TP x CP x EP = {smallest}"
         )
-    sizes = {name: getattr(args, name) for name in _MODEL_FLAGS}
-    sizes["moe_ffn_hidden_size"] = args.moe_ffn_hidden_size or args.ffn_hidden_size
+    sizes = {name: getattr(args, name) or 0 for name in _MODEL_FLAGS}
+    sizes["moe_ffn_hidden_size"] = sizes["moe_ffn_hidden_size"] or sizes["ffn_hidden_size"]
+    _check_sizes(sizes, args.ep)
     shape = ModelShape(
         **sizes,
         mlp_matrices=3 if args.swiglu else 2,
@@ -152,6 +158,19 @@ def _inventory(args: argparse.Namespace) -> Inventory:
     )
     layout = Layout(args.pp, world_size // smallest, args.tp, args.cp, args.ep)
     return inventory_of(shape, layout, args.capture)
+
+
+def _check_sizes(sizes: Mapping[str, int], ep: int) -> None:
+    missing = [_flag(name) for name in _NEEDED if not sizes[name]]
+    if not sizes["moe_ffn_hidden_size"]:
+        missing.append(_flag("moe_ffn_hidden_size" if sizes["num_experts"] else "ffn_hidden_size"))
+    if missing:
+        raise UserError(f"give {', '.join(missing)}, or an --inventory instead of sizes")
+    if sizes["num_experts"] % ep:
+        raise UserError(
+            f"--num-experts {sizes['num_experts']} must be a multiple of "
+            f"--expert-model-parallel-size {ep}"
+        )
 
 
 def _plan(args: argparse.Namespace, inventory: Inventory) -> WindowPlan:
@@ -196,9 +215,10 @@ def _scores(path: Path | None, inventory: Inventory) -> dict[OperatorId, float]:
 
 def _summary(plan: WindowPlan) -> str:
     size, schedule = plan.size, plan.schedule
+    ranks = len(schedule.inventory.ranks)
     lines = [
         f"W = {size.window} for {len(schedule.slots)} operators on "
-        f"{len(schedule.inventory.ranks)} ranks",
+        f"{ranks} rank{'s' if ranks > 1 else ''}",
         f"largest slot {decimal(size.worst_slot_bytes)}, at least "
         f"{decimal(size.lower_bound_bytes)} in any packing",
     ]
@@ -239,8 +259,6 @@ def _table(plan: WindowPlan) -> Table:
 
 
 def _draw(plan: WindowPlan, path: Path) -> None:
-    if path.suffix != ".png":
-        raise UserError(f"--picture {path}: the name must end in .png")
     from megatron_moevement.cli.schedule_picture import draw_schedule  # noqa: PLC0415  (heavy)
 
     try:

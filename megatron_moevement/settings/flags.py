@@ -125,7 +125,7 @@ def _add_flag(
             one = _one_of(names)
         elif isinstance(kind, type) and issubclass(kind, enum.Enum):
             names = [str(member.value) for member in kind]
-        options["type"] = _reader(metadata["parse"] or one, metadata["within"])
+        options["type"] = reader(metadata["parse"] or one, metadata["within"])
         options["nargs"] = metadata["nargs"]
         if names is not None:
             options["metavar"] = "{" + ",".join(names) + "}"
@@ -144,8 +144,11 @@ def _one_of(names: Sequence[str]) -> Callable[[str], str]:
     return convert
 
 
-def _reader(convert: Callable[[str], Any], within: Range | None) -> Callable[[str], Any]:
-    """Returns what makes the value of a string; it raises argparse's error with the reason."""
+def reader(convert: Callable[[str], Any], within: Range | None) -> Callable[[str], Any]:
+    """Returns what makes the value of a string; it raises argparse's error with the reason.
+
+    Also a `type` of argparse where a flag is no field.
+    """
 
     def read(text: str) -> Any:
         try:

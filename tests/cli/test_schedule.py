@@ -100,16 +100,18 @@ def test_a_picture_is_a_png_and_replaces_an_older_one(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "num_layers 0"),
+        (
+            [],
+            "give --num-layers, --hidden-size, --vocab-size, --ffn-hidden-size, or",
+        ),
+        (["--num-experts", "2", *MODEL[:6]], "give --moe-ffn-hidden-size, or an --inventory"),
         ([*MODEL], "give --iteration-time and --bandwidth, or --moevement-window"),
-        ([*MODEL, "--moevement-window", "0"], "at least one slot"),
         ([*MODEL, "--world-size", "6"], "--world-size 6 must be a multiple"),
-        ([*MODEL, "--num-experts", "7"], "7 experts can't be spread over EP 2"),
-        ([*MODEL, "--iteration-time", "1", "--bandwidth", "0"], "bandwidths must be positive"),
+        ([*MODEL, "--num-experts", "7"], "--num-experts 7 must be a multiple of --expert-model"),
         ([*MODEL, "--moevement-window", "2", "--picture", "a.jpg"], "must end in .png"),
         ([*MODEL, "--moevement-window", "2", "--moevement-order", "hard"], "needs --popularity"),
         (["--inventory", "/none/a.json"], "can't read /none/a.json"),
-        ([*MODEL, "--pipeline-model-parallel-size", "0"], "at least 1"),
+        (["--inventory", __file__], "see moevement schedule --help"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(arguments, message, capsys):
@@ -117,6 +119,44 @@ def test_bad_input_is_one_line_and_exit_code_2(arguments, message, capsys):
     captured = capsys.readouterr()
     assert message in captured.err
     assert captured.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "reason"),
+    [
+        ("--num-layers", "-4", "-4 is not at least 1"),
+        ("--moevement-window", "0", "0 is not at least 1"),
+        ("--pipeline-model-parallel-size", "0", "0 is not at least 1"),
+        ("--bandwidth", "0", "0 is not above 0"),
+        ("--iteration-time", "nan", "nan is not finite"),
+        ("--moevement-replicas", "-1", "-1 is not 0 or more"),
+    ],
+)
+def test_a_bad_number_is_told_with_its_flag(flag, value, reason, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["schedule", *MODEL, flag, value])
+    assert ended.value.code == 2
+    assert f"argument {flag}: {reason}" in capsys.readouterr().err
+
+
+def test_a_wrong_name_of_a_picture_is_told_before_the_plan(capsys):
+    assert main(["schedule", *MODEL, "--moevement-window", "2", "--picture", "a.svg"]) == 2
+    assert not capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["operators", "convert"])
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ([], "give the flags of the job"),
+        (["--num_layers", "4"], "did you mean --num-layers"),
+    ],
+)
+def test_commands_that_start_a_job_check_its_flags_themselves(command, flags, message, capfd):
+    assert main([command, "-n", "2", "--", *flags]) == 2
+    error = capfd.readouterr().err
+    assert error.startswith(f"moevement {command}: ")
+    assert message in error
 
 
 def test_a_popularity_of_unknown_experts_is_refused(tmp_path, capsys):

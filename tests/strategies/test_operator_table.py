@@ -139,7 +139,7 @@ def test_the_ranks_of_a_job_are_started_and_one_of_them_is_chosen():
     ("arguments", "line"),
     [
         (("--rank", "pp7", "--", *TINY), "--rank pp7: the job has pp0.dp0.tp0.cp0.ep0"),
-        (("--", *TINY, "--num-layers=0"), "pretrain_moe.py: "),
+        (("--", *TINY, "--num-layers=0"), "moevement operators: "),
     ],
 )
 def test_bad_input_is_told_in_one_line(arguments, line):

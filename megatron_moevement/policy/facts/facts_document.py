@@ -97,14 +97,17 @@ def load_processes(documents: Iterable[Any], origin: str) -> tuple[ProcessFacts,
         return tuple(at("process", _load_process, each) for each in documents)
 
 
+_REMEDY = "give what a job wrote to its --moevement-event-dir, see moevement explain --help"
+
+
 @contextlib.contextmanager
 def _read_from(origin: str) -> Iterator[None]:
     try:
         yield
     except RecursionError as error:
-        raise UserError(f"{origin} is no facts: nested too deeply; see --help") from error
+        raise UserError(f"{origin} is no facts: nested too deeply; {_REMEDY}") from error
     except ValueError as error:
-        raise UserError(f"{origin} is no facts: {error}; see --help") from error
+        raise UserError(f"{origin} is no facts: {error}; {_REMEDY}") from error
 
 
 def dump_process(facts: ProcessFacts) -> dict[str, Any]:

@@ -46,9 +46,13 @@ def load_inventory(text: str, origin: str) -> Inventory:
         tied = tuple(frozenset(map(OperatorId.parse, names)) for names in document.get("tied", []))
         return Inventory(ranks, tied)
     except KeyError as error:
-        raise UserError(f"{origin}: the inventory has no {error}; see --help") from error
+        raise UserError(
+            f"{origin}: the inventory has no {error}; see moevement schedule --help"
+        ) from error
     except (AttributeError, TypeError, ValueError) as error:
-        raise UserError(f"{origin} is no inventory: {error}; see --help") from error
+        raise UserError(
+            f"{origin} is no inventory: {error}; see moevement schedule --help"
+        ) from error
 
 
 def _operators(document: Mapping[str, Any]) -> tuple[Operator, ...]:
