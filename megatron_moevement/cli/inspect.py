@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from typing import Any
 
 from rich.console import RenderableType
@@ -11,10 +12,10 @@ from rich.table import Table
 
 from megatron_moevement.cli.inputs import add_store_dir
 from megatron_moevement.cli.output import add_json_flag, show
-from megatron_moevement.errors import ExitCode
+from megatron_moevement.errors import ExitCode, UserError
 from megatron_moevement.policy.copies.persistence import SlotKey
 from megatron_moevement.policy.window.schedule import Window
-from megatron_moevement.runtime.stores.store import RingRole
+from megatron_moevement.runtime.stores.store import RingRole, default_store_dir
 from megatron_moevement.runtime.stores.store_listing import (
     SurveyedJournal,
     SurveyedProcess,
@@ -34,16 +35,31 @@ process its place in the run, and for each slot who holds it and whether its che
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of `moevement inspect`."""
     add_store_dir(parser)
+    parser.add_argument(
+        "--summary", action="store_true", help="a line for each run, and no checksum is compared"
+    )
     add_json_flag(parser, "everything, as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Looks, compares and prints."""
-    runs = survey(args.store_dir)
+    """Looks, compares and prints.
+
+    Raises:
+        UserError: there is no such folder; a user who never ran a job has no default one yet.
+    """
+    if not args.store_dir.exists() and args.store_dir != default_store_dir():
+        raise UserError(
+            f"--store-dir {args.store_dir} is not there; give the run's --moevement-store-dir"
+        )
+    runs = survey(args.store_dir, compared=not args.summary)
     shown: list[RenderableType] = [] if runs else [f"nothing in {args.store_dir}"]
     for each in runs:
+        if args.summary:
+            shown.append(_summary(each))
+            continue
         shown += [_title(each), _process_table(each), _slot_table(each), *_troubles(each)]
-    document = {"store_dir": str(args.store_dir), "runs": [_run_document(run) for run in runs]}
+    told = _summary_document if args.summary else _run_document
+    document = {"store_dir": str(args.store_dir), "runs": [told(run) for run in runs]}
     show(args, document, shown)
     return ExitCode.DONE
 
@@ -53,6 +69,38 @@ def _title(run: SurveyedRun) -> str:
     identity = run.identity
     told = "" if identity is None else f", layout {identity.fingerprint}"
     return f"run {run.run_id}: {len(run.processes)} processes, {decimal(total_bytes)}{told}"
+
+
+def _summary(run: SurveyedRun) -> str:
+    found = _summary_document(run)
+    steps, persisted = found["committed"], found["persisted"]
+    parts = [f"{found['used']} of them in use"]
+    parts.append(f"step {_range(steps)} committed" if steps else "no step is committed")
+    parts.append(f"windows up to step {_range(persisted)} persisted" if persisted else "no window")
+    parts.append(f"{found['slots']} slots")
+    if found["troubles"]:
+        parts.append(f"{found['troubles']} files unreadable")
+    return ", ".join([_title(run), *parts])
+
+
+def _range(steps: Sequence[int]) -> str:
+    return str(steps[0]) if len(set(steps)) == 1 else f"{steps[0]} to {steps[-1]}"
+
+
+def _summary_document(run: SurveyedRun) -> dict[str, Any]:
+    states = [one.journal.state for one in run.processes if one.journal and one.journal.state]
+    committed = sorted(state.committed for state in states if state.rank)
+    persisted = sorted(state.persisted.last for state in states if state.persisted)
+    return {
+        "run_id": run.run_id,
+        "processes": len(run.processes),
+        "used": sum(one.locked_by is not None for one in run.processes),
+        "bytes": sum(one.size_bytes for one in run.processes),
+        "committed": [committed[0], committed[-1]] if committed else None,
+        "persisted": [persisted[0], persisted[-1]] if persisted else None,
+        "slots": sum(len(ring.slots) for one in run.processes for ring in one.rings),
+        "troubles": len(_troubles(run)),
+    }
 
 
 def _process_table(run: SurveyedRun) -> Table:

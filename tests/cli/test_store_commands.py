@@ -10,6 +10,7 @@ import pytest
 from megatron_moevement.cli import main
 from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.policy.window.schedule import Window
+from megatron_moevement.runtime.slots.hashed_bytes import HASHED
 from megatron_moevement.runtime.slots.journal import JournalShape, JournalState
 from megatron_moevement.runtime.slots.ring_file import RingShape
 from megatron_moevement.runtime.slots.slot_record import EXTRAS, SlotPart, SlotRecord
@@ -68,6 +69,33 @@ def flip(path, at):
     with path.open("r+b") as file:
         byte = os.pread(file.fileno(), 1, at)
         os.pwrite(file.fileno(), bytes([byte[0] ^ 4]), at)
+
+
+def test_a_summary_is_a_line_for_each_run(store_dir, capsys):
+    (line,) = said(capsys, "inspect", "--store-dir", store_dir, "--summary")
+    assert line.startswith("run run-1: 2 processes, ")
+    assert line.endswith(
+        "0 of them in use, step 3 committed, windows up to step 3 persisted, 6 slots"
+    )
+    (document,) = said_json(capsys, "inspect", "--store-dir", store_dir, "--summary")["runs"]
+    assert (document["committed"], document["slots"], document["troubles"]) == ([3, 3], 6, 0)
+
+
+def test_a_summary_reads_no_slot(store_dir, capsys):
+    before = HASHED.total
+    said(capsys, "inspect", "--store-dir", store_dir, "--summary")
+    assert HASHED.total == before
+    said(capsys, "inspect", "--store-dir", store_dir)
+    assert HASHED.total > before
+
+
+def test_inspect_refuses_a_folder_that_is_not_there(tmp_path, capsys):
+    assert main(["inspect", "--store-dir", str(tmp_path / "none")]) == 2
+    assert "is not there; give the run's --moevement-store-dir" in capsys.readouterr().err
+
+
+def said_json(capsys, *arguments):
+    return json.loads("\n".join(said(capsys, *arguments, "--json")))
 
 
 def test_inspect_shows_processes_slots_and_holders(store_dir, capsys):
@@ -153,9 +181,13 @@ def test_inspect_looks_at_a_store_in_use_and_changes_nothing(store_dir, capsys):
 @pytest.mark.parametrize("command", [["inspect"], ["clean", "--all"]], ids=lambda words: words[0])
 def test_where_nothing_is_there_is_nothing_to_do(tmp_path, capsys, command):
     (tmp_path / "something else").mkdir()
-    for folder in (tmp_path, tmp_path / "missing"):
-        assert said(capsys, *command, "--store-dir", folder) == [f"nothing in {folder}"]
+    assert said(capsys, *command, "--store-dir", tmp_path) == [f"nothing in {tmp_path}"]
     assert [path.name for path in tmp_path.iterdir()] == ["something else"]
+
+
+def test_clean_has_nothing_to_do_where_no_folder_is(tmp_path, capsys):
+    folder = tmp_path / "missing"
+    assert said(capsys, "clean", "--all", "--store-dir", folder) == [f"nothing in {folder}"]
 
 
 @pytest.mark.parametrize("command", [["inspect"], ["clean", "--all"]], ids=lambda words: words[0])

@@ -114,21 +114,26 @@ def run_folders(store_dir: Path) -> tuple[Path, ...]:
     return tuple(sorted(folders))
 
 
-def survey(store_dir: Path) -> tuple[SurveyedRun, ...]:
-    """Returns all that lies in a store directory, every checksum compared.
+def survey(store_dir: Path, *, compared: bool = True) -> tuple[SurveyedRun, ...]:
+    """Returns all that lies in a store directory.
+
+    Args:
+        compared: whether every slot is read and its checksums are compared.
 
     Raises:
         UserError: the folder can't be read.
     """
-    runs = (SurveyedRun(run.name, _surveyed_processes(run)) for run in run_folders(store_dir))
+    runs = (
+        SurveyedRun(run.name, _surveyed_processes(run, compared)) for run in run_folders(store_dir)
+    )
     return tuple(run for run in runs if run.processes)
 
 
-def _surveyed_processes(run: Path) -> tuple[SurveyedProcess, ...]:
+def _surveyed_processes(run: Path, compared: bool) -> tuple[SurveyedProcess, ...]:
     found = []
     for process, folder in process_folders(run).items():
         try:
-            found.append(_surveyed_process(process, folder))
+            found.append(_surveyed_process(process, folder, compared))
         except FileNotFoundError:
             continue  # its process has just removed it
         except OSError as error:
@@ -136,14 +141,14 @@ def _surveyed_processes(run: Path) -> tuple[SurveyedProcess, ...]:
     return tuple(found)
 
 
-def _surveyed_process(process: int, folder: Path) -> SurveyedProcess:
+def _surveyed_process(process: int, folder: Path, compared: bool) -> SurveyedProcess:
     return SurveyedProcess(
         process=process,
         folder=folder,
         locked_by=lock_owner(folder / LOCK_NAME),
         size_bytes=folder_bytes(folder),
         journal=_surveyed_journal(folder / JOURNAL_NAME),
-        rings=tuple(_surveyed_ring(ring) for ring in stored_rings(folder)),
+        rings=tuple(_surveyed_ring(ring, compared) for ring in stored_rings(folder)),
     )
 
 
@@ -161,7 +166,7 @@ def _surveyed_journal(path: Path) -> SurveyedJournal | None:
     return found
 
 
-def _surveyed_ring(stored: StoredRing) -> SurveyedRing:
+def _surveyed_ring(stored: StoredRing, compared: bool) -> SurveyedRing:
     found = SurveyedRing(stored.path, stored.role, stored.owner)
     try:
         ring = RingFile.open(stored.path, None, Access.READ)
@@ -173,16 +178,16 @@ def _surveyed_ring(stored: StoredRing) -> SurveyedRing:
         size_bytes=ring.total_bytes,
         capacity=ring.capacity,
         buffer_bytes=ring.shape.buffer_bytes,
-        slots=_surveyed_slots(ring),
+        slots=_surveyed_slots(ring, compared),
     )
     ring.close()
     return found
 
 
-def _surveyed_slots(ring: RingFile) -> tuple[SurveyedSlot, ...]:
+def _surveyed_slots(ring: RingFile, compared: bool) -> tuple[SurveyedSlot, ...]:
     slots = []
     for record in ring.records():
-        damaged = ring.damaged_parts(record)
+        damaged = ring.damaged_parts(record) if compared else ()
         # Its owner may have begun to overwrite it meanwhile: then it is no longer held.
         if ring.record(record.step) == record:
             slots.append(SurveyedSlot(record, ring.payload_offset(record.step), damaged))
