@@ -18,6 +18,7 @@ COMMANDS: tuple[str, ...] = (
     "data",
     "explain",
     "inspect",
+    "launch",
     "losses",
     "operators",
     "presets",

@@ -36,4 +36,6 @@ def run(args: argparse.Namespace) -> int:
         args.parser.error("-n must be at least 1")
     check_flags(args.flags, args.ranks)
     flags = (*args.flags, "--moevement-recover-only")
-    return launch(Job(args.ranks, 0, PROGRAM, flags, GRACE, log_directory=None))
+    return launch(
+        Job(args.ranks, 0, PROGRAM, flags, GRACE, log_directory=None, name="moevement convert")
+    )

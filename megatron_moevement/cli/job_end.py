@@ -56,24 +56,25 @@ def describe_job_end(code: int, lost: Sequence[str], *, protected: bool) -> str 
     return f"{because}; mend the reason (above), a launch goes on from the newest checkpoint"
 
 
-def report_death(process: int, status: int) -> None:
-    """Prints how a process ended that did not end by itself."""
+def report_death(name: str, process: int, status: int) -> None:
+    """Prints how a process ended that did not end by itself, in the name of a command."""
     now = datetime.now(UTC).isoformat(timespec="milliseconds")
-    _print(f"{now} process {process} {describe_status(status)}")
+    _print(name, f"{now} process {process} {describe_status(status)}")
 
 
-def report_end(code: int, ends: Sequence[tuple[int, int]], flags: Sequence[str]) -> None:
+def report_end(name: str, code: int, ends: Sequence[tuple[int, int]], flags: Sequence[str]) -> None:
     """Prints why a job ended, and what to do, where no process did.
 
     Args:
+        name: of the command that started the job.
         ends: number and status of each process.
     """
     lost = [f"process {number} {describe_status(status)}" for number, status in ends if status]
     protected = any(flag.endswith("moevement") for flag in flags)
     told = describe_job_end(code, lost, protected=protected)
     if told is not None:
-        _print(told)
+        _print(name, told)
 
 
-def _print(line: str) -> None:
-    print(f"run_local.sh: {line}", file=sys.stderr, flush=True)
+def _print(name: str, line: str) -> None:
+    print(f"{name}: {line}", file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""Starts the ranks of a job on this machine and waits for them: `scripts/run_local.sh`.
+"""`moevement launch`, `scripts/run_local.sh`: starts the ranks of a job here and waits for them.
 
 The launcher hosts two stores, so that no rank's death takes them away: that of training, and the
 control store of in-process restart. Otherwise it leaves the ranks alone: each is a process of its
@@ -34,11 +34,19 @@ from typing import IO, TYPE_CHECKING
 from megatron_moevement.cli.job_end import describe_status, report_death, report_end
 from megatron_moevement.cli.stores import allow_connections, serve_store
 from megatron_moevement.errors import ExitCode, UserError
+from megatron_moevement.settings.parser import Parser
 from megatron_moevement.settings.secret import SECRET_VARIABLE, Secret, new_secret
 
 if TYPE_CHECKING:
     from megatron_moevement.runtime.coordination.roll_call import Store
 
+HELP = "start the ranks of a job on this machine"
+DESCRIPTION = """
+Starts the ranks of a job on this machine, waits for them, and returns the job's exit code. What
+follows -- goes to the program. In it, --inprocess-restart keeps a dying rank from ending the job;
+so do spares.
+"""
+NAME = "moevement launch"
 STORE_ADDRESS = "127.0.0.1"
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 PR_SET_PDEATHSIG = 1
@@ -74,6 +82,8 @@ class Job:
     grace: timedelta
     """Time until SIGKILL: after SIGTERM for the others when a rank has failed, and after Ctrl-C."""
     log_directory: Path | None
+    name: str = NAME
+    """Of the command that starts it, in what it says."""
 
     @property
     def world_size(self) -> int:
@@ -189,7 +199,7 @@ def launch(job: Job) -> int:
             exits = _supervise(job, ranks, watched, stores[1], Secret(secret.encode()))
             del stores
         code = job_exit_code(job, exits)
-        report_end(code, [(end.rank, end.status) for end in exits], job.flags)
+        report_end(job.name, code, [(end.rank, end.status) for end in exits], job.flags)
         return code
     finally:
         for process in ranks:
@@ -268,7 +278,7 @@ def _supervise(
         for end in [end for end in exits if end.rank in running]:
             note_gone(control, end.rank, secret, end=describe_status(end.status))
             if end.status < 0:
-                report_death(end.rank, end.status)
+                report_death(job.name, end.rank, end.status)
         running = {rank: p for rank, p in running.items() if p.returncode is None}
         if not running:
             return exits
@@ -332,41 +342,46 @@ def _children() -> frozenset[int]:
     return frozenset(found)
 
 
-def _parse(argv: Sequence[str]) -> Job:
-    own, flags = list(argv), []
-    if "--" in own:
-        split = own.index("--")
-        own, flags = own[:split], own[split + 1 :]
-    parser = argparse.ArgumentParser(
-        prog="run_local.sh",
-        description="Starts the ranks of a job on this machine and returns the job's exit code.",
-        epilog="What follows -- goes to the program. In it, --inprocess-restart keeps a dying"
-        " rank from ending the job; so do spares.",
-        allow_abbrev=False,
-    )
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of `moevement launch`."""
+    parser.usage = "moevement launch -n N [-s S] [--log-dir DIR] -- FLAGS..."
     parser.add_argument("-n", "--ranks", type=int, required=True, help="active ranks")
     parser.add_argument("-s", "--spares", type=int, default=0, help="ranks that stand by")
-    parser.add_argument("--log-dir", type=Path, help="write rank_R.log files there, not to here")
-    parser.add_argument("--program", type=Path, default=PROGRAM, help="default: pretrain_moe.py")
+    parser.add_argument(
+        "--log-dir", type=Path, metavar="DIR", help="write rank_R.log files there, not to here"
+    )
+    parser.add_argument(
+        "--program", type=Path, default=PROGRAM, help="what a rank runs (default: pretrain_moe.py)"
+    )
     parser.add_argument(
         "--grace-s",
         type=float,
+        metavar="SECONDS",
         default=GRACE.total_seconds(),
-        help="seconds until SIGKILL when a rank has failed, or after Ctrl-C (default: 30)",
+        help="until SIGKILL when a rank has failed, or after Ctrl-C",
     )
-    args = parser.parse_args(own)
+    parser.add_argument("flags", nargs="*", metavar="FLAGS", help="those of the program")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the job that the command line describes and returns its exit code."""
     if args.ranks < 1 or args.spares < 0 or args.grace_s < 0:
-        parser.error("-n must be at least 1, -s and --grace-s at least 0")
+        args.parser.error("-n must be at least 1, -s and --grace-s at least 0")
     grace = timedelta(seconds=args.grace_s)
-    return Job(args.ranks, args.spares, args.program, tuple(flags), grace, args.log_dir)
+    return launch(
+        Job(args.ranks, args.spares, args.program, tuple(args.flags), grace, args.log_dir)
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the job that the command line describes and returns its exit code."""
+    """Does what `moevement launch` does, for those who have no `moevement` on their path."""
+    parser = Parser(prog=NAME, description=DESCRIPTION)
+    parser.set_defaults(parser=parser)
+    add_flags(parser)
     try:
-        return launch(_parse(sys.argv[1:] if argv is None else argv))
+        return run(parser.parse_args(argv))
     except UserError as error:
-        print(f"run_local.sh: {error}", file=sys.stderr)
+        print(f"{NAME}: {error}", file=sys.stderr)
         return ExitCode.BAD_ARGUMENTS
 
 

@@ -89,6 +89,11 @@ def test_the_launcher_and_the_builder_import_nothing_heavy():
     assert imported_by(f"import {', '.join(modules)}", HEAVY) == []
 
 
+def test_the_command_imports_nothing_heavy_before_it_launches():
+    launched = "from megatron_moevement.cli import build_parser; build_parser(['launch'])"
+    assert imported_by(launched, HEAVY) == []
+
+
 def test_the_policy_imports_the_standard_library_alone():
     modules = [
         ".".join(file.relative_to(ROOT).with_suffix("").parts)

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import textwrap
 import time
 from pathlib import Path
@@ -294,6 +295,17 @@ def test_two_pipeline_stages_train_and_one_rank_prints(tmp_path):
         "1/",
         "2/",
     ]
+
+
+def test_the_command_is_the_launcher(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text("import sys; print(sys.argv[1:]); sys.exit(75)")
+    command = [sys.executable, "-m", "megatron_moevement.cli", "launch", "-n", "1"]
+    command += ["--program", program, "--", "--a", "--", "-n", "b"]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert result.returncode == 75
+    assert result.stdout == "['--a', '--', '-n', 'b']\n"
+    assert result.stderr.startswith("moevement launch: the job ended with exit code 75")
 
 
 @pytest.mark.parametrize(
