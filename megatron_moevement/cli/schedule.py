@@ -112,11 +112,9 @@ def _add_choice(
     default: Enum,
     text: str,
 ) -> None:
-    """Adds a flag that takes a member of an enum."""
-    shown = "{" + ",".join(str(member.value) for member in kind) + "}"
-    group.add_argument(
-        name, type=kind, choices=list(kind), default=default, metavar=shown, help=text
-    )
+    """Adds a flag that takes the value of a member of an enum."""
+    values = [member.value for member in kind]
+    group.add_argument(name, choices=values, default=default.value, help=text)
 
 
 def _flag(name: str) -> str:
@@ -157,7 +155,7 @@ def _inventory(args: argparse.Namespace) -> Inventory:
         tied_embeddings=not args.untie_embeddings_and_output_weights,
     )
     layout = Layout(args.pp, world_size // smallest, args.tp, args.cp, args.ep)
-    return inventory_of(shape, layout, args.capture)
+    return inventory_of(shape, layout, Capture(args.capture))
 
 
 def _check_sizes(sizes: Mapping[str, int], ep: int) -> None:
@@ -176,16 +174,17 @@ def _check_sizes(sizes: Mapping[str, int], ep: int) -> None:
 def _plan(args: argparse.Namespace, inventory: Inventory) -> WindowPlan:
     popularity = _scores(args.popularity, inventory)
     capacities = _scores(args.capacities, inventory)
-    if args.moevement_order is not Ordering.INDEX and not popularity:
+    ordering = Ordering(args.moevement_order)
+    if ordering is not Ordering.INDEX and not popularity:
         raise UserError(
-            f"--moevement-order {args.moevement_order.value} needs --popularity FILE with what "
+            f"--moevement-order {ordering.value} needs --popularity FILE with what "
             "the experts are ordered by"
         )
-    order = order_operators(inventory.operators, args.moevement_order, popularity, capacities)
+    order = order_operators(inventory.operators, ordering, popularity, capacities)
     window = args.moevement_window
     budget_bytes = _budget_bytes(args) if window is None else None
     return plan_window(
-        inventory, order, budget_bytes=budget_bytes, window=window, levelled=args.level
+        inventory, order, budget_bytes=budget_bytes, window=window, levelled=Levelled(args.level)
     )
 
 
