@@ -14,7 +14,7 @@ from megatron_moevement.errors import UserError
 from megatron_moevement.integrations.megatron.digest import operator_digests
 from megatron_moevement.integrations.megatron.durable import DurableState
 from megatron_moevement.integrations.megatron.expert_bias import PendingExpertBias
-from megatron_moevement.integrations.megatron.group_keys import GatheredKeys, gathered_keys
+from megatron_moevement.integrations.megatron.group_keys import GatheredKeys, OwnKeys, gathered_keys
 from megatron_moevement.integrations.megatron.inventory import operator_states
 from megatron_moevement.integrations.megatron.model import (
     Building,
@@ -153,7 +153,7 @@ def build_part(
     groups: Groups,
     *,
     faults: FaultPoints,
-    known: GatheredKeys | None = None,
+    known: GatheredKeys | OwnKeys | None = None,
 ) -> Job:
     """Builds this rank's part of the job that it has joined.
 

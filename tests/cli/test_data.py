@@ -9,16 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from megatron_moevement.backends import cpu
-
-cpu.install()  # before the command imports Megatron-Core
-
-from megatron_moevement.cli import main  # noqa: E402
-from megatron_moevement.integrations.megatron.indexed import (  # noqa: E402
-    DocumentWriter,
-    read_facts,
-)
-from megatron_moevement.training.data.manifest import read_manifest  # noqa: E402
+from megatron_moevement.cli import main
+from megatron_moevement.integrations.megatron.indexed import DocumentWriter, read_facts
+from megatron_moevement.training.data.manifest import read_manifest
 
 
 def run(*words: str | Path) -> int:

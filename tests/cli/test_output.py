@@ -11,6 +11,7 @@ from tests.cli.test_recoveries import told
 
 ROOT = Path(__file__).resolve().parents[2]
 LISTINGS = {
+    "check",
     "explain",
     "inspect",
     "losses",

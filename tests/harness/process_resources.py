@@ -90,6 +90,15 @@ def disk_bytes(pid: int) -> int:
     return _status_bytes(pid, "RssFile")
 
 
+def shared_bytes(pid: int) -> int:
+    """Returns what a process has resident of files in memory.
+
+    Raises:
+        OSError: there is no such process, or it is another user's.
+    """
+    return _status_bytes(pid, "RssShmem")
+
+
 def children_of(parent: int) -> frozenset[int]:
     """Returns the processes that a process has started or taken over as orphans, if they live."""
     threads = Path(f"/proc/{parent}/task").iterdir()

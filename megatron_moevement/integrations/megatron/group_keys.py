@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from enum import Enum
 from itertools import chain
 from typing import Any
 
@@ -18,11 +19,19 @@ from megatron_moevement.runtime.rebindings import rebind
 GatheredKeys = list[Any]
 """For each gathering of a build the keys that any rank has, as met first; what JSON can hold."""
 
+
+class OwnKeys(Enum):
+    """Keys of a rank that is built for its sizes."""
+
+    ALONE = "alone"
+    """Those that others have would only make empty groups."""
+
+
 _gather_upstream = dist.all_gather_object
 
 
 @contextlib.contextmanager
-def gathered_keys(known: GatheredKeys | None) -> Iterator[GatheredKeys]:
+def gathered_keys(known: GatheredKeys | OwnKeys | None) -> Iterator[GatheredKeys]:
     """Encloses the construction of an optimizer, by all ranks at once or by this one alone.
 
     Args:
@@ -37,6 +46,8 @@ def gathered_keys(known: GatheredKeys | None) -> Iterator[GatheredKeys]:
     def gather(answers: list[Any], own: Any, group: Any = None, **_: Any) -> None:
         if known is None:
             _gather_upstream(answers, own, group)
+        elif isinstance(known, OwnKeys):
+            answers[:] = [own]
         else:
             answers[:] = [[_tupled(key) for key in known[len(found)]]]
         found.append([_listed(key) for key in dict.fromkeys(chain.from_iterable(answers))])

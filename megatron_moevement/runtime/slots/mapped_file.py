@@ -244,10 +244,11 @@ def free_bytes(folder: Path) -> int:
     """
     status = os.statvfs(folder)
     left = status.f_bavail * status.f_frsize
-    return min(left, available_memory_bytes()) if _is_in_memory(folder) else left
+    return min(left, available_memory_bytes()) if is_in_memory(folder) else left
 
 
-def _is_in_memory(folder: Path) -> bool:
+def is_in_memory(folder: Path) -> bool:
+    """Returns whether the file system of a folder lies in memory."""
     device = folder.stat().st_dev
     for line in _MOUNTS.read_text().splitlines():
         _, mount, kind, *_ = line.split()

@@ -95,7 +95,7 @@ class MoEvement(ResidentState):
         events, say = protected.events, protected.say
         live = LiveOperators(objects.chunks, objects.optimizer)
         spares = find_spares(generation) if settings.makes_copies and dist.get_rank() == 0 else ()
-        own = _member(objects, live, protected.domain, spares)
+        own = member_of(objects, live, protected.domain, spares)
         former = self._plan
         told = introduce(settings, objects, live, own, None if former is None else former.basis)
         job = PlannedJob(settings, told.members, objects.ends, protected.train_iters)
@@ -254,11 +254,11 @@ def plan_job(
     Raises:
         UserError: there are too few failure domains, or a process would take too much memory.
     """
-    own = _member(objects, LiveOperators(objects.chunks, objects.optimizer), domain)
+    own = member_of(objects, LiveOperators(objects.chunks, objects.optimizer), domain)
     return agree_on_plan(settings, own, objects.ends, train_iters, objects.device)
 
 
-def _member(
+def member_of(
     objects: LiveObjects, live: LiveOperators, domain: str, spares: tuple[Spare, ...] = ()
 ) -> Member:
     """Returns this rank; a slot's scalars need the same room at the start and after any step."""

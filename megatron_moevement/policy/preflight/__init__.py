@@ -1,0 +1,1 @@
+"""What a job takes and needs, before it starts."""

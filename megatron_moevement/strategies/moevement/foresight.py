@@ -1,0 +1,82 @@
+"""Foresight: the plan of a job that has not started, from its ranks built one after the other."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+
+from megatron_moevement.backends.backend import BackendName
+from megatron_moevement.integrations.megatron.snapshots import LiveOperators
+from megatron_moevement.integrations.megatron.weightless import state_bytes
+from megatron_moevement.policy.preflight.forecast import Cluster, JobForecast, ProcessForecast
+from megatron_moevement.settings.fault_tolerance import FaultTolerance
+from megatron_moevement.strategies.live_objects import LiveObjects
+from megatron_moevement.strategies.moevement.opening import member_of
+from megatron_moevement.strategies.moevement.protection.job_plan import (
+    LAG,
+    JobPlan,
+    PlannedJob,
+    plan_of,
+)
+from megatron_moevement.strategies.moevement.protection.members import Member
+from megatron_moevement.strategies.moevement.protection.spares import Spare
+
+_NOWHERE = ("", 0)
+
+
+def foresee(
+    settings: FaultTolerance,
+    ranks: Iterable[LiveObjects],
+    cluster: Cluster,
+    *,
+    train_iters: int,
+    device: BackendName,
+) -> JobForecast:
+    """Plans a job as its ranks would, and forecasts what it takes.
+
+    Args:
+        ranks: each as it would be built, ascending; one after the other is looked at.
+        device: what the job computes on.
+    """
+    members, states = [], []
+    for objects in ranks:
+        live = LiveOperators(objects.chunks, objects.optimizer)
+        members.append(member_of(objects, live, cluster.domain_of(objects.process)))
+        states.append(state_bytes(objects.chunks, objects.optimizer))
+        ends = objects.ends
+    members[0] = dataclasses.replace(members[0], spares=_spares(settings, cluster, members))
+    # What a job is refused for is an obstacle beside the others, and the forecast shows why.
+    lenient = dataclasses.replace(
+        settings, moevement_host_memory_limit_gb=None, moevement_strict_replicas=False
+    )
+    plan = plan_of(PlannedJob(lenient, members, ends, train_iters))
+    return JobForecast(
+        processes=_processes(plan, cluster, states),
+        schedule=plan.schedule,
+        replicas=(plan.placement.requested, plan.placement.replicas),
+        lag=LAG,
+        train_iters=train_iters,
+        computes_on_host=device is BackendName.CPU,
+        limit_bytes=settings.host_memory_limit_bytes,
+    )
+
+
+def _spares(settings: FaultTolerance, cluster: Cluster, members: list[Member]) -> tuple[Spare, ...]:
+    """Returns the processes without a rank that keep copies."""
+    waiting = range(len(members), cluster.processes) if settings.makes_copies else ()
+    return tuple(
+        Spare(process, cluster.domain_of(process), _NOWHERE, network="") for process in waiting
+    )
+
+
+def _processes(plan: JobPlan, cluster: Cluster, states: list[int]) -> tuple[ProcessForecast, ...]:
+    return tuple(
+        ProcessForecast(
+            host=host,
+            node=cluster.node_of(host.process),
+            account=plan.account_of(host),
+            reserve_bytes=plan.largest.total_bytes if host.rank is None else 0,
+            state_bytes=0 if host.rank is None else states[host.process],
+        )
+        for host in sorted(plan.hosts, key=lambda host: host.process)
+    )
