@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import os
 import sys
 import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
+from rich.console import RenderableType
 from rich.filesize import decimal
 from rich.table import Table
 
 from megatron_moevement.backends.backend import BackendName, choose, load
-from megatron_moevement.cli.output import add_json_flag
+from megatron_moevement.cli.output import add_json_flag, show
 from megatron_moevement.errors import ExitCode, UserError
 from megatron_moevement.integrations.megatron.fork.marker import check_fork
 from megatron_moevement.policy.preflight.forecast import Cluster, JobForecast, NodeForecast
@@ -80,17 +79,14 @@ def run(args: argparse.Namespace) -> int:
         def forecast(flags: Sequence[str], cluster: Cluster) -> JobForecast:
             return look_ahead(flags, cluster, is_here=False)[1].forecast
 
-        return check_paper.run(forecast, as_json=args.json)
+        return check_paper.run(args, forecast)
     try:
         each = args.failure_domain == "process"
         cluster = Cluster(args.nodes, args.per_node, args.spares, each_is_domain=each)
     except ValueError as error:
         raise UserError(str(error)) from error
     arguments, found = look_ahead(args.flags, cluster, is_here=not args.elsewhere)
-    if args.json:
-        print(json.dumps(_document(arguments, found), indent=1))
-    else:
-        _print(arguments, found)
+    show(args, _document(arguments, found), _shown(arguments, found))
     for obstacle in found.obstacles:
         print(f"moevement check: {obstacle}", file=sys.stderr)
     return ExitCode.BAD_ARGUMENTS if found.obstacles else ExitCode.DONE
@@ -135,13 +131,11 @@ def look_ahead(
         return arguments, preflight(arguments, cluster, backend, device=device, is_here=is_here)
 
 
-def _print(arguments: Arguments, found: Preflight) -> None:
-    console = Console(highlight=False)
-    for line in _lines(arguments, found):
-        console.print(line, soft_wrap=True, markup=False)
-    console.print(_table(found.forecast))
+def _shown(arguments: Arguments, found: Preflight) -> list[RenderableType]:
+    shown: list[RenderableType] = [*_lines(arguments, found), _table(found.forecast)]
     if not found.obstacles:
-        console.print("nothing stands in the way of this job" + _unseen(found))
+        shown.append("nothing stands in the way of this job" + _unseen(found))
+    return shown
 
 
 def _unseen(found: Preflight) -> str:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
+import argparse
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
+from megatron_moevement.cli.output import show
+from megatron_moevement.errors import ExitCode
 from megatron_moevement.policy.preflight.forecast import Cluster, JobForecast, NodeForecast
 from megatron_moevement.policy.preflight.published import (
     GLOBAL_BATCH,
@@ -68,29 +69,26 @@ def _layers_of_ends(layers: int, pp: int) -> int:
     return min(possible, key=lambda ends: abs(ends - each))
 
 
-def run(look_ahead: Callable[[Sequence[str], Cluster], JobForecast], *, as_json: bool) -> int:
+def run(
+    args: argparse.Namespace, look_ahead: Callable[[Sequence[str], Cluster], JobForecast]
+) -> int:
     """Prints a row for each model of the paper.
 
     Args:
         look_ahead: forecasts the job of some flags.
     """
     rows = [_row(job, look_ahead) for job in PUBLISHED]
-    if as_json:
-        print(json.dumps(rows, indent=1))
-        return 0
     table = Table(box=None, padding=(0, 1, 0, 0), title="whole cluster, GB", title_justify="left")
     for name in rows[0]:
         table.add_column(name, justify="left" if name == "model" else "right", no_wrap=True)
     for row in rows:
         table.add_row(*map(_shown, row.values()))
-    console = Console(highlight=False)
-    console.print(table)
-    console.print(
+    line = (
         f"{NODES} nodes of {NODE_BYTES / _GB:g} GB; the paper's figures are those of its section "
-        "5.6, without copies; docs/use/check.md explains the differences",
-        soft_wrap=True,
+        "5.6, without copies; docs/use/check.md explains the differences"
     )
-    return 0
+    show(args, rows, [table, line])
+    return ExitCode.DONE
 
 
 def _row(

@@ -44,8 +44,8 @@ def run(args: argparse.Namespace) -> int:
     """Builds the model and prints; a failure of the ranks gives its own exit code."""
     if args.ranks < 1:
         args.parser.error("-n must be at least 1")
+    check_flags(args.flags, args.ranks)
     with tempfile.TemporaryDirectory(prefix="moevement-operators-") as folder:
-        check_flags(args.flags, args.ranks)
         file = Path(folder) / "operators.json"
         code = _build((*args.flags, f"--moevement-operators={file}"), args.ranks)
         if code != ExitCode.DONE:
