@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import signal
 import sys
+import time
 from collections.abc import Sequence
-from datetime import UTC, datetime
 
 from megatron_moevement.errors import ExitCode
+from megatron_moevement.runtime.observation.timestamp import timestamp
 
 _MEANINGS = {
     ExitCode.STATE_FLUSHED: "it stopped with its state kept",
@@ -58,8 +59,7 @@ def describe_job_end(code: int, lost: Sequence[str], *, protected: bool) -> str 
 
 def report_death(name: str, process: int, status: int) -> None:
     """Prints how a process ended that did not end by itself, in the name of a command."""
-    now = datetime.now(UTC).isoformat(timespec="milliseconds")
-    _print(name, f"{now} process {process} {describe_status(status)}")
+    _print(name, f"{timestamp(time.time())} process {process} {describe_status(status)}")
 
 
 def report_end(name: str, code: int, ends: Sequence[tuple[int, int]], flags: Sequence[str]) -> None:

@@ -6,7 +6,6 @@ import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any
 
 from megatron_moevement.cli.inputs import events_in
@@ -16,6 +15,7 @@ from megatron_moevement.policy.job.guarantee import Level
 from megatron_moevement.policy.outcome.account import RankAccount, RecoveryAccount
 from megatron_moevement.policy.recovery.plan import Verdict
 from megatron_moevement.runtime.observation.events import EventName, EventRecord
+from megatron_moevement.runtime.observation.timestamp import timestamp
 
 HELP = "show the recoveries of a run"
 DESCRIPTION = """
@@ -43,15 +43,15 @@ def run(args: argparse.Namespace) -> int:
     ended = ended_recoveries(events)
     recoveries = [each.account for each in ended]
     open_fault = _open_fault(events)
-    lines = [f"{_time(each.time_s)} {each.account.line}" for each in ended]
+    lines = [f"{timestamp(each.time_s)} {each.account.line}" for each in ended]
     if open_fault is not None:
         lines.append(
-            f"{_time(open_fault.time)} generation {open_fault.generation}: a fault was "
+            f"{timestamp(open_fault.time)} generation {open_fault.generation}: a fault was "
             "noticed, and no recovery has ended since"
         )
     document = {
         "recoveries": [_document(each) for each in ended],
-        "open_fault": None if open_fault is None else _time(open_fault.time),
+        "open_fault": None if open_fault is None else timestamp(open_fault.time),
     }
     show(args, document, lines or [f"no recovery in {args.event_dir}: no fault was noticed"])
     if args.require is None:
@@ -125,14 +125,10 @@ def _open_fault(events: Sequence[EventRecord]) -> EventRecord | None:
     return next(later, None)
 
 
-def _time(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
-
-
 def _document(ended: EndedRecovery) -> dict[str, Any]:
     account = ended.account
     return {
-        "time": _time(ended.time_s),
+        "time": timestamp(ended.time_s),
         "generation": account.generation,
         "verdict": account.verdict.value,
         "scope": account.scope,

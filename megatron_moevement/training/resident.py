@@ -11,7 +11,6 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
@@ -30,6 +29,7 @@ from megatron_moevement.runtime.interrupts.interruptible_wait import count_conne
 from megatron_moevement.runtime.interrupts.reaper import count_stuck
 from megatron_moevement.runtime.observation.events import EventName, Events
 from megatron_moevement.runtime.observation.host_health import HostHealth, UnhealthyError
+from megatron_moevement.runtime.observation.timestamp import timestamp
 from megatron_moevement.runtime.observation.watch import Watch
 from megatron_moevement.runtime.slots.store_identity import RunIdentity
 from megatron_moevement.runtime.stores.place import store_root
@@ -226,7 +226,7 @@ class Resident:
     def _tell(self, losses: Sequence[Loss]) -> None:
         """Gives the user a line for each lost process."""
         noticed_s = self.interruption.noticed_s or self._entered_s
-        when = datetime.fromtimestamp(noticed_s, UTC).isoformat(timespec="milliseconds")
+        when = timestamp(noticed_s)
         for loss in losses:
             sys.stderr.write(f"pretrain_moe.py: {when} loss of {loss.line}\n")
 
