@@ -33,8 +33,6 @@ STRUCTURE = {
 def count(preset):
     """Returns total and active parameters of the model that Megatron builds, and allocates none."""
     import torch  # noqa: PLC0415  (in a process with Megatron)
-    import torch.distributed as dist  # noqa: PLC0415
-    from megatron.core import parallel_state  # noqa: PLC0415
 
     from megatron_moevement.integrations.megatron.inventory import (  # noqa: PLC0415
         operator_of_parameters,
@@ -46,17 +44,17 @@ def count(preset):
     from megatron_moevement.integrations.megatron.transformer_config import (  # noqa: PLC0415
         transformer_config,
     )
+    from megatron_moevement.integrations.megatron.weightless import (  # noqa: PLC0415
+        weightless_rank,
+    )
 
     flags, (architecture, moe) = PRESETS[preset], preset_model(preset)
+    alone, backend = Parallelism(), BackendName.CPU
     config = transformer_config(
-        architecture, moe, Parallelism(), Precision(), backend=BackendName.CPU, deterministic=False
+        architecture, moe, alone, Precision(), backend=backend, deterministic=False
     )
-    config.use_cpu_initialization = True  # allocates where torch's default device says
-    config.perform_initialization = False
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    parallel_state.initialize_model_parallel()
-    seed_everything(1, 0)
-    with torch.device("meta"):
+    with weightless_rank(0, 1, alone, architecture.num_layers, backend):
+        seed_everything(1, 0)
         vocab_size = flags.get("vocab_size", VOCABULARY_OF_BYTES)
         chunk = build_chunk(
             config, architecture, vocab_size=vocab_size, seq_length=flags["seq_length"]
