@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
 from functools import cached_property
+from itertools import chain
 from types import SimpleNamespace
 from typing import Any
 
@@ -29,9 +30,9 @@ from megatron_moevement.policy.recovery.histories import of_newest_history
 from megatron_moevement.policy.recovery.plan import Plan, Verdict
 from megatron_moevement.policy.recovery.recovery_planner import has_no_use_of_memory, plan_start
 from megatron_moevement.runtime.coordination.agreement import (
-    all_gather_json,
     broadcast_json,
     gather_distinct,
+    gather_read_together,
     gather_unlike,
 )
 from megatron_moevement.runtime.slots.store_identity import RunIdentity
@@ -40,7 +41,10 @@ from megatron_moevement.settings.fault_tolerance import FaultTolerance
 from megatron_moevement.strategies.moevement.agreed_guarantee import agree_on_guarantee, judge
 from megatron_moevement.strategies.moevement.carried_state import CarriedState
 from megatron_moevement.strategies.moevement.introduction import introduce
-from megatron_moevement.strategies.moevement.protection.first_captures import first_captures
+from megatron_moevement.strategies.moevement.protection.first_captures import (
+    captures_for,
+    first_captures,
+)
 from megatron_moevement.strategies.moevement.protection.job_plan import (
     PlannedJob,
     check_alike,
@@ -49,7 +53,11 @@ from megatron_moevement.strategies.moevement.protection.job_plan import (
 )
 from megatron_moevement.strategies.moevement.protection.left_state import gather_facts
 from megatron_moevement.strategies.moevement.protection.members import Member
-from megatron_moevement.strategies.moevement.protection.placement_of_holders import keep_placement
+from megatron_moevement.strategies.moevement.protection.placement_of_holders import (
+    HeldCopy,
+    held_copies,
+    keep_placement,
+)
 from megatron_moevement.strategies.moevement.protection.spares import Spare
 from megatron_moevement.strategies.moevement.recovery.left_ledger import LeftLedger
 from megatron_moevement.training.knowledge import Known, share
@@ -325,7 +333,12 @@ class ScaledRecovery:
         agree_on_guarantee(told.computations, judged, carried)
 
     def _place(self) -> None:
-        held = [one for one, _ in all_gather_json([self._scripts_own("placement and memory")], CPU)]
+        held: list[HeldCopy] = []
+        gather_read_together(
+            lambda: self._scripts_own("placement and memory"),
+            CPU,
+            lambda _, told: held.extend(held_copies(told)),
+        )
         self._job_plan = keep_placement(self._job_plan, held)
         host = self._introduced.members[self.number].host
         assert self._job_plan.account_of(host).total_bytes
@@ -342,19 +355,23 @@ class ScaledRecovery:
         self._facts = gather_facts(own, CPU)
 
     def _plan(self) -> None:
-        facts = self._facts
-        plan = plan_start(facts)
+        newest = of_newest_history(self._facts)
+        plan = plan_start(newest)
         assert plan is not None
         assert not has_no_use_of_memory(plan)
         assert not gather_unlike(plan.digest, CPU)
-        self._plan_made, newest = plan, of_newest_history(facts)
+        self._plan_made = plan
         rank = _rank(self._own)
         plan.for_rank(rank)
         assert newest.by_rank[rank].process == self._own.process
 
     def _left(self) -> None:
-        told = [one for one, _ in all_gather_json([self._scripts_own("ledger and captures")], CPU)]
+        rank = _rank(self._own)
+        told = gather_read_together(
+            lambda: self._scripts_own("ledger and captures"),
+            CPU,
+            lambda _, told: captures_for(rank, told),
+        )
         ledger = LeftLedger.of_document(broadcast_json(None, 0, CPU))
         assert len(ledger.losses) == LOSSES - 1
-        captures = (each for several in told for each in several)
-        first_captures(_rank(self._own), self._plan_made, captures)
+        first_captures(rank, self._plan_made, chain.from_iterable(told))

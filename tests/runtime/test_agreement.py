@@ -8,6 +8,7 @@ from megatron_moevement.runtime.coordination.agreement import (
     AgreementError,
     all_gather_json,
     gather_distinct,
+    gather_read_together,
     gather_unlike,
     together,
 )
@@ -153,3 +154,25 @@ def interrupt():
 
 def test_an_interrupt_is_no_failure_to_agree_on(fork_server):
     assert fork_server.run(interrupt, world_size=1).check().values == ("interrupted",)
+
+
+def read_of(outcomes):
+    """Returns what rank 0 of many reads where ranks' actions have come to these values."""
+    known = []
+
+    def read(rank, value):
+        known.append(rank)
+        return value * 2
+
+    with one_of_many(len(outcomes), 0) as group:
+        group.script(Values(outcomes))
+        return gather_read_together(lambda: outcomes[0][0], CPU, read), known
+
+
+def test_what_an_action_returns_is_read_rank_by_rank():
+    assert read_of([[1, None], ["a", None], [2, None]]) == ([2, "aa", 4], [0, 1, 2])
+
+
+def test_what_one_rank_could_not_do_is_raised_instead_of_read():
+    with pytest.raises(AgreementError, match=r"rank 1: KeyError: 'lost'"):
+        read_of([[1, None], [None, ["KeyError", "'lost'"]], [None, ["OSError", "full"]]])

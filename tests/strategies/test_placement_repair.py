@@ -1,5 +1,7 @@
 """The placement in force is read from what processes hold, and repaired where some are lost."""
 
+from itertools import chain
+
 import pytest
 
 from megatron_moevement.policy.copies.placement import Host, place_replicas
@@ -7,7 +9,10 @@ from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.runtime.slots.journal import JournalShape
 from megatron_moevement.runtime.slots.ring_file import RingShape
 from megatron_moevement.strategies.moevement.protection.job_plan import JobPlan
-from megatron_moevement.strategies.moevement.protection.placement_of_holders import keep_placement
+from megatron_moevement.strategies.moevement.protection.placement_of_holders import (
+    held_copies,
+    keep_placement,
+)
 from megatron_moevement.strategies.strategy import RecoveryAbortedError
 
 RANKS = [LogicalRank(dp=number) for number in range(6)]
@@ -38,7 +43,7 @@ def kept():
             [process, [[str(RANKS[rank]), step] for rank, step in ranks.items()]]
             for process, ranks in held.items()
         ]
-        found = keep_placement(plan, told)
+        found = keep_placement(plan, chain.from_iterable(map(held_copies, told)))
         return {rank.dp: holders for rank, holders in found.placement.holders.items()}
 
     return keep

@@ -8,7 +8,7 @@ import pytest
 
 from megatron_moevement.policy.copies.placement import Host
 from megatron_moevement.policy.facts import facts_document
-from megatron_moevement.policy.facts.facts_document import dump_process, load_processes
+from megatron_moevement.policy.facts.facts_document import ProcessReader, dump_process
 from megatron_moevement.policy.job import guarantee
 from megatron_moevement.policy.job.operators import Operator, OperatorId
 from megatron_moevement.policy.job.ranks import LogicalRank
@@ -19,10 +19,11 @@ from megatron_moevement.runtime.coordination import agreement
 from megatron_moevement.settings.fault_tolerance import FaultTolerance
 from megatron_moevement.strategies.moevement.agreed_guarantee import agree_on_guarantee, judge
 from megatron_moevement.strategies.moevement.carried_state import CarriedState
-from megatron_moevement.strategies.moevement.protection import left_state, members
+from megatron_moevement.strategies.moevement.protection import members
 from megatron_moevement.strategies.moevement.protection.job_plan import PlannedJob, plan_of
 from megatron_moevement.strategies.moevement.protection.left_state import gather_facts
 from megatron_moevement.strategies.moevement.protection.members import Member
+from megatron_moevement.strategies.moevement.recovery import planning
 from megatron_moevement.strategies.moevement.recovery.planning import Planning
 from tests.harness.one_of_many import Values, one_of_many
 from tests.harness.scaled_recovery import CPU, Kind, ScaledRecovery, Told
@@ -84,6 +85,9 @@ def counted(monkeypatch, module, name):
 
 def test_a_recovery_is_planned_once(monkeypatch):
     plans = counted(monkeypatch, recovery_planner, "plan_recovery")
+    looked = [
+        counted(monkeypatch, module, "of_newest_history") for module in (planning, recovery_planner)
+    ]
     told, kept = Told(RANKS), []
     session = SimpleNamespace(
         objects=SimpleNamespace(device=CPU, faults=SimpleNamespace(strike_outside=kept.append)),
@@ -92,11 +96,14 @@ def test_a_recovery_is_planned_once(monkeypatch):
         events=SimpleNamespace(keep=lambda *args: kept.append(args), emit=lambda *_, **__: None),
         say=kept.append,
     )
-    planning = Planning(session, None)
-    monkeypatch.setattr(planning, "_look", lambda _: told.facts)
+    own = Planning(session, None)
+    monkeypatch.setattr(own, "_look", lambda _: told.facts)
     with one_of_many(RANKS, 0):
-        agreed = planning.start(Durable())
+        agreed = own.start(Durable())
     assert len(plans) == 1
+    (raw,), derived = looked  # where nothing is found to leave out
+    assert raw[0] is told.facts
+    assert {id(facts) for (facts,) in derived} == {id(agreed.facts)}
     assert session.carried.agreed is agreed
     assert agreed.plan.digest == recovery_planner.plan_start(told.facts).digest
     assert kept[0][0] == "facts"  # written down before anything is done
@@ -114,13 +121,11 @@ def test_what_ranks_compute_with_alike_is_looked_at_once(monkeypatch):
 def test_of_what_ranks_tell_of_themselves_one_document_is_there_at_a_time(monkeypatch):
     told, order = Told(64).facts, []
     published = [[dump_process(each)] for each in told.processes[:64]]
-    decode, load = agreement.json.loads, left_state.load_processes
+    decode, load = agreement.json.loads, ProcessReader.load
     monkeypatch.setattr(
         agreement.json, "loads", lambda text: (order.append("decoded"), decode(text))[1]
     )
-    monkeypatch.setattr(
-        left_state, "load_processes", lambda *args: (order.append("read"), load(*args))[1]
-    )
+    monkeypatch.setattr(ProcessReader, "load", lambda *args: (order.append("read"), load(*args))[1])
     with one_of_many(64, 0) as group:
         group.script(Values(published))
         facts = gather_facts(dataclasses.replace(told, processes=told.processes[:1]), CPU)
@@ -128,12 +133,33 @@ def test_of_what_ranks_tell_of_themselves_one_document_is_there_at_a_time(monkey
     assert order == ["decoded", "read"] * 64
 
 
+@pytest.mark.parametrize("kind", Kind)
+def test_what_ranks_have_in_common_is_there_once(kind):
+    ranks = 1024  # of which two replicas each capture the same
+    recovery = ScaledRecovery(ranks, kind)
+    with one_of_many(ranks, recovery.number) as group:
+        for part, act in recovery.parts(group):
+            act()
+            if part == "introduction":
+                break
+    told = recovery._introduced
+    parts = [each.parts for each in told.computations]
+    assert len(set(map(id, parts))) == len(set(map(str, parts))) < ranks
+    sizes = [each.sizes for each in told.members]
+    assert len(set(map(id, sizes))) == len(set(sizes)) < ranks
+    assert told.computations == recovery.told.computations
+    assert told.members == recovery.told.members
+
+
 def test_equal_parts_of_facts_are_read_once(monkeypatch):
     told = Told(64).facts
     published = [dump_process(each) for each in told.processes]
     extents = counted(monkeypatch, facts_document, "LogExtent")
     windows = counted(monkeypatch, facts_document, "Window")
-    load_processes(published, "facts")  # what is known from other tests is not made at all
+    slots = counted(monkeypatch, facts_document, "Holding")
+    ProcessReader().load(published, "facts")  # what is known from other tests is not made at all
+    distinct = {held for each in told.processes for held in each.holdings}
+    assert len(slots) == len(distinct) < sum(len(each.holdings) for each in told.processes)
     assert len(extents) <= len({log for each in told.processes for log in each.logs})
     assert len(windows) <= len({held.window for each in told.processes for held in each.holdings})
 

@@ -16,6 +16,7 @@ import contextlib
 import dataclasses
 import functools
 import json
+import operator
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
@@ -87,14 +88,24 @@ def load_facts(text: str, origin: str) -> Facts:
         return at("facts", _load, json.loads(text))
 
 
-def load_processes(documents: Iterable[Any], origin: str) -> tuple[ProcessFacts, ...]:
-    """Returns what processes publish, from what `dump_process` returned of each.
+class ProcessReader:
+    """Reads what processes publish; slots that several of them have are there once."""
 
-    Raises:
-        UserError: a document is none of that; the message names the field.
-    """
-    with _read_from(origin):
-        return tuple(at("process", _load_process, each) for each in documents)
+    def __init__(self) -> None:
+        """Knows of no slots yet."""
+        self._read = functools.partial(_load_process, _read_once(_load_holding, MAX_COUNT))
+
+    def load(self, documents: Iterable[Any], origin: str) -> tuple[ProcessFacts, ...]:
+        """Returns the facts of processes, from what `dump_process` returned of each.
+
+        Args:
+            origin: where the documents come from, for error messages.
+
+        Raises:
+            UserError: a document is none of that; the message names the field.
+        """
+        with _read_from(origin):
+            return tuple(at("process", self._read, each) for each in documents)
 
 
 _REMEDY = "give what a job wrote to its --moevement-event-dir, see moevement explain --help"
@@ -192,13 +203,14 @@ _LOG = Fields.of(("direction", "steps"))
 
 def _load(value: Any) -> Facts:
     parts = _FACTS.read(value)
+    process = functools.partial(_load_process, _read_once(_load_holding, MAX_COUNT))
     return built(
         Facts,
         generation=at("generation", integer, parts["generation"]),
         layout=at("layout", _load_layout, parts["layout"]),
-        ends=at("ends", lambda one: one_of(Ends, one), parts["ends"]),
+        ends=at("ends", functools.partial(one_of, Ends), parts["ends"]),
         durable=part(parts, "durable", integer, 0),
-        processes=at("processes", lambda all_: each(_load_process, all_), parts["processes"]),
+        processes=at("processes", functools.partial(each, process), parts["processes"]),
     )
 
 
@@ -210,7 +222,7 @@ def _load_layout(value: Any) -> Layout:
     return layout
 
 
-def _load_process(value: Any) -> ProcessFacts:
+def _load_process(load_holding: Callable[[Any], Holding], value: Any) -> ProcessFacts:
     parts = _PROCESS.read(value)
     return ProcessFacts(
         process=at("process", integer, parts["process"]),
@@ -219,7 +231,7 @@ def _load_process(value: Any) -> ProcessFacts:
         committed=part(parts, "committed", integer, None),
         live=at("live", _load_live, parts["live"]),
         persisted=part(parts, "persisted", _load_window, None),
-        holdings=part(parts, "holdings", _load_holdings, ()),
+        holdings=part(parts, "holdings", functools.partial(each, load_holding), ()),
         logs=part(parts, "logs", _load_logs, ()),
         ledger=part(parts, "ledger", _load_run, range(0)),
         rollbacks=part(parts, "era", integer, 0),
@@ -231,15 +243,19 @@ def _load_process(value: Any) -> ProcessFacts:
     )
 
 
-def _read_once(read: Callable[[Any], T]) -> Callable[[Any], T]:
-    """Returns what reads equal documents once: processes have most of theirs in common."""
+def _read_once(read: Callable[[Any], T], most: int = _KNOWN) -> Callable[[Any], T]:
+    """Returns what reads equal documents once: processes have most of theirs in common.
+
+    Args:
+        most: so many are known at once.
+    """
     known: dict[str, T] = {}
 
     @functools.wraps(read)
     def read_or_known(value: Any) -> T:
         text = repr(value)
         if text not in known:
-            if len(known) >= _KNOWN:
+            if len(known) >= most:
                 known.clear()
             known[text] = read(value)
         return known[text]
@@ -252,7 +268,7 @@ def _load_live(value: Any) -> LiveState:
     parts = _LIVE.read(value)
     return built(
         LiveState,
-        condition=at("condition", lambda one: one_of(Condition, one), parts["condition"]),
+        condition=at("condition", functools.partial(one_of, Condition), parts["condition"]),
         step=part(parts, "step", integer, 0),
         window=part(parts, "window", _load_window, None),
         finished=part(parts, "finished", integer, None),
@@ -266,27 +282,37 @@ def _load_rank(value: Any) -> LogicalRank:
 @_read_once
 def _load_window(value: Any) -> Window:
     parts = _WINDOW.read(value)
-    size = at("size", positive, parts["size"])
-    if size > MAX_COUNT:
-        raise WrongPartError(f".size is {size}, must be at most {MAX_COUNT}")
+    size = at("size", _load_size, parts["size"])
     start = at("start", integer, parts["start"])
     return Window(start, size, part(parts, "epoch", integer, 0))
 
 
-def _load_holdings(value: Any) -> tuple[Holding, ...]:
-    return each(_load_holding, value)
+def _load_size(value: Any) -> int:
+    size = positive(value)
+    if size > MAX_COUNT:
+        raise wrong(value, f"at most {MAX_COUNT}")
+    return size
 
 
 def _load_holding(value: Any) -> Holding:
     parts = _HOLDING.read(value)
-    window = at("window", _load_window, parts["window"])
-    slots = 0
-    for place, slot in enumerate(at("slots", integers, parts["slots"])):
-        if slot >= window.size:
-            wanted = f"less than the window's size, {window.size}"
-            raise WrongPartError(f".slots[{place}] is {slot}, must be {wanted}")
-        slots |= 1 << slot
+    window, slots = _load_slots((parts["window"], parts["slots"]))
     return Holding(at("owner", _load_rank, parts["owner"]), window, slots)
+
+
+@_read_once
+def _load_slots(value: tuple[Any, Any]) -> tuple[Window, int]:
+    """Returns a window, and which of its slots are meant, as bits."""
+    window = at("window", _load_window, value[0])
+    slots = at("slots", functools.partial(each, functools.partial(_load_slot, window)), value[1])
+    return window, functools.reduce(operator.or_, (1 << slot for slot in slots), 0)
+
+
+def _load_slot(window: Window, value: Any) -> int:
+    slot = integer(value)
+    if slot >= window.size:
+        raise wrong(value, f"less than the window's size, {window.size}")
+    return slot
 
 
 @_read_once
@@ -296,11 +322,16 @@ def _load_logs(value: Any) -> tuple[LogExtent, ...]:
 
 def _load_log(value: Any) -> LogExtent:
     parts = _LOG.read(value)
-    runs = at("steps", lambda all_: each(_load_run, all_), parts["steps"])
+    steps = at("steps", _load_steps, parts["steps"])
+    direction = at("direction", functools.partial(one_of, Direction), parts["direction"])
+    return LogExtent(direction, steps)
+
+
+def _load_steps(value: Any) -> frozenset[int]:
+    runs = each(_load_run, value)
     if sum(map(len, runs)) > MAX_COUNT:
-        raise WrongPartError(f".steps has more than {MAX_COUNT} steps")
-    direction = at("direction", lambda one: one_of(Direction, one), parts["direction"])
-    return LogExtent(direction, frozenset().union(*runs))
+        raise WrongPartError(f" has more than {MAX_COUNT} steps")
+    return frozenset().union(*runs)
 
 
 def _load_run(value: Any) -> range:

@@ -54,10 +54,12 @@ def _of_epoch(process: ProcessFacts, schedule_version: int) -> ProcessFacts:
         live = LiveState(Condition.ABSENT)
     if persisted is not None and persisted.schedule_version != schedule_version:
         persisted = None
-    holdings = tuple(
-        held for held in process.holdings if held.window.schedule_version == schedule_version
-    )
-    if live is process.live and (persisted, holdings) == (process.persisted, process.holdings):
+    holdings = process.holdings
+    if any([held.window.schedule_version != schedule_version for held in holdings]):  # noqa: C419
+        holdings = tuple(
+            held for held in holdings if held.window.schedule_version == schedule_version
+        )
+    if live is process.live and persisted is process.persisted and holdings is process.holdings:
         return process
     return dataclasses.replace(process, live=live, persisted=persisted, holdings=holdings)
 

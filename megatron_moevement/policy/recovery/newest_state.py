@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 
 from megatron_moevement.policy.facts.facts import Condition, Facts
-from megatron_moevement.policy.recovery.histories import of_newest_history
 from megatron_moevement.policy.recovery.rollforward import newest_committed
 
 
@@ -33,8 +32,10 @@ def is_memory_newest(facts: Facts) -> bool:
     A checkpoint may get its name while a process dies that takes part in the save. Then both are as
     new; who holds that state keeps it, and does not load it with all others. Where no process lives
     that trains, loading costs no replay.
+
+    Args:
+        facts: of the newest history.
     """
-    facts = of_newest_history(facts)
     committed = newest_committed(facts.processes)
     if committed is None:
         return False

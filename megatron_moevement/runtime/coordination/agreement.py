@@ -67,22 +67,21 @@ def gather_read(value: Any, device: torch.device, read: Callable[[int, Any], T])
 
 def _gather_payloads(
     value: Any, device: torch.device, group: dist.ProcessGroup | None
-) -> list[bytes]:
-    """Returns the JSON texts of all ranks."""
+) -> Iterator[bytes]:
+    """Returns the JSON texts of all ranks, one after the other; the collectives are over."""
     payload = json.dumps(value).encode()
     inline = min(_INLINE_BYTES, _INLINE_BYTES_OF_ALL // dist.get_world_size(group))
     size = _LENGTH_BYTES + inline
     gathered = _all_gather(_head(payload, inline), size, device, group)
-    heads = [gathered[begin : begin + size] for begin in range(0, len(gathered), size)]
-    lengths = [max(_length(head) - inline, 0) for head in heads]
+    begins = range(0, len(gathered), size)
+    lengths = [max(_length(gathered[begin:]) - inline, 0) for begin in begins]
     rests = memoryview(b"")
     if any(lengths):  # on all ranks alike
         rests = _all_rests(payload[inline:], lengths, device, group)
-    ends = accumulate(lengths)
-    return [
-        _payload(head, rests[end - length : end])
-        for head, length, end in zip(heads, lengths, ends, strict=True)
-    ]
+    return (
+        _payload(gathered[begin : begin + size], rests[end - length : end])
+        for begin, length, end in zip(begins, lengths, accumulate(lengths), strict=True)
+    )
 
 
 def _head(payload: bytes, inline: int = _INLINE_BYTES) -> bytes:
@@ -191,18 +190,48 @@ def gather_together(action: Callable[[], Any], device: torch.device) -> list[Any
     Raises:
         AgreementError: on every rank, if it raised an `Exception` on any rank.
     """
-    failure: Exception | None = None
-    own: list[Any] = [None, None]
-    try:
-        own = [action(), None]
-    except Exception as error:  # noqa: BLE001  (reported to all ranks, below)
-        failure = error
-        own = [None, [type(error).__name__, str(error)]]
+    own, failure = _outcome(action)
     told = all_gather_json(own, device)
-    for rank, (_, reason) in enumerate(told):
-        if reason is not None:
-            raise AgreementError(rank, *reason) from failure
-    return [value for value, _ in told]
+    return [_value(rank, outcome, failure) for rank, outcome in enumerate(told)]
+
+
+def gather_read_together(
+    action: Callable[[], Any], device: torch.device, read: Callable[[int, Any], T]
+) -> list[T]:
+    """Runs an action on every rank and returns what their JSON values are read as.
+
+    Args:
+        read: as of `gather_read`; it may be called although a later rank has failed.
+
+    Raises as `gather_together` does.
+    """
+    own, failure = _outcome(action)
+    return gather_read(
+        own, device, lambda rank, outcome: read(rank, _value(rank, outcome, failure))
+    )
+
+
+def _outcome(action: Callable[[], Any]) -> tuple[list[Any], Exception | None]:
+    """Returns what an action came to, as all ranks are told, and what it raised."""
+    try:
+        return [action(), None], None
+    except Exception as error:  # noqa: BLE001  (reported to all ranks)
+        return [None, [type(error).__name__, str(error)]], error
+
+
+def _value(rank: int, outcome: Sequence[Any], failure: Exception | None) -> Any:
+    """Returns what the action of a rank has returned.
+
+    Args:
+        failure: what it raised on this one.
+
+    Raises:
+        AgreementError: it raised something.
+    """
+    value, reason = outcome
+    if reason is not None:
+        raise AgreementError(rank, *reason) from failure
+    return value
 
 
 def together(action: Callable[[], T], device: torch.device) -> T:

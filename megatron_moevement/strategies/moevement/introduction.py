@@ -8,14 +8,14 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from megatron_moevement.errors import UserError
 from megatron_moevement.integrations.megatron.snapshots import LiveOperators
 from megatron_moevement.policy.copies.loopback import Receiver, check_reachable
 from megatron_moevement.policy.job.guarantee import Computation
-from megatron_moevement.runtime.coordination.agreement import as_user_error, gather_together
+from megatron_moevement.runtime.coordination.agreement import as_user_error, gather_read_together
 from megatron_moevement.runtime.transport.interface import own_address, own_network
 from megatron_moevement.settings.fault_tolerance import FaultTolerance
 from megatron_moevement.settings.secret import SECRET_VARIABLE
@@ -81,17 +81,47 @@ def introduce(
             basis,
         ]
 
+    reader = _Reader()
     with as_user_error():
-        told = gather_together(tell, objects.device)
+        told = gather_read_together(tell, objects.device, reader.read)
     members, computations, names, receivers, offers, bases = zip(*told, strict=True)
-    check_reachable([Receiver(**one) for one in receivers])
+    check_reachable(receivers)
     return Introduction(
-        tuple(map(Member.of_document, members)),
-        tuple(map(Computation.of_document, computations)),
+        members,
+        computations,
         place_among(name, names),
         agree_on_key(objects.replication_key, offers),
         bases,
     )
+
+
+class _Reader:
+    """Reads what ranks tell of themselves; what they have in common is there once."""
+
+    def __init__(self) -> None:
+        """Knows of no rank yet."""
+        self._sizes: dict[str, str] = {}
+        self._computations: dict[str, Computation] = {}
+
+    def read(self, _: int, told: Sequence[Any]) -> tuple[Any, ...]:
+        """Returns what one rank tells, in the order in which it does."""
+        member, computation, name, receiver, offer, basis = told
+        sizes = self._sizes.setdefault(member["sizes"], member["sizes"])
+        return (
+            Member.of_document({**member, "sizes": sizes}),
+            self._computation(computation),
+            name,
+            Receiver(**receiver),
+            tuple(offer),
+            basis,
+        )
+
+    def _computation(self, document: Mapping[str, Any]) -> Computation:
+        """Returns what a rank computes with: that of others but for its machine."""
+        text = repr({**document, "host": None})
+        if text not in self._computations:
+            self._computations[text] = Computation.of_document(document)
+        return dataclasses.replace(self._computations[text], host=document["host"])
 
 
 def offer_key(key: bytes | None) -> KeyOffer:

@@ -19,7 +19,7 @@ from megatron_moevement.policy.copies.protection_level import JobShape
 from megatron_moevement.runtime.coordination.agreement import (
     AgreementError,
     gather_distinct,
-    gather_together,
+    gather_read_together,
     gather_unlike,
 )
 from megatron_moevement.runtime.coordination.generation import Generation
@@ -54,7 +54,9 @@ from megatron_moevement.strategies.moevement.protection.job_plan import (
 )
 from megatron_moevement.strategies.moevement.protection.members import Member
 from megatron_moevement.strategies.moevement.protection.placement_of_holders import (
+    HeldCopy,
     HeldRanks,
+    held_copies,
     held_ranks_document,
     keep_placement,
 )
@@ -205,11 +207,11 @@ def _open_store(
     carried: ResidentStore,
     generation: Generation,
     saves: Sequence[Path],
-) -> tuple[StoreDirectory, Sequence[HeldRanks]]:
+) -> tuple[StoreDirectory, Sequence[HeldCopy]]:
     """Opens the stores of all ranks or none.
 
     Returns:
-        The own store, and what each rank's holds for others.
+        The own store, and what all of them hold for others.
     """
     objects.faults.strike_outside(FaultPoint.START)
     root, run_id = store_place(settings, objects.identity)
@@ -234,8 +236,11 @@ def _open_store(
         return held_ranks_document(store, objects.process)
 
     opened: list[StoreDirectory] = []
+    held: list[HeldCopy] = []
     try:
-        held = gather_together(open_store, objects.device)
+        gather_read_together(
+            open_store, objects.device, lambda _, told: held.extend(held_copies(told))
+        )
     except AgreementError as error:
         raise carried.not_opened(error, generation) from error
     if settings.moevement_recover_only:

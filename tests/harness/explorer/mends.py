@@ -19,6 +19,7 @@ from megatron_moevement.policy.copies.persistence import Acknowledgements
 from megatron_moevement.policy.facts.facts import Facts
 from megatron_moevement.policy.job.graph_start import first_layer
 from megatron_moevement.policy.recovery import recovery_planner as policy
+from megatron_moevement.policy.recovery.histories import of_newest_history
 from megatron_moevement.policy.recovery.newest_state import Durable, is_memory_newest
 from megatron_moevement.policy.recovery.plan import Plan
 from megatron_moevement.runtime.coordination.ledger import LedgerEntry
@@ -109,7 +110,7 @@ def begin_anew_in_silence() -> None:
         return opened(self, root, identity, process, rank, *rest, **kwargs)
 
     def plan_or_none(facts: Facts) -> Plan | None:
-        return policy.plan_recovery(facts) if is_memory_newest(facts) else None
+        return policy.plan_recovery(facts) if is_memory_newest(of_newest_history(facts)) else None
 
     def loadable(self: Durable, *, is_continuing: bool) -> int:
         del is_continuing

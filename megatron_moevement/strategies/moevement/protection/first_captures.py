@@ -61,6 +61,12 @@ def own_captures(store: StoreDirectory, plan: Plan) -> OwnCaptures:
     )
 
 
+def captures_for(rank: LogicalRank, told: Iterable[OwnCaptures]) -> tuple[OwnCaptures, ...]:
+    """Returns the part of documents that is of one rank."""
+    name = str(rank)
+    return tuple({name: document[name]} for document in told if name in document)
+
+
 def first_captures(rank: LogicalRank, plan: Plan, told: Iterable[OwnCaptures]) -> FirstCaptures:
     """Returns what all processes have of the slots of a rank that a plan captures again.
 

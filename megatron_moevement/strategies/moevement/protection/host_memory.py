@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from megatron_moevement.backends.backend import Pin
 from megatron_moevement.policy.facts.facts import ProcessFacts
-from megatron_moevement.runtime.coordination.agreement import AgreementError, gather_together
+from megatron_moevement.runtime.coordination.agreement import AgreementError, gather_read_together
 from megatron_moevement.runtime.coordination.generation import Generation
 from megatron_moevement.runtime.coordination.notice_board import Topic
 from megatron_moevement.runtime.faults.fault_points import FaultPoints
@@ -189,14 +189,19 @@ class HostMemory:
         assert self._connected is not None
         return self._connected
 
-    def open(self, tell: Callable[[], Any] = lambda: None) -> list[Any]:
+    def open(
+        self,
+        tell: Callable[[], Any] = lambda: None,
+        read: Callable[[Any], Any] = lambda told: told,
+    ) -> list[Any]:
         """Opens the files that are there, makes those that are missing, connects to the peers.
 
         Args:
             tell: returns what this process tells all others, as soon as its files are open.
+            read: returns what is kept of what one tells.
 
         Returns:
-            What all processes tell, in the order of ranks.
+            What is kept of all processes, in the order of ranks.
 
         Raises:
             UserError: on all ranks: files are of other sizes, the file system is full, or the
@@ -212,14 +217,18 @@ class HostMemory:
                 (ring.pin if waits else ring.pin_soon)(self._pin_bytes)
             server = self._endpoint.serve(slots)
             served.append((slots, server))
-            return [(self.host.process, *server.address), tell()]
+            return [self.host.process, server.address, tell()]
+
+        def keep(_: int, told: Sequence[Any]) -> tuple[int, Address, Any]:
+            process, (host, port), one = told
+            return process, (host, port), read(one)
 
         try:
-            told = gather_together(serve, self._device)
+            told = gather_read_together(serve, self._device, keep)
         except AgreementError as error:
             raise self._carried.not_opened(error, self.generation) from error
         self._endpoint.faults.strike_outside(FaultPoint.OPEN)
-        addresses = {process: (host, port) for (process, host, port), _ in told}
+        addresses = {process: address for process, address, _ in told}
         plan, occupied = self.plan, self.host.occupied
         addresses |= plan.addresses_of_spares
         history = OwnHistory(occupied, self.store.identity, plan.rings[occupied], plan.journal)
@@ -235,7 +244,7 @@ class HostMemory:
             self.generation.ping,
         )
         self._connected = _Connected(*served[0], addresses, copies, history)
-        return [one for _, one in told]
+        return [kept for *_, kept in told]
 
     def _pin_bytes(self, memory: memoryview) -> Callable[[], None]:
         return self._pin(torch.frombuffer(memory, dtype=torch.uint8))

@@ -10,7 +10,7 @@ import torch
 
 from megatron_moevement.policy.copies.placement import Host
 from megatron_moevement.policy.facts.facts import Condition, Facts, Holding, LiveState, ProcessFacts
-from megatron_moevement.policy.facts.facts_document import dump_process, load_processes
+from megatron_moevement.policy.facts.facts_document import ProcessReader, dump_process
 from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.policy.window.schedule import Window
 from megatron_moevement.runtime.coordination.agreement import gather_read
@@ -88,9 +88,10 @@ def gather_facts(own: Facts, device: torch.device) -> Facts:
     Args:
         own: with this process alone.
     """
+    reader = ProcessReader()
     read = gather_read(
         [dump_process(each) for each in own.processes],
         device,
-        lambda rank, told: load_processes(told, f"what rank {rank} said"),
+        lambda rank, told: reader.load(told, f"what rank {rank} said"),
     )
     return dataclasses.replace(own, processes=tuple(chain.from_iterable(read)))

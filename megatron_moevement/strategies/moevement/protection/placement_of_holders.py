@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 from megatron_moevement.errors import UserError
@@ -14,6 +15,9 @@ from megatron_moevement.strategies.moevement.protection.job_plan import JobPlan
 
 HeldRanks = Sequence[Any]
 """A process, and the ranks whose slots it keeps, each with the step of the newest one; as JSON."""
+
+HeldCopy = tuple[int, LogicalRank, int]
+"""A process, a rank whose slots it keeps, and the step of the newest one."""
 
 
 def held_ranks(store: StoreDirectory, *roles: RingRole) -> dict[LogicalRank, int]:
@@ -37,22 +41,22 @@ def held_ranks_document(store: StoreDirectory, process: int) -> HeldRanks:
     return [process, [[str(rank), step] for rank, step in held_ranks(store).items()]]
 
 
-def keep_placement(plan: JobPlan, held: Sequence[HeldRanks]) -> JobPlan:
+def held_copies(document: HeldRanks) -> Iterator[HeldCopy]:
+    """Yields what a document of `held_ranks_document` says."""
+    process, ranks = document
+    for name, step in ranks:
+        yield process, LogicalRank.parse(name), step
+
+
+def keep_placement(plan: JobPlan, held: Iterable[HeldCopy]) -> JobPlan:
     """Returns a plan that leaves copies with the processes that hold them, where there is room.
 
     Args:
         plan: agreed on by all ranks, with a placement made anew.
-        held: what the store of each rank's process holds.
+        held: what the stores of all ranks' processes hold.
     """
-    copies = [
-        *(
-            (holder, LogicalRank.parse(name), step)
-            for holder, ranks in held
-            for name, step in ranks
-        ),
-        *((spare.process, *one) for spare in plan.spares for one in spare.held.items()),
-    ]
-    placement = kept_placement(plan.placement, plan.hosts, copies)
+    of_spares = ((spare.process, *one) for spare in plan.spares for one in spare.held.items())
+    placement = kept_placement(plan.placement, plan.hosts, chain(held, of_spares))
     carried = dataclasses.replace(plan, placement=placement)
     try:
         carried.check_limit(*(host.process for host in plan.hosts))

@@ -17,6 +17,7 @@ from megatron_moevement.strategies.moevement.carried_state import GIVEN_UP, Surv
 from megatron_moevement.strategies.moevement.protection.first_captures import (
     FirstCaptures,
     OwnCaptures,
+    captures_for,
     first_captures,
     own_captures,
 )
@@ -110,7 +111,7 @@ class Execution:
             ledgers.append(own_ledger(memory, plan))
             return captures
 
-        told = memory.open(tell)
+        told = memory.open(tell, lambda told: captures_for(rank, told))
         ledger = LeftLedger.of_document(
             broadcast_json(ledgers[0], self._source, self._objects.device)
         )

@@ -62,16 +62,18 @@ class Planning:
             return dataclasses.replace(agreed, is_continuing=True)  # objects are anew
         facts = self._look(durable)
         try:
-            plan = plan_start(facts)
+            newest = of_newest_history(facts)
+            plan = plan_start(newest)
             if has_no_use_of_memory(plan) and self._finds_more():
                 facts = self._look(durable)
-                plan = plan_start(facts)
+                newest = of_newest_history(facts)
+                plan = plan_start(newest)
         except InconsistentFactsError:
             self._keep(facts)
             raise
         self._keep(facts)
         eras = tuple(process.rollbacks for process in facts.processes)
-        agreed = Agreed(of_newest_history(facts), plan, eras, facts.is_continuing)
+        agreed = Agreed(newest, plan, eras, facts.is_continuing)
         if plan is not None:
             if unlike := gather_unlike(plan.digest, objects.device):
                 raise DisagreementError(f"ranks have different plans: {sorted(set(unlike))}")
