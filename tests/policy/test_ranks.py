@@ -26,6 +26,11 @@ def test_a_name_gives_its_rank_back(layout):
     assert [LogicalRank.parse(str(rank)) for rank in layout.ranks] == list(layout.ranks)
 
 
+@given(LAYOUTS, st.builds(LogicalRank, *[st.integers(-1, 3)] * 5))
+def test_a_layout_has_its_ranks_and_no_others(layout, rank):
+    assert (rank in layout) == (rank in layout.ranks)
+
+
 def test_a_name_of_nothing_is_refused():
     with pytest.raises(ValueError, match="names no logical rank"):
         LogicalRank.parse("pp0.dp0")

@@ -21,7 +21,7 @@ from megatron_moevement.policy.outcome.replay_doubt import (
     trusted_copies,
     within,
 )
-from megatron_moevement.policy.recovery.plan import Origin, Plan, StageReplay, Verdict, WindowFetch
+from megatron_moevement.policy.recovery.plan import Origin, Plan, SlotsFetch, StageReplay, Verdict
 from megatron_moevement.policy.window.schedule import Window
 
 DEAD = LiveState(Condition.ABSENT)
@@ -38,7 +38,8 @@ def plan(origin, *sources):
         window=WINDOW,
         replays=(StageReplay(0, 3, origin),),
         fetches=tuple(
-            WindowFetch(RANK, RANK, WINDOW, 1 << slot, each) for slot, each in enumerate(sources)
+            SlotsFetch(RANK, RANK, ((WINDOW, 1 << slot),), each)
+            for slot, each in enumerate(sources)
         ),
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from functools import cached_property
 
@@ -160,7 +160,7 @@ class Facts:
         occupied = [facts.rank for facts in self.processes if facts.rank is not None]
         if len(self.by_rank) < len(occupied):
             raise ValueError("two processes occupy one logical rank")
-        strange = self.by_rank.keys() - frozenset(self.layout.ranks)
+        strange = [rank for rank in self.by_rank if rank not in self.layout]
         if strange:
             raise ValueError(f"{min(strange)} is no rank of {self.layout}")
 
@@ -174,14 +174,23 @@ class Facts:
         """The processes that occupy a logical rank."""
         return {facts.rank: facts for facts in self.processes if facts.rank is not None}
 
-    @cached_property
-    def copies(self) -> Mapping[LogicalRank, Mapping[Window, Mapping[int, int]]]:
-        """For each rank and each of its windows: the processes that have slots of it, and which."""
-        found: dict[LogicalRank, dict[Window, dict[int, int]]] = {}
-        for facts in self.processes:
+    def copies(self, owner: LogicalRank) -> Mapping[Window, Mapping[int, int]]:
+        """Returns for each window of a rank the processes that have slots of it, and which."""
+        found: dict[Window, dict[int, int]] = {}
+        for facts in self._keepers.get(owner, ()):
             for held in facts.holdings:
-                copies = found.setdefault(held.owner, {}).setdefault(held.window, {})
-                copies[facts.process] = copies.get(facts.process, 0) | held.slots
+                if held.owner == owner:
+                    copies = found.setdefault(held.window, {})
+                    copies[facts.process] = copies.get(facts.process, 0) | held.slots
+        return found
+
+    @cached_property
+    def _keepers(self) -> Mapping[LogicalRank, Sequence[ProcessFacts]]:
+        """For each rank the processes that have slots of it."""
+        found: dict[LogicalRank, list[ProcessFacts]] = {}
+        for facts in self.processes:
+            for owner in {held.owner for held in facts.holdings}:
+                found.setdefault(owner, []).append(facts)
         return found
 
     @cached_property
@@ -195,9 +204,16 @@ class Facts:
             for direction in Direction
         }
 
-    def stage(self, stage: int) -> tuple[ProcessFacts, ...]:
-        """Returns the processes that occupy the ranks of a pipeline stage."""
-        return tuple(self.by_rank[rank] for rank in self.layout.stage_ranks(stage))
+    def stage(self, stage: int) -> Sequence[ProcessFacts]:
+        """Returns the processes that occupy ranks of a pipeline stage, by rank."""
+        return self._stages.get(stage, ())
+
+    @cached_property
+    def _stages(self) -> Mapping[int, Sequence[ProcessFacts]]:
+        found: dict[int, list[ProcessFacts]] = {}
+        for rank in sorted(self.by_rank):
+            found.setdefault(rank.pp, []).append(self.by_rank[rank])
+        return found
 
     def check_ranks(self) -> None:
         """Checks that a process occupies every logical rank.
@@ -205,6 +221,6 @@ class Facts:
         Raises:
             InconsistentFactsError: a rank has none.
         """
-        vacant = [rank for rank in self.layout.ranks if rank not in self.by_rank]
-        if vacant:
-            raise InconsistentFactsError(f"no process has {min(vacant)}")
+        if len(self.by_rank) < self.layout.num_ranks:
+            vacant = min(set(self.layout.ranks).difference(self.by_rank))
+            raise InconsistentFactsError(f"no process has {vacant}")

@@ -29,8 +29,7 @@ def stages_with_gaps(
     """
     first = first_in_flight(facts) if persisted is None else persisted.last + 1
     found: dict[LogicalRank, int] = dict.fromkeys(
-        (rank for stage in steps for rank in facts.layout.stage_ranks(stage) if rank not in apart),
-        0,
+        (rank for rank in facts.by_rank if rank.pp in steps and rank not in apart), 0
     )
     for process in facts.processes:
         for holding in process.holdings:

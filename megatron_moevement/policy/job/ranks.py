@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 import re
 from collections.abc import Iterator
 from functools import cached_property, lru_cache
@@ -107,6 +108,11 @@ class Layout:
     def ranks(self) -> tuple[LogicalRank, ...]:
         """All logical ranks by Megatron's global rank."""
         return tuple(self.rank_at(number) for number in range(self.num_ranks))
+
+    def __contains__(self, rank: LogicalRank) -> bool:
+        """Returns whether a logical rank is one of the job's."""
+        sizes = (self.pp, self.dp, self.tp, self.cp, self.ep)
+        return all(map(operator.lt, rank, sizes)) and min(rank) >= 0
 
     def stage_ranks(self, stage: int) -> tuple[LogicalRank, ...]:
         """Returns the ranks of a pipeline stage: those that roll back and replay together."""

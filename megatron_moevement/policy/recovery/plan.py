@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections import defaultdict
-from collections.abc import Iterator
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Mapping
 from enum import Enum
 from functools import cached_property
+from operator import attrgetter
 
 from megatron_moevement.policy.copies.persistence import SlotKey, slot_keys
 from megatron_moevement.policy.job.boundary import Direction
 from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.policy.job.segments import ScopeKind, Segment
 from megatron_moevement.policy.window.schedule import Window
+
+_RANK = attrgetter("rank")
 
 
 class Verdict(Enum):
@@ -103,25 +106,25 @@ class SlotFetch:
 
 
 @dataclasses.dataclass(frozen=True)
-class WindowFetch:
-    """Slots of a window that a rank has in its ring before it goes on, all from the same processes.
+class SlotsFetch:
+    """Slots that a rank has in its ring before it goes on, all from the same processes.
 
     Attributes:
         owner: whose slots they are.
-        slots: bit j is set when slot j is among them.
+        slots: for each of their windows which of its slots are meant, as bits.
         sources: as of each `SlotFetch`.
     """
 
     rank: LogicalRank
     owner: LogicalRank
-    window: Window
-    slots: int
+    slots: tuple[tuple[Window, int], ...]
     sources: tuple[int, ...]
 
     def each(self) -> Iterator[SlotFetch]:
-        """Yields the slots, by step."""
-        for key in slot_keys(self.owner, self.window, self.slots):
-            yield SlotFetch(self.rank, key, self.sources)
+        """Yields the slots, by window and step."""
+        for window, slots in self.slots:
+            for key in slot_keys(self.owner, window, slots):
+                yield SlotFetch(self.rank, key, self.sources)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -216,7 +219,7 @@ class Plan:
         roll_forward: who applies finished gradients before anything is reset.
         replays: the stages in scope, ascending; all others are bystanders.
         segments: the same stages as runs of neighbours.
-        fetches: who gets which slots from where, by rank and window: what a replay loads, and what
+        fetches: who gets which slots from where, by rank: what a replay loads, and what
             a rank that goes on from its state has of the windows that are still needed.
         holders: by rank, the processes that keep copies of its slots: it sends them what they lack.
         logs: what bystanders, and stages that are ahead, serve.
@@ -243,8 +246,8 @@ class Plan:
     replays: tuple[StageReplay, ...] = ()
     segments: tuple[Segment, ...] = ()
     scope_kind: ScopeKind = ScopeKind.NONE
-    fetches: tuple[WindowFetch, ...] = ()
-    holders: tuple[tuple[LogicalRank, tuple[int, ...]], ...] = ()
+    fetches: tuple[SlotsFetch, ...] = ()
+    holders: Mapping[LogicalRank, tuple[int, ...]] = dataclasses.field(default_factory=dict)
     logs: tuple[LogSource, ...] = ()
     ledger_source: int | None = None
     rollbacks: int = 0
@@ -298,20 +301,15 @@ class Plan:
 
     def fetches_of(self, rank: LogicalRank) -> tuple[SlotFetch, ...]:
         """Returns what a rank gets, by step."""
-        fetches = [one for fetch in self._fetches.get(rank, ()) for one in fetch.each()]
+        begin = bisect_left(self.fetches, rank, key=_RANK)
+        end = bisect_right(self.fetches, rank, begin, key=_RANK)
+        fetches = [one for fetch in self.fetches[begin:end] for one in fetch.each()]
         return tuple(sorted(fetches, key=lambda fetch: fetch.slot.step))
 
     def slot_fetches(self) -> Iterator[SlotFetch]:
         """Yields what all ranks get, by rank."""
         for fetch in self.fetches:
             yield from fetch.each()
-
-    @cached_property
-    def _fetches(self) -> dict[LogicalRank, list[WindowFetch]]:
-        found: defaultdict[LogicalRank, list[WindowFetch]] = defaultdict(list)
-        for fetch in self.fetches:
-            found[fetch.rank].append(fetch)
-        return found
 
     def for_rank(self, rank: LogicalRank) -> RankPlan:
         """Returns what one rank does."""
@@ -341,7 +339,7 @@ class Plan:
         After a replay from an older window the rest of the persisted one is captured again.
         """
         fetches, persisted = self.fetches_of(rank), self.persisted
-        holders = next((holders for owner, holders in self.holders if owner == rank), ())
+        holders = self.holders.get(rank, ())
         has_gap = persisted is not None and sum(
             fetch.slot.window == persisted for fetch in fetches
         ) < min(persisted.size, next_step - persisted.start)

@@ -9,6 +9,7 @@ joins, and a lost state of which replicas survive is copied (`policy/recovery/re
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 
 from megatron_moevement.policy.facts.facts import Facts
 from megatron_moevement.policy.job.ranks import LogicalRank
@@ -35,13 +36,7 @@ from megatron_moevement.policy.recovery.reasons import (
     stage_names,
 )
 from megatron_moevement.policy.recovery.rollforward import check_nobody_is_ahead, newest_committed
-from megatron_moevement.policy.recovery.slot_choice import (
-    both,
-    choose_fetches,
-    is_somewhere,
-    slots_to_complete,
-    slots_to_load,
-)
+from megatron_moevement.policy.recovery.slot_choice import Wanted, choose_fetches, slots_to_load
 from megatron_moevement.policy.recovery.sources import candidates, find_ledger, log_sources
 from megatron_moevement.policy.recovery.stage_status import (
     Survey,
@@ -92,8 +87,8 @@ def _schedule_version(facts: Facts) -> int:
     return max((process.schedule_version for process in facts.processes), default=0)
 
 
-def _holders(facts: Facts) -> tuple[tuple[LogicalRank, tuple[int, ...]], ...]:
-    return tuple(sorted((rank, process.holders) for rank, process in facts.by_rank.items()))
+def _holders(facts: Facts) -> Mapping[LogicalRank, tuple[int, ...]]:
+    return {rank: facts.by_rank[rank].holders for rank in sorted(facts.by_rank)}
 
 
 def _replay(facts: Facts, survey: Survey, window: Window) -> Plan | None:
@@ -105,7 +100,6 @@ def _replay(facts: Facts, survey: Survey, window: Window) -> Plan | None:
     scope = {stage for stage, start in starts.items() if start is not None}
     begins = {stage: survey.target if start is None else start for stage, start in starts.items()}
     sparse = {stage: begins[stage] for stage in scope if _is_sparse(survey, stage, begins[stage])}
-    loads = slots_to_load(facts.layout, window, sparse)
     rolling = _roll_forward(survey, begins)
     first = min([*(begin + 1 for begin in begins.values()), *(roll.step for roll in rolling)])
     ledger_source = find_ledger(facts, first, survey.target)
@@ -119,10 +113,9 @@ def _replay(facts: Facts, survey: Survey, window: Window) -> Plan | None:
     rewound = {replay.stage for replay in replays if replay.origin is Origin.WINDOW}
     going_on = {stage: begin for stage, begin in begins.items() if stage not in rewound}
     copies = survey.copies(scope)
-    others = slots_to_complete(facts, going_on, survey.found.stand_ins_of(copies))
-    wanted = both(loads, others)
-    fetches = choose_fetches(facts, wanted)
-    if ledger_source is None or not is_somewhere(wanted, fetches):  # what is loaded may be nowhere
+    stand_ins = survey.found.stand_ins_of(copies)
+    wanted = Wanted(going_on, window, slots_to_load(window, sparse), stand_ins)
+    if ledger_source is None or not wanted.can_load(facts):
         return None
     verdict = Verdict.GLOBAL if len(scope) == facts.layout.pp else Verdict.LOCALIZED
     return Plan(
@@ -137,7 +130,7 @@ def _replay(facts: Facts, survey: Survey, window: Window) -> Plan | None:
         replays=replays,
         segments=segments_of(facts.layout, scope),
         scope_kind=scope_kind(facts.layout, facts.ends, scope),
-        fetches=fetches,
+        fetches=choose_fetches(facts, wanted),
         holders=_holders(facts),
         logs=log_sources(facts, begins),
         copies=copies,
@@ -226,8 +219,7 @@ def _resume(facts: Facts, survey: Survey) -> Plan:
     if copies and persisted is not None:  # who comes in new takes over what others have
         whole = find_ledger(facts, persisted.start + 1, survey.target)
         source = source if whole is None else whole
-    wanted = slots_to_complete(facts, begins, survey.found.stand_ins_of(copies))
-    fetches = choose_fetches(facts, wanted)
+    wanted = Wanted(begins, stand_ins=survey.found.stand_ins_of(copies))
     windows = {held.window.start for process in facts.processes for held in process.holdings}
     return Plan(
         generation=facts.generation,
@@ -236,7 +228,7 @@ def _resume(facts: Facts, survey: Survey) -> Plan:
         target=survey.target,
         persisted=persisted,
         roll_forward=rolling,
-        fetches=fetches,
+        fetches=choose_fetches(facts, wanted),
         holders=_holders(facts),
         copies=copies,
         ledger_source=source,
@@ -331,7 +323,6 @@ def _replay_from_durable(facts: Facts, durable: int, target: int, source: int, w
     scope = set(range(facts.layout.pp))
     state = f"the durable checkpoint of step {durable}" if durable else "the initial state"
     begins = dict.fromkeys(scope, durable) if is_first else {}
-    fetches = choose_fetches(facts, slots_to_complete(facts, begins, ()))
     return Plan(
         generation=facts.generation,
         verdict=Verdict.GLOBAL,
@@ -341,7 +332,7 @@ def _replay_from_durable(facts: Facts, durable: int, target: int, source: int, w
         replays=tuple(StageReplay(stage, durable, Origin.DURABLE) for stage in sorted(scope)),
         segments=segments_of(facts.layout, scope),
         scope_kind=scope_kind(facts.layout, facts.ends, scope),
-        fetches=fetches,
+        fetches=choose_fetches(facts, Wanted(begins)),
         holders=_holders(facts),
         ledger_source=source,
         rollbacks=_rollbacks(facts),

@@ -36,9 +36,11 @@ class ReplicaCopies:
     stand_ins: Mapping[LogicalRank, tuple[SlotKey, ...]] = dataclasses.field(default_factory=dict)
     gaps: frozenset[int] = frozenset()
 
-    def stand_ins_of(self, copies: Iterable[StateCopy]) -> list[tuple[LogicalRank, SlotKey]]:
+    def stand_ins_of(
+        self, copies: Iterable[StateCopy]
+    ) -> Mapping[LogicalRank, tuple[SlotKey, ...]]:
         """Returns the slots of replicas that ranks take along with some copies."""
-        return [(copy.rank, key) for copy in copies for key in self.stand_ins[copy.rank]]
+        return {copy.rank: self.stand_ins[copy.rank] for copy in copies}
 
 
 def find_copies(facts: Facts, target: int, persisted: Window | None) -> ReplicaCopies:

@@ -2,38 +2,127 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import operator
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from megatron_moevement.policy.copies.persistence import SlotKey
 from megatron_moevement.policy.facts.facts import Facts
-from megatron_moevement.policy.job.ranks import Layout, LogicalRank
-from megatron_moevement.policy.recovery.plan import WindowFetch
+from megatron_moevement.policy.job.ranks import LogicalRank
+from megatron_moevement.policy.recovery.plan import SlotsFetch
 from megatron_moevement.policy.recovery.stage_status import persisted_of
 from megatron_moevement.policy.window.schedule import Window
 
-Wanted = Mapping[tuple[LogicalRank, LogicalRank, Window], int]
-"""For a rank, the owner of slots and a window: the slots that the rank is to have, as bits."""
+Copies = Mapping[Window, Mapping[int, int]]
+"""For each window of a rank: the processes that have slots of it, and which, as bits."""
+
+Slots = tuple[tuple[Window, int], ...]
+"""Windows of a rank, and which of their slots are meant, as bits."""
 
 
-def choose_fetches(facts: Facts, wanted: Wanted) -> tuple[WindowFetch, ...]:
+@dataclasses.dataclass(frozen=True)
+class Wanted:
+    """The slots that ranks are to have in their rings before training goes on.
+
+    Attributes:
+        begins: for each stage whose ranks go on from their states k of that S_k. They are to have
+            the slots of windows from the persisted one on, as far as anybody has them. The slot of
+            the state itself is captured unless the rank's own process has it.
+        window: what other stages convert.
+        loads: for each of these which of its slots a rank loads, as bits.
+        stand_ins: for some ranks what replicas have of the slots that nobody has.
+    """
+
+    begins: Mapping[int, int]
+    window: Window | None = None
+    loads: Mapping[int, int] = dataclasses.field(default_factory=dict)
+    stand_ins: Mapping[LogicalRank, Sequence[SlotKey]] = dataclasses.field(default_factory=dict)
+
+    def can_load(self, facts: Facts) -> bool:
+        """Returns whether somebody has each slot that is loaded."""
+        window = self.window
+        return window is None or not any(
+            slots & ~_union(facts.copies(rank).get(window, {}))
+            for rank in facts.by_rank
+            if (slots := self.loads.get(rank.pp, 0))
+        )
+
+    def of(
+        self, rank: LogicalRank, process: int, copies: Copies, persisted: Window | None
+    ) -> Mapping[tuple[LogicalRank, Window], int]:
+        """Returns those of one rank, as bits, by their owner and window.
+
+        Args:
+            process: its own.
+            copies: of its slots.
+            persisted: the job's newest persisted window.
+        """
+        wanted: Counter[tuple[LogicalRank, Window]] = Counter()
+        if self.window is not None and rank.pp in self.loads:
+            wanted[rank, self.window] = self.loads[rank.pp]
+        if rank.pp in self.begins:
+            for window, having in copies.items():
+                if persisted is None or window >= persisted:
+                    wanted[rank, window] |= _to_complete(
+                        window, self.begins[rank.pp], having, process
+                    )
+        for key in self.stand_ins.get(rank, ()):
+            wanted[key.owner, key.window] |= 1 << key.slot
+        return wanted
+
+
+def _to_complete(window: Window, begin: int, having: Mapping[int, int], process: int) -> int:
+    """Returns which slots of a window a rank is to have that goes on from S_begin."""
+    if begin < window.start:
+        return 0
+    now = 1 << begin - window.start
+    return _union(having) & (now - 1) | having.get(process, 0) & now
+
+
+def _union(having: Mapping[int, int]) -> int:
+    return functools.reduce(operator.or_, having.values(), 0)
+
+
+def slots_to_load(window: Window, begins: Mapping[int, int]) -> Mapping[int, int]:
+    """Returns for each stage that converts a window which of its slots a rank loads, as bits.
+
+    Args:
+        begins: for each of them k of the S_k that it begins with.
+    """
+    return {
+        stage: (1 << window.size) - (1 << min(begin - window.start, window.size))
+        for stage, begin in begins.items()
+    }
+
+
+def choose_fetches(facts: Facts, wanted: Wanted) -> tuple[SlotsFetch, ...]:
     """Chooses sources for slots, by what the processes published.
 
     A rank takes what its own process has; the rest comes from the holders with the least to send.
 
     Returns:
-        By rank and window, those of the slots that anybody has.
+        By rank, those of the slots that anybody has.
     """
     load: Counter[int] = Counter()
-    chosen: list[WindowFetch] = []
-    for (rank, owner, window), slots in sorted(wanted.items()):
-        mine = facts.by_rank[rank].process
-        for having, found in _by_sources(facts.copies.get(owner, {}).get(window, {}), slots):
-            # What another process sends is chosen slot by slot, so that all have the same to send.
-            for part in (found,) if mine in having else _bits(found):
-                sources = sorted(having, key=lambda one: (one != mine, load[one], one))
-                load[sources[0]] += sources[0] != mine
-                chosen.append(WindowFetch(rank, owner, window, part, tuple(sources)))
+    chosen: list[SlotsFetch] = []
+    known: dict[Slots, Slots] = {}  # most ranks are to have the same ones of their own
+    persisted = persisted_of(facts)
+    for rank in sorted(facts.by_rank):
+        mine, copies = facts.by_rank[rank].process, facts.copies(rank)
+        parts: dict[tuple[LogicalRank, tuple[int, ...]], list[tuple[Window, int]]] = {}
+        for (owner, window), slots in sorted(wanted.of(rank, mine, copies, persisted).items()):
+            all_having = (copies if owner == rank else facts.copies(owner)).get(window, {})
+            for having, together in _by_sources(all_having, slots):
+                # What others send is chosen slot by slot, so that all have the same to send.
+                for part in (together,) if mine in having else _bits(together):
+                    order = tuple(sorted(having, key=lambda one: (one != mine, load[one], one)))
+                    load[order[0]] += order[0] != mine
+                    parts.setdefault((owner, order), []).append((window, part))
+        for (owner, sources), found in parts.items():
+            shared = known.setdefault(tuple(found), tuple(found))
+            chosen.append(SlotsFetch(rank, owner, shared, sources))
     return tuple(chosen)
 
 
@@ -51,64 +140,6 @@ def _by_sources(copies: Mapping[int, int], slots: int) -> Iterator[tuple[list[in
         if having:
             yield having, together
         slots &= ~together
-
-
-def is_somewhere(wanted: Wanted, fetches: Iterable[WindowFetch]) -> bool:
-    """Returns whether all wanted slots have a source."""
-    found = sum(fetch.slots.bit_count() for fetch in fetches)
-    return found == sum(slots.bit_count() for slots in wanted.values())
-
-
-def slots_to_load(layout: Layout, window: Window, begins: Mapping[int, int]) -> Wanted:
-    """Returns what ranks load that convert a window.
-
-    Args:
-        begins: for each of their stages k of the S_k that they begin with.
-    """
-    return {
-        (rank, rank, window): (1 << window.size) - (1 << min(begin - window.start, window.size))
-        for stage, begin in begins.items()
-        for rank in layout.stage_ranks(stage)
-    }
-
-
-def slots_to_complete(
-    facts: Facts, begins: Mapping[int, int], stand_ins: Iterable[tuple[LogicalRank, SlotKey]]
-) -> Wanted:
-    """Returns what ranks are to have that go on from their states, as far as anybody has it.
-
-    That is slots of windows from the persisted one on. The slot of the state itself is captured
-    unless the rank's own process has it.
-
-    Args:
-        begins: for each stage of such ranks k of the S_k that they go on from.
-        stand_ins: what replicas have of the slots that nobody has.
-    """
-    persisted = persisted_of(facts)
-    wanted: dict[tuple[LogicalRank, LogicalRank, Window], int] = {}
-    for rank, key in stand_ins:
-        name = rank, key.owner, key.window
-        wanted[name] = wanted.get(name, 0) | 1 << key.slot
-    for rank, windows in facts.copies.items():
-        begin = begins.get(rank.pp)
-        if begin is None:
-            continue
-        for window, copies in windows.items():
-            if begin < window.start or (persisted is not None and window < persisted):
-                continue
-            now, held = 1 << begin - window.start, 0
-            for slots in copies.values():
-                held |= slots
-            own = copies.get(facts.by_rank[rank].process, 0)
-            slots = held & (now - 1) | own & now
-            if slots:
-                wanted[rank, rank, window] = slots
-    return wanted
-
-
-def both(one: Wanted, other: Wanted) -> Wanted:
-    """Returns the slots that are in either."""
-    return {name: one.get(name, 0) | other.get(name, 0) for name in {**one, **other}}
 
 
 def _bits(slots: int) -> Iterator[int]:

@@ -289,7 +289,7 @@ class Execution:
     def _send_slots(self, own: RankPlan) -> None:
         """Sends own slots to the holders that lack them."""
         world, process = self._world, self._process
-        began_with = dict(self._plan.holders).get(own.rank, ())
+        began_with = self._plan.holders.get(own.rank, ())
         for send in own.sends:
             lacking = lacking_holders(send.to, began_with, process.holders)
             having = set(process.holders).difference(lacking)
