@@ -44,6 +44,7 @@ class LiveObjects:
         log_bytes: what this rank sends over its stage's boundaries in a step; 0 without a log.
         patience: how long a rank may be waited for.
         computation: what decides the bits of this process.
+        host: name of its machine.
         replication_key: by which processes of the job recognise each other; None where the launcher
             made no secret.
     """
@@ -69,6 +70,7 @@ class LiveObjects:
     log_bytes: int
     patience: timedelta
     computation: Computation
+    host: str
     replication_key: bytes | None = dataclasses.field(default=None, repr=False)
 
     def scalars(self, progress: Progress) -> SlotScalars:

@@ -6,12 +6,14 @@ Those that were there before know what the job is. Those that come in new take i
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 
 from megatron_moevement.integrations.megatron.group_keys import GatheredKeys
 from megatron_moevement.policy.outcome.futility import Futility
-from megatron_moevement.runtime.coordination.agreement import all_gather_json, broadcast_json
+from megatron_moevement.runtime.coordination.agreement import broadcast_json, gather_read
 from megatron_moevement.runtime.slots.store_identity import RunIdentity
 from megatron_moevement.training.run_identity import check_flags
 
@@ -42,13 +44,22 @@ def share(own: Known, flags: str, committed: int, processes: int, device: torch.
     Raises:
         UserError: on all ranks: their flags differ.
     """
-    rank_knows = [own.identity is not None, own.keys is not None]
-    told = all_gather_json([flags, rank_knows, own.futility.document(), committed], device)
-    check_flags([flags for flags, *_ in told])
-    futility = Futility.agreed(
-        [futility for *_, futility, _ in told], [committed for *_, committed in told], processes
-    )
-    known = [knows for _, knows, *_ in told]
+    rank_knows = 2 * (own.identity is not None) + (own.keys is not None)
+    digests: list[str] = []
+    known: list[int] = []
+    before: set[tuple[int, ...]] = set()
+    steps: set[int] = set()
+
+    def read(_: int, told: Sequence[Any]) -> None:
+        digest, knows, futility, step = told
+        digests.append(digest)
+        known.append(knows)
+        before.add(tuple(futility))
+        steps.add(step)
+
+    gather_read([flags, rank_knows, own.futility.document(), committed], device, read)
+    check_flags(digests)
+    futility = Futility.agreed(before, steps, processes)
     best = max(known)
     if known.count(best) == len(known):  # nobody comes in new, or all do
         return dataclasses.replace(own, futility=futility)

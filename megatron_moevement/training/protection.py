@@ -94,6 +94,7 @@ def live_objects_of(job: Job) -> LiveObjects:
         log_bytes=_log_bytes(job),
         patience=timedelta(minutes=arguments.parallelism.distributed_timeout_minutes),
         computation=_computation(job),
+        host=socket.gethostname(),
         replication_key=_replication_key(job),
     )
 
@@ -115,7 +116,6 @@ def _computation(job: Job) -> Computation:
         threads=torch.get_num_threads(),
         parts=parts,
         variables=deciding_variables(os.environ),
-        host=socket.gethostname(),
     )
 
 

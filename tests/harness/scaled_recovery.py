@@ -18,10 +18,10 @@ import torch
 import torch.distributed as dist
 
 from megatron_moevement.integrations.megatron.group_keys import gathered_keys
-from megatron_moevement.policy.copies.placement import Host
+from megatron_moevement.policy.copies.placement import HeldCopies, Host
 from megatron_moevement.policy.facts.facts import Facts, ProcessFacts
 from megatron_moevement.policy.facts.facts_document import dump_process
-from megatron_moevement.policy.job.guarantee import Computation, DeviceKind, Kernels
+from megatron_moevement.policy.job.guarantee import Computation, Computations, DeviceKind, Kernels
 from megatron_moevement.policy.job.model_shape import Capture, ModelShape, inventory_of
 from megatron_moevement.policy.job.ranks import Layout, LogicalRank
 from megatron_moevement.policy.job.segments import Ends
@@ -54,8 +54,7 @@ from megatron_moevement.strategies.moevement.protection.job_plan import (
 from megatron_moevement.strategies.moevement.protection.left_state import gather_facts
 from megatron_moevement.strategies.moevement.protection.members import Member
 from megatron_moevement.strategies.moevement.protection.placement_of_holders import (
-    HeldCopy,
-    held_copies,
+    add_held,
     keep_placement,
 )
 from megatron_moevement.strategies.moevement.protection.spares import Spare
@@ -156,18 +155,20 @@ class Told:
         )
 
     @cached_property
-    def computations(self) -> tuple[Computation, ...]:
+    def computations(self) -> Computations:
         """What ranks compute with."""
         parts = {"device": "GPU of some model", "driver": "555.42", "torch": "2.13", "nccl": "2.29"}
         variables = {"NCCL_ALGO": "Ring", "NCCL_PROTO": "Simple"}
-        return tuple(
+        found = [
             Computation(
                 *(DeviceKind.CUDA, Kernels.DETERMINISTIC, 1),
-                parts | {"GPU of its machine": f"0:{number % PER_NODE:x}:0"},
-                *(variables, one.domain),
+                parts | {"GPU of its machine": f"0:{number:x}:0"},
+                variables,
             )
-            for number, one in enumerate(self.ranked)
-        )
+            for number in range(PER_NODE)
+        ]
+        by_rank = tuple(found[number % PER_NODE] for number in range(self.ranks))
+        return Computations(by_rank, tuple(one.domain for one in self.ranked))
 
     def is_new(self, number: int) -> bool:
         """Returns whether a rank's process has come in new."""
@@ -217,7 +218,7 @@ class ScaledRecovery:
         yield (
             "keys",
             (
-                Values([["f" * 64, [has, has], [STEP, told.ranks, 0], STEP] for has in known]),
+                Values([["f" * 64, 3 * has, [STEP, told.ranks, 0], STEP] for has in known]),
                 Values([[run.document(), [KEYS]]]),
             ),
         )
@@ -226,13 +227,13 @@ class ScaledRecovery:
         said = [
             [
                 member.document(),
-                own.document(),
+                {**own.document(), "host": member.host.domain},
                 None,
                 {"process": member.host.process, **receiver},
                 [None, "0" * 64],
                 former.basis if has else None,
             ]
-            for member, own, has in zip(told.members, told.computations, known, strict=True)
+            for member, own, has in zip(told.members, told.computations.by_rank, known, strict=True)
         ]
         yield "introduction", (Values([[one, None] for one in said]),)
         slots = [former.schedule.slots[one] for one in former.schedule.inventory.sorted_operators]
@@ -314,7 +315,8 @@ class ScaledRecovery:
             optimizer=SimpleNamespace(is_state_whole=False),
             process=own.process,
             replication_key=None,
-            computation=told.computations[self.number],
+            computation=told.computations.by_rank[self.number],
+            host=told.computations.hosts[self.number],
             device=CPU,
         )
         live: Any = None
@@ -333,17 +335,18 @@ class ScaledRecovery:
         agree_on_guarantee(told.computations, judged, carried)
 
     def _place(self) -> None:
-        held: list[HeldCopy] = []
+        held = HeldCopies()
         gather_read_together(
             lambda: self._scripts_own("placement and memory"),
             CPU,
-            lambda _, told: held.extend(held_copies(told)),
+            lambda _, told: add_held(held, told),
         )
         self._job_plan = keep_placement(self._job_plan, held)
         host = self._introduced.members[self.number].host
         assert self._job_plan.account_of(host).total_bytes
         assert self._job_plan.kept_for(host.process)
         self._job_plan.check_limit(*(one.process for one in self._job_plan.hosts))
+        del self._introduced  # as a job does: it is no part of a plan
 
     def _scripts_own(self, name: str) -> Any:
         return self._scripts[name][0].values[self.number][0]

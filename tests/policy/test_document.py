@@ -13,7 +13,7 @@ from megatron_moevement.policy.outcome.replay_proof import Compared, ReplayProof
 from megatron_moevement.policy.window.schedule import Window
 
 STATE = JournalState(7, 1, 6, Window(3, 2, 1), LogicalRank(pp=1))
-COMPUTATION = Computation(DeviceKind.CPU, Kernels.ANY, 1, {"cpu": "x"}, {"NCCL_ALGO": "Ring"}, "h")
+COMPUTATION = Computation(DeviceKind.CPU, Kernels.ANY, 1, {"cpu": "x"}, {"NCCL_ALGO": "Ring"})
 ACCOUNT = RankAccount(2, ReplayProof(scalars=Compared(2, 1)), {"detect": 0.5, "wait": 0}, 3)
 NOTHING = '{"equal": 0, "unequal": 0}'
 TEXTS = [
@@ -29,7 +29,7 @@ TEXTS = [
     (
         COMPUTATION,
         '{"device": "cpu", "kernels": "any", "threads": 1, "parts": {"cpu": "x"}, '
-        '"variables": {"NCCL_ALGO": "Ring"}, "host": "h"}',
+        '"variables": {"NCCL_ALGO": "Ring"}}',
     ),
     (
         ACCOUNT,

@@ -5,7 +5,13 @@ import torch
 import torch.distributed as dist
 
 from megatron_moevement.backends.cpu import CpuBackend
-from megatron_moevement.policy.job.guarantee import Computation, DeviceKind, Guarantee, Kernels
+from megatron_moevement.policy.job.guarantee import (
+    Computation,
+    Computations,
+    DeviceKind,
+    Guarantee,
+    Kernels,
+)
 from megatron_moevement.runtime.coordination.agreement import all_gather_json
 from megatron_moevement.strategies.moevement.agreed_guarantee import agree_on_guarantee, judge
 from megatron_moevement.strategies.moevement.carried_state import (
@@ -21,7 +27,7 @@ CPU = torch.device("cpu")
 
 def computation(threads=1):
     parts = CpuBackend().parts()
-    return Computation(DeviceKind.CPU, Kernels.DETERMINISTIC, threads, parts, {}, "host")
+    return Computation(DeviceKind.CPU, Kernels.DETERMINISTIC, threads, parts, {})
 
 
 def live_through(generations):
@@ -33,7 +39,8 @@ def live_through(generations):
             if str(rank) in newcomers:
                 carried, own = CarriedState(), computation(newcomers[str(rank)])
             told = all_gather_json(own.document(), CPU)
-            job = tuple(Computation.of_document(one) for one in told)
+            by_rank = tuple(Computation.of_document(one) for one in told)
+            job = Computations(by_rank, ("host",) * len(told))
             judged = all_gather_json(judge(job, carried), CPU)
             found.append(list(agree_on_guarantee(job, judged, carried).lacking))
     finally:
@@ -58,7 +65,7 @@ def test_a_newcomer_is_compared_with_what_the_job_began_with(fork_server, genera
 
 
 def test_what_is_given_up_keeps_the_guarantee():
-    promise = Promise((computation(),), Guarantee())
+    promise = Promise(Computations((computation(),), ("host",)), Guarantee())
     carried = CarriedState(promise=promise, outage=Outage(joined_s=1.0))
     anew = CarriedState.anew(carried)
     assert (anew.store, anew.promise, anew.outage.joined_s) == (carried.store, promise, None)

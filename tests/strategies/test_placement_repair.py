@@ -1,16 +1,14 @@
 """The placement in force is read from what processes hold, and repaired where some are lost."""
 
-from itertools import chain
-
 import pytest
 
-from megatron_moevement.policy.copies.placement import Host, place_replicas
+from megatron_moevement.policy.copies.placement import HeldCopies, Host, place_replicas
 from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.runtime.slots.journal import JournalShape
 from megatron_moevement.runtime.slots.ring_file import RingShape
 from megatron_moevement.strategies.moevement.protection.job_plan import JobPlan
 from megatron_moevement.strategies.moevement.protection.placement_of_holders import (
-    held_copies,
+    add_held,
     keep_placement,
 )
 from megatron_moevement.strategies.strategy import RecoveryAbortedError
@@ -43,7 +41,10 @@ def kept():
             [process, [[str(RANKS[rank]), step] for rank, step in ranks.items()]]
             for process, ranks in held.items()
         ]
-        found = keep_placement(plan, chain.from_iterable(map(held_copies, told)))
+        copies = HeldCopies()
+        for each in told:
+            add_held(copies, each)
+        found = keep_placement(plan, copies)
         return {rank.dp: holders for rank, holders in found.placement.holders.items()}
 
     return keep

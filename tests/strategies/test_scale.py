@@ -1,6 +1,7 @@
 """What a recovery costs each rank grows with the ranks of the job, and not with their square."""
 
 import dataclasses
+import gc
 import sys
 from types import SimpleNamespace
 
@@ -30,6 +31,7 @@ from tests.harness.scaled_recovery import CPU, Kind, ScaledRecovery, Told
 
 RANKS = 128
 MAX_RATIO = 2.3
+MAX_OBJECTS = 6.5
 SETTINGS = FaultTolerance(moevement_window=3)
 
 
@@ -133,6 +135,28 @@ def test_of_what_ranks_tell_of_themselves_one_document_is_there_at_a_time(monkey
     assert order == ["decoded", "read"] * 64
 
 
+def kept_objects(ranks, kind):
+    """Returns how many objects a collector of garbage looks through of what a recovery has made."""
+    recovery = ScaledRecovery(ranks, kind)
+    with one_of_many(ranks, recovery.number) as group:
+        for _, act in recovery.parts(group):  # what there is once in a process is not counted
+            act()
+        recovery.forget()
+        gc.collect()
+        before = len(gc.get_objects())
+        for _, act in recovery.parts(group):
+            act()
+        gc.collect()
+        return len(gc.get_objects()) - before
+
+
+@pytest.mark.parametrize("kind", Kind)
+def test_few_objects_are_kept_of_each_rank(kind):
+    # The collector looks through all of them again and again while they become more.
+    few, many = (kept_objects(ranks, kind) for ranks in (512, 1024))
+    assert many - few < MAX_OBJECTS * 512
+
+
 @pytest.mark.parametrize("kind", Kind)
 def test_what_ranks_have_in_common_is_there_once(kind):
     ranks = 1024  # of which two replicas each capture the same
@@ -143,8 +167,8 @@ def test_what_ranks_have_in_common_is_there_once(kind):
             if part == "introduction":
                 break
     told = recovery._introduced
-    parts = [each.parts for each in told.computations]
-    assert len(set(map(id, parts))) == len(set(map(str, parts))) < ranks
+    computations = told.computations.by_rank
+    assert len(set(map(id, computations))) == len(set(map(str, computations))) < ranks
     sizes = [each.sizes for each in told.members]
     assert len(set(map(id, sizes))) == len(set(sizes)) < ranks
     assert told.computations == recovery.told.computations

@@ -182,7 +182,8 @@ def test_what_ranks_want_no_more_is_forgotten(spare):
     memory, generation = spare()
     memory.look()
     assert len(spare.kept.store.rings()) == 2  # nobody has asked
-    generation.board.post(Topic.WANTED, {str(PROCESS): [str(OTHER)]})
+    notices = NoticesOfSpares(generation.board, find_spares(generation))
+    notices.post_wanted({OTHER: (3, PROCESS), ONE: (3, 4)})
     memory.look()
     assert [stored.owner for stored in spare.kept.store.rings()] == [OTHER]
 

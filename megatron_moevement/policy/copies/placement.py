@@ -7,6 +7,7 @@ import heapq
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from enum import Enum
+from operator import attrgetter
 
 from megatron_moevement.errors import UserError
 from megatron_moevement.policy.job.ranks import LogicalRank
@@ -98,7 +99,7 @@ def place_replicas(
             f"--moevement-strict-replicas: {replicas} replicas need {replicas + 1} failure "
             f"domains, there are {len(sizes)}; add nodes or lower --moevement-replicas"
         )
-    by_domain = sorted(hosts, key=lambda host: (host.domain, host.process))
+    by_domain = sorted(sorted(hosts, key=attrgetter("process")), key=attrgetter("domain"))
     largest = max(sizes.values(), default=0)
     if largest * (possible + 1) <= len(hosts):
         holders = _shift_by_domain(by_domain, possible, largest)
@@ -150,18 +151,22 @@ def _choose_least_loaded(
 
 
 class _LeastLoaded:
-    """Hosts by how many copies they keep: of each domain those with the fewest come first."""
+    """Hosts by how many copies they keep: of each domain those with the fewest come first.
 
-    def __init__(self, hosts: Iterable[Host], load: Mapping[int, int]) -> None:
+    One is there as its place among all plus as often the number of all as it keeps copies.
+    """
+
+    def __init__(self, hosts: Sequence[Host], load: Mapping[int, int]) -> None:
         """Sorts them.
 
         Args:
             hosts: of equals the first is taken.
             load: how many copies processes keep; the others keep none.
         """
-        self._queues: defaultdict[str, list[tuple[int, int, int]]] = defaultdict(list)
+        self._hosts = hosts
+        self._queues: defaultdict[str, list[int]] = defaultdict(list)
         for place, host in enumerate(hosts):
-            self._queues[host.domain].append((load.get(host.process, 0), place, host.process))
+            self._queues[host.domain].append(load.get(host.process, 0) * len(hosts) + place)
         for queue in self._queues.values():
             heapq.heapify(queue)
         self._heads = [(queue[0], domain) for domain, queue in self._queues.items()]
@@ -176,19 +181,41 @@ class _LeastLoaded:
         chosen: list[int] = []
         passed = []
         while len(chosen) < wanted and self._heads:
-            (load, place, process), domain = heapq.heappop(self._heads)
+            first, domain = heapq.heappop(self._heads)
             if domain not in taken:
-                heapq.heapreplace(self._queues[domain], (load + 1, place, process))
-                chosen.append(process)
+                heapq.heapreplace(self._queues[domain], first + len(self._hosts))
+                chosen.append(self._hosts[first % len(self._hosts)].process)
             passed.append((self._queues[domain][0], domain))
         for head in passed:
             heapq.heappush(self._heads, head)
         return tuple(chosen)
 
 
-def kept_placement(
-    anew: Placement, hosts: Sequence[Host], held: Iterable[tuple[int, LogicalRank, int]]
-) -> Placement:
+class HeldCopies:
+    """Which processes hold slots of which other ranks."""
+
+    def __init__(self) -> None:
+        """Nobody holds any."""
+        self._steps: defaultdict[LogicalRank, dict[int, int]] = defaultdict(dict)
+
+    def add(self, holder: int, rank: LogicalRank, step: int) -> None:
+        """Adds that a process holds slots of a rank.
+
+        Args:
+            step: of the newest.
+        """
+        self._steps[rank][holder] = step
+
+    @property
+    def holders(self) -> Mapping[LogicalRank, tuple[int, ...]]:
+        """By rank, who has the newest slots first: who was replaced as a holder has older ones."""
+        return {
+            rank: tuple(sorted(steps, key=lambda holder: (-steps[holder], holder)))
+            for rank, steps in self._steps.items()
+        }
+
+
+def kept_placement(anew: Placement, hosts: Sequence[Host], held: HeldCopies) -> Placement:
     """Returns a placement that leaves copies with the processes that hold them.
 
     What processes hold is the placement that was in force: it outlives restarts and launches, and
@@ -196,15 +223,11 @@ def kept_placement(
 
     Args:
         anew: what `place_replicas` gives.
-        held: who holds slots of which other rank, with the step of the newest.
+        held: what all processes hold.
     """
-    found: defaultdict[LogicalRank, list[tuple[int, int]]] = defaultdict(list)
-    for holder, rank, step in held:
-        found[rank].append((-step, holder))
-    if not found:
+    holders = held.holders
+    if not holders:
         return anew
-    # Who was replaced as a holder has older slots than who took its place.
-    holders = {rank: tuple(holder for _, holder in sorted(known)) for rank, known in found.items()}
     return repair_placement(dataclasses.replace(anew, holders=holders), hosts)
 
 
@@ -223,10 +246,14 @@ def repair_placement(placement: Placement, hosts: Sequence[Host]) -> Placement:
     load = Counter(process for holders in placement.holders.values() for process in holders)
     domain_of = {host.process: host.domain for host in hosts}
     by_rank = {host.rank: host for host in hosts if host.rank is not None}
-    least = _LeastLoaded(sorted(hosts, key=lambda host: host.process), load)
+    least = _LeastLoaded(sorted(hosts, key=attrgetter("process")), load)
     holders = {}
-    for rank, owner in sorted(by_rank.items()):
-        staying = _staying(placement.holders.get(rank, ()), owner, domain_of)[:possible]
+    for rank in sorted(by_rank):
+        former, owner = placement.holders.get(rank, ()), by_rank[rank]
+        staying = _staying(former, owner, domain_of)[:possible]
+        if len(staying) == len(former) == possible:
+            holders[rank] = former
+            continue
         taken = {owner.domain, *map(domain_of.__getitem__, staying)}
         holders[rank] = (*staying, *least.take(possible - len(staying), taken))
     return Placement(holders, possible, placement.requested)

@@ -9,7 +9,7 @@ docs/use/guarantee.md. Source: design of `--deterministic-mode` in megatron/trai
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 from fnmatch import fnmatchcase
 from typing import NamedTuple
@@ -95,7 +95,24 @@ class Computation(Document):
     threads: int
     parts: Mapping[str, str]
     variables: Mapping[str, str]
-    host: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Computations:
+    """What the ranks of a job compute with, in their order.
+
+    Attributes:
+        by_rank: one and the same object where ranks compute alike.
+        hosts: names of their machines.
+    """
+
+    by_rank: Sequence[Computation] = ()
+    hosts: Sequence[str] = ()
+
+    @property
+    def distinct(self) -> Iterable[Computation]:
+        """What ranks compute with, once where they have one and the same object."""
+        return {id(own): own for own in self.by_rank}.values()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,18 +137,18 @@ class Guarantee:
 
 
 def decide_guarantee(
-    job: Sequence[Computation],
-    origin: Sequence[Computation] | None = None,
+    job: Computations,
+    origin: Computations | None = None,
     before: Guarantee = Guarantee(),
 ) -> Guarantee:
     """Returns what a job may rely on in a generation.
 
     Args:
-        job: what its ranks compute with, in the order of ranks.
+        job: what its ranks compute with.
         origin: the same of the job's first generation; None: this is it.
         before: of the generation before: what is lost once stays lost.
     """
-    unlike = dict.fromkeys(map(_Chances.of, job))
+    unlike = dict.fromkeys(map(_Chances.of, job.distinct))
     found = [reason for own in unlike for reason in _chance(own)]
     if origin is not None:
         found += _differences(job, origin)
@@ -196,17 +213,18 @@ def _is_fixed(text: str, wanted: Mapping[str, Sequence[str]]) -> bool:
     return all(names in wanted.get(collective, ()) for collective, names in chosen.items())
 
 
-def _differences(job: Sequence[Computation], origin: Sequence[Computation]) -> list[str]:
+def _differences(job: Computations, origin: Computations) -> list[str]:
     """Returns which ranks compute otherwise than at first."""
-    if len(job) != len(origin):
-        return [f"{len(job)} ranks instead of {len(origin)}"]
+    ranks, before = len(job.by_rank), len(origin.by_rank)
+    if ranks != before:
+        return [f"{ranks} ranks instead of {before}"]
     reasons = [
         f"rank {rank} has another {name} than at first"
-        for rank, (now, first) in enumerate(zip(job, origin, strict=True))
+        for rank, (now, first) in enumerate(zip(job.by_rank, origin.by_rank, strict=True))
         for name in _different_names(now, first)
     ]
-    on_cuda = any(own.device is DeviceKind.CUDA for own in job)
-    if on_cuda and _shape(job) != _shape(origin):
+    on_cuda = any(own.device is DeviceKind.CUDA for own in job.distinct)
+    if on_cuda and _shape(job.hosts) != _shape(origin.hosts):
         reasons.append("ranks are spread over machines otherwise than at first")
     return reasons
 
@@ -223,7 +241,7 @@ def _different_names(now: Computation, first: Computation) -> list[str]:
     return names
 
 
-def _shape(job: Sequence[Computation]) -> list[int]:
+def _shape(hosts: Sequence[str]) -> list[int]:
     """Returns for each rank the first rank on the same machine."""
     first: dict[str, int] = {}
-    return [first.setdefault(own.host, rank) for rank, own in enumerate(job)]
+    return [first.setdefault(host, rank) for rank, host in enumerate(hosts)]

@@ -6,7 +6,7 @@ Pure: what each process knows of progress goes in, and all come to the same.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from megatron_moevement.errors import MoEvementError
 
@@ -45,12 +45,12 @@ class Futility:
 
     @classmethod
     def agreed(
-        cls, told: Sequence[Sequence[int]], committed: Sequence[int], processes: int
+        cls, told: Iterable[Sequence[int]], committed: Iterable[int], processes: int
     ) -> Futility:
         """Returns what all processes know from now on, those that came in new as well.
 
         Args:
-            told: what each knew, as JSON.
+            told: what each knew, as JSON; the same needs to be told once.
             committed: the newest step that each knows of now.
         """
         before = cls(*(max(values) for values in zip(*told, strict=True)))

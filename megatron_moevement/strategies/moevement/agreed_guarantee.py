@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import chain
 
-from megatron_moevement.policy.job.guarantee import Computation, Guarantee, decide_guarantee
+from megatron_moevement.policy.job.guarantee import Computations, Guarantee, decide_guarantee
 from megatron_moevement.strategies.moevement.carried_state import (
     NO_PROMISE,
     CarriedState,
@@ -13,7 +13,7 @@ from megatron_moevement.strategies.moevement.carried_state import (
 )
 
 
-def judge(job: tuple[Computation, ...], carried: CarriedState) -> list[str] | None:
+def judge(job: Computations, carried: CarriedState) -> list[str] | None:
     """Returns what a survivor finds lacking, which compares with the generation before.
 
     Args:
@@ -28,7 +28,7 @@ def judge(job: tuple[Computation, ...], carried: CarriedState) -> list[str] | No
 
 
 def agree_on_guarantee(
-    job: tuple[Computation, ...], judged: Iterable[Sequence[str] | None], carried: CarriedState
+    job: Computations, judged: Iterable[Sequence[str] | None], carried: CarriedState
 ) -> Guarantee:
     """Returns what the job may rely on from now on, the same on all ranks.
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from megatron_moevement.policy.facts.facts import Condition, Facts, LiveState
-from megatron_moevement.policy.job.guarantee import Computation, Guarantee, Level
+from megatron_moevement.policy.job.guarantee import Computations, Guarantee, Level
 from megatron_moevement.policy.outcome.replay_doubt import Trusted
 from megatron_moevement.policy.recovery.plan import Plan
 from megatron_moevement.runtime.upstream_log.log import UpstreamLog
@@ -76,11 +76,11 @@ class Promise:
         origin: what the ranks of that generation compute with.
     """
 
-    origin: tuple[Computation, ...]
+    origin: Computations
     guarantee: Guarantee
 
 
-NO_PROMISE = Promise((), Guarantee())
+NO_PROMISE = Promise(Computations(), Guarantee())
 """A process that was in no generation: it has nothing to compare with."""
 
 

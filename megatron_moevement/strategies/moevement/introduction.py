@@ -14,7 +14,7 @@ from typing import Any
 from megatron_moevement.errors import UserError
 from megatron_moevement.integrations.megatron.snapshots import LiveOperators
 from megatron_moevement.policy.copies.loopback import Receiver, check_reachable
-from megatron_moevement.policy.job.guarantee import Computation
+from megatron_moevement.policy.job.guarantee import Computation, Computations
 from megatron_moevement.runtime.coordination.agreement import as_user_error, gather_read_together
 from megatron_moevement.runtime.transport.interface import own_address, own_network
 from megatron_moevement.settings.fault_tolerance import FaultTolerance
@@ -45,7 +45,7 @@ class Introduction:
     """
 
     members: tuple[Member, ...]
-    computations: tuple[Computation, ...]
+    computations: Computations
     replicas: Replicas
     token: bytes
     bases: tuple[str | None, ...]
@@ -74,54 +74,59 @@ def introduce(
         receiver = Receiver(objects.process, own_network(), address)
         return [
             own.document(),
-            objects.computation.document(),
+            {**objects.computation.document(), "host": objects.host},
             name,
             dataclasses.asdict(receiver),
             offer_key(objects.replication_key),
             basis,
         ]
 
-    reader = _Reader()
+    told = _Told()
     with as_user_error():
-        told = gather_read_together(tell, objects.device, reader.read)
-    members, computations, names, receivers, offers, bases = zip(*told, strict=True)
-    check_reachable(receivers)
+        gather_read_together(tell, objects.device, told.read)
+    check_reachable(tuple(told.receivers.values()))
     return Introduction(
-        members,
-        computations,
-        place_among(name, names),
-        agree_on_key(objects.replication_key, offers),
-        bases,
+        tuple(told.members),
+        Computations(tuple(told.computations), tuple(told.hosts)),
+        place_among(name, told.names),
+        agree_on_key(objects.replication_key, tuple(told.offers)),
+        tuple(told.bases),
     )
 
 
-class _Reader:
-    """Reads what ranks tell of themselves; what they have in common is there once."""
+class _Told:
+    """What ranks tell of themselves, read one by one; what they have in common is there once."""
 
     def __init__(self) -> None:
-        """Knows of no rank yet."""
+        """Nobody has told anything."""
+        self.members: list[Member] = []
+        self.computations: list[Computation] = []
+        self.hosts: list[str] = []
+        self.names: list[str | None] = []
+        self.receivers: dict[tuple[str, str], Receiver] = {}  # the first at each address
+        self.offers: dict[tuple[str | None, ...], None] = {}  # each once, by the first rank
+        self.bases: list[str | None] = []
         self._sizes: dict[str, str] = {}
         self._computations: dict[str, Computation] = {}
 
-    def read(self, _: int, told: Sequence[Any]) -> tuple[Any, ...]:
-        """Returns what one rank tells, in the order in which it does."""
+    def read(self, _: int, told: Sequence[Any]) -> None:
+        """Reads what the next rank tells."""
         member, computation, name, receiver, offer, basis = told
         sizes = self._sizes.setdefault(member["sizes"], member["sizes"])
-        return (
-            Member.of_document({**member, "sizes": sizes}),
-            self._computation(computation),
-            name,
-            Receiver(**receiver),
-            tuple(offer),
-            basis,
-        )
+        self.members.append(Member.of_document({**member, "sizes": sizes}))
+        self.hosts.append(computation.pop("host"))
+        self.computations.append(self._computation(computation))
+        self.names.append(name)
+        self.receivers.setdefault((receiver["network"], receiver["address"]), Receiver(**receiver))
+        self.offers.setdefault(tuple(offer))
+        self.bases.append(basis)
 
     def _computation(self, document: Mapping[str, Any]) -> Computation:
-        """Returns what a rank computes with: that of others but for its machine."""
-        text = repr({**document, "host": None})
+        """Returns what a rank computes with."""
+        text = repr(document)
         if text not in self._computations:
             self._computations[text] = Computation.of_document(document)
-        return dataclasses.replace(self._computations[text], host=document["host"])
+        return self._computations[text]
 
 
 def offer_key(key: bytes | None) -> KeyOffer:

@@ -14,7 +14,7 @@ from megatron_moevement.backends.backend import Pin
 from megatron_moevement.integrations.megatron.freezing import FrozenWork
 from megatron_moevement.integrations.megatron.snapshots import LiveOperators
 from megatron_moevement.policy.copies.left_stores import adopts_in
-from megatron_moevement.policy.copies.placement import Host
+from megatron_moevement.policy.copies.placement import HeldCopies, Host
 from megatron_moevement.policy.copies.protection_level import JobShape
 from megatron_moevement.runtime.coordination.agreement import (
     AgreementError,
@@ -54,9 +54,8 @@ from megatron_moevement.strategies.moevement.protection.job_plan import (
 )
 from megatron_moevement.strategies.moevement.protection.members import Member
 from megatron_moevement.strategies.moevement.protection.placement_of_holders import (
-    HeldCopy,
     HeldRanks,
-    held_copies,
+    add_held,
     held_ranks_document,
     keep_placement,
 )
@@ -207,7 +206,7 @@ def _open_store(
     carried: ResidentStore,
     generation: Generation,
     saves: Sequence[Path],
-) -> tuple[StoreDirectory, Sequence[HeldCopy]]:
+) -> tuple[StoreDirectory, HeldCopies]:
     """Opens the stores of all ranks or none.
 
     Returns:
@@ -236,11 +235,9 @@ def _open_store(
         return held_ranks_document(store, objects.process)
 
     opened: list[StoreDirectory] = []
-    held: list[HeldCopy] = []
+    held = HeldCopies()
     try:
-        gather_read_together(
-            open_store, objects.device, lambda _, told: held.extend(held_copies(told))
-        )
+        gather_read_together(open_store, objects.device, lambda _, told: add_held(held, told))
     except AgreementError as error:
         raise carried.not_opened(error, generation) from error
     if settings.moevement_recover_only:

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
-from megatron_moevement.policy.copies.placement import Placement, kept_placement
+from megatron_moevement.policy.copies.placement import HeldCopies, Placement, kept_placement
 from megatron_moevement.policy.facts.facts import Facts, ProcessFacts
 from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.policy.recovery.histories import next_rollbacks
@@ -28,7 +28,10 @@ def agree_on_holders(world: World, process: Process) -> Commands:
     def combine(held: dict[int, dict[LogicalRank, int]]) -> Placement:
         hosts = [world.processes[number].host for number in sorted(held)]
         anew = world.policies.place_replicas(hosts, world.scenario.replicas)
-        copies = [(number, *one) for number in held for one in held[number].items()]
+        copies = HeldCopies()
+        for number, ranks in held.items():
+            for rank, step in ranks.items():
+                copies.add(number, rank, step)
         return kept_placement(anew, hosts, copies)
 
     held = sorted(process.store.slots, key=lambda key: key.step)

@@ -29,7 +29,7 @@ class Holdings:
         """
         self.plan = plan
         """What all agreed on, and for whom else this process keeps copies since then."""
-        self.host_bytes = plan.accounts()[host.process].total_bytes
+        self.host_bytes = plan.account_of(host).total_bytes
         """Host memory in use; all of it is allocated at the start, but for what is taken over."""
         self.host = host
         self.store = store
@@ -101,7 +101,7 @@ class Holdings:
         return ring
 
     def _check_space(self, plan: JobPlan) -> None:
-        account = plan.accounts()[self.host.process]
+        account = plan.account_of(self.host)
         self.store.check_space(account.total_bytes - account.logs_bytes)  # which lie in no file
 
     def _rings_of_former_plans(self) -> tuple[StoredRing, ...]:

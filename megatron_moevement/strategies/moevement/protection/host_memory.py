@@ -339,7 +339,7 @@ class HostMemory:
         self._carried.forget_flushed()
         self._holdings.forget_others(self._peers.slots)
         if self._notices is not None:
-            self._notices.post_wanted(self.plan.kept_for)
+            self._notices.post_wanted(self.plan.placement.holders)
 
     def finish(self) -> None:
         """Says that nobody will go on from the files."""

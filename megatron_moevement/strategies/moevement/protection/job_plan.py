@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 
@@ -127,26 +128,26 @@ class JobPlan:
 
     def kept_for(self, process: int) -> tuple[LogicalRank, ...]:
         """Returns the ranks whose slots a process keeps copies of."""
-        return tuple(self._kept.get(process, ()))
-
-    @cached_property
-    def _kept(self) -> Mapping[int, Sequence[LogicalRank]]:
-        """For each process the ranks whose slots it keeps copies of, ascending."""
-        kept: dict[int, list[LogicalRank]] = {}
-        for rank, holders in sorted(self.placement.holders.items()):
-            for process in dict.fromkeys(holders):
-                kept.setdefault(process, []).append(rank)
-        return kept
+        holders = self.placement.holders
+        return tuple(sorted(rank for rank in holders if process in holders[rank]))
 
     def account_of(self, host: Host) -> MemoryAccount:
         """Returns the host memory that a process takes, all of it from the start."""
-        kept = self._kept.get(host.process, ())
         return MemoryAccount(
             own_slots_bytes=0 if host.rank is None else self.rings[host.rank].total_bytes,
-            held_slots_bytes=sum(self.rings[rank].total_bytes for rank in kept),
+            held_slots_bytes=self._held_bytes.get(host.process, 0),
             logs_bytes=0 if (log := self.log_of(host)) is None else log.total_bytes,
             ledger_bytes=self.journal.total_bytes,
         )
+
+    @cached_property
+    def _held_bytes(self) -> Mapping[int, int]:
+        """For each process the bytes of the rings in which it keeps copies."""
+        held: Counter[int] = Counter()
+        for rank, holders in self.placement.holders.items():
+            for process in {*holders}:
+                held[process] += self.rings[rank].total_bytes
+        return held
 
     def accounts(self) -> Mapping[int, MemoryAccount]:
         """Returns the host memory of each process."""
@@ -285,15 +286,11 @@ def _sized(job: PlannedJob, slots: Sequence[int] | None) -> JobPlan:
     read = sizes_reader()
     sizes = {member.host.occupied: read(member.sizes) for member in job.members}
     schedule = _schedule(job, sizes, slots)
-    capacity = ring_capacity(schedule.window, LAG)
     return JobPlan(
         schedule=schedule,
         hosts=(),
         placement=Placement({}, 0, 0),
-        rings={
-            rank: RingShape(capacity, _buffer_bytes(schedule, rank, own), len(own.operators) + 1)
-            for rank, own in sizes.items()
-        },
+        rings=_ring_shapes(schedule, sizes),
         journal=JournalShape(
             max_replayed_steps(schedule.window, LAG) + 2, ENTRY_BYTES, job.train_iters
         ),
@@ -315,15 +312,27 @@ def _schedule(
     return plan_window(inventory, order, window=job.settings.moevement_window).schedule
 
 
+def _ring_shapes(
+    schedule: WindowSchedule, sizes: Mapping[LogicalRank, RankSizes]
+) -> Mapping[LogicalRank, RingShape]:
+    """Returns the sizes of the rings of all ranks: those of replicas are one object."""
+    capacity = ring_capacity(schedule.window, LAG)
+    distinct = {id(own): (rank, own) for rank, own in sizes.items()}
+    shapes = {
+        key: RingShape(capacity, _buffer_bytes(schedule, rank, own), len(own.operators) + 1)
+        for key, (rank, own) in distinct.items()
+    }
+    return {rank: shapes[id(own)] for rank, own in sizes.items()}
+
+
 def _log_shapes(
     window: int, sizes: Mapping[LogicalRank, RankSizes]
 ) -> Mapping[LogicalRank, LogShape]:
     """Returns the sizes of the logs of the ranks that send anything over a boundary."""
     # A full ring waits behind the passes of a step: as if copies took one step longer.
     max_steps = max_log_steps(window, LAG + 1)
-    return {
-        rank: LogShape(max_steps, own.log_bytes) for rank, own in sizes.items() if own.log_bytes
-    }
+    shapes = {each: LogShape(max_steps, each) for each in {own.log_bytes for own in sizes.values()}}
+    return {rank: shapes[own.log_bytes] for rank, own in sizes.items() if own.log_bytes}
 
 
 def check_alike(digests: Sequence[str]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
-from itertools import chain
 
 import torch
 
@@ -89,9 +88,10 @@ def gather_facts(own: Facts, device: torch.device) -> Facts:
         own: with this process alone.
     """
     reader = ProcessReader()
-    read = gather_read(
+    read: list[ProcessFacts] = []
+    gather_read(
         [dump_process(each) for each in own.processes],
         device,
-        lambda rank, told: reader.load(told, f"what rank {rank} said"),
+        lambda rank, told: read.extend(reader.load(told, f"what rank {rank} said")),
     )
-    return dataclasses.replace(own, processes=tuple(chain.from_iterable(read)))
+    return dataclasses.replace(own, processes=tuple(read))

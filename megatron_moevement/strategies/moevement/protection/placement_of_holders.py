@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
+from collections.abc import Sequence
 from typing import Any
 
 from megatron_moevement.errors import UserError
-from megatron_moevement.policy.copies.placement import kept_placement
+from megatron_moevement.policy.copies.placement import HeldCopies, kept_placement
 from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.runtime.stores.store import RingRole, StoreDirectory
 from megatron_moevement.strategies.moevement.protection.job_plan import JobPlan
 
 HeldRanks = Sequence[Any]
 """A process, and the ranks whose slots it keeps, each with the step of the newest one; as JSON."""
-
-HeldCopy = tuple[int, LogicalRank, int]
-"""A process, a rank whose slots it keeps, and the step of the newest one."""
 
 
 def held_ranks(store: StoreDirectory, *roles: RingRole) -> dict[LogicalRank, int]:
@@ -41,22 +37,24 @@ def held_ranks_document(store: StoreDirectory, process: int) -> HeldRanks:
     return [process, [[str(rank), step] for rank, step in held_ranks(store).items()]]
 
 
-def held_copies(document: HeldRanks) -> Iterator[HeldCopy]:
-    """Yields what a document of `held_ranks_document` says."""
+def add_held(held: HeldCopies, document: HeldRanks) -> None:
+    """Adds what a document of `held_ranks_document` says."""
     process, ranks = document
     for name, step in ranks:
-        yield process, LogicalRank.parse(name), step
+        held.add(process, LogicalRank.parse(name), step)
 
 
-def keep_placement(plan: JobPlan, held: Iterable[HeldCopy]) -> JobPlan:
+def keep_placement(plan: JobPlan, held: HeldCopies) -> JobPlan:
     """Returns a plan that leaves copies with the processes that hold them, where there is room.
 
     Args:
         plan: agreed on by all ranks, with a placement made anew.
-        held: what the stores of all ranks' processes hold.
+        held: what the stores of all ranks' processes hold; learns what those of spares do.
     """
-    of_spares = ((spare.process, *one) for spare in plan.spares for one in spare.held.items())
-    placement = kept_placement(plan.placement, plan.hosts, chain(held, of_spares))
+    for spare in plan.spares:
+        for rank, step in spare.held.items():
+            held.add(spare.process, rank, step)
+    placement = kept_placement(plan.placement, plan.hosts, held)
     carried = dataclasses.replace(plan, placement=placement)
     try:
         carried.check_limit(*(host.process for host in plan.hosts))

@@ -165,16 +165,16 @@ class NoticesOfSpares:
         """Posts how much memory a process needs that gets a rank."""
         self._board.post(Topic.RESERVE, [identity.document(), sizes.document()])
 
-    def post_wanted(self, kept_for: Callable[[int], Sequence[LogicalRank]]) -> None:
+    def post_wanted(self, holders: Mapping[LogicalRank, Sequence[int]]) -> None:
         """Posts whose copies they are to keep.
 
         Args:
-            kept_for: returns the ranks that a process keeps copies of.
+            holders: the processes that keep copies of each rank's slots.
         """
-        wanted = {
-            str(process): [str(rank) for rank in kept_for(process)]
-            for process in sorted(self._known)
-        }
+        wanted: dict[str, list[str]] = {str(process): [] for process in sorted(self._known)}
+        for rank in sorted(holders):
+            for process in {*holders[rank]} & self._known:
+                wanted[str(process)].append(str(rank))
         self._board.post(Topic.WANTED, wanted)
 
     def _await(self, topic: Topic, awaited: Collection[int]) -> dict[int, Any]:
