@@ -150,7 +150,30 @@ def test_a_restart_reads_a_ring_in_which_a_slot_was_found_damaged(store, hashed)
         Holding(RANK, Window(4, 2, 1), 0b10),
         Holding(OTHER, PERSISTED, 0b10),  # of another ring, which nobody has read
     )
-    assert sum(hashed) == 4 * 40
+    assert sum(hashed) == 3 * 40
+
+
+def test_a_ring_is_read_once_for_what_was_found_in_it(store, hashed):
+    own, _ = leave(store)
+    own.buffer(2)[7] ^= 1
+    assert own.damaged_parts(own.held(2)) == ("head:full",)
+    lacking = read_left_state(store, HOST, 1).holdings
+    del hashed[:]
+    assert read_left_state(store, HOST, 2).holdings == lacking
+    assert hashed == []
+
+
+def test_a_slot_counts_again_once_it_is_captured_again(store):
+    own, _ = leave(store)
+    whole = read_left_state(store, HOST, 0).holdings
+    own.buffer(2)[7] ^= 1
+    record = own.held(2)
+    assert own.damaged_parts(record) == ("head:full",)
+    assert read_left_state(store, HOST, 1).holdings != whole
+    own.invalidate(2)
+    own.buffer(2)[7] ^= 1
+    own.publish(record)
+    assert read_left_state(store, HOST, 2).holdings == whole
 
 
 def test_a_slot_that_is_replaced_while_it_is_read_is_no_damage(store):

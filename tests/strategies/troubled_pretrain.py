@@ -4,13 +4,14 @@
 its checksums are made and nothing of it is sent. `--unreachable=PROCESS:PEER:STEP` lets every copy
 of the slot of that step or a later one break off on its way from a process to a peer.
 `--rot=PROCESS:STEP` changes one bit of each copy of that step or a later one once a process has
-checked and published it; checks in the background follow each other at once.
+checked and published it; checks in the background follow each other at once, as fast as they can.
 """
 
 import os
 import sys
 from datetime import timedelta
 
+from megatron_moevement.policy.watching.reading_pace import ReadingPace
 from megatron_moevement.runtime.peers.connection import PeerConnection
 from megatron_moevement.runtime.slots import background_check
 from megatron_moevement.runtime.slots.ring_file import RingFile
@@ -54,6 +55,7 @@ def rot(process, step):
 
     RingFile.publish = damage
     background_check._BETWEEN_PASSES = timedelta(milliseconds=1)
+    background_check.PACE = ReadingPace(cpu_share=1.0)
 
 
 TROUBLES = {"--rot": rot, "--flip": flip, "--unreachable": cut}

@@ -88,7 +88,8 @@ class RingFile(MappedFile):
         self._stride = page_aligned(self.shape.buffer_bytes)
         self._unpin: weakref.finalize[[], RingFile] | None = None
         self.is_doubted = False
-        """Whether a slot in it was found damaged: then none of them counts unread."""
+        """Whether a slot was found damaged since all were read last: then none counts unread."""
+        self._damaged: dict[int, tuple[SlotRecord, tuple[str, ...]]] = {}
 
     @classmethod
     def create(
@@ -160,6 +161,7 @@ class RingFile(MappedFile):
         """Forgets the slot in the buffer of S_step, whichever it is, before it is overwritten."""
         descriptor = self._descriptor(self._place(step))
         descriptor[: _GUARD.size] = bytes(_GUARD.size)
+        self._damaged.pop(self._place(step), None)
 
     def publish(self, record: SlotRecord) -> None:
         """Declares a slot held whose payload is complete in its buffer.
@@ -223,9 +225,19 @@ class RingFile(MappedFile):
         """
         HASHED.add(sum(part.size_bytes for part in record.parts))
         damaged = record.damaged_parts(self.payload(record))
-        if damaged and self.record(record.step) == record:
+        found = (record, damaged)
+        if damaged and self.record(record.step) == record and not self._is_known(found):
+            self._damaged[self._place(record.step)] = found
             self.is_doubted = True
         return damaged
+
+    def was_damaged(self, record: SlotRecord) -> bool:
+        """Returns whether a slot was found damaged and has not been written again since."""
+        found = self._damaged.get(self._place(record.step))
+        return found is not None and found[0] == record
+
+    def _is_known(self, found: tuple[SlotRecord, tuple[str, ...]]) -> bool:
+        return self._damaged.get(self._place(found[0].step)) == found
 
     def _take_over(self, access: Access) -> None:
         del access  # a slot that was cut is not held: there is nothing to put in order
