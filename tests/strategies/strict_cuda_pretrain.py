@@ -1,10 +1,12 @@
 """The training program on the strict CUDA runtime.
 
-`STRICT_CUDA` names a folder in which contexts open files.
+`STRICT_CUDA` names a folder in which contexts open files, and processes note what they allocate.
 """
 
 import os
 import sys
+import threading
+import time
 from pathlib import Path
 
 from tests.harness.strict_cuda.install import install
@@ -12,8 +14,22 @@ from tests.harness.strict_cuda.runtime import StrictRuntime
 
 DEVICES = 8
 
+
+def note_allocations(folder):
+    fallocate = os.posix_fallocate
+
+    def noted(descriptor, offset, size_bytes):
+        with (folder / f"allocated-{os.getpid()}").open("a") as notes:
+            notes.write(f"{time.time()}\t{threading.current_thread().name}\t{size_bytes}\n")
+        fallocate(descriptor, offset, size_bytes)
+
+    os.posix_fallocate = noted
+
+
 if __name__ == "__main__":
-    install(StrictRuntime(DEVICES, Path(os.environ["STRICT_CUDA"])))
+    markers = Path(os.environ["STRICT_CUDA"])
+    install(StrictRuntime(DEVICES, markers))
+    note_allocations(markers)
     from megatron_moevement.training.program import main
 
     sys.exit(main(sys.argv[1:]))

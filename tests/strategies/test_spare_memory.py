@@ -234,8 +234,9 @@ def test_a_spare_makes_the_memory_of_a_rank_once_ranks_have_posted_how_much_it_i
     assert spare.kept.store is None
     spare.kept.pin = lambda _: lambda: None
     (found,) = find_spares(generation)
-    sizes = ReserveSizes(RING.total_bytes, 4096)
-    NoticesOfSpares(generation.board, [found]).post_reserve(IDENTITY, sizes)
+    sizes = ReserveSizes(RING.total_bytes, 4096, copies=3)
+    kept = {PROCESS: 2}
+    NoticesOfSpares(generation.board, [found]).post_reserve(IDENTITY, sizes, kept)
     memory.look()
     made = spare.kept.reserve
     made.thread.join()
@@ -245,12 +246,30 @@ def test_a_spare_makes_the_memory_of_a_rank_once_ranks_have_posted_how_much_it_i
     assert store.reserve.total_bytes == RING.total_bytes
     assert spare.kept.log_memory.data.nbytes == 4096
     assert store.create_ring(RingRole.OWN, ONE, RING).is_pinned
+    assert [each.total_bytes for each in store.reserve_of_copies] == [RING.total_bytes] * 2
 
 
-def test_a_spare_makes_no_more_than_it_may_take(spare):
-    memory, generation = spare(limit_bytes=RING.total_bytes)
-    spare.kept.pin = lambda _: pytest.fail("there is no room")
+@pytest.mark.parametrize(
+    ("rings", "copies", "line"),
+    [(2, None, "no memory of a rank in reserve"), (4, 1, "copies of 1 of 2 ranks"), (5, 2, None)],
+)
+def test_a_spare_makes_no_more_than_it_may_take_and_says_so_once(
+    spare, caplog, rings, copies, line
+):
+    memory, generation = spare(limit_bytes=rings * RING.total_bytes + 4096 + 8192)
+    spare.kept.pin = lambda _: lambda: None
     notices = NoticesOfSpares(generation.board, find_spares(generation))
-    notices.post_reserve(IDENTITY, ReserveSizes(RING.total_bytes, 4096))
-    memory.look()
-    assert spare.kept.reserve is None
+    sizes = ReserveSizes(RING.total_bytes, 4096, copies=3)
+    notices.post_reserve(IDENTITY, sizes, {PROCESS: 2})  # which have sent nothing yet
+    for _ in range(3):
+        memory.look()
+        spare.kept.reserve.thread.join()
+    said = [each.getMessage() for each in caplog.records if "in reserve" in each.getMessage()]
+    assert [each.startswith("--moevement-host-memory-limit-gb has room for") for each in said] == (
+        [] if line is None else [True]
+    )
+    assert all(line in each for each in said)
+    made = spare.kept.reserve.take()
+    assert (None if made is None else len(made.copies)) == copies
+    if made is not None:
+        made.close()

@@ -72,6 +72,23 @@ def test_a_spare_pins_its_memory_before_a_rank_is_lost_and_nothing_in_the_recove
     assert all(float(time_s) < fault.time for time_s, _ in pinned)
 
 
+def test_a_spare_makes_the_rings_of_copies_before_a_rank_is_lost_and_none_in_the_recovery(
+    megatron_fork_server, text, uninterrupted, tmp_path
+):
+    run, contexts = strict_run(megatron_fork_server, text, tmp_path, 1)
+    with run.start("--moevement-faults", "14:backward@1") as job:
+        result = job.wait()
+    assert sorted(result.exit_codes) == [-9, 0, 0], result.describe()
+    assert digest_differences(run._digest(), uninterrupted(CASE)) == []
+    (fault,) = events_of(run, EventName.FAULT_INJECTED, 0)
+    notes = (contexts / f"allocated-{job.pids[2]}").read_text().splitlines()
+    fields = [line.split("\t") for line in notes]
+    made = [(float(time_s), thread, int(size)) for time_s, thread, size in fields]
+    rings = [size for _, thread, size in made if thread == "reserve"]
+    assert rings == [rings[0]] * 2  # its own, and the one for copies that the dead rank kept
+    assert all(time_s < fault.time for time_s, _, size in made if size > rings[0] // 2)
+
+
 def test_who_adopts_a_ring_pins_it_while_others_do_not_wait(
     megatron_fork_server, text, uninterrupted, tmp_path
 ):

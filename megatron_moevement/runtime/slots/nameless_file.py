@@ -17,12 +17,16 @@ class NamelessFile(Closing):
     """Zeros in the file system of a folder, mapped; they go with the process while nameless."""
 
     def __init__(
-        self, folder: Path, total_bytes: int, pin: Callable[[memoryview], Callable[[], None]]
+        self,
+        folder: Path,
+        total_bytes: int,
+        pin: Callable[[memoryview], Callable[[], None]] | None = None,
     ) -> None:
         """Reserves all bytes and pins them.
 
         Args:
-            pin: makes memory a target of asynchronous copies; returns what undoes it.
+            pin: makes memory a target of asynchronous copies; returns what undoes it. None: no
+                device is going to write there.
 
         Raises:
             OSError: the file system is full, or has no files without a name.
@@ -33,11 +37,11 @@ class NamelessFile(Closing):
         try:
             os.posix_fallocate(self._descriptor, 0, total_bytes)
             self.mapping = mmap.mmap(self._descriptor, total_bytes)
-            self.unpin = pin(memoryview(self.mapping))
+            self.unpin = None if pin is None else pin(memoryview(self.mapping))
         except (OSError, UserError):
             os.close(self._descriptor)
             raise
-        self._unpinning = weakref.finalize(self, self.unpin)
+        self._unpinning = weakref.finalize(self, self.unpin or _leave)
         self._unpinning.atexit = False
 
     def fits(self, size_bytes: int) -> bool:
@@ -63,3 +67,7 @@ class NamelessFile(Closing):
             with contextlib.suppress(BufferError):
                 self.mapping.close()
             os.close(self._descriptor)
+
+
+def _leave() -> None:
+    """Undoes nothing."""

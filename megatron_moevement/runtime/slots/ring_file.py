@@ -103,7 +103,7 @@ class RingFile(MappedFile):
         """Creates an empty ring in place of the file of that name; all its bytes are reserved.
 
         Args:
-            reserve: memory for it, pinned already.
+            reserve: memory for it, pinned already where a device is to write there.
 
         Raises:
             UserError: the file system is too full, or refuses the file.
@@ -117,8 +117,9 @@ class RingFile(MappedFile):
         header = {"owner": str(owner), **sizes}
         total_bytes = shape.total_bytes
         ring = cls._create(path, identity, header, total_bytes=total_bytes, reserve=reserve)
-        if reserve is not None:
-            ring.pin(lambda _: reserve.unpin)
+        unpin = None if reserve is None else reserve.unpin
+        if unpin is not None:
+            ring.pin(lambda _: unpin)
         return ring
 
     @property

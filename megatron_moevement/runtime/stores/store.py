@@ -126,6 +126,8 @@ class StoreDirectory(Closing):
         self._journal: Journal | None = None
         self.reserve: NamelessFile | None = None
         """Memory for the next own ring that is made."""
+        self.reserve_of_copies: list[NamelessFile] = []
+        """Memory for the next rings of copies."""
         try:
             self._remove_unfinished()
         except BaseException:  # as in `StoreLock`
@@ -170,6 +172,7 @@ class StoreDirectory(Closing):
         """
         left_bytes = free_bytes(self.folder) + folder_bytes(self.folder)
         left_bytes += 0 if self.reserve is None else self.reserve.total_bytes
+        left_bytes += sum(each.total_bytes for each in self.reserve_of_copies)
         if announced_bytes > left_bytes:
             raise out_of_space(self.folder, announced_bytes, left_bytes)
 
@@ -280,6 +283,10 @@ class StoreDirectory(Closing):
         path, reserve = self._ring_path(role, owner), None
         if role is RingRole.OWN and self.reserve and self.reserve.fits(shape.total_bytes):
             reserve, self.reserve = self.reserve, None
+        elif role is RingRole.HELD:
+            fitting = (each for each in self.reserve_of_copies if each.fits(shape.total_bytes))
+            if (reserve := next(fitting, None)) is not None:
+                self.reserve_of_copies.remove(reserve)
         created = RingFile.create(path, self.identity, owner, shape, reserve)
         self._rings[role, owner] = created
         return created
@@ -302,10 +309,11 @@ class StoreDirectory(Closing):
             self.drop_ring(stored.role, stored.owner)
 
     def drop_reserve(self) -> None:
-        """Gives back the memory of a ring that need not be made."""
+        """Gives back the memory of rings that need not be made."""
         reserve, self.reserve = self.reserve, None
-        if reserve is not None:
-            reserve.close()
+        for each in (*([] if reserve is None else [reserve]), *self.reserve_of_copies):
+            each.close()
+        self.reserve_of_copies.clear()
 
     def close_files(self) -> None:
         """Lets go of all files: others may take their place, and are opened when they are used."""

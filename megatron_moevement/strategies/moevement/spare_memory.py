@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -40,7 +41,7 @@ from megatron_moevement.settings.launch import Launch
 from megatron_moevement.strategies.moevement.protection.host_memory import DEADLINE
 from megatron_moevement.strategies.moevement.protection.left_state import read_left_state
 from megatron_moevement.strategies.moevement.protection.placement_of_holders import held_ranks
-from megatron_moevement.strategies.moevement.protection.reserve import ReserveSizes
+from megatron_moevement.strategies.moevement.protection.reserve import ReserveSizes, Room
 from megatron_moevement.strategies.moevement.protection.resident_store import ResidentStore
 from megatron_moevement.strategies.moevement.protection.spares import (
     Spare,
@@ -255,15 +256,18 @@ class SpareMemory:
         posted = [] if self._carried.reserve is not None else self._board.read(Topic.RESERVE)
         if not posted:
             return
-        identity, sizes = (
+        identity, largest = (
             StoreIdentity.of_document(posted[-1][0]),
             ReserveSizes.of_document(posted[-1][1]),
         )
+        kept = posted[-1][2].get(str(self._me.process), 0)
         with self._lock:
             store = self._carried.hold(self._root, identity, self._me.process, self._processes)
-            taken_bytes = folder_bytes(store.folder) + sizes.total_bytes
-            if self._limit_bytes is None or taken_bytes <= self._limit_bytes:
-                self._carried.make_reserve(sizes)
+            taken_bytes = folder_bytes(store.folder)
+            awaited_bytes = max(kept * largest.ring_bytes - taken_bytes, 0)
+            limit_bytes = sys.maxsize if self._limit_bytes is None else self._limit_bytes
+            room = Room(limit_bytes - taken_bytes, awaited_bytes)
+            self._carried.make_reserve(largest.beside(kept), room)
 
     def _look_for_left(self) -> None:
         """Takes in what was left on this machine once ranks lack it, and offers it."""

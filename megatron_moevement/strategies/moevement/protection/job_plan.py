@@ -163,10 +163,11 @@ class JobPlan:
 
     @property
     def largest(self) -> ReserveSizes:
-        """What any rank takes at most."""
+        """What any rank takes at most, now or when spares that keep copies have become ranks."""
         return ReserveSizes(
             max(ring.total_bytes for ring in self.rings.values()),
             max((log.total_bytes for log in self.logs.values()), default=0),
+            max([self.placement.replicas, *map(len, self._kept.values())]),
         )
 
     def check_limit(self, *processes: int) -> None:

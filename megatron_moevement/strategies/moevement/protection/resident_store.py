@@ -32,7 +32,7 @@ from megatron_moevement.runtime.stores.store import (
 )
 from megatron_moevement.runtime.stores.store_lock import StoreLockedError
 from megatron_moevement.runtime.upstream_log.log import LogMemory
-from megatron_moevement.strategies.moevement.protection.reserve import Reserve, ReserveSizes
+from megatron_moevement.strategies.moevement.protection.reserve import Reserve, ReserveSizes, Room
 from megatron_moevement.strategies.resident_state import ProcessStore
 
 _PATIENCE_WITH_ADOPTERS = timedelta(seconds=5)
@@ -174,8 +174,11 @@ class ResidentStore(ProcessStore):
                 self.store = _await_store(root, identity, process)
             self.store.close_files()  # of what a spare keeps: a store that is adopted has more
             if self.reserve is not None:
-                self.store.reserve, self.log_memory = self.reserve.take()
+                made = self.reserve.take()
                 self.reserve = None
+                if made is not None:
+                    self.store.reserve, self.store.reserve_of_copies = made.ring, list(made.copies)
+                    self.log_memory = made.log
             self.flushed = flushed
             if rank is not None:
                 adopt_store(self.store, rank, self.flushed, patience)
@@ -203,10 +206,10 @@ class ResidentStore(ProcessStore):
             self.store = StoreDirectory(root, identity, number)
         return self.store
 
-    def make_reserve(self, sizes: ReserveSizes) -> None:
+    def make_reserve(self, sizes: ReserveSizes, room: Room) -> None:
         """Begins to make memory for a rank, once; the store is open."""
         if self.reserve is None and self.store is not None and self.pin is not None:
-            self.reserve = Reserve(self.store.folder, sizes, self.pin)
+            self.reserve = Reserve(self.store.folder, sizes, self.pin, room)
 
     def flush(self, save: Path) -> Path:
         """Writes the store to durable storage and removes it from memory; the job stops here.

@@ -161,9 +161,16 @@ class NoticesOfSpares:
         meant = [rollbacks, schedule_version]
         return tuple(each["captures"] for each in posted if each["history"] == meant)
 
-    def post_reserve(self, identity: StoreIdentity, sizes: ReserveSizes) -> None:
-        """Posts how much memory a process needs that gets a rank."""
-        self._board.post(Topic.RESERVE, [identity.document(), sizes.document()])
+    def post_reserve(
+        self, identity: StoreIdentity, sizes: ReserveSizes, kept: Mapping[int, int]
+    ) -> None:
+        """Posts how much memory a process needs that gets a rank.
+
+        Args:
+            kept: for each of them, of how many ranks it keeps copies anyway.
+        """
+        by_name = {str(process): count for process, count in kept.items()}
+        self._board.post(Topic.RESERVE, [identity.document(), sizes.document(), by_name])
 
     def post_wanted(self, holders: Mapping[LogicalRank, Sequence[int]]) -> None:
         """Posts whose copies they are to keep.
