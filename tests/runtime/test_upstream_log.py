@@ -193,8 +193,22 @@ def test_nothing_is_read_for_the_facts_until_a_tensor_was_found_damaged(monkeypa
     assert not read
     with pytest.raises(DamagedLogError):
         log.serve(tag(2, 0))
-    assert log.extents()[1] == LogExtent(FORWARD, frozenset())
+    damaged = log.extents()
+    assert damaged[1] == LogExtent(FORWARD, frozenset())
     assert len(read) > 2
+    del read[:]
+    assert log.extents() == damaged
+    with pytest.raises(DamagedLogError):
+        log.serve(tag(2, 0))
+    assert len(read) == 1
+    assert log.extents() == damaged  # nothing new was found
+    assert len(read) == 1
+    write(writer, 2)
+    log.serve(tag(1, 1, BACKWARD)).view(torch.uint8).view(-1)[3] ^= 1
+    with pytest.raises(DamagedLogError):
+        log.serve(tag(1, 1, BACKWARD))
+    assert {extent.steps for extent in log.extents()} == {frozenset({2})}
+    assert len(read) > 4
 
 
 def test_a_step_that_is_run_again_replaces_the_interrupted_one():

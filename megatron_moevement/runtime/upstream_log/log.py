@@ -90,6 +90,7 @@ class _LoggedStep:
         places: where its tensors go; those that have landed are in `tensors`, too.
         ended: nothing is added any more.
         too_large: a tensor did not fit; the step can't be served.
+        damaged: tensors that were found not to read as they were logged.
     """
 
     used_bytes: int = 0
@@ -98,6 +99,7 @@ class _LoggedStep:
     received: dict[BoundaryTag, int] = dataclasses.field(default_factory=dict)
     ended: bool = False
     too_large: bool = False
+    damaged: frozenset[BoundaryTag] = frozenset()
 
     @property
     def is_whole(self) -> bool:
@@ -160,6 +162,7 @@ class UpstreamLog:
         self._steps: dict[int, _LoggedStep] = {}
         self._directions: frozenset[Direction] = frozenset()
         self._is_doubted = False
+        """Whether damage was found since all was read last: then nothing counts unread."""
 
     @property
     def capacity_bytes(self) -> int:
@@ -256,17 +259,16 @@ class UpstreamLog:
         """Returns which steps can be served, for a process's facts.
 
         Tensors were hashed when they landed, and are again when they are served: the whole log is
-        read where one was found damaged.
+        read once for what was found in it.
         """
         intact: dict[Direction, set[int]] = {direction: set() for direction in self._directions}
         for number, step in self._steps.items():
-            damaged = {
-                tag.direction
-                for tag, tensor in step.tensors.items()
-                if self._is_doubted and not tensor.is_intact
-            }
+            if self._is_doubted:
+                step.damaged |= {tag for tag, each in step.tensors.items() if not each.is_intact}
+            damaged = {tag.direction for tag in step.damaged}
             for direction in intact.keys() - damaged if step.is_whole else ():
                 intact[direction].add(number)
+        self._is_doubted = False
         return tuple(
             LogExtent(direction, frozenset(steps))
             for direction, steps in sorted(intact.items(), key=lambda item: item[0].value)
@@ -303,11 +305,17 @@ class UpstreamLog:
             kept = f"{self.steps[0]} to {self.steps[-1]}" if self.steps else "none"
             raise NotLoggedError(f"{tag} is not in the upstream log; its steps: {kept}")
         if not tensor.is_intact:
-            self._is_doubted = True
+            self._note_damage(tag)
             raise DamagedLogError(
                 f"{tag} does not read as it was logged; its stage must join the replay"
             )
         return tensor.data
+
+    def _note_damage(self, tag: BoundaryTag) -> None:
+        step = self._steps.get(tag.step)
+        if step is not None and tag not in step.damaged:  # it is in doubt once for each of them
+            step.damaged |= {tag}
+            self._is_doubted = True
 
     def _open_step(self, number: int) -> _LoggedStep:
         step = self._steps.get(number)

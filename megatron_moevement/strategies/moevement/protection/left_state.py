@@ -75,12 +75,12 @@ def _holdings(store: StoreDirectory, state: JournalState, generation: int) -> tu
         if ring is None:
             continue
         is_read = generation == 0 or ring.is_doubted
-        ring.is_doubted = False  # what is found from here on makes it doubted again
         for record in ring.records():
             if record.rollbacks != state.rollbacks or ring.was_damaged(record):
                 continue
             if not (is_read and ring.damaged_parts(record)):
                 slots[stored.owner, record.window] |= 1 << record.slot
+        ring.is_doubted = False  # what was found is known by now
     return tuple(Holding(owner, window, held) for (owner, window), held in sorted(slots.items()))
 
 
