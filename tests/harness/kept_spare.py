@@ -13,6 +13,7 @@ from megatron_moevement.runtime.slots.journal import JournalShape, JournalState
 from megatron_moevement.runtime.slots.ring_file import RingShape
 from megatron_moevement.runtime.slots.slot_record import SlotPart, SlotRecord
 from megatron_moevement.runtime.slots.store_identity import StoreIdentity
+from megatron_moevement.strategies.moevement.protection.reserve import Reserve
 from megatron_moevement.strategies.moevement.spare_memory import SpareMemory
 
 ONE, OTHER = LogicalRank(), LogicalRank(dp=1)
@@ -61,3 +62,9 @@ def store_slots(memory: SpareMemory, owner: LogicalRank, *steps: int, rollbacks:
         ring.invalidate(step)
         ring.buffer(step)[:100] = payload
         ring.publish(record)
+
+
+def await_made(reserve: Reserve) -> None:
+    """Waits until all is in reserve that there was room for."""
+    if reserve.thread is not None:
+        reserve.thread.join()

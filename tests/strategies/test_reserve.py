@@ -1,5 +1,7 @@
 """Memory that a process makes and pins while it waits for a rank."""
 
+import dataclasses
+import errno
 import os
 import threading
 
@@ -14,7 +16,13 @@ from megatron_moevement.runtime.stores import store as store_module
 from megatron_moevement.runtime.stores.store import RingRole, StoreDirectory
 from megatron_moevement.runtime.upstream_log.log import UpstreamLog
 from megatron_moevement.strategies.moevement.protection import reserve as module
-from megatron_moevement.strategies.moevement.protection.reserve import Reserve, ReserveSizes, Room
+from megatron_moevement.strategies.moevement.protection.reserve import (
+    Reserve,
+    Reserved,
+    ReserveSizes,
+    Room,
+)
+from tests.harness.kept_spare import await_made
 
 RANK = LogicalRank()
 SHAPE = RingShape(capacity=3, buffer_bytes=5000, max_parts=2)
@@ -23,7 +31,7 @@ PINNED_BYTES = SIZES.ring_bytes + SIZES.log_bytes
 
 
 class Pins:
-    """Counts what is pinned, and holds whoever pins up until the gate is open."""
+    """Counts what is pinned, and holds whoever pins a ring up until the gate is open."""
 
     def __init__(self):
         self.gate = threading.Event()
@@ -33,7 +41,7 @@ class Pins:
 
     def __call__(self, memory):
         self.asked.set()
-        assert self.gate.wait(timeout=20)
+        assert memory.nbytes != SIZES.ring_bytes or self.gate.wait(timeout=20)
         address = memory.data_ptr()
         self.sizes[address] = memory.nbytes
         return lambda: self.sizes.pop(address)
@@ -56,17 +64,26 @@ def store(shared_memory, pins):
         yield opened
 
 
-def made(store, pins):
-    reserve = Reserve(store.folder, SIZES, pins, Room())
-    reserve.thread.join()
+def made(store, pins, room=None):
+    """Returns a reserve with all that has room in it."""
+    reserve = Reserve(store.folder, pins)
+    reserve.make(SIZES, room or Room())
+    await_made(reserve)
+    for thread in threading.enumerate():
+        if thread.name == "late-pin":
+            thread.join()
     return reserve
 
 
-def take(store, pins):
+def hand_over(store, taken):
     """Lets a store use what is made; returns what is meant for a log."""
-    taken = made(store, pins).take()
     store.reserve, store.reserve_of_copies = taken.ring, list(taken.copies)
     return taken.log
+
+
+def take(store, pins):
+    """Lets a store use all of it; returns what is meant for a log."""
+    return hand_over(store, made(store, pins).take())
 
 
 def test_ring_and_log_lie_in_it_and_nothing_else_is_pinned(store, pins):
@@ -100,14 +117,26 @@ def test_what_is_too_small_is_not_used(store, pins):
     store.drop_reserve()
 
 
-def test_nobody_waits_for_what_is_not_made_yet_and_it_is_given_back(store, pins):
+def test_a_ring_that_is_being_pinned_counts_as_space_and_is_used_and_nobody_waits(
+    store, pins, monkeypatch
+):
     pins.gate.clear()
-    reserve = Reserve(store.folder, SIZES, pins, Room())
-    assert pins.asked.wait(timeout=20)
-    assert reserve.take() is None
+    reserve = Reserve(store.folder, pins)
+    reserve.make(SIZES, Room())
+    await_made(reserve)
+    memory = hand_over(store, reserve.take())
+    assert pins.pinned_bytes == SIZES.log_bytes
+    with monkeypatch.context() as patched:
+        patched.setattr(store_module, "free_bytes", lambda folder: 0)
+        store.check_space(3 * SHAPE.total_bytes)
+    ring = store.ring(RingRole.OWN, RANK, SHAPE)
+    ring.pin(lambda _: pytest.fail("pinned again"))
+    ring.buffer(2)[:4] = b"slot"
     pins.gate.set()
-    reserve.thread.join()
-    assert reserve.take() is None
+    store.drop_ring(RingRole.OWN, RANK)  # waits until it is pinned, and unpins it
+    assert pins.pinned_bytes == SIZES.log_bytes
+    store.drop_reserve()
+    memory.close()
 
 
 def test_rings_of_copies_lie_in_it_and_nothing_of_them_is_allocated_again(store, pins, monkeypatch):
@@ -144,7 +173,10 @@ def test_what_is_in_reserve_counts_as_space_that_is_left(store, pins, monkeypatc
     memory.close()
 
 
-@pytest.mark.parametrize(("lacking_bytes", "copies"), [(0, 2), (1, 1), (SIZES.ring_bytes + 1, 0)])
+@pytest.mark.parametrize(
+    ("lacking_bytes", "copies"),
+    [(0, 2), (1, 1), (SIZES.ring_bytes, 1), (SIZES.ring_bytes + 1, 0)],
+)
 def test_where_there_is_less_room_fewer_rings_of_copies_are_made_and_a_line_says_so(
     store, pins, monkeypatch, caplog, lacking_bytes, copies
 ):
@@ -152,27 +184,73 @@ def test_where_there_is_less_room_fewer_rings_of_copies_are_made_and_a_line_says
     taken = made(store, pins).take()
     assert len(taken.copies) == copies
     said = [record.getMessage() for record in caplog.records]
-    assert [f"copies of {copies} of 2 ranks" in each for each in said] == [True] * (copies < 2)
+    short = f"{(2 - copies) * SIZES.ring_bytes} of {SIZES.total_bytes} bytes in reserve"
+    assert [short in each for each in said] == [True] * (copies < 2)
     taken.close()
 
 
 def test_what_is_spoken_for_is_left(store, pins, monkeypatch):
     monkeypatch.setattr(module, "free_bytes", lambda folder: SIZES.total_bytes)
-    reserve = Reserve(store.folder, SIZES, pins, Room(awaited_bytes=SIZES.ring_bytes))
-    reserve.thread.join()
-    taken = reserve.take()
+    taken = made(store, pins, Room(awaited_bytes=SIZES.ring_bytes)).take()
     assert len(taken.copies) == 1
     taken.close()
 
 
-def test_where_there_is_no_room_nothing_is_made_and_a_line_says_so(
+def test_where_there_is_no_room_nothing_is_made_and_a_line_says_so_once(
     store, pins, monkeypatch, caplog
 ):
-    monkeypatch.setattr(module, "free_bytes", lambda folder: PINNED_BYTES - 1)
-    assert made(store, pins).take() is None
+    monkeypatch.setattr(module, "free_bytes", lambda folder: SIZES.ring_bytes - 1)
+    reserve = made(store, pins)
+    reserve.make(SIZES, Room())
+    assert reserve.take() == Reserved()
     assert not pins.asked.is_set()
     (said,) = (record.getMessage() for record in caplog.records)
-    assert f"{store.folder} has room for no memory of a rank in reserve" in said
+    assert said.startswith(f"{store.folder} has no room for {SIZES.total_bytes} of ")
+
+
+@pytest.mark.parametrize("first", [SIZES.ring_bytes - 1, PINNED_BYTES, SIZES.total_bytes - 1])
+def test_what_lacks_is_made_once_there_is_room(store, pins, monkeypatch, first):
+    real = module.free_bytes
+    monkeypatch.setattr(module, "free_bytes", lambda folder: first)
+    reserve = made(store, pins)
+    before = reserve.total_bytes
+    assert before <= first
+    monkeypatch.setattr(module, "free_bytes", real)
+    reserve.make(SIZES, Room(left_bytes=SIZES.total_bytes - 1))
+    await_made(reserve)
+    assert before <= reserve.total_bytes == SIZES.total_bytes - SIZES.ring_bytes
+    reserve.make(SIZES, Room(left_bytes=SIZES.total_bytes))
+    await_made(reserve)
+    assert reserve.total_bytes == SIZES.total_bytes
+    last = reserve.thread
+    reserve.make(SIZES, Room())
+    assert reserve.thread is last  # nothing lacks
+    reserve.make(dataclasses.replace(SIZES, copies=1), Room())
+    taken = reserve.take()
+    assert len(taken.copies) == 1  # it keeps more for others than before
+    taken.close()
+
+
+@pytest.mark.parametrize(
+    ("number", "tries"), [(errno.ENOSPC, 2), (errno.EOPNOTSUPP, 1)], ids=["full", "refused"]
+)
+def test_who_finds_it_full_after_all_tries_again_and_who_is_refused_does_not(
+    store, pins, monkeypatch, caplog, number, tries
+):
+    asked = []
+
+    def refuse(*sizes):
+        asked.append(sizes)
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    reserve = made(store, pins)
+    reserve.make(SIZES, Room())
+    await_made(reserve)
+    assert len(asked) == tries
+    assert reserve.take() == Reserved()
+    (said,) = (record.getMessage() for record in caplog.records)
+    assert said.endswith(os.strerror(number))
 
 
 class SlowCopies:
@@ -196,7 +274,8 @@ def slow(monkeypatch):
 
 
 def test_a_rank_that_is_lost_early_finds_the_ring_at_work_and_no_more_are_made(store, pins, slow):
-    reserve = Reserve(store.folder, SIZES, pins, Room())
+    reserve = Reserve(store.folder, pins)
+    reserve.make(SIZES, Room())
     assert slow.asked.acquire(timeout=20)
     found = []
     taking = threading.Thread(target=lambda: found.append(reserve.take()))
@@ -208,31 +287,40 @@ def test_a_rank_that_is_lost_early_finds_the_ring_at_work_and_no_more_are_made(s
     (taken,) = found
     assert (taken.ring.total_bytes, len(taken.copies)) == (SIZES.ring_bytes, 1)
     assert not slow.asked.acquire(blocking=False)
-    assert reserve.take() is None
+    assert reserve.take() == Reserved()
     taken.close()
 
 
 def test_who_ends_early_waits_for_nothing_and_what_is_made_is_given_back(store, pins, slow):
     before = os.listdir("/proc/self/fd")
-    reserve = Reserve(store.folder, SIZES, pins, Room())
+    reserve = Reserve(store.folder, pins)
+    reserve.make(SIZES, Room())
     assert slow.asked.acquire(timeout=20)
     reserve.close()
     assert reserve.thread.is_alive()
     slow.gate.release(2)
-    reserve.thread.join()
+    await_made(reserve)
     assert not slow.asked.acquire(blocking=False)
     assert os.listdir("/proc/self/fd") == before
 
 
-def test_a_ring_whose_log_can_not_be_pinned_is_given_back(store, pins, caplog):
+def test_a_ring_is_there_where_a_log_can_not_be_pinned_and_nothing_is_tried_again(
+    store, pins, caplog
+):
     def pin(memory):
-        if pins.pinned_bytes:
+        if memory.nbytes == SIZES.log_bytes:
             raise UserError("no more may be locked")
         return pins(memory)
 
     before = os.listdir("/proc/self/fd")
-    assert made(store, pin).take() is None
-    assert "no memory is reserved for a rank: no more may be locked" in caplog.text
+    reserve = made(store, pin)
+    last = reserve.thread
+    reserve.make(SIZES, Room())
+    assert reserve.thread is last
+    assert "a log is not in reserve: no more may be locked" in caplog.text
+    taken = reserve.take()
+    assert (taken.total_bytes, taken.log, taken.copies) == (SIZES.ring_bytes, None, ())
+    taken.close()
     assert os.listdir("/proc/self/fd") == before
 
 

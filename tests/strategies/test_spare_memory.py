@@ -6,6 +6,7 @@ import pytest
 
 from megatron_moevement.errors import UserError
 from megatron_moevement.policy.facts.facts import Holding
+from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.policy.window.schedule import Window
 from megatron_moevement.runtime.coordination.notice_board import Topic
 from megatron_moevement.runtime.slots.slot_record import SlotPart, SlotRecord
@@ -14,6 +15,7 @@ from megatron_moevement.runtime.stores.store import (
     StoreDirectory,
     process_folder,
 )
+from megatron_moevement.strategies.moevement.protection import reserve
 from megatron_moevement.strategies.moevement.protection.first_captures import record_digest
 from megatron_moevement.strategies.moevement.protection.reserve import ReserveSizes
 from megatron_moevement.strategies.moevement.protection.spares import (
@@ -30,6 +32,7 @@ from tests.harness.kept_spare import (
     RING,
     STATE,
     WINDOW,
+    await_made,
     store_slots,
     told,
 )
@@ -239,7 +242,7 @@ def test_a_spare_makes_the_memory_of_a_rank_once_ranks_have_posted_how_much_it_i
     NoticesOfSpares(generation.board, [found]).post_reserve(IDENTITY, sizes, kept)
     memory.look()
     made = spare.kept.reserve
-    made.thread.join()
+    await_made(made)
     memory.look()
     assert spare.kept.reserve is made
     store = spare.kept.open(spare.root, IDENTITY, PROCESS, ONE)
@@ -249,27 +252,87 @@ def test_a_spare_makes_the_memory_of_a_rank_once_ranks_have_posted_how_much_it_i
     assert [each.total_bytes for each in store.reserve_of_copies] == [RING.total_bytes] * 2
 
 
-@pytest.mark.parametrize(
-    ("rings", "copies", "line"),
-    [(2, None, "no memory of a rank in reserve"), (4, 1, "copies of 1 of 2 ranks"), (5, 2, None)],
-)
+def look(memory, kept):
+    """Lets a spare look, and waits until it has made what it makes then."""
+    memory.look()
+    await_made(kept.reserve)
+
+
+@pytest.mark.parametrize(("rings", "copies", "short"), [(2, None, 3), (4, 1, 1), (5, 2, 0)])
 def test_a_spare_makes_no_more_than_it_may_take_and_says_so_once(
-    spare, caplog, rings, copies, line
+    spare, caplog, rings, copies, short
 ):
     memory, generation = spare(limit_bytes=rings * RING.total_bytes + 4096 + 8192)
     spare.kept.pin = lambda _: lambda: None
     notices = NoticesOfSpares(generation.board, find_spares(generation))
     sizes = ReserveSizes(RING.total_bytes, 4096, copies=3)
     notices.post_reserve(IDENTITY, sizes, {PROCESS: 2})  # which have sent nothing yet
+    notices.post_wanted(lambda process: [])
     for _ in range(3):
-        memory.look()
-        spare.kept.reserve.thread.join()
+        look(memory, spare.kept)
     said = [each.getMessage() for each in caplog.records if "in reserve" in each.getMessage()]
-    assert [each.startswith("--moevement-host-memory-limit-gb has room for") for each in said] == (
-        [] if line is None else [True]
-    )
-    assert all(line in each for each in said)
-    made = spare.kept.reserve.take()
-    assert (None if made is None else len(made.copies)) == copies
-    if made is not None:
-        made.close()
+    short_bytes = short * RING.total_bytes + (4096 if copies is None else 0)
+    assert [
+        each.startswith(f"--moevement-host-memory-limit-gb has no room for {short_bytes} of ")
+        for each in said
+    ] == [True] * (short > 0)
+    taken = spare.kept.reserve.take()
+    assert len(taken.copies) == (copies or 0)
+    assert (taken.ring is None) == (copies is None)
+    taken.close()
+
+
+def test_a_spare_that_found_no_room_tries_again_once_what_was_left_is_removed(spare, monkeypatch):
+    memory, generation = spare()
+    spare.kept.pin = lambda _: lambda: None
+    notices = NoticesOfSpares(generation.board, find_spares(generation))
+    sizes = ReserveSizes(RING.total_bytes, 4096)
+    notices.post_reserve(IDENTITY, sizes, {})
+    with monkeypatch.context() as patched:
+        patched.setattr(reserve, "free_bytes", lambda folder: 4096)
+        look(memory, spare.kept)
+    look(memory, spare.kept)  # ranks may make their files anew
+    assert spare.kept.reserve.total_bytes == 0
+    notices.post_wanted(lambda process: [])
+    look(memory, spare.kept)
+    assert spare.kept.reserve.total_bytes == sizes.total_bytes
+
+
+def test_a_spare_that_found_no_room_tries_again_in_the_next_generation(spare, monkeypatch):
+    sizes = ReserveSizes(RING.total_bytes, 4096, copies=1)
+    made_bytes = []
+    for left_bytes in (4096, RING.total_bytes + 4096, 2 * RING.total_bytes + 4096):
+        monkeypatch.setattr(
+            reserve,
+            "free_bytes",
+            lambda folder, left_bytes=left_bytes: left_bytes - sum(made_bytes[-1:]),
+        )
+        memory, generation = spare()
+        spare.kept.pin = lambda _: lambda: None
+        notices = NoticesOfSpares(generation.board, find_spares(generation))
+        notices.post_reserve(IDENTITY, sizes, {})
+        look(memory, spare.kept)
+        made_bytes.append(spare.kept.reserve.total_bytes)
+    assert made_bytes == [0, RING.total_bytes + 4096, sizes.total_bytes]
+
+
+def test_what_is_in_reserve_makes_room_for_copies(spare):
+    slack_bytes = JOURNAL.total_bytes + 4096 + 8192
+    memory, generation = spare(limit_bytes=3 * RING.total_bytes + slack_bytes)
+    spare.kept.pin = lambda _: lambda: None
+    notices = NoticesOfSpares(generation.board, find_spares(generation))
+    sizes = ReserveSizes(RING.total_bytes, 4096, copies=1)
+    notices.post_reserve(IDENTITY, sizes, {})
+    look(memory, spare.kept)
+    memory.learn(told())
+    assert spare.kept.reserve.total_bytes == sizes.total_bytes
+    memory.learn(told(OTHER))
+    assert spare.kept.reserve is None
+    notices.post_wanted(lambda process: [ONE, OTHER])
+    look(memory, spare.kept)
+    assert spare.kept.reserve.total_bytes == RING.total_bytes + 4096
+    memory.learn(told(LogicalRank(dp=2)))
+    look(memory, spare.kept)
+    assert spare.kept.reserve.total_bytes == 0
+    with pytest.raises(UserError, match="host memory"):
+        memory.learn(told(LogicalRank(dp=3)))

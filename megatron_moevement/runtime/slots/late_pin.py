@@ -36,4 +36,4 @@ class LatePin:
         try:
             self._unpin = pin(memory)
         except UserError as error:
-            logger.warning("slots that were left are copied more slowly: %s", str(error))
+            logger.warning("copies into memory that is not pinned take longer: %s", str(error))

@@ -1,4 +1,4 @@
-"""A file in memory without a name: reserved and pinned before it is known whose it will be."""
+"""A file in memory without a name: there, and pinned, before it is known whose it will be."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import weakref
 from collections.abc import Callable
 from pathlib import Path
 
-from megatron_moevement.errors import UserError
 from megatron_moevement.runtime.closing import Closing
+from megatron_moevement.runtime.slots.late_pin import LatePin
 
 
 class NamelessFile(Closing):
@@ -22,7 +22,7 @@ class NamelessFile(Closing):
         total_bytes: int,
         pin: Callable[[memoryview], Callable[[], None]] | None = None,
     ) -> None:
-        """Reserves all bytes and pins them.
+        """Reserves all bytes, and begins to pin them.
 
         Args:
             pin: makes memory a target of asynchronous copies; returns what undoes it. None: no
@@ -30,19 +30,18 @@ class NamelessFile(Closing):
 
         Raises:
             OSError: the file system is full, or has no files without a name.
-            UserError: the system does not let so much memory be locked.
         """
         self.total_bytes = total_bytes
         self._descriptor = os.open(folder, os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC, 0o600)
         try:
             os.posix_fallocate(self._descriptor, 0, total_bytes)
             self.mapping = mmap.mmap(self._descriptor, total_bytes)
-            self.unpin = None if pin is None else pin(memoryview(self.mapping))
-        except (OSError, UserError):
+        except OSError:
             os.close(self._descriptor)
             raise
-        self._unpinning = weakref.finalize(self, self.unpin or _leave)
-        self._unpinning.atexit = False
+        self.unpin = None if pin is None else LatePin(pin, memoryview(self.mapping)).undo
+        self._letting_go = weakref.finalize(self, _let_go, self._descriptor, self.unpin)
+        self._letting_go.atexit = False
 
     def fits(self, size_bytes: int) -> bool:
         """Returns whether a file of that size has room in it."""
@@ -57,17 +56,18 @@ class NamelessFile(Closing):
         # Without a folder `os.link` does not follow the link to the file.
         source = f"/proc/self/fd/{self._descriptor}"
         os.link(source, path, src_dir_fd=self._descriptor, follow_symlinks=True)
-        self._unpinning.detach()
+        self._letting_go.detach()
         os.close(self._descriptor)
 
     def close(self) -> None:
         """Gives the memory back."""
-        if self._unpinning.alive:
-            self._unpinning()
+        if self._letting_go.alive:
+            self._letting_go()
             with contextlib.suppress(BufferError):
                 self.mapping.close()
-            os.close(self._descriptor)
 
 
-def _leave() -> None:
-    """Undoes nothing."""
+def _let_go(descriptor: int, unpin: Callable[[], None] | None) -> None:
+    if unpin is not None:  # before its mapping ends
+        unpin()
+    os.close(descriptor)

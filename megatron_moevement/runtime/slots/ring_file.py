@@ -103,7 +103,7 @@ class RingFile(MappedFile):
         """Creates an empty ring in place of the file of that name; all its bytes are reserved.
 
         Args:
-            reserve: memory for it, pinned already where a device is to write there.
+            reserve: memory for it, pinned or being pinned where a device is to write there.
 
         Raises:
             UserError: the file system is too full, or refuses the file.

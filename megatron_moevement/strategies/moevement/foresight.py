@@ -75,7 +75,7 @@ def _processes(plan: JobPlan, cluster: Cluster, states: list[int]) -> tuple[Proc
             host=host,
             node=cluster.node_of(host.process),
             account=plan.account_of(host),
-            reserve_bytes=plan.largest.total_bytes if host.rank is None else 0,
+            reserve_bytes=0 if host.rank is not None else plan.reserve_of(host.process).total_bytes,
             state_bytes=0 if host.rank is None else states[host.process],
         )
         for host in sorted(plan.hosts, key=lambda host: host.process)

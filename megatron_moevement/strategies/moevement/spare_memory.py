@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from megatron_moevement.backends.backend import Pin
 from megatron_moevement.errors import UserError
@@ -168,12 +169,13 @@ class SpareMemory:
         self._host = host
         self._board = board
         self._processes = processes
-        self._limit_bytes = limit_bytes
+        self._limit_bytes = sys.maxsize if limit_bytes is None else limit_bytes
         self._lock = threading.Lock()  # of the store
         self._slots = StoredSlots(None, learn=self.learn)
         self._told: set[LogicalRank] = set()
         self._has_looked = False
         self._persisted: Window | None = None
+        self._reserve: list[Any] = []  # what ranks have posted of it
 
     def begin(self, generation: Generation, interface: str) -> None:
         """Listens on an interface, and posts where, and what it holds."""
@@ -252,22 +254,23 @@ class SpareMemory:
                 self._drop(store, stored)
 
     def _look_for_reserve(self) -> None:
-        """Makes the memory of a rank, once ranks have posted how much that is."""
-        posted = [] if self._carried.reserve is not None else self._board.read(Topic.RESERVE)
-        if not posted:
+        """Makes the memory of a rank, once ranks have posted how much that is, where there is room.
+
+        What lacks room then may have it once a window is persisted: ranks remove what was left, and
+        make no files any more.
+        """
+        if self._reserve and not self._board.read(Topic.WANTED):
             return
-        identity, largest = (
-            StoreIdentity.of_document(posted[-1][0]),
-            ReserveSizes.of_document(posted[-1][1]),
-        )
-        kept = posted[-1][2].get(str(self._me.process), 0)
-        with self._lock:
-            store = self._carried.hold(self._root, identity, self._me.process, self._processes)
-            taken_bytes = folder_bytes(store.folder)
-            awaited_bytes = max(kept * largest.ring_bytes - taken_bytes, 0)
-            limit_bytes = sys.maxsize if self._limit_bytes is None else self._limit_bytes
-            room = Room(limit_bytes - taken_bytes, awaited_bytes)
-            self._carried.make_reserve(largest.beside(kept), room)
+        self._reserve = self._reserve or self._board.read(Topic.RESERVE)[-1:]
+        for identity, sizes, by_name in self._reserve:
+            run, largest = StoreIdentity.of_document(identity), ReserveSizes.of_document(sizes)
+            kept = by_name.get(str(self._me.process), 0)
+            with self._lock:
+                store = self._carried.hold(self._root, run, self._me.process, self._processes)
+                taken_bytes = folder_bytes(store.folder)
+                awaited_bytes = max(kept * largest.ring_bytes - taken_bytes, 0)
+                room = Room(self._limit_bytes - taken_bytes, awaited_bytes)
+                self._carried.make_reserve(largest.beside(kept), room)
 
     def _look_for_left(self) -> None:
         """Takes in what was left on this machine once ranks lack it, and offers it."""
@@ -337,12 +340,14 @@ class SpareMemory:
     def _check_room(self, store: StoreDirectory, history: History) -> None:
         if store.open_ring(RingRole.HELD, history.owner) is not None:
             return
-        taken_bytes = folder_bytes(store.folder) + history.ring.total_bytes
-        if self._limit_bytes is not None and taken_bytes > self._limit_bytes:
+        ring_bytes = history.ring.total_bytes
+        taken_bytes = folder_bytes(store.folder) + ring_bytes
+        if taken_bytes > self._limit_bytes:
             raise UserError(
                 f"process {self._me.process} may take {self._limit_bytes} bytes of host memory, "
                 f"and slots of {history.owner} would make it {taken_bytes}"
             )
+        self._carried.make_room(ring_bytes, self._limit_bytes - taken_bytes)
         store.check_space(taken_bytes)
 
 

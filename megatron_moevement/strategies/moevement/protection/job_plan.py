@@ -170,6 +170,10 @@ class JobPlan:
             max([self.placement.replicas, *map(len, self._kept.values())]),
         )
 
+    def reserve_of(self, process: int) -> ReserveSizes:
+        """Returns what a process without a rank makes of that, beside the copies that it keeps."""
+        return self.largest.beside(len(self.kept_for(process)))
+
     def check_limit(self, *processes: int) -> None:
         """Checks that processes take no more host memory than they may.
 

@@ -15,6 +15,7 @@ from megatron_moevement.policy.copies.left_stores import of_no_use
 from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.runtime.coordination.agreement import AgreementError
 from megatron_moevement.runtime.coordination.generation import Generation
+from megatron_moevement.runtime.slots.mapped_file import free_bytes
 from megatron_moevement.runtime.slots.store_identity import RunIdentity, StoreIdentity
 from megatron_moevement.runtime.stores.adoption import (
     adopt_store,
@@ -175,10 +176,8 @@ class ResidentStore(ProcessStore):
             self.store.close_files()  # of what a spare keeps: a store that is adopted has more
             if self.reserve is not None:
                 made = self.reserve.take()
-                self.reserve = None
-                if made is not None:
-                    self.store.reserve, self.store.reserve_of_copies = made.ring, list(made.copies)
-                    self.log_memory = made.log
+                self.reserve, self.log_memory = None, made.log
+                self.store.reserve, self.store.reserve_of_copies = made.ring, list(made.copies)
             self.flushed = flushed
             if rank is not None:
                 adopt_store(self.store, rank, self.flushed, patience)
@@ -207,9 +206,26 @@ class ResidentStore(ProcessStore):
         return self.store
 
     def make_reserve(self, sizes: ReserveSizes, room: Room) -> None:
-        """Begins to make memory for a rank, once; the store is open."""
+        """Begins to make what lacks of the memory of a rank; the store is open."""
         if self.reserve is None and self.store is not None and self.pin is not None:
-            self.reserve = Reserve(self.store.folder, sizes, self.pin, room)
+            self.reserve = Reserve(self.store.folder, self.pin)
+        if self.reserve is not None:
+            self.reserve.make(sizes, room)
+
+    def make_room(self, size_bytes: int, left_bytes: int) -> None:
+        """Gives back what is in reserve for a rank, where it leaves no room for something else.
+
+        Args:
+            size_bytes: of what is going to be made in the store.
+            left_bytes: that this process may take beside that and its files.
+        """
+        if self.reserve is None or self.store is None:
+            return
+        held_bytes = self.reserve.total_bytes
+        short_bytes = max(held_bytes - left_bytes, size_bytes - free_bytes(self.store.folder))
+        if 0 < short_bytes <= held_bytes:
+            self.reserve.take().close()
+            self.reserve = None
 
     def flush(self, save: Path) -> Path:
         """Writes the store to durable storage and removes it from memory; the job stops here.
