@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from megatron_moevement.backends.backend import Backend, BackendName, Collectives, CopyStream
-from megatron_moevement.backends.staging import copy_staged
+from megatron_moevement.backends.staging import Staging
 from megatron_moevement.errors import UserError
 
 _DETERMINISTIC_ENVIRONMENT = {"NCCL_ALGO": "Ring", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
@@ -126,11 +126,12 @@ class CudaBackend(Backend):
 class CudaCopyStream:
     """A side stream of the GPU that was current when it was made.
 
-    A copy into another type is cast on the device first, piece by piece.
+    A copy into another type is cast on the device first, piece by piece, in memory of its own.
     """
 
     def __init__(self) -> None:
         self._stream: torch.cuda.Stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        self._staging = Staging()
 
     def fork(self) -> Callable[[], None]:
         """Records an event on the current stream; the side stream will wait for it."""
@@ -141,7 +142,7 @@ class CudaCopyStream:
         """Enqueues the copy on the side stream; asynchronous where the target is pinned."""
         torch.cuda.set_device(self._stream.device)  # a thread begins on GPU 0 and would go back
         with torch.cuda.stream(self._stream):
-            copy_staged(source, target)
+            self._staging.copy(source, target)
 
     def join(self) -> None:
         """Waits for the side stream, without a busy core: the computation may be far behind."""

@@ -1,6 +1,7 @@
 """Loading a slot casts on the device, from pinned memory, piece by piece."""
 
 import contextlib
+from functools import partialmethod
 from types import SimpleNamespace
 
 import pytest
@@ -9,19 +10,19 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from megatron_moevement.backends import staging
-from megatron_moevement.backends.staging import copy_staged
+from megatron_moevement.backends.staging import Staging
 from megatron_moevement.policy.job.state_recipe import Content
 
 PIECE = 1000
 
 
 class Casts(TorchDispatchMode):
-    """Notes casts on the host, copies between devices into another type, and the largest piece."""
+    """Notes casts on the host, copies between devices into another type, and new device memory."""
 
     def __init__(self):
         super().__init__()
         self.wrong = []
-        self.largest = 0
+        self.made_bytes = []
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         result = function(*args, **(kwargs or {}))
@@ -30,8 +31,8 @@ class Casts(TorchDispatchMode):
             source, target = (args[1], args[0]) if name == "aten::copy_" else (args[0], result)
             if source.dtype is not target.dtype and (source.is_cpu or target.is_cpu):
                 self.wrong.append(f"{source.device} {source.dtype} to {target.device}")
-            if name == "aten::_to_copy":
-                self.largest = max(self.largest, target.numel())
+        if name in ("aten::new_empty", "aten::_to_copy", "aten::clone") and not result.is_cpu:
+            self.made_bytes.append(result.nbytes)
         return result
 
 
@@ -39,22 +40,28 @@ class Casts(TorchDispatchMode):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_a_cast_between_host_and_device_runs_on_the_device(monkeypatch, source, target, dtype):
     monkeypatch.setattr(staging, "STAGING_ELEMENTS", PIECE)
+    # The method looks for the device before anybody can tell that there is none.
+    monkeypatch.setattr(torch.Tensor, "copy_", partialmethod(torch.ops.aten.copy_.default))
     # Without a GPU, a fake tensor can be copied from one, and a tensor of no device to one.
     fake = FakeTensorMode() if source == "cuda" else contextlib.nullcontext()
     with fake, Casts() as casts:
-        from_here = torch.empty(5 * PIECE // 4, 2, device=source, dtype=torch.bfloat16)
-        to_there = torch.empty(5 * PIECE // 4, 2, device=target, dtype=dtype)
-        copy_staged(from_here, to_there)
+        staged = Staging()
+        for size in (100, 5 * PIECE // 4, 50, 5 * PIECE // 4):
+            from_here = torch.empty(size, 2, device=source, dtype=torch.bfloat16)
+            to_there = torch.empty(size, 2, device=target, dtype=dtype)
+            staged.copy(from_here, to_there)
     assert casts.wrong == []
-    assert casts.largest == (0 if dtype is torch.bfloat16 else PIECE)
+    item_bytes = (from_here if source == "cpu" else to_there).itemsize
+    pieces = [] if dtype is torch.bfloat16 else [200, PIECE]
+    assert casts.made_bytes == [item_bytes * piece for piece in pieces]
 
 
 def test_on_the_host_it_is_a_copy():
     source = torch.randn(7, 3).bfloat16()
     target = torch.zeros(7, 3)
-    copy_staged(source, target)
+    Staging().copy(source, target)
     assert torch.equal(target, source.float())
-    copy_staged(source.t(), target.t())
+    Staging().copy(source.t(), target.t())
     assert torch.equal(target, source.float())
 
 
@@ -65,10 +72,10 @@ def test_what_is_put_back_is_cast_on_the_device():
     )
 
     master = Piece("master", torch.empty(5, 3, device="meta"), torch.bfloat16)
-    operators = SimpleNamespace(pieces=lambda operator, content: (master,))
+    operators = SimpleNamespace(pieces=lambda operator, content: (master, master))
     with Casts() as casts:
         LiveOperators.put_back(
-            operators, None, Content.COMPUTE, [torch.ones(5, 3, dtype=torch.bfloat16)]
+            operators, None, Content.COMPUTE, [torch.ones(5, 3, dtype=torch.bfloat16)] * 2
         )
     assert casts.wrong == []
-    assert casts.largest == 15
+    assert casts.made_bytes == [15 * 2]

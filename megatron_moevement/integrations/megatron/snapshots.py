@@ -18,7 +18,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from megatron_moevement.backends.staging import copy_staged
+from megatron_moevement.backends.staging import Staging
 from megatron_moevement.integrations.megatron.inventory import OperatorState, operator_states
 from megatron_moevement.integrations.megatron.model import keep_expert_bias_in_fp32
 from megatron_moevement.integrations.megatron.optimizer import SplitOptimizer
@@ -103,8 +103,9 @@ class LiveOperators:
         Args:
             host: the captured tensors, in the order of `pieces`.
         """
+        staging = Staging()
         for piece, tensor in zip(self.pieces(operator, content), host, strict=True):
-            copy_staged(tensor, piece.live)
+            staging.copy(tensor, piece.live)
 
     @torch.no_grad()
     def set_step(self, operators: Iterable[OperatorId], step: int) -> None:
