@@ -1,10 +1,11 @@
-"""How long a survivor takes for its facts and a plan, by the memory that it holds.
+"""How long a survivor takes for facts and plan, and a newcomer for its files, by their memory.
 
 Run `python benchmarks/left_memory.py --bytes 40e6 4e9`. For each size a process has so many bytes
 of slots, its own and one rank's that it keeps copies for, in files of `--store` (in memory), and of
 upstream log, half and half. Facts are read as a survivor reads them in a restart, and as a launch
 reads them, which compares every checksum of the slots. The plan is that of a lost rank of a small
-job. Prints a line and a JSON object for each size.
+job. A newcomer makes files and a log of the same sizes, once after it has waited as a spare, once
+not; nothing is pinned. Prints a line and a JSON object for each size.
 """
 
 from __future__ import annotations
@@ -33,12 +34,15 @@ from megatron_moevement.runtime.slots.ring_file import RingFile, RingShape
 from megatron_moevement.runtime.slots.slot_record import SlotPart, SlotRecord
 from megatron_moevement.runtime.slots.store_identity import StoreIdentity
 from megatron_moevement.runtime.stores.store import RingRole, StoreDirectory
-from megatron_moevement.runtime.upstream_log.log import UpstreamLog
+from megatron_moevement.runtime.upstream_log.log import UpstreamLog, buffer_bytes
 from megatron_moevement.strategies.moevement.protection.left_state import read_left_state
+from megatron_moevement.strategies.moevement.protection.reserve import ReserveSizes, Room
+from megatron_moevement.strategies.moevement.protection.resident_store import ResidentStore
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # where tests.harness is
 
 from tests.harness.job_facts import Job, without_processes
+from tests.harness.kept_spare import await_made
 
 WINDOW = 4
 STEPS = 2 * WINDOW
@@ -46,6 +50,7 @@ PARTS = 50
 TENSORS = 16
 OWN, KEPT = LogicalRank(pp=0), LogicalRank(pp=1)
 HOST = Host(0, "node", OWN)
+IDENTITY = StoreIdentity("benchmark", "0123")
 
 
 def fill_ring(ring: RingFile, slot_bytes: int) -> None:
@@ -93,12 +98,35 @@ def plan() -> None:
     assert plan_recovery(facts).digest
 
 
+def newcomer_s(root: Path, slot_bytes: int, step_bytes: int, *, waits: bool) -> float:
+    """Returns how long a process takes for its files and its log once it has a rank."""
+    ring = RingShape(STEPS, slot_bytes, PARTS)
+    kept = ResidentStore()
+    if waits:
+        kept.pin = lambda memory: lambda: None
+        kept.hold(root, IDENTITY, HOST.process, HOST.process + 1)
+        sizes = ReserveSizes(ring.total_bytes, STEPS * buffer_bytes(step_bytes), copies=1)
+        kept.make_reserve(sizes, Room())
+        if kept.reserve is not None:
+            await_made(kept.reserve)
+    start_s = time.perf_counter()
+    store = kept.open(root, IDENTITY, HOST.process, OWN)
+    for role, owner in ((RingRole.OWN, OWN), (RingRole.HELD, KEPT)):
+        store.ring(role, owner, ring)
+    log = UpstreamLog(max_steps=STEPS, step_bytes=step_bytes, reserve=kept.log_memory)
+    taken_s = time.perf_counter() - start_s
+    log.close()
+    kept.finish()
+    kept.close()
+    return taken_s
+
+
 def measure(root: Path, total_bytes: int, repetitions: int) -> dict[str, float]:
     """Makes the memory, and returns the figures."""
     slot_bytes = total_bytes // 4 // STEPS
     step_bytes = total_bytes // 2 // STEPS
     log = UpstreamLog(max_steps=STEPS, step_bytes=step_bytes + TENSORS * 512)
-    with StoreDirectory(root, StoreIdentity("benchmark", "0123"), HOST.process) as store:
+    with StoreDirectory(root, IDENTITY, HOST.process) as store:
         journal = store.journal(JournalShape(STEPS + 2, 1000, STEPS + 2))
         for step in range(1, STEPS):
             journal.commit(JournalState(0, 0, step, Window(0, WINDOW, 0), OWN), step, b"entry", 1.0)
@@ -119,6 +147,12 @@ def measure(root: Path, total_bytes: int, repetitions: int) -> dict[str, float]:
         planned = seconds(plan, repetitions)
         store.remove()
     log.close()
+    newcomer = {
+        waits: statistics.median(
+            newcomer_s(root, slot_bytes, step_bytes, waits=waits) for _ in range(repetitions)
+        )
+        for waits in (True, False)
+    }
     return {
         "bytes": total_bytes,
         "facts_s": statistics.median(survivor),
@@ -127,6 +161,8 @@ def measure(root: Path, total_bytes: int, repetitions: int) -> dict[str, float]:
         "plan_slowest_s": max(planned),
         "hashed_bytes": hashed_bytes,
         "launch_facts_s": launch[0],
+        "newcomer_s": newcomer[True],
+        "newcomer_without_wait_s": newcomer[False],
     }
 
 
@@ -142,7 +178,9 @@ def main() -> None:
         print(
             f"{figures['bytes'] / 1e9:.2f} GB: facts {figures['facts_s'] * 1e3:.2f} ms and plan "
             f"{figures['plan_s'] * 1e3:.2f} ms of a survivor, {figures['hashed_bytes']} bytes "
-            f"hashed; facts of a launch {figures['launch_facts_s'] * 1e3:.0f} ms"
+            f"hashed; facts of a launch {figures['launch_facts_s'] * 1e3:.0f} ms; files of a "
+            f"newcomer {figures['newcomer_s'] * 1e3:.2f} ms, of one that has not waited "
+            f"{figures['newcomer_without_wait_s'] * 1e3:.2f} ms"
         )
         print(json.dumps(figures))
 
