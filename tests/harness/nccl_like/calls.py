@@ -1,15 +1,18 @@
 """Group calls: what one thread has asked of NCCL since it opened a group of calls.
 
-NCCL counts per thread how many groups are open (`ncclGroupDepth` in its group.cc), torch counts the
-same (`ncclActiveGroupCounter_`). While one is open, nothing that the thread asks for runs, on any
-communicator, and torch takes it for done: its events are recorded on an empty stream. The count
-survives communicators and process groups.
+NCCL counts per thread how many groups are open (`ncclGroupDepth` in its group.cc). While one is
+open, nothing that the thread asks for runs, on any communicator, and torch takes it for done: its
+events are recorded on an empty stream. The count survives communicators and process groups.
+
+Torch counts the same (`ncclActiveGroupCounter_`), but not down where a group ends with an error.
+Before a communicator is made it closes as many groups as it counts, and opens them again.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 _open = threading.local()
 
@@ -23,9 +26,15 @@ def depth() -> int:
     return getattr(_open, "depth", 0)
 
 
+def counted() -> int:
+    """Returns how many torch takes for open."""
+    return getattr(_open, "counted", 0)
+
+
 def begin() -> None:
     """Opens one more."""
-    _open.depth = depth() + 1
+    _begin()
+    _open.counted = counted() + 1
 
 
 def defer(launch: Callable[[], object]) -> None:
@@ -38,7 +47,36 @@ def end() -> None:
 
     Raises:
         NotOpenError: none is open.
+        DistBackendError: a communicator was aborted that something was asked of.
     """
+    _end()
+    _open.counted = counted() - 1
+
+
+def forget() -> None:
+    """Lets the calling thread be as a new one."""
+    vars(_open).clear()
+
+
+@contextlib.contextmanager
+def closed() -> Iterator[None]:
+    """Encloses the making of a communicator.
+
+    Raises:
+        NotOpenError: fewer groups are open than torch counts.
+    """
+    for _ in range(counted()):
+        _end()
+    yield
+    for _ in range(counted()):
+        _begin()
+
+
+def _begin() -> None:
+    _open.depth = depth() + 1
+
+
+def _end() -> None:
     if not depth():
         raise NotOpenError("ncclGroupEnd: not in a group call.")
     _open.depth = depth() - 1

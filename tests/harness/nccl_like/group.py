@@ -85,12 +85,10 @@ class NcclLikeGroup(dist.ProcessGroup):  # type: ignore[misc]  # of a type that 
 
     # Groups of calls.
 
-    @staticmethod
-    def _group_start() -> None:
+    def _group_start(self) -> None:
         calls.begin()
 
-    @staticmethod
-    def _group_end() -> None:
+    def _group_end(self) -> None:
         calls.end()
 
     def _start_coalescing(self, device: torch.device) -> None:
@@ -274,7 +272,8 @@ class NcclLikeGroup(dist.ProcessGroup):  # type: ignore[misc]  # of a type that 
         """
         if name not in self._communicators:
             store = dist.PrefixStore(name, self._store)
-            made = Communicator(store, rank, size, _patience(), self._abort)
+            with calls.closed():
+                made = Communicator(store, rank, size, _patience(), self._abort)
             self._communicators[name] = made
         return self._communicators[name]
 
