@@ -30,6 +30,8 @@ from megatron_moevement.strategies.resident_state import Protected, ResidentStat
 from megatron_moevement.strategies.strategy import Strategy
 from megatron_moevement.training.job import Job
 
+_KERNEL_LIBRARIES = ("apex", "flash_attn", "flash_attn_3", "transformer_engine")
+
 
 @contextlib.contextmanager
 def open_strategy(
@@ -107,16 +109,25 @@ def _replication_key(job: Job) -> bytes | None:
 def _computation(job: Job) -> Computation:
     """Returns what decides the bits of this process besides the flags."""
     arguments = job.arguments
-    parts = job.backend.parts()
-    if not arguments.architecture.is_local:
-        parts["transformer_engine"] = importlib.metadata.version("transformer_engine")
     return Computation(
         device=DeviceKind(job.backend.name.value),
         kernels=Kernels.DETERMINISTIC if arguments.run.deterministic_mode else Kernels.ANY,
         threads=torch.get_num_threads(),
-        parts=parts,
+        parts=job.backend.parts() | kernel_libraries(),
         variables=deciding_variables(os.environ),
     )
+
+
+def kernel_libraries() -> dict[str, str]:
+    """Returns the versions of what upstream takes kernels from wherever it is installed.
+
+    With layers of local modules, too: optimizer, fused functions and the router's product.
+    """
+    found = {}
+    for name in _KERNEL_LIBRARIES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
 
 
 def _log_bytes(job: Job) -> int:
