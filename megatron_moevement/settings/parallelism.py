@@ -48,6 +48,14 @@ class Parallelism:
             return per_rank // self.num_layers_per_virtual_pipeline_stage
         return None
 
+    def sends_single_messages(self, num_layers: int) -> bool:
+        """Returns whether stages send each other single messages, which they need not wait for.
+
+        With two stages both neighbours are one rank, and a batch of messages to and from it would
+        be matched wrongly when the schedule is interleaved.
+        """
+        return self.virtual_stages(num_layers) is not None and self.overlap_p2p_communication
+
     def data_parallel_size(self, world_size: int) -> int:
         """Returns the number of data-parallel replicas of the dense part (Megatron's DP)."""
         return world_size // (self.tensor_model_parallel_size * self.pipeline_model_parallel_size)

@@ -139,9 +139,10 @@ def join(
     timeout = timedelta(minutes=parallelism.distributed_timeout_minutes)
     join_job(launch, backend.collectives.value, timeout, generation)
     faults.strike_outside(FaultPoint.CONNECT)
-    groups = build_groups(parallelism, int(arguments.architecture.num_layers or 0))
+    num_layers = int(arguments.architecture.num_layers or 0)
+    groups = build_groups(parallelism, num_layers)
     if generation is not None and backend.collectives is Collectives.NCCL:
-        connect_groups(groups, device)
+        connect_groups(groups, device, neighbours=parallelism.sends_single_messages(num_layers))
     return groups
 
 

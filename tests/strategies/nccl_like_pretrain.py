@@ -129,7 +129,7 @@ def lost_member():
     begun = []
 
     @functools.wraps(connect)
-    def connect_or_die(groups, device):
+    def connect_or_die(groups, device, **options):
         begun.append(device)
         waiting = distributed_c10d._get_default_store()  # of this generation
         if os.environ["RANK"] != "1":
@@ -139,9 +139,25 @@ def lost_member():
                 time.sleep(0.01)
             time.sleep(LONG_ENOUGH_S)
             os.kill(os.getpid(), signal.SIGKILL)
-        connect(groups, device)
+        connect(groups, device, **options)
 
     job.connect_groups = connect_or_die
+
+
+def refuse_late_connections():
+    """Lets no ranks connect after the groups of a generation are connected."""
+    from megatron_moevement.training import job  # noqa: PLC0415
+    from tests.harness.nccl_like.group import NcclLikeGroup  # noqa: PLC0415
+
+    connect = job.connect_groups
+
+    @functools.wraps(connect)
+    def connect_all(groups, device, **options):
+        NcclLikeGroup.may_connect = True
+        connect(groups, device, **options)
+        NcclLikeGroup.may_connect = False
+
+    job.connect_groups = connect_all
 
 
 MISHAPS = {
@@ -157,7 +173,10 @@ if __name__ == "__main__":
     os.environ["MOEVEMENT_FAILURE_DOMAIN"] = f"domain{os.environ['RANK']}"
     from tests.harness.nccl_like.mends import WITHOUT
 
-    for name in filter(None, os.environ.get("NCCL_LIKE_MISHAP", "").split(",")):
+    names = [*filter(None, os.environ.get("NCCL_LIKE_MISHAP", "").split(","))]
+    if not WITHOUT.keys() & names:
+        refuse_late_connections()
+    for name in names:
         {**MISHAPS, **WITHOUT}[name]()
     from megatron_moevement.training.program import main
 

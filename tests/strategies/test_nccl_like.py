@@ -39,6 +39,7 @@ PROGRAM = Path(__file__).with_name("nccl_like_pretrain.py")
 WITHOUT = "NCCL_LIKE_WITHOUT"
 """Names a mend that jobs train without."""
 PP2_EP2 = Case.of("pp2-ep2 bf16 distributed grouped", 3)
+VPP2 = dataclasses.replace(Case.of("vpp2 bf16 distributed", 4), replicas=1, deaths=1)
 PP3 = dataclasses.replace(Case.of("edp3 bf16", 2), deaths=1)
 STAGES = ("--pipeline-model-parallel-size=3", "--num-layers=3")
 IMPATIENT = ("--inprocess-soft-timeout=6", "--inprocess-hard-timeout=9")
@@ -136,6 +137,21 @@ def test_adjacent_stages_replay_while_others_of_their_pipeline_stand_by(
     run = LossesRun(cell, nccl_like(protected, tmp_path), tmp_path)
     run.go()
     run.check(digest_of(losses_plain, cell))
+
+
+def test_interleaved_stages_connect_before_they_train(
+    megatron_fork_server, text, digest_of, tmp_path
+):
+    program = restartable_program(VPP2, megatron_fork_server, text, 1)
+    run = Run(nccl_like(program, tmp_path), tmp_path)
+
+    def kill(job):
+        await_step(run, job, VPP2.protected_from)
+        return kill_rank(run, job, 1, Random(1))
+
+    train_on(run, lost=kill)
+    assert generation_of(run) == 1
+    assert digest_differences(run._digest(), digest_of(Case.program, VPP2)) == []
 
 
 def test_a_process_that_dies_while_ranks_connect_delays_nobody(

@@ -112,7 +112,9 @@ def position() -> Position:
     )
 
 
-def connect_groups(groups: ProcessGroupCollection, device: torch.device) -> None:
+def connect_groups(
+    groups: ProcessGroupCollection, device: torch.device, *, neighbours: bool = False
+) -> None:
     """Lets each group of several ranks connect them, the whole job first; every rank calls it.
 
     NCCL connects the members of a group at their first call, and all of them must make it. In a
@@ -125,6 +127,8 @@ def connect_groups(groups: ProcessGroupCollection, device: torch.device) -> None
 
     Args:
         device: where collectives keep their tensors.
+        neighbours: whether stages send each other single messages: NCCL connects the two ranks at
+            the first one.
 
     Source: `maybe_force_nccl_backend_init` of megatron/training/inprocess_restart.py; torch's
     documentation of `batch_isend_irecv`.
@@ -137,8 +141,29 @@ def connect_groups(groups: ProcessGroupCollection, device: torch.device) -> None
             torch.cuda.set_device(device)  # of this thread
         for group in dict.fromkeys([None, *members]):
             await_on_host(dist.all_reduce(torch.ones(1, device=device), group=group, async_op=True))
+        if neighbours:
+            _connect_neighbours(groups.pp, device)
 
     interruptibly(connect)
+
+
+def _connect_neighbours(pipeline: dist.ProcessGroup, device: torch.device) -> None:
+    """Lets each two neighbours of a pipeline exchange a single message, the two ends as well.
+
+    The pairs have one order on all ranks, so they never wait for each other in a circle.
+
+    Source: `_p2p_ops` of megatron/core/pipeline_parallel/p2p_communication.py: two stages use the
+    group of the whole job as well.
+    """
+    size, rank = pipeline.size(), pipeline.rank()
+    pairs = {tuple(sorted((stage, (stage + 1) % size))) for stage in range(size)}
+    for low, high in sorted(pairs, key=lambda pair: (pair[0] % 2, pair)):
+        if rank not in {low, high}:
+            continue
+        exchange, peer = (dist.isend, high) if rank == low else (dist.irecv, low)
+        other = dist.get_global_rank(pipeline, peer)
+        for group in (pipeline, dist.group.WORLD)[: 2 if size == 2 else 1]:
+            await_on_host(exchange(torch.ones(1, device=device), other, group))
 
 
 def leave_job(patience: timedelta = timedelta(0)) -> None:

@@ -94,19 +94,17 @@ def _importable(module: str) -> bool:
 def _parallelism_options(
     architecture: Architecture, moe: MixtureOfExperts, parallelism: Parallelism
 ) -> dict[str, Any]:
-    virtual_stages = parallelism.virtual_stages(int(architecture.num_layers or 0))
-    interleaved = virtual_stages is not None and parallelism.overlap_p2p_communication
+    num_layers = int(architecture.num_layers or 0)
+    single_messages = parallelism.sends_single_messages(num_layers)
     options = same_names(TransformerConfig, parallelism)
     if moe.num_experts is None:
         options["expert_model_parallel_size"] = 1
     return options | {
-        "virtual_pipeline_model_parallel_size": virtual_stages,
+        "virtual_pipeline_model_parallel_size": parallelism.virtual_stages(num_layers),
         "num_layers_in_first_pipeline_stage": parallelism.decoder_first_pipeline_num_layers,
         "num_layers_in_last_pipeline_stage": parallelism.decoder_last_pipeline_num_layers,
-        # With two stages both neighbours are one rank, and a batch of messages to and from it would
-        # be matched wrongly when the schedule is interleaved.
-        "overlap_p2p_comm": interleaved,
-        "batch_p2p_comm": not interleaved,
+        "overlap_p2p_comm": single_messages,
+        "batch_p2p_comm": not single_messages,
         # Upstream synchronizes the device after each batch, for torch before 2.1. The training
         # thread would wait for all copies to the host with it.
         "batch_p2p_sync": False,

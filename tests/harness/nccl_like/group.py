@@ -41,6 +41,8 @@ class NcclLikeGroup(dist.ProcessGroup):  # type: ignore[misc]  # of a type that 
     Options = Options
     device = torch.device("cpu")
     """Where its tensors are."""
+    may_connect = True
+    """Whether communicators of several ranks may still be made, in this process."""
 
     def __init__(self, store: Any, rank: int, size: int, options: Any = None) -> None:
         """Connects nothing yet."""
@@ -271,6 +273,8 @@ class NcclLikeGroup(dist.ProcessGroup):  # type: ignore[misc]  # of a type that 
         It connects at once: torch closes the groups of calls that are open around it.
         """
         if name not in self._communicators:
+            late = f"communicator {name} of {size} ranks is made too late"
+            assert self.may_connect or size == 1, late
             store = dist.PrefixStore(name, self._store)
             with calls.closed():
                 made = Communicator(store, rank, size, _patience(), self._abort)

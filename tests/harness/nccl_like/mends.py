@@ -27,7 +27,7 @@ def polled_results() -> None:
 
 def connected_groups() -> None:
     """Lets each group connect when it is first used."""
-    _redefine(process_groups.connect_groups, lambda groups, device: None)
+    _redefine(process_groups.connect_groups, lambda groups, device, *, neighbours: None)
 
 
 def closed_calls() -> None:
