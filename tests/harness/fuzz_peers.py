@@ -19,11 +19,7 @@ from megatron_moevement.policy.copies.persistence import SlotKey
 from megatron_moevement.policy.job.boundary import BoundaryTag, Direction
 from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.policy.window.schedule import Window
-from megatron_moevement.runtime.peers.connection import (
-    DamagedSlotError,
-    DamagedTensorError,
-    PeerConnection,
-)
+from megatron_moevement.runtime.peers.connection import DamagedError, PeerConnection
 from megatron_moevement.runtime.peers.ledger_messages import History
 from megatron_moevement.runtime.peers.log_messages import (
     TensorHeader,
@@ -38,7 +34,7 @@ from megatron_moevement.runtime.peers.slot_messages import (
     share_document,
     slot_document,
 )
-from megatron_moevement.runtime.peers.state_messages import StatePart, found_document
+from megatron_moevement.runtime.peers.state_messages import StateRange, found_document
 from megatron_moevement.runtime.peers.stored_slots import StoredSlots
 from megatron_moevement.runtime.slots.journal import JournalShape
 from megatron_moevement.runtime.slots.ring_file import RingFile, RingShape
@@ -61,7 +57,7 @@ _LIMIT = timedelta(seconds=20)
 _SHORT = timedelta(seconds=0.5)
 _KEY = SlotKey(_OTHER, Window(0, 3), 1)
 _TAG = BoundaryTag(3, Direction.FORWARD, 0, 1, 0)
-_STATE = StatePart(3, "head")
+_STATE = StateRange(3, "head", 0, 500)
 _SLOT = SlotRecord(0, Window(0, 3), 1, 1, 100, (SlotPart.of("head", 0, memoryview(bytes(100))),))
 _HISTORY = History(
     _OTHER,
@@ -83,11 +79,11 @@ _DOCUMENTS: tuple[tuple[Kind, dict[str, Any], int], ...] = (
     (Kind.LOG, tag_document(_TAG), 0),
     (Kind.LOGGED, TensorHeader(torch.float32, (2, 3), 7).document(), 24),
     (Kind.STATE, _STATE.document(), 0),
-    (Kind.STATE_PART, found_document(_STATE, 7), 100),
+    (Kind.STATE_PART, found_document(_STATE, 100, 7), 100),
     (Kind.REFUSED, {"reason": "no", "damaged": 1}, 0),
 )
 _HELLO = b"MOEV\x02\x01" + bytes(26)
-_EXPECTED = (OSError, ProtocolError, RefusedError, DamagedSlotError, DamagedTensorError)
+_EXPECTED = (OSError, ProtocolError, RefusedError, DamagedError)
 
 
 class Peers:
@@ -157,7 +153,7 @@ class Peers:
             lambda peer: peer.fetch(_KEY, memoryview(bytearray(500)), Deadline(_SHORT)),
             lambda peer: peer.fetch_logged(_TAG, 500, Deadline(_SHORT)),
             lambda peer: peer.fetch_received(3, Deadline(_SHORT)),
-            lambda peer: peer.fetch_state(_STATE, 500, Deadline(_SHORT)),
+            lambda peer: peer.fetch_state(_STATE, memoryview(bytearray(500)), Deadline(_SHORT)),
         )
         return random.choice(questions)
 

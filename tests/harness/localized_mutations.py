@@ -174,11 +174,15 @@ def copy_before_roll_forward() -> None:
         objects = self._objects
         live = LiveOperators(objects.chunks, objects.optimizer)
         state = StandingState(live, self._carried.scalars)
-        before.update((name, bytes(read(state, entry.step - 1, name))) for name in state.names)
+        before.update((name, bytes(read(state, entry.step - 1, name)[0])) for name in state.names)
         roll_forward(self, entry, write_journal)
 
-    def read_before(self: StandingState, step: int, name: str) -> memoryview:
-        return memoryview(before[name]) if name in before else read(self, step, name)
+    def read_before(
+        self: StandingState, step: int, part: str, wanted: slice
+    ) -> tuple[memoryview, int]:
+        if part not in before:
+            return read(self, step, part, wanted)
+        return memoryview(before[part])[wanted], len(before[part])
 
     _replace(Survivor, "roll_forward", remember)
     _replace(StandingState, "read", read_before)

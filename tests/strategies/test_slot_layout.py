@@ -77,3 +77,41 @@ def test_every_tensor_has_a_place_of_its_own(megatron_fork_server, name):
     for parts in job.check().values:
         assert len(parts) == sum(windows)
         assert all(parts)
+
+
+def read_in_ranges(flags):
+    """Reads the live state of each operator in one piece and in several; returns how many bytes."""
+    from itertools import pairwise  # noqa: PLC0415
+
+    import torch  # noqa: PLC0415
+
+    from megatron_moevement.integrations.megatron.slot_layout import Part  # noqa: PLC0415
+    from megatron_moevement.integrations.megatron.snapshots import LiveOperators  # noqa: PLC0415
+    from megatron_moevement.policy.job.state_recipe import Content  # noqa: PLC0415
+    from tests.harness.tiny_job import tiny_job  # noqa: PLC0415
+
+    read_bytes = 0
+    with tiny_job(*flags) as job:
+        live = LiveOperators(job.chunks, job.optimizer)
+        for operator in live.operators:
+            for content in Content:
+                part = Part(operator.id, content, 0, live.pieces(operator.id, content))
+                size = part.size_bytes
+                buffer = torch.zeros(size, dtype=torch.uint8)
+                views = part.views(buffer)
+                for piece, view in zip(part.pieces, views, strict=True):
+                    view.copy_(piece.live.detach())
+                whole = bytes(buffer.numpy().data)
+                ends = sorted({0, size // 7, size // 3, size // 2 + 1, size})
+                assert bytes(part.read(slice(None))) == whole
+                assert b"".join(bytes(part.read(slice(*each))) for each in pairwise(ends)) == whole
+                assert bytes(part.read(slice(size, size + 5))) == b""
+                read_bytes += size
+    return read_bytes
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_any_bytes_of_an_operator_can_be_read(megatron_fork_server, name):
+    ranks, flags = JOBS[name]
+    job = megatron_fork_server.run(read_in_ranges, world_size=ranks, args=[flags])
+    assert all(job.check().values)

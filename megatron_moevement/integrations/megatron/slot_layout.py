@@ -50,6 +50,21 @@ class Part:
             yield place.view(piece.dtype).view(piece.live.shape)
             offset += piece.size_bytes
 
+    def read(self, wanted: slice) -> memoryview:
+        """Returns bytes of the tensors as they are now, one behind the other, in host memory."""
+        start, stop, _ = wanted.indices(self.size_bytes)
+        found = bytearray(max(stop - start, 0))
+        begin = 0
+        for piece in self.pieces:
+            end = begin + piece.size_bytes
+            first, last = max(start, begin), min(stop, end)
+            if first < last:
+                live = piece.live.detach().to(piece.dtype).reshape(-1).view(torch.uint8)
+                place = torch.frombuffer(found, dtype=torch.uint8)[first - start : last - start]
+                place.copy_(live[first - begin : last - begin])
+            begin = end
+        return memoryview(found)
+
 
 @dataclasses.dataclass(frozen=True)
 class SlotLayout:

@@ -25,7 +25,7 @@ from megatron_moevement.runtime.peers.slot_messages import (
     share_document,
     slot_of_document,
 )
-from megatron_moevement.runtime.peers.state_messages import StatePart, checksum_of_document
+from megatron_moevement.runtime.peers.state_messages import StateRange, found_of_document
 from megatron_moevement.runtime.slots.mapped_file import checksum_of
 from megatron_moevement.runtime.slots.slot_record import SlotRecord
 from megatron_moevement.runtime.transport.handshake import RefusedError, Session, call
@@ -34,16 +34,8 @@ from megatron_moevement.runtime.transport.wire import Channel, Kind, Message, Pr
 from megatron_moevement.runtime.upstream_log.log import tensor_bytes, tensor_hash
 
 
-class DamagedSlotError(MoEvementError):
-    """The bytes of a slot that arrived are not those that were captured."""
-
-
-class DamagedStateError(DamagedSlotError):
-    """The bytes of a live state that arrived are not those that were read."""
-
-
-class DamagedTensorError(MoEvementError):
-    """The bytes of a logged tensor that arrived are not those that were sent in training."""
+class DamagedError(MoEvementError):
+    """Bytes are not those that were captured, sent in training, or read to be sent."""
 
 
 class PeerConnection(Closing):
@@ -97,7 +89,7 @@ class PeerConnection(Closing):
             halfway: called when half of them was sent.
 
         Raises:
-            DamagedSlotError: it arrived damaged.
+            DamagedError: it arrived damaged.
         """
         self._channel.send(
             Kind.SLOT,
@@ -123,7 +115,7 @@ class PeerConnection(Closing):
             into: the slot's memory from `start` on; a slot may end within it, or before.
 
         Raises:
-            DamagedSlotError: it is damaged there.
+            DamagedError: it is damaged there.
             RefusedError: the peer does not hold it.
         """
         document = range_document(key, start, into.nbytes)
@@ -143,7 +135,7 @@ class PeerConnection(Closing):
             max_bytes: a larger one is refused before anything is allocated.
 
         Raises:
-            DamagedTensorError: it arrived damaged.
+            DamagedError: it arrived damaged.
             RefusedError: the peer does not have it, or not as it was logged.
         """
         self._channel.send(Kind.LOG, self._me.generation, tag_document(tag), None, deadline)
@@ -157,7 +149,7 @@ class PeerConnection(Closing):
         tensor = torch.empty(header.shape, dtype=header.dtype)
         self._channel.receive_into(tensor_bytes(tensor), deadline)
         if tensor_hash(tensor) != header.hash:
-            raise DamagedTensorError(f"{tag} from process {self._process} arrived damaged")
+            raise DamagedError(f"{tag} from process {self._process} arrived damaged")
         return tensor
 
     def fetch_received(self, step: int, deadline: Deadline) -> dict[BoundaryTag, int]:
@@ -165,28 +157,32 @@ class PeerConnection(Closing):
         self._channel.send(Kind.RECEIVED, self._me.generation, step_document(step), None, deadline)
         return hashes_of_document(self._answer(Kind.HASHES, deadline).document)
 
-    def fetch_state(self, part: StatePart, max_bytes: int, deadline: Deadline) -> bytearray:
-        """Gets a part of the peer's live state.
+    def fetch_state(self, wanted: StateRange, into: memoryview, deadline: Deadline) -> int:
+        """Gets bytes of the peer's live state, straight into memory.
 
         Args:
-            max_bytes: a larger one is refused before anything is allocated.
+            wanted: as many as memory has room for; the part may end within it, or before.
+
+        Returns:
+            How many bytes the part has.
 
         Raises:
-            DamagedStateError: it arrived damaged.
+            DamagedError: they arrived damaged.
+            RefusedError: the peer offers no such state.
         """
-        self._channel.send(Kind.STATE, self._me.generation, part.document(), None, deadline)
+        self._channel.send(Kind.STATE, self._me.generation, wanted.document(), None, deadline)
         message = self._answer(Kind.STATE_PART, deadline)
-        checksum = checksum_of_document(message.document, part)
-        if message.payload_bytes > max_bytes:
+        part_bytes, checksum = found_of_document(message.document, wanted)
+        size_bytes = min(into.nbytes, max(part_bytes - wanted.start, 0))
+        if message.payload_bytes != size_bytes:
             raise ProtocolError(
-                f"process {self._process} sends {message.payload_bytes} bytes of {part.name}, at "
-                f"most {max_bytes} are expected"
+                f"process {self._process} sends {message.payload_bytes} bytes of {wanted.part}, "
+                f"{size_bytes} are expected"
             )
-        payload = bytearray(message.payload_bytes)
-        self._channel.receive_into(memoryview(payload), deadline)
-        if checksum_of(payload) != checksum:
-            raise DamagedStateError(f"{part.name} from process {self._process} arrived damaged")
-        return payload
+        self._channel.receive_into(into[:size_bytes], deadline)
+        if checksum_of(into[:size_bytes]) != checksum:
+            raise DamagedError(f"{wanted.part} from process {self._process} arrived damaged")
+        return part_bytes
 
     def close(self) -> None:
         """Ends the connection."""
@@ -196,7 +192,7 @@ class PeerConnection(Closing):
         message = self._channel.receive(deadline)
         if message.kind is Kind.REFUSED and not message.payload_bytes:
             reason = str(message.document.get("reason"))
-            raise (DamagedSlotError if message.document.get("damaged") else RefusedError)(reason)
+            raise (DamagedError if message.document.get("damaged") else RefusedError)(reason)
         if message.kind is not kind or (
             kind in {Kind.STORED, Kind.HASHES} and message.payload_bytes
         ):

@@ -1,7 +1,7 @@
 """Reading the upstream logs of peers: what a replay is about to need is fetched ahead of it.
 
-Each peer that is read from has one thread and one connection. Nothing is tried twice: a tensor that
-can't be had intact ends the replay, and the next recovery finds out who has to join it.
+The tensors of a large step come from each peer over several connections. Nothing is tried twice: a
+tensor that can't be had intact ends the replay, and the next recovery finds out who has to join it.
 """
 
 from __future__ import annotations
@@ -9,47 +9,24 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from datetime import timedelta
+from functools import partial
 
 import torch
 
 from megatron_moevement.errors import MoEvementError
 from megatron_moevement.policy.job.boundary import BoundaryTag
 from megatron_moevement.runtime.closing import Closing
-from megatron_moevement.runtime.peers.connection import DamagedTensorError, PeerConnection
-from megatron_moevement.runtime.peers.peer_thread import PeerThread, settled
+from megatron_moevement.runtime.peers.connection import PeerConnection
+from megatron_moevement.runtime.peers.peer_threads import Parts, carried, connections_for
 from megatron_moevement.runtime.transport.handshake import Session
 from megatron_moevement.runtime.transport.transport import Address, Deadline
 
-Wanted = BoundaryTag | int
-"""A logged tensor, or a step whose received hashes are wanted."""
 Found = torch.Tensor | dict[BoundaryTag, int]
+"""A logged tensor, or the hashes of what was received in a step."""
 
 
 class LogReadError(MoEvementError):
     """A peer did not give an intact logged tensor."""
-
-
-class _LogThread(PeerThread[Wanted, Found]):
-    def __init__(
-        self, me: Session, process: int, address: Address, deadline: timedelta, max_bytes: int
-    ) -> None:
-        self._max_bytes = max_bytes
-        super().__init__(me, process, address, deadline, "log-reader")
-
-    def _carry_out(self, peer: PeerConnection, request: Wanted, outcome: Future[Found]) -> None:
-        deadline = Deadline(self._deadline)
-        try:
-            if isinstance(request, BoundaryTag):
-                outcome.set_result(peer.fetch_logged(request, self._max_bytes, deadline))
-            else:
-                outcome.set_result(peer.fetch_received(request, deadline))
-        except DamagedTensorError as error:
-            outcome.set_exception(self._failure(request, str(error)))
-
-    def _failure(self, request: Wanted, reason: str) -> LogReadError:
-        is_tensor = isinstance(request, BoundaryTag)
-        what = request if is_tensor else f"what was received in step {request}"
-        return LogReadError(f"{what} can't be had from process {self._process}: {reason}")
 
 
 class LogReader(Closing):
@@ -61,24 +38,24 @@ class LogReader(Closing):
         peers: Mapping[int, Address],
         *,
         deadline: timedelta,
-        max_bytes: int,
+        step_bytes: int,
     ) -> None:
         """Connects to nobody yet.
 
         Args:
-            max_bytes: of a tensor; larger ones are refused.
+            step_bytes: of the tensors of a step, about; a larger tensor is refused.
         """
         self._me = me
         self._addresses = dict(peers)
         self._deadline = deadline
-        self._max_bytes = max_bytes
-        self._peers: dict[int, _LogThread] = {}
+        self._step_bytes = step_bytes
+        self._peers: dict[int, Parts[Found]] = {}
         self._ahead: dict[BoundaryTag, Future[Found]] = {}
 
     def prefetch(self, process: int, tags: Iterable[BoundaryTag]) -> None:
         """Asks for tensors that will be taken later, in the order in which they are given."""
         for tag in tags:
-            self._ahead[tag] = self._peer(process).ask(tag)
+            self._ahead[tag] = self._peer(process).ask(partial(_tensor, tag, self._step_bytes))
 
     def take(self, process: int, tag: BoundaryTag) -> torch.Tensor:
         """Returns a logged tensor, in host memory; nobody else has it.
@@ -88,7 +65,7 @@ class LogReader(Closing):
         """
         if tag not in self._ahead:
             self.prefetch(process, (tag,))
-        tensor = settled(self._ahead.pop(tag)).result()
+        tensor = self._found(process, f"{tag}", self._ahead.pop(tag))
         assert isinstance(tensor, torch.Tensor)
         return tensor
 
@@ -98,20 +75,44 @@ class LogReader(Closing):
         Raises:
             LogReadError: the peer does not answer in time.
         """
-        hashes = settled(self._peer(process).ask(step)).result()
+        asked = self._peer(process).ask(partial(_hashes, step))
+        hashes = self._found(process, f"what was received in step {step}", asked)
         assert isinstance(hashes, dict)
         return hashes
 
     def close(self) -> None:
         """Ends all threads and connections."""
         for peer in self._peers.values():
+            peer.hang_up()
+        for peer in self._peers.values():
             peer.close()
         self._peers.clear()
         self._ahead.clear()
 
-    def _peer(self, process: int) -> _LogThread:
+    def _peer(self, process: int) -> Parts[Found]:
         if process not in self._peers:
-            self._peers[process] = _LogThread(
-                self._me, process, self._addresses[process], self._deadline, self._max_bytes
+            self._peers[process] = Parts(
+                self._me,
+                process,
+                self._addresses[process],
+                self._deadline,
+                "log-reader",
+                connections=connections_for(self._step_bytes),
             )
         return self._peers[process]
+
+    def _found(self, process: int, what: str, outcome: Future[Found]) -> Found:
+        try:
+            return carried(outcome)
+        except ConnectionError as error:
+            raise LogReadError(f"{what} can't be had from process {process}: {error}") from error
+
+
+def _tensor(
+    tag: BoundaryTag, max_bytes: int, peer: PeerConnection, deadline: Deadline
+) -> torch.Tensor:
+    return peer.fetch_logged(tag, max_bytes, deadline)
+
+
+def _hashes(step: int, peer: PeerConnection, deadline: Deadline) -> dict[BoundaryTag, int]:
+    return peer.fetch_received(step, deadline)

@@ -9,34 +9,32 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Collection, Iterable, Mapping
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import Future
 from datetime import timedelta
 from functools import partial
-from itertools import pairwise
-from typing import TypeVar
 
 from megatron_moevement.errors import MoEvementError
 from megatron_moevement.policy.copies.persistence import SlotKey
 from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.runtime.closing import Closing
-from megatron_moevement.runtime.peers.connection import DamagedSlotError, PeerConnection
+from megatron_moevement.runtime.peers.connection import DamagedError, PeerConnection
 from megatron_moevement.runtime.peers.copy_account import CopyAccount
 from megatron_moevement.runtime.peers.ledger_messages import OwnHistory
-from megatron_moevement.runtime.peers.peer_thread import FAILURES, PeerThread, settled
+from megatron_moevement.runtime.peers.peer_threads import (
+    FAILURES,
+    MAX_CONNECTIONS,
+    Parts,
+    PeerThreads,
+    carried,
+    cut,
+)
 from megatron_moevement.runtime.peers.slot_messages import Share, key_of
 from megatron_moevement.runtime.slots.slot_record import SlotRecord
 from megatron_moevement.runtime.transport.handshake import RefusedError, Session
 from megatron_moevement.runtime.transport.transport import Address, Deadline
 from megatron_moevement.runtime.transport.wire import ProtocolError
 
-__all__ = ["DamagedSlotError", "FetchError", "SilentPeerError", "SlotSender"]
-
-
-_MAX_CONNECTIONS = 4
-"""To a peer: one carries 2 to 3.5 GB/s."""
-_LEAST_PART_BYTES = 64 * 2**20
-
-A = TypeVar("A")
+__all__ = ["DamagedError", "FetchError", "SilentPeerError", "SlotSender"]
 
 
 class SilentPeerError(MoEvementError):
@@ -62,24 +60,9 @@ class _Delivery:
     is_accounted: bool
 
 
-class _PartThread(PeerThread[Callable[[PeerConnection, Deadline], A], A]):
-    """Carries parts of slots, each over this connection beside others."""
+class _SlotThread(PeerThreads[_Delivery, None]):
+    """Sends one slot after the other; a large one in parts, most of them by other threads."""
 
-    def _carry_out(
-        self,
-        peer: PeerConnection,
-        request: Callable[[PeerConnection, Deadline], A],
-        outcome: Future[A],
-    ) -> None:
-        outcome.set_result(request(peer, Deadline(self._deadline)))
-
-    def _failure(
-        self, request: Callable[[PeerConnection, Deadline], A], reason: str
-    ) -> ConnectionError:
-        return ConnectionError(reason)
-
-
-class _SlotThread(PeerThread[_Delivery, None]):
     def __init__(
         self,
         me: Session,
@@ -96,7 +79,9 @@ class _SlotThread(PeerThread[_Delivery, None]):
         self._history = history
         self._told: int | None = None
         self._under_way = Deadline(deadline)
-        self._others: list[_PartThread[None]] = []
+        self._others: Parts[None] = Parts(
+            me, process, address, deadline, "slot-part-sender", connections=MAX_CONNECTIONS - 1
+        )
         super().__init__(me, process, address, deadline, "slot-sender")
 
     def _carry_out(self, peer: PeerConnection, request: _Delivery, outcome: Future[None]) -> None:
@@ -109,13 +94,13 @@ class _SlotThread(PeerThread[_Delivery, None]):
         try:
             self._tell(peer, self._under_way)
             self._store(peer, owner, record, request.payload)
-        except DamagedSlotError as error:
+        except DamagedError as error:
             # Whose memory is it? What is intact here was damaged on the way, or there.
             if not record.damaged_parts(request.payload):
                 raise
             self._account.note_damaged(key)
             # Another error: a traceback would keep the payload, and so the ring, for as long.
-            outcome.set_exception(DamagedSlotError(str(error)))
+            outcome.set_exception(DamagedError(str(error)))
         else:
             self._account.note_acknowledged(key, self._process)
             outcome.set_result(None)
@@ -125,18 +110,18 @@ class _SlotThread(PeerThread[_Delivery, None]):
     ) -> None:
         """Sends a copy, a large one in parts over several connections at a time."""
         share = Share.whole()
-        (_, own), *others = _cut(payload)
+        (_, own), *others = cut(payload)
         if others:
             share = dataclasses.replace(share, is_last=False)
             outcomes = [
-                self._other(place).ask(
+                self._others.ask(
                     partial(_store_part, owner, record, part, dataclasses.replace(share, start=at))
                 )
-                for place, (at, part) in enumerate(others)
+                for at, part in others
             ]
             peer.store(owner, record, own, self._under_way, share=share, halfway=self._halfway)
             for outcome in outcomes:
-                _await(outcome)
+                carried(outcome)
             # Complete only if what has arrived is what was captured, whoever brought it.
             self._under_way = Deadline(self._deadline)
             share = dataclasses.replace(share, start=payload.nbytes, is_last=True)
@@ -144,30 +129,15 @@ class _SlotThread(PeerThread[_Delivery, None]):
         else:
             peer.store(owner, record, payload, self._under_way, share=share, halfway=self._halfway)
 
-    def _other(self, place: int) -> _PartThread[None]:
-        """Returns the thread of another connection to the same peer."""
-        with self._lock:
-            if self._closed:
-                raise ConnectionAbortedError("closed")
-            if place == len(self._others):
-                self._others.append(
-                    _PartThread(
-                        self._me, self._process, self._address, self._deadline, "slot-part-sender"
-                    )
-                )
-            return self._others[place]
-
     def hang_up(self) -> None:
         """Makes all threads end soon, without waiting for them."""
         super().hang_up()
-        for other in self._others:
-            other.hang_up()
+        self._others.hang_up()
 
     def close(self) -> None:
         """Ends the threads; what is not done is given up."""
         super().close()
-        for other in self._others:
-            other.close()
+        self._others.close()
 
     def _tell(self, peer: PeerConnection, deadline: Deadline) -> None:
         """Lets a spare know all that this rank knows before it gets a slot."""
@@ -181,13 +151,6 @@ class _SlotThread(PeerThread[_Delivery, None]):
 
     def _ended(self, reason: str) -> None:
         self._account.note_silent(self._process, reason, self._under_way.since_s)
-
-
-def _cut(payload: memoryview) -> list[tuple[int, memoryview]]:
-    """Returns equal parts of a payload for as many connections, each with its offset."""
-    count = max(1, min(_MAX_CONNECTIONS, payload.nbytes // _LEAST_PART_BYTES))
-    ends = [payload.nbytes * number // count for number in range(count + 1)]
-    return [(start, payload[start:end]) for start, end in pairwise(ends)]
 
 
 def _store_part(  # noqa: PLR0917  (the last two are given by the thread)
@@ -205,16 +168,6 @@ def _fetch_part(
     key: SlotKey, start: int, part: memoryview, peer: PeerConnection, deadline: Deadline
 ) -> SlotRecord:
     return peer.fetch(key, part, deadline, start=start)
-
-
-def _await(outcome: Future[A]) -> A:
-    try:
-        failure = settled(outcome).exception()
-    except CancelledError as error:
-        raise ConnectionAbortedError("closed") from error
-    if failure is not None:  # another error: the traceback of this one would keep the payload
-        raise ConnectionError(str(failure))
-    return outcome.result()
 
 
 class SlotSender(Closing):
@@ -246,7 +199,7 @@ class SlotSender(Closing):
         self._history, self._spares = history, frozenset(spares)
         self._addresses = dict(peers)
         self._peers: dict[int, _SlotThread] = {}
-        self._fetching: list[_PartThread[SlotRecord]] = []
+        self._fetching: Parts[SlotRecord] | None = None
         self.account = CopyAccount()
 
     def land(
@@ -271,7 +224,7 @@ class SlotSender(Closing):
     ) -> dict[int, Future[None]]:
         """Sends copies of a slot, anybody's; returns for each process what becomes of its copy.
 
-        A future ends with `SilentPeerError` or `DamagedSlotError`, or is cancelled by `close`. Its
+        A future ends with `SilentPeerError` or `DamagedError`, or is cancelled by `close`. Its
         result is None: the peer has checked the copy and holds it.
 
         Raises:
@@ -324,7 +277,7 @@ class SlotSender(Closing):
                     f"room for {into.nbytes}"
                 )
             if damaged := record.damaged_parts(into):
-                raise DamagedSlotError(
+                raise DamagedError(
                     f"slot {key.slot} of {key.owner} from process {process}: {damaged[0]} and "
                     f"{len(damaged) - 1} more parts are damaged"
                 )
@@ -336,33 +289,29 @@ class SlotSender(Closing):
         return record
 
     def _fetch_parts(self, process: int, key: SlotKey, into: memoryview) -> list[SlotRecord]:
-        """Fills memory, a large one over several connections; returns what each says of the slot.
+        """Fills memory; returns what each that brings a part of the slot says of it.
 
         Whatever cuts it, no thread writes there any more when it, or `close`, has returned.
         """
-        address, deadline = self._addresses[process], Deadline(self._deadline)
-        (_, own), *others = _cut(into)
+        address = self._addresses[process]
         try:
-            for _ in others:
-                self._fetching.append(
-                    _PartThread(self._me, process, address, self._deadline, "slot-part-fetcher")
-                )
-            outcomes = [
-                thread.ask(partial(_fetch_part, key, start, part))
-                for thread, (start, part) in zip(self._fetching, others, strict=True)
-            ]
-            with PeerConnection(self._me, process, address, deadline) as peer:
-                record = peer.fetch(key, own, deadline)
-            return [record, *(_await(outcome) for outcome in outcomes)]
+            self._fetching = Parts(
+                self._me,
+                process,
+                address,
+                self._deadline,
+                "slot-part-fetcher",
+                connections=MAX_CONNECTIONS,
+            )
+            outcomes = self._fetching.fill(into, partial(_fetch_part, key))
+            return [carried(outcome) for outcome in outcomes]
         finally:
             self._end_fetching()
 
     def _end_fetching(self) -> None:
-        for each in self._fetching:
-            each.hang_up()
-        for each in self._fetching:
-            each.close()
-        self._fetching.clear()
+        if self._fetching is not None:
+            self._fetching.close()
+            self._fetching = None
 
     def close(self) -> None:
         """Ends all threads and connections; copies under way are given up."""

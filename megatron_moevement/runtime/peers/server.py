@@ -30,7 +30,7 @@ from megatron_moevement.runtime.peers.slot_messages import (
     slot_document,
     slot_of_document,
 )
-from megatron_moevement.runtime.peers.state_messages import OfferedState, StatePart, found_document
+from megatron_moevement.runtime.peers.state_messages import OfferedState, StateRange, found_document
 from megatron_moevement.runtime.peers.stored_slots import StoredSlots
 from megatron_moevement.runtime.slots.arrivals import Arrivals
 from megatron_moevement.runtime.slots.mapped_file import checksum_of
@@ -268,15 +268,16 @@ class ReplicaServer(Closing):
         return _Answer(Kind.HASHES, hashes_document(self._log.received(step)))
 
     def _give_state(self, message: Message) -> _Answer:
-        """Gives a part of the live state; its checksum is made of what was read."""
-        part, state = StatePart.of_document(message.document), self._state
+        """Gives bytes of the live state; their checksum is made of what was read."""
+        wanted, state = StateRange.of_document(message.document), self._state
         try:
             if state is None:
                 raise LookupError(f"process {self._me.process} offers no state")
-            payload = state.read(part.step, part.name)
+            payload, part_bytes = state.read(wanted.step, wanted.part, wanted.bytes)
         except LookupError as error:
             return _refusal(str(error))
-        return _Answer(Kind.STATE_PART, found_document(part, checksum_of(payload)), payload)
+        document = found_document(wanted, part_bytes, checksum_of(payload))
+        return _Answer(Kind.STATE_PART, document, payload)
 
 
 @dataclasses.dataclass(frozen=True)

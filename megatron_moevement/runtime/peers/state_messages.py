@@ -1,4 +1,4 @@
-"""What messages about live state say: which part of S_k, and with which checksum it comes."""
+"""What messages about live state say: which bytes of S_k, and with which checksum they come."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any, Protocol
 
 from megatron_moevement.runtime.transport.wire import ProtocolError
 
-_MAX_STEP = 2**48
+_MAX_NUMBER = 2**48
 
 
 class OfferedState(Protocol):
     """The live state of a process while it stands still; the server's threads read it."""
 
-    def read(self, step: int, name: str) -> memoryview:
-        """Returns the bytes of a part of S_step.
+    def read(self, step: int, part: str, wanted: slice = slice(None)) -> tuple[memoryview, int]:
+        """Returns bytes of a part of S_step, and how many the part has.
 
         Raises:
             LookupError: the state is that of another step, or has no such part.
@@ -23,49 +23,68 @@ class OfferedState(Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
-class StatePart:
-    """A part of a live state.
+class StateRange:
+    """Bytes of a live state that are asked for.
 
     Attributes:
-        step: k of the S_k that it is of.
-        name: the operator whose state it is, or what else belongs to a rank.
+        step: k of the S_k that they are of.
+        part: the operator whose state it is, or what else belongs to a rank.
+        start: offset of the first one in the part.
+        size_bytes: how many, at most.
     """
 
     step: int
-    name: str
+    part: str
+    start: int
+    size_bytes: int
+
+    @property
+    def bytes(self) -> slice:
+        """Where in the part they are."""
+        return slice(self.start, self.start + self.size_bytes)
 
     def document(self) -> dict[str, Any]:
-        """Returns what asks for the part."""
-        return {"step": self.step, "part": self.name}
+        """Returns what asks for them."""
+        return {"step": self.step, "part": self.part, "range": [self.start, self.size_bytes]}
 
     @classmethod
-    def of_document(cls, document: Mapping[str, Any]) -> StatePart:
-        """Returns the part that is asked for.
+    def of_document(cls, document: Mapping[str, Any]) -> StateRange:
+        """Returns what is asked for.
 
         Raises:
-            ProtocolError: none is.
+            ProtocolError: nothing is.
         """
-        step, name = document.get("step"), document.get("part")
-        if type(step) is not int or not 0 <= step < _MAX_STEP or not isinstance(name, str):
-            raise ProtocolError(f"no part of a state: {str(document)[:80]}")
-        return cls(step, name)
+        match document:
+            case {"step": step, "part": str(part), "range": [start, size_bytes]} if all(
+                type(number) is int and 0 <= number < _MAX_NUMBER
+                for number in (step, start, size_bytes)
+            ):
+                return cls(step, part, start, size_bytes)
+        raise ProtocolError(f"no part of a state: {str(document)[:80]}")
 
 
-def found_document(part: StatePart, checksum: int) -> dict[str, Any]:
-    """Returns what goes in front of a part's bytes."""
-    return {**part.document(), "checksum": f"{checksum:016x}"}
+def found_document(found: StateRange, part_bytes: int, checksum: int) -> dict[str, Any]:
+    """Returns what goes in front of the bytes.
+
+    Args:
+        part_bytes: of the whole part.
+        checksum: of what was asked for.
+    """
+    return {**found.document(), "part_bytes": part_bytes, "checksum": f"{checksum:016x}"}
 
 
-def checksum_of_document(document: Mapping[str, Any], part: StatePart) -> int:
-    """Returns the checksum of a part that arrives.
+def found_of_document(document: Mapping[str, Any], wanted: StateRange) -> tuple[int, int]:
+    """Returns how many bytes the part has that arrives, and the checksum of those that do.
 
     Raises:
-        ProtocolError: it is another part, or has no checksum.
+        ProtocolError: they are others, or have no checksum.
     """
-    checksum = document.get("checksum")
-    if StatePart.of_document(document) != part or not isinstance(checksum, str):
-        raise ProtocolError(f"another part than {part}: {str(document)[:80]}")
+    part_bytes, checksum = document.get("part_bytes"), document.get("checksum")
+    if StateRange.of_document(document) != wanted or not isinstance(checksum, str):
+        raise ProtocolError(f"others than {wanted}: {str(document)[:80]}")
+    if type(part_bytes) is not int or not 0 <= part_bytes < _MAX_NUMBER:
+        raise ProtocolError(f"no size of a part: {part_bytes!r}")
     try:
-        return int(checksum, 16)
+        return part_bytes, int(checksum, 16)
     except ValueError as error:
         raise ProtocolError(f"no checksum: {checksum[:20]}") from error

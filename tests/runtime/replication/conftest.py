@@ -1,7 +1,11 @@
 """What the tests of replication share: processes with a store, a server and a sender each."""
 
+import contextlib
+import ctypes
 import dataclasses
 import struct
+import threading
+import time
 from datetime import timedelta
 
 import pytest
@@ -103,3 +107,27 @@ def capture(ring, step, size_bytes=3000):
 
 def key_of(owner, record):
     return SlotKey(owner, record.window, record.slot)
+
+
+class InterruptedTestError(Exception):
+    """As a restart raises it in the training thread."""
+
+
+@contextlib.contextmanager
+def interrupted_once(ready):
+    """Raises in this thread, wherever it is, once a condition holds; it must not be caught."""
+    training = threading.get_ident()
+
+    def interrupt():
+        latest_s = time.monotonic() + DEADLINE.total_seconds() / 4
+        while not ready() and time.monotonic() < latest_s:
+            time.sleep(0.01)
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(
+            ctypes.c_ulong(training), ctypes.py_object(InterruptedTestError)
+        )
+
+    interrupting = threading.Thread(target=interrupt)
+    interrupting.start()
+    with pytest.raises(InterruptedTestError):
+        yield
+    interrupting.join()

@@ -99,7 +99,7 @@ def test_logged_tensors_are_read_over_a_slow_link_with_loss(job):
     log.end_step(7)
     with (
         ReplicaServer("127.0.0.1", holder.me, holder.slots, deadline=DEADLINE, log=log) as server,
-        LogReader(owner.me, {1: server.address}, deadline=DEADLINE, max_bytes=2**20) as reader,
+        LogReader(owner.me, {1: server.address}, deadline=DEADLINE, step_bytes=2**20) as reader,
     ):
         reader.prefetch(1, tags)
         for number, tag in enumerate(tags):

@@ -7,14 +7,14 @@ import time
 import pytest
 
 from megatron_moevement.policy.job.ranks import LogicalRank
-from megatron_moevement.runtime.peers import sender as sender_module
+from megatron_moevement.runtime.peers import peer_threads as threads_module
 from megatron_moevement.runtime.peers import server as server_module
 from megatron_moevement.runtime.peers.sender import FetchError, SilentPeerError
 from megatron_moevement.runtime.slots.arrivals import Arrivals
 from megatron_moevement.runtime.slots.slot_record import SlotRecord
 from tests.harness.loopback_transport import Link, Loopback
 
-from .conftest import DEADLINE, LARGE_SHAPE, capture, key_of
+from .conftest import DEADLINE, LARGE_SHAPE, capture, interrupted_once, key_of
 
 SIZE_BYTES = LARGE_SHAPE.buffer_bytes - 5
 CONNECTIONS = 4
@@ -45,7 +45,7 @@ class Breaking(Loopback):
 
 @pytest.fixture(autouse=True)
 def _parts(monkeypatch):
-    monkeypatch.setattr(sender_module, "_LEAST_PART_BYTES", 2**20)
+    monkeypatch.setattr(threads_module, "LEAST_PART_BYTES", 2**20)
 
 
 @pytest.fixture
@@ -172,14 +172,10 @@ def test_bytes_that_are_damaged_on_the_way_of_any_part_are_found(job, monkeypatc
     with newcomer.sender(owner) as sender:
         sender.fetch(0, key_of(owner.owner, record), into)
         monkeypatch.undo()
-        monkeypatch.setattr(sender_module, "_LEAST_PART_BYTES", 2**20)
+        monkeypatch.setattr(threads_module, "LEAST_PART_BYTES", 2**20)
         monkeypatch.setattr(owner.ring, "damaged_parts", lambda record: ())
         with pytest.raises(FetchError, match="head and 0 more parts are damaged"):
             sender.fetch(0, key_of(owner.owner, record), into)
-
-
-class InterruptedFetchError(Exception):
-    """As a restart raises it in the thread that fetches."""
 
 
 def test_a_fetch_that_is_interrupted_leaves_no_thread_that_writes(job):
@@ -187,16 +183,8 @@ def test_a_fetch_that_is_interrupted_leaves_no_thread_that_writes(job):
     owner, newcomer = job(2, shape=LARGE_SHAPE, transport=transport)
     record = capture(owner.ring, 3, size_bytes=SIZE_BYTES)
     into = memoryview(bytearray(LARGE_SHAPE.buffer_bytes))
-    dial = transport.dial
-
-    def interrupted(*arguments):
-        if threading.current_thread() is threading.main_thread():
-            raise InterruptedFetchError
-        return dial(*arguments)
-
-    transport.dial = interrupted
     with newcomer.sender(owner) as sender:
-        with pytest.raises(InterruptedFetchError):
+        with interrupted_once(lambda: transport.dialed == CONNECTIONS):
             sender.fetch(0, key_of(owner.owner, record), into)
         assert part_threads() == []
 

@@ -13,7 +13,7 @@ from megatron_moevement.policy.copies.persistence import SlotKey
 from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.policy.window.schedule import Window
 from megatron_moevement.runtime.peers.sender import (
-    DamagedSlotError,
+    DamagedError,
     FetchError,
     SilentPeerError,
     SlotSender,
@@ -161,7 +161,7 @@ def test_a_slot_that_is_damaged_at_home_is_reported_and_kept_nowhere(job):
             for record in (damaged, good)
         ]
         wait(outcomes)
-        assert isinstance(outcomes[0].exception(), DamagedSlotError)
+        assert isinstance(outcomes[0].exception(), DamagedError)
         assert outcomes[1].result() is None
         assert sender.account.damaged == {key_of(owner.owner, damaged)}
         assert sender.account.silent == {}

@@ -8,9 +8,9 @@ import pytest
 from megatron_moevement.runtime.peers import server as server_module
 from megatron_moevement.runtime.peers.server import ReplicaServer
 from megatron_moevement.runtime.peers.state_messages import (
-    StatePart,
-    checksum_of_document,
+    StateRange,
     found_document,
+    found_of_document,
 )
 from megatron_moevement.runtime.peers.state_reader import StateReader, StateReadError
 from megatron_moevement.runtime.transport.wire import ProtocolError
@@ -18,16 +18,17 @@ from megatron_moevement.runtime.transport.wire import ProtocolError
 DEADLINE = timedelta(seconds=20)
 STEP = 7
 PAYLOAD = bytes(range(256)) * 40
-PART = StatePart(STEP, "head:full")
+PART = "head:full"
+RANGE = StateRange(STEP, PART, 0, len(PAYLOAD))
 
 
 class Offered:
     """A state of one part."""
 
-    def read(self, step, name):
-        if (step, name) == (STEP, PART.name):
-            return memoryview(PAYLOAD)
-        raise LookupError(f"{name} of step {step} is not here")
+    def read(self, step, part, wanted=slice(None)):
+        if (step, part) == (STEP, PART):
+            return memoryview(PAYLOAD)[wanted], len(PAYLOAD)
+        raise LookupError(f"{part} of step {step} is not here")
 
 
 @pytest.fixture
@@ -41,7 +42,9 @@ def reader_of(job):
         opened.append(server)
         server.offer(state)
         me = dataclasses.replace(reading.me, **changes)
-        reader = StateReader(me, holder.me.process, server.address, deadline=DEADLINE)
+        reader = StateReader(
+            me, holder.me.process, server.address, deadline=DEADLINE, size_bytes=len(PAYLOAD)
+        )
         opened.append(reader)
         return reader
 
@@ -52,58 +55,68 @@ def reader_of(job):
 
 def test_a_part_arrives_as_often_as_asked(reader_of):
     reader = reader_of(Offered())
-    assert reader.take(PART, len(PAYLOAD)) == PAYLOAD
-    assert reader.take(PART, len(PAYLOAD)) == PAYLOAD
+    for _ in range(2):
+        assert dict(reader.take(STEP, {PART: len(PAYLOAD)})) == {PART: PAYLOAD}
+
+
+def test_a_part_may_have_fewer_bytes_than_there_is_room_for(reader_of):
+    ((_, payload),) = reader_of(Offered()).take(STEP, {PART: 2 * len(PAYLOAD)})
+    assert payload == PAYLOAD
 
 
 @pytest.mark.parametrize(
-    ("state", "part", "reason"),
+    ("state", "step", "part", "reason"),
     [
-        (Offered(), StatePart(STEP - 1, PART.name), "head:full of step 6 is not here"),
-        (Offered(), StatePart(STEP, "embedding:full"), "embedding:full of step 7 is not here"),
-        (None, PART, "offers no state"),
+        (Offered(), STEP - 1, PART, "head:full of step 6 is not here"),
+        (Offered(), STEP, "embedding:full", "embedding:full of step 7 is not here"),
+        (None, STEP, PART, "offers no state"),
     ],
 )
-def test_what_is_not_offered_is_refused(reader_of, state, part, reason):
+def test_what_is_not_offered_is_refused(reader_of, state, step, part, reason):
     with pytest.raises(StateReadError, match=reason):
-        reader_of(state).take(part, len(PAYLOAD))
+        list(reader_of(state).take(step, {part: len(PAYLOAD)}))
 
 
 def test_more_bytes_than_expected_are_refused(reader_of):
-    with pytest.raises(StateReadError, match="at most 10239 are expected"):
-        reader_of(Offered()).take(PART, len(PAYLOAD) - 1)
+    with pytest.raises(StateReadError, match="has 10240 bytes, at most 10239 are expected"):
+        list(reader_of(Offered()).take(STEP, {PART: len(PAYLOAD) - 1}))
 
 
 def test_a_part_that_arrives_damaged_is_refused(reader_of, monkeypatch):
     monkeypatch.setattr(server_module, "checksum_of", lambda payload: 5)
     with pytest.raises(StateReadError, match="head:full from process 0 arrived damaged"):
-        reader_of(Offered()).take(PART, len(PAYLOAD))
+        list(reader_of(Offered()).take(STEP, {PART: len(PAYLOAD)}))
 
 
 def test_nobody_reads_in_another_generation(reader_of):
-    with pytest.raises(StateReadError, match="process 0 can't be copied"):
-        reader_of(Offered(), generation=6)
+    with pytest.raises(StateReadError, match="a caller of generation 6 in generation 5"):
+        list(reader_of(Offered(), generation=6).take(STEP, {PART: len(PAYLOAD)}))
 
 
 @pytest.mark.parametrize(
     "document",
     [
         {},
-        {"step": True, "part": "a"},
-        {"step": -1, "part": "a"},
-        {"step": 2**48, "part": "a"},
-        {"step": 1, "part": 3},
+        {"step": True, "part": "a", "range": [0, 1]},
+        {"step": -1, "part": "a", "range": [0, 1]},
+        {"step": 2**48, "part": "a", "range": [0, 1]},
+        {"step": 1, "part": 3, "range": [0, 1]},
+        {"step": 1, "part": "a"},
+        {"step": 1, "part": "a", "range": [0, -1]},
+        {"step": 1, "part": "a", "range": [0, 1, 2]},
     ],
 )
 def test_a_request_for_no_part_breaks_the_protocol(document):
     with pytest.raises(ProtocolError, match="no part of a state"):
-        StatePart.of_document(document)
+        StateRange.of_document(document)
 
 
-def test_an_answer_must_be_of_the_part_that_was_asked_for():
-    document = found_document(PART, 2**64 - 1)
-    assert checksum_of_document(document, PART) == 2**64 - 1
-    with pytest.raises(ProtocolError, match="another part"):
-        checksum_of_document(document, StatePart(STEP + 1, PART.name))
+def test_an_answer_must_be_what_was_asked_for():
+    document = found_document(RANGE, 5 * len(PAYLOAD), 2**64 - 1)
+    assert found_of_document(document, RANGE) == (5 * len(PAYLOAD), 2**64 - 1)
+    with pytest.raises(ProtocolError, match="others than"):
+        found_of_document(document, dataclasses.replace(RANGE, start=1))
     with pytest.raises(ProtocolError, match="no checksum"):
-        checksum_of_document({**document, "checksum": "x"}, PART)
+        found_of_document({**document, "checksum": "x"}, RANGE)
+    with pytest.raises(ProtocolError, match="no size of a part"):
+        found_of_document({**document, "part_bytes": "x"}, RANGE)

@@ -255,20 +255,26 @@ class HostMemory:
         """Names the meeting of all processes at the end of this generation's recovery."""
         return hashlib.sha256(self._endpoint.token).hexdigest()
 
-    def read_state(self, source: int) -> StateReader:
-        """Returns a reader of the live state of a peer that offers it; the caller closes it."""
-        address = self._peers.addresses[source]
-        return StateReader(self._endpoint.me, source, address, deadline=DEADLINE)
+    def read_state(self, source: int, size_bytes: int) -> StateReader:
+        """Returns a reader of the live state of a peer that offers it; the caller closes it.
 
-    def log_reader(self, max_bytes: int) -> LogReader:
+        Args:
+            size_bytes: of the state.
+        """
+        me, address = self._endpoint.me, self._peers.addresses[source]
+        return self.generation.own(
+            lambda: StateReader(me, source, address, deadline=DEADLINE, size_bytes=size_bytes)
+        )
+
+    def log_reader(self, step_bytes: int) -> LogReader:
         """Returns a reader of the logs of peers; the caller closes it.
 
         Args:
-            max_bytes: of tensors that it holds at a time.
+            step_bytes: of the tensors of a step.
         """
         me, addresses = self._endpoint.me, self._peers.addresses
         return self.generation.own(
-            lambda: LogReader(me, addresses, deadline=DEADLINE, max_bytes=max_bytes)
+            lambda: LogReader(me, addresses, deadline=DEADLINE, step_bytes=step_bytes)
         )
 
     def check_slots(self, found: Callable[[RingFile, SlotRecord, Sequence[str]], None]) -> None:

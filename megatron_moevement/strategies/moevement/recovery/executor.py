@@ -163,7 +163,8 @@ class Execution:
         if source is None or self.own.origin is Origin.WINDOW:
             return
         self._carried.live = GIVEN_UP
-        with memory.read_state(source) as reader:
+        state_bytes = sum(operator.full_bytes for operator in self._live.operators)
+        with memory.read_state(source, state_bytes) as reader:
             scalars = copy_state(reader, objects, self._live, self._plan.target)
         objects.ledger.restore_losses(ledger.losses)
         self._carried.live = SurvivingState.dense(scalars)

@@ -28,7 +28,7 @@ from megatron_moevement.policy.recovery.plan import Plan
 from megatron_moevement.policy.window.schedule import Window
 from megatron_moevement.runtime.coordination.ledger import LedgerEntry
 from megatron_moevement.runtime.coordination.progress import Progress
-from megatron_moevement.runtime.peers.connection import DamagedSlotError
+from megatron_moevement.runtime.peers.connection import DamagedError
 from megatron_moevement.runtime.slots.ring_file import RingFile
 from megatron_moevement.runtime.slots.slot_record import EXTRAS
 from megatron_moevement.settings.faults import FaultPoint
@@ -67,12 +67,12 @@ class Slots:
         """Fills the live tensors from a slot; returns the operators that are FULL in it.
 
         Raises:
-            DamagedSlotError: it does not read as it was captured.
+            DamagedError: it does not read as it was captured.
         """
         record = self.ring.record(self.window.step_of(slot))
         damaged = ("all of it",) if record is None else self.ring.damaged_parts(record)
         if damaged:
-            raise DamagedSlotError(
+            raise DamagedError(
                 f"slot {slot} of the window of step {self.window.start} is damaged in "
                 f"{self.ring.path}: {', '.join(damaged[:3])}; launch again to take another copy"
             )

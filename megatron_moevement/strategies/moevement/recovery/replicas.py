@@ -18,7 +18,6 @@ from megatron_moevement.integrations.megatron.slot_layout import Part
 from megatron_moevement.integrations.megatron.snapshots import LiveOperators
 from megatron_moevement.policy.job.state_recipe import Content
 from megatron_moevement.runtime.coordination.commit_barrier import ReplicaRng
-from megatron_moevement.runtime.peers.state_messages import StatePart
 from megatron_moevement.runtime.peers.state_reader import StateReader, StateReadError
 from megatron_moevement.runtime.slots.slot_record import EXTRAS
 from megatron_moevement.runtime.transport.wire import MAX_DOCUMENT_BYTES
@@ -95,23 +94,18 @@ class StandingState:
         """The operators' parts, by name."""
         return tuple(self._parts)
 
-    def read(self, step: int, name: str) -> memoryview:
-        """Returns the bytes of a part of S_step; threads of the server call it.
+    def read(self, step: int, part: str, wanted: slice = slice(None)) -> tuple[memoryview, int]:
+        """Returns bytes of a part of S_step, and how many it has; the server's threads call it.
 
         Raises:
             LookupError: the state is that of another step, or has no such part.
         """
         if step != self._scalars.progress.committed:
             raise LookupError(f"a state of step {self._scalars.progress.committed}, not {step}")
-        if name == EXTRAS:
-            return memoryview(self._scalars.encode())
-        part = self._parts[name]
-        payload = bytearray(part.size_bytes)
-        if payload:
-            buffer = torch.frombuffer(payload, dtype=torch.uint8)
-            for piece, view in zip(part.pieces, part.views(buffer), strict=True):
-                view.copy_(piece.live.detach())
-        return memoryview(payload)
+        if part == EXTRAS:
+            extras = memoryview(self._scalars.encode())
+            return extras[wanted], extras.nbytes
+        return self._parts[part].read(wanted), self._parts[part].size_bytes
 
 
 def copy_state(
@@ -128,16 +122,19 @@ def copy_state(
     Raises:
         StateReadError: the replica does not give it whole.
     """
-    for part in _parts(live):
-        payload = reader.take(StatePart(step, part.name), part.size_bytes)
+    parts = {part.name: part for part in _parts(live)}
+    sizes = {name: part.size_bytes for name, part in parts.items()}
+    for name, payload in reader.take(step, sizes):
+        part = parts[name]
         objects.faults.strike(step, FaultPoint.FETCH)
         if len(payload) != part.size_bytes:
-            raise StateReadError(f"{part.name} has {len(payload)} bytes, not {part.size_bytes}")
+            raise StateReadError(f"{name} has {len(payload)} bytes, not {part.size_bytes}")
         if payload:
             views = list(part.views(torch.frombuffer(payload, dtype=torch.uint8)))
             live.put_back(part.operator, part.content, views)
-    scalars = SlotScalars.decode(bytes(reader.take(StatePart(step, EXTRAS), MAX_DOCUMENT_BYTES)))
-    live.set_step([part.operator for part in _parts(live)], scalars.adam_step)
+    ((_, extras),) = reader.take(step, {EXTRAS: MAX_DOCUMENT_BYTES})
+    scalars = SlotScalars.decode(bytes(extras))
+    live.set_step([part.operator for part in parts.values()], scalars.adam_step)
     objects.optimizer.set_group_steps(scalars.adam_step)
     return scalars
 
