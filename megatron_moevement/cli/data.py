@@ -125,6 +125,8 @@ def _add_tokenizer_flags(parser: argparse.ArgumentParser, default: TokenizerType
     parser.add_argument(
         "--tokenizer-model", metavar="PATH", help="tokenizer.json, or a folder that holds one"
     )
+    parser.add_argument("--vocab-file", metavar="FILE", help="vocab.json of the GPT2BPETokenizer")
+    parser.add_argument("--merge-file", metavar="FILE", help="merges.txt of the GPT2BPETokenizer")
     parser.add_argument("--vocab-size", type=int, help="number of ids of the NullTokenizer")
 
 
@@ -140,12 +142,7 @@ def _prepare(args: argparse.Namespace) -> int:
     work = prepare.Preparation(
         inputs=tuple(Path(path) for path in args.input),
         prefix=args.output_prefix,
-        tokenizer=TokenizerSpec(
-            TokenizerType(args.tokenizer_type),
-            args.tokenizer_model,
-            args.vocab_size,
-            DecodeErrors(args.decode_errors),
-        ),
+        tokenizer=_spec(args.tokenizer_type, args, DecodeErrors(args.decode_errors)),
         search=Search(tuple(args.pattern), tuple(args.exclude), InputFormat(args.input_format)),
         json_keys=tuple(args.json_keys),
         append_eod=args.append_eod,
@@ -204,10 +201,23 @@ def _tokenizer_of(args: argparse.Namespace, manifest: Manifest | None) -> Tokeni
     if kind is None and args.tokenizer_model is not None:
         kind = TokenizerType.HUGGING_FACE.value
     if kind is not None:
-        return TokenizerSpec(TokenizerType(kind), args.tokenizer_model, args.vocab_size).build()
+        return _spec(kind, args).build()
     if manifest is not None and manifest.tokenizer["class"] == TokenizerType.BYTE.value:
         return TokenizerSpec(TokenizerType.BYTE).build()
     return None
+
+
+def _spec(
+    kind: str, args: argparse.Namespace, errors: DecodeErrors = DecodeErrors.STRICT
+) -> TokenizerSpec:
+    return TokenizerSpec(
+        TokenizerType(kind),
+        args.tokenizer_model,
+        args.vocab_size,
+        errors,
+        vocab_file=args.vocab_file,
+        merge_file=args.merge_file,
+    )
 
 
 def _summary(manifest: Manifest) -> str:

@@ -114,7 +114,8 @@ DECIDING: Mapping[type[Any], Deciding] = {
             reset_attention_mask eod_mask_loss"""
         ),
         resolved=_names(
-            "data_path train_data_path split tokenizer_type tokenizer_model vocab_size"
+            """data_path train_data_path split tokenizer_type tokenizer_model vocab_size vocab_file
+            merge_file"""
         ),
         nothing=_names(
             """valid_data_path test_data_path data_cache_path mmap_bin_files num_workers

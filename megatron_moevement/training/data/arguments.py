@@ -51,6 +51,8 @@ class DataFlags:
     tokenizer_model: str | None = flag(
         None, "tokenizer.json, or a folder that holds one (HuggingFaceTokenizer)"
     )
+    vocab_file: str | None = flag(None, "vocab.json of the GPT2BPETokenizer", metavar="FILE")
+    merge_file: str | None = flag(None, "merges.txt of the GPT2BPETokenizer", metavar="FILE")
     vocab_size: int | None = flag(None, "size of the vocabulary before end-of-document and padding")
     make_vocab_size_divisible_by: int = flag(128, "pad the vocabulary to a multiple of this x TP")
     reset_position_ids: bool = flag(False, "restart positions after an end-of-document")
@@ -282,16 +284,25 @@ def _read_source(flags: DataFlags) -> DataSource:
 
 
 def _read_tokenizer(flags: DataFlags) -> Tokenizer:
-    if flags.tokenizer_type is None:
+    kind = flags.tokenizer_type
+    if kind is None and flags.merge_file is not None:
+        kind = TokenizerType.GPT2_BPE  # no other is made of merges
+    if kind is None:
         names = ", ".join(member.value for member in TokenizerType)
         raise UserError(f"--tokenizer-type is missing: one of {names}")
-    spec = TokenizerSpec(flags.tokenizer_type, flags.tokenizer_model, flags.vocab_size)
+    spec = TokenizerSpec(
+        kind,
+        flags.tokenizer_model,
+        flags.vocab_size,
+        vocab_file=flags.vocab_file,
+        merge_file=flags.merge_file,
+    )
     tokenizer = spec.build()
-    needed = tokenizer.vocab_size - (flags.tokenizer_type is TokenizerType.NULL)
+    needed = tokenizer.vocab_size - (kind is TokenizerType.NULL)
     if flags.vocab_size is not None and flags.vocab_size < needed:
         raise UserError(
             f"--vocab-size {flags.vocab_size} is smaller than the {needed} ids of "
-            f"{flags.tokenizer_type.value}; leave it out"
+            f"{kind.value}; leave it out"
         )
     return tokenizer
 

@@ -17,20 +17,25 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer as TokenizersBackend
+from tokenizers.decoders import ByteLevel as ByteLevelDecoder
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
 
 from megatron_moevement.errors import UserError
 
 TokenIds = npt.NDArray[np.integer[Any]]
 """One document's token ids, of any integer type."""
 
-_KNOWN_END_TOKENS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[EOS]")
+_END_OF_TEXT = "<|endoftext|>"
+_KNOWN_END_TOKENS = (_END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "[EOS]")
 
 
 class TokenizerType(Enum):
-    """Values of `--tokenizer-type`; HuggingFaceTokenizer and NullTokenizer as in Megatron-LM."""
+    """Values of `--tokenizer-type`; all but the ByteTokenizer as in Megatron-LM."""
 
     BYTE = "ByteTokenizer"
     HUGGING_FACE = "HuggingFaceTokenizer"
+    GPT2_BPE = "GPT2BPETokenizer"
     NULL = "NullTokenizer"
 
 
@@ -120,32 +125,36 @@ class NullTokenizer:
         return " ".join(str(token) for token in np.asarray(ids).tolist())
 
 
-class HuggingFaceTokenizer:
-    """A HuggingFace tokenizer from a `tokenizer.json`, or a folder that holds one.
+class BackedTokenizer:
+    """A tokenizer of the `tokenizers` library."""
 
-    A folder without `tokenizer.json` is loaded by `transformers`, where that is installed. Nothing
-    is ever downloaded, no code of the folder is run.
+    def __init__(
+        self,
+        kind: TokenizerType,
+        backend: TokenizersBackend,
+        sha256: str,
+        *,
+        eod: int,
+        decode_errors: DecodeErrors,
+    ) -> None:
+        """Takes one that is loaded.
 
-    Raises:
-        UserError: no tokenizer there, or one that does not say what ends a document.
-    """
-
-    def __init__(self, model: Path, decode_errors: DecodeErrors = DecodeErrors.STRICT) -> None:
-        self._backend, self._sha256 = _load_backend(model)
-        self._backend.no_truncation()
-        self._backend.no_padding()
-        folder = model if model.is_dir() else model.parent
-        self.eod = _end_of_document(folder, model, self._backend)
-        """The tokenizer's `eos_token`."""
-        self.vocab_size = max(self._backend.get_vocab(with_added_tokens=True).values()) + 1
+        Args:
+            sha256: of the content that it was made of.
+        """
+        backend.no_truncation()
+        backend.no_padding()
+        self._kind, self._backend, self._sha256 = kind, backend, sha256
+        self.eod = eod
+        self.vocab_size = max(backend.get_vocab(with_added_tokens=True).values()) + 1
         """One more than the largest id, added tokens included."""
         self._decode_errors = decode_errors
 
     @property
     def unique_identifiers(self) -> Mapping[str, object]:
-        """See `Tokenizer`; the content of the tokenizer's file counts, not where it lies."""
+        """See `Tokenizer`; the content of the tokenizer's files counts, not where they lie."""
         return {
-            "class": TokenizerType.HUGGING_FACE.value,
+            "class": self._kind.value,
             "sha256": self._sha256,
             "vocab_size": self.vocab_size,
             "eod": self.eod,
@@ -163,6 +172,55 @@ class HuggingFaceTokenizer:
         return str(self._backend.decode(np.asarray(ids).tolist(), skip_special_tokens=False))
 
 
+class HuggingFaceTokenizer(BackedTokenizer):
+    """A HuggingFace tokenizer from a `tokenizer.json`, or a folder that holds one.
+
+    A folder without `tokenizer.json` is loaded by `transformers`, where that is installed. Nothing
+    is ever downloaded, no code of the folder is run. The tokenizer's `eos_token` ends a document.
+
+    Raises:
+        UserError: no tokenizer there, or one that does not say what ends a document.
+    """
+
+    def __init__(self, model: Path, decode_errors: DecodeErrors = DecodeErrors.STRICT) -> None:
+        backend, sha256 = _load_backend(model)
+        folder = model if model.is_dir() else model.parent
+        eod = _end_of_document(folder, model, backend)
+        kind = TokenizerType.HUGGING_FACE
+        super().__init__(kind, backend, sha256, eod=eod, decode_errors=decode_errors)
+
+
+class BytePairTokenizer(BackedTokenizer):
+    """GPT-2's pairs of bytes, from the two files that Megatron-LM has them in.
+
+    Raises:
+        UserError: no such files, or no `<|endoftext|>` among the ids.
+    """
+
+    def __init__(
+        self, vocab: Path, merges: Path, decode_errors: DecodeErrors = DecodeErrors.STRICT
+    ) -> None:
+        content = hashlib.sha256()
+        for name, path in (("vocab", vocab), ("merge", merges)):
+            try:
+                content.update(path.read_bytes())
+            except OSError as error:
+                raise UserError(f"--{name}-file {path}: {error.strerror}") from error
+        try:
+            backend = TokenizersBackend(BPE.from_file(str(vocab), str(merges)))
+        except Exception as error:
+            raise UserError(
+                f"--vocab-file {vocab} and --merge-file {merges}: no pairs of bytes: {error}"
+            ) from error
+        backend.pre_tokenizer = ByteLevel(add_prefix_space=False)
+        backend.decoder = ByteLevelDecoder()
+        eod = backend.token_to_id(_END_OF_TEXT)
+        if eod is None:
+            raise UserError(f"--vocab-file {vocab} has no {_END_OF_TEXT}, which ends a document")
+        kind, sha256 = TokenizerType.GPT2_BPE, content.hexdigest()
+        super().__init__(kind, backend, sha256, eod=int(eod), decode_errors=decode_errors)
+
+
 @dataclasses.dataclass(frozen=True)
 class TokenizerSpec:
     """Which tokenizer: what the flags say, small enough to send to a worker process."""
@@ -171,6 +229,8 @@ class TokenizerSpec:
     model: str | None = None
     vocab_size: int | None = None
     decode_errors: DecodeErrors = DecodeErrors.STRICT
+    vocab_file: str | None = None
+    merge_file: str | None = None
 
     def build(self) -> Tokenizer:
         """Makes the tokenizer.
@@ -178,6 +238,16 @@ class TokenizerSpec:
         Raises:
             UserError: a flag is missing or contradicts the type, or there is no such tokenizer.
         """
+        if self.type is TokenizerType.GPT2_BPE:
+            self._check_unused("--tokenizer-model", self.model)
+            if self.vocab_file is None or self.merge_file is None:
+                raise UserError(
+                    f"--tokenizer-type {self.type.value} needs --vocab-file and --merge-file"
+                )
+            vocab, merges = Path(self.vocab_file), Path(self.merge_file)
+            return BytePairTokenizer(vocab, merges, self.decode_errors)
+        self._check_unused("--vocab-file", self.vocab_file)
+        self._check_unused("--merge-file", self.merge_file)
         if self.type is TokenizerType.HUGGING_FACE:
             if self.model is None:
                 raise UserError(
@@ -185,16 +255,26 @@ class TokenizerSpec:
                     "a tokenizer.json or a folder that holds one"
                 )
             return HuggingFaceTokenizer(Path(self.model), self.decode_errors)
-        if self.model is not None:
-            raise UserError(
-                f"--tokenizer-model {self.model}: {self.type.value} is made of no file; "
-                "leave it out or use --tokenizer-type HuggingFaceTokenizer"
-            )
+        self._check_unused("--tokenizer-model", self.model)
         if self.type is TokenizerType.BYTE:
             return ByteTokenizer()
         if self.vocab_size is None or self.vocab_size < 1:
             raise UserError("--tokenizer-type NullTokenizer needs --vocab-size, a positive integer")
         return NullTokenizer(self.vocab_size)
+
+    def _check_unused(self, option: str, path: str | None) -> None:
+        if path is not None:
+            raise UserError(
+                f"{option} {path}: {self.type.value} is not made of it; leave it out or give "
+                f"--tokenizer-type {_MADE_OF[option].value}"
+            )
+
+
+_MADE_OF = {
+    "--tokenizer-model": TokenizerType.HUGGING_FACE,
+    "--vocab-file": TokenizerType.GPT2_BPE,
+    "--merge-file": TokenizerType.GPT2_BPE,
+}
 
 
 def padded_vocab_size(vocab_size: int, divisible_by: int, tensor_parallel_size: int) -> int:

@@ -95,7 +95,7 @@ def test_a_null_tokenizer_adds_its_end_of_document_as_megatron_does(configure):
         (["--mock-data", "--reset-attention-mask"], "causal attention over the whole sample"),
         (["--mock-data", "--tokenizer-type", "NullTokenizer"], "needs --vocab-size"),
         (["--mock-data", "--tokenizer-type", "HuggingFaceTokenizer"], "needs --tokenizer-model"),
-        (["--mock-data", "--tokenizer-model", "x"], "made of no file"),
+        (["--mock-data", "--tokenizer-model", "x"], "is not made of it"),
         (
             ["--mock-data", "--tokenizer-type", "ByteTokenizer", "--vocab-size", "256"],
             "smaller than the 257 ids",

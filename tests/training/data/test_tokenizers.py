@@ -5,12 +5,13 @@ import shutil
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from megatron_moevement.errors import UserError
 from megatron_moevement.training.data.tokenizers import (
+    BytePairTokenizer,
     ByteTokenizer,
     DecodeErrors,
     HuggingFaceTokenizer,
@@ -121,3 +122,42 @@ def test_padding_is_the_smallest_that_divides(vocab_size, divisible_by, tensor_p
     multiple = divisible_by * tensor_parallel_size
     assert padded % multiple == 0
     assert vocab_size <= padded < vocab_size + multiple
+
+
+@pytest.fixture
+def pairs(tmp_path):
+    """Writes GPT-2's two files, with few merges, and returns their paths."""
+    vocab, merges = tmp_path / "vocab.json", tmp_path / "merges.txt"
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    words = [*letters, "he", "\u0120he", "<|endoftext|>"]
+    vocab.write_text(json.dumps({word: number for number, word in enumerate(words)}))
+    merges.write_text("#version: 0.2\nh e\n\u0120 he\n")
+    return vocab, merges
+
+
+@given(text=st.text())
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_text_survives_pairs_of_bytes(pairs, text):
+    tokenizer = BytePairTokenizer(*pairs, DecodeErrors.REPLACE)
+    sound = text.encode("utf-8", "replace").decode()
+    assert tokenizer.detokenize(tokenizer.tokenize(sound)) == sound
+
+
+def test_pairs_of_bytes_are_merged_and_a_space_belongs_to_the_word(pairs):
+    tokenizer = BytePairTokenizer(*pairs)
+    assert tokenizer.tokenize("he he").tolist() == [256, 257]
+    assert (tokenizer.eod, tokenizer.vocab_size) == (258, 259)
+    assert tokenizer.unique_identifiers["class"] == "GPT2BPETokenizer"
+
+
+def test_pairs_of_bytes_without_their_files_are_refused(pairs, tmp_path):
+    vocab, merges = pairs
+    with pytest.raises(UserError, match="needs --vocab-file and --merge-file"):
+        TokenizerSpec(TokenizerType.GPT2_BPE, vocab_file=str(vocab)).build()
+    with pytest.raises(UserError, match=r"--merge-file .*none"):
+        BytePairTokenizer(vocab, tmp_path / "none")
+    with pytest.raises(UserError, match="no pairs of bytes"):
+        BytePairTokenizer(merges, merges)
+    vocab.write_text('{"h": 0, "e": 1, "he": 2, "\u0120he": 3, "\u0120": 4}')
+    with pytest.raises(UserError, match="ends a document"):
+        BytePairTokenizer(vocab, merges)
