@@ -100,6 +100,7 @@ class Architecture:
     )
     bias_swiglu_fusion: bool = flag(True, "do not fuse SwiGLU (fused on CUDA)")
     bias_dropout_fusion: bool = flag(True, "do not fuse bias, dropout and residual (CUDA)")
+    persist_layer_norm: bool = flag(True, "do not keep LayerNorm's kernel resident (apex on CUDA)")
     masked_softmax_fusion: bool = flag(True, "do not fuse the masked softmax (apex on CUDA)")
     rope_fusion: bool = flag(True, "do not fuse rotary embeddings (TransformerEngine or apex)")
     gradient_accumulation_fusion: bool = flag(
@@ -143,7 +144,7 @@ class MixtureOfExperts:
     moe_router_topk_scaling_factor: float | None = positive(None, "factor on the routing scores")
     moe_router_dtype: str | None = flag(None, "type of routing", choices=("fp32", "fp64"))
     moe_router_enable_expert_bias: bool = flag(False, "balance without aux loss, by a bias")
-    moe_router_bias_update_rate: float = positive(1e-3, "step of that bias")
+    moe_router_bias_update_rate: float = not_negative(1e-3, "step of that bias; 0: it stays")
     moe_expert_capacity_factor: float | None = positive(
         None, "capacity of an expert over its fair share (default: dropless)"
     )

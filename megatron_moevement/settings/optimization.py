@@ -6,6 +6,7 @@ import dataclasses
 
 from megatron_moevement.errors import UserError
 from megatron_moevement.settings.flags import count, flag, not_negative, positive, probability
+from megatron_moevement.settings.run import Run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,7 +22,9 @@ class Optimization:
         choices=("constant", "linear", "cosine", "inverse-square-root", "WSD"),
     )
     lr_decay_iters: int | None = count(None, "iterations of decay (default: --train-iters)")
+    lr_decay_samples: int | None = count(None, "samples of decay (default: --train-samples)")
     lr_warmup_iters: int = not_negative(0, "iterations of linear warm-up")
+    lr_warmup_samples: int = not_negative(0, "samples of linear warm-up, with --train-samples")
     lr_warmup_fraction: float | None = probability(
         None, "warm-up as a part of the decay iterations"
     )
@@ -32,6 +35,7 @@ class Optimization:
         choices=("exponential", "linear", "cosine", "minus_sqrt"),
     )
     lr_wsd_decay_iters: int | None = count(None, "iterations of that annealing")
+    lr_wsd_decay_samples: int | None = count(None, "samples of that annealing")
     override_opt_param_scheduler: bool = flag(
         False, "schedule by these flags, not by those in the checkpoint"
     )
@@ -49,14 +53,35 @@ class Optimization:
     adam_beta2: float = probability(0.999, "Adam's second beta")
     adam_eps: float = positive(1e-8, "Adam's epsilon")
 
-    def warmup_iters(self, decay_iters: int) -> float:
-        """Returns the iterations of warm-up."""
-        if self.lr_warmup_fraction is not None:
-            return self.lr_warmup_fraction * decay_iters
-        return self.lr_warmup_iters
+    def lengths(self, run: Run) -> Lengths:
+        """Returns how long the schedules are, in what the run's length is given in."""
+        if run.train_samples is not None:
+            total, decay = run.train_samples, self.lr_decay_samples
+            warmup, annealing = self.lr_warmup_samples, self.lr_wsd_decay_samples
+        else:
+            total, decay = int(run.train_iters or 0), self.lr_decay_iters
+            warmup, annealing = self.lr_warmup_iters, self.lr_wsd_decay_iters
+        decay = decay or total
+        share = self.lr_warmup_fraction
+        return Lengths(total, decay, warmup if share is None else share * decay, annealing)
 
 
-def check_optimization(optimization: Optimization, train_iters: int) -> None:
+@dataclasses.dataclass(frozen=True)
+class Lengths:
+    """How long schedules are, in iterations or in samples.
+
+    Attributes:
+        total: of the run, over which weight decay grows.
+        annealing: at the end of WSD.
+    """
+
+    total: int
+    decay: int
+    warmup: float
+    annealing: int | None
+
+
+def check_optimization(optimization: Optimization, run: Run) -> None:
     """Checks what concerns the optimizer and its schedules.
 
     Raises:
@@ -68,20 +93,24 @@ def check_optimization(optimization: Optimization, train_iters: int) -> None:
         if getattr(optimization, name) > optimization.lr:
             option = f"--{name.replace('_', '-')} {getattr(optimization, name)}"
             raise UserError(f"{option} exceeds --lr {optimization.lr}")
-    if optimization.lr_warmup_fraction is not None and optimization.lr_warmup_iters:
-        raise UserError("--lr-warmup-fraction and --lr-warmup-iters exclude each other")
-    decay_iters = optimization.lr_decay_iters or train_iters
-    if optimization.warmup_iters(decay_iters) >= decay_iters:
+    unit, other = ("samples", "iters") if run.train_samples is not None else ("iters", "samples")
+    for name in ("lr_decay", "lr_warmup", "lr_wsd_decay"):
+        if getattr(optimization, f"{name}_{other}"):
+            flag_of = f"--{name}_{other}".replace("_", "-")
+            raise UserError(f"{flag_of} needs --train-{other}, and --train-{unit} is given")
+    if optimization.lr_warmup_fraction is not None and getattr(optimization, f"lr_warmup_{unit}"):
+        raise UserError(f"--lr-warmup-fraction and --lr-warmup-{unit} exclude each other")
+    lengths = optimization.lengths(run)
+    if lengths.warmup >= lengths.decay:
+        words = "samples" if unit == "samples" else "iterations"
         raise UserError(
-            f"the warm-up takes {optimization.warmup_iters(decay_iters):g} of {decay_iters} "
-            "iterations; it must end before the decay does"
+            f"the warm-up takes {lengths.warmup:g} of {lengths.decay} {words}; "
+            "it must end before the decay does"
         )
-    if optimization.lr_decay_style == "WSD":
-        annealing = optimization.lr_wsd_decay_iters
-        if annealing is None or annealing > decay_iters:
-            raise UserError(
-                f"--lr-decay-style WSD needs --lr-wsd-decay-iters, at most {decay_iters}"
-            )
+    if optimization.lr_decay_style == "WSD" and not 0 < (lengths.annealing or 0) <= lengths.decay:
+        raise UserError(
+            f"--lr-decay-style WSD needs --lr-wsd-decay-{unit}, at most {lengths.decay}"
+        )
     _check_weight_decay(optimization)
     if optimization.override_opt_param_scheduler and (
         optimization.use_checkpoint_opt_param_scheduler

@@ -7,6 +7,7 @@ import dataclasses
 from megatron_moevement.errors import UserError
 from megatron_moevement.settings.architecture import Architecture, MixtureOfExperts
 from megatron_moevement.settings.flags import count, flag, positive
+from megatron_moevement.settings.pipeline_layout import check_layout, parts_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,6 +24,11 @@ class Parallelism:
     )
     decoder_first_pipeline_num_layers: int | None = count(None, "layers of the first stage")
     decoder_last_pipeline_num_layers: int | None = count(None, "layers of the last stage")
+    account_for_embedding_in_pipeline_split: bool = flag(False, "the embedding counts as a layer")
+    account_for_loss_in_pipeline_split: bool = flag(False, "the loss counts as a layer")
+    pipeline_model_parallel_layout: str | None = flag(
+        None, "modules of each stage and chunk, such as Et*3|(tt|)*2tL"
+    )
     expert_model_parallel_size: int = count(1, "ranks that share the experts of a layer (EP)")
     expert_tensor_parallel_size: int | None = count(
         None, "ranks that share each expert (default: TP)"
@@ -41,10 +47,15 @@ class Parallelism:
 
     def virtual_stages(self, num_layers: int) -> int | None:
         """Returns the number of model chunks per pipeline rank, None without interleaving."""
+        if self.pipeline_model_parallel_layout is not None:
+            parts = len(parts_of(self.pipeline_model_parallel_layout))
+            chunks = parts // self.pipeline_model_parallel_size
+            return chunks if chunks > 1 else None
         if self.num_virtual_stages_per_pipeline_rank is not None:
             return self.num_virtual_stages_per_pipeline_rank
         if self.num_layers_per_virtual_pipeline_stage is not None:
-            per_rank = num_layers // self.pipeline_model_parallel_size
+            counted = num_layers + self.counted_modules
+            per_rank = counted // self.pipeline_model_parallel_size
             return per_rank // self.num_layers_per_virtual_pipeline_stage
         return None
 
@@ -55,6 +66,13 @@ class Parallelism:
         be matched wrongly when the schedule is interleaved.
         """
         return self.virtual_stages(num_layers) is not None and self.overlap_p2p_communication
+
+    @property
+    def counted_modules(self) -> int:
+        """How many modules besides the layers count as one where these are divided."""
+        return sum(
+            (self.account_for_embedding_in_pipeline_split, self.account_for_loss_in_pipeline_split)
+        )
 
     def data_parallel_size(self, world_size: int) -> int:
         """Returns the number of data-parallel replicas of the dense part (Megatron's DP)."""
@@ -111,8 +129,6 @@ def _check_tensor_parallel(
         raise UserError(
             "--tensor-model-parallel-size above 1 with experts needs --sequence-parallel"
         )
-    if tp == 1 and parallelism.sequence_parallel:
-        raise UserError("--sequence-parallel needs --tensor-model-parallel-size above 1")
 
 
 def _check_widths(
@@ -171,7 +187,7 @@ def _check_chunks(parallelism: Parallelism, architecture: Architecture) -> None:
             "--num-layers-per-virtual-pipeline-stage takes stages of one size; with "
             f"{', '.join(_uneven_stages(parallelism))} give --num-virtual-stages-per-pipeline-rank"
         )
-    if per_virtual is not None and layers % (pp * per_virtual):
+    if per_virtual is not None and (layers + parallelism.counted_modules) % (pp * per_virtual):
         raise UserError(
             f"--num-layers {layers} is no multiple of --num-layers-per-virtual-pipeline-stage "
             f"{per_virtual} x --pipeline-model-parallel-size {pp}"
@@ -192,13 +208,36 @@ def _uneven_stages(parallelism: Parallelism) -> dict[str, int]:
     return {name: value for name, value in given.items() if value is not None}
 
 
+def _check_given_layout(parallelism: Parallelism, layers: int) -> None:
+    per_virtual = parallelism.num_layers_per_virtual_pipeline_stage
+    others = {
+        **_uneven_stages(parallelism),
+        "--account-for-embedding/loss-in-pipeline-split": parallelism.counted_modules or None,
+        "--num-layers-per-virtual-pipeline-stage": per_virtual,
+        "--num-virtual-stages-per-pipeline-rank": parallelism.num_virtual_stages_per_pipeline_rank,
+    }
+    given = [name for name, value in others.items() if value is not None]
+    if given:
+        raise UserError(f"--pipeline-model-parallel-layout excludes {', '.join(given)}")
+    layout = str(parallelism.pipeline_model_parallel_layout)
+    check_layout(layout, parallelism.pipeline_model_parallel_size, layers)
+
+
 def _check_stages(parallelism: Parallelism, architecture: Architecture) -> None:
     layers = int(architecture.num_layers or 0)
     pp = parallelism.pipeline_model_parallel_size
+    if parallelism.pipeline_model_parallel_layout is not None:
+        _check_given_layout(parallelism, layers)
+        return
     _check_chunks(parallelism, architecture)
     chunks = parallelism.virtual_stages(layers)
     given = _uneven_stages(parallelism)
-    rest = layers - sum(given.values())
+    if given and parallelism.counted_modules:
+        raise UserError(
+            f"{', '.join(given)} and --account-for-embedding/loss-in-pipeline-split exclude each "
+            "other"
+        )
+    rest = layers + parallelism.counted_modules - sum(given.values())
     stages = pp - len(given)
     if stages < 0 or rest < 0 or (stages == 0 and rest > 0):
         raise UserError(f"{', '.join(given)} don't fit {layers} layers on {pp} stages")

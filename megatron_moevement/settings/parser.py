@@ -71,7 +71,7 @@ class Parser(argparse.ArgumentParser):
 
     def refuse_unknown(self, unknown: Sequence[str]) -> NoReturn:
         """Ends with what is not known, and what may have been meant."""
-        self.error(f"unrecognized arguments: {' '.join(unknown)}{self._proposal(unknown)}")
+        self.error(f"unrecognized arguments: {' '.join(unknown)}{self.proposal(unknown)}")
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parses; what is not known is an error of the sub-command that was given it."""
@@ -80,8 +80,14 @@ class Parser(argparse.ArgumentParser):
             getattr(values, "parser", self).refuse_unknown(unknown)
         return values
 
-    def _proposal(self, unknown: Iterable[str]) -> str:
-        known = [option for action in self._actions for option in action.option_strings]
+    @property
+    def flags(self) -> frozenset[str]:
+        """All that it knows."""
+        return frozenset(option for action in self._actions for option in action.option_strings)
+
+    def proposal(self, unknown: Iterable[str]) -> str:
+        """Returns which flags may have been meant, as the end of a message."""
+        known = sorted(self.flags)
         found = []
         for flag in (text.partition("=")[0] for text in unknown if text.startswith("--")):
             found += difflib.get_close_matches(flag.replace("_", "-"), known, n=1, cutoff=0.75)

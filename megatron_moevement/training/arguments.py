@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from megatron_moevement.errors import UserError
+from megatron_moevement.integrations.megatron.transformer_options import TransformerOptions
 from megatron_moevement.settings.architecture import (
     Architecture,
     MixtureOfExperts,
@@ -22,16 +23,17 @@ from megatron_moevement.settings.parser import UserParser, add_version
 from megatron_moevement.settings.precision import Precision, check_precision
 from megatron_moevement.settings.rank_monitor import RankMonitoring, check_rank_monitoring
 from megatron_moevement.settings.restart import InProcessRestart, check_restart
-from megatron_moevement.settings.run import Run, check_run, num_microbatches
+from megatron_moevement.settings.run import Run, check_run, in_iterations, num_microbatches
 from megatron_moevement.strategies.registry import STRATEGIES
 from megatron_moevement.training.data.arguments import DataConfig, DataFlags, check_positions
 from megatron_moevement.training.presets import PRESETS
-from megatron_moevement.training.refusals import add_refused_flags, refuse
+from megatron_moevement.training.refusals import accepted
 from megatron_moevement.training.reporting.arguments import LoggingConfig
 
 _GROUPS: Mapping[str, tuple[str, type[Any]]] = {
     "architecture": ("network", Architecture),
     "moe": ("mixture of experts", MixtureOfExperts),
+    "transformer": ("as in TransformerConfig", TransformerOptions),
     "parallelism": ("parallelism", Parallelism),
     "precision": ("precision", Precision),
     "run": ("run", Run),
@@ -47,10 +49,15 @@ _GROUPS: Mapping[str, tuple[str, type[Any]]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Arguments:
-    """Everything the command line says, by topic, and how many ranks train."""
+    """Everything the command line says, by topic, and how many ranks train.
+
+    Attributes:
+        without_effect: flags of Megatron-LM that were given and change nothing here.
+    """
 
     architecture: Architecture
     moe: MixtureOfExperts
+    transformer: TransformerOptions
     parallelism: Parallelism
     precision: Precision
     run: Run
@@ -63,6 +70,7 @@ class Arguments:
     data: DataConfig
     logging: LoggingConfig
     world_size: int
+    without_effect: tuple[str, ...] = ()
 
 
 def build_parser() -> UserParser:
@@ -79,7 +87,6 @@ def build_parser() -> UserParser:
         add_flags(parser, title, group, names)
     add_flags(parser, "data", DataFlags)
     add_flags(parser, "logging", LoggingConfig)
-    add_refused_flags(parser)
     return parser
 
 
@@ -94,11 +101,11 @@ def parse(argv: Sequence[str], processes: int, launched: int | None = None) -> A
         UserError: a flag is unknown, missing, out of range, or contradicts another one.
     """
     parser = build_parser()
-    preset = parser.parse_known_args(argv)[0].model_preset
+    resolved = accepted(argv, parser)
+    preset = parser.parse_known_args(resolved.rest)[0].model_preset
     if preset is not None:
         parser.set_defaults(**PRESETS[preset])
-    values = parser.parse_args(argv)
-    refuse(values)
+    values = parser.parse_args(resolved.rest)
     topics = {name: read_flags(group, values) for name, (_, group) in _GROUPS.items()}
     ranks = topics["restart"].active_ranks(processes, processes if launched is None else launched)
     arguments = Arguments(
@@ -106,9 +113,26 @@ def parse(argv: Sequence[str], processes: int, launched: int | None = None) -> A
         data=DataConfig.from_args(values),
         logging=LoggingConfig.from_args(values),
         world_size=ranks,
+        without_effect=resolved.without_effect,
     )
+    arguments = _settled(arguments)
     _check(arguments)
     return arguments
+
+
+def _settled(arguments: Arguments) -> Arguments:
+    """Returns the arguments with what other flags decide: samples counted as iterations."""
+    parallelism, without_effect = arguments.parallelism, arguments.without_effect
+    if parallelism.sequence_parallel and parallelism.tensor_model_parallel_size == 1:
+        # Nothing is split over one rank; Megatron-LM drops the flag, too.
+        parallelism = dataclasses.replace(parallelism, sequence_parallel=False)
+        without_effect = (*without_effect, "--sequence-parallel")
+    return dataclasses.replace(
+        arguments,
+        parallelism=parallelism,
+        run=in_iterations(arguments.run, parallelism.data_parallel_size(arguments.world_size)),
+        without_effect=without_effect,
+    )
 
 
 def _check(arguments: Arguments) -> None:
@@ -120,7 +144,7 @@ def _check(arguments: Arguments) -> None:
     check_parallelism(arguments.parallelism, arguments.architecture, arguments.moe, world_size)
     check_precision(arguments.precision)
     check_run(arguments.run, arguments.parallelism.data_parallel_size(world_size))
-    check_optimization(arguments.optimization, int(arguments.run.train_iters or 0))
+    check_optimization(arguments.optimization, arguments.run)
     check_checkpointing(arguments.checkpointing)
     check_fault_tolerance(arguments.fault_tolerance, arguments.checkpointing.save)
     check_fault_injection(

@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from megatron_moevement.integrations.megatron.transformer_options import TransformerOptions
 from megatron_moevement.settings.architecture import Architecture, MixtureOfExperts
 from megatron_moevement.settings.checkpointing import Checkpointing
 from megatron_moevement.settings.fault_injection import FaultInjection
@@ -30,6 +31,8 @@ class Deciding:
 
     Attributes:
         bits: their values are part of the run's name.
+        later: so are theirs, where they are not the default: flags that came after runs without
+            them, which keep their names.
         resolved: decide bits together with other flags, with files or with the machine; what they
             come to is part of the run's name (`identity.py`).
         layout: decide what lies in the memory of the run and no bit of it: a launch that finds
@@ -38,6 +41,7 @@ class Deciding:
     """
 
     bits: frozenset[str] = frozenset()
+    later: frozenset[str] = frozenset()
     resolved: frozenset[str] = frozenset()
     layout: frozenset[str] = frozenset()
     nothing: frozenset[str] = frozenset()
@@ -45,7 +49,7 @@ class Deciding:
     @property
     def all(self) -> list[str]:
         """Every field that is in a list, once for each list that it is in."""
-        return [*self.bits, *self.resolved, *self.layout, *self.nothing]
+        return [*self.bits, *self.later, *self.resolved, *self.layout, *self.nothing]
 
 
 def _names(text: str) -> frozenset[str]:
@@ -57,11 +61,14 @@ def _all_of(group: type[Any]) -> frozenset[str]:
 
 
 DECIDING: Mapping[type[Any], Deciding] = {
-    Architecture: Deciding(bits=_all_of(Architecture)),
+    Architecture: Deciding(
+        bits=_all_of(Architecture) - {"persist_layer_norm"}, later=_names("persist_layer_norm")
+    ),
     MixtureOfExperts: Deciding(
         bits=_all_of(MixtureOfExperts) - {"moe_per_layer_logging"},
         nothing=_names("moe_per_layer_logging"),
     ),
+    TransformerOptions: Deciding(later=_all_of(TransformerOptions)),
     Parallelism: Deciding(
         bits=_names(
             """tensor_model_parallel_size pipeline_model_parallel_size
@@ -71,15 +78,19 @@ DECIDING: Mapping[type[Any], Deciding] = {
             use_distributed_optimizer overlap_grad_reduce overlap_param_gather
             overlap_p2p_communication ddp_bucket_size"""
         ),
+        later=_names(
+            """account_for_embedding_in_pipeline_split account_for_loss_in_pipeline_split
+            pipeline_model_parallel_layout"""
+        ),
         nothing=_names("distributed_timeout_minutes"),
     ),
     Precision: Deciding(bits=_all_of(Precision)),
     Run: Deciding(
         bits=_names("micro_batch_size seed deterministic_mode"),
-        resolved=_names("global_batch_size train_iters moevement_backend"),
+        resolved=_names("global_batch_size train_iters train_samples moevement_backend"),
         nothing=_names(
-            """eval_interval eval_iters exit_interval exit_duration_in_mins
-            moevement_state_digest"""
+            """manual_gc manual_gc_interval eval_interval eval_iters exit_interval
+            exit_duration_in_mins moevement_state_digest"""
         ),
     ),
     Optimization: Deciding(
@@ -88,7 +99,8 @@ DECIDING: Mapping[type[Any], Deciding] = {
             lr_wsd_decay_style lr_wsd_decay_iters weight_decay start_weight_decay end_weight_decay
             weight_decay_incr_style clip_grad adam_beta1 adam_beta2 adam_eps"""
         ),
-        resolved=_names("lr_decay_iters"),
+        later=_names("lr_warmup_samples lr_wsd_decay_samples"),
+        resolved=_names("lr_decay_iters lr_decay_samples"),
         # The position in the schedule comes from memory, and the ledger compares what it gives.
         nothing=_names("override_opt_param_scheduler use_checkpoint_opt_param_scheduler"),
     ),

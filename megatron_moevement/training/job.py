@@ -265,6 +265,7 @@ def _model_config(arguments: Arguments, backend: Backend) -> Config:
         return transformer_config(
             arguments.architecture,
             arguments.moe,
+            arguments.transformer,
             arguments.parallelism,
             arguments.precision,
             backend=backend.name,

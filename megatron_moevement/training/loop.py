@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gc
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -18,6 +19,7 @@ from megatron_moevement.runtime.coordination.generation import Generation
 from megatron_moevement.runtime.coordination.ledger import loss_to_hex
 from megatron_moevement.runtime.observation.events import EventName
 from megatron_moevement.runtime.observation.watch import Moment, Watch
+from megatron_moevement.settings.run import Run
 from megatron_moevement.strategies.strategy import Recovered, Strategy
 from megatron_moevement.training.ending import Ending, reason_to_stop
 from megatron_moevement.training.evaluation import evaluate
@@ -60,6 +62,7 @@ def train(job: Job, stop: StopSources, resident: Resident, generation: Generatio
             )
         )
         with injected_faults(job, reporter.events), contextlib.ExitStack() as opened:
+            opened.enter_context(_collection(job.arguments.run))
             strategy, recovered = protect(job, opened, reporter, resident, generation)
             start, replayed = start_from(
                 job, recovered, resident.watch, generation, is_first=is_first
@@ -203,6 +206,8 @@ class TrainingLoop:
             self._job.arguments.run,
             self._job.arguments.checkpointing.save_interval,
         )
+        if run.manual_gc_interval and iteration % run.manual_gc_interval == 0:
+            gc.collect()
         evaluates = run.eval_iters and iteration % run.eval_interval == 0
         saves = save_interval is not None and iteration % save_interval == 0
         if evaluates or saves:
@@ -290,6 +295,20 @@ class TrainingLoop:
         if failure is None:
             self._saved = iteration
         self._watch.learn(Moment.SAVED, self._job.device)
+
+
+@contextlib.contextmanager
+def _collection(run: Run) -> Iterator[None]:
+    """Has garbage collected by the steps of the job alone, where that is asked for."""
+    if not run.manual_gc:
+        yield
+        return
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 @contextlib.contextmanager

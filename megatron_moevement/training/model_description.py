@@ -45,6 +45,7 @@ _FLAGS = (
     "moe_router_group_topk",
     "moe_router_topk_scaling_factor",
     "moe_router_enable_expert_bias",
+    "rotary_interleaved",
 )
 """Flags of the network that decide the shapes and the meaning of the weights."""
 
@@ -55,6 +56,7 @@ def model_description(arguments: Arguments) -> dict[str, Any]:
     """Returns what decides the shapes and the meaning of the weights, for a checkpoint to keep."""
     architecture, moe = arguments.architecture, arguments.moe
     values = dataclasses.asdict(architecture) | dataclasses.asdict(moe)
+    values |= dataclasses.asdict(arguments.transformer)
     longest = architecture.max_position_embeddings or arguments.data.seq_length
     return {name: values[name] for name in _FLAGS} | {
         "max_position_embeddings": longest,
@@ -107,7 +109,7 @@ def _unused(values: Mapping[str, Any], pattern: tuple[bool, ...]) -> set[str]:
     if not values["disable_bias_linear"]:
         unused |= {"add_qkv_bias"}
     if values["position_embedding_type"] != "rope":
-        unused |= {"rotary_base", "rotary_percent"}
+        unused |= {"rotary_base", "rotary_percent", "rotary_interleaved"}
     if values["position_embedding_type"] != "learned_absolute":
         unused |= {"max_position_embeddings"}
     if values["moe_router_score_function"] != "softmax":

@@ -54,6 +54,7 @@ def main(argv: Sequence[str]) -> int:
             limit = arguments.parallelism.distributed_timeout_minutes
             check_environment(restart, limit, os.environ)
         check_fork()
+        _tell_without_effect(arguments, launch)
         arguments = _with_layers(arguments, launch, backend)
         backend.install()
         from megatron_moevement.training.stop_request import StopSources  # noqa: PLC0415
@@ -89,6 +90,12 @@ def _with_layers(arguments: Arguments, launch: Launch, backend: Backend) -> Argu
             file=sys.stderr,
         )
     return dataclasses.replace(arguments, architecture=architecture)
+
+
+def _tell_without_effect(arguments: Arguments, launch: Launch) -> None:
+    if arguments.without_effect and launch.rank == 0:
+        flags = ", ".join(arguments.without_effect)
+        print(f"pretrain_moe.py: without an effect here: {flags}", file=sys.stderr)  # noqa: T201
 
 
 def _run(arguments: Arguments, launch: Launch, backend: Backend, stop: StopSources) -> int:

@@ -1,67 +1,191 @@
-"""Flags of Megatron-LM that are understood and refused, each with its reason.
+"""Flags of Megatron-LM that are no settings here: accepted, or refused for a feature.
 
-They would not work here, or they would break the promise that every recovery ends with the bits of
-the fault-free run. An unknown flag is an error as well; these deserve a better answer.
+All that is refused is told at once, by feature: it would not work here, or it would break the
+promise that every recovery ends with the bits of the fault-free run.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+import dataclasses
+import functools
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from megatron_moevement.errors import UserError
+from megatron_moevement.integrations.megatron.config_fields import (
+    config_fields,
+    latent_attention_fields,
+)
+from megatron_moevement.settings.parser import Parser
+from megatron_moevement.training.megatron_flags import ALIASES, AS_IT_IS, FEATURES, WITHOUT_EFFECT
 
-REFUSALS: Mapping[str, str] = {
-    "--rampup-batch-size": "a batch size that grows moves the data cursor of a replay",
-    "--delay-wgrad-compute": "weight gradients would be computed after the commit barrier",
-    "--overlap-moe-expert-parallel-comm": (
-        "its schedule interleaves micro-batches, which the boundary log can't name"
-    ),
-    "--enable-cuda-graph": "a captured graph can't skip frozen operators",
-    "--cuda-graph-impl": "a captured graph can't skip frozen operators",
-    "--external-cuda-graph": "a captured graph can't skip frozen operators",
-    "--mtp-num-layers": "multi-token prediction is not covered by the inventory yet",
-    "--context-parallel-size": "context parallelism is not covered yet",
-    "--use-megatron-fsdp": "its sharding is not covered by the inventory",
-    "--use-torch-fsdp2": "its sharding is not covered by the inventory",
-    "--optimizer-cpu-offload": "its optimizer state is not covered by the inventory",
-    "--multi-latent-attention": "latent attention is not covered yet",
-    "--async-save": "a save in the background is not covered yet; saves are synchronous",
-    "--calculate-per-token-loss": "its extra reductions are not in the ledger yet",
-    "--defer-embedding-wgrad-compute": "it keeps gradients across the commit barrier",
-    "--num-distributed-optimizer-instances": "several optimizer instances are not covered yet",
-    "--overlap-p2p-communication-warmup-flush": "its order of messages is not covered yet",
-    "--train-samples": "the length of a run is given in iterations: --train-iters",
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """What becomes of a flag that is no setting here.
+
+    Attributes:
+        as_it_is: values that say what is the case; "" is the flag without a value.
+        feature: what other values ask for; None: they are none of the flag's.
+        has_effect: whether there is anything for its values to choose.
+    """
+
+    as_it_is: tuple[str, ...] = ()
+    feature: str | None = None
+    has_effect: bool = True
+
+
+def answer(flag: str) -> Answer | None:
+    """Returns what becomes of a flag that is no setting here; None: Megatron-LM has no such."""
+    plain, negated = _spellings(flag)
+    if _named(negated, WITHOUT_EFFECT) or _named(plain, WITHOUT_EFFECT):
+        return Answer(has_effect=False)
+    as_it_is = (*AS_IT_IS.get(negated, ()), *_defaults().get(flag, ()))
+    feature = _FEATURE_OF.get(_named(negated, _FEATURE_OF) or _named(plain, _FEATURE_OF) or "")
+    if feature is None and flag in _latent_attention_flags():
+        feature = "multi-latent attention"
+    return Answer(as_it_is, feature) if feature or as_it_is else None
+
+
+def _spellings(flag: str) -> tuple[str, str]:
+    """Returns a flag without a negation, and with the usual one: Megatron-LM has two."""
+    for negation in ("--no-", "--disable-"):
+        if flag.startswith(negation):
+            words = flag.removeprefix(negation)
+            return f"--{words}", f"--no-{words}"
+    return flag, flag
+
+
+def _named(flag: str, names: Collection[str]) -> str | None:
+    """Returns which of the names stands for a flag: the flag, or its beginning up to a hyphen."""
+    ends = [place + 1 for place, letter in enumerate(flag) if letter == "-" and place > 1]
+    return next((one for one in (flag, *(flag[:end] for end in ends)) if one in names), None)
+
+
+_FEATURE_OF: Mapping[str, str] = {
+    flag: name for name, feature in FEATURES.items() for flag in feature.flags.split()
 }
-"""By flag the reason."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Resolved:
+    """A command line without what is no setting here.
+
+    Attributes:
+        rest: its settings, and what nobody knows.
+        without_effect: the flags without an effect that were given.
+        refused: what is asked for and not covered, by feature.
+    """
+
+    rest: tuple[str, ...]
+    without_effect: tuple[str, ...]
+    refused: Mapping[str, tuple[str, ...]]
+
+
+def resolve(argv: Sequence[str], settings: Collection[str]) -> Resolved:
+    """Takes out of a command line what is no setting here.
+
+    Args:
+        settings: the flags that are.
+    """
+    words = [other for word in argv for other in _in_our_words(word, settings)]
+    answers = {
+        flag: found
+        for flag in _flags_in(words)
+        if flag not in settings and (found := answer(flag)) is not None
+    }
+    given, rest = _take(words, answers)
+    without = [flag for flag, _ in given if not answers[flag].has_effect]
+    refused: dict[str, list[str]] = {}
+    for flag, value in given:
+        found = answers[flag]
+        if not found.has_effect or value in found.as_it_is:
+            continue
+        if found.feature is None:
+            rest += value.split()  # nobody knows them
+        else:
+            refused.setdefault(found.feature, []).append(f"{flag} {value}".strip())
+    for name, feature in FEATURES.items():
+        for flag, values in _take(rest, feature.values)[0]:
+            asked = [one for one in values.split() if one in feature.values[flag].split()]
+            if asked:
+                refused.setdefault(name, []).append(" ".join((flag, *asked)))
+    found_in = {feature: tuple(dict.fromkeys(flags)) for feature, flags in refused.items()}
+    return Resolved(tuple(rest), tuple(dict.fromkeys(without)), found_in)
+
+
+def accepted(argv: Sequence[str], parser: Parser) -> Resolved:
+    """Returns `resolve` of a command line that asks for nothing that is not covered.
+
+    Args:
+        parser: of the settings.
+
+    Raises:
+        UserError: it does; all is told at once, flags that nobody knows included.
+    """
+    resolved = resolve(argv, parser.flags)
+    if not resolved.refused:
+        return resolved
+    parts = [
+        f"{name} ({', '.join(resolved.refused[name])}): {feature.reason}"
+        for name, feature in FEATURES.items()
+        if name in resolved.refused
+    ]
+    unknown = [flag for flag in _flags_in(resolved.rest) if flag not in parser.flags]
+    if unknown:
+        parts.append(f"unknown flags ({', '.join(unknown)}): see --help{parser.proposal(unknown)}")
+    raise UserError("not supported: " + "; ".join(parts))
+
+
+def _in_our_words(word: str, settings: Collection[str]) -> tuple[str, ...]:
+    flag, equals, value = word.partition("=")
+    negated = _spellings(flag)[1]
+    if flag not in settings and negated in settings:
+        return (negated,)
+    first, *rest = ALIASES.get(flag, (flag,))
+    return (first + equals + value, *rest)
+
+
+def _flags_in(words: Iterable[str]) -> list[str]:
+    flags = (word.partition("=")[0] for word in words if word.startswith("--"))
+    return list(dict.fromkeys(flags))
+
+
+def _take(words: Sequence[str], flags: Collection[str]) -> tuple[list[tuple[str, str]], list[str]]:
+    """Returns the flags among words with their values, and the other words."""
+    taken, rest = _taker(frozenset(flags)).parse_known_args(words)
+    return taken.given, rest
+
+
+@functools.cache
+def _taker(flags: frozenset[str]) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.set_defaults(given=[])
+    for flag in sorted(flags):
+        parser.add_argument(flag, action=_Given, nargs="*", dest="given")
+    return parser
 
 
 class _Given(argparse.Action):
-    """Notes that a refused flag was given; whatever its values, it takes them."""
+    """Notes a flag with its values, in the order of the command line."""
 
-    def __call__(self, parser: object, namespace: argparse.Namespace, *_: object) -> None:
-        setattr(namespace, self.dest, True)
-
-
-def _destination(flag: str) -> str:
-    return "refused_" + flag.strip("-").replace("-", "_")
-
-
-def add_refused_flags(parser: argparse.ArgumentParser) -> None:
-    """Adds the refused flags, without showing them in `--help`."""
-    for flag in REFUSALS:
-        parser.add_argument(
-            flag,
-            action=_Given,
-            nargs="*",
-            dest=_destination(flag),
-            default=False,
-            help=argparse.SUPPRESS,
-        )
+    def __call__(
+        self, parser: object, namespace: argparse.Namespace, values: object, option: object = None
+    ) -> None:
+        assert isinstance(values, list)
+        setattr(namespace, self.dest, [*namespace.given, (option, " ".join(values))])
 
 
-def refuse(values: argparse.Namespace) -> None:
-    """Raises UserError with the reason if a refused flag was given."""
-    for flag, reason in REFUSALS.items():
-        if getattr(values, _destination(flag)):
-            raise UserError(f"{flag} is not supported: {reason}")
+@functools.cache
+def _defaults() -> Mapping[str, tuple[str, ...]]:
+    """Returns by flag of a field the value that changes nothing; one that is `bool` has none."""
+    return {
+        flag: () if field.kind is bool or field.default is None else (str(field.default),)
+        for field in config_fields().values()
+        for flag in field.flags
+    }
+
+
+@functools.cache
+def _latent_attention_flags() -> frozenset[str]:
+    return frozenset(flag for one in latent_attention_fields().values() for flag in one.flags)

@@ -8,6 +8,7 @@ and the order of samples that it leads to; a checkpoint to begin with by what is
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from collections.abc import Sequence
@@ -105,14 +106,19 @@ def given(arguments: Arguments) -> dict[str, Any]:
     groups = (
         arguments.architecture,
         arguments.moe,
+        arguments.transformer,
         arguments.parallelism,
         arguments.precision,
         arguments.run,
         arguments.optimization,
     )
     for group in groups:
-        for name in sorted(DECIDING[type(group)].bits):
-            values[_flag(name)] = getattr(group, name)
+        deciding = DECIDING[type(group)]
+        defaults = {field.name: field.default for field in dataclasses.fields(group)}
+        for name in sorted(deciding.bits | deciding.later):
+            value = getattr(group, name)
+            if name in deciding.bits or value != defaults[name]:
+                values[_flag(name)] = value
     data = arguments.data
     return values | {
         "--seq-length": data.seq_length,
@@ -130,17 +136,24 @@ def given(arguments: Arguments) -> dict[str, Any]:
 
 
 def _schedules(arguments: Arguments) -> dict[str, Any]:
-    """Returns the steps over which learning rate and weight decay change; none where they don't."""
-    optimization, steps = arguments.optimization, int(arguments.run.train_iters or 0)
+    """Returns the steps over which learning rate and weight decay change; none where they don't.
+
+    They are in iterations, or in samples where the run's length is.
+    """
+    optimization = arguments.optimization
+    lengths = optimization.lengths(arguments.run)
+    unit = "" if arguments.run.train_samples is None else " samples"
     decays = optimization.lr_decay_style != "constant"
     by_share = optimization.lr_warmup_fraction is not None
     grows = optimization.weight_decay_incr_style != "constant"
     return {
-        "steps of the learning rate": (optimization.lr_decay_iters or steps)
-        if decays or by_share
-        else None,
-        "steps of the weight decay": steps if grows else None,
+        "steps of the learning rate": _length(lengths.decay, unit) if decays or by_share else None,
+        "steps of the weight decay": _length(lengths.total, unit) if grows else None,
     }
+
+
+def _length(steps: int, unit: str) -> int | str:
+    return f"{steps}{unit}" if unit else steps
 
 
 def _global_batch_size(arguments: Arguments) -> int:

@@ -14,6 +14,11 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 
 import megatron_moevement
 from megatron_moevement.errors import UserError
+from megatron_moevement.integrations.megatron.config_fields import config_fields
+from megatron_moevement.integrations.megatron.transformer_options import (
+    COVERED,
+    TransformerOptions,
+)
 from megatron_moevement.settings.architecture import Architecture, MixtureOfExperts
 from megatron_moevement.settings.checkpointing import Checkpointing
 from megatron_moevement.settings.fault_injection import FaultInjection
@@ -27,8 +32,14 @@ from megatron_moevement.settings.restart import InProcessRestart
 from megatron_moevement.settings.run import Run
 from megatron_moevement.training.arguments import build_parser, parse
 from megatron_moevement.training.data.arguments import DataFlags
+from megatron_moevement.training.megatron_flags import (
+    ALIASES,
+    AS_IT_IS,
+    FEATURES,
+    WITHOUT_EFFECT,
+)
 from megatron_moevement.training.presets import PRESETS
-from megatron_moevement.training.refusals import REFUSALS
+from megatron_moevement.training.refusals import answer, resolve
 from megatron_moevement.training.reporting.arguments import LoggingConfig
 from tests.harness.tiny_job import tiny_arguments
 
@@ -37,6 +48,7 @@ PACKAGE = Path(megatron_moevement.__file__).parent
 GROUPS = (
     Architecture,
     MixtureOfExperts,
+    TransformerOptions,
     Parallelism,
     Precision,
     Run,
@@ -52,6 +64,7 @@ GROUPS = (
 SAME_NAMES = {
     Architecture: [TransformerConfig],
     MixtureOfExperts: [TransformerConfig],
+    TransformerOptions: [TransformerConfig],
     Parallelism: [TransformerConfig, OptimizerConfig, DistributedDataParallelConfig],
     Precision: [TransformerConfig, OptimizerConfig],
     Optimization: [OptimizerConfig],
@@ -81,14 +94,48 @@ def test_each_flag_is_declared_by_one_field():
     assert len(declared) == len(set(declared))
 
 
+def test_fields_of_megatron_core_are_read_as_it_declares_them():
+    """They are read as text, since flags are parsed before it may be imported."""
+    declared = {field.name: field for field in dataclasses.fields(TransformerConfig)}
+    assert len(config_fields()) > 200
+    for field in config_fields().values():
+        default = declared[field.name].default
+        named = declared[field.name].metadata.get("argparse_meta", {}).get("arg_names")
+        assert named is None or field.flags == tuple(named)
+        if field.default is not None:
+            assert field.default == getattr(default, "name", default), field.name
+    assert set(COVERED) <= config_fields().keys()
+
+
 def test_each_flag_has_a_help_of_one_line():
     for option, action in shown_flags().items():
         assert action.help, option
         assert "\n" not in action.help
 
 
-def test_a_refused_flag_is_none_that_works():
-    assert not REFUSALS.keys() & set(shown_flags())
+def test_every_flag_of_megatron_lm_is_a_setting_or_answered():
+    settings = build_parser().flags
+    theirs = (FROZEN.parent / "megatron_lm_flags.txt").read_text().split()
+    assert len(theirs) > 600
+    others = [flag for flag in theirs if flag not in settings | ALIASES.keys()]
+    ours = {flag: resolve([flag], settings).rest for flag in others}  # --disable-x is --no-x
+    assert [flag for flag, rest in ours.items() if rest == (flag,)] == []
+    assert [flag for flag, rest in ours.items() if not settings.issuperset(rest)] == []
+
+
+def test_a_flag_is_in_one_table():
+    settings = build_parser().flags
+    refused = [flag for feature in FEATURES.values() for flag in feature.flags.split()]
+    assert len(refused) == len(set(refused))
+    for table in (refused, AS_IT_IS, WITHOUT_EFFECT, ALIASES):
+        assert settings.isdisjoint(table)
+    assert WITHOUT_EFFECT.isdisjoint([*refused, *AS_IT_IS, *ALIASES])
+    assert all(settings >= feature.values.keys() for feature in FEATURES.values())
+
+
+def test_what_no_field_is_called_is_no_answer():
+    assert answer("--num-leyers") is None
+    assert answer("--no-such-flag") is None
 
 
 def read_names():

@@ -8,8 +8,8 @@ import torch
 
 from megatron_moevement.cli import main as command
 from megatron_moevement.training.checkpoints import record_file
+from megatron_moevement.training.megatron_flags import FEATURES
 from megatron_moevement.training.program import main
-from megatron_moevement.training.refusals import REFUSALS
 from tests.harness.bad_input import only_line, refusal, run_tiny, tree
 from tests.harness.tiny_job import TINY
 
@@ -71,7 +71,15 @@ SINGLE = {
     "--expert-model-parallel-size 2": "1 ranks can't be divided into expert parallel 2",
     "--expert-tensor-parallel-size 2": "expert tensor parallel 2",
     "--num-virtual-stages-per-pipeline-rank 2": "needs --pipeline-model-parallel-size",
-    "--sequence-parallel": "needs --tensor-model-parallel-size above 1",
+    "--train-samples 8": "--train-samples and --train-iters exclude each other",
+    "--lr-decay-samples 8": "--lr-decay-samples needs --train-samples",
+    "--lr-warmup-fraction 0.1 --lr-warmup-iters 1": "exclude each other",
+    "--manual-gc-interval 2": "--manual-gc-interval needs --manual-gc",
+    "--vocab-file v.json": "--vocab-file v.json: NullTokenizer is not made of it",
+    "--distributed-backend mpi": "other collectives (--distributed-backend mpi)",
+    "--use-mcore-models 8": "unrecognized arguments: 8",
+    "--ckpt-format torch": "other checkpoint format (--ckpt-format torch)",
+    "--attention-backend quick": "'quick'",
     "--overlap-param-gather": "needs --use-distributed-optimizer",
     "--save-interval 2": "--save-interval needs --save",
     "--ckpt-step 2": "--ckpt-step needs --load",
@@ -97,6 +105,10 @@ PAIR = {
     "--pipeline-model-parallel-size 2 --num-virtual-stages-per-pipeline-rank 2 --num-layers 4 "
     "--global-batch-size 6": "needs a multiple of 2 micro-batches",
     "--global-batch-size 6": "data-parallel size 2",
+    "--pipeline-model-parallel-size 2 --pipeline-model-parallel-layout Ett|L|": "no multiple of",
+    "--pipeline-model-parallel-size 2 --pipeline-model-parallel-layout Et|L": "2 times t",
+    "--pipeline-model-parallel-size 2 --pipeline-model-parallel-layout Ett|mL": "multi-token",
+    "--pipeline-model-parallel-size 2 --pipeline-model-parallel-layout Ex|tL": "give E, t, L",
     "--no-such-flag": "--no-such-flag",
 }
 """The same for two ranks."""
@@ -163,14 +175,37 @@ def test_data_of_another_tokenizer_is_refused_and_left_alone(as_rank, capsys, tm
     assert tree(tmp_path) == before
 
 
-@pytest.mark.parametrize("refused", REFUSALS)
-@pytest.mark.parametrize("values", [[], ["2"], ["2", "2", "8"]])
-def test_a_refused_flag_says_its_reason(refused, values, as_rank, capsys):
+REFUSED = {name: feature.flags.split()[0] for name, feature in FEATURES.items() if feature.flags}
+"""By feature a flag that asks for it."""
+
+
+@pytest.mark.parametrize(("feature", "flag"), REFUSED.items())
+@pytest.mark.parametrize("values", [[], ["8"], ["2", "2", "8"]])
+def test_a_refused_flag_says_its_feature_and_the_reason(feature, flag, values, as_rank, capsys):
+    flag += "whatever" * flag.endswith("-")
     as_rank(0, 1)
-    assert main([*TINY, refused, *values]) == 2
+    assert main([*TINY, flag, *values]) == 2
     line = only_line(capsys.readouterr().err)
-    assert refused in line
-    assert REFUSALS[refused] in line
+    assert f"{feature} ({' '.join([flag, *values])}): {FEATURES[feature].reason}" in line
+
+
+def test_all_that_is_refused_is_told_at_once(as_rank, capsys):
+    as_rank(0, 1)
+    flags = "--bogus --context-parallel-size 2 --spec a b --use-mcore-models --fp8-format hybrid"
+    assert main([*TINY, *flags.split()]) == 2
+    line = only_line(capsys.readouterr().err)
+    for part in ("(--context-parallel-size 2)", "(--spec a b)", "(--fp8-format hybrid)"):
+        assert part in line
+    assert "unknown flags (--bogus)" in line
+    assert "--use-mcore-models" not in line
+
+
+def test_what_is_refused_does_not_hide_what_was_mistyped(as_rank, capsys):
+    as_rank(0, 1)
+    assert main([*TINY, "--context-parallel-size", "2", "--num_layers", "2"]) == 2
+    assert "unknown flags (--num_layers): see --help; did you mean --num-layers?" in (
+        only_line(capsys.readouterr().err)
+    )
 
 
 @pytest.mark.parametrize("name", ["num-layers", "hidden-size", "lr", "train-iters", "seq-length"])

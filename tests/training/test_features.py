@@ -53,6 +53,8 @@ OVERLAPPED = f"{SHARDED} --overlap-grad-reduce --overlap-param-gather"
 SHARED = "--moe-shared-expert-intermediate-size=32"
 GROUPED = "--moe-grouped-gemm"
 DENSE_FIRST = "--moe-layer-freq=[0]*1+[1]*1"
+LAYOUT = "--pipeline-model-parallel-layout"
+COUNTED = "--account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split"
 DROPOUT = "--attention-dropout=0.1 --hidden-dropout=0.1"
 RECOMPUTED = f"{DROPOUT} {SHARED} {GROUPED} {DENSE_FIRST}"
 BALANCING = "--moe-router-load-balancing-type"
@@ -124,6 +126,8 @@ NETWORK = {
     "gqa": other("--group-query-attention --num-query-groups=2"),
     "wide-heads": other("--kv-channels=16"),
     "qk-layernorm": other("--qk-layernorm"),
+    "rotary-interleaved": other("--rotary-interleaved"),
+    "wide-embedding": other("--embedding-init-method-std=0.04"),
     "qkv-bias": other("--add-qkv-bias"),
     "dropout": other(DROPOUT),
 }
@@ -157,6 +161,8 @@ PRECISION = {
 LAYOUTS = {
     "pp2": Feature(PP2, 2),
     "pp2-uneven": Feature(f"{PP2} --num-layers=3 --decoder-first-pipeline-num-layers=1", 2),
+    "pp2-counted": same(f"{PP2} {COUNTED}", "pp2", ranks=2),
+    "pp2-layout": same(f"{PP2} {LAYOUT}=Et|tL", "pp2", ranks=2),
     "pp2-fp16": other(f"{PP2} {HALF}", ranks=2, than="pp2"),
     "vpp2": Feature(f"{PP2} --num-layers=4 --num-virtual-stages-per-pipeline-rank=2", 2),
     "ep2": Feature(EP2, 2),
@@ -176,6 +182,7 @@ LAYOUTS = {
 SLOW_LAYOUTS = {
     "tp2-etp1": Feature(f"{TP2} --expert-tensor-parallel-size=1", 2),
     "tp2-dense": Feature("--tensor-model-parallel-size=2", 2, base=PLAIN),
+    "vpp2-layout": same(f"{PP2} --num-layers=4 {LAYOUT}=Et|t|t|tL", "vpp2", ranks=2),
     "vpp2-by-layers": same(
         f"{PP2} --num-layers=4 --num-layers-per-virtual-pipeline-stage=1", "vpp2", ranks=2
     ),

@@ -3,10 +3,12 @@
 import pytest
 from tokenizers import Tokenizer, models
 
+from megatron_moevement.training.arguments import parse
 from megatron_moevement.training.data import content
-from megatron_moevement.training.run_identity import identify
+from megatron_moevement.training.deciding import DECIDING
+from megatron_moevement.training.run_identity import given, identify
 from tests.harness.random_text import prepare_random_text
-from tests.harness.tiny_job import tiny_arguments
+from tests.harness.tiny_job import TINY, tiny_arguments
 
 
 def test_two_tokenizer_files_of_one_size_make_two_runs(tmp_path):
@@ -33,3 +35,23 @@ def test_tokens_that_are_rewritten_in_place_make_another_run(tmp_path, place):
     tokens[place] ^= 1
     prefix.with_suffix(".bin").write_bytes(tokens)
     assert content.tokens_digest(str(prefix)) != before
+
+
+def test_a_flag_that_came_later_is_part_of_the_name_only_where_it_says_something():
+    """Runs of before it go on."""
+    found = given(tiny_arguments())
+    later = {name for deciding in DECIDING.values() for name in deciding.later}
+    assert {f"--{name.replace('_', '-')}" for name in later}.isdisjoint(found)
+    one, other = tiny_arguments("--rotary-interleaved"), tiny_arguments("--no-rope-fusion")
+    assert given(one) == found | {"--rotary-interleaved": True}
+    assert given(other).keys() == found.keys()
+
+
+def test_a_run_that_is_as_long_in_samples_is_another_run():
+    """Its schedule is one of samples."""
+    flags = [flag for flag in TINY if not flag.startswith("--train-iters")]
+    in_samples = parse([*flags, "--train-samples=96", "--lr-decay-style=cosine"], 1)
+    in_iterations = tiny_arguments("--lr-decay-style=cosine")
+    assert in_samples.run.train_iters == in_iterations.run.train_iters == 8
+    one, other = given(in_samples), given(in_iterations)
+    assert {name for name in one if one[name] != other[name]} == {"steps of the learning rate"}

@@ -1,5 +1,6 @@
 """The loop: what is done after which iteration, and when it ends."""
 
+import gc
 import os
 import signal
 from datetime import timedelta
@@ -263,3 +264,42 @@ def test_a_model_is_gone_before_it_is_built_anew(megatron_fork_server, flags):
         alive_when_built_anew, world_size=1, args=[["--train-iters=2", *flags]]
     )
     assert job.check().values == ([[[]], 2],)
+
+
+def collections(flags):
+    """Trains a job; returns which generations were collected from its first step on."""
+    from megatron_moevement.runtime.coordination.generation import Generation  # noqa: PLC0415
+    from megatron_moevement.training.loop import train as run_loop  # noqa: PLC0415
+    from megatron_moevement.training.resident import Resident  # noqa: PLC0415
+    from megatron_moevement.training.stop_request import StopSources  # noqa: PLC0415
+
+    found = []
+
+    def note(phase, info):
+        if phase == "start":
+            found.append(info["generation"])
+
+    with tiny_job(*flags) as job:
+        forward_backward = job.schedule.forward_backward
+
+        def noted(*args):
+            if note not in gc.callbacks:
+                gc.callbacks.append(note)
+            return forward_backward(*args)
+
+        job.schedule.forward_backward = noted
+        run_loop(job, StopSources(None), Resident(job.arguments, job.backend), Generation())
+        gc.callbacks.remove(note)
+    return [found, gc.isenabled()]
+
+
+@pytest.mark.parametrize(("interval", "times"), [("3", 2), ("0", 0)])
+def test_garbage_is_collected_after_the_steps_that_were_asked_for(
+    megatron_fork_server, interval, times
+):
+    flags = ["--manual-gc", f"--manual-gc-interval={interval}"]
+    ((found, is_enabled),) = (
+        megatron_fork_server.run(collections, world_size=1, args=[flags]).check().values
+    )
+    assert found == [2] * times
+    assert is_enabled

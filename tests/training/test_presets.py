@@ -44,15 +44,17 @@ def count(preset):
     from megatron_moevement.integrations.megatron.transformer_config import (  # noqa: PLC0415
         transformer_config,
     )
+    from megatron_moevement.integrations.megatron.transformer_options import (  # noqa: PLC0415
+        TransformerOptions,
+    )
     from megatron_moevement.integrations.megatron.weightless import (  # noqa: PLC0415
         weightless_rank,
     )
 
     flags, (architecture, moe) = PRESETS[preset], preset_model(preset)
     alone, backend = Parallelism(), BackendName.CPU
-    config = transformer_config(
-        architecture, moe, alone, Precision(), backend=backend, deterministic=False
-    )
+    settings = (architecture, moe, TransformerOptions(), alone, Precision())
+    config = transformer_config(*settings, backend=backend, deterministic=False)
     with weightless_rank(0, 1, alone, architecture.num_layers, backend):
         seed_everything(1, 0)
         vocab_size = flags.get("vocab_size", VOCABULARY_OF_BYTES)

@@ -84,9 +84,8 @@ def build_scheduler(
     optimization: Optimization, run: Run, optimizer: SplitOptimizer, global_batch_size: int
 ) -> Scheduler:
     """Builds the schedule of learning rate and weight decay; its unit is samples, as upstream's."""
-    train_iters = int(run.train_iters or 0)
-    decay_iters = optimization.lr_decay_iters or train_iters
-    annealing = optimization.lr_wsd_decay_iters
+    lengths = optimization.lengths(run)
+    samples = 1 if run.train_samples is not None else global_batch_size
     decay = optimization.weight_decay
     constant = optimization.weight_decay_incr_style == "constant"
     start = decay if constant else optimization.start_weight_decay
@@ -97,16 +96,16 @@ def build_scheduler(
             init_lr=optimization.lr_warmup_init,
             max_lr=optimization.lr,
             min_lr=optimization.min_lr,
-            lr_warmup_steps=optimization.warmup_iters(decay_iters) * global_batch_size,
-            lr_decay_steps=decay_iters * global_batch_size,
+            lr_warmup_steps=lengths.warmup * samples,
+            lr_decay_steps=lengths.decay * samples,
             lr_decay_style=optimization.lr_decay_style,
             start_wd=start,
             end_wd=end,
-            wd_incr_steps=train_iters * global_batch_size,
+            wd_incr_steps=lengths.total * samples,
             wd_incr_style=optimization.weight_decay_incr_style,
             use_checkpoint_opt_param_scheduler=optimization.use_checkpoint_opt_param_scheduler,
             override_opt_param_scheduler=optimization.override_opt_param_scheduler,
-            wsd_decay_steps=None if annealing is None else annealing * global_batch_size,
+            wsd_decay_steps=None if lengths.annealing is None else lengths.annealing * samples,
             lr_wsd_decay_style=optimization.lr_wsd_decay_style,
         )
     )

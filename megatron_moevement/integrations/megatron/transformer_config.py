@@ -8,9 +8,11 @@ from typing import Any
 
 import torch
 from megatron.core.activations import squared_relu
+from megatron.core.transformer.enums import AttnBackend
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from megatron_moevement.backends.backend import BackendName
+from megatron_moevement.integrations.megatron.transformer_options import TransformerOptions
 from megatron_moevement.policy.job.state_recipe import NumberType
 from megatron_moevement.settings.architecture import (
     Architecture,
@@ -27,14 +29,20 @@ Config = TransformerConfig
 def transformer_config(
     architecture: Architecture,
     moe: MixtureOfExperts,
+    transformer: TransformerOptions,
     parallelism: Parallelism,
     precision: Precision,
     *,
     backend: BackendName,
     deterministic: bool,
 ) -> TransformerConfig:
-    """Translates the flags into Megatron's `TransformerConfig`; callbacks are set later."""
+    """Translates the flags into Megatron's `TransformerConfig`; callbacks are set later.
+
+    Args:
+        transformer: settings that are its fields already.
+    """
     options = _network_options(architecture) | _moe_options(architecture, moe)
+    options |= _field_options(transformer, backend)
     options |= _fusion_options(architecture, backend)
     options |= _parallelism_options(architecture, moe, parallelism) | _precision_options(precision)
     return TransformerConfig(
@@ -69,6 +77,18 @@ def _network_options(architecture: Architecture) -> dict[str, Any]:
     return options
 
 
+def _field_options(transformer: TransformerOptions, backend: BackendName) -> dict[str, Any]:
+    options = same_names(TransformerConfig, transformer)
+    options["attention_backend"] = AttnBackend[options["attention_backend"]]
+    fused = {"moe_permute_fusion": True, "moe_router_fusion": True}
+    fused["cross_entropy_loss_fusion"] = options["cross_entropy_fusion_impl"] == "te"
+    for name, needs_transformer_engine in fused.items():  # none on the host
+        options[name] &= backend is BackendName.CUDA and (
+            not needs_transformer_engine or _importable("transformer_engine")
+        )
+    return options
+
+
 def _fusion_options(architecture: Architecture, backend: BackendName) -> dict[str, bool]:
     """Returns which operations are fused: none on the host."""
     apex = _importable("apex")
@@ -82,7 +102,9 @@ def _fusion_options(architecture: Architecture, backend: BackendName) -> dict[st
         and (apex or _importable("transformer_engine")),
         "gradient_accumulation_fusion": architecture.gradient_accumulation_fusion
         and _importable("fused_weight_gradient_mlp_cuda"),
-        "persist_layer_norm": apex and architecture.normalization == "LayerNorm",
+        "persist_layer_norm": architecture.persist_layer_norm
+        and apex
+        and architecture.normalization == "LayerNorm",
     }
     return {name: backend is BackendName.CUDA and wanted for name, wanted in fused.items()}
 

@@ -40,7 +40,7 @@ def check_fork(search_path: Sequence[str] | None = None) -> Marker:
     Raises:
         UserError: It is missing, unpatched, or carries another series.
     """
-    root = _megatron_root(search_path)
+    root = megatron_root(search_path)
     if root is None:
         raise UserError(f"Megatron-Core is not installed: run `{INSTALL_COMMAND}`")
     file = root / MARKER_PATH
@@ -121,7 +121,8 @@ def is_marker_patch(patch: Patch) -> bool:
     return [change.path for change in patch.changes] == [MARKER_PATH]
 
 
-def _megatron_root(search_path: Sequence[str] | None) -> Path | None:
+def megatron_root(search_path: Sequence[str] | None = None) -> Path | None:
+    """Returns the folder that holds the importable `megatron`, None without Megatron-Core."""
     if search_path is None:
         spec = importlib.util.find_spec("megatron")
         portions = list(spec.submodule_search_locations or ()) if spec else []
