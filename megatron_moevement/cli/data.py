@@ -27,12 +27,8 @@ from megatron_moevement.errors import ExitCode, UserError
 from megatron_moevement.training.data.arguments import check_prefix, check_tokenizer
 from megatron_moevement.training.data.documents import InputFormat, Search
 from megatron_moevement.training.data.manifest import Manifest, read_manifest
-from megatron_moevement.training.data.tokenizers import (
-    DecodeErrors,
-    Tokenizer,
-    TokenizerSpec,
-    TokenizerType,
-)
+from megatron_moevement.training.data.tokenizer_spec import TokenizerSpec
+from megatron_moevement.training.data.tokenizers import DecodeErrors, Tokenizer, TokenizerType
 
 HELP = "prepare and inspect training data"
 DESCRIPTION = __doc__
@@ -123,7 +119,9 @@ def _add_tokenizer_flags(parser: argparse.ArgumentParser, default: TokenizerType
         help=f"(default: {kind})",
     )
     parser.add_argument(
-        "--tokenizer-model", metavar="PATH", help="tokenizer.json, or a folder that holds one"
+        "--tokenizer-model",
+        metavar="PATH",
+        help="tokenizer.json, a folder that holds one, or a model of SentencePiece",
     )
     parser.add_argument("--vocab-file", metavar="FILE", help="vocab.json of the GPT2BPETokenizer")
     parser.add_argument("--merge-file", metavar="FILE", help="merges.txt of the GPT2BPETokenizer")

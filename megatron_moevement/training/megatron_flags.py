@@ -80,8 +80,8 @@ WITHOUT_EFFECT = _words(
     --record-memory-history --memory-snapshot-path --record-shapes --nvtx-ranges
     --empty-unused-memory-level --train-sync-interval
     --check-weight-hash-across-dp-replicas-interval --exit-signal-handler-for-dataloader
-    --adlr-autoresume --adlr-autoresume-interval --legacy-tokenizer --trust-remote-code
-    --tokenizer-hf-include-special-tokens --tokenizer-sentencepiece-legacy
+    --adlr-autoresume --adlr-autoresume-interval --trust-remote-code
+    --tokenizer-hf-include-special-tokens
     --dataloader-fast-cache-load --dataloader-defer-npy-index-mmap --sample-rate --mask-prob
     --short-seq-prob --sgd-momentum --inference- --max-tokens-to-oom --use-legacy-static-engine
     --decode-only-cuda-graphs --nccl-all-reduce-for-prefill --enable-chunked-prefill
@@ -336,15 +336,10 @@ FEATURES: Mapping[str, Feature] = {
         "give them as flags",
         "--yaml-cfg",
     ),
-    "SentencePiece tokenizer": Feature(
-        "convert it to a tokenizer.json (HuggingFaceTokenizer)",
-        "",
-        {"--tokenizer-type": "GPTSentencePieceTokenizer SentencePieceTokenizer Llama2Tokenizer"},
-    ),
     "other tokenizer": Feature(
-        "HuggingFaceTokenizer and GPT2BPETokenizer read their files",
-        """--tokenizer-metadata --tokenizer-special-tokens --tiktoken- --vocab-extra-ids
-        --padded-vocab-size""",
+        "--help lists those that read their files",
+        """--legacy-tokenizer --tokenizer-sentencepiece-legacy --tokenizer-metadata
+        --tokenizer-special-tokens --tiktoken- --vocab-extra-ids --padded-vocab-size""",
         {
             "--tokenizer-type": "TikTokenizer MultimodalTokenizer NullMultimodalTokenizer "
             "SFTTokenizer BertWordPieceLowerCase BertWordPieceCase"

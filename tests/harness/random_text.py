@@ -7,7 +7,8 @@ from random import Random
 
 from megatron_moevement.training.data.documents import Search
 from megatron_moevement.training.data.prepare import Preparation, prepare
-from megatron_moevement.training.data.tokenizers import TokenizerSpec, TokenizerType
+from megatron_moevement.training.data.tokenizer_spec import TokenizerSpec
+from megatron_moevement.training.data.tokenizers import TokenizerType
 
 
 def prepare_random_text(folder: Path) -> Path:

@@ -15,9 +15,11 @@ from megatron_moevement.training.megatron_flags import FEATURES
 from megatron_moevement.training.refusals import resolve
 from megatron_moevement.training.reporting import arguments as reporting_arguments
 from tests.harness.recipes import RECIPES, words_of
+from tests.harness.sentence_piece import train_sentence_piece
 
 PAGE = Path(__file__).parents[2] / "docs" / "use" / "megatron_scripts.md"
 SETTINGS = build_parser().flags
+SENTENCE_PIECE = {"SentencePieceTokenizer", "GPTSentencePieceTokenizer", "Llama2Tokenizer"}
 FILES = ("--tokenizer-model", "--vocab-file", "--merge-file")
 
 
@@ -38,6 +40,8 @@ def machine(tmp_path, monkeypatch):
                 Path(path).write_text("#version: 0.2\na b\n")
             elif path.endswith("vocab.json"):
                 Path(path).write_text(json.dumps(vocabulary))
+            elif SENTENCE_PIECE.intersection(words):
+                Path(path).write_bytes(train_sentence_piece())
             else:
                 Path(path).mkdir(exist_ok=True) if "." not in path else None
                 file = Path(path) / "tokenizer.json" if Path(path).is_dir() else Path(path)

@@ -15,12 +15,8 @@ from typing import Self
 from megatron_moevement.errors import UserError
 from megatron_moevement.settings.flags import flag, read_flags
 from megatron_moevement.training.data.manifest import manifest_path, read_manifest
-from megatron_moevement.training.data.tokenizers import (
-    Tokenizer,
-    TokenizerSpec,
-    TokenizerType,
-    padded_vocab_size,
-)
+from megatron_moevement.training.data.tokenizer_spec import TokenizerSpec
+from megatron_moevement.training.data.tokenizers import Tokenizer, TokenizerType, padded_vocab_size
 
 DEFAULT_SPLIT = "969,30,1"
 
@@ -49,7 +45,7 @@ class DataFlags:
     seq_length: int | None = flag(None, "tokens per sample")
     tokenizer_type: TokenizerType | None = flag(None, "tokenizer of the data")
     tokenizer_model: str | None = flag(
-        None, "tokenizer.json, or a folder that holds one (HuggingFaceTokenizer)"
+        None, "tokenizer.json, a folder that holds one, or a model of SentencePiece"
     )
     vocab_file: str | None = flag(None, "vocab.json of the GPT2BPETokenizer", metavar="FILE")
     merge_file: str | None = flag(None, "merges.txt of the GPT2BPETokenizer", metavar="FILE")

@@ -20,7 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from megatron_moevement.errors import UserError
-from megatron_moevement.training.data.tokenizers import Tokenizer, TokenizerSpec
+from megatron_moevement.training.data.tokenizer_spec import TokenizerSpec
+from megatron_moevement.training.data.tokenizers import Tokenizer
 
 BATCH_BYTES = 1 << 20
 """Input that one task takes on, more only where one text file is larger."""

@@ -31,7 +31,8 @@ from megatron_moevement.training.data.documents import (
     find_batches,
 )
 from megatron_moevement.training.data.manifest import Manifest, Source, manifest_path
-from megatron_moevement.training.data.tokenizers import Tokenizer, TokenizerSpec
+from megatron_moevement.training.data.tokenizer_spec import TokenizerSpec
+from megatron_moevement.training.data.tokenizers import Tokenizer
 from megatron_moevement.training.data.worker_pool import tokenized_batches
 
 

@@ -18,11 +18,8 @@ from megatron_moevement.training.data import documents
 from megatron_moevement.training.data.documents import InputFormat, Search
 from megatron_moevement.training.data.manifest import read_manifest
 from megatron_moevement.training.data.prepare import Existing, Preparation, prepare
-from megatron_moevement.training.data.tokenizers import (
-    ByteTokenizer,
-    TokenizerSpec,
-    TokenizerType,
-)
+from megatron_moevement.training.data.tokenizer_spec import TokenizerSpec
+from megatron_moevement.training.data.tokenizers import ByteTokenizer, TokenizerType
 
 ALL = Search(("*",))
 
@@ -295,10 +292,10 @@ def test_a_kill_leaves_no_torn_data_set(two_texts, tmp_path, megatron_fork_serve
 
 DIE_WITH_WORKERS = """
 import multiprocessing, os, pathlib, signal, sys
-from megatron_moevement.training.data import documents, tokenizers, worker_pool
+from megatron_moevement.training.data import documents, tokenizer_spec, worker_pool
 
 if __name__ == "__main__":
-    spec = tokenizers.TokenizerSpec(tokenizers.TokenizerType.BYTE)
+    spec = tokenizer_spec.TokenizerSpec(tokenizer_spec.TokenizerType.BYTE)
     documents.BATCH_BYTES = 10
     batches = documents.find_batches([pathlib.Path(sys.argv[1])] * 50, documents.Search(("*",)))
     reading = documents.Reading(spec, ("text",), False, "uint16")

@@ -11,11 +11,8 @@ from megatron_moevement.integrations.megatron.indexed import open_indexed
 from megatron_moevement.training.data import documents
 from megatron_moevement.training.data.documents import Search
 from megatron_moevement.training.data.prepare import Preparation, prepare
-from megatron_moevement.training.data.tokenizers import (
-    DecodeErrors,
-    TokenizerSpec,
-    TokenizerType,
-)
+from megatron_moevement.training.data.tokenizer_spec import TokenizerSpec
+from megatron_moevement.training.data.tokenizers import DecodeErrors, TokenizerType
 
 
 @pytest.fixture

@@ -7,19 +7,26 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from megatron.core.tokenizers.text.libraries.sentencepiece_tokenizer import (
+    SentencePieceTokenizer as UpstreamTokenizer,
+)
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from megatron_moevement.errors import UserError
-from megatron_moevement.training.data.tokenizers import (
+from megatron_moevement.training.data.file_tokenizers import (
     BytePairTokenizer,
+    HuggingFaceTokenizer,
+    SentencePieceTokenizer,
+)
+from megatron_moevement.training.data.tokenizer_spec import TokenizerSpec
+from megatron_moevement.training.data.tokenizers import (
     ByteTokenizer,
     DecodeErrors,
-    HuggingFaceTokenizer,
     NullTokenizer,
-    TokenizerSpec,
     TokenizerType,
     padded_vocab_size,
 )
+from tests.harness.sentence_piece import train_sentence_piece
 
 WORDS = {"<unk>": 0, "a": 1, "b": 2, "\ufffd": 3, "the_end": 9}
 
@@ -161,3 +168,39 @@ def test_pairs_of_bytes_without_their_files_are_refused(pairs, tmp_path):
     vocab.write_text('{"h": 0, "e": 1, "he": 2, "\u0120he": 3, "\u0120": 4}')
     with pytest.raises(UserError, match="ends a document"):
         BytePairTokenizer(vocab, merges)
+
+
+SENTENCE_PIECE = ("SentencePieceTokenizer", "GPTSentencePieceTokenizer", "Llama2Tokenizer")
+
+
+@pytest.fixture(scope="module")
+def sentence_piece(tmp_path_factory):
+    """A model that falls back to bytes, as Llama's does."""
+    path = tmp_path_factory.mktemp("model") / "tokenizer.model"
+    path.write_bytes(train_sentence_piece())
+    return path
+
+
+@pytest.mark.parametrize("kind", SENTENCE_PIECE)
+def test_a_model_of_sentence_piece_gives_the_ids_of_megatrons_tokenizer(kind, sentence_piece):
+    tokenizer = TokenizerSpec(TokenizerType(kind), str(sentence_piece)).build()
+    theirs = UpstreamTokenizer(str(sentence_piece))
+    for text in ("the cat  sat\n", "", "Öl \u2603 <s> x"):
+        ids = tokenizer.tokenize(text)
+        assert ids.tolist() == theirs.text_to_ids(text)
+        assert tokenizer.detokenize(ids) == theirs.ids_to_text(ids)
+    assert (tokenizer.vocab_size, tokenizer.eod) == (theirs.vocab_size, theirs.eod)
+    assert tokenizer.unique_identifiers["class"] == SENTENCE_PIECE[0]
+
+
+def test_what_is_no_model_of_sentence_piece_is_refused(tmp_path):
+    with pytest.raises(UserError, match="needs --tokenizer-model: a model of SentencePiece"):
+        TokenizerSpec(TokenizerType.LLAMA_2).build()
+    with pytest.raises(UserError, match="No such file"):
+        SentencePieceTokenizer(tmp_path / "tokenizer.model")
+    (tmp_path / "tokenizer.model").write_text("{}")
+    with pytest.raises(UserError, match="no model of SentencePiece"):
+        SentencePieceTokenizer(tmp_path / "tokenizer.model")
+    (tmp_path / "tokenizer.model").write_bytes(train_sentence_piece(eos_id=-1))
+    with pytest.raises(UserError, match="no end of a sentence"):
+        SentencePieceTokenizer(tmp_path / "tokenizer.model")
