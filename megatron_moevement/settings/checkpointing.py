@@ -21,11 +21,19 @@ class Checkpointing:
     ckpt_format: str = flag("torch_dist", "format of checkpoints", choices=("torch_dist",))
     ckpt_step: int | None = not_negative(None, "load this iteration instead of the newest")
     finetune: bool = flag(False, "take the weights alone and start at iteration 0")
+    no_save_optim: bool = flag(False, "do not save the optimizer's state; see --no-load-optim")
+    no_save_rng: bool = flag(False, "do not save the random streams; see --no-load-rng")
     no_load_optim: bool = flag(False, "do not load the optimizer's state")
     no_load_rng: bool = flag(False, "do not load the random number generators' state")
     exit_on_missing_checkpoint: bool = flag(
         False, "fail when --load holds no checkpoint, instead of starting from the initial weights"
     )
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """What saved checkpoints lack, by the last word of its flags."""
+        parts = {"optim": self.no_save_optim, "rng": self.no_save_rng}
+        return tuple(name for name, is_left_out in parts.items() if is_left_out)
 
 
 def check_checkpointing(checkpointing: Checkpointing) -> None:

@@ -119,8 +119,14 @@ class CheckpointStore:
         writing = folder.writing(iteration)
         needed = self._needed_bytes()
         on_first_rank(lambda: _check_space(writing, needed), self.device)
+        left_out = self.settings.left_out
         marks = {"iteration": iteration, "model": self.model, "run": self.run}
-        self.state.save(writing, {**common, **marks})
+        self.state.save(
+            writing,
+            {**common, **marks, "left_out": list(left_out)},
+            with_optimizer="optim" not in left_out,
+            with_random_state="rng" not in left_out,
+        )
         records = self._record_files(writing)
         self.faults.strike(iteration, FaultPoint.SAVE)
         on_first_rank(lambda: folder.commit(iteration, records), self.device)
@@ -162,13 +168,27 @@ class CheckpointStore:
         """Returns the iterations in `--load` that this rank sees, best first."""
         if self.settings.load is None or self.settings.finetune:
             return []
-        candidates = CheckpointFolder(Path(self.settings.load)).candidates()
+        candidates = self._candidates(CheckpointFolder(Path(self.settings.load)))
         wanted = self.settings.ckpt_step
         return [k for k in candidates if wanted in {None, k}]
 
+    def _candidates(self, folder: CheckpointFolder) -> list[int]:
+        """Returns the iterations to resume from, best first: none that this job saves in part."""
+        found = folder.candidates()
+        if not self.settings.left_out or self._saves is None:
+            return found
+        if folder.root.resolve() != self._saves.root.resolve():
+            return found
+        return [k for k in found if k not in self._saves.of_history()]
+
     def _saved(self) -> list[int]:
-        """Returns the iterations in `--save` that this history has saved and this rank sees."""
-        return [] if self._saves is None else self._saves.of_history()
+        """Returns the iterations in `--save` that this history has saved and this rank sees.
+
+        None where they lack a part: no recovery goes on from them.
+        """
+        if self._saves is None or self.settings.left_out:
+            return []
+        return self._saves.of_history()
 
     def _seen_by_all(self, *lists: Sequence[int]) -> list[list[int]]:
         """Returns of each list what every rank sees: not all see the newest name at once."""
@@ -233,6 +253,12 @@ class CheckpointStore:
         with_random_state: bool = True,
     ) -> dict[str, Any]:
         common = self._common(folder, iteration)
+        for name, is_wanted in {"optim": with_optimizer, "rng": with_random_state}.items():
+            if is_wanted and name in common.get("left_out", ()):
+                raise UserError(
+                    f"checkpoint {folder.path(iteration)} was saved with --no-save-{name}: give "
+                    f"--no-load-{name}, or another --load"
+                )
         try:
             has_random_state = self.state.load(
                 folder.path(iteration),
@@ -254,7 +280,7 @@ class CheckpointStore:
     def _choose(self, folder: CheckpointFolder, warn: Callable[[str], None]) -> int | None:
         with as_user_error(f"--load {folder.root} can't be made whole: "):
             on_first_rank(folder.recover, self.device)
-        (candidates,) = self._seen_by_all(folder.candidates())
+        (candidates,) = self._seen_by_all(self._candidates(folder))
         if self.settings.ckpt_step is not None:
             candidates = [k for k in candidates if k == self.settings.ckpt_step]
             if not candidates:

@@ -315,13 +315,9 @@ FEATURES: Mapping[str, Feature] = {
         "--moevement-strategy keeps snapshots in memory instead",
         "--non-persistent- --replication --replication-",
     ),
-    "checkpoint without states": Feature(
-        "one that can't resume to the same bits",
-        "--no-save-optim --no-save-rng --load-main-params-from-ckpt",
-    ),
     "other checkpoint format": Feature(
         "checkpoints are torch_dist",
-        "--dist-ckpt-format --ckpt-convert-",
+        "--dist-ckpt-format --ckpt-convert- --load-main-params-from-ckpt",
         {"--ckpt-format": "torch torch_dcp fsdp_dtensor zarr"},
     ),
     "pretrained checkpoint": Feature(

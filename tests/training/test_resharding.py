@@ -242,6 +242,26 @@ def test_a_lost_moment_would_be_seen(plain, trainer):
     assert found[last] != pytest.approx(expected[last], rel=1e-5)
 
 
+@pytest.mark.parametrize("part", ["optim", "rng"])
+def test_a_checkpoint_without_a_part_is_loaded_without_it_alone(part, trainer):
+    whole, lean = trainer.folder / f"whole for {part}", trainer.folder / f"without {part}"
+    save = (f"--exit-interval={SAVED_AT}",)
+    trainer.run(1, *FLAGS, *save, f"--save={whole}")
+    trainer.run(1, *FLAGS, *save, f"--save={lean}", f"--no-save-{part}")
+    if part == "optim":
+        assert size(lean) < size(whole) / 2
+    argv = [*FLAGS, f"--load={lean}"]
+    refused = trainer.server.run(train, world_size=1, args=[argv]).check()
+    assert refused.values == (2,)
+    assert f"was saved with --no-save-{part}: give --no-load-{part}" in refused.ranks[0].stderr
+    flags = [*FLAGS, f"--no-load-{part}", "--override-opt-param-scheduler"]
+    assert trainer.resume(lean, 1, *flags) == trainer.resume(whole, 1, *flags)
+
+
+def size(folder):
+    return sum(path.stat().st_size for path in folder.rglob("*.distcp"))
+
+
 @pytest.mark.slow
 def test_a_damaged_newest_checkpoint_gives_the_bits_of_a_resume_from_the_one_before(trainer):
     whole, damaged = trainer.folder / "whole", trainer.folder / "damaged"

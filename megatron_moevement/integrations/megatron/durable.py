@@ -83,17 +83,28 @@ class DurableState:
     """Names the parallel sizes; random streams are only taken from the same layout."""
     device: torch.device
 
-    def save(self, folder: Path, common: Mapping[str, Any]) -> None:
+    def save(
+        self,
+        folder: Path,
+        common: Mapping[str, Any],
+        *,
+        with_optimizer: bool = True,
+        with_random_state: bool = True,
+    ) -> None:
         """Writes the state into an empty folder.
 
         Args:
             common: what is the same on all ranks and JSON-like.
+            with_optimizer: else it can only be loaded without.
+            with_random_state: the same.
 
         Raises:
             AgreementError: on all ranks, if any rank could not write.
         """
         self.optimizer.complete_parameters()
-        state = self._sharded_state(is_loading=False, model_only=False, with_random_state=True)
+        state = self._sharded_state(
+            is_loading=False, model_only=not with_optimizer, with_random_state=with_random_state
+        )
         state["opt_param_scheduler"] = self.scheduler.state_dict()
         state[COMMON_KEY] = {
             **common,
