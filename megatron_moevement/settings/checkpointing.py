@@ -25,6 +25,9 @@ class Checkpointing:
     no_save_rng: bool = flag(False, "do not save the random streams; see --no-load-rng")
     no_load_optim: bool = flag(False, "do not load the optimizer's state")
     no_load_rng: bool = flag(False, "do not load the random number generators' state")
+    use_checkpoint_args: bool = flag(
+        False, "take flags of the network that are not given from the checkpoint"
+    )
     exit_on_missing_checkpoint: bool = flag(
         False, "fail when --load holds no checkpoint, instead of starting from the initial weights"
     )
@@ -46,6 +49,6 @@ def check_checkpointing(checkpointing: Checkpointing) -> None:
         value = getattr(checkpointing, name)
         if value is not None and checkpointing.save is None:
             raise UserError(f"--{name.replace('_', '-')} needs --save DIR")
-    for name in ("ckpt_step", "finetune", "exit_on_missing_checkpoint"):
+    for name in ("ckpt_step", "finetune", "use_checkpoint_args", "exit_on_missing_checkpoint"):
         if getattr(checkpointing, name) not in (None, False) and checkpointing.load is None:
             raise UserError(f"--{name.replace('_', '-')} needs --load DIR")

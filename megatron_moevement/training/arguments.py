@@ -25,6 +25,7 @@ from megatron_moevement.settings.rank_monitor import RankMonitoring, check_rank_
 from megatron_moevement.settings.restart import InProcessRestart, check_restart
 from megatron_moevement.settings.run import Run, check_run, in_iterations, num_microbatches
 from megatron_moevement.strategies.registry import STRATEGIES
+from megatron_moevement.training.checkpoint_arguments import network_in
 from megatron_moevement.training.data.arguments import DataConfig, DataFlags, check_positions
 from megatron_moevement.training.presets import PRESETS
 from megatron_moevement.training.refusals import accepted
@@ -102,9 +103,11 @@ def parse(argv: Sequence[str], processes: int, launched: int | None = None) -> A
     """
     parser = build_parser()
     resolved = accepted(argv, parser)
-    preset = parser.parse_known_args(resolved.rest)[0].model_preset
-    if preset is not None:
-        parser.set_defaults(**PRESETS[preset])
+    given = parser.parse_known_args(resolved.rest)[0]
+    if given.model_preset is not None:
+        parser.set_defaults(**PRESETS[given.model_preset])
+    if given.use_checkpoint_args and given.load is not None:
+        parser.set_defaults(**network_in(given.load, given.ckpt_step))
     values = parser.parse_args(resolved.rest)
     topics = {name: read_flags(group, values) for name, (_, group) in _GROUPS.items()}
     ranks = topics["restart"].active_ranks(processes, processes if launched is None else launched)

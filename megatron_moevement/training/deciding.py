@@ -108,7 +108,7 @@ DECIDING: Mapping[type[Any], Deciding] = {
         resolved=_names("load ckpt_step finetune no_load_optim no_load_rng"),
         nothing=_names(
             """save save_interval save_retain_interval no_save_optim no_save_rng ckpt_format
-            exit_on_missing_checkpoint"""
+            use_checkpoint_args exit_on_missing_checkpoint"""
         ),
     ),
     FaultTolerance: Deciding(

@@ -324,9 +324,9 @@ FEATURES: Mapping[str, Feature] = {
         "give it by --load, with --finetune",
         "--pretrained-checkpoint",
     ),
-    "arguments of a checkpoint": Feature(
-        "give them as flags; a checkpoint of another model is refused",
-        "--use-checkpoint-args --use-mp-args-from-checkpoint-args",
+    "layout of a checkpoint": Feature(
+        "give it as flags; checkpoints are loaded in any layout",
+        "--use-mp-args-from-checkpoint-args",
     ),
     "arguments in YAML": Feature(
         "give them as flags",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from megatron_moevement.settings.architecture import (
     Architecture,
@@ -12,9 +12,11 @@ from megatron_moevement.settings.architecture import (
     MixtureOfExperts,
     layer_pattern,
 )
-from megatron_moevement.training.arguments import Arguments
 
-_FLAGS = (
+if TYPE_CHECKING:
+    from megatron_moevement.training.arguments import Arguments
+
+NETWORK = (
     "num_layers",
     "hidden_size",
     "ffn_hidden_size",
@@ -58,7 +60,7 @@ def model_description(arguments: Arguments) -> dict[str, Any]:
     values = dataclasses.asdict(architecture) | dataclasses.asdict(moe)
     values |= dataclasses.asdict(arguments.transformer)
     longest = architecture.max_position_embeddings or arguments.data.seq_length
-    return {name: values[name] for name in _FLAGS} | {
+    return {name: values[name] for name in NETWORK} | {
         "max_position_embeddings": longest,
         "moe_router_load_balancing_type": [
             kind.value for kind in moe.moe_router_load_balancing_type

@@ -10,6 +10,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from megatron_moevement.runtime.observation.events import EventName, read_events
+from megatron_moevement.training.checkpoint_arguments import network_in
 from megatron_moevement.training.program import main
 from tests.harness.tiny_job import TINY
 
@@ -29,6 +30,11 @@ FLAGS = (
 )
 PP2_EP2 = ("--pipeline-model-parallel-size=2", "--expert-model-parallel-size=2")
 DISTRIBUTED = "--use-distributed-optimizer"
+OF_THE_NETWORK = (
+    *("--model-preset", "--num-layers", "--hidden-size", "--ffn-hidden-size", "--num-experts"),
+    *("--moe-ffn-hidden-size", "--moe-grouped-gemm"),
+)
+"""Of the flags above."""
 
 LAYOUTS = {
     "one rank": (1,),
@@ -66,12 +72,12 @@ class Trainer:
     def __init__(self, server, folder):
         self.server, self.folder, self.runs = server, folder, 0
 
-    def run(self, world_size, *flags):
+    def run(self, world_size, *flags, program=train):
         """Returns the losses of iterations and of the evaluation."""
         events = self.folder / f"events{self.runs}"
         self.runs += 1
         argv = [*flags, f"--moevement-event-dir={events}"]
-        result = self.server.run(train, world_size=world_size, args=[argv], timeout_s=60).check()
+        result = self.server.run(program, world_size=world_size, args=[argv], timeout_s=60).check()
         assert result.values == (0,) * world_size
         return {
             (record.event, record.iteration): record.fields["loss"]
@@ -256,6 +262,31 @@ def test_a_checkpoint_without_a_part_is_loaded_without_it_alone(part, trainer):
     assert f"was saved with --no-save-{part}: give --no-load-{part}" in refused.ranks[0].stderr
     flags = [*FLAGS, f"--no-load-{part}", "--override-opt-param-scheduler"]
     assert trainer.resume(lean, 1, *flags) == trainer.resume(whole, 1, *flags)
+
+
+WITHOUT_NETWORK = (
+    *(flag for flag in (*TINY, *FLAGS) if not flag.startswith(OF_THE_NETWORK)),
+    "--attention-dropout=0",
+    "--hidden-dropout=0",
+    "--override-opt-param-scheduler",
+)
+
+
+def test_the_network_of_a_checkpoint_needs_no_flags(trainer):
+    """A flag that is given counts, and another model is refused as ever."""
+    folder = trainer.folder / "network"
+    trainer.run(1, *FLAGS, f"--save={folder}", f"--exit-interval={SAVED_AT}")
+    expected = trainer.resume(folder, 1, *FLAGS, "--override-opt-param-scheduler")
+    flags = (*WITHOUT_NETWORK, f"--load={folder}", "--use-checkpoint-args")
+    assert trainer.run(1, *flags, program=main) == expected
+    other = [*flags, "--hidden-size=64"]
+    refused = trainer.server.run(main, world_size=1, args=[other]).check()
+    assert refused.values == (2,)
+    assert "--hidden-size 64 (checkpoint: 32)" in refused.ranks[0].stderr
+
+
+def test_a_folder_without_a_checkpoint_says_nothing_of_the_network(tmp_path):
+    assert network_in(str(tmp_path), None) == {}
 
 
 def size(folder):

@@ -48,13 +48,11 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_distribut
 from megatron_moevement.errors import MoEvementError
 from megatron_moevement.integrations.megatron import random_state
 from megatron_moevement.integrations.megatron.optimizer import SplitOptimizer
+from megatron_moevement.integrations.megatron.own_part import COMMON_KEY
 from megatron_moevement.integrations.megatron.scheduler import Scheduler
 from megatron_moevement.runtime.coordination.agreement import on_first_rank, together
 
 BACKEND, VERSION = "torch_dist", 1
-COMMON_KEY = "moevement"
-"""Key of our own part of the checkpoint's common state."""
-
 _MASTERS = ("optimizer.state.param.", "optimizer.state.fp32_param.")
 """How upstream names master weights: with the distributed optimizer, and without it."""
 
