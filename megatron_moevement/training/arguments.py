@@ -30,6 +30,7 @@ from megatron_moevement.training.data.arguments import DataConfig, DataFlags, ch
 from megatron_moevement.training.presets import PRESETS
 from megatron_moevement.training.refusals import accepted
 from megatron_moevement.training.reporting.arguments import LoggingConfig
+from megatron_moevement.training.yaml_arguments import with_yaml
 
 _GROUPS: Mapping[str, tuple[str, type[Any]]] = {
     "architecture": ("network", Architecture),
@@ -83,6 +84,11 @@ def build_parser() -> UserParser:
         choices=sorted(PRESETS),
         help="defaults for the flags of the network; flags on the command line override them",
     )
+    parser.add_argument(
+        "--yaml-cfg",
+        metavar="FILE",
+        help="settings in Megatron-LM's YAML; flags on the command line override them",
+    )
     names = {"moevement_strategy": tuple(STRATEGIES)}
     for title, group in _GROUPS.values():
         add_flags(parser, title, group, names)
@@ -102,7 +108,7 @@ def parse(argv: Sequence[str], processes: int, launched: int | None = None) -> A
         UserError: a flag is unknown, missing, out of range, or contradicts another one.
     """
     parser = build_parser()
-    resolved = accepted(argv, parser)
+    resolved = accepted(with_yaml(argv, parser.flags), parser)
     given = parser.parse_known_args(resolved.rest)[0]
     if given.model_preset is not None:
         parser.set_defaults(**PRESETS[given.model_preset])

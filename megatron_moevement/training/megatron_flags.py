@@ -40,6 +40,7 @@ AS_IT_IS: Mapping[str, tuple[str, ...]] = {
     "--rope-type": ("rope",),
     "--no-manual-gc-eval": ("",),
     "--tokenizer-hf-use-fast": ("",),
+    "--vocab-extra-ids": ("0",),
     "--exit-signal": ("SIGTERM",),
     "--no-bias-gelu-fusion": ("",),
     "--rotary-seq-len-interpolation-factor": ("1",),
@@ -327,10 +328,6 @@ FEATURES: Mapping[str, Feature] = {
     "layout of a checkpoint": Feature(
         "give it as flags; checkpoints are loaded in any layout",
         "--use-mp-args-from-checkpoint-args",
-    ),
-    "arguments in YAML": Feature(
-        "give them as flags",
-        "--yaml-cfg",
     ),
     "other tokenizer": Feature(
         "--help lists those that read their files",
