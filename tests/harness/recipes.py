@@ -1,4 +1,4 @@
-"""Launch scripts of others: the flags of 46 real ones.
+"""Launch scripts of others: the flags of 46 real ones, whole and made small.
 
 `recipes.json` has the flags alone. What a script takes from its environment is chosen here.
 """
@@ -67,3 +67,70 @@ def ranks(words: Sequence[str]) -> int:
     experts = size("--expert-model-parallel-size")
     expert_tensor = size("--expert-tensor-parallel-size", tensor)
     return size("--pipeline-model-parallel-size") * lcm(tensor, experts * expert_tensor)
+
+
+SMALL = {
+    "--num-layers": "4",
+    "--hidden-size": "32",
+    "--ffn-hidden-size": "64",
+    "--moe-ffn-hidden-size": "32",
+    "--moe-shared-expert-intermediate-size": "32",
+    "--num-attention-heads": "4",
+    "--num-query-groups": "2",
+    "--kv-channels": "8",
+    "--num-experts": "4",
+    "--moe-router-topk": "2",
+    "--moe-layer-freq": "1",
+    "--seq-length": "16",
+    "--max-position-embeddings": "64",
+    "--vocab-size": "96",
+    "--make-vocab-size-divisible-by": "64",
+    "--micro-batch-size": "1",
+    "--global-batch-size": "8",
+    "--train-samples": "64",
+    "--lr-decay-samples": "64",
+    "--lr-warmup-samples": "8",
+    "--train-iters": "8",
+    "--lr-decay-iters": "8",
+    "--lr": "1e-2",
+    "--eval-iters": "0",
+    "--transformer-impl": "local",
+    "--tensor-model-parallel-size": "2",
+    "--expert-model-parallel-size": "2",
+    "--pipeline-model-parallel-size": "2",
+    "--num-workers": "0",
+}
+"""Values in a recipe made small; a number that is smaller already stays."""
+DROPPED = {
+    "--data-path", "--split", "--vocab-file", "--merge-file", "--tokenizer-type",
+    "--tokenizer-model", "--save", "--load", "--save-interval", "--save-retain-interval",
+    "--finetune", "--no-load-optim", "--no-load-rng", "--data-cache-path", "--tensorboard-dir",
+    "--wandb-project", "--wandb-exp-name", "--wandb-entity", "--wandb-save-dir",
+    "--exit-interval", "--exit-duration-in-mins",
+}  # fmt: skip
+"""What is of the machine and of the data."""
+DATA = ("--mock-data", "--tokenizer-type", "NullTokenizer", "--vocab-size", "96")
+
+
+def made_small(name: str) -> tuple[list[str], int]:
+    """Returns a recipe of the same features that a small machine trains, and its ranks."""
+    words, _ = words_of(name)
+    flags: list[list[str]] = []
+    for word in words:
+        if word.startswith("--"):
+            flags.append([word])
+        else:
+            flags[-1].append(word)
+    small: list[str] = []
+    for flag, *values in flags:
+        if flag not in DROPPED and flag != "--vocab-size":
+            small += [flag, *([_smaller(flag, values[0])] if flag in SMALL else values)]
+    small += DATA
+    if ranks(small) == 1:  # a model alone
+        small += ["--pipeline-model-parallel-size", "2", "--expert-model-parallel-size", "2"]
+    return small, ranks(small)
+
+
+def _smaller(flag: str, given: str) -> str:
+    number = SMALL[flag]
+    return given if given.isdigit() and int(given) < int(number) else number
