@@ -41,7 +41,7 @@ from megatron_moevement.training.megatron_flags import (
 from megatron_moevement.training.presets import PRESETS
 from megatron_moevement.training.refusals import answer, resolve
 from megatron_moevement.training.reporting.arguments import LoggingConfig
-from tests.harness.tiny_job import tiny_arguments
+from tests.harness.tiny_job import PLAIN, tiny_arguments
 
 FROZEN = Path(__file__).with_name("flags.txt")
 PACKAGE = Path(megatron_moevement.__file__).parent
@@ -121,6 +121,28 @@ def test_every_flag_of_megatron_lm_is_a_setting_or_answered():
     ours = {flag: resolve([flag], settings).rest for flag in others}  # --disable-x is --no-x
     assert [flag for flag, rest in ours.items() if rest == (flag,)] == []
     assert [flag for flag, rest in ours.items() if not settings.issuperset(rest)] == []
+
+
+def test_other_words_of_megatron_lm_mean_the_same():
+    given = (
+        "--use-rotary-position-embeddings",
+        "--recompute-activations",
+        "--encoder-seq-length=8",
+    )
+    flags = (
+        "--position-embedding-type=rope",
+        "--recompute-granularity=selective",
+        "--seq-length=8",
+    )
+    other, ours = (tiny_arguments(*words, base=PLAIN) for words in (given, flags))
+    assert dataclasses.asdict(other.architecture) == dataclasses.asdict(ours.architecture)
+    assert other.data.seq_length == ours.data.seq_length == 8
+
+
+def test_what_changes_nothing_is_known():
+    flags = ("--use-flash-attn", "--profile", "--sequence-parallel", "--log-straggler", "--profile")
+    told = tiny_arguments(*flags, "--use-mcore-models").without_effect
+    assert told == ("--use-flash-attn", "--profile", "--log-straggler", "--sequence-parallel")
 
 
 def test_a_flag_is_in_one_table():

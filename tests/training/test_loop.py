@@ -267,7 +267,7 @@ def test_a_model_is_gone_before_it_is_built_anew(megatron_fork_server, flags):
 
 
 def collections(flags):
-    """Trains a job; returns which generations were collected from its first step on."""
+    """Trains a job; returns which generations were collected between its first and last step."""
     from megatron_moevement.runtime.coordination.generation import Generation  # noqa: PLC0415
     from megatron_moevement.training.loop import train as run_loop  # noqa: PLC0415
     from megatron_moevement.training.resident import Resident  # noqa: PLC0415
@@ -281,15 +281,18 @@ def collections(flags):
 
     with tiny_job(*flags) as job:
         forward_backward = job.schedule.forward_backward
+        steps = iter(range(1, job.arguments.run.train_iters + 1))
 
         def noted(*args):
-            if note not in gc.callbacks:
+            step = next(steps)
+            if step == 1:
                 gc.callbacks.append(note)
+            elif step == job.arguments.run.train_iters:
+                gc.callbacks.remove(note)
             return forward_backward(*args)
 
         job.schedule.forward_backward = noted
         run_loop(job, StopSources(None), Resident(job.arguments, job.backend), Generation())
-        gc.callbacks.remove(note)
     return [found, gc.isenabled()]
 
 
