@@ -162,6 +162,8 @@ def _lines(arguments: Arguments, found: Preflight) -> list[str]:
     ]
     if found.machine is not None:
         lines.append(_machine(found))
+    if arguments.without_effect:
+        lines.append(f"without an effect here: {', '.join(arguments.without_effect)}")
     return lines
 
 

@@ -44,6 +44,17 @@ def test_a_job_that_works_is_shown_on_one_screen(megatron_fork_server, shared_me
     assert not (shared_memory / "store").exists()
 
 
+def test_a_script_of_megatron_lm_is_checked_as_it_is(megatron_fork_server, tmp_path):
+    (tmp_path / "job.yaml").write_text("use_flash_attn: true\nmodel_parallel: {bf16: true}\n")
+    flags = ["--profile", "--context-parallel-size", "1", f"--yaml-cfg={tmp_path}/job.yaml"]
+    code, out, err = check(megatron_fork_server, "-n", "2", NODE, flags=flags)
+    assert (code, err) == (0, [])
+    assert "without an effect here: --use-flash-attn, --profile\n" in out
+    code, _, (line,) = check(megatron_fork_server, NODE, flags=["--fp8-format", "hybrid"])
+    assert code == 2
+    assert "FP8 and FP4 (--fp8-format hybrid)" in line
+
+
 def test_everything_is_there_as_json(megatron_fork_server):
     code, out, _ = check(megatron_fork_server, "-n", "3", "--spares=1", NODE, "--json")
     assert code == 2  # spares without restart in place: refused as the job refuses it
