@@ -233,7 +233,7 @@ class HostMemory:
         addresses |= plan.addresses_of_spares
         history = OwnHistory(occupied, self.store.identity, plan.rings[occupied], plan.journal)
         if self._notices is not None:
-            kept = {spare.process: len(plan.kept_for(spare.process)) for spare in plan.spares}
+            kept = {each.process: plan.kept_counts.get(each.process, 0) for each in plan.spares}
             self._notices.post_reserve(self.store.identity, plan.largest, kept)
         copies = SlotReplicator(
             self._endpoint.sender(addresses, plan.addresses_of_spares, history),

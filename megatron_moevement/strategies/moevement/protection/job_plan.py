@@ -7,6 +7,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from itertools import chain
 
 import torch
 
@@ -131,6 +132,11 @@ class JobPlan:
         holders = self.placement.holders
         return tuple(sorted(rank for rank in holders if process in holders[rank]))
 
+    @cached_property
+    def kept_counts(self) -> Mapping[int, int]:
+        """For each process that keeps copies: of how many ranks."""
+        return Counter(chain.from_iterable(map(set, self.placement.holders.values())))
+
     def account_of(self, host: Host) -> MemoryAccount:
         """Returns the host memory that a process takes, all of it from the start."""
         return MemoryAccount(
@@ -167,12 +173,12 @@ class JobPlan:
         return ReserveSizes(
             max(ring.total_bytes for ring in self.rings.values()),
             max((log.total_bytes for log in self.logs.values()), default=0),
-            max([self.placement.replicas, *map(len, self._kept.values())]),
+            max([self.placement.replicas, *self.kept_counts.values()]),
         )
 
     def reserve_of(self, process: int) -> ReserveSizes:
         """Returns what a process without a rank makes of that, beside the copies that it keeps."""
-        return self.largest.beside(len(self.kept_for(process)))
+        return self.largest.beside(self.kept_counts.get(process, 0))
 
     def check_limit(self, *processes: int) -> None:
         """Checks that processes take no more host memory than they may.
