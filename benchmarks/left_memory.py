@@ -37,7 +37,10 @@ from megatron_moevement.runtime.stores.store import RingRole, StoreDirectory
 from megatron_moevement.runtime.upstream_log.log import UpstreamLog, buffer_bytes
 from megatron_moevement.strategies.moevement.protection.left_state import read_left_state
 from megatron_moevement.strategies.moevement.protection.reserve import ReserveSizes, Room
-from megatron_moevement.strategies.moevement.protection.resident_store import ResidentStore
+from megatron_moevement.strategies.moevement.protection.resident_store import (
+    ResidentStore,
+    SparePlace,
+)
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # where tests.harness is
 
@@ -104,7 +107,7 @@ def newcomer_s(root: Path, slot_bytes: int, step_bytes: int, *, waits: bool) -> 
     kept = ResidentStore()
     if waits:
         kept.pin = lambda memory: lambda: None
-        kept.hold(root, IDENTITY, HOST.process, HOST.process + 1)
+        kept.hold(SparePlace(root, HOST.process, HOST.process + 1), IDENTITY)
         sizes = ReserveSizes(ring.total_bytes, STEPS * buffer_bytes(step_bytes), copies=1)
         kept.make_reserve(sizes, Room())
         if kept.reserve is not None:

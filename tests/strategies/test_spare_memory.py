@@ -267,7 +267,7 @@ def test_a_spare_makes_no_more_than_it_may_take_and_says_so_once(
     notices = NoticesOfSpares(generation.board, find_spares(generation))
     sizes = ReserveSizes(RING.total_bytes, 4096, copies=3)
     notices.post_reserve(IDENTITY, sizes, {PROCESS: 2})  # which have sent nothing yet
-    notices.post_wanted(lambda process: [])
+    notices.post_wanted({})
     for _ in range(3):
         look(memory, spare.kept)
     said = [each.getMessage() for each in caplog.records if "in reserve" in each.getMessage()]
@@ -293,7 +293,7 @@ def test_a_spare_that_found_no_room_tries_again_once_what_was_left_is_removed(sp
         look(memory, spare.kept)
     look(memory, spare.kept)  # ranks may make their files anew
     assert spare.kept.reserve.total_bytes == 0
-    notices.post_wanted(lambda process: [])
+    notices.post_wanted({})
     look(memory, spare.kept)
     assert spare.kept.reserve.total_bytes == sizes.total_bytes
 
@@ -328,7 +328,7 @@ def test_what_is_in_reserve_makes_room_for_copies(spare):
     assert spare.kept.reserve.total_bytes == sizes.total_bytes
     memory.learn(told(OTHER))
     assert spare.kept.reserve is None
-    notices.post_wanted(lambda process: [ONE, OTHER])
+    notices.post_wanted({ONE: (PROCESS,), OTHER: (PROCESS,)})
     look(memory, spare.kept)
     assert spare.kept.reserve.total_bytes == RING.total_bytes + 4096
     memory.learn(told(LogicalRank(dp=2)))

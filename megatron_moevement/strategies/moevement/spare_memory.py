@@ -43,7 +43,10 @@ from megatron_moevement.strategies.moevement.protection.host_memory import DEADL
 from megatron_moevement.strategies.moevement.protection.left_state import read_left_state
 from megatron_moevement.strategies.moevement.protection.placement_of_holders import held_ranks
 from megatron_moevement.strategies.moevement.protection.reserve import ReserveSizes, Room
-from megatron_moevement.strategies.moevement.protection.resident_store import ResidentStore
+from megatron_moevement.strategies.moevement.protection.resident_store import (
+    ResidentStore,
+    SparePlace,
+)
 from megatron_moevement.strategies.moevement.protection.spares import (
     Spare,
     captures_document,
@@ -164,11 +167,10 @@ class SpareMemory:
             limit_bytes: host memory that it may take; None without a limit.
         """
         self._carried = carried
-        self._root = root
+        self._place = SparePlace(root, me.process, processes)
         self._me = me
         self._host = host
         self._board = board
-        self._processes = processes
         self._limit_bytes = sys.maxsize if limit_bytes is None else limit_bytes
         self._lock = threading.Lock()  # of the store
         self._slots = StoredSlots(None, learn=self.learn)
@@ -216,9 +218,7 @@ class SpareMemory:
             UserError: the run is another one, its history an older one, or there is no room.
         """
         with self._lock:
-            store = self._carried.hold(
-                self._root, history.identity, self._me.process, self._processes
-            )
+            store = self._carried.hold(self._place, history.identity)
             known = self._begin_history(store, history)
             self._check_room(store, history)
             journal = store.journal(history.journal)
@@ -266,7 +266,7 @@ class SpareMemory:
             run, largest = StoreIdentity.of_document(identity), ReserveSizes.of_document(sizes)
             kept = by_name.get(str(self._me.process), 0)
             with self._lock:
-                store = self._carried.hold(self._root, run, self._me.process, self._processes)
+                store = self._carried.hold(self._place, run)
                 taken_bytes = folder_bytes(store.folder)
                 awaited_bytes = max(kept * largest.ring_bytes - taken_bytes, 0)
                 room = Room(self._limit_bytes - taken_bytes, awaited_bytes)
@@ -285,7 +285,7 @@ class SpareMemory:
                 ring = None if store is None else store.open_ring(stored.role, stored.owner)
                 if ring is not None:  # it may be replaced
                     self._slots.drop(ring)
-            taken = self._carried.take_in_copies(self._root, identity, process, self._processes)
+            taken = self._carried.take_in_copies(self._place, identity)
             if (store := self._carried.store) is not None:
                 self._serve(store)
                 facts = self._offer(store) if taken else None

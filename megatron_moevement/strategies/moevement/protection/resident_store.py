@@ -8,6 +8,7 @@ import time
 from collections.abc import Collection, Iterable, Sequence
 from datetime import timedelta
 from pathlib import Path
+from typing import NamedTuple
 
 from megatron_moevement.backends.backend import Pin
 from megatron_moevement.errors import MoEvementError, UserError
@@ -84,6 +85,20 @@ class StoresOfRun:
                 StoreDirectory(self.root, self.identity, process) as left,
             ):
                 left.remove()
+
+
+class SparePlace(NamedTuple):
+    """Where a process without a rank has its store.
+
+    Attributes:
+        root: the store directory.
+        process: its number.
+        processes: of the job.
+    """
+
+    root: Path
+    process: int
+    processes: int
 
 
 class ResidentStore(ProcessStore):
@@ -186,9 +201,7 @@ class ResidentStore(ProcessStore):
             self._has_rank = True
         return self.store
 
-    def hold(
-        self, root: Path, identity: StoreIdentity, process: int, processes: int
-    ) -> StoreDirectory:
+    def hold(self, place: SparePlace, identity: StoreIdentity) -> StoreDirectory:
         """Returns the store of a process without a rank, which adopts nothing.
 
         What a former launch left under its number stays as it is: ranks adopt it, or have it taken
@@ -198,11 +211,11 @@ class ResidentStore(ProcessStore):
             UserError: the store is in use, another user's, or can't be made.
         """
         if self.store is None:
-            number = process
-            while process_folder(root, identity.run_id, number).exists():
-                number += processes
-            self._place = StoresOfRun(root, identity)
-            self.store = StoreDirectory(root, identity, number)
+            number = place.process
+            while process_folder(place.root, identity.run_id, number).exists():
+                number += place.processes
+            self._place = StoresOfRun(place.root, identity)
+            self.store = StoreDirectory(place.root, identity, number)
         return self.store
 
     def make_reserve(self, sizes: ReserveSizes, room: Room) -> None:
@@ -262,9 +275,7 @@ class ResidentStore(ProcessStore):
         flushed = take_in_flushed(self.store, self.flushed, rank, ranks)
         return (*take_in_left(self.store, replaces=not self.store.is_pinned), *flushed)
 
-    def take_in_copies(
-        self, root: Path, identity: StoreIdentity, process: int, processes: int
-    ) -> tuple[int, ...]:
+    def take_in_copies(self, place: SparePlace, identity: StoreIdentity) -> tuple[int, ...]:
         """Brings here, without a rank, what others left on this machine and no rank has adopted.
 
         Call it when all ranks have taken in what they need. Nothing of the store may be in use.
@@ -275,9 +286,9 @@ class ResidentStore(ProcessStore):
         Raises:
             UserError: as `hold` does.
         """
-        if not left_behind(root, identity.run_id):
+        if not left_behind(place.root, identity.run_id):
             return ()
-        store = self.hold(root, identity, process, processes)
+        store = self.hold(place, identity)
         taken = take_in_left(store)
         journal = store.open_journal()
         if journal is not None and journal.state is not None:
