@@ -252,11 +252,11 @@ def test_a_damaged_part_is_found_whoever_brings_it(job, monkeypatch, kind):
             source.kept, "logged_hash", lambda tag: logged_hash(tag) ^ (tag == TAGS[2])
         )
     else:
-        checksum_of, seen = server_module.checksum_of, []
+        checksum_of, (name, size) = server_module.checksum_of, next(iter(SIZES.items()))
+        third = bytes_of(name)[size * 2 // CONNECTIONS : size * 3 // CONNECTIONS]
 
         def third_is_wrong(payload):
-            seen.append(payload.nbytes)
-            return checksum_of(payload) ^ (len(seen) == 3)
+            return checksum_of(payload) ^ (payload == third)
 
         monkeypatch.setattr(server_module, "checksum_of", third_is_wrong)
     holder, newcomer = job(2)
