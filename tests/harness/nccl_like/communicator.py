@@ -167,14 +167,15 @@ class Communicator:
                 self._running = batch, work = self._batches.get(timeout=1)
             except queue.Empty:
                 continue
-            with contextlib.suppress(RuntimeError):  # a peer is gone: only an abort ends it
+            with contextlib.suppress(RuntimeError):  # a peer is gone
                 for operation in batch:
                     operation.start(self._gloo)
                 for operation in batch:
                     operation.await_end()
                 work.finish(functools.partial(_write, batch))
                 self._last = [result for each in batch for result in each.results]
-                self._running = None
+            work.wait()  # only an abort ends what has failed; what comes behind it waits as well
+            self._running = None
         self._spoil_running()
 
     def _heed_neighbours(self) -> None:
