@@ -231,7 +231,7 @@ def test_a_beginning_that_is_cut_leaves_a_journal_of_the_state_that_it_begins_at
 
     leave(store)
     account = SimpleNamespace(total_bytes=0)
-    plan = SimpleNamespace(journal=JOURNAL, spares=(), accounts=lambda: {HOST.process: account})
+    plan = SimpleNamespace(journal=JOURNAL, spares=(), account_of=lambda _: account)
     with Generation() as generation:
         me = (b"a token of this test", HOST.process, "127.0.0.1")
         endpoint = Endpoint(*me, generation, NO_FAULTS)
