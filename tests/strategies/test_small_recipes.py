@@ -14,9 +14,7 @@ ROOT = Path(__file__).parents[2]
 GPT3 = "mlm/moe__gpt3_mcore_te"
 VERDICTS = {
     "mlm-ex/Qwen3-30B-A3B": "LOCALIZED",
-    f"{GPT3}_tp1_pp2_resume_torch_dist_reshard_2x1x4_te_8experts2parallel_dist_optimizer": (
-        "LOCALIZED"
-    ),
+    f"{GPT3}_tp1_pp2_resume_torch_dist_reshard_2x1x4_te_8experts2parallel_dist_optimizer": "GLOBAL",
     f"{GPT3}_tp2_pp1_resume_torch_dist_te_8experts2parallel_dist_optimizer": "GLOBAL",
     f"{GPT3}_tp2_pp1_resume_torch_dist_te_8experts2parallel_groupedGEMM": "GLOBAL",
     f"{GPT3}_tp2_pp1_te_8experts2parallel_overlap_grad_reduce_param_gather_groupedGEMM": "GLOBAL",
@@ -28,7 +26,7 @@ VERDICTS = {
     "zoo/Qwen3-235B-A22B": "LOCALIZED",
     "zoo/Qwen3-30B-A3B": "LOCALIZED",
 }
-"""Recipes, with what their recovery is: of one stage, where a job has several."""
+"""Recipes, with what their recovery is: of one stage, where stages share no embedding."""
 LOST_IN_STEP = 7
 WINDOW = 2
 
