@@ -221,7 +221,8 @@ SHOWN_BY = {
     ),
     "connected-groups": (
         test_adjacent_stages_replay_while_others_of_their_pipeline_stand_by,
-        "timed out|stages 1, 2 had not finished replaying",
+        # Or torch still counts the group of calls in which messages failed.
+        "timed out|stages 1, 2 had not finished replaying|not in a group call",
     ),
     "closed-calls": (
         test_a_batch_of_messages_that_fails_leaves_no_group_of_calls_open,
