@@ -6,6 +6,7 @@ import pytest
 
 from megatron_moevement.policy.job.guarantee import (
     Computation,
+    Computations,
     DeviceKind,
     Kernels,
     decide_guarantee,
@@ -24,7 +25,7 @@ def with_library(folder, name, version):
         head = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
         (place / "METADATA").write_text(head)
     importlib.invalidate_caches()
-    return Computation(DeviceKind.CPU, Kernels.ANY, 1, kernel_libraries(), {}, "host")
+    return Computation(DeviceKind.CPU, Kernels.ANY, 1, kernel_libraries(), {})
 
 
 @pytest.mark.parametrize("name", ["apex", "flash_attn", "flash_attn_3", "transformer_engine"])
@@ -34,5 +35,7 @@ def test_a_spare_with_other_kernels_breaks_the_guarantee(name, other, monkeypatc
     first = with_library(tmp_path, name, "1.2")
     spare = with_library(tmp_path, name, other)
     assert first.parts == {name: "1.2"}
-    reasons = decide_guarantee([first, spare], [first, first]).lacking
+    hosts = ("host", "host")
+    before = Computations((first, first), hosts)
+    reasons = decide_guarantee(Computations((first, spare), hosts), before).lacking
     assert reasons == (f"rank 1 has another {name} than at first",)
