@@ -111,14 +111,14 @@ class Holdings:
         leaves no room for that, all are spread anew. Where a launch exchanges ranks between
         processes, a process finds others' own slots.
         """
-        planned = {(RingRole.HELD, owner) for owner in self.plan.kept_for(self.host.process)}
-        return tuple(
-            stored
-            for stored in self.store.rings()
-            if (stored.role, stored.owner) not in {*planned, (RingRole.OWN, self.host.rank)}
-        )
+        return tuple(stored for stored in self.store.rings() if not self._is_planned(stored))
+
+    def _is_planned(self, stored: StoredRing) -> bool:
+        if stored.role is RingRole.HELD:
+            return self.plan.keeps(self.host.process, stored.owner)
+        return (stored.role, stored.owner) == (RingRole.OWN, self.host.rank)
 
     def _may_take_copies(self, stored: StoredRing) -> bool:
         """Returns whether an owner may still send copies into a ring of a former plan."""
-        is_kept = stored.owner in self.plan.kept_for(self.host.process)
+        is_kept = self.plan.keeps(self.host.process, stored.owner)
         return stored.role is RingRole.HELD and stored.owner != self.host.rank and not is_kept

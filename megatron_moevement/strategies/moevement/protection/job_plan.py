@@ -129,8 +129,11 @@ class JobPlan:
 
     def kept_for(self, process: int) -> tuple[LogicalRank, ...]:
         """Returns the ranks whose slots a process keeps copies of."""
-        holders = self.placement.holders
-        return tuple(sorted(rank for rank in holders if process in holders[rank]))
+        return tuple(sorted(rank for rank in self.placement.holders if self.keeps(process, rank)))
+
+    def keeps(self, process: int, rank: LogicalRank) -> bool:
+        """Returns whether a process keeps copies of a rank's slots."""
+        return process in self.placement.holders.get(rank, ())
 
     @cached_property
     def kept_counts(self) -> Mapping[int, int]:
