@@ -26,6 +26,15 @@ def strict_run(server, data, folder, spares, *flags):
     return Run(dataclasses.replace(program, path=PROGRAM, env=env), folder / "run"), contexts
 
 
+def lost_once(run, fault, uninterrupted):
+    """Has a job with a spare lose a process and end with the right bits; returns it."""
+    with run.start("--moevement-faults", fault) as job:
+        result = job.wait()
+    assert sorted(result.exit_codes) == [-9, 0, 0], result.describe()
+    assert digest_differences(run._digest(), uninterrupted(CASE)) == []
+    return job
+
+
 def holders_of(contexts):
     """Returns for each file of a context the processes that have it open."""
     found = defaultdict(set)
@@ -47,12 +56,9 @@ def test_survivors_pin_their_memory_again_on_their_own_devices(
     megatron_fork_server, text, uninterrupted, tmp_path, fault, verdict
 ):
     run, contexts = strict_run(megatron_fork_server, text, tmp_path, 1)
-    with run.start("--moevement-faults", fault) as job:
-        result = job.wait()
-    assert sorted(result.exit_codes) == [-9, 0, 0], result.describe()
+    job = lost_once(run, fault, uninterrupted)
     assert {plan.fields["verdict"] for plan in events_of(run, EventName.PLAN, 1)} == {verdict}
     assert not events_of(run, EventName.PLAN, 2)
-    assert digest_differences(run._digest(), uninterrupted(CASE)) == []
     devices = {f"device{rank}-{pid}" for rank, pid in enumerate(job.pids)}
     assert {path.name for path in contexts.glob("device*")} == devices
 
@@ -61,10 +67,7 @@ def test_a_spare_pins_its_memory_before_a_rank_is_lost_and_nothing_in_the_recove
     megatron_fork_server, text, uninterrupted, tmp_path
 ):
     run, contexts = strict_run(megatron_fork_server, text, tmp_path, 1)
-    with run.start("--moevement-faults", "14:backward@1") as job:
-        result = job.wait()
-    assert sorted(result.exit_codes) == [-9, 0, 0], result.describe()
-    assert digest_differences(run._digest(), uninterrupted(CASE)) == []
+    job = lost_once(run, "14:backward@1", uninterrupted)
     (fault,) = events_of(run, EventName.FAULT_INJECTED, 0)
     notes = (contexts / f"pinned-{job.pids[2]}").read_text().splitlines()
     pinned = [line.split() for line in notes]
@@ -76,10 +79,7 @@ def test_a_spare_makes_the_rings_of_copies_before_a_rank_is_lost_and_none_in_the
     megatron_fork_server, text, uninterrupted, tmp_path
 ):
     run, contexts = strict_run(megatron_fork_server, text, tmp_path, 1)
-    with run.start("--moevement-faults", "14:backward@1") as job:
-        result = job.wait()
-    assert sorted(result.exit_codes) == [-9, 0, 0], result.describe()
-    assert digest_differences(run._digest(), uninterrupted(CASE)) == []
+    job = lost_once(run, "14:backward@1", uninterrupted)
     (fault,) = events_of(run, EventName.FAULT_INJECTED, 0)
     notes = (contexts / f"allocated-{job.pids[2]}").read_text().splitlines()
     fields = [line.split("\t") for line in notes]
@@ -95,10 +95,7 @@ def test_who_adopts_a_ring_pins_it_while_others_do_not_wait(
     run, contexts = strict_run(megatron_fork_server, text, tmp_path, 1)
     flags = [flag for flag in run._program.flags if flag != "--moevement-no-adoption"]
     run._program = dataclasses.replace(run._program, flags=tuple(flags))
-    with run.start("--moevement-faults", "14:backward@1") as job:
-        result = job.wait()
-    assert sorted(result.exit_codes) == [-9, 0, 0], result.describe()
-    assert digest_differences(run._digest(), uninterrupted(CASE)) == []
+    job = lost_once(run, "14:backward@1", uninterrupted)
     notes = (contexts / f"pinned-{job.pids[2]}").read_text().splitlines()
     *reserved, adopted = (line.split()[1] for line in notes)
     assert (sorted(reserved), adopted) == (["late-pin", "reserve"], "late-pin")
