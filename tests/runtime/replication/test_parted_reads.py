@@ -77,6 +77,7 @@ class Log:
     """Reads what a process logged in a step of several tensors."""
 
     error = LogReadError
+    size_bytes = LOG_BYTES
 
     def __init__(self, together=1):
         self.kept = UpstreamLog(max_steps=1, step_bytes=LOG_BYTES)
@@ -108,6 +109,7 @@ class State:
     """Reads the live state of a process: an operator that is large, and several that are not."""
 
     error = StateReadError
+    size_bytes = STATE_BYTES
 
     def __init__(self, together=1):
         self._together = threading.Barrier(together)
@@ -232,14 +234,13 @@ def test_one_connection_that_breaks_ends_all(job, kind, broken):
     transport = Breaking(SLOW)
     holder, newcomer = job(2, transport=transport)
     source = kind()
-    with source.server(holder) as server:
-        began_s = time.monotonic()
-        with (
-            pytest.raises(source.error, match="the connection has ended"),
-            source.reader(newcomer.me, {0: server.address}) as reader,
-        ):
-            source.take(reader)
-        assert time.monotonic() - began_s < 2  # all of it takes longer
+    with (
+        source.server(holder) as server,
+        pytest.raises(source.error, match="the connection has ended"),
+        source.reader(newcomer.me, {0: server.address}) as reader,
+    ):
+        source.take(reader)
+    assert sum(transport.received.values()) < source.size_bytes * 3 // 4
     assert reading_threads() == []
 
 

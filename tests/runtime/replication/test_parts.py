@@ -21,25 +21,32 @@ CONNECTIONS = 4
 
 
 class Breaking(Loopback):
-    """Breaks one of its connections once it has carried so many pieces."""
+    """Breaks one of its connections once it has carried so many pieces.
 
-    def __init__(self, link=None, *, broken=None, after=2):
+    So many connections wait for each other before their first requests, so that none has two parts.
+    """
+
+    def __init__(self, link=None, *, broken=None, after=2, together=CONNECTIONS):
         super().__init__(link)
         self.dialed, self._broken, self._after = 0, broken, after
+        self._dialing, self._requests = threading.Lock(), threading.Barrier(together)
 
     def dial(self, *arguments):
         connection = super().dial(*arguments)
-        self.dialed += 1
-        if self.dialed == self._broken:
-            send, sent = connection.send, []
+        with self._dialing:
+            self.dialed += 1
+            is_broken = self.dialed == self._broken
+        send, sent = connection.send, []
 
-            def break_off(data, deadline):
-                sent.append(len(data))
-                if len(sent) > 3 + self._after:  # two of the handshake, and one that announces
-                    connection.shut_down()
-                send(data, deadline)
+        def send_or_break_off(data, deadline):
+            sent.append(len(data))
+            if len(sent) == 3:  # two of the handshake, and one that announces
+                self._requests.wait(DEADLINE.total_seconds())
+            if is_broken and len(sent) > 3 + self._after:
+                connection.shut_down()
+            send(data, deadline)
 
-            connection.send = break_off
+        connection.send = send_or_break_off
         return connection
 
 
@@ -107,7 +114,7 @@ def test_a_slot_of_which_a_part_is_missing_is_never_held(job, broken):
 
 
 def test_closing_ends_all_parts_of_a_transfer(job):
-    transport = Breaking(Link(bandwidth_bytes_per_s=1e5))
+    transport = Breaking(Link(bandwidth_bytes_per_s=1e5), together=1)
     owner, holder = job(2, shape=LARGE_SHAPE, transport=transport)
     with owner.sender(holder) as sender:
         outcome = sent(sender, owner, capture(owner.ring, 3, size_bytes=SIZE_BYTES))
@@ -179,7 +186,7 @@ def test_bytes_that_are_damaged_on_the_way_of_any_part_are_found(job, monkeypatc
 
 
 def test_a_fetch_that_is_interrupted_leaves_no_thread_that_writes(job):
-    transport = Breaking(Link(bandwidth_bytes_per_s=1e5))
+    transport = Breaking(Link(bandwidth_bytes_per_s=1e5), together=1)
     owner, newcomer = job(2, shape=LARGE_SHAPE, transport=transport)
     record = capture(owner.ring, 3, size_bytes=SIZE_BYTES)
     into = memoryview(bytearray(LARGE_SHAPE.buffer_bytes))
