@@ -46,6 +46,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # where tests.harn
 
 from tests.harness.job_facts import Job, without_processes
 from tests.harness.kept_spare import await_made
+from tests.harness.one_schedule import one_schedule
 
 WINDOW = 4
 STEPS = 2 * WINDOW
@@ -131,8 +132,11 @@ def measure(root: Path, total_bytes: int, repetitions: int) -> dict[str, float]:
     log = UpstreamLog(max_steps=STEPS, step_bytes=step_bytes + TENSORS * 512)
     with StoreDirectory(root, IDENTITY, HOST.process) as store:
         journal = store.journal(JournalShape(STEPS + 2, 1000, STEPS + 2))
+        schedules = one_schedule(WINDOW)
         for step in range(1, STEPS):
-            journal.commit(JournalState(0, 0, step, Window(0, WINDOW, 0), OWN), step, b"entry", 1.0)
+            journal.commit(
+                JournalState(0, schedules, step, Window(0, WINDOW, 0), OWN), step, b"entry", 1.0
+            )
         for role, owner in ((RingRole.OWN, OWN), (RingRole.HELD, KEPT)):
             fill_ring(store.ring(role, owner, RingShape(STEPS, slot_bytes, PARTS)), slot_bytes)
         fill_log(log, step_bytes)

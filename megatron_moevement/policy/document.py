@@ -1,7 +1,8 @@
 """Documents: frozen data as JSON, read back strictly by the types of its fields.
 
 An enum is its value, a dataclass or a window an object, and what can be parsed (a rank) its name.
-What older builds left out of a window has its default; no other field may be lacking.
+A tuple is a list. What older builds left out of a window has its default; no other field may be
+lacking.
 """
 
 from __future__ import annotations
@@ -59,6 +60,8 @@ def _written(value: Any) -> Any:
         return {name: _written(one) for name, one in value.items()}
     if hasattr(value, "parse"):
         return str(value)
+    if type(value) is tuple:
+        return [_written(one) for one in value]
     if fields := _fields(value.__class__):
         return {name: _written(getattr(value, own)) for own, name, _ in fields}
     return value
@@ -73,6 +76,9 @@ def _reader(kind: Any) -> Callable[[Any], Any]:
     if get_origin(kind) is Mapping:
         read = _reader(get_args(kind)[1])
         return lambda value: {name: read(one) for name, one in value.items()}
+    if get_origin(kind) is tuple:
+        read = _reader(get_args(kind)[0])
+        return lambda value: tuple(map(read, value))
     whole = partial(_read_fields if _fields(kind) else _read_plain, kind)
     parse: Callable[[Any], Any] = getattr(kind, "parse", whole)
     return kind if issubclass(kind, Enum) else parse

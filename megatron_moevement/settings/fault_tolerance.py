@@ -10,6 +10,37 @@ from megatron_moevement.settings.flags import Range, count, flag, not_negative, 
 _ABOVE_1 = Range("above 1", lambda value: value > 1)
 
 
+@dataclasses.dataclass(frozen=True)
+class ScheduleChange:
+    """A change of the window schedule.
+
+    Attributes:
+        step: that must be committed before it is proposed.
+        window: W from then on.
+    """
+
+    step: int
+    window: int
+
+
+def parse_changes(text: str) -> tuple[ScheduleChange, ...]:
+    """Returns the changes of a text such as `20:3,50:5`.
+
+    Raises:
+        ValueError: it is none, or steps don't ascend.
+    """
+    changes = []
+    for part in text.split(","):
+        step, _, window = part.partition(":")
+        if not (step.isdigit() and window.isdigit() and int(window)):
+            raise ValueError(f"{part!r} is no STEP:W with W at least 1")
+        changes.append(ScheduleChange(int(step), int(window)))
+    steps = [change.step for change in changes]
+    if steps != sorted(set(steps)):
+        raise ValueError(f"the steps of {text!r} don't ascend")
+    return tuple(changes)
+
+
 OFF = "off"
 """Names the strategy of a job that durable checkpoints alone protect."""
 
@@ -20,6 +51,15 @@ class FaultTolerance:
 
     moevement_strategy: str = flag(OFF, "how the job is protected")
     moevement_window: int = count(4, "sparse snapshots that make a sparse checkpoint (W)")
+    moevement_min_window: int | None = count(
+        None, "smallest W that the job may come to: its slots are the largest (default: W)"
+    )
+    moevement_max_window: int | None = count(
+        None, "largest W that the job may come to: memory is made for it (default: W)"
+    )
+    moevement_schedule_changes: tuple[ScheduleChange, ...] = flag(
+        (), "another W once a step is committed", parse=parse_changes, metavar="STEP:W,..."
+    )
     moevement_replicas: int = not_negative(
         2, "copies of every snapshot in other failure domains (r)"
     )
@@ -75,6 +115,27 @@ class FaultTolerance:
         """Whether anything beyond durable checkpoints protects the job."""
         return self.moevement_strategy != OFF
 
+    @property
+    def min_window(self) -> int:
+        """The smallest W that the job may come to."""
+        return self.moevement_min_window or self.moevement_window
+
+    @property
+    def max_window(self) -> int:
+        """The largest W that the job may come to."""
+        return self.moevement_max_window or self.moevement_window
+
+    @property
+    def changes(self) -> tuple[ScheduleChange, ...]:
+        """The schedules that are wanted in the course of the job, from its first step on."""
+        return (ScheduleChange(0, self.moevement_window), *self.moevement_schedule_changes)
+
+    def resolved(self) -> FaultTolerance:
+        """Returns the same with the limits of W that follow from other flags."""
+        return dataclasses.replace(
+            self, moevement_min_window=self.min_window, moevement_max_window=self.max_window
+        )
+
     def of_process(self, local_rank: int) -> FaultTolerance:
         """Returns the same with the interface of one process of a machine."""
         places = self.moevement_replication_interface.split(",")
@@ -99,6 +160,13 @@ def check_fault_tolerance(settings: FaultTolerance, save: str | None) -> None:
     Raises:
         UserError: a name can't be that of a folder, or a flag lacks another one.
     """
+    limits = range(settings.min_window, settings.max_window + 1)
+    for change in settings.changes:
+        if change.window not in limits:
+            raise UserError(
+                f"W = {change.window} is not between --moevement-min-window "
+                f"{settings.min_window} and --moevement-max-window {settings.max_window}"
+            )
     if settings.moevement_recover_only and not settings.is_on:
         raise UserError(
             "--moevement-recover-only recovers what a strategy left in memory: give "

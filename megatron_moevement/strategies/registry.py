@@ -46,7 +46,9 @@ def _moevement(settings: FaultTolerance) -> ResidentState:
 
 _REGISTERED = {
     OFF: Registered(_off),
-    "moevement": Registered(_moevement, frozenset({"moevement_window"})),
+    "moevement": Registered(
+        _moevement, frozenset({"moevement_min_window", "moevement_max_window"})
+    ),
 }
 STRATEGIES: Mapping[str, Registered] = MappingProxyType(_REGISTERED)
 """By name."""

@@ -11,7 +11,12 @@ from collections.abc import Callable
 from megatron_moevement.errors import MoEvementError
 from megatron_moevement.integrations.megatron.optimizer import GradientStatistics
 from megatron_moevement.policy.recovery.newest_state import Durable
-from megatron_moevement.runtime.coordination.commit_barrier import Agreement, ReplicaRng, Vote
+from megatron_moevement.runtime.coordination.commit_barrier import (
+    NO_SCHEDULE,
+    Agreement,
+    ReplicaRng,
+    Vote,
+)
 from megatron_moevement.runtime.coordination.ledger import LedgerEntry
 from megatron_moevement.runtime.coordination.progress import NO_COSTS, IterationCosts, Progress
 
@@ -26,10 +31,13 @@ class Covered:
     Attributes:
         start: of the newest such window; NO_WINDOW.
         copies: the fewest copies of a slot of it, besides those of the slots' own ranks.
+        schedule: what says which window schedules the rank knows; of the job the greatest of each
+            number.
     """
 
     start: int
     copies: int
+    schedule: tuple[int, int] = NO_SCHEDULE
 
 
 NOT_COVERED = Covered(NO_WINDOW, 0)

@@ -19,9 +19,10 @@ from megatron_moevement.policy.facts.facts import Condition, Facts, LiveState, P
 from megatron_moevement.policy.job.operators import OperatorId
 from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.policy.recovery import recovery_planner as recovery
-from megatron_moevement.policy.recovery.plan import Plan, WindowEdges
+from megatron_moevement.policy.recovery.plan import Plan, Schedules, WindowEdges
 from megatron_moevement.policy.window.schedule import Window, WindowSchedule
-from megatron_moevement.testing.world.policies import Policies
+from megatron_moevement.policy.window.timetable import Timetable
+from megatron_moevement.testing.world.policies import Policies, adopts
 from megatron_moevement.testing.world.step_model import (
     ROLL_FORWARD_SECTION,
     Command,
@@ -54,6 +55,18 @@ def _slots_of_replica(
         frozenset(operator for operator in own if slots[operator] == slot),
         frozenset(operator for operator in own if slots[operator] > slot),
     )
+
+
+def _adopted_an_edge_early(
+    timetable: Timetable, schedule: WindowSchedule, step: int, rank: LogicalRank
+) -> Timetable:
+    early = max(step - timetable.newest.window, timetable.newest.first_step)
+    is_odd = rank.pp == rank.dp == rank.ep == 0
+    return adopts(timetable, schedule, early if is_odd else step, rank)
+
+
+def _by_own_counts(order: int, rank: LogicalRank | None) -> int:
+    return order if rank is None else order + rank.pp + rank.dp + rank.ep
 
 
 def _retain_fewer_logs(persisted: Window | None, first_step: int) -> Retention:
@@ -109,7 +122,13 @@ def _target_is_minimum(facts: Facts) -> Facts:
 def _window_edge_moved(_: Facts, plan: Plan) -> Plan:
     if plan.edges is WindowEdges.RESTARTED:
         return plan
-    return dataclasses.replace(plan, windows_from=max(plan.windows_from - 1, 0))
+    timetable, source = plan.schedules
+    if timetable is None or timetable.newest.window == 1:
+        return plan
+    newest = timetable.newest
+    first_step = newest.first_step - 1 if newest.first_step else newest.window - 1
+    moved = dataclasses.replace(timetable, entries=(newest._replace(first_step=first_step),))
+    return dataclasses.replace(plan, schedules=Schedules(moved, source))
 
 
 def _forget_ledger_of_first_window(facts: Facts) -> Facts:
@@ -196,6 +215,21 @@ MUTATIONS: tuple[Mutation, ...] = (
         "slot-differs-between-replicas",
         "each replica spreads its operators over the window in its own way",
         Policies(slot_contents=_slots_of_replica),
+    ),
+    Mutation(
+        "schedule-adopted-early",
+        "one rank goes by another schedule an edge before all others",
+        Policies(adopts=_adopted_an_edge_early),
+    ),
+    Mutation(
+        "order-not-reduced",
+        "each rank orders the operators of a proposed schedule by counts of its own",
+        Policies(order_of=_by_own_counts),
+    ),
+    Mutation(
+        "window-read-by-another-schedule",
+        "a window is replayed by the schedule in force, not by the one that it was captured under",
+        Policies(schedule_of=lambda timetable, window: timetable.newest),
     ),
     Mutation(
         "persisted-for-the-first",
@@ -338,6 +372,8 @@ MUTATIONS: tuple[Mutation, ...] = (
 
 OF_THE_MODEL = {
     "slot-differs-between-replicas": "`1 slots`, `2b same slot`; in production one schedule holds",
+    "schedule-adopted-early": "`2b same slot`; in production `Timetable.adopted` is called",
+    "order-not-reduced": "the barrier's votes; in production one rank makes the order",
     "no-commit-barrier": "`2 persisted`; in production the barrier is a collective",
     "rolled-forward-unrecorded": "`4 recorded`",
     "capture-not-awaited": "`6 same bits` of a slot whose state is overwritten",

@@ -116,6 +116,7 @@ def parse(argv: Sequence[str], processes: int, launched: int | None = None) -> A
         parser.set_defaults(**network_in(given.load, given.ckpt_step))
     values = parser.parse_args(resolved.rest)
     topics = {name: read_flags(group, values) for name, (_, group) in _GROUPS.items()}
+    topics["fault_tolerance"] = topics["fault_tolerance"].resolved()
     ranks = topics["restart"].active_ranks(processes, processes if launched is None else launched)
     arguments = Arguments(
         **topics,

@@ -123,6 +123,7 @@ class TrainStep:
             stop=stop,
             window_start=covered.start,
             copies=covered.copies,
+            schedule=covered.schedule,
             replica_rng=self.strategy.replica_rng(),
             own_s=own_s,
         )
@@ -154,6 +155,6 @@ class TrainStep:
             agreement.rng_equal,
         )
         entry, self.progress = self.commit.apply(self.progress, decided, strike)
-        covered = Covered(agreement.window_start, agreement.copies)
+        covered = Covered(agreement.window_start, agreement.copies, agreement.schedule)
         self.strategy.commit(entry, self.progress, covered)
         return entry

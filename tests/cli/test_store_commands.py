@@ -22,6 +22,7 @@ from megatron_moevement.runtime.stores.store import (
     default_store_dir,
 )
 from megatron_moevement.settings.fault_tolerance import FaultTolerance
+from tests.harness.one_schedule import one_schedule
 
 RING = RingShape(capacity=4, buffer_bytes=200, max_parts=3)
 JOURNAL = JournalShape(retained_steps=5, entry_bytes=50, last_step=10)
@@ -37,7 +38,7 @@ def store_dir(monkeypatch, shared_memory):
         with opened(shared_memory, process) as store:
             journal = store.journal(JOURNAL)
             for step in range(1, 4):
-                state = JournalState(0, 0, step, WINDOW if step == 3 else None, own)
+                state = JournalState(0, one_schedule(2), step, WINDOW if step == 3 else None, own)
                 journal.commit(state, step, b"{}", 0.5)
             for role, owner in ((RingRole.OWN, own), (RingRole.HELD, other)):
                 ring = store.ring(role, owner, RING)
@@ -115,7 +116,7 @@ def test_inspect_shows_processes_slots_and_holders(store_dir, capsys):
 def test_inspect_tells_programs_everything(store_dir, capsys):
     document = json.loads("".join(said(capsys, "inspect", "--json", "--store-dir", store_dir)))
     (run,) = document["runs"]
-    assert (run["run_id"], run["fingerprint"], run["format_version"]) == ("run-1", "0123abcd", 1)
+    assert (run["run_id"], run["fingerprint"], run["format_version"]) == ("run-1", "0123abcd", 3)
     first = run["processes"][0]
     assert first["locked_by"] is None
     assert first["bytes"] > 4 * 4 * 200
@@ -123,7 +124,7 @@ def test_inspect_tells_programs_everything(store_dir, capsys):
     assert first["journal"]["losses"] == 3
     assert first["journal"]["state"] == {
         "era": 0,
-        "epoch": 0,
+        "timetable": one_schedule(2).document(),
         "committed": 3,
         "persisted": {"start": 2, "size": 2, "epoch": 0},
         "rank": str(FIRST),

@@ -18,6 +18,7 @@ from megatron_moevement.policy.job.operators import Inventory, Operator, Operato
 from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.policy.job.state_recipe import Content, Timing
 from megatron_moevement.policy.window.schedule import Window, WindowSchedule
+from megatron_moevement.policy.window.timetable import Timetable
 from megatron_moevement.runtime.capture.capture import Capture
 from megatron_moevement.runtime.coordination.progress import Progress
 from megatron_moevement.runtime.peers.sender import SlotSender
@@ -106,7 +107,11 @@ class CapturedWindows:
             SlotReplicator(
                 sender, self._ring, Placement({_RANK: holders}, len(holders), len(holders)), ()
             ),
-            SlotContents(self._schedule, self._layouts, rollbacks=0),
+            SlotContents(
+                Timetable.begun(self._schedule, 0),
+                {self._schedule.digest: self._layouts},
+                rollbacks=0,
+            ),
             SlotRing(capacity),
         )
         self.stalls: list[timedelta] = []

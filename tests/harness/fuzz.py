@@ -41,6 +41,7 @@ from megatron_moevement.runtime.stores.fault_record import FaultRecord
 from megatron_moevement.runtime.stores.run_record import read_run
 from tests.harness.fuzz_bytes import mutated, mutated_document
 from tests.harness.fuzz_peers import Peers
+from tests.harness.one_schedule import one_schedule
 
 Feed = Callable[[Random], None]
 IDENTITY = StoreIdentity("run-1", "0123abcd")
@@ -128,7 +129,7 @@ def _file_target(path: Path, make: Callable[[Path], None], read: Callable[[Path]
 def _make_journal(path: Path) -> None:
     with contextlib.closing(Journal.create(path, IDENTITY, JournalShape(4, 40, 20))) as journal:
         for step in range(1, 6):
-            state = JournalState(1, 0, step, Window(0, 2, 0), _OWNER)
+            state = JournalState(1, one_schedule(2), step, Window(0, 2, 0), _OWNER)
             journal.commit(state, step, b"entry" * step, 1.5)
 
 

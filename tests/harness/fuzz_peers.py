@@ -50,6 +50,7 @@ from megatron_moevement.runtime.transport.tcp import TCP, TcpConnection
 from megatron_moevement.runtime.transport.transport import Deadline
 from megatron_moevement.runtime.transport.wire import Channel, Kind, ProtocolError
 from tests.harness.fuzz_bytes import as_document, mutated
+from tests.harness.one_schedule import one_schedule
 
 _TOKEN = b"a secret of this job"
 _OWN, _OTHER = LogicalRank(), LogicalRank(dp=1)
@@ -64,7 +65,7 @@ _HISTORY = History(
     StoreIdentity("run-1", "0123abcd"),
     RingShape(3, 500, 2),
     JournalShape(3, 100, 9),
-    JournalState(0, 0, 4, Window(0, 3), None),
+    JournalState(0, one_schedule(3), 4, Window(0, 3), None),
     {4: b"entry"},
     {3: 0.5, 4: 0.25},
 )

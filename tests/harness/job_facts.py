@@ -25,7 +25,9 @@ from megatron_moevement.policy.job.ranks import Layout, LogicalRank
 from megatron_moevement.policy.job.segments import Ends, receivers_from
 from megatron_moevement.policy.recovery.plan import Origin, Plan
 from megatron_moevement.policy.window.schedule import Window
+from megatron_moevement.policy.window.timetable import Timetable
 from megatron_moevement.testing.world.restarts import assign_spares
+from tests.harness.one_schedule import one_schedule
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,6 +73,11 @@ class Job:
     def placement(self) -> Placement:
         """Who keeps copies of whose slots."""
         return place_replicas(self.hosts, self.replicas)
+
+    @cached_property
+    def timetable(self) -> Timetable:
+        """The one schedule that the job has had."""
+        return one_schedule(self.window)
 
     def persisted_at(self, step: int) -> Window | None:
         """Returns the window that a rank which committed `step` knows to be persisted."""
@@ -131,6 +138,7 @@ class Job:
             ),
             logs=tuple(LogExtent(way, logged) for way in sent_ways(self.layout, rank.pp)),
             ledger=range(first, step + 1),
+            timetable=self.timetable,
             holders=self.placement.holders[rank],
         )
 
@@ -261,6 +269,7 @@ def _settled(facts: ProcessFacts, plan: Plan) -> ProcessFacts:
     return dataclasses.replace(
         facts,
         committed=plan.target if known else None,
+        timetable=plan.schedules.timetable if known else None,
         live=live,
         persisted=plan.persisted,
         logs=tuple(logs),
@@ -303,6 +312,7 @@ def _replaying(
     return dataclasses.replace(
         facts,
         committed=plan.target,
+        timetable=plan.schedules.timetable,
         live=live,
         holdings=holdings,
         logs=tuple(LogExtent(way, logged.get(way, frozenset()) | again) for way in ways),

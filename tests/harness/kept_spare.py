@@ -15,13 +15,16 @@ from megatron_moevement.runtime.slots.slot_record import SlotPart, SlotRecord
 from megatron_moevement.runtime.slots.store_identity import StoreIdentity
 from megatron_moevement.strategies.moevement.protection.reserve import Reserve
 from megatron_moevement.strategies.moevement.spare_memory import SpareMemory
+from tests.harness.one_schedule import one_schedule
 
 ONE, OTHER = LogicalRank(), LogicalRank(dp=1)
 IDENTITY = StoreIdentity("run-1", "0123abcd")
 RING = RingShape(capacity=5, buffer_bytes=200, max_parts=3)
-JOURNAL = JournalShape(retained_steps=6, entry_bytes=100, last_step=50)
+JOURNAL = JournalShape(retained_steps=6, entry_bytes=100, last_step=50, schedule_bytes=16)
 WINDOW = Window(3, 3)
-STATE = JournalState(rollbacks=7, schedule_version=0, committed=6, persisted=WINDOW, rank=None)
+STATE = JournalState(
+    rollbacks=7, timetable=one_schedule(3), committed=6, persisted=WINDOW, rank=None
+)
 PROCESS, PROCESSES = 2, 3
 
 
@@ -46,7 +49,8 @@ def told(owner: LogicalRank = ONE, first: int = 4, **changes: Any) -> History:
     steps = range(first, state.committed + 1)
     entries = {step: b"entry %d" % step for step in steps}
     losses = {step: step / 8 for step in range(1, state.committed + 1)}
-    return History(owner, IDENTITY, RING, JOURNAL, state, entries, losses)
+    schedules = dict.fromkeys(state.timetable.digests(), b"slots")
+    return History(owner, IDENTITY, RING, JOURNAL, state, entries, losses, schedules)
 
 
 def store_slots(memory: SpareMemory, owner: LogicalRank, *steps: int, rollbacks: int = 7) -> None:

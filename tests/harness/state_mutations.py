@@ -95,8 +95,9 @@ def flip_replica() -> None:
     @torch.no_grad()
     def flipped(self: SparseCheckpointing, entry: Any, progress: Any, covered: Any) -> None:
         if progress.committed == FLIPPED_STEP and dist.get_rank() == FLIPPED_RANK:
-            schedule = self._history.schedule
-            full = schedule.full[schedule.slot_of(FLIPPED_STEP)]
+            timetable = self._history.timetable
+            schedule = self._history.schedule_of(timetable.window_of(FLIPPED_STEP))
+            full = schedule.full[timetable.slot_of(FLIPPED_STEP)]
             for piece in self._session.live.pieces(min(full), Content.FULL):
                 if piece.name.endswith("exp_avg_sq"):
                     piece.live.mul_(2)

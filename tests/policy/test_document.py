@@ -11,20 +11,25 @@ from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.policy.outcome.account import RankAccount
 from megatron_moevement.policy.outcome.replay_proof import Compared, ReplayProof
 from megatron_moevement.policy.window.schedule import Window
+from tests.harness.one_schedule import one_schedule
 
-STATE = JournalState(7, 1, 6, Window(3, 2, 1), LogicalRank(pp=1))
+STATE = JournalState(7, one_schedule(2, 1, 1), 6, Window(3, 2, 1), LogicalRank(pp=1))
 COMPUTATION = Computation(DeviceKind.CPU, Kernels.ANY, 1, {"cpu": "x"}, {"NCCL_ALGO": "Ring"})
 ACCOUNT = RankAccount(2, ReplayProof(scalars=Compared(2, 1)), {"detect": 0.5, "wait": 0}, 3)
 NOTHING = '{"equal": 0, "unequal": 0}'
+TIMETABLE = (
+    '{"entries": [{"epoch": 1, "first_step": 1, "window": 2, "digest": "2 slots"}], '
+    '"first_version": 1}'
+)
 TEXTS = [
     (
         STATE,
-        '{"era": 7, "epoch": 1, "committed": 6, "persisted": {"start": 3, "size": 2, "epoch": 1}, '
-        '"rank": "pp1.dp0.tp0.cp0.ep0"}',
+        f'{{"era": 7, "timetable": {TIMETABLE}, "committed": 6, "persisted": '
+        '{"start": 3, "size": 2, "epoch": 1}, "rank": "pp1.dp0.tp0.cp0.ep0"}',
     ),
     (
         dataclasses.replace(STATE, persisted=None, rank=None),
-        '{"era": 7, "epoch": 1, "committed": 6, "persisted": null, "rank": null}',
+        f'{{"era": 7, "timetable": {TIMETABLE}, "committed": 6, "persisted": null, "rank": null}}',
     ),
     (
         COMPUTATION,
@@ -53,13 +58,13 @@ def test_a_window_of_an_older_build_has_no_epoch():
 
 def test_data_is_picked_out_of_other_fields():
     assert JournalState.out_of({**STATE.document(), "weather": "fine"}) == STATE
+    document = {**STATE.document(), "weather": "fine"}
+    del document["rank"]
     with pytest.raises(KeyError, match="rank"):
-        JournalState.out_of(
-            {"weather": "fine", "era": 0, "epoch": 0, "committed": 0, "persisted": None}
-        )
+        JournalState.out_of(document)
 
 
-@pytest.mark.parametrize("name", JournalState(0, 0, 0, None, None).document())
+@pytest.mark.parametrize("name", STATE.document())
 def test_no_field_may_be_lacking(name):
     document = STATE.document()
     del document[name]

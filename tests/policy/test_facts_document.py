@@ -22,7 +22,9 @@ from megatron_moevement.policy.job.boundary import Direction
 from megatron_moevement.policy.job.ranks import Layout, LogicalRank
 from megatron_moevement.policy.job.segments import Ends
 from megatron_moevement.policy.window.schedule import Window
+from megatron_moevement.policy.window.timetable import Timetable, TimetableEntry
 from tests.harness.job_facts import Job
+from tests.harness.one_schedule import one_schedule
 
 STEPS = st.integers(0, 40)
 SIZES = st.integers(1, 3)
@@ -72,7 +74,9 @@ def any_facts(draw):
             rollbacks=draw(st.integers(0, 2)),
             is_new=draw(st.booleans()),
             holders=tuple(draw(st.lists(STEPS, max_size=3))),
-            schedule_version=draw(st.integers(0, 2)),
+            timetable=draw(
+                st.none() | st.builds(one_schedule, STEPS.map(lambda k: k + 1), STEPS, STEPS)
+            ),
             replica_id=draw(st.none() | st.text(max_size=4)),
             rng_equal_steps=range(*sorted(draw(st.tuples(STEPS, STEPS)))),
         )
@@ -83,9 +87,9 @@ def any_facts(draw):
 
 IN_CODE = {
     "era": "rollbacks",
-    "epoch": "schedule_version",
     "holds": "replica_id",
     "alike": "rng_equal_steps",
+    "epoch": "schedule_version",
 }
 """Keys of documents that have other names in the code."""
 
@@ -104,6 +108,8 @@ def test_what_is_written_is_read_back(facts):
         (DOCUMENT["layout"], Layout),
         (DOCUMENT["processes"][0], ProcessFacts),
         (DOCUMENT["processes"][0]["live"], LiveState),
+        (DOCUMENT["processes"][0]["timetable"], Timetable),
+        (DOCUMENT["processes"][0]["timetable"]["entries"][0], TimetableEntry),
         (DOCUMENT["processes"][0]["persisted"], Window),
         (DOCUMENT["processes"][0]["holdings"][0], Holding),
         (DOCUMENT["processes"][0]["logs"][0], LogExtent),

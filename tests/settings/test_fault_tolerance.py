@@ -1,8 +1,16 @@
 """What the flags of protection mean."""
 
+import dataclasses
+
 import pytest
 
-from megatron_moevement.settings.fault_tolerance import FaultTolerance
+from megatron_moevement.errors import UserError
+from megatron_moevement.settings.fault_tolerance import (
+    FaultTolerance,
+    ScheduleChange,
+    check_fault_tolerance,
+    parse_changes,
+)
 
 
 @pytest.mark.parametrize(
@@ -28,3 +36,36 @@ def test_the_limit_of_host_memory_is_the_number_of_bytes_that_was_given(limit_by
 
 def test_without_a_limit_there_is_none():
     assert FaultTolerance().host_memory_limit_bytes is None
+
+
+def test_schedules_are_wanted_from_the_first_step_on():
+    changes = parse_changes("20:3,50:5")
+    assert changes == (ScheduleChange(20, 3), ScheduleChange(50, 5))
+    settings = FaultTolerance(moevement_window=4, moevement_schedule_changes=changes)
+    assert settings.changes == (ScheduleChange(0, 4), *changes)
+
+
+@pytest.mark.parametrize("text", ["", "20", "20:0", "20:x", ":3", "-1:3", "20:3,", "20:3,20:4"])
+def test_what_is_no_change_is_refused(text):
+    with pytest.raises(ValueError, match=r"STEP:W|ascend"):
+        parse_changes(text)
+
+
+def test_the_limits_of_w_are_w_itself_unless_told():
+    settings = FaultTolerance(moevement_window=4)
+    assert (settings.min_window, settings.max_window) == (4, 4)
+    resolved = settings.resolved()
+    assert (resolved.moevement_min_window, resolved.moevement_max_window) == (4, 4)
+    wider = dataclasses.replace(settings, moevement_min_window=2, moevement_max_window=6)
+    assert wider.resolved() == wider
+
+
+@pytest.mark.parametrize("window", [1, 6])
+def test_a_schedule_beyond_the_limits_of_w_is_refused(window):
+    limits = {"moevement_min_window": 2, "moevement_max_window": 5}
+    for changes in ({"moevement_window": window}, {"moevement_schedule_changes": ((9, window),)}):
+        settings = FaultTolerance(**limits, **changes)
+        wanted = tuple(ScheduleChange(*each) for each in settings.moevement_schedule_changes)
+        settings = dataclasses.replace(settings, moevement_schedule_changes=wanted)
+        with pytest.raises(UserError, match=f"W = {window} is not between"):
+            check_fault_tolerance(settings, save=None)

@@ -1,7 +1,7 @@
 """What a replay is compared with: the slots that ranks have, and those that spares keep."""
 
 from megatron_moevement.policy.job.ranks import LogicalRank
-from megatron_moevement.policy.recovery.plan import Origin, Plan, StageReplay, Verdict
+from megatron_moevement.policy.recovery.plan import Origin, Plan, Schedules, StageReplay, Verdict
 from megatron_moevement.policy.window.schedule import Window
 from megatron_moevement.runtime.slots.ring_file import RingShape
 from megatron_moevement.runtime.slots.slot_record import SlotPart, SlotRecord
@@ -12,6 +12,7 @@ from megatron_moevement.strategies.moevement.protection.first_captures import (
     own_captures,
     record_digest,
 )
+from tests.harness.one_schedule import one_schedule
 
 LOST, BYSTANDER = LogicalRank(pp=1), LogicalRank()
 SHAPE = RingShape(capacity=9, buffer_bytes=8, max_parts=1)
@@ -23,6 +24,7 @@ PLAN = Plan(
     window=Window(2, 3),
     replays=(StageReplay(1, 2, Origin.WINDOW),),
     rollbacks=7,
+    schedules=Schedules(one_schedule(3, first_step=2)),
 )
 
 

@@ -33,14 +33,18 @@ from megatron_moevement.strategies.moevement.protection.left_state import (
 )
 from megatron_moevement.strategies.moevement.protection.resident_store import ResidentStore
 from megatron_moevement.strategies.scalars import encode_entry
+from tests.harness.one_schedule import one_schedule
 
 RANK, OTHER = LogicalRank(dp=0), LogicalRank(dp=1)
 HOST = Host(4, "node", RANK)
 IDENTITY = StoreIdentity("run", "0123")
 PERSISTED = Window(2, 2, 1)
-STATE = JournalState(rollbacks=1, schedule_version=1, committed=5, persisted=PERSISTED, rank=RANK)
+STATE = JournalState(
+    rollbacks=1, timetable=one_schedule(2, 1), committed=5, persisted=PERSISTED, rank=RANK
+)
 RING = RingShape(capacity=5, buffer_bytes=100, max_parts=2)
-JOURNAL = JournalShape(retained_steps=6, entry_bytes=100, last_step=20)
+JOURNAL = JournalShape(retained_steps=6, entry_bytes=100, last_step=20, schedule_bytes=8)
+SCHEDULES = dict.fromkeys(STATE.timetable.digests(), b"slots")
 
 
 @pytest.fixture
@@ -60,6 +64,7 @@ def hold(ring, step, rollbacks=1, schedule_version=1):
 def leave(store):
     """Leaves what a launch leaves that died at step 5: its slots, copies, the journal."""
     journal = store.journal(JOURNAL)
+    journal.keep_schedules(SCHEDULES)
     for step in range(1, 6):
         state = dataclasses.replace(STATE, committed=step)
         journal.commit(state, step, b"entry", 0.5 * step)
@@ -84,7 +89,7 @@ def test_what_was_left_is_told(store):
     leave(store)
     facts = read_left_state(store, HOST, 0)
     assert (facts.committed, facts.persisted) == (5, PERSISTED)
-    assert (facts.rollbacks, facts.schedule_version, facts.ledger) == (1, 1, range(1, 6))
+    assert (facts.rollbacks, facts.timetable, facts.ledger) == (1, STATE.timetable, range(1, 6))
     assert facts.holdings == (
         Holding(RANK, PERSISTED, 0b11),
         Holding(RANK, Window(4, 2, 1), 0b11),
@@ -240,7 +245,7 @@ def test_a_beginning_that_is_cut_leaves_a_journal_of_the_state_that_it_begins_at
         monkeypatch.setattr(memory if place == "open" else store, place, cut)
         with pytest.raises(CutError):
             memory.restart_windows(
-                dataclasses.replace(STATE, rollbacks=2, committed=9, persisted=None), {}
+                dataclasses.replace(STATE, rollbacks=2, committed=9, persisted=None), {}, SCHEDULES
             )
     store.close()
     with StoreDirectory(store.root, IDENTITY, HOST.process) as reopened:

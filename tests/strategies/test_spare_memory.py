@@ -36,6 +36,7 @@ from tests.harness.kept_spare import (
     store_slots,
     told,
 )
+from tests.harness.one_schedule import one_schedule
 
 
 def test_what_a_spare_keeps_is_known_in_the_next_generation(spare):
@@ -63,11 +64,11 @@ def test_what_a_spare_keeps_is_known_in_the_next_generation(spare):
     known = notices.ledger(PROCESS, range(5, 7))
     assert known["entries"] == {5: "entry 5", 6: "entry 6"}
     assert sorted(known["losses"]) == list(range(1, 7))
-    (captures,) = notices.captures(STATE.rollbacks, STATE.schedule_version)
+    (captures,) = notices.captures(STATE.rollbacks, 0)
     held = spare.kept.store.open_ring(RingRole.HELD, OTHER)
     assert captures[str(OTHER)] == {step: record_digest(held.record(step)) for step in (3, 4)}
     assert sorted(captures[str(ONE)]) == [3, 4, 5, 6]
-    assert notices.captures(STATE.rollbacks, STATE.schedule_version + 1) == ()
+    assert notices.captures(STATE.rollbacks, 1) == ()
     journal = spare.kept.store.open_journal()
     assert journal.losses() == {step: step / 8 for step in range(1, 7)}
     assert journal.entry(5) == b"entry 5"
@@ -91,7 +92,9 @@ def test_a_generation_goes_on_with_what_its_ranks_agreed_on(spare):
     assert spare.kept.store.open_journal().state.committed == 7
 
 
-@pytest.mark.parametrize("changes", [{"rollbacks": 9}, {"schedule_version": 1}, {"rollbacks": 5}])
+@pytest.mark.parametrize(
+    "changes", [{"rollbacks": 9}, {"timetable": one_schedule(3, 1)}, {"rollbacks": 5}]
+)
 def test_slots_of_another_history_are_forgotten(spare, changes):
     memory, _ = spare()
     memory.learn(told())

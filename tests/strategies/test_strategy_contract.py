@@ -51,7 +51,7 @@ def test_a_run_has_a_store_for_each_strategy_and_its_sizes():
     for name in NAMES:
         run = identify(tiny_arguments(*flags(name)))
         other = identify(tiny_arguments(*flags(name), "--moevement-window=3"))
-        has_windows = "moevement_window" in STRATEGIES[name].sizes
+        has_windows = "moevement_max_window" in STRATEGIES[name].sizes
         assert (run.fingerprint != other.fingerprint) == has_windows
 
 

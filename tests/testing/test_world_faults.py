@@ -12,7 +12,7 @@ import pytest
 from megatron_moevement.policy.copies.retention import max_log_steps, max_replayed_steps
 from megatron_moevement.policy.copies.slot_ring import ring_capacity
 from megatron_moevement.policy.job.ranks import Layout
-from megatron_moevement.policy.recovery.plan import Verdict, WindowEdges
+from megatron_moevement.policy.recovery.plan import Schedules, Verdict, WindowEdges
 from megatron_moevement.policy.recovery.recovery_planner import plan_start
 from megatron_moevement.testing.campaign import Failure, play
 from megatron_moevement.testing.mutations import mutation_named
@@ -143,7 +143,7 @@ def test_faults_close_together_show_a_window_edge_that_moves():
     scenario = ten_faults(Scenario(1, Layout(pp=3), window=3, spares=11, steps=40))
     failure = play(scenario, mutation_named("window-edge-moved").policies)
     assert isinstance(failure, Failure)
-    assert failure.what == "2 dropped", "slots of the persisted window come before the moved edge"
+    assert failure.what == "UnknownScheduleError", "the window is none of the moved ones"
 
 
 def damaged_slots_and_false_alarms(scenario):
@@ -198,7 +198,7 @@ def test_a_job_that_goes_back_although_its_window_is_kept_loses_work():
             copies=(),
             roll_forward=(),
             edges=WindowEdges.RESTARTED,
-            schedule_version=plan.schedule_version + 1,
+            schedules=Schedules(plan.schedules.timetable.restarted(0), plan.schedules.source),
         )
 
     job = Scenario(1, Layout(pp=3), window=2, replicas=1, steps=11)

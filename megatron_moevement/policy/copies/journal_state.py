@@ -7,6 +7,7 @@ import dataclasses
 from megatron_moevement.policy.document import Document
 from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.policy.window.schedule import Window
+from megatron_moevement.policy.window.timetable import Timetable
 
 
 @dataclasses.dataclass(frozen=True)
@@ -15,14 +16,14 @@ class JournalState(Document):
 
     Attributes:
         rollbacks: how many rollbacks to a durable checkpoint lie behind it.
-        schedule_version: of the window schedule in force.
+        timetable: the window schedules that the job has agreed on.
         committed: k, the newest step that it committed.
         persisted: the newest window that it knows to be persisted.
         rank: the logical rank that it occupies; None for a spare.
     """
 
     rollbacks: int
-    schedule_version: int
+    timetable: Timetable
     committed: int
     persisted: Window | None
     rank: LogicalRank | None

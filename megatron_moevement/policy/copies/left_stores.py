@@ -39,18 +39,22 @@ def is_newer(left: JournalState, own: JournalState) -> bool:
 
 
 def is_outdated(rollbacks: int, schedule_version: int, step: int, known: JournalState) -> bool:
-    """Returns whether a state lies before the newest window that a history has persisted."""
+    """Returns whether a state lies before the newest window that a history has persisted.
+
+    Args:
+        schedule_version: that a slot was captured under, or the newest one that a store knows.
+    """
     if known.persisted is None:
         return False
     return (rollbacks, schedule_version, step) < (
         known.rollbacks,
-        known.schedule_version,
+        known.persisted.schedule_version,
         known.persisted.start,
     )
 
 
 def _moment(state: JournalState) -> tuple[int, int, int]:
-    return (state.rollbacks, state.schedule_version, state.committed)
+    return (state.rollbacks, state.timetable.first_version, state.committed)
 
 
 def adopts_in(generation: int, *, is_refused: bool) -> bool:

@@ -12,6 +12,7 @@ from megatron_moevement.policy.job.boundary import Direction
 from megatron_moevement.policy.job.ranks import Layout, LogicalRank
 from megatron_moevement.policy.job.segments import Ends
 from megatron_moevement.policy.window.schedule import Window
+from megatron_moevement.policy.window.timetable import Timetable
 
 
 class InconsistentFactsError(MoEvementError, RuntimeError):
@@ -108,6 +109,8 @@ class ProcessFacts:
             the rank's own, as a shard of the optimizer's state is, or nothing is to be copied.
         rng_equal_steps: steps k in whose S_k all ranks with the same name had, as it has recorded,
             the same random streams.
+        timetable: the window schedules that it knows the job to have agreed on, None when it knows
+            of none.
         is_new: whether it has never held a state of the job: what it has was left by others, and
             says nothing of what the job has agreed on since.
         holders: the processes that keep copies of its rank's slots in this generation.
@@ -123,7 +126,7 @@ class ProcessFacts:
     logs: tuple[LogExtent, ...] = ()
     ledger: range = range(0)
     rollbacks: int = 0
-    schedule_version: int = 0
+    timetable: Timetable | None = None
     replica_id: str | None = None
     rng_equal_steps: range = range(0)
     is_new: bool = False

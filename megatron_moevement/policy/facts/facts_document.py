@@ -4,10 +4,11 @@ A document is `{"generation": 3, "layout": {"pp": 4, ...}, "ends": "independent"
 "processes": [{"process": 0, "domain": "node0", "rank": "pp0.dp0.tp0.cp0.ep0", "committed": 13,
 "live": {"condition": "dense", "step": 13, "finished": 14}, "persisted": WINDOW, "holdings":
 [{"owner": "pp0.dp0.tp0.cp0.ep0", "window": WINDOW, "slots": [0, 1]}], "logs": [{"direction":
-"forward", "steps": [[9, 13]]}], "ledger": [9, 13], "era": 0, "epoch": 0, "holds": "pp0.ep0",
-"alike": [9, 13], "is_new": true, "holders": [1]}, ...]}` with WINDOW `{"start": 8, "size": 3,
-"epoch": 0}`. Steps are given by the first and last of each run. What a process does not have, a
-spare its rank for example, is null or left out.
+"forward", "steps": [[9, 13]]}], "ledger": [9, 13], "era": 0, "timetable": {"entries": [{"epoch": 0,
+"first_step": 2, "window": 3, "digest": "f3"}], "first_version": 0}, "holds": "pp0.ep0", "alike":
+[9, 13], "is_new": true, "holders": [1]}, ...]}` with WINDOW `{"start": 8, "size": 3, "epoch": 0}`;
+`epoch` is the version of a schedule. Steps are given by the first and last of each run. What a
+process does not have, a spare its rank for example, is null or left out.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ from megatron_moevement.policy.job.boundary import Direction
 from megatron_moevement.policy.job.ranks import Layout, LogicalRank
 from megatron_moevement.policy.job.segments import Ends
 from megatron_moevement.policy.window.schedule import Window
+from megatron_moevement.policy.window.timetable import Timetable, TimetableEntry
 
 T = TypeVar("T")
 
@@ -156,7 +158,7 @@ def dump_process(facts: ProcessFacts) -> dict[str, Any]:
         ],
         "ledger": _dump_run(facts.ledger),
         "era": facts.rollbacks,
-        "epoch": facts.schedule_version,
+        "timetable": None if facts.timetable is None else facts.timetable.document(),
         "holds": facts.replica_id,
         "alike": _dump_run(facts.rng_equal_steps),
         "is_new": facts.is_new,
@@ -191,12 +193,14 @@ _LAYOUT = Fields.of((), (size.name for size in dataclasses.fields(Layout)))
 _PROCESS = Fields.of(
     ("process", "domain", "live"),
     (
-        *("rank", "committed", "persisted", "holdings", "logs", "ledger", "era", "epoch"),
-        *("holds", "alike", "is_new", "holders"),
+        *("rank", "committed", "persisted", "holdings", "logs", "ledger", "era"),
+        *("timetable", "holds", "alike", "is_new", "holders"),
     ),
 )
 _LIVE = Fields.of(("condition",), ("step", "window", "finished"))
 _WINDOW = Fields.of(("start", "size"), ("epoch",))
+_TIMETABLE = Fields.of(("entries", "first_version"))
+_ENTRY = Fields.of(("epoch", "first_step", "window", "digest"))
 _HOLDING = Fields.of(("owner", "window", "slots"))
 _LOG = Fields.of(("direction", "steps"))
 
@@ -235,7 +239,7 @@ def _load_process(load_holding: Callable[[Any], Holding], value: Any) -> Process
         logs=part(parts, "logs", _load_logs, ()),
         ledger=part(parts, "ledger", _load_run, range(0)),
         rollbacks=part(parts, "era", integer, 0),
-        schedule_version=part(parts, "epoch", integer, 0),
+        timetable=part(parts, "timetable", _load_timetable, None),
         replica_id=part(parts, "holds", text, None),
         rng_equal_steps=part(parts, "alike", _load_run, range(0)),
         is_new=part(parts, "is_new", truth, False),
@@ -292,6 +296,26 @@ def _load_size(value: Any) -> int:
     if size > MAX_COUNT:
         raise wrong(value, f"at most {MAX_COUNT}")
     return size
+
+
+@_read_once
+def _load_timetable(value: Any) -> Timetable:
+    parts = _TIMETABLE.read(value)
+    return built(
+        Timetable,
+        entries=at("entries", functools.partial(each, _load_entry), parts["entries"]),
+        first_version=at("first_version", integer, parts["first_version"]),
+    )
+
+
+def _load_entry(value: Any) -> TimetableEntry:
+    parts = _ENTRY.read(value)
+    return TimetableEntry(
+        at("epoch", integer, parts["epoch"]),
+        at("first_step", integer, parts["first_step"]),
+        at("window", _load_size, parts["window"]),
+        at("digest", text, parts["digest"]),
+    )
 
 
 def _load_holding(value: Any) -> Holding:

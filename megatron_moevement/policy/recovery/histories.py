@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections.abc import Iterable
 
 from megatron_moevement.policy.facts.facts import Condition, Facts, LiveState, ProcessFacts
@@ -33,11 +34,16 @@ def of_newest_history(facts: Facts) -> Facts:
     """
     knowing = [process for process in facts.processes if process.committed is not None]
     newest = max((process.rollbacks for process in lasting(knowing)), default=0)
-    schedule_version = max(
-        (each.schedule_version for each in facts.processes if each.rollbacks == newest), default=0
+    first_version = max(
+        (
+            each.timetable.first_version
+            for each in facts.processes
+            if each.rollbacks == newest and each.timetable is not None
+        ),
+        default=0,
     )
     processes = tuple(
-        _of_epoch(process, schedule_version)
+        _since(process, first_version)
         if process.rollbacks == newest
         else _without_memory_of(process)
         for process in sorted(facts.processes, key=lambda process: process.process)
@@ -47,21 +53,24 @@ def of_newest_history(facts: Facts) -> Facts:
     return dataclasses.replace(facts, processes=processes)
 
 
-def _of_epoch(process: ProcessFacts, schedule_version: int) -> ProcessFacts:
-    """Returns the facts of a process without windows of an older epoch."""
-    live, persisted = process.live, process.persisted
-    if live.window is not None and live.window.schedule_version != schedule_version:
+def _since(process: ProcessFacts, first_version: int) -> ProcessFacts:
+    """Returns the facts of a process without windows from before they last began anew."""
+    live, persisted, timetable = process.live, process.persisted, process.timetable
+    if live.window is not None and live.window.schedule_version < first_version:
         live = LiveState(Condition.ABSENT)
-    if persisted is not None and persisted.schedule_version != schedule_version:
+    if persisted is not None and persisted.schedule_version < first_version:
         persisted = None
+    if timetable is not None and timetable.first_version < first_version:
+        timetable = None
     holdings = process.holdings
-    if any([held.window.schedule_version != schedule_version for held in holdings]):  # noqa: C419
-        holdings = tuple(
-            held for held in holdings if held.window.schedule_version == schedule_version
-        )
-    if live is process.live and persisted is process.persisted and holdings is process.holdings:
+    if any([held.window.schedule_version < first_version for held in holdings]):  # noqa: C419
+        holdings = tuple(held for held in holdings if held.window.schedule_version >= first_version)
+    was = process.live, process.persisted, process.timetable, process.holdings
+    if all(map(operator.is_, was, (live, persisted, timetable, holdings))):
         return process
-    return dataclasses.replace(process, live=live, persisted=persisted, holdings=holdings)
+    return dataclasses.replace(
+        process, live=live, persisted=persisted, timetable=timetable, holdings=holdings
+    )
 
 
 def _without_memory_of(process: ProcessFacts) -> ProcessFacts:

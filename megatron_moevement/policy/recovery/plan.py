@@ -9,12 +9,14 @@ from collections.abc import Iterator, Mapping
 from enum import Enum
 from functools import cached_property
 from operator import attrgetter
+from typing import NamedTuple
 
 from megatron_moevement.policy.copies.persistence import SlotKey, slot_keys
 from megatron_moevement.policy.job.boundary import Direction
 from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.policy.job.segments import ScopeKind, Segment
 from megatron_moevement.policy.window.schedule import Window
+from megatron_moevement.policy.window.timetable import Timetable, UnknownScheduleError
 
 _RANK = attrgetter("rank")
 
@@ -177,6 +179,32 @@ class RollForward:
     step: int
 
 
+class Schedules(NamedTuple):
+    """The window schedules that a job goes on with.
+
+    Attributes:
+        timetable: when each is in force; None where nobody knows of any.
+        source: a process that has all of them; None where nobody has.
+    """
+
+    timetable: Timetable | None = None
+    source: int | None = None
+
+    @property
+    def known(self) -> Timetable:
+        """When each is in force, in a job of which a step is known to be committed.
+
+        Raises:
+            UnknownScheduleError: nobody knows.
+        """
+        if self.timetable is None:
+            raise UnknownScheduleError("no process has a window schedule")
+        return self.timetable
+
+
+NO_SCHEDULES = Schedules()
+
+
 @dataclasses.dataclass(frozen=True)
 class RankPlan:
     """What one rank does.
@@ -225,15 +253,13 @@ class Plan:
         logs: what bystanders, and stages that are ahead, serve.
         ledger_source: the process that has all ledger entries that are needed.
         rollbacks: how many rollbacks lie behind the job once the plan is carried out.
-        schedule_version: of the window schedule that is then in force.
+        schedules: that all go on with. A replay captures the slots of windows in flight again under
+            those windows' own schedules: a moved edge would pin the old window for ever where
+            faults come closer than W steps.
         edges: whether windows go on, or begin anew because nothing is left to replay from.
         copies: who takes its state from whom, by rank; their stages stand by.
         lost_steps: committed steps that are done again after a rollback; None where nobody knows
             how many.
-        windows_from: the first step of a window of the schedule that is in force once the plan is
-            carried out. A replay captures the slots of the window in flight again under that
-            window's own schedule: a moved edge would pin the old window for ever where faults come
-            closer than W steps.
     """
 
     generation: int
@@ -251,11 +277,10 @@ class Plan:
     logs: tuple[LogSource, ...] = ()
     ledger_source: int | None = None
     rollbacks: int = 0
-    schedule_version: int = 0
+    schedules: Schedules = NO_SCHEDULES
     edges: WindowEdges = WindowEdges.KEPT
     copies: tuple[StateCopy, ...] = ()
     lost_steps: int | None = 0
-    windows_from: int = 0
 
     @property
     def replayed_steps(self) -> int:
@@ -280,7 +305,13 @@ class Plan:
     @property
     def is_from_durable(self) -> bool:
         """Whether all stages load what is durable and replay from there."""
-        return any(replay.origin is Origin.DURABLE for replay in self.replays)
+        return self.loaded is not None
+
+    @property
+    def loaded(self) -> int | None:
+        """The step of the durable state that all stages replay from, if they do."""
+        steps = (each.start for each in self.replays if each.origin is Origin.DURABLE)
+        return next(steps, None)
 
     @cached_property
     def start_of(self) -> dict[int, int]:

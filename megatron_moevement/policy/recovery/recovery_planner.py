@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from itertools import chain
 
 from megatron_moevement.policy.facts.facts import Facts
 from megatron_moevement.policy.job.ranks import LogicalRank
@@ -25,6 +26,7 @@ from megatron_moevement.policy.recovery.plan import (
     Origin,
     Plan,
     RollForward,
+    Schedules,
     StageReplay,
     Verdict,
     WindowEdges,
@@ -35,7 +37,11 @@ from megatron_moevement.policy.recovery.reasons import (
     resume_reason,
     stage_names,
 )
-from megatron_moevement.policy.recovery.rollforward import check_nobody_is_ahead, newest_committed
+from megatron_moevement.policy.recovery.rollforward import (
+    agreed_timetable,
+    check_nobody_is_ahead,
+    newest_committed,
+)
 from megatron_moevement.policy.recovery.slot_choice import Wanted, choose_fetches, slots_to_load
 from megatron_moevement.policy.recovery.sources import candidates, find_ledger, log_sources
 from megatron_moevement.policy.recovery.stage_status import (
@@ -45,6 +51,7 @@ from megatron_moevement.policy.recovery.stage_status import (
     without_gaps,
 )
 from megatron_moevement.policy.window.schedule import Window
+from megatron_moevement.policy.window.timetable import Timetable
 
 
 def plan_recovery(facts: Facts) -> Plan:
@@ -83,8 +90,22 @@ def _rollbacks(facts: Facts) -> int:
     return max((process.rollbacks for process in facts.processes), default=0)
 
 
-def _schedule_version(facts: Facts) -> int:
-    return max((process.schedule_version for process in facts.processes), default=0)
+def _schedules(facts: Facts, restarted_at: int | None = None) -> Schedules:
+    """Returns which schedules all go on with, and who has them.
+
+    Args:
+        restarted_at: the step with which windows begin anew; None where they go on.
+    """
+    timetable = agreed_timetable(facts.processes)
+    if timetable is not None and restarted_at is not None:
+        timetable = timetable.restarted(restarted_at)
+    wanted = frozenset[str]() if timetable is None else timetable.digests()
+    having = (
+        process.process
+        for process in chain(facts.by_rank.values(), facts.processes)
+        if process.timetable is not None and process.timetable.digests() >= wanted
+    )
+    return Schedules(timetable, next(having, None))
 
 
 def _holders(facts: Facts) -> Mapping[LogicalRank, tuple[int, ...]]:
@@ -93,9 +114,11 @@ def _holders(facts: Facts) -> Mapping[LogicalRank, tuple[int, ...]]:
 
 def _replay(facts: Facts, survey: Survey, window: Window) -> Plan | None:
     """Returns the plan that replays from a window, None when that is impossible."""
-    if survey.target < window.last:
+    schedules = _schedules(facts)
+    timetable = schedules.timetable
+    if survey.target < window.last or timetable is None or not timetable.has(window):
         return None
-    grow = _go_back if _fills_rings(facts, survey, window) else _grow_scope
+    grow = _go_back if _fills_rings(facts, survey, window, timetable) else _grow_scope
     starts = grow(facts, survey, window)
     scope = {stage for stage, start in starts.items() if start is not None}
     begins = {stage: survey.target if start is None else start for stage, start in starts.items()}
@@ -125,7 +148,6 @@ def _replay(facts: Facts, survey: Survey, window: Window) -> Plan | None:
         target=survey.target,
         persisted=persisted_of(facts),
         window=window,
-        windows_from=window.start,
         roll_forward=rolling,
         replays=replays,
         segments=segments_of(facts.layout, scope),
@@ -136,11 +158,11 @@ def _replay(facts: Facts, survey: Survey, window: Window) -> Plan | None:
         copies=copies,
         ledger_source=ledger_source,
         rollbacks=_rollbacks(facts),
-        schedule_version=_schedule_version(facts),
+        schedules=schedules,
     )
 
 
-def _fills_rings(facts: Facts, survey: Survey, window: Window) -> bool:
+def _fills_rings(facts: Facts, survey: Survey, window: Window, timetable: Timetable) -> bool:
     """Returns whether rings may be full of slots from a window on before training goes on.
 
     A newer one must be persisted by then. Only all ranks agree on that, at the same step; each
@@ -148,7 +170,7 @@ def _fills_rings(facts: Facts, survey: Survey, window: Window) -> bool:
     """
     persisted = persisted_of(facts)
     is_older = persisted is not None and window < persisted
-    return is_older or survey.target > window.start + 2 * window.size
+    return is_older or survey.target > timetable.last_before_persisted(window) + 1
 
 
 def _go_back(facts: Facts, _: Survey, window: Window) -> dict[int, int | None]:
@@ -220,7 +242,6 @@ def _resume(facts: Facts, survey: Survey) -> Plan:
         whole = find_ledger(facts, persisted.start + 1, survey.target)
         source = source if whole is None else whole
     wanted = Wanted(begins, stand_ins=survey.found.stand_ins_of(copies))
-    windows = {held.window.start for process in facts.processes for held in process.holdings}
     return Plan(
         generation=facts.generation,
         verdict=Verdict.COPIED if copies else Verdict.RESUME,
@@ -233,8 +254,7 @@ def _resume(facts: Facts, survey: Survey) -> Plan:
         copies=copies,
         ledger_source=source,
         rollbacks=_rollbacks(facts),
-        schedule_version=_schedule_version(facts),
-        windows_from=min(windows, default=survey.target),
+        schedules=_schedules(facts),
     )
 
 
@@ -250,8 +270,7 @@ def _resume_with_new_windows(facts: Facts, survey: Survey, why: str) -> Plan:
         reason=f"{resume_reason(survey, 0)}; {why}: the window schedule restarts",
         persisted=None,
         edges=WindowEdges.RESTARTED,
-        windows_from=plan.target,
-        schedule_version=_schedule_version(facts) + 1,
+        schedules=_schedules(facts, plan.target),
     )
 
 
@@ -305,11 +324,10 @@ def plan_from_durable(facts: Facts, why: str) -> Plan:
         verdict=Verdict.ROLLBACK,
         reason=f"{why}: {back}, {done_again(facts.durable, lost)}",
         target=facts.durable,
-        windows_from=facts.durable,
         lost_steps=lost,
         edges=WindowEdges.RESTARTED,
         rollbacks=_rollbacks(facts) + 1,
-        schedule_version=_schedule_version(facts) + 1,
+        schedules=_schedules(facts, facts.durable),
     )
 
 
@@ -319,7 +337,12 @@ def _replay_from_durable(facts: Facts, durable: int, target: int, source: int, w
     Where that is the state that its first window begins with, this window is captured again.
     """
     starts = {held.window.start for process in facts.processes for held in process.holdings}
-    is_first = persisted_of(facts) is None and min(starts, default=durable) == durable
+    timetable = agreed_timetable(facts.processes)
+    is_first = (
+        persisted_of(facts) is None
+        and min(starts, default=durable) == durable
+        and (timetable is None or timetable.first_step == durable)
+    )
     scope = set(range(facts.layout.pp))
     state = f"the durable checkpoint of step {durable}" if durable else "the initial state"
     begins = dict.fromkeys(scope, durable) if is_first else {}
@@ -328,7 +351,6 @@ def _replay_from_durable(facts: Facts, durable: int, target: int, source: int, w
         verdict=Verdict.GLOBAL,
         reason=f"{why}: all replay from {state}",
         target=target,
-        windows_from=durable,
         replays=tuple(StageReplay(stage, durable, Origin.DURABLE) for stage in sorted(scope)),
         segments=segments_of(facts.layout, scope),
         scope_kind=scope_kind(facts.layout, facts.ends, scope),
@@ -336,6 +358,6 @@ def _replay_from_durable(facts: Facts, durable: int, target: int, source: int, w
         holders=_holders(facts),
         ledger_source=source,
         rollbacks=_rollbacks(facts),
-        schedule_version=_schedule_version(facts) if is_first else _schedule_version(facts) + 1,
+        schedules=_schedules(facts, None if is_first else durable),
         edges=WindowEdges.KEPT if is_first else WindowEdges.RESTARTED,
     )

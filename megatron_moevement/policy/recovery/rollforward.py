@@ -8,6 +8,11 @@ from collections.abc import Sequence
 from megatron_moevement.policy.facts.facts import Condition, InconsistentFactsError, ProcessFacts
 from megatron_moevement.policy.recovery.plan import RollForward
 from megatron_moevement.policy.window.schedule import Window
+from megatron_moevement.policy.window.timetable import (
+    Timetable,
+    TwoSchedulesError,
+    newest_timetable,
+)
 
 _LOST = {Condition.TORN, Condition.ABSENT}
 
@@ -47,6 +52,25 @@ def newest_committed(processes: Sequence[ProcessFacts]) -> int | None:
 def lasting(processes: Sequence[ProcessFacts]) -> Sequence[ProcessFacts]:
     """Returns those of some processes that were there before; all where every one is new."""
     return [facts for facts in processes if not facts.is_new] or processes
+
+
+def agreed_timetable(processes: Sequence[ProcessFacts]) -> Timetable | None:
+    """Returns the schedules that the job has agreed on, as far as anybody knows of any.
+
+    A rank that has committed the target knows all of them: it wrote them down with the step. What a
+    dead process knew beyond those that live was never in force, and is decided again.
+
+    Raises:
+        InconsistentFactsError: two schedules have one version.
+    """
+    knowing = [facts for facts in processes if facts.timetable is not None]
+    there = lasting(knowing)
+    newest = max((facts.committed or 0 for facts in there), default=0)
+    known = [facts.timetable for facts in there if (facts.committed or 0) == newest]
+    try:
+        return newest_timetable(timetable for timetable in known if timetable is not None)
+    except TwoSchedulesError as error:
+        raise InconsistentFactsError(str(error)) from error
 
 
 def check_nobody_is_ahead(processes: Sequence[ProcessFacts], target: int) -> None:

@@ -73,31 +73,23 @@ class Window(NamedTuple):
 class WindowSchedule:
     """Which operators each sparse snapshot of a window captures as FULL and which as COMPUTE.
 
-    One schedule holds for every rank of the job, from its first step until another one is adopted
-    at a window edge. There is one slot for each operator, not one for each rank and operator: a
-    frozen replica would contribute no gradient to a replica that is active.
+    One schedule holds for every rank of the job, from a window edge until another one is adopted at
+    a later one (`Timetable`). There is one slot for each operator, not one for each rank and
+    operator: a frozen replica would contribute no gradient to a replica that is active.
 
     Attributes:
         slots: for each operator the slot in which it is FULL, `0 <= slot < window`.
-        schedule_version: how many schedules the job had before this one.
-        first_step: the step whose state is slot 0 of the first window under this schedule.
 
     Raises:
-        InvalidScheduleError: a number is negative, an operator is FULL in no slot or in one outside
-            of the window, or tied operators are FULL in different ones.
+        InvalidScheduleError: an operator is FULL in no slot or in one outside of the window, or
+            tied operators are FULL in different ones.
     """
 
     inventory: Inventory
     window: int
     slots: Mapping[OperatorId, int]
-    schedule_version: int = 0
-    first_step: int = 0
 
     def __post_init__(self) -> None:
-        if self.schedule_version < 0 or self.first_step < 0:
-            raise InvalidScheduleError(
-                f"epoch {self.schedule_version}, first step {self.first_step}: negative"
-            )
         if self.window < 1:
             raise InvalidScheduleError(f"a window needs at least one slot, not {self.window}")
         if not self._in_order and self.slots.keys() != self.inventory.operators:
@@ -136,21 +128,6 @@ class WindowSchedule:
             later.append(later[-1] | full)
         return tuple(reversed(later))
 
-    def window_of(self, step: int) -> Window:
-        """Returns the window that captures S_step under this schedule.
-
-        Raises:
-            ValueError: the schedule was not in force at that step.
-        """
-        if step < self.first_step:
-            raise ValueError(f"step {step} lies before the schedule's first, {self.first_step}")
-        start = step - (step - self.first_step) % self.window
-        return Window(start, self.window, self.schedule_version)
-
-    def slot_of(self, step: int) -> int:
-        """Returns the slot that captures S_step; raises as `window_of` does."""
-        return step - self.window_of(step).start
-
     @cached_property
     def bytes_by_slot(self) -> Mapping[LogicalRank, tuple[int, ...]]:
         """For each logical rank the bytes that it captures in each slot."""
@@ -172,7 +149,7 @@ class WindowSchedule:
     def digest(self) -> str:
         """SHA-256, as hex, over what all ranks must agree on before they adopt the schedule."""
         operators = self.inventory.sorted_operators
-        numbers = array("Q", (self.schedule_version, self.first_step, self.window, len(operators)))
+        numbers = array("Q", (self.window, len(operators)))
         numbers.extend(self.inventory.numbers)
         sorted_slots = map(self.slots.__getitem__, operators)
         numbers.extend(self.slots.values() if self._in_order else sorted_slots)

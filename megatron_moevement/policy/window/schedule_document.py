@@ -7,11 +7,13 @@ who reads it, `slot_bytes` (what each rank captures in each slot) and the schedu
 from __future__ import annotations
 
 import json
+import sys
+from array import array
 
 from megatron_moevement.errors import UserError
 from megatron_moevement.policy.job.inventory_document import dump_inventory, load_inventory
-from megatron_moevement.policy.job.operators import OperatorId
-from megatron_moevement.policy.window.schedule import WindowSchedule
+from megatron_moevement.policy.job.operators import Inventory, OperatorId
+from megatron_moevement.policy.window.schedule import InvalidScheduleError, WindowSchedule
 
 
 def dump_schedule(schedule: WindowSchedule) -> str:
@@ -44,3 +46,41 @@ def load_schedule(text: str, origin: str) -> WindowSchedule:
         return WindowSchedule(inventory, document["window"], slots)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise UserError(f"{origin} is no schedule: {error}") from error
+
+
+def encoded_bytes(operators: int) -> int:
+    """Returns the bytes of a schedule of so many operators."""
+    return (operators + 1) * array("H").itemsize
+
+
+def encode_schedule(schedule: WindowSchedule) -> bytes:
+    """Returns W and the slot of each operator, for who knows the inventory."""
+    slots = map(schedule.slots.__getitem__, schedule.inventory.sorted_operators)
+    return _in_file_order(array("H", (schedule.window, *slots))).tobytes()
+
+
+def decode_schedule(data: bytes, inventory: Inventory, digest: str) -> WindowSchedule:
+    """Returns a schedule of an inventory.
+
+    Args:
+        digest: of the schedule that is wanted.
+
+    Raises:
+        InvalidScheduleError: it is another one.
+    """
+    operators = inventory.sorted_operators
+    if len(data) != encoded_bytes(len(operators)):
+        raise InvalidScheduleError(f"{len(data)} bytes are no slots of {len(operators)} operators")
+    numbers = array("H")
+    numbers.frombytes(data)
+    window, *slots = _in_file_order(numbers)
+    schedule = WindowSchedule(inventory, window, dict(zip(operators, slots, strict=True)))
+    if schedule.digest != digest:
+        raise InvalidScheduleError(f"the schedule {digest} reads as {schedule.digest}")
+    return schedule
+
+
+def _in_file_order(numbers: array[int]) -> array[int]:
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return numbers

@@ -54,8 +54,6 @@ def plan_window(
     budget_bytes: int | None = None,
     window: int | None = None,
     levelled: Levelled = Levelled.FULL_AND_COMPUTE,
-    schedule_version: int = 0,
-    first_step: int = 0,
 ) -> WindowPlan:
     """Chooses W and gives every operator its slot (Algorithm 1, SparseCheckpointSchedule).
 
@@ -68,7 +66,6 @@ def plan_window(
         order: all operators, from `order_operators`.
         budget_bytes: what each rank can copy in one iteration, from `slot_budget_bytes`.
         window: W, when it is not to be chosen.
-        first_step: the step whose state is slot 0 of its first window.
 
     Raises:
         ValueError: neither or both of `budget_bytes` and `window` are given, W is less than one,
@@ -90,7 +87,7 @@ def plan_window(
         budget_bytes,
     )
     slots = dict(zip(inventory.sorted_operators, _slots(inventory, parts, chosen), strict=True))
-    return WindowPlan(size, WindowSchedule(inventory, window, slots, schedule_version, first_step))
+    return WindowPlan(size, WindowSchedule(inventory, window, slots))
 
 
 def _slots(

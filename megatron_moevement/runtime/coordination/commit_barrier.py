@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from megatron_moevement.errors import MoEvementError
 from megatron_moevement.policy.copies.commit import agreed_coverage, coverage_vote
+from megatron_moevement.policy.window.timetable import TwoSchedulesError, agreed_version
 from megatron_moevement.runtime.interrupts.host_wait import await_on_host
 
 
@@ -42,6 +43,10 @@ class ReplicaRng:
     digest: int
 
 
+NO_SCHEDULE = (0, 0)
+"""Of a rank without window schedules."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Vote:
     """What one rank brings to the barrier of a step.
@@ -55,6 +60,7 @@ class Vote:
         window_start: start of the newest window that this rank could be recovered from; negative
             when there is none.
         copies: the fewest copies of a slot of that window.
+        schedule: what says which window schedules the rank knows.
         replica_rng: the rank's random streams as they are now; None on all ranks where nobody wants
             to know.
         own_s: how long this rank has computed in the step, in seconds; None on all ranks where
@@ -69,6 +75,7 @@ class Vote:
     stop: StopRequest
     window_start: int = -1
     copies: int = 0
+    schedule: tuple[int, int] = NO_SCHEDULE
     replica_rng: ReplicaRng | None = None
     own_s: float | None = None
 
@@ -86,6 +93,8 @@ class Agreement:
     """The least of the ranks': what the whole job could be recovered from."""
     copies: int = 0
     """The least of the ranks'."""
+    schedule: tuple[int, int] = NO_SCHEDULE
+    """The greatest of what the ranks brought, number by number."""
     rng_equal: bool = False
     """Whether within every group of replicas all ranks have the same random streams."""
     own_s: tuple[float, ...] = ()
@@ -118,6 +127,7 @@ def _encode(vote: Vote) -> list[int]:
         vote.num_tokens,
         int(vote.stop),
         *coverage_vote(vote.window_start, vote.copies),
+        *vote.schedule,
         *alike_everywhere,
         *(-value for value in alike_everywhere),
     ]
@@ -154,9 +164,14 @@ class CommitBarrier:
         votes = torch.tensor([*state, *streams, *times], dtype=torch.int64, device=self.device)
         await_on_host(dist.all_reduce(votes, op=dist.ReduceOp.MAX, group=self.group, async_op=True))
         reduced = votes.tolist()
-        loss, num_tokens, stop, window, few, *both = reduced[: len(state)]
+        loss, num_tokens, stop, window, few, known, lacking, *both = reduced[: len(state)]
+        schedule = (known, lacking)
         window_start, copies = agreed_coverage((window, few))
         grad_norm = self._check_alike(vote.step, both[:3], [-value for value in both[3:]])
+        try:
+            agreed_version(schedule)
+        except TwoSchedulesError as error:
+            raise DisagreementError(f"at the barrier of step {vote.step}: {error}") from error
         (loss_value,) = struct.unpack(">f", struct.pack(">I", loss))
         return Agreement(
             loss=loss_value,
@@ -165,6 +180,7 @@ class CommitBarrier:
             stop=StopRequest(stop),
             window_start=window_start,
             copies=copies,
+            schedule=schedule,
             rng_equal=_are_equal(reduced[len(state) :][: len(streams)]),
             own_s=tuple(value / _PER_SECOND for value in reduced[len(state) + len(streams) :]),
         )

@@ -43,6 +43,7 @@ class EventName(Enum):
     RECOVERED = "recovered"
     CHECKPOINT_SAVED = "checkpoint_saved"
     CHECKPOINT_FAILED = "checkpoint_failed"
+    SCHEDULE = "schedule"
     SLOT_DAMAGED = "slot_damaged"
     SLOW_RANK = "slow_rank"
 

@@ -30,6 +30,7 @@ class History:
         entries: ledger entries by their steps; without the newest ones' predecessors nothing can be
             replayed, so the first time all are there that are retained.
         losses: of steps; the first time of all.
+        schedules: that the state names and the peer may not know, by their digests.
     """
 
     owner: LogicalRank
@@ -39,9 +40,11 @@ class History:
     state: JournalState
     entries: Mapping[int, bytes]
     losses: Mapping[int, float]
+    schedules: Mapping[str, bytes] = dataclasses.field(default_factory=dict)
 
     def document(self) -> dict[str, Any]:
         """Returns it as JSON; the losses of two million steps fit into a message."""
+        schedules = {digest: data.hex() for digest, data in self.schedules.items()}
         return {
             "owner": str(self.owner),
             "identity": self.identity.document(),
@@ -50,6 +53,7 @@ class History:
             "state": self.state.document(),
             "entries": [[step, self.entries[step].decode()] for step in sorted(self.entries)],
             "losses": _runs(self.losses),
+            **({"schedules": schedules} if schedules else {}),
         }
 
     @classmethod
@@ -68,6 +72,10 @@ class History:
                 JournalState.of_document(document["state"]),
                 {_count(step): text.encode() for step, text in document["entries"]},
                 dict(_losses(document["losses"])),
+                {
+                    digest: bytes.fromhex(text)
+                    for digest, text in document.get("schedules", {}).items()
+                },
             )
         except (KeyError, TypeError, ValueError, AttributeError, struct.error) as error:
             raise ProtocolError(f"no history: {error}") from error
@@ -117,12 +125,15 @@ class OwnHistory:
         self._entries: dict[int, bytes] = {}
         self._losses: dict[int, float] = {}
         self._all_losses: Callable[[], Mapping[int, float]] = dict
+        self._schedules: Mapping[str, bytes] = {}
+        self._changed_in = 0
 
     def begin(
         self,
         state: JournalState,
         entries: Mapping[int, bytes],
         losses: Callable[[], Mapping[int, float]],
+        schedules: Mapping[str, bytes],
     ) -> None:
         """Takes over what the journal has.
 
@@ -133,6 +144,12 @@ class OwnHistory:
             self._state = state
             self._entries, self._losses = dict(entries), {}
             self._all_losses = losses
+            self._schedules, self._changed_in = dict(schedules), state.committed
+
+    def change(self, schedules: Mapping[str, bytes], step: int) -> None:
+        """Takes note of the schedules that the state of a step is going to name."""
+        with self._lock:
+            self._schedules, self._changed_in = dict(schedules), step
 
     def note(self, state: JournalState, step: int, entry: bytes, loss: float) -> None:
         """Takes note of a step that the journal has."""
@@ -155,6 +172,7 @@ class OwnHistory:
                 return None
             entries = {step: text for step, text in self._entries.items() if step > newest}
             losses = {step: loss for step, loss in self._losses.items() if step > newest}
+            schedules = self._schedules if told is None or self._changed_in > newest else {}
         if told is None:
             losses = {**self._all_losses(), **losses}
         return History(
@@ -162,4 +180,5 @@ class OwnHistory:
             dataclasses.replace(state, rank=None),
             entries,
             losses,
+            schedules,
         )

@@ -1,7 +1,8 @@
 """What one process knows, in a file that a kill at any instruction leaves old or new, never mixed.
 
-After the header page come two copies of the superblock, written one after the other; then, for
-each retained step, two places for its ledger entry; then the loss of every step. Everything carries
+After the header page come two copies of the superblock, written one after the other; then places
+for window schedules; then, for each retained step, two places for its ledger entry; then the loss
+of every step. Everything carries
 the number of the commit that wrote it, and counts once the superblock of that commit is there: an
 entry goes to the place whose content nobody needs, then the superblock makes it count.
 """
@@ -30,6 +31,7 @@ from megatron_moevement.runtime.slots.mapped_file import (
 from megatron_moevement.runtime.slots.store_identity import DamagedFileError, StoreIdentity
 from megatron_moevement.runtime.slots.superblock import (
     SUPERBLOCK_BYTES,
+    SchedulePlaces,
     decode_superblock,
     encode_superblock,
 )
@@ -37,7 +39,7 @@ from megatron_moevement.runtime.slots.superblock import (
 __all__ = ["Journal", "JournalShape", "JournalState", "stored_state"]
 
 _SUPERBLOCKS = (PAGE_BYTES, PAGE_BYTES + SUPERBLOCK_BYTES)
-_ENTRIES_OFFSET = PAGE_BYTES + page_aligned(2 * SUPERBLOCK_BYTES)
+_SCHEDULES_OFFSET = PAGE_BYTES + page_aligned(2 * SUPERBLOCK_BYTES)
 _CHECKSUM_BYTES = 8
 _ENTRY = struct.Struct("<QQI")
 """After the checksum: number of the commit, step, length of the entry."""
@@ -55,11 +57,12 @@ class _Entry:
 
 @dataclasses.dataclass(frozen=True)
 class JournalShape(Document):
-    """Sizes of a journal: retained steps, bytes of an entry, and the last step of the run."""
+    """Sizes of a journal: retained steps, bytes of an entry, the last step, bytes of a schedule."""
 
     retained_steps: int
     entry_bytes: int
     last_step: int
+    schedule_bytes: int = 0
 
     @property
     def place_bytes(self) -> int:
@@ -67,9 +70,14 @@ class JournalShape(Document):
         return -(-(_CHECKSUM_BYTES + _ENTRY.size + self.entry_bytes) // 8) * 8
 
     @property
+    def entries_offset(self) -> int:
+        """Where in the file the entries begin."""
+        return _SCHEDULES_OFFSET + SchedulePlaces.total_bytes(self.schedule_bytes)
+
+    @property
     def losses_offset(self) -> int:
         """Where in the file the losses begin."""
-        return _ENTRIES_OFFSET + page_aligned(2 * self.retained_steps * self.place_bytes)
+        return self.entries_offset + page_aligned(2 * self.retained_steps * self.place_bytes)
 
     @property
     def total_bytes(self) -> int:
@@ -90,6 +98,9 @@ class Journal(MappedFile):
         super().__init__(path, header, mapping)
         self.shape = JournalShape.out_of(header)
         self._place_bytes, self._losses_offset = self.shape.place_bytes, self.shape.losses_offset
+        self._schedules = SchedulePlaces(
+            lambda: self.view, _SCHEDULES_OFFSET, self.shape.schedule_bytes
+        )
         self._sequence, self._state = self._newest_superblock()
         self._entries: dict[int, _Entry] = {}
         for entry in self._stored_entries():
@@ -105,11 +116,13 @@ class Journal(MappedFile):
         *,
         state: JournalState | None = None,
         losses: Mapping[int, float] | None = None,
+        schedules: Mapping[str, bytes] | None = None,
     ) -> Journal:
         """Creates a journal in place of the file of that name; its bytes are reserved.
 
         Args:
             losses: of the steps before; the former file is there until all of it is written.
+            schedules: that the state names.
 
         Raises:
             UserError: the file system is too full, or refuses the file.
@@ -130,6 +143,11 @@ class Journal(MappedFile):
             )
         if losses:
             contents[shape.losses_offset] = bytes(history)
+        places = bytearray(SchedulePlaces.total_bytes(shape.schedule_bytes))
+        SchedulePlaces(lambda: memoryview(places), 0, shape.schedule_bytes).keep(
+            schedules or {}, ()
+        )
+        contents[_SCHEDULES_OFFSET] = bytes(places)
         header, total_bytes = shape.document(), shape.total_bytes
         return cls._create(path, identity, header, total_bytes=total_bytes, contents=contents)
 
@@ -154,6 +172,16 @@ class Journal(MappedFile):
     def state(self) -> JournalState | None:
         """The newest state; None before a first one was written."""
         return self._state
+
+    def schedules(self) -> dict[str, bytes]:
+        """Returns the window schedules that are there, by their digests."""
+        return self._schedules.read()
+
+    def keep_schedules(self, schedules: Mapping[str, bytes]) -> None:
+        """Writes schedules that a state is to name; those that the present one names stay."""
+        state = self._state
+        named = frozenset[str]() if state is None else state.timetable.digests()
+        self._schedules.keep(schedules, named)
 
     def write_state(self, state: JournalState) -> None:
         """Replaces the state alone; it may go back to an older step, as a rollback does."""
@@ -272,7 +300,7 @@ class Journal(MappedFile):
         self.view[offset : offset + size] = bytes(size)
 
     def _place_offset(self, place: int) -> int:
-        return _ENTRIES_OFFSET + place * self._place_bytes
+        return self.shape.entries_offset + place * self._place_bytes
 
     def _read(self, place: int) -> tuple[_Entry, bytes] | None:
         """Returns what is in a place, None for nothing, or something torn or damaged."""

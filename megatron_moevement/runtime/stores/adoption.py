@@ -130,7 +130,8 @@ def remove_outdated(own: StoreDirectory) -> None:
     if known is None:
         return
     for process, left in _states_left(own).items():
-        if not is_outdated(left.rollbacks, left.schedule_version, left.committed, known):
+        version = left.timetable.newest.schedule_version
+        if not is_outdated(left.rollbacks, version, left.committed, known):
             continue
         # Another process may remove it just now; and what can't be removed is in nobody's way.
         with (

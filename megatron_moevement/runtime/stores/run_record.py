@@ -70,13 +70,13 @@ def check_layout(run_folders: list[Path], identity: RunIdentity) -> None:
             found = read_run(folder)
             if found is None or found.deciding != identity.deciding:
                 continue
-            for name, value in found.layout.items():
-                if value != identity.layout.get(name) and (folder / JOURNAL_NAME).exists():
-                    raise UserError(
-                        f"this run left its memory in {folder}, made with {name} {value}: launch "
-                        f"with {name} {value} to go on from it, or remove {run_folder} to begin "
-                        "without it"
-                    )
+            others = {*found.layout.items()} - {*identity.layout.items()}
+            if others and (folder / JOURNAL_NAME).exists():
+                flags = " ".join(f"{name} {value}" for name, value in sorted(others))
+                raise UserError(
+                    f"this run left its memory in {folder}, made with {flags}: launch with "
+                    f"{flags} to go on from it, or remove {run_folder} to begin without it"
+                )
 
 
 def left_runs(root: Path, own_run_id: str) -> tuple[LeftRun, ...]:

@@ -212,15 +212,24 @@ class StoreDirectory(Closing):
         return found
 
     def begin_journal(
-        self, shape: JournalShape, state: JournalState, losses: Mapping[int, float]
+        self,
+        shape: JournalShape,
+        state: JournalState,
+        losses: Mapping[int, float],
+        schedules: Mapping[str, bytes],
     ) -> None:
         """Puts a journal of a history that begins anew in the place of the one that is there.
+
+        Args:
+            schedules: that the state names.
 
         Raises:
             UserError: the file system is full; the former one is still there.
         """
         path = self.folder / JOURNAL_NAME
-        journal = Journal.create(path, self.identity, shape, state=state, losses=losses)
+        journal = Journal.create(
+            path, self.identity, shape, state=state, losses=losses, schedules=schedules
+        )
         former, self._journal = self._journal, journal
         if former is not None:
             former.close()

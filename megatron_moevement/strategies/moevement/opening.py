@@ -45,14 +45,13 @@ from megatron_moevement.strategies.moevement.protection.holdings import Holdings
 from megatron_moevement.strategies.moevement.protection.host_memory import Endpoint, HostMemory
 from megatron_moevement.strategies.moevement.protection.job_plan import (
     JobPlan,
-    LogShape,
     PlannedJob,
     agree_on_plan,
     check_alike,
     plan_of,
     shared_slots,
 )
-from megatron_moevement.strategies.moevement.protection.members import Member
+from megatron_moevement.strategies.moevement.protection.members import LogShape, Member
 from megatron_moevement.strategies.moevement.protection.placement_of_holders import (
     HeldRanks,
     add_held,
@@ -62,6 +61,7 @@ from megatron_moevement.strategies.moevement.protection.placement_of_holders imp
 from megatron_moevement.strategies.moevement.protection.protection_watch import ProtectionWatch
 from megatron_moevement.strategies.moevement.protection.resident_store import ResidentStore
 from megatron_moevement.strategies.moevement.protection.spares import Spare, find_spares
+from megatron_moevement.strategies.moevement.schedules.schedule_changes import ScheduleChanges
 from megatron_moevement.strategies.moevement.session import RankSession
 from megatron_moevement.strategies.moevement.spare_memory import keep_for_others
 from megatron_moevement.strategies.moevement.sparse_checkpointing import SparseCheckpointing
@@ -117,8 +117,9 @@ class MoEvement(ResidentState):
         holdings = Holdings(plan, own.host, store)
         work = FrozenWork.DROPPED if settings.moevement_no_frozen_skip else FrozenWork.SKIPPED
         memory = HostMemory(holdings, endpoint, carried.store, objects.device, objects.pin)
+        schedules = ScheduleChanges(memory, settings.changes, events, say)
         return SparseCheckpointing(
-            RankSession(objects, live, memory, carried, events, say),
+            RankSession(objects, live, memory, carried, events, schedules, say),
             replicas=told.replicas,
             audit=ReplicaAudit(settings.moevement_audit_interval, objects, events, say),
             protection=_watch_protection(settings, objects, plan, protected),

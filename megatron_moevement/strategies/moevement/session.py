@@ -11,6 +11,7 @@ from megatron_moevement.runtime.observation.events import Events
 from megatron_moevement.strategies.live_objects import LiveObjects
 from megatron_moevement.strategies.moevement.carried_state import CarriedState
 from megatron_moevement.strategies.moevement.protection.host_memory import HostMemory
+from megatron_moevement.strategies.moevement.schedules.schedule_changes import ScheduleChanges
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,6 +21,7 @@ class RankSession:
     Attributes:
         memory: this process's store, and its peers.
         events: gets windows, plans and replays.
+        schedules: that windows go by.
         say: prints a line for the user, on rank 0.
     """
 
@@ -28,6 +30,7 @@ class RankSession:
     memory: HostMemory
     carried: CarriedState
     events: Events
+    schedules: ScheduleChanges
     say: Callable[[str], None]
 
     @property

@@ -321,9 +321,10 @@ class SpareMemory:
         """
         journal, told = store.open_journal(), history.state
         known = None if journal is None else journal.state
-        if known is not None and (known.rollbacks, known.schedule_version) == (
-            told.rollbacks,
-            told.schedule_version,
+        if (
+            known is not None
+            and known.rollbacks == told.rollbacks
+            and known.timetable.first_version == told.timetable.first_version
         ):
             return known
         if self._told:
@@ -334,7 +335,7 @@ class SpareMemory:
             self._drop(store, stored)
         first = min(history.entries, default=told.committed + 1)
         state = dataclasses.replace(told, committed=max(first - 1, 0), persisted=None)
-        store.begin_journal(history.journal, state, {})
+        store.begin_journal(history.journal, state, {}, history.schedules)
         return state
 
     def _check_room(self, store: StoreDirectory, history: History) -> None:
@@ -362,6 +363,7 @@ def _take_along(journal: Journal, known: JournalState, history: History, *, is_f
             back a step, which a rank had committed alone that was lost.
     """
     told = history.state
+    journal.keep_schedules(history.schedules)
     if is_first and told.committed < known.committed:
         known = dataclasses.replace(known, committed=told.committed)
         journal.write_state(known)
@@ -374,6 +376,11 @@ def _take_along(journal: Journal, known: JournalState, history: History, *, is_f
         journal.commit(known, step, entries[step], history.losses.get(step))
     persisted = newest_persisted(known.persisted, told.persisted)
     committed = max(known.committed, told.committed)
-    newest = dataclasses.replace(known, committed=committed, persisted=persisted)
+    timetable = told.timetable
+    if not is_first and timetable.newest < known.timetable.newest:
+        timetable = known.timetable  # of a rank that is a step further
+    newest = dataclasses.replace(
+        known, committed=committed, persisted=persisted, timetable=timetable
+    )
     if newest != journal.state:
         journal.write_state(newest)

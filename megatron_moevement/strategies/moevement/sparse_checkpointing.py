@@ -8,6 +8,7 @@ Source: sections 3.2 and 3.3 of the paper. What is decided is in `policy/`; this
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Sequence
 
@@ -86,7 +87,7 @@ class SparseCheckpointing(Strategy):
         self._freezing = Freezing(objects.chunks, objects.optimizer, frozen_work)
         self._capture = own(lambda: Capture(objects.copy_stream()))
         self._boundaries = own(lambda: Boundaries(objects, session.memory))
-        self._history = WindowHistory(session.memory.plan.schedule, rollbacks=0)
+        self._history = WindowHistory.begun(session.memory.plan.schedule, 0, rollbacks=0)
         self._windows: WindowCapture | None = None
         self._rejoin: Rejoin | None = None
         self._has_left = True
@@ -97,8 +98,10 @@ class SparseCheckpointing(Strategy):
         session, laps = self._session, Laps(self._session.carried)
         planning = Planning(session, self._replicas)
         agreed = planning.start(durable)
-        laps.end("plan")
         plan = agreed.plan
+        if plan is not None:
+            session.schedules.learn(agreed.facts, plan, session.objects.device)
+        laps.end("plan")
         if plan is None or plan.verdict is Verdict.ROLLBACK or plan.is_from_durable:
             start_over(session, agreed.facts.durable)
             return StartOver(
@@ -117,7 +120,7 @@ class SparseCheckpointing(Strategy):
             loaded = SurvivingState.dense(session.objects.scalars(progress))
             return self._carry_out(agreed.facts, plan, laps, loaded)
         rollbacks = planning.next_rollbacks(agreed)
-        self._restart_windows(progress, rollbacks, 0 if plan is None else plan.schedule_version)
+        self._restart_windows(progress, rollbacks, plan)
         if plan is not None:
             rejoin = Rejoin(session, agreed.facts, plan, laps)
             session.say(rejoin.went_back(progress.committed).line)
@@ -137,7 +140,7 @@ class SparseCheckpointing(Strategy):
         is_bare = replay is None and plan.edges is WindowEdges.RESTARTED
         if is_bare:
             progress = session.carried.scalars.progress
-            self._restart_windows(progress, plan.rollbacks, plan.schedule_version)
+            self._restart_windows(progress, plan.rollbacks, plan)
         else:
             self._capture_on(execution.own, replay)
         self._rejoin = Rejoin(session, facts, plan, laps, replay)
@@ -163,12 +166,12 @@ class SparseCheckpointing(Strategy):
         replay.enter()
         self._publish(replay)
 
-    def _restart_windows(self, progress: Progress, rollbacks: int, schedule_version: int) -> None:
+    def _restart_windows(self, progress: Progress, rollbacks: int, plan: Plan | None) -> None:
         """Forgets what lies in memory, and captures the live state as the first one."""
         objects, memory, first = self._session.objects, self._session.memory, progress.committed
-        schedule = memory.plan.schedule_from(first, schedule_version)
-        self._history = WindowHistory(schedule, rollbacks)
-        memory.restart_windows(self._history.state(first, objects.rank), objects.ledger.losses())
+        self._history = history = self._session.schedules.begun(plan, first, rollbacks)
+        state = history.state(first, objects.rank)
+        memory.restart_windows(state, objects.ledger.losses(), history.encoded)
         if memory.log is not None:
             memory.log.clear()
         self._session.carried.live = SurvivingState.dense(objects.scalars(progress))
@@ -189,10 +192,11 @@ class SparseCheckpointing(Strategy):
         self._captured.stall += self._boundaries.await_landed()
         carried = self._session.carried
         carried.live = carried.live.with_finished(step, random_state())
+        vote = self._session.schedules.vote(self._history, is_replay=self._rejoin is not None)
         if window is None:
-            return NOT_COVERED
+            return dataclasses.replace(NOT_COVERED, schedule=vote)
         copies = self._session.memory.copies.acknowledgements.fewest_copies(self._history.persisted)
-        return Covered(window.start, copies)
+        return Covered(window.start, copies, vote)
 
     def replica_rng(self) -> ReplicaRng | None:
         """Returns the random streams behind the passes of a step, where there are replicas."""
@@ -210,8 +214,8 @@ class SparseCheckpointing(Strategy):
         """Writes the journal, frees what a persisted window replaces, captures the new state."""
         session, before, step = self._session, self._history, progress.committed
         objects, memory, replay = session.objects, session.memory, self._replay
-        agreed = None if covered.start < 0 else before.schedule.window_of(covered.start)
-        self._history = history = before.committed(step, agreed)
+        agreed = None if covered.start < 0 else before.timetable.window_of(covered.start)
+        self._history = history = self._adopted(before.committed(step, agreed), covered)
         target = step if replay is None else max(step, replay.target)
         objects.faults.strike(step, FaultPoint.LEDGER)
         memory.commit(history.state(target, objects.rank), step, encode_entry(entry), entry.loss)
@@ -236,13 +240,27 @@ class SparseCheckpointing(Strategy):
         if replay is not None:
             self._publish(replay)
 
+    def _adopted(self, history: WindowHistory, covered: Covered) -> WindowHistory:
+        """Returns the history with the schedule that all ranks have just agreed on, if any."""
+        schedules, memory, step = self._session.schedules, self._session.memory, history.step
+        schedule = schedules.agreed(history, covered.schedule)
+        if schedule is None:
+            return history
+        history = history.adopted(schedule, step, step - memory.own_ring.capacity)
+        memory.change_schedules(history.encoded, step)
+        schedules.tell(history)
+        return history
+
     def after_step(self) -> None:
         """Brings in the next slot of a replay; in training forgets, and compares replicas."""
         self._forget_left()
         rejoin, history = self._rejoin, self._history
         if rejoin is None:
+            if self._captured.timetable is not history.timetable:
+                self._captured.follow(self._contents())
+            self._session.schedules.after_step(history)
             ring = self._session.memory.own_ring
-            self._audit.after_step(history.step, history.schedule, ring)
+            self._audit.after_step(history.step, history.timetable, ring)
             self._session.memory.check_slots(self._damaged)
         elif rejoin.replay is not None:
             replay = rejoin.replay
@@ -343,14 +361,22 @@ class SparseCheckpointing(Strategy):
             log.drop_before(retain(plan.persisted, 0).oldest_log_step)
 
     def _captures(self, ring: SlotRing, replay: Replay | None) -> WindowCapture:
-        objects, live, history = self._session.objects, self._session.live, self._history
-        layouts = slot_layouts(history.schedule, objects.rank, live)
+        objects, live = self._session.objects, self._session.live
         return WindowCapture(
             self._capture,
             self._session.memory.copies,
-            SlotContents(history.schedule, layouts, history.rollbacks),
+            self._contents(),
             ring,
             faults=objects.faults,
             state_digest=live.digest,
             admits=(lambda record: True) if replay is None else replay.witness.admits,
         )
+
+    def _contents(self) -> SlotContents:
+        """Returns what slots hold under the schedules that the job has agreed on."""
+        objects, live, history = self._session.objects, self._session.live, self._history
+        layouts = {
+            digest: slot_layouts(schedule, objects.rank, live)
+            for digest, schedule in history.schedules.items()
+        }
+        return SlotContents(history.timetable, layouts, history.rollbacks)

@@ -65,13 +65,27 @@ class Commits:
                 store.losses[run.step] = entry.loss
             case Section.COMMITTED:
                 store.committed = max(store.committed or 0, run.step)
-                store.rank, store.schedule = process.rank, process.schedule
+                store.rank = process.rank
+                self._adopt(process, run)
                 self._learn(process, run)
                 yield At(FaultPoint.COMMITTED)
             case Section.CAPTURE if live.window is None:
                 yield from self.capture(process)
             case Section.PUBLISHED:
                 live.torn = False
+
+    def _adopt(self, process: Process, run: Run) -> None:
+        """Writes down the schedules that are agreed on, with the one that the barrier told of."""
+        store, agreed, world = process.store, run.agreed_schedule, self._world
+        if agreed is not None:
+            timetable = world.policies.adopts(process.timetable, agreed, run.step, process.place)
+            process.timetable = timetable.known_from(run.step - world.scenario.ring_capacity)
+            store.schedules = {**store.schedules, agreed.digest: agreed}
+            process.proposed = None
+            entry = timetable.newest
+            world.invariants.adopted(process, entry)
+            world.report(f"{process} takes over schedule {entry.schedule_version}")
+        store.timetable = process.timetable
 
     def _optimizers(self, process: Process, run: Run, is_torn_here: bool) -> Commands:
         live, entry, reduced = process.state, run.entry, run.reduced
@@ -102,7 +116,7 @@ class Commits:
         if agreed is not None:
             process.acknowledgements = process.acknowledgements.dropped_before(agreed)
             self.drop_logs(process, agreed)
-            kept = self._world.policies.retain(agreed, process.schedule.first_step)
+            kept = self._world.policies.retain(agreed, process.timetable.first_step)
             process.ring = process.ring.dropped_before(kept.oldest_slot_step)
         is_returning = process.phase is not Phase.TRAINING
         if process.has_left and may_forget_left(run.agreed_persisted, is_returning=is_returning):
@@ -111,7 +125,7 @@ class Commits:
 
     def drop_logs(self, process: Process, window: Window) -> None:
         """Forgets what no replay from a window or a later one reads."""
-        kept = self._world.policies.retain(window, process.schedule.first_step)
+        kept = self._world.policies.retain(window, process.timetable.first_step)
         process.store.drop_logs(kept.oldest_log_step)
 
     def make_room(self, process: Process, key: SlotKey) -> None:
@@ -128,9 +142,9 @@ class Commits:
 
     def capture(self, process: Process) -> Commands:
         """Starts the copy of S_step to the host; the optimizer of the next step waits for it."""
-        live, rank, schedule = process.state, process.place, process.schedule
-        window = schedule.window_of(live.step)
-        key = SlotKey(rank, window, schedule.slot_of(live.step))
+        live, rank, timetable = process.state, process.place, process.timetable
+        schedule = process.schedule(timetable.at(live.step))
+        key = SlotKey(rank, timetable.window_of(live.step), timetable.slot_of(live.step))
         if key.slot == 0:
             yield At(FaultPoint.WINDOW_EDGE)
         yield At(FaultPoint.CAPTURE)

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING
 from megatron_moevement.policy.copies.persistence import SlotKey
 from megatron_moevement.policy.facts.facts import Condition, Facts, LiveState, ProcessFacts
 from megatron_moevement.policy.job.operators import OperatorId, OperatorKind
+from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.policy.recovery.lifecycle import Phase
 from megatron_moevement.policy.recovery.plan import Origin, Plan, Verdict, WindowEdges
 from megatron_moevement.policy.window.schedule import Window
+from megatron_moevement.policy.window.timetable import TimetableEntry
 from megatron_moevement.testing.world.live import SlotContent
 from megatron_moevement.testing.world.log_invariants import LogInvariants
 from megatron_moevement.testing.world.policies import slot_contents
@@ -38,6 +40,9 @@ class Invariants:
         self._epochs: dict[int, int] = {}
         self._newest_window: dict[int, Window] = {}
         self._slot_of: dict[tuple[int, Window, OperatorId], int] = {}
+        self._window_of: dict[tuple[int, int | None, int], Window] = {}
+        self._entries: dict[tuple[int, int], TimetableEntry] = {}
+        self._captured_full: dict[tuple[int, Window, LogicalRank, int], frozenset[OperatorId]] = {}
         self.logs = LogInvariants(world)
         self.work = WorkInvariants(world)
         self.damaged_slots: set[tuple[int, SlotKey]] = set()
@@ -107,9 +112,29 @@ class Invariants:
             require(slot == key.slot, "2b same slot", *what)
             expected = self._world.reference.state(key.step, key.owner).active[operator]
             require(full == expected, "6 same bits", process, "captures a wrong", operator)
-        truth = slot_contents(process.schedule, key.owner, key.slot)
+        one = self._window_of.setdefault((rollbacks, self._epochs.get(rollbacks), key.step), window)
+        told = f"{process} captures step {key.step} in {window}, another rank in {one}"
+        require(window == one, "2b same slot", told)
+        schedule = process.schedule(process.timetable.at(key.step))
+        truth = slot_contents(schedule, key.owner, key.slot)
         captured = (frozenset(content.full), frozenset(content.compute))
+        self._captured_full[rollbacks, window, key.owner, key.slot] = captured[0]
         require(captured == truth, "1 slots", process, "captures wrong operators in slot", key.slot)
+
+    def adopted(self, process: Process, entry: TimetableEntry) -> None:
+        """Checks that a version stands for one schedule, from one step on, on all ranks."""
+        named = (process.store.rollbacks, entry.schedule_version)
+        one = self._entries.setdefault(named, entry)
+        require(entry == one, "2b same slot", process, "goes by", entry, "and another rank by", one)
+
+    def put_back(
+        self, process: Process, window: Window, slot: int, full: frozenset[OperatorId]
+    ) -> None:
+        """Checks that a slot is read as it was written."""
+        key = (process.store.rollbacks, window, process.place, slot)
+        written = self._captured_full[key]
+        what = (process, "reads slot", slot, "of", window, "as if it held", sorted(full))
+        require(full == written, "1 slots", *what)
 
     def landed(self, process: Process, key: SlotKey, content: SlotContent) -> None:
         """Checks that a snapshot is the state of its step, not of one that overwrote it."""
@@ -245,8 +270,10 @@ class Invariants:
         One that rolls forward is at the target: its log has to have the target's step, too. All go
         back together where a ring must have dropped slots of the window by the step after.
         """
-        is_old = plan.window is not None and plan.window != plan.persisted
-        if is_old or plan.replayed_steps > 2 * self._world.scenario.window:
+        window, timetable = plan.window, plan.schedules.timetable
+        if window is None or timetable is None or window != plan.persisted:
+            return
+        if plan.target > timetable.last_before_persisted(window) + 1:
             return
 
         def comes_to_target(live: LiveState) -> bool:
@@ -316,11 +343,16 @@ class Invariants:
 
     def restarts_windows(self, plan: Plan) -> None:
         """Forgets the windows of an era when its first process does."""
-        if self._epochs.get(plan.rollbacks) != plan.schedule_version:
+        version = self._version_of(plan)
+        if self._epochs.get(plan.rollbacks) != version:
             self._persisted.pop(plan.rollbacks, None)
-            self._epochs[plan.rollbacks] = plan.schedule_version
+            self._epochs[plan.rollbacks] = version
             self._newest_window.pop(plan.rollbacks, None)
             self.work.restarts_windows(plan.rollbacks)
+
+    def _version_of(self, plan: Plan) -> int:
+        timetable = plan.schedules.timetable
+        return 0 if timetable is None else timetable.first_version
 
     def replayed(self, process: Process, plan: Plan) -> None:
         """Checks the state at the end of a replay."""

@@ -82,17 +82,19 @@ class Live:
             cursor=self.cursor,
         )
 
-    def load(self, content: SlotContent) -> None:
-        """Activates the operators of a slot and refreshes those that stay frozen."""
-        for operator, full in content.full.items():
+    def load(self, content: SlotContent, full: Collection[OperatorId]) -> None:
+        """Activates the operators that are FULL in a slot and refreshes those that stay frozen."""
+        for operator in full:
             self.frozen.pop(operator, None)
-            self.active[operator] = full
+            self.active[operator] = content.full[operator]
         self.frozen.update(content.compute)
         self.bias.update(content.bias)
 
     @classmethod
-    def of_first_slot(cls, content: SlotContent, window: Window) -> Live:
+    def of_first_slot(
+        cls, content: SlotContent, window: Window, full: Collection[OperatorId]
+    ) -> Live:
         """Returns the state that a replay of a window begins with."""
         live = cls(window.start, {}, {}, {}, list(content.scalers), content.cursor, window)
-        live.load(content)
+        live.load(content, full)
         return live

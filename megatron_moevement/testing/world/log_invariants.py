@@ -47,7 +47,7 @@ class LogInvariants:
         """Checks that a rank in training has the logs that a replay from a window needs."""
         if process.number in self.damaged:
             return
-        first = process.schedule.first_step if persisted is None else persisted.start
+        first = process.timetable.first_step if persisted is None else persisted.start
         first = max(first, self.copied.get(process.number, 0))
         wanted = self._sends(process)
         for step in range(first + 1, process.state.step + 1):

@@ -100,6 +100,4 @@ def _beginning(facts: Facts) -> Plan:
         "nothing in memory is newer",
         facts.durable,
         edges=WindowEdges.RESTARTED,
-        windows_from=facts.durable,
-        schedule_version=max(each.schedule_version for each in facts.processes) + 1,
     )

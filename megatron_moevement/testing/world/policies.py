@@ -21,11 +21,32 @@ from megatron_moevement.policy.recovery import recovery_planner as recovery
 from megatron_moevement.policy.recovery.lifecycle import Action
 from megatron_moevement.policy.recovery.plan import Plan
 from megatron_moevement.policy.window.schedule import Window, WindowSchedule
+from megatron_moevement.policy.window.timetable import (
+    Proposal,
+    Timetable,
+    TimetableEntry,
+    agreed_version,
+    schedule_vote,
+)
 from megatron_moevement.testing.world.step_model import (
     ROLL_FORWARD_SECTION,
     Command,
     Section,
 )
+
+
+def adopts(
+    timetable: Timetable, schedule: WindowSchedule, step: int, rank: LogicalRank
+) -> Timetable:
+    """Returns what a rank goes by once the barrier of a step agreed on a schedule."""
+    del rank
+    return timetable.adopted(timetable.newest.schedule_version + 1, schedule, step)
+
+
+def order_of(order: int, rank: LogicalRank | None) -> int:
+    """Returns the order of operators in a proposed schedule as it comes to a process."""
+    del rank
+    return order
 
 
 def slot_contents(
@@ -38,17 +59,24 @@ def slot_contents(
 
 @dataclasses.dataclass(frozen=True)
 class Policies:
-    """The decisions, by what they are about; the first three are the model's own.
+    """The decisions, by what they are about; the first five are the model's own.
 
     Attributes:
         training_step: the order of a step.
         roll_forward_section: the order of a commit that a recovery makes up for.
         votes_suffice: whether so many of so many votes end the commit barrier.
+        adopts: from when on a rank goes by a schedule.
+        order_of: in which order a process has the operators of a schedule that is proposed.
     """
 
     training_step: tuple[Command, ...] = tuple(Command)
     roll_forward_section: tuple[Section, ...] = ROLL_FORWARD_SECTION
     votes_suffice: Callable[[int, int], bool] = operator.eq
+    adopts: Callable[[Timetable, WindowSchedule, int, LogicalRank], Timetable] = adopts
+    order_of: Callable[[int, LogicalRank | None], int] = order_of
+    schedule_of: Callable[[Timetable, Window], TimetableEntry] = Timetable.of
+    schedule_vote: Callable[[Timetable, Proposal | None], tuple[int, int]] = schedule_vote
+    agreed_version: Callable[[tuple[int, int]], int | None] = agreed_version
     carrying_out: tuple[Action, ...] = tuple(Action)
     may_vote: Callable[..., bool] = commit.may_vote
     is_current: Callable[[int, int], bool] = commit.is_current

@@ -17,6 +17,7 @@ from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.policy.recovery.lifecycle import Event, Phase, advance
 from megatron_moevement.policy.recovery.plan import Plan
 from megatron_moevement.policy.window.schedule import Window, WindowSchedule
+from megatron_moevement.policy.window.timetable import Proposal, Timetable, TimetableEntry
 from megatron_moevement.settings.faults import FaultPoint
 from megatron_moevement.testing.lost_states import LostStates
 from megatron_moevement.testing.world.arithmetic import Entry, Local, Reduced
@@ -102,6 +103,7 @@ class Run:
         entry: what goes into the ledger.
         agreed_persisted: the window that it told to be persisted.
         agreed_copies: the fewest copies of a slot of that window, as it told.
+        agreed_schedule: the schedule that it told all ranks to know, if it is another one.
         finished: whether the gradients are complete, reduced and logged.
         logged_at: when the last copy to the upstream log lands.
     """
@@ -113,6 +115,7 @@ class Run:
     entry: Entry | None = None
     agreed_persisted: Window | None = None
     agreed_copies: int = 0
+    agreed_schedule: WindowSchedule | None = None
     finished: bool = False
     logged_at: float = 0.0
 
@@ -131,6 +134,9 @@ class Process:
         left_behind: processes whose stores lay on its machine when the generation began.
         has_left: whether what others left may still be there.
         rank: the logical rank that it occupies, None for a spare.
+        timetable: the window schedules that it goes by.
+        first_schedule: the schedule that all processes make alike.
+        proposed: the schedule that is proposed in this generation, once it has come here.
         store: what outlives an interrupt.
         holders: who keeps copies of its slots.
         damaged: own slots that were found damaged in this generation, before they were sent.
@@ -143,7 +149,9 @@ class Process:
     domain: str
     rank: LogicalRank | None
     ring: SlotRing
-    schedule: WindowSchedule
+    timetable: Timetable
+    first_schedule: WindowSchedule
+    proposed: tuple[Proposal, WindowSchedule] | None = None
     store: Store = dataclasses.field(default_factory=Store)
     live: Live | None = None
     run: Run | None = None
@@ -190,6 +198,12 @@ class Process:
         )
         return f"p{self.number}({place})"
 
+    def schedule(self, entry: TimetableEntry) -> WindowSchedule:
+        """Returns a schedule of the timetable, which the process has to have learnt."""
+        if entry.digest == self.first_schedule.digest:
+            return self.first_schedule
+        return self.store.schedules[entry.digest]
+
     def advance(self, event: Event) -> None:
         """Enters the phase that follows an event."""
         self.phase = advance(self.phase, event)
@@ -214,7 +228,7 @@ class Process:
             logs=() if self.rank is None else store.log_extents(shape, self.rank.pp),
             ledger=store.ledger_steps(),
             rollbacks=store.rollbacks,
-            schedule_version=self.schedule.schedule_version,
+            timetable=store.timetable,
             replica_id=holds,
             rng_equal_steps=range(0) if holds is None else store.ledger_steps(),
             is_new=self.is_new,

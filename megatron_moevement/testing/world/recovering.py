@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from megatron_moevement.policy.copies.commit import newest_persisted
@@ -18,6 +18,8 @@ from megatron_moevement.policy.recovery.plan import (
     Verdict,
     WindowEdges,
 )
+from megatron_moevement.policy.window.schedule import WindowSchedule
+from megatron_moevement.policy.window.timetable import Timetable
 from megatron_moevement.settings.faults import FaultPoint
 from megatron_moevement.testing.world.arithmetic import Entry
 from megatron_moevement.testing.world.live import Live
@@ -80,10 +82,9 @@ class Execution:
         self._ledger: dict[int, Entry] = {}
         self._losses: dict[int, int] = {}
         self._loaded: Live | None = None
-        self._schedule = dataclasses.replace(
-            world.shape.schedule,
-            schedule_version=plan.schedule_version,
-            first_step=plan.windows_from,
+        self._schedules: Mapping[str, WindowSchedule] = {}
+        self._timetable = plan.schedules.timetable or Timetable.begun(
+            world.shape.schedule, plan.target
         )
         """That windows go on under."""
 
@@ -150,20 +151,22 @@ class Execution:
         yield At(FaultPoint.OPEN)
         yield Pass()
         yield Sleep(DURABLE_TIME)
+        yield from self._learn_schedules()
         process.store = store = Store(rollbacks=plan.rollbacks)
         process.is_new = process.is_new and process.rank is None
-        process.schedule = self._schedule
+        self._go_by_timetable()
         process.acknowledgements = world.policies.acknowledgements()
         process.capturing = None
         if process.rank is not None:
             process.live, store.losses = world.durable.load(plan.target, process.rank)
             store.committed = plan.target
-        store.rank, store.schedule = process.rank, process.schedule
+        store.rank = process.rank
         process.ring = SlotRing(process.ring.capacity, plan.target, plan.target)
 
     def _load(self) -> Commands:
         """Loads what is durable, to replay from."""
-        process, start = self._process, self._plan.windows_from
+        process, start = self._process, self._plan.loaded
+        assert start is not None
         process.run, process.live, process.capturing = None, None, None
         yield Sleep(DURABLE_TIME)
         if process.rank is not None:
@@ -177,7 +180,8 @@ class Execution:
         """
         world, process, plan = self._world, self._process, self._plan
         if plan.is_from_durable:
-            process.store.schedule = process.schedule = self._schedule
+            yield from self._learn_schedules()
+            self._go_by_timetable()
             if plan.edges is WindowEdges.RESTARTED:
                 world.invariants.restarts_windows(plan)
                 process.store.forget_windows()
@@ -192,7 +196,22 @@ class Execution:
             own = (dict(process.store.ledger), dict(process.store.losses))
         told = yield world.all_join(process, "ledger", value=own, combine=dict)
         self._ledger, self._losses = told.get(plan.ledger_source) or ({}, {})
+        yield from self._learn_schedules()
         process.capturing = None
+
+    def _learn_schedules(self) -> Commands:
+        """Takes the schedules that all go on with from who has them, if they are not the first."""
+        process, source = self._process, self._plan.schedules.source
+        if self._timetable.digests() == {self._world.shape.schedule.digest}:
+            return
+        own = process.store.schedules if process.number == source else None
+        told = yield self._world.all_join(process, "schedules", value=own, combine=dict)
+        self._schedules = told.get(source) or {}
+
+    def _go_by_timetable(self) -> None:
+        """Has windows go on by the schedules of the plan, and writes them down."""
+        self._process.timetable = self._process.store.timetable = self._timetable
+        self._process.store.schedules = self._schedules
 
     def _roll_forward(self) -> Commands:
         world, process, plan = self._world, self._process, self._plan
@@ -202,12 +221,13 @@ class Execution:
                 continue
             if rolling.step == run.step:
                 run.entry, run.plan = self._ledger[run.step], plan
+                self._go_by_timetable()
                 yield from world.commits.execute(process, run, world.policies.roll_forward_section)
 
     def _write_journal(self) -> Commands:
         """Makes the journal say what the job knows, step by step."""
         process, plan, store = self._process, self._plan, self._process.store
-        process.schedule = self._schedule
+        self._go_by_timetable()
         store.rollbacks = plan.rollbacks
         for step in range((store.committed or 0) + 1, plan.target + 1):
             yield Pass()
@@ -218,7 +238,7 @@ class Execution:
         store.ledger.update(self._ledger)
         store.losses.update(self._losses)
         store.committed = plan.target
-        store.rank, store.schedule = process.rank, process.schedule
+        store.rank = process.rank
         if not plan.is_from_durable:
             store.persisted = newest_persisted(store.persisted, plan.persisted)
         store.bound_ledger(self._world.scenario.ledger_capacity)
@@ -331,10 +351,14 @@ class Execution:
         if not stored.intact:
             world.report(f"{process} finds its slot of step {step} damaged")
             yield world.restarts.awaited()
+        schedule = process.schedule(world.policies.schedule_of(process.timetable, window))
+        slot = step - window.start
+        full, _ = world.policies.slot_contents(schedule, process.place, slot)
+        world.invariants.put_back(process, window, slot, full)
         if live is None:
-            process.live = live = Live.of_first_slot(stored.content, window)
+            process.live = live = Live.of_first_slot(stored.content, window, full)
         else:
-            live.load(stored.content)
+            live.load(stored.content, full)
         if step == window.last:
             yield At(FaultPoint.DENSE)
             live.window = None

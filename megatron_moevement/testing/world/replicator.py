@@ -109,6 +109,7 @@ class Replicator:
         if source.committed is not None:
             store.committed = max(store.committed or 0, source.committed)
         store.bound_ledger(world.scenario.ledger_capacity)
+        store.timetable, store.schedules = source.timetable, source.schedules
         store.persisted = newest_persisted(store.persisted, source.persisted)
 
     def _acknowledge(self, parcel: Parcel) -> None:

@@ -12,6 +12,7 @@ from megatron_moevement.policy.job.boundary import BoundaryTag, Direction
 from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.policy.recovery.lifecycle import Phase
 from megatron_moevement.policy.recovery.newest_state import Durable
+from megatron_moevement.policy.window.timetable import Timetable
 from megatron_moevement.testing.world.process import Process, Receive, Until
 from megatron_moevement.testing.world.recovering import end, recover
 
@@ -84,6 +85,7 @@ class Restarts:
                 domain,
                 rank,
                 SlotRing(world.scenario.ring_capacity),
+                Timetable.begun(world.shape.schedule, 0),
                 world.shape.schedule,
                 acknowledgements=world.policies.acknowledgements(),
                 machine="machine" if world.scenario.one_machine else domain,
@@ -158,6 +160,7 @@ class Restarts:
         process.store.drop_unlanded(world.clock.now)
         process.damaged.clear()
         process.troubles.clear()
+        process.proposed = None
         process.phase, process.generation = Phase.PLANNING, generation
 
     def _let_run_on(self, process: Process) -> None:

@@ -27,6 +27,21 @@ class Links(Enum):
 
 
 @dataclasses.dataclass(frozen=True)
+class Change:
+    """Another schedule that is wanted.
+
+    Attributes:
+        step: that must be committed first.
+        window: its W.
+        order: number of the order of operators; 0 is that of their names.
+    """
+
+    step: int
+    window: int
+    order: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
 class Scenario:
     """One world.
 
@@ -52,6 +67,7 @@ class Scenario:
         loads: whether each launch loads what the job has saved; a restart in place always does.
         permuted: whether a launch puts ranks on other machines than the one before.
         one_machine: whether all processes share a machine, whatever they may be lost with.
+        changes: schedules that are wanted in the course of the job.
     """
 
     seed: int
@@ -75,21 +91,27 @@ class Scenario:
     loads: bool = True
     permuted: bool = False
     one_machine: bool = False
+    changes: tuple[Change, ...] = ()
+
+    @property
+    def max_window(self) -> int:
+        """The largest W: rings, logs and ledger are made for it, once."""
+        return max([self.window, *(change.window for change in self.changes)])
 
     @property
     def ring_capacity(self) -> int:
         """How many slots a rank's ring has."""
-        return ring_capacity(self.window, self.lag)
+        return ring_capacity(self.max_window, self.lag)
 
     @property
     def log_capacity(self) -> int:
         """How many steps a rank's upstream log has room for."""
-        return max_log_steps(self.window, self.lag + 1)
+        return max_log_steps(self.max_window, self.lag + 1)
 
     @property
     def ledger_capacity(self) -> int:
         """How many entries of the ledger a process keeps."""
-        return max_replayed_steps(self.window, self.lag) + 2
+        return max_replayed_steps(self.max_window, self.lag) + 2
 
     @property
     def summary(self) -> str:
@@ -115,6 +137,7 @@ class Scenario:
         fields["links"] = Links(document["links"])
         fields["lost_states"] = LostStates(document.get("lost_states", "replayed"))
         fields["overflows"] = tuple(map(tuple, document["overflows"]))
+        fields["changes"] = tuple(Change(**change) for change in document.get("changes", ()))
         fields["faults"] = tuple(
             Fault(
                 FaultKind(fault["kind"]),
@@ -168,6 +191,7 @@ _FAULTS_AT_PLACES = (
 _SHARE_WITH_PLACES = 0.5
 _SHARE_WITH_LAUNCH = 0.1
 _SHARE_WITH_DAMAGE = 0.1
+_SHARE_WITH_CHANGES = 0.4
 _ROUND_A_COMMIT = (
     FaultPoint.AFTER_BARRIER,
     FaultPoint.LEDGER,
@@ -220,6 +244,9 @@ def scenario_of(seed: int) -> Scenario:
         loads=again.random() < 0.6,
         permuted=again.random() < 0.4,
     )
+    changed = random.Random(f"schedules {seed}")  # noqa: S311
+    if changed.random() < _SHARE_WITH_CHANGES:
+        scenario = dataclasses.replace(scenario, changes=_draw_changes(scenario, changed))
     faults = _draw_faults(scenario, draw)
     apart = random.Random(f"places {seed}")  # noqa: S311
     if apart.random() < _SHARE_WITH_PLACES:
@@ -232,6 +259,15 @@ def scenario_of(seed: int) -> Scenario:
         faults = (*scenario.faults, *_draw_damage(scenario, launches))
         scenario = dataclasses.replace(scenario, faults=faults)
     return scenario
+
+
+def _draw_changes(scenario: Scenario, draw: random.Random) -> tuple[Change, ...]:
+    """Draws schedules with another W, another order, or both."""
+    steps = sorted(draw.sample(range(scenario.steps - 1), draw.choice((1, 1, 2, 3))))
+    return tuple(
+        Change(step, draw.choice((scenario.window, 1, 2, 3, 4, 5)), draw.randrange(4))
+        for step in steps
+    )
 
 
 def _draw_overflows(draw: random.Random) -> tuple[tuple[int, bool, bool], ...]:

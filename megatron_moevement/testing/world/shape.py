@@ -39,7 +39,7 @@ class Shape:
         layout: sizes of the job.
         ends: whether the embedding is tied.
         micro_batches: per step and data-parallel rank.
-        schedule: in which slot each operator is FULL, from step 0 on.
+        schedule: in which slot each operator is FULL, until another one is agreed on.
         parts: the model chunks of each rank.
         chunk_of: for each operator the chunk of its stage that it lies in.
         holders: for each operator the ranks that reduce its gradient together.

@@ -24,6 +24,9 @@ def _simplifications(scenario: Scenario) -> Iterator[Scenario]:
     faults = scenario.faults
     for place in range(len(faults)):
         yield dataclasses.replace(scenario, faults=faults[:place] + faults[place + 1 :])
+    changes = scenario.changes
+    for place in range(len(changes)):
+        yield dataclasses.replace(scenario, changes=changes[:place] + changes[place + 1 :])
     for smaller in _smaller_jobs(scenario):
         yield smaller
         ratio = ticks_per_step(smaller) / ticks_per_step(scenario)

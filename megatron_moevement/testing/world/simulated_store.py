@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from megatron_moevement.policy.copies.persistence import SlotKey
 from megatron_moevement.policy.facts.facts import Holding, LogExtent
 from megatron_moevement.policy.job.boundary import BoundaryTag, Direction
 from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.policy.window.schedule import Window, WindowSchedule
+from megatron_moevement.policy.window.timetable import Timetable
 from megatron_moevement.testing.world.arithmetic import Entry
 from megatron_moevement.testing.world.live import SlotContent
 from megatron_moevement.testing.world.shape import Shape
@@ -45,7 +46,8 @@ class Store:
         persisted: newest window known to be persisted.
         rollbacks: how many rollbacks lie behind it.
         rank: of the process that wrote its journal.
-        schedule: the window schedule that was in force.
+        timetable: the window schedules that it knows to be agreed on.
+        schedules: those of them that not every process makes alike, by their digests.
     """
 
     slots: dict[SlotKey, StoredSlot] = dataclasses.field(default_factory=dict)
@@ -56,7 +58,8 @@ class Store:
     persisted: Window | None = None
     rollbacks: int = 0
     rank: LogicalRank | None = None
-    schedule: WindowSchedule | None = None
+    timetable: Timetable | None = None
+    schedules: Mapping[str, WindowSchedule] = dataclasses.field(default_factory=dict)
 
     @property
     def is_empty(self) -> bool:

@@ -162,7 +162,6 @@ class Machines:
         if own.committed is None:
             slots, own.slots = own.slots, {}
             process.store = own = dataclasses.replace(store.copy(), slots=slots)
-            process.schedule = own.schedule or process.schedule
         lacking = [
             key
             for key in store.slots
@@ -180,7 +179,6 @@ class Machines:
         for key, stored in held.items():
             if not store.overwritten_by(key, process.ring.capacity):
                 store.slots.setdefault(key, stored)
-        process.schedule = store.schedule or process.schedule
 
 
 class Checkpoints:

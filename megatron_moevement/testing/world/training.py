@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from megatron_moevement.policy.job.boundary import BoundaryTag, Direction
 from megatron_moevement.policy.recovery.lifecycle import Event
+from megatron_moevement.policy.window.timetable import Proposal
 from megatron_moevement.settings.faults import FaultPoint
 from megatron_moevement.testing.world import arithmetic
 from megatron_moevement.testing.world.arithmetic import Entry, Local
@@ -38,6 +39,7 @@ def train(world: World, process: Process) -> Commands:
     """Trains until the job is done."""
     shape = world.shape
     while process.state.step < world.scenario.steps:
+        world.proposals.look(process)
         yield from run_step(world, process, Run(process.state.step + 1))
     name = ("finish", process.state.step)
     yield Join(name, shape.layout.ranks, process.rank, None, len)
@@ -200,17 +202,29 @@ def _barrier(world: World, process: Process, run: Run) -> Commands:
     acknowledgements = process.acknowledgements
     window = acknowledgements.newest_complete()
     copies = acknowledgements.fewest_copies(process.store.persisted)
-    vote = world.policies.coverage_vote(*((-1, 0) if window is None else (window.start, copies)))
+    vote = (
+        *world.policies.coverage_vote(*((-1, 0) if window is None else (window.start, copies))),
+        *world.policies.schedule_vote(process.timetable, _proposal(process, run)),
+    )
     name = ("barrier", run.step, ranks[0].pp, len(ranks))
 
-    def combine(votes: dict[Any, tuple[int, int]]) -> list[int]:
+    def combine(votes: dict[Any, tuple[int, ...]]) -> list[int]:
         return [max(column) for column in zip(*votes.values(), strict=True)]
 
     greatest = yield Join(name, ranks, rank, vote, combine, world.policies.votes_suffice)
     yield At(FaultPoint.AFTER_BARRIER)
     if not is_apart:
-        start, run.agreed_copies = world.policies.agreed_coverage(greatest)
-        run.agreed_persisted = None if start < 0 else process.schedule.window_of(start)
+        start, run.agreed_copies = world.policies.agreed_coverage(greatest[:2])
+        run.agreed_persisted = None if start < 0 else process.timetable.window_of(start)
+    version = world.policies.agreed_version((greatest[2], greatest[3]))
+    if version is not None and version > process.timetable.newest.schedule_version:
+        assert process.proposed is not None
+        run.agreed_schedule = process.proposed[1]
+
+
+def _proposal(process: Process, run: Run) -> Proposal | None:
+    """Returns the schedule that a rank votes for; what was done before is not decided again."""
+    return None if run.plan is not None or process.proposed is None else process.proposed[0]
 
 
 _PLACES = {

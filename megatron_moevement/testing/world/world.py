@@ -26,6 +26,7 @@ from megatron_moevement.testing.world.process import (
     Sleep,
     Until,
 )
+from megatron_moevement.testing.world.proposals import Proposals
 from megatron_moevement.testing.world.reference import Reference
 from megatron_moevement.testing.world.replicator import Replicator
 from megatron_moevement.testing.world.restarts import Restarts
@@ -81,6 +82,7 @@ class World:
         self.network = Network(self)
         self.replicator = Replicator(self)
         self.commits = Commits(self)
+        self.proposals = Proposals(self)
         self.durable = Checkpoints(self)
         self.machines = Machines(self)
         self.faults = FaultInjection(self)

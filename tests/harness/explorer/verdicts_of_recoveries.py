@@ -161,8 +161,8 @@ def _further_back(recovery: Recovery) -> Iterator[str]:
         return
     known = [one.persisted for one in recovery.facts.processes if one.persisted is not None]
     newest = max((window.start for window in known), default=0)
-    begin = plan.windows_from if plan.window is None else plan.window.start
-    if begin < newest:
+    begin = plan.loaded if plan.window is None else plan.window.start
+    if begin is not None and begin < newest:
         yield (
             f"{recovery.name}: the replay begins with step {begin}, the window of step {newest} "
             "was persisted"

@@ -9,19 +9,25 @@ from megatron_moevement.runtime.peers.ledger_messages import History, OwnHistory
 from megatron_moevement.runtime.peers.sender import SlotSender
 from megatron_moevement.runtime.slots.journal import JournalShape, JournalState
 from megatron_moevement.runtime.transport.wire import ProtocolError
+from tests.harness.one_schedule import one_schedule
 
 from .conftest import DEADLINE, IDENTITY, SHAPE, capture, rank_of
 
 JOURNAL = JournalShape(retained_steps=3, entry_bytes=100, last_step=50)
 STATE = JournalState(
-    rollbacks=7, schedule_version=1, committed=6, persisted=Window(0, 3, 1), rank=rank_of(0)
+    rollbacks=7,
+    timetable=one_schedule(3, 1),
+    committed=6,
+    persisted=Window(0, 3, 1),
+    rank=rank_of(0),
 )
+SCHEDULES = {"3 slots": b"slots"}
 LOSSES = {1: 1.5, 2: 0.25, 4: -2.0, 5: 0.1, 6: 3.0}
 
 
 def own_history():
     own = OwnHistory(rank_of(0), IDENTITY, SHAPE, JOURNAL)
-    own.begin(STATE, {step: b"entry %d" % step for step in (4, 5, 6)}, lambda: LOSSES)
+    own.begin(STATE, {step: b"entry %d" % step for step in (4, 5, 6)}, lambda: LOSSES, SCHEDULES)
     return own
 
 
@@ -43,6 +49,17 @@ def test_a_peer_is_told_all_once_and_then_what_is_new():
     assert news.losses == {8: 2.0}
 
 
+def test_a_peer_is_told_of_schedules_that_it_does_not_know():
+    own = own_history()
+    assert own.after(None).schedules == SCHEDULES
+    assert own.after(6).schedules == {}
+    other = {**SCHEDULES, "2 slots": b"other"}
+    own.change(other, 7)
+    commit(own, 7)
+    assert own.after(6).schedules == other
+    assert own.after(7).schedules == {}
+
+
 def test_nothing_is_told_before_anything_is_known():
     assert OwnHistory(rank_of(0), IDENTITY, SHAPE, JOURNAL).after(None) is None
 
@@ -59,12 +76,14 @@ def test_a_history_arrives_as_it_was_sent():
         {"owner": 3},
         {"ring": {"capacity": -1, "buffer_bytes": 1, "max_parts": 1}},
         {"journal": {"retained_steps": "3"}},
-        {"state": {"era": "x", "epoch": 0, "committed": 0, "persisted": None, "rank": None}},
-        {"state": {"era": 0, "epoch": 0, "committed": 0, "persisted": {"start": "0"}}},
+        {"state": {"era": "x", "timetable": [], "committed": 0, "persisted": None, "rank": None}},
+        {"state": {"era": 0, "timetable": [], "committed": 0, "persisted": {"start": "0"}}},
         {"entries": [[1, 2]]},
         {"losses": [[1, "xyzw1234"]]},
         {"losses": 5},
         {"identity": None},
+        {"schedules": {"a": "xy"}},
+        {"schedules": [1]},
     ],
 )
 def test_what_is_no_history_breaks_the_protocol(changes):

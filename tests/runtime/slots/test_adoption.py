@@ -22,12 +22,15 @@ from megatron_moevement.runtime.stores.store import (
     StoreDirectory,
     left_behind,
 )
+from tests.harness.one_schedule import one_schedule
 
 from .conftest import IDENTITY, OWNER, fill
 
 RING = RingShape(capacity=3, buffer_bytes=200, max_parts=3)
 JOURNAL = JournalShape(retained_steps=3, entry_bytes=100, last_step=10)
-STATE = JournalState(rollbacks=0, schedule_version=0, committed=3, persisted=None, rank=OWNER)
+STATE = JournalState(
+    rollbacks=0, timetable=one_schedule(2), committed=3, persisted=None, rank=OWNER
+)
 
 
 def opened(root, process):
@@ -168,7 +171,7 @@ def test_of_what_nobody_adopts_the_newest_is_taken_in(shared_memory):
         (2, 6, {}),
         (5, 9, {}),
         (8, 8, {}),
-        (11, 7, {"schedule_version": 1}),
+        (11, 7, {"timetable": one_schedule(2, 1)}),
     ]:
         written = leave(shared_memory, process, step, **changes)
     with opened(shared_memory, 0) as own:

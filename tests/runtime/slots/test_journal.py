@@ -1,5 +1,6 @@
 """The journal reads back the old state or the new one, whatever cut its writer off."""
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -15,9 +16,11 @@ import pytest
 
 from megatron_moevement.errors import UserError
 from megatron_moevement.policy.window.schedule import Window
+from megatron_moevement.policy.window.timetable import MAX_ENTRIES, Timetable, TimetableEntry
 from megatron_moevement.runtime.slots.journal import Journal, JournalShape, JournalState
 from megatron_moevement.runtime.slots.mapped_file import PAGE_BYTES
 from megatron_moevement.runtime.slots.store_identity import DamagedFileError, StoreIdentity
+from tests.harness.one_schedule import one_schedule
 
 from .conftest import IDENTITY, OWNER
 
@@ -43,7 +46,7 @@ def reopened(journal):
 def state_at(step, **changes):
     state = JournalState(
         rollbacks=0,
-        schedule_version=step // 10,
+        timetable=one_schedule(2, step // 10),
         committed=step,
         persisted=Window(step // 2, 2),
         rank=OWNER,
@@ -87,9 +90,64 @@ def test_the_newest_steps_keep_their_entries_and_all_their_losses(journal):
 
 
 def test_a_spare_and_a_job_without_a_persisted_window_are_states_too(journal):
-    state = JournalState(rollbacks=2, schedule_version=0, committed=0, persisted=None, rank=None)
+    state = JournalState(
+        rollbacks=2, timetable=one_schedule(2), committed=0, persisted=None, rank=None
+    )
     journal.write_state(state)
     assert reopened(journal).state == state
+
+
+def with_schedules(state, *digests):
+    entries = (
+        TimetableEntry(version, 2 * version, 2, digest) for version, digest in enumerate(digests)
+    )
+    return dataclasses.replace(state, timetable=Timetable(tuple(entries)))
+
+
+def test_a_schedule_is_there_before_a_state_names_it_and_stays_while_one_does(shared_memory):
+    shape = JournalShape(RETAINED, 64, LAST_STEP, schedule_bytes=10)
+    path = shared_memory / "schedules"
+    first = with_schedules(state_at(4), "a")
+    made = Journal.create(path, IDENTITY, shape, state=first, schedules={"a": b"1"})
+    made.keep_schedules({"a": b"1", "b": b"22"})
+    made.write_state(with_schedules(state_at(5), "a", "b"))
+    with contextlib.closing(reopened(made)) as other:
+        assert other.schedules() == {"a": b"1", "b": b"22"}
+    made.write_state(with_schedules(state_at(6), "b"))
+    for number in range(20):  # what no state names makes room
+        made.keep_schedules({f"tried {number}": b"x" * 10})
+        assert made.schedules()["b"] == b"22"
+    with pytest.raises(ValueError, match="no room for the schedule c"):
+        made.keep_schedules({"c": b"x" * 11})
+    one, other = (
+        {f"{name} {number}": b"s" for number in range(MAX_ENTRIES)} for name in ("one", "other")
+    )
+    made.keep_schedules(one)
+    made.write_state(with_schedules(state_at(7), *one))
+    made.keep_schedules(other)
+    assert made.schedules() == {**one, **other}
+    with pytest.raises(ValueError, match="no room for the schedule c"):
+        made.keep_schedules({**other, "c": b"x"})
+    made.close()
+
+
+def test_a_schedule_that_is_damaged_is_not_there(shared_memory):
+    shape = JournalShape(RETAINED, 64, LAST_STEP, schedule_bytes=10)
+    path = shared_memory / "schedules"
+    made = Journal.create(path, IDENTITY, shape, schedules={"a": b"12345"})
+    place = path.read_bytes().index(b"12345")
+    made.close()
+    flip(path, place)
+    with contextlib.closing(Journal.open(path, IDENTITY)) as other:
+        assert other.schedules() == {}
+
+
+def flip(path, at):
+    with path.open("r+b") as file:
+        file.seek(at)
+        byte = file.read(1)
+        file.seek(at)
+        file.write(bytes([byte[0] ^ 4]))
 
 
 def test_the_persisted_window_is_replaced_alone(journal):
@@ -254,6 +312,7 @@ from pathlib import Path
 from megatron_moevement.runtime.slots.journal import Journal
 from tests.runtime.slots.conftest import IDENTITY
 from tests.runtime.slots.test_journal import write
+from tests.harness.one_schedule import one_schedule
 journal = Journal.open(Path(sys.argv[1]), IDENTITY)
 step = 0 if journal.state is None else journal.state.committed
 print(step, flush=True)

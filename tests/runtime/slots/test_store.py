@@ -27,12 +27,15 @@ from megatron_moevement.runtime.stores.store import (
 )
 from megatron_moevement.runtime.stores.store_listing import survey
 from megatron_moevement.runtime.stores.store_lock import StoreLockedError
+from tests.harness.one_schedule import one_schedule
 
 from .conftest import IDENTITY, OWNER, fill
 
 RING = RingShape(capacity=3, buffer_bytes=200, max_parts=3)
 JOURNAL = JournalShape(retained_steps=3, entry_bytes=100, last_step=10)
-STATE = JournalState(rollbacks=0, schedule_version=0, committed=3, persisted=None, rank=OWNER)
+STATE = JournalState(
+    rollbacks=0, timetable=one_schedule(2), committed=3, persisted=None, rank=OWNER
+)
 OTHER = LogicalRank(dp=1)
 
 
@@ -196,6 +199,7 @@ OWNER_PROCESS = """
 import sys, time
 from pathlib import Path
 from tests.runtime.slots.test_store import JOURNAL, opened
+from tests.harness.one_schedule import one_schedule
 store = opened(Path(sys.argv[1]))
 store.journal(JOURNAL)
 print("ready", flush=True)

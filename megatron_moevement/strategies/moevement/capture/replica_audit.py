@@ -13,7 +13,7 @@ from collections.abc import Callable
 from megatron_moevement.policy.copies.audit import audit, is_audited
 from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.policy.job.state_recipe import Content
-from megatron_moevement.policy.window.schedule import WindowSchedule
+from megatron_moevement.policy.window.timetable import Timetable
 from megatron_moevement.runtime.coordination.agreement import all_gather_json
 from megatron_moevement.runtime.observation.events import EventName, Events
 from megatron_moevement.runtime.slots.ring_file import RingFile
@@ -52,16 +52,16 @@ class ReplicaAudit:
                 "each rank has a part of the state of its own"
             )
 
-    def after_step(self, step: int, schedule: WindowSchedule, ring: RingFile) -> None:
+    def after_step(self, step: int, timetable: Timetable, ring: RingFile) -> None:
         """Compares the slot of the step before the last, where it is due; every rank calls it.
 
         Args:
             step: that was just committed.
         """
         audited = step - _LANDED_AFTER
-        if self._interval is None or audited < schedule.first_step:
+        if self._interval is None or audited < timetable.first_step:
             return
-        slot, window = schedule.slot_of(audited), schedule.window
+        slot, window = timetable.slot_of(audited), timetable.window_of(audited).size
         if not is_audited(audited, slot, interval=self._interval, window=window):
             return
         record = ring.record(audited)

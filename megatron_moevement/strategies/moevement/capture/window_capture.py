@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 
 import torch
@@ -16,7 +16,8 @@ from megatron_moevement.policy.copies.commit import may_vote
 from megatron_moevement.policy.copies.retention import retain
 from megatron_moevement.policy.copies.slot_ring import SlotRing
 from megatron_moevement.policy.job.state_recipe import Timing
-from megatron_moevement.policy.window.schedule import Window, WindowSchedule
+from megatron_moevement.policy.window.schedule import Window
+from megatron_moevement.policy.window.timetable import Timetable
 from megatron_moevement.runtime.capture.capture import Capture, CaptureError, HostCopy
 from megatron_moevement.runtime.coordination.commit_barrier import DisagreementError
 from megatron_moevement.runtime.faults.fault_points import NO_FAULTS, FaultPoints
@@ -32,17 +33,18 @@ class SlotContents:
     """What one rank's slots hold.
 
     Attributes:
-        layouts: what this rank captures in each slot of a window.
+        timetable: which schedule is in force when.
+        layouts: by the digest of a schedule, what this rank captures in each slot of a window.
         rollbacks: rollbacks that lie behind the job.
     """
 
-    schedule: WindowSchedule
-    layouts: tuple[SlotLayout, ...]
+    timetable: Timetable
+    layouts: Mapping[str, tuple[SlotLayout, ...]]
     rollbacks: int
 
     def layout(self, step: int) -> SlotLayout:
         """Returns what is captured of S_step."""
-        return self.layouts[self.schedule.slot_of(step)]
+        return self.layouts[self.timetable.at(step).digest][self.timetable.slot_of(step)]
 
     def record(self, step: int, payload: memoryview) -> SlotRecord:
         """Returns the record of S_step, with the checksums of its parts.
@@ -55,8 +57,8 @@ class SlotContents:
         places.append((EXTRAS, layout.size_bytes, len(payload) - layout.size_bytes))
         return SlotRecord(
             rollbacks=self.rollbacks,
-            window=self.schedule.window_of(step),
-            slot=self.schedule.slot_of(step),
+            window=self.timetable.window_of(step),
+            slot=self.timetable.slot_of(step),
             step=step,
             payload_bytes=len(payload),
             parts=tuple(
@@ -106,12 +108,21 @@ class WindowCapture:
         """K of the S_k that is captured next."""
         return self._ring.next_step
 
+    def follow(self, contents: SlotContents) -> None:
+        """Goes by another timetable from the next slot on."""
+        self._contents = contents
+
+    @property
+    def timetable(self) -> Timetable:
+        """That it goes by."""
+        return self._contents.timetable
+
     def begin(self, step: int, scalars: SlotScalars) -> None:
         """Begins to capture S_step, which was just committed."""
         if step != self._ring.next_step:
             raise DisagreementError(f"S_{step} after {self._ring.steps}")
         self._ring = self._ring.captured()
-        if self._contents.schedule.slot_of(step) == 0:
+        if self._contents.timetable.slot_of(step) == 0:
             self._faults.strike(step, FaultPoint.WINDOW_EDGE)
         layout = self._contents.layout(step)
         self._file.invalidate(step)

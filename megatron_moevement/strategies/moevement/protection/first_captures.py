@@ -32,32 +32,31 @@ def record_digest(record: SlotRecord) -> str:
 def captures_of(
     store: StoreDirectory,
     rollbacks: int,
-    schedule_version: int,
+    first_version: int,
     steps: Callable[[LogicalRank], range],
 ) -> OwnCaptures:
     """Returns what a process has of slots.
 
     Args:
         rollbacks: of the history that is meant.
-        schedule_version: of its windows.
+        first_version: of the schedule with which its windows began.
         steps: returns the steps of a rank's slots that are meant.
     """
     found: dict[str, dict[int, str]] = defaultdict(dict)
     for stored in store.rings():
         ring, meant = store.open_ring(stored.role, stored.owner), steps(stored.owner)
         for record in () if ring is None else ring.records():
-            if (record.rollbacks, record.window.schedule_version) == (
-                rollbacks,
-                schedule_version,
-            ) and record.step in meant:
+            is_meant = record.rollbacks == rollbacks and record.step in meant
+            if is_meant and record.window.schedule_version >= first_version:
                 found[str(stored.owner)][record.step] = record_digest(record)
     return found
 
 
 def own_captures(store: StoreDirectory, plan: Plan) -> OwnCaptures:
     """Returns what a process has of the slots that a plan captures again, before it does so."""
+    first_version = plan.schedules.known.first_version
     return captures_of(
-        store, plan.rollbacks, plan.schedule_version, lambda owner: _captured_again(plan, owner)
+        store, plan.rollbacks, first_version, lambda owner: _captured_again(plan, owner)
     )
 
 

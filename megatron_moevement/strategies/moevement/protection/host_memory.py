@@ -292,7 +292,9 @@ class HostMemory:
         """Lets peers read the live state of this process, until nothing is offered."""
         self._peers.server.offer(state)
 
-    def restart_windows(self, state: JournalState, losses: Mapping[int, float]) -> None:
+    def restart_windows(
+        self, state: JournalState, losses: Mapping[int, float], schedules: Mapping[str, bytes]
+    ) -> None:
         """Forgets everything that is there, and opens.
 
         Whatever cuts it, the journal says what the live state of this process is.
@@ -300,8 +302,9 @@ class HostMemory:
         Args:
             state: what this process knows from now on.
             losses: of all steps before.
+            schedules: that the state names.
         """
-        self.store.begin_journal(self.plan.journal, state, losses)
+        self.store.begin_journal(self.plan.journal, state, losses, schedules)
         self.store.clear_rings()
         self.open()
         self.begin_history()
@@ -317,7 +320,13 @@ class HostMemory:
         state = self.journal.state
         if self.plan.spares and state is not None:
             entries = {step: self.journal.entry(step) for step in self.journal.entries()}
-            self._peers.history.begin(state, entries, self.journal.losses)
+            self._peers.history.begin(state, entries, self.journal.losses, self.journal.schedules())
+
+    def change_schedules(self, schedules: Mapping[str, bytes], step: int) -> None:
+        """Keeps the schedules that the journal's state of a step is going to name."""
+        self.journal.keep_schedules(schedules)
+        if self.plan.spares:
+            self._peers.history.change(schedules, step)
 
     def facts_of_spares(self) -> tuple[ProcessFacts, ...]:
         """Returns the facts of those that have no rank; one rank speaks for them."""
@@ -327,9 +336,13 @@ class HostMemory:
         """Has those that have no rank take in what nobody has adopted; one rank speaks for them."""
         return () if self._notices is None else self._notices.look_for_left(self.store.identity)
 
-    def captures_of_spares(self, rollbacks: int, schedule_version: int) -> tuple[OwnCaptures, ...]:
+    def captures_of_spares(self, rollbacks: int, first_version: int) -> tuple[OwnCaptures, ...]:
         """Returns what those have of slots that have no rank; one rank speaks for them."""
-        return () if self._notices is None else self._notices.captures(rollbacks, schedule_version)
+        return () if self._notices is None else self._notices.captures(rollbacks, first_version)
+
+    def schedules_of_spare(self, process: int) -> Mapping[str, bytes]:
+        """Returns the schedules that a process without a rank knows; one rank speaks for it."""
+        return {} if self._notices is None else self._notices.schedules(process)
 
     def ledger_of_spare(self, process: int, steps: range) -> dict[str, Any] | None:
         """Returns what a process without a rank knows of steps; one rank speaks for it."""

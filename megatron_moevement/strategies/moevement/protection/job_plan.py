@@ -12,7 +12,6 @@ from itertools import chain
 import torch
 
 from megatron_moevement.errors import MoEvementError, UserError
-from megatron_moevement.integrations.megatron.slot_layout import ALIGNMENT_BYTES
 from megatron_moevement.policy.copies.memory_budget import MemoryAccount, check_budget
 from megatron_moevement.policy.copies.placement import Host, Placement, Strictness, place_replicas
 from megatron_moevement.policy.copies.retention import max_log_steps, max_replayed_steps
@@ -22,6 +21,7 @@ from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.policy.job.segments import Ends
 from megatron_moevement.policy.window.ordering import Ordering, order_operators
 from megatron_moevement.policy.window.schedule import WindowSchedule
+from megatron_moevement.policy.window.schedule_document import encoded_bytes
 from megatron_moevement.policy.window.window_planner import plan_window
 from megatron_moevement.runtime.coordination.agreement import (
     all_gather_json,
@@ -31,11 +31,14 @@ from megatron_moevement.runtime.coordination.agreement import (
 from megatron_moevement.runtime.slots.journal import JournalShape
 from megatron_moevement.runtime.slots.ring_file import RingShape
 from megatron_moevement.runtime.transport.transport import Address
-from megatron_moevement.runtime.upstream_log.log import buffer_bytes
 from megatron_moevement.settings.fault_tolerance import FaultTolerance
 from megatron_moevement.strategies.moevement.protection.members import (
+    LogShape,
     Member,
     RankSizes,
+    log_shapes,
+    ring_shapes,
+    room_of,
     sizes_reader,
 )
 from megatron_moevement.strategies.moevement.protection.reserve import ReserveSizes
@@ -55,19 +58,6 @@ class UnlikePlansError(MoEvementError, RuntimeError):
 
 
 @dataclasses.dataclass(frozen=True)
-class LogShape:
-    """Sizes of an upstream log: the most steps that it retains, and the bytes of each."""
-
-    max_steps: int
-    step_bytes: int
-
-    @property
-    def total_bytes(self) -> int:
-        """Bytes of host memory."""
-        return self.max_steps * buffer_bytes(self.step_bytes)
-
-
-@dataclasses.dataclass(frozen=True)
 class PlannedJob:
     """What a plan is made from.
 
@@ -81,10 +71,16 @@ class PlannedJob:
     ends: Ends
     train_iters: int
 
+    @property
+    def limits(self) -> tuple[int, int]:
+        """The smallest and the largest W that the job may come to."""
+        return self.settings.min_window, self.settings.max_window
+
     @cached_property
     def basis(self) -> str:
         """Digest of what the schedule and all sizes follow from; restarts change none of it."""
-        first = f"{self.settings.moevement_window} {self.ends.value} {self.train_iters}"
+        windows = [self.settings.moevement_window, *self.limits]
+        first = f"{windows} {self.ends.value} {self.train_iters}"
         digest = hashlib.sha256(first.encode())
         for member in self.members:
             digest.update(f"\n{member.host.rank} {member.sizes}".encode())
@@ -98,6 +94,8 @@ class JobPlan:
     Attributes:
         schedule: in which slot each operator is FULL.
         hosts: all processes, those that wait for a place and keep copies included.
+        slot_bytes: the room of each rank for what it captures in a slot.
+        smallest_window: the W whose slots have room.
         logs: sizes of the upstream logs of the ranks that have one.
         basis: of the job that it was made for.
         limit_bytes: host memory that a process may take; None without a limit.
@@ -110,6 +108,8 @@ class JobPlan:
     placement: Placement
     rings: Mapping[LogicalRank, RingShape]
     journal: JournalShape
+    slot_bytes: Mapping[LogicalRank, int] = dataclasses.field(default_factory=dict)
+    smallest_window: int = 1
     logs: Mapping[LogicalRank, LogShape] = dataclasses.field(default_factory=dict)
     basis: str = ""
     limit_bytes: int | None = None
@@ -121,10 +121,10 @@ class JobPlan:
         """Where processes without a rank keep copies."""
         return {spare.process: spare.address for spare in self.spares}
 
-    def schedule_from(self, step: int, schedule_version: int) -> WindowSchedule:
-        """Returns the schedule of a job whose windows begin at a step."""
-        return dataclasses.replace(
-            self.schedule, first_step=step, schedule_version=schedule_version
+    def has_room(self, schedule: WindowSchedule) -> bool:
+        """Returns whether all ranks have room for the slots of another schedule."""
+        return all(
+            max(slots) <= self.slot_bytes[rank] for rank, slots in schedule.bytes_by_slot.items()
         )
 
     def kept_for(self, process: int) -> tuple[LogicalRank, ...]:
@@ -300,15 +300,25 @@ def _sized(job: PlannedJob, slots: Sequence[int] | None) -> JobPlan:
     read = sizes_reader()
     sizes = {member.host.occupied: read(member.sizes) for member in job.members}
     schedule = _schedule(job, sizes, slots)
+    smallest, largest = job.limits
+    others = {smallest, largest} - {schedule.window}
+    schedules = [schedule, *(schedule_of(schedule.inventory, window) for window in others)]
+    room = room_of(sizes, schedules)
     return JobPlan(
         schedule=schedule,
         hosts=(),
         placement=Placement({}, 0, 0),
-        rings=_ring_shapes(schedule, sizes),
+        rings=ring_shapes(ring_capacity(largest, LAG), sizes, room),
         journal=JournalShape(
-            max_replayed_steps(schedule.window, LAG) + 2, ENTRY_BYTES, job.train_iters
+            max_replayed_steps(largest, LAG) + 2,
+            ENTRY_BYTES,
+            job.train_iters,
+            encoded_bytes(len(schedule.inventory.sorted_operators)),
         ),
-        logs=_log_shapes(schedule.window, sizes),
+        slot_bytes=room,
+        smallest_window=smallest,
+        # A full ring waits behind the passes of a step: as if copies took one step longer.
+        logs=log_shapes(max_log_steps(largest, LAG + 1), sizes),
         basis=job.basis,
     )
 
@@ -322,31 +332,13 @@ def _schedule(
     if slots is not None:
         known = dict(zip(inventory.sorted_operators, slots, strict=True))
         return WindowSchedule(inventory, job.settings.moevement_window, known)
+    return schedule_of(inventory, job.settings.moevement_window)
+
+
+def schedule_of(inventory: Inventory, window: int) -> WindowSchedule:
+    """Returns the schedule for W, the same wherever it is made."""
     order = order_operators(inventory.sorted_operators, Ordering.INDEX)
-    return plan_window(inventory, order, window=job.settings.moevement_window).schedule
-
-
-def _ring_shapes(
-    schedule: WindowSchedule, sizes: Mapping[LogicalRank, RankSizes]
-) -> Mapping[LogicalRank, RingShape]:
-    """Returns the sizes of the rings of all ranks: those of replicas are one object."""
-    capacity = ring_capacity(schedule.window, LAG)
-    distinct = {id(own): (rank, own) for rank, own in sizes.items()}
-    shapes = {
-        key: RingShape(capacity, _buffer_bytes(schedule, rank, own), len(own.operators) + 1)
-        for key, (rank, own) in distinct.items()
-    }
-    return {rank: shapes[id(own)] for rank, own in sizes.items()}
-
-
-def _log_shapes(
-    window: int, sizes: Mapping[LogicalRank, RankSizes]
-) -> Mapping[LogicalRank, LogShape]:
-    """Returns the sizes of the logs of the ranks that send anything over a boundary."""
-    # A full ring waits behind the passes of a step: as if copies took one step longer.
-    max_steps = max_log_steps(window, LAG + 1)
-    shapes = {each: LogShape(max_steps, each) for each in {own.log_bytes for own in sizes.values()}}
-    return {rank: shapes[own.log_bytes] for rank, own in sizes.items() if own.log_bytes}
+    return plan_window(inventory, order, window=window).schedule
 
 
 def check_alike(digests: Sequence[str]) -> None:
@@ -364,9 +356,3 @@ def check_alike(digests: Sequence[str]) -> None:
             f"ranks 0 and {unlike[0]} planned different windows: operators would be in other "
             "slots on some replicas"
         )
-
-
-def _buffer_bytes(schedule: WindowSchedule, rank: LogicalRank, own: RankSizes) -> int:
-    """Returns the size of a rank's largest slot, alignment and extras included."""
-    alignment = ALIGNMENT_BYTES * len(own.operators)
-    return max(schedule.bytes_by_slot[rank]) + alignment + own.extras_bytes

@@ -51,7 +51,10 @@ def read_left_state(store: StoreDirectory, host: Host, generation: int) -> Proce
         holdings=_holdings(store, state, generation),
         ledger=journal.entries(),
         rollbacks=state.rollbacks,
-        schedule_version=state.schedule_version,
+        # What is not there in whole is known to others.
+        timetable=state.timetable
+        if journal.schedules().keys() >= state.timetable.digests()
+        else None,
     )
 
 

@@ -1,17 +1,23 @@
-"""Members: what each rank of a job tells the others of itself before anything is planned."""
+"""Members: what each rank of a job tells the others of itself, and how large its memory is then."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import json
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
+from megatron_moevement.integrations.megatron.slot_layout import ALIGNMENT_BYTES
 from megatron_moevement.policy.copies.placement import Host
 from megatron_moevement.policy.job.operators import Operator, OperatorId
 from megatron_moevement.policy.job.ranks import LogicalRank
+from megatron_moevement.policy.window.schedule import WindowSchedule
+from megatron_moevement.runtime.slots.ring_file import RingShape
+from megatron_moevement.runtime.upstream_log.log import buffer_bytes
 from megatron_moevement.strategies.moevement.protection.spares import Spare
+
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,3 +95,58 @@ def sizes_reader() -> Callable[[str], RankSizes]:
         return RankSizes(operators, extras_bytes, log_bytes)
 
     return read
+
+
+@dataclasses.dataclass(frozen=True)
+class LogShape:
+    """Sizes of an upstream log: the most steps that it retains, and the bytes of each."""
+
+    max_steps: int
+    step_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of host memory."""
+        return self.max_steps * buffer_bytes(self.step_bytes)
+
+
+def room_of(
+    sizes: Mapping[LogicalRank, RankSizes], schedules: Iterable[WindowSchedule]
+) -> Mapping[LogicalRank, int]:
+    """Returns the bytes of the largest slot of each rank under any of some schedules."""
+    found = [each.bytes_by_slot for each in schedules]
+    return _shared(sizes, lambda rank, _: max(max(slots[rank]) for slots in found))
+
+
+def ring_shapes(
+    capacity: int, sizes: Mapping[LogicalRank, RankSizes], room: Mapping[LogicalRank, int]
+) -> Mapping[LogicalRank, RingShape]:
+    """Returns the sizes of the rings of all ranks, alignment and extras included.
+
+    Args:
+        room: for what each rank captures in a slot.
+    """
+
+    def shape(rank: LogicalRank, own: RankSizes) -> RingShape:
+        operators = len(own.operators)
+        slot_bytes = room[rank] + ALIGNMENT_BYTES * operators + own.extras_bytes
+        return RingShape(capacity, slot_bytes, operators + 1)
+
+    return _shared(sizes, shape)
+
+
+def log_shapes(
+    max_steps: int, sizes: Mapping[LogicalRank, RankSizes]
+) -> Mapping[LogicalRank, LogShape]:
+    """Returns the sizes of the logs of the ranks that send anything over a boundary."""
+    shapes = {each: LogShape(max_steps, each) for each in {own.log_bytes for own in sizes.values()}}
+    return {rank: shapes[own.log_bytes] for rank, own in sizes.items() if own.log_bytes}
+
+
+def _shared(
+    sizes: Mapping[LogicalRank, RankSizes], make: Callable[[LogicalRank, RankSizes], T]
+) -> Mapping[LogicalRank, T]:
+    """Returns what follows from the sizes of each rank, one object for replicas."""
+    distinct = {id(own): (rank, own) for rank, own in sizes.items()}
+    made = {key: make(rank, own) for key, (rank, own) in distinct.items()}
+    return {rank: made[id(own)] for rank, own in sizes.items()}

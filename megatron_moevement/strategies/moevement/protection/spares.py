@@ -150,15 +150,24 @@ class NoticesOfSpares:
                 }
         return None
 
-    def captures(self, rollbacks: int, schedule_version: int) -> tuple[OwnCaptures, ...]:
+    def schedules(self, process: int) -> Mapping[str, bytes]:
+        """Returns the schedules that a spare has posted."""
+        posted = (each for each in self._board.read(Topic.LEDGER) if each["process"] == process)
+        return {
+            digest: bytes.fromhex(text)
+            for each in posted
+            for digest, text in each["schedules"].items()
+        }
+
+    def captures(self, rollbacks: int, first_version: int) -> tuple[OwnCaptures, ...]:
         """Returns what they have of slots, for replays to be compared with.
 
         Args:
             rollbacks: of the history that is meant.
-            schedule_version: of its windows.
+            first_version: of the schedule with which its windows began.
         """
         posted = self._board.read(Topic.CAPTURES)
-        meant = [rollbacks, schedule_version]
+        meant = [rollbacks, first_version]
         return tuple(each["captures"] for each in posted if each["history"] == meant)
 
     def post_reserve(
@@ -192,8 +201,9 @@ class NoticesOfSpares:
 
 def captures_document(store: StoreDirectory, facts: ProcessFacts) -> dict[str, Any]:
     """Returns what a spare posts of the slots that it has, of the history that it knows."""
-    captures = captures_of(store, facts.rollbacks, facts.schedule_version, lambda owner: _ALL_STEPS)
-    return {"history": [facts.rollbacks, facts.schedule_version], "captures": captures}
+    first_version = 0 if facts.timetable is None else facts.timetable.first_version
+    captures = captures_of(store, facts.rollbacks, first_version, lambda owner: _ALL_STEPS)
+    return {"history": [facts.rollbacks, first_version], "captures": captures}
 
 
 def ledger_document(process: int, journal: Journal) -> dict[str, Any]:
@@ -202,6 +212,7 @@ def ledger_document(process: int, journal: Journal) -> dict[str, Any]:
         "process": process,
         "entries": {step: journal.entry(step).decode() for step in journal.entries()},
         "losses": {step: loss_to_hex(loss) for step, loss in journal.losses().items()},
+        "schedules": {digest: data.hex() for digest, data in journal.schedules().items()},
     }
 
 

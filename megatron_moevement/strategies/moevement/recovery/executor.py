@@ -34,7 +34,6 @@ from megatron_moevement.strategies.moevement.recovery.replicas import StandingSt
 from megatron_moevement.strategies.moevement.recovery.slot_transfers import fetch_slots
 from megatron_moevement.strategies.moevement.recovery.survivors import Survivor
 from megatron_moevement.strategies.moevement.session import RankSession
-from megatron_moevement.strategies.moevement.window_history import WindowHistory
 from megatron_moevement.strategies.scalars import decode_entry
 from megatron_moevement.strategies.strategy import InitialStateLostError
 
@@ -59,8 +58,9 @@ class Execution:
         self._survivor = Survivor(session.objects, session.carried)
         self.own = plan.for_rank(session.objects.rank)
         """What the plan has for this rank."""
-        schedule = self._memory.plan.schedule_from(plan.windows_from, plan.schedule_version)
-        self.history = WindowHistory(schedule, plan.rollbacks, plan.persisted)
+        self.history = session.schedules.history(
+            plan.schedules.known, plan.rollbacks, plan.persisted
+        )
         """The windows that the job goes on with, the same on every rank."""
 
     def carry_out(self, freezing: Freezing, loaded: SurvivingState | None) -> Replay | None:
@@ -101,7 +101,7 @@ class Execution:
         if plan.edges is WindowEdges.KEPT:  # else slots are of other windows
             captures = [
                 own_captures(memory.store, plan),
-                *memory.captures_of_spares(plan.rollbacks, plan.schedule_version),
+                *memory.captures_of_spares(plan.rollbacks, self.history.timetable.first_version),
             ]
         if plan.is_from_durable and plan.edges is WindowEdges.RESTARTED:
             memory.store.clear_rings()  # its ledger stays: nothing else leads to the target
@@ -190,7 +190,8 @@ class Execution:
     def _replay(self, ledger: LeftLedger, freezing: Freezing, first: FirstCaptures) -> Replay:
         objects, plan, own, slots = self._objects, self._plan, self.own, None
         if plan.window is not None:
-            layouts = slot_layouts(self.history.schedule, objects.rank, self._live)
+            schedule = self.history.schedule_of(plan.window)
+            layouts = slot_layouts(schedule, objects.rank, self._live)
             slots = Slots(self._memory.own_ring, plan.window, layouts)
         begins = self._carried.live
         if slots is not None and own.converts:

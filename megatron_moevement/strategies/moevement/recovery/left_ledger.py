@@ -81,6 +81,7 @@ def write_journal(
         ledger: of the steps up to it.
     """
     known = journal.state
+    journal.keep_schedules(history.encoded)
     start = min(ledger.entries, default=target + 1) - 1
     journal.restore_losses(ledger.losses)
     if known is None or known.rollbacks != history.rollbacks:

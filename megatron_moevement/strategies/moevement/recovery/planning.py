@@ -90,7 +90,7 @@ class Planning:
             step: of the checkpoint; another plan is made where no replay can begin with it.
         """
         plan = agreed.plan
-        if plan is None or not plan.is_from_durable or plan.windows_from == step:
+        if plan is None or not plan.is_from_durable or plan.loaded == step:
             return agreed
         facts = dataclasses.replace(agreed.facts, durable=step)
         plan = plan_from_durable(facts, "the newest checkpoint can't be loaded")

@@ -26,11 +26,12 @@ from megatron_moevement.policy.job.operators import OperatorId
 from megatron_moevement.policy.job.state_recipe import Content
 from megatron_moevement.policy.recovery.plan import Plan
 from megatron_moevement.policy.window.schedule import Window
+from megatron_moevement.policy.window.timetable import UnknownScheduleError
 from megatron_moevement.runtime.coordination.ledger import LedgerEntry
 from megatron_moevement.runtime.coordination.progress import Progress
 from megatron_moevement.runtime.peers.connection import DamagedError
 from megatron_moevement.runtime.slots.ring_file import RingFile
-from megatron_moevement.runtime.slots.slot_record import EXTRAS
+from megatron_moevement.runtime.slots.slot_record import EXTRAS, SlotRecord
 from megatron_moevement.settings.faults import FaultPoint
 from megatron_moevement.strategies.moevement.carried_state import SurvivingState
 from megatron_moevement.strategies.moevement.recovery.replay_witness import ReplayWitness
@@ -68,14 +69,16 @@ class Slots:
 
         Raises:
             DamagedError: it does not read as it was captured.
+            UnknownScheduleError: the layouts are those of another schedule.
         """
         record = self.ring.record(self.window.step_of(slot))
         damaged = ("all of it",) if record is None else self.ring.damaged_parts(record)
-        if damaged:
+        if record is None or damaged:
             raise DamagedError(
                 f"slot {slot} of the window of step {self.window.start} is damaged in "
                 f"{self.ring.path}: {', '.join(damaged[:3])}; launch again to take another copy"
             )
+        self._check_schedule(slot, record)
         buffer = torch.frombuffer(self.ring.buffer(self.window.step_of(slot)), dtype=torch.uint8)
         full = set()
         for part in self.layouts[slot].parts:
@@ -83,6 +86,12 @@ class Slots:
             if part.content is Content.FULL:
                 full.add(part.operator)
         return frozenset(full)
+
+    def _check_schedule(self, slot: int, record: SlotRecord) -> None:
+        """Checks that a slot holds what the schedule of its window has in it."""
+        held = [part.name for part in record.parts if part.name != EXTRAS]
+        if slot >= len(self.layouts) or held != [part.name for part in self.layouts[slot].parts]:
+            raise UnknownScheduleError(f"{record.window} was captured under another schedule")
 
 
 class Replay:

@@ -1,0 +1,1 @@
+"""Window schedules: who knows them, and how a job comes to another one."""

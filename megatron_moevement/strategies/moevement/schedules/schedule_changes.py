@@ -1,0 +1,182 @@
+"""Changes of the window schedule: what a rank proposes, votes for, and goes by."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.distributed as dist
+
+from megatron_moevement.policy.facts.facts import Facts
+from megatron_moevement.policy.recovery.plan import Plan
+from megatron_moevement.policy.window.schedule import Window, WindowSchedule
+from megatron_moevement.policy.window.schedule_document import decode_schedule
+from megatron_moevement.policy.window.timetable import (
+    Timetable,
+    UnknownScheduleError,
+    agreed_version,
+    announced_version,
+    due_change,
+    may_propose,
+    schedule_vote,
+)
+from megatron_moevement.runtime.coordination.agreement import broadcast_json
+from megatron_moevement.runtime.observation.events import EventName, Events
+from megatron_moevement.settings.fault_tolerance import ScheduleChange
+from megatron_moevement.strategies.moevement.protection.host_memory import HostMemory
+from megatron_moevement.strategies.moevement.protection.job_plan import schedule_of
+from megatron_moevement.strategies.moevement.schedules.exchange import ScheduleExchange
+from megatron_moevement.strategies.moevement.window_history import WindowHistory
+
+logger = logging.getLogger(__name__)
+
+
+class ScheduleChanges:
+    """The schedules of one rank in one generation; its training thread uses it."""
+
+    def __init__(
+        self,
+        memory: HostMemory,
+        changes: Sequence[ScheduleChange],
+        events: Events,
+        say: Callable[[str], None],
+    ) -> None:
+        """Knows the schedule that all ranks have planned, and asks nobody yet.
+
+        Args:
+            changes: of the schedule that are wanted, the first from the first step on.
+            events: gets a schedule that all ranks have agreed on.
+            say: tells the user of it, on one rank.
+        """
+        planned = memory.plan.schedule
+        self._memory = memory
+        self._changes = changes
+        self._events = events
+        self._say = say
+        self._known = {planned.digest: planned}
+        self._exchange = memory.generation.own(
+            lambda: ScheduleExchange(memory.rejoin_barrier, planned.inventory)
+        )
+        self._announced = 0
+        self._refused: ScheduleChange | None = None
+
+    def learn(self, facts: Facts, plan: Plan, device: torch.device) -> None:
+        """Takes the schedules that a plan goes on with from who has them; every rank calls it.
+
+        Raises:
+            UnknownScheduleError: nobody has one of them.
+        """
+        timetable, source = plan.schedules
+        memory = self._memory
+        wanted = frozenset[str]() if timetable is None else timetable.digests()
+        wanted -= {memory.plan.schedule.digest}
+        if not wanted:
+            return
+        journal = memory.store.open_journal()
+        stored = {} if journal is None else journal.schedules()
+        ranks = [facts.by_rank[rank] for rank in facts.layout.ranks]
+        if any(each.timetable is None or not wanted <= each.timetable.digests() for each in ranks):
+            speaker = next((n for n, each in enumerate(ranks) if each.process == source), 0)
+            if source is not None and source != memory.host.process and dist.get_rank() == speaker:
+                stored = dict(memory.schedules_of_spare(source))
+            own = {digest: stored[digest].hex() for digest in sorted(wanted & stored.keys())}
+            told = broadcast_json(own, speaker, device)
+            stored = {digest: bytes.fromhex(text) for digest, text in told.items()}
+        if lacking := wanted - stored.keys():
+            raise UnknownScheduleError(f"no process has the window schedule {min(lacking)}")
+        inventory = memory.plan.schedule.inventory
+        for digest in sorted(wanted):
+            self._known[digest] = decode_schedule(stored[digest], inventory, digest)
+
+    def history(
+        self, timetable: Timetable, rollbacks: int, persisted: Window | None
+    ) -> WindowHistory:
+        """Returns the history of windows that go on by a timetable."""
+        schedules = {digest: self._known[digest] for digest in timetable.digests()}
+        return WindowHistory(timetable, schedules, rollbacks, persisted)
+
+    def begun(self, plan: Plan | None, step: int, rollbacks: int) -> WindowHistory:
+        """Returns the history of windows that begin at a step, under the newest schedule."""
+        timetable = None if plan is None else plan.schedules.timetable
+        if timetable is None:
+            return WindowHistory.begun(self._memory.plan.schedule, step, rollbacks)
+        newest = timetable.newest
+        schedule = self._known[newest.digest]
+        return WindowHistory.begun(schedule, step, rollbacks, newest.schedule_version)
+
+    def vote(self, history: WindowHistory, *, is_replay: bool) -> tuple[int, int]:
+        """Returns what this rank brings to the barrier; a replay decides nothing again."""
+        proposed = None if is_replay else self._exchange.proposed
+        return schedule_vote(history.timetable, None if proposed is None else proposed.proposal)
+
+    def agreed(self, history: WindowHistory, greatest: tuple[int, int]) -> WindowSchedule | None:
+        """Returns the schedule that all ranks have just agreed on, if it is another one.
+
+        Args:
+            greatest: what the barrier found, number by number.
+        """
+        self._announced = announced_version(greatest)
+        version, proposed = agreed_version(greatest), self._exchange.proposed
+        if version is None or version <= history.timetable.newest.schedule_version:
+            return None
+        if proposed is None or proposed.proposal.schedule_version != version:
+            raise UnknownScheduleError(f"this rank has not voted for the schedule {version}")
+        return proposed.schedule
+
+    def tell(self, history: WindowHistory) -> None:
+        """Reports the schedule that all ranks have just agreed on."""
+        newest = history.timetable.newest
+        self._events.emit(
+            EventName.SCHEDULE,
+            history.step,
+            version=newest.schedule_version,
+            first_step=newest.first_step,
+            window=newest.window,
+            digest=newest.digest,
+        )
+        self._say(
+            f"step {history.step}: window schedule {newest.schedule_version} is in force from "
+            f"step {newest.first_step} on, W = {newest.window}"
+        )
+
+    def after_step(self, history: WindowHistory) -> None:
+        """Sees to it that what is wanted, or proposed by another rank, comes to all."""
+        newest, step = history.timetable.newest, history.step
+        proposed, version = self._exchange.proposed, newest.schedule_version + 1
+        is_here = proposed is not None and proposed.proposal.schedule_version == version
+        kept_from = step - self._memory.own_ring.capacity
+        if is_here or not may_propose(history.timetable, step, kept_from):
+            return
+        if dist.get_rank() == 0:
+            self._propose(history, version)
+        elif self._announced == version:
+            self._exchange.fetch(version)
+
+    def _propose(self, history: WindowHistory, version: int) -> None:
+        due = due_change([change.step for change in self._changes], history.step)
+        if due is None or self._changes[due] is self._refused:
+            return
+        change, newest, plan = self._changes[due], history.timetable.newest, self._memory.plan
+        is_planned = change.window == plan.schedule.window
+        if is_planned and plan.schedule.digest == newest.digest:
+            return
+
+        def make() -> WindowSchedule | None:
+            schedule = plan.schedule
+            if not is_planned:
+                schedule = schedule_of(schedule.inventory, change.window)
+            if schedule.digest == newest.digest:
+                self._refused = change  # it is in force
+                return None
+            if not plan.has_room(schedule):
+                self._refused = change
+                logger.warning(
+                    "the window stays at %d: slots of one of %d are larger than "
+                    "--moevement-min-window %d allows",
+                    *(newest.window, change.window, plan.smallest_window),
+                )
+                return None
+            return schedule
+
+        self._exchange.propose(version, make)

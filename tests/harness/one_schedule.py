@@ -1,0 +1,11 @@
+"""The timetable of a job that has had one schedule since its windows began."""
+
+from __future__ import annotations
+
+from megatron_moevement.policy.window.timetable import Timetable, TimetableEntry
+
+
+def one_schedule(window: int, version: int = 0, first_step: int = 0) -> Timetable:
+    """Returns a timetable with one entry."""
+    entry = TimetableEntry(version, first_step, window, f"{window} slots")
+    return Timetable((entry,), version)

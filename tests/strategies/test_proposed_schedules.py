@@ -1,0 +1,104 @@
+"""Proposed schedules: there is room for them, and they travel off the training thread."""
+
+import logging
+
+import pytest
+import torch.distributed as dist
+
+from megatron_moevement.policy.copies.placement import Host
+from megatron_moevement.policy.copies.retention import max_log_steps, max_replayed_steps
+from megatron_moevement.policy.copies.slot_ring import ring_capacity
+from megatron_moevement.policy.job.operators import Inventory, Operator, OperatorId, OperatorKind
+from megatron_moevement.policy.job.ranks import LogicalRank
+from megatron_moevement.policy.job.segments import Ends
+from megatron_moevement.policy.window.timetable import Proposal
+from megatron_moevement.settings.fault_tolerance import FaultTolerance
+from megatron_moevement.strategies.moevement.protection.job_plan import (
+    LAG,
+    PlannedJob,
+    plan_of,
+    schedule_of,
+)
+from megatron_moevement.strategies.moevement.protection.members import Member
+from megatron_moevement.strategies.moevement.schedules.exchange import Proposed, ScheduleExchange
+
+EXPERTS = [OperatorId(OperatorKind.EXPERT, 0, number) for number in range(5)]
+INVENTORY = Inventory({LogicalRank(): tuple(Operator(expert, 12, 2) for expert in EXPERTS)})
+SMALLER = Inventory({LogicalRank(): INVENTORY.by_rank[LogicalRank()][:4]})
+
+
+@pytest.fixture
+def store():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def test_what_one_rank_proposes_others_fetch(store):
+    proposer, other, of_another_generation = (
+        ScheduleExchange(name, INVENTORY) for name in ("first", "first", "second")
+    )
+    proposer.propose(3, lambda: schedule_of(INVENTORY, 2))
+    proposer.close()
+    schedule = schedule_of(INVENTORY, 2)
+    assert proposer.proposed == Proposed(Proposal(3, schedule.digest), schedule)
+    other.fetch(3)
+    other.close()
+    assert other.proposed == proposer.proposed
+    assert of_another_generation.proposed is None
+
+
+def test_nothing_is_proposed_where_nothing_is_to_change(store):
+    exchange = ScheduleExchange("first", INVENTORY)
+    exchange.propose(1, lambda: None)
+    exchange.close()
+    assert exchange.proposed is None
+
+
+def test_what_fails_is_tried_again_when_asked_for(store, caplog):
+    exchange = ScheduleExchange("first", INVENTORY)
+    with caplog.at_level(logging.WARNING):
+        exchange.propose(1, lambda: schedule_of(INVENTORY, 0))
+        exchange.close()
+    assert "not agreed on yet" in caplog.text
+    assert exchange.proposed is None
+    exchange.propose(1, lambda: schedule_of(INVENTORY, 3))
+    exchange.close()
+    assert exchange.proposed.schedule.window == 3
+
+
+def test_a_schedule_of_other_operators_is_not_taken(store, caplog):
+    proposer, other = (ScheduleExchange("first", each) for each in (INVENTORY, SMALLER))
+    proposer.propose(1, lambda: schedule_of(INVENTORY, 2))
+    proposer.close()
+    with caplog.at_level(logging.WARNING):
+        other.fetch(1)
+        other.close()
+    assert "no slots of 4 operators" in caplog.text
+    assert other.proposed is None
+
+
+def plan_for(**windows):
+    settings = FaultTolerance(moevement_replicas=0, **windows)
+    member = Member.of(Host(0, "node", LogicalRank()), INVENTORY.by_rank[LogicalRank()], 100, 50)
+    return plan_of(PlannedJob(settings, [member], Ends.INDEPENDENT, 40))
+
+
+def test_there_is_room_for_the_most_and_the_largest_slots_that_limits_allow():
+    plan = plan_for(moevement_window=3, moevement_min_window=2, moevement_max_window=5)
+    (ring,), (log,) = plan.rings.values(), plan.logs.values()
+    (least,) = plan_for(moevement_window=2).rings.values()
+    assert plan.schedule.window == 3
+    assert (ring.capacity, ring.buffer_bytes) == (ring_capacity(5, LAG), least.buffer_bytes)
+    assert log.max_steps == max_log_steps(5, LAG + 1)
+    assert plan.journal.retained_steps == max_replayed_steps(5, LAG) + 2
+    assert [plan.has_room(schedule_of(INVENTORY, window)) for window in (1, 2, 5)] == [
+        False,
+        True,
+        True,
+    ]
+
+
+def test_a_job_without_limits_takes_no_more_than_its_window_needs():
+    (ring,) = plan_for(moevement_window=3).rings.values()
+    assert ring.capacity == ring_capacity(3, LAG)
