@@ -240,8 +240,7 @@ class Invariants:
         there = [each for each in there if each.rollbacks == rollbacks]
         known = [each.committed or 0 for each in there]
         if plan.verdict is not Verdict.ROLLBACK:
-            newest = max(known)
-            require(plan.target == newest, "4 target", plan.target, "instead of", newest)
+            require(plan.target == max(known), "4 target", plan.target, "instead of", max(known))
             for each in facts.processes:
                 beyond = each.live.condition is Condition.DENSE and each.live.step > plan.target
                 what = f"p{each.process} is at {each.live.step}, the target is {plan.target}"
@@ -309,9 +308,8 @@ class Invariants:
     def _coupled_lost(self, stage: int) -> bool:
         ranks = self._world.shape.groups[stage]
         lives = [None if one is None else one.live for one in map(self._world.occupant, ranks)]
-        if any(live is None or live.torn for live in lives):
-            return True
-        return len(ranks) > len(self._world.shape.layout.stage_ranks(stage))
+        is_lost = any(live is None or live.torn for live in lives)
+        return is_lost or len(ranks) > len(self._world.shape.layout.stage_ranks(stage))
 
     def _log_reaches(self, process: ProcessFacts, plan: Plan, kept: int) -> bool:
         assert process.rank is not None
@@ -326,14 +324,16 @@ class Invariants:
         rollbacks = max(each.rollbacks for each in facts.processes)
         newest = [each for each in facts.processes if each.rollbacks == rollbacks]
         window = max((each.persisted for each in newest if each.persisted), default=None)
+        begun = max((each.timetable.first_version for each in newest if each.timetable), default=0)
         if window is None:
             return
+        if window.schedule_version < begun and plan.verdict is not Verdict.ROLLBACK:
+            return  # a launch brought back what windows were begun anew without; no step is lost
         is_whole = all(
             any(self._still_has(number, key) for number in self._ever_held[key])
             for key in self._world.shape.slots_of(window)
         )
-        verdict = plan.verdict.value
-        require(not is_whole, "7 recoverable", verdict, "although", window, "is recoverable")
+        require(not is_whole, "7 recoverable", plan.verdict.value, "although", window, "is whole")
 
     def _still_has(self, number: int, key: SlotKey) -> bool:
         process = self._world.processes[number]

@@ -221,6 +221,7 @@ class Execution:
                 continue
             if rolling.step == run.step:
                 run.entry, run.plan = self._ledger[run.step], plan
+                run.agreed_schedule = None  # it is in the timetable of the plan
                 self._go_by_timetable()
                 yield from world.commits.execute(process, run, world.policies.roll_forward_section)
 
