@@ -20,6 +20,7 @@ from megatron_moevement.testing.world.live import SlotContent
 from megatron_moevement.testing.world.log_invariants import LogInvariants
 from megatron_moevement.testing.world.policies import slot_contents
 from megatron_moevement.testing.world.process import Process
+from megatron_moevement.testing.world.source_invariants import has_sources
 from megatron_moevement.testing.world.violations import ViolationError, require
 from megatron_moevement.testing.world.work_invariants import WorkInvariants
 
@@ -245,7 +246,9 @@ class Invariants:
                 beyond = each.live.condition is Condition.DENSE and each.live.step > plan.target
                 what = f"p{each.process} is at {each.live.step}, the target is {plan.target}"
                 require(not beyond, "4 target", what)
-            _has_sources(plan, facts)
+            has_sources(plan, facts)
+            if plan.persisted is not None:  # a launch may bring back windows that were given up
+                self._persisted.setdefault(plan.rollbacks, plan.persisted)
             self._keeps_progress(plan, facts)
             if plan.edges is WindowEdges.RESTARTED or plan.is_from_durable:
                 self._nothing_left(facts, plan)
@@ -333,7 +336,8 @@ class Invariants:
             any(self._still_has(number, key) for number in self._ever_held[key])
             for key in self._world.shape.slots_of(window)
         )
-        require(not is_whole, "7 recoverable", plan.verdict.value, "although", window, "is whole")
+        verdict = plan.verdict.value
+        require(not is_whole, "7 recoverable", verdict, "although", window, "is recoverable")
 
     def _still_has(self, number: int, key: SlotKey) -> bool:
         process = self._world.processes[number]
@@ -377,24 +381,3 @@ class Invariants:
             require(is_clean, "9 leftovers", process, "comes from", process.generation)
         left = [name for name in self._world.network.unfinished if name[0] < generation]
         require(not left, "9 leftovers", "collectives", left, "of an older generation")
-
-
-def _has_sources(plan: Plan, facts: Facts) -> None:
-    """5: what a plan reads from a log or loads from a store was published to be there."""
-    for log in plan.logs:
-        wanted = range(log.first, log.last + 1)
-        for process in facts.stage(log.sender):
-            there = [each.steps for each in process.logs if each.direction is log.direction]
-            covers = any(steps.issuperset(wanted) for steps in there)
-            what = f"p{process.process} is to serve steps {log.first} to {log.last} from its log"
-            require(covers, "5 sources", what)
-    held = {
-        (process.process, holding.owner, holding.window): holding.slots
-        for process in facts.processes
-        for holding in process.holdings
-    }
-    for fetch in plan.slot_fetches():
-        key = fetch.slot
-        for number in fetch.sources:
-            has = held.get((number, key.owner, key.window), 0) >> key.slot & 1
-            require(has == 1, "5 sources", f"p{number} is to send", key)
