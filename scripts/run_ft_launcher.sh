@@ -12,6 +12,8 @@ PYTHON="$BIN/python"
 [ -x "$PYTHON" ] || PYTHON=python3 # in a container the package is installed beside torch
 LAUNCHER="$BIN/ft_launcher"
 [ -x "$LAUNCHER" ] || LAUNCHER=ft_launcher
+PROGRAM="$ROOT/pretrain_moe.py"
+[ -f "$PROGRAM" ] || PROGRAM="$("$PYTHON" -c 'import pretrain_moe; print(pretrain_moe.__file__)')"
 
 ranks="" spares=0
 own=(--max-restarts 3 --monitor-interval 1 --ft-enable-nic-monitor false)
@@ -77,7 +79,7 @@ trap interrupt INT
 
 if ! "$in_place"; then
     "${own_session[@]}" "$LAUNCHER" "${own[@]}" --nnodes 1 --nproc-per-node "$ranks" \
-        --rdzv-endpoint 127.0.0.1:0 "$ROOT/pretrain_moe.py" "$@" &
+        --rdzv-endpoint 127.0.0.1:0 "$PROGRAM" "$@" &
     agents=("$!")
     wait "$!"
     exit
@@ -97,7 +99,7 @@ for ((number = 0; number < processes; number++)); do
     CUDA_VISIBLE_DEVICES="$number" MOEVEMENT_FAILURE_DOMAIN="${MOEVEMENT_FAILURE_DOMAIN:-$number}" \
         "${own_session[@]}" "$LAUNCHER" "${own[@]}" --nnodes "$ranks:$processes" --nproc-per-node 1 \
         --ft-restart-policy min-healthy --rdzv-conf is_host=false \
-        --rdzv-endpoint "$MOEVEMENT_STORE_ADDR:$MOEVEMENT_STORE_PORT" "$ROOT/pretrain_moe.py" "$@" &
+        --rdzv-endpoint "$MOEVEMENT_STORE_ADDR:$MOEVEMENT_STORE_PORT" "$PROGRAM" "$@" &
     agents+=("$!")
 done
 code=0

@@ -25,6 +25,7 @@ COMMANDS: tuple[str, ...] = (
     "presets",
     "recoveries",
     "schedule",
+    "scripts",
     "status",
     "stores",
 )

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 
-from rich.console import Console
 from rich.filesize import decimal
 
 from megatron_moevement.cli.inputs import add_store_dir
+from megatron_moevement.cli.output import add_json_flag, show
 from megatron_moevement.errors import ExitCode, UserError
 from megatron_moevement.runtime.stores.cleaning import clean
 
@@ -28,6 +28,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dry-run", action="store_true", help="remove nothing, print what would be removed"
     )
+    add_json_flag(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -37,14 +38,18 @@ def run(args: argparse.Namespace) -> int:
         UserError: a run is in use.
     """
     found = clean(args.store_dir, args.run_id, dry_run=args.dry_run)
+    document = {
+        "dry_run": args.dry_run,
+        "removed": {str(folder): freed_bytes for folder, freed_bytes in found.removed.items()},
+        "in_use": list(found.in_use),
+    }
     removed = "would remove" if args.dry_run else "removed"
-    console = Console(highlight=False)
-    for folder, freed_bytes in found.removed.items():
-        console.print(f"{removed} {folder}: {decimal(freed_bytes)}", soft_wrap=True, markup=False)
+    lines = [f"{removed} {folder}: {decimal(freed)}" for folder, freed in found.removed.items()]
+    if not lines and not found.in_use:
+        which = "" if args.run_id is None else f" of run {args.run_id}"
+        lines = [f"nothing{which} in {args.store_dir}"]
+    show(args, document, lines)
     if found.in_use:
         more = len(found.in_use) - 1
         raise UserError(found.in_use[0] + (f" (and {more} more runs)" if more else ""))
-    if not found.removed:
-        which = "" if args.run_id is None else f" of run {args.run_id}"
-        console.print(f"nothing{which} in {args.store_dir}", soft_wrap=True, markup=False)
     return ExitCode.DONE

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import importlib
 import os
 import sys
@@ -11,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from rich.console import Console
 from rich.progress import (
@@ -23,6 +25,7 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
+from megatron_moevement.cli.output import add_json_flag, show
 from megatron_moevement.errors import ExitCode, UserError
 from megatron_moevement.training.data.arguments import check_prefix, check_tokenizer
 from megatron_moevement.training.data.documents import InputFormat, Search
@@ -108,6 +111,7 @@ def _add_inspect(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser.add_argument("prefix", metavar="PREFIX", help="path without .bin and .idx")
     _add_tokenizer_flags(parser, None)
     parser.add_argument("--tokens", type=int, default=64, help="first tokens to show")
+    add_json_flag(parser)
 
 
 def _add_tokenizer_flags(parser: argparse.ArgumentParser, default: TokenizerType | None) -> None:
@@ -159,29 +163,45 @@ def _inspect(args: argparse.Namespace) -> int:
     tokenizer = _tokenizer_of(args, manifest)
     indexed = _import_quietly("megatron_moevement.integrations.megatron.indexed")
     facts = indexed.read_facts(args.prefix)
-    largest = max(int(chunk.max()) for chunk in indexed.token_chunks(args.prefix))
+    chunks = list(indexed.token_chunks(args.prefix))
+    first = chunks[0][: max(args.tokens, 0)].tolist()
+    document = {
+        "documents": facts.documents,
+        "tokens": facts.tokens,
+        "type": facts.dtype.name,
+        "largest_id": max(int(chunk.max()) for chunk in chunks),
+        "manifest": None if manifest is None else dataclasses.asdict(manifest),
+        "first_tokens": first,
+        "first_text": None,
+        "vocab_size": None if tokenizer is None else tokenizer.vocab_size,
+    }
+    if tokenizer is not None and document["largest_id"] < tokenizer.vocab_size:
+        document["first_text"] = tokenizer.detokenize(first)
+    show(args, document, [_table(document)])
+    if tokenizer is not None:
+        _check_vocabulary(args.prefix, tokenizer, document["largest_id"])
+    return ExitCode.DONE
+
+
+def _table(found: dict[str, Any]) -> Table:
     table = Table.grid(padding=(0, 2))
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
-    table.add_row("documents", str(facts.documents))
-    table.add_row("tokens", str(facts.tokens))
-    table.add_row("type", facts.dtype.name)
-    table.add_row("largest id", str(largest))
+    for name in ("documents", "tokens", "type", "largest_id"):
+        table.add_row(name.replace("_", " "), str(found[name]))
+    manifest = found["manifest"]
     if manifest is not None:
-        table.add_row("made with", str(manifest.tokenizer["class"]))
-        table.add_row("unigram entropy", f"{manifest.unigram_entropy_nats:.4f} nats")
-        table.add_row("source", f"{manifest.source.files} files, {manifest.source.bytes} bytes")
-        table.add_row("source sha256", manifest.source.sha256)
-    first = next(iter(indexed.token_chunks(args.prefix)))[: max(args.tokens, 0)].tolist()
-    table.add_row("first tokens", " ".join(map(str, first)))
-    if tokenizer is not None and largest < tokenizer.vocab_size:
+        source = manifest["source"]
+        table.add_row("made with", str(manifest["tokenizer"]["class"]))
+        table.add_row("unigram entropy", f"{manifest['unigram_entropy_nats']:.4f} nats")
+        table.add_row("source", f"{source['files']} files, {source['bytes']} bytes")
+        table.add_row("source sha256", source["sha256"])
+    table.add_row("first tokens", " ".join(map(str, found["first_tokens"])))
+    if found["first_text"] is not None:
         # repr: text from a file must not drive the terminal
-        table.add_row("first text", Text(repr(tokenizer.detokenize(first))))
-        table.add_row("vocabulary", f"{tokenizer.vocab_size} ids, holds every id of the data")
-    Console().print(table)
-    if tokenizer is not None:
-        _check_vocabulary(args.prefix, tokenizer, largest)
-    return ExitCode.DONE
+        table.add_row("first text", Text(repr(found["first_text"])))
+        table.add_row("vocabulary", f"{found['vocab_size']} ids, holds every id of the data")
+    return table
 
 
 def _check_vocabulary(prefix: str, tokenizer: Tokenizer, largest: int) -> None:

@@ -1,5 +1,6 @@
 """`moevement data`: prepares, inspects, and refuses bad input in one line with exit code 2."""
 
+import json
 import os
 import subprocess
 import sys
@@ -40,6 +41,21 @@ def test_inspect_shows_what_was_prepared(prepared, capsys):
     assert rows["made with"] == "ByteTokenizer"
     assert rows["first tokens"] == "72 101 108 108 111 44 32 27 91 51 49 109"
     assert rows["vocabulary"] == "257 ids, holds every id of the data"
+
+
+def test_inspect_tells_programs_everything(prepared, capsys):
+    assert run("inspect", prepared, "--tokens", "5", "--json") == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document.pop("manifest") == json.loads(Path(f"{prepared}.json").read_text())
+    assert document == {
+        "documents": 1,
+        "tokens": 54,
+        "type": "uint16",
+        "largest_id": 119,
+        "first_tokens": [72, 101, 108, 108, 111],
+        "first_text": "Hello",
+        "vocab_size": 257,
+    }
 
 
 def test_inspect_does_not_let_data_drive_the_terminal(prepared, capsys):

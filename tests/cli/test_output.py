@@ -1,17 +1,20 @@
 """What listing commands print: one document for programs, with `--json`."""
 
+import argparse
 import json
 from pathlib import Path
 
 import pytest
 
-from megatron_moevement.cli import COMMANDS, build_parser, main
+from megatron_moevement.cli import build_parser, main
 from megatron_moevement.training.presets import PARAMETERS
 from tests.cli.test_recoveries import told
 
 ROOT = Path(__file__).resolve().parents[2]
 LISTINGS = {
     "check",
+    "clean",
+    "data inspect",
     "explain",
     "inspect",
     "losses",
@@ -19,6 +22,7 @@ LISTINGS = {
     "presets",
     "recoveries",
     "schedule",
+    "scripts",
     "status",
 }
 DENSE = ("--num-layers", "4", "--hidden-size", "8", "--vocab-size", "16", "--ffn-hidden-size", "8")
@@ -35,13 +39,19 @@ def printed(capsys):
     return run
 
 
+def commands(parser, *above):
+    """Yields the words of each command with its parser."""
+    below = [one for one in parser._actions if isinstance(one, argparse._SubParsersAction)]
+    for action in below:
+        for name, own in action.choices.items():
+            yield from commands(own, *above, name)
+    if not below:
+        yield " ".join(above), parser
+
+
 def test_every_command_that_lists_has_the_flag():
-    parser = build_parser()
-    (commands,) = (action for action in parser._actions if action.dest == "command")
-    with_flag = {
-        name for name in COMMANDS if "--json" in commands.choices[name]._option_string_actions
-    }
-    assert with_flag == LISTINGS
+    found = dict(commands(build_parser()))
+    assert {name for name, own in found.items() if "--json" in own.flags} == LISTINGS
 
 
 def test_presets(printed):

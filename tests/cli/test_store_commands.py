@@ -20,6 +20,7 @@ from megatron_moevement.runtime.stores.store import (
     RingRole,
     StoreDirectory,
     default_store_dir,
+    folder_bytes,
 )
 from megatron_moevement.settings.fault_tolerance import FaultTolerance
 from tests.harness.one_schedule import one_schedule
@@ -249,6 +250,19 @@ def test_clean_says_what_it_would_remove(store_dir, capsys):
         f"would remove {store_dir}/run-1/process-{number}" for number in (0, 1)
     ]
     assert len(list((store_dir / "run-1").iterdir())) == 2
+
+
+def test_clean_tells_programs_what_is_gone_and_what_stays(store_dir, capsys):
+    opened(store_dir, 0, "run-2").close()
+    gone = store_dir / "run-2" / "process-0"
+    size_bytes = folder_bytes(gone)
+    with opened(store_dir, 1):
+        assert main(["clean", "--all", "--json", "--store-dir", str(store_dir)]) == 2
+    document = json.loads(capsys.readouterr().out)
+    assert document["removed"] == {str(gone): size_bytes}
+    assert not document["dry_run"]
+    (reason,) = document["in_use"]
+    assert reason.startswith("run run-1 stays as it is: ")
 
 
 def test_each_user_has_a_store_directory_in_shared_memory():

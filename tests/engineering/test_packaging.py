@@ -1,5 +1,6 @@
 """What `pip install .` and a source distribution carry."""
 
+import json
 import os
 import re
 import shutil
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from megatron_moevement.cli.scripts import SCRIPTS
 from megatron_moevement.integrations.megatron.fork.series import load_series, series_directory
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -55,7 +57,8 @@ def test_the_wheel_holds_every_module_the_patches_and_the_type_marker(source, wh
     }
     patches = {f"{FORK}/patches/{file.parent.name}/{file.name}" for file in patch_files()}
     assert len(patches) >= 4
-    expected = modules | patches | {"pretrain_moe.py", "megatron_moevement/py.typed"}
+    scripts = {f"megatron_moevement/scripts/{name}" for name in SCRIPTS}
+    expected = modules | patches | scripts | {"pretrain_moe.py", "megatron_moevement/py.typed"}
     files = {name for name in names(wheel) if ".dist-info/" not in name}
     assert files == expected
 
@@ -64,13 +67,52 @@ def patch_files():
     return [file for file in series_directory().iterdir() if file.is_file()]
 
 
-def test_the_fork_can_be_built_from_an_installed_package(wheel, tmp_path):
+@pytest.fixture(scope="module")
+def installed(wheel, tmp_path_factory):
+    """Returns a folder with the contents of the wheel, and no repository around it."""
+    site = tmp_path_factory.mktemp("installed") / "site"
     with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(tmp_path / "site")
+        archive.extractall(site)
+    return site
+
+
+def test_an_installed_package_prints_its_scripts(installed, tmp_path):
+    environment = os.environ | {"PYTHONPATH": str(installed)}
+    command = [sys.executable, "-m", "megatron_moevement.cli", "scripts"]
+    for name in SCRIPTS:
+        told = subprocess.run(
+            [*command, name], cwd=tmp_path, env=environment, check=True, capture_output=True
+        )
+        assert told.stdout == (ROOT / "scripts" / name).read_bytes()
+    listed = subprocess.run(
+        [*command, "--json"], cwd=tmp_path, env=environment, check=True, capture_output=True
+    )
+    paths = {each["path"] for each in json.loads(listed.stdout).values()}
+    assert paths == {str(installed / "megatron_moevement" / "scripts" / name) for name in SCRIPTS}
+
+
+def test_a_script_without_a_repository_starts_the_installed_program(installed, tmp_path):
+    shutil.copy(ROOT / "scripts" / "run_ft_launcher.sh", tmp_path)
+    agent = tmp_path / "ft_launcher"
+    agent.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    agent.chmod(0o755)
+    (tmp_path / "python3").symlink_to(sys.executable)
+    environment = os.environ | {
+        "PYTHONPATH": str(installed),
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+    }
+    command = ["bash", tmp_path / "run_ft_launcher.sh", "-n", "2", "--", "--seed", "3"]
+    told = subprocess.run(
+        command, cwd=tmp_path, env=environment, check=True, capture_output=True, text=True
+    )
+    assert told.stdout.splitlines()[-3:] == [str(installed / "pretrain_moe.py"), "--seed", "3"]
+
+
+def test_the_fork_can_be_built_from_an_installed_package(installed, tmp_path):
     module = "megatron_moevement.integrations.megatron.fork"
     cache = ROOT / "build" / "fork" / "release"
     command = [sys.executable, "-m", module, "build", "--cache", cache, "--out", tmp_path / "out"]
-    environment = os.environ | {"PYTHONPATH": str(tmp_path / "site")}
+    environment = os.environ | {"PYTHONPATH": str(installed)}
     subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True)
     (built,) = (tmp_path / "out").iterdir()
     assert f"+moevement.{load_series().upstream.fork_version}-" in built.name

@@ -148,6 +148,21 @@ def test_each_task_takes_its_rank_from_slurm(submit, tmp_path):
     assert (tmp_path / "9").read_text() == "0\n"
 
 
+def test_without_a_repository_the_installed_program_trains(submit, tmp_path):
+    handed = submit(REPOSITORY=str(tmp_path))
+    assert handed[handed.index("task") + 1] == "pretrain_moe"
+    script = "\n".join(handed[handed.index("-c") + 1 : handed.index("task")])
+    result = subprocess.run(
+        ["bash", "-c", script.replace('"$PYTHON" -u', "echo"), "task", "pretrain_moe", "--seed"],
+        cwd=tmp_path,
+        env=os.environ | {"CODES": str(tmp_path), "SLURM_PROCID": "0", "PYTHON": sys.executable},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert result.stdout == f"{ROOT / 'pretrain_moe.py'} --seed\n"
+
+
 def test_a_task_may_lock_as_much_memory_as_its_node_lets_it(submit, tmp_path):
     handed = submit()
     task = "\n".join(handed[handed.index("-c") + 1 : handed.index("task")])
