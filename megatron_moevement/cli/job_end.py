@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import signal
-import sys
-import time
 from collections.abc import Sequence
 
 from megatron_moevement.errors import ExitCode
-from megatron_moevement.runtime.observation.timestamp import timestamp
 
+logger = logging.getLogger(__name__)
 _MEANINGS = {
     ExitCode.STATE_FLUSHED: "it stopped with its state kept",
     ExitCode.INTERRUPTED: "Ctrl-C",
@@ -57,24 +56,19 @@ def describe_job_end(code: int, lost: Sequence[str], *, protected: bool) -> str 
     return f"{because}; mend the reason (above), a launch goes on from the newest checkpoint"
 
 
-def report_death(name: str, process: int, status: int) -> None:
-    """Prints how a process ended that did not end by itself, in the name of a command."""
-    _print(name, f"{timestamp(time.time())} process {process} {describe_status(status)}")
+def report_death(process: int, status: int) -> None:
+    """Reports how a process ended that did not end by itself."""
+    logger.warning("process %d %s", process, describe_status(status))
 
 
-def report_end(name: str, code: int, ends: Sequence[tuple[int, int]], flags: Sequence[str]) -> None:
-    """Prints why a job ended, and what to do, where no process did.
+def report_end(code: int, ends: Sequence[tuple[int, int]], flags: Sequence[str]) -> None:
+    """Reports why a job ended, and what to do, where no process did.
 
     Args:
-        name: of the command that started the job.
         ends: number and status of each process.
     """
     lost = [f"process {number} {describe_status(status)}" for number, status in ends if status]
     protected = any(flag.endswith("moevement") for flag in flags)
     told = describe_job_end(code, lost, protected=protected)
     if told is not None:
-        _print(name, told)
-
-
-def _print(name: str, line: str) -> None:
-    print(f"{name}: {line}", file=sys.stderr, flush=True)
+        logger.log(logging.INFO if code == ExitCode.DONE else logging.ERROR, "%s", told)

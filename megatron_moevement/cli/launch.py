@@ -34,6 +34,7 @@ from typing import IO, TYPE_CHECKING
 from megatron_moevement.cli.job_end import describe_status, report_death, report_end
 from megatron_moevement.cli.stores import allow_connections, serve_store
 from megatron_moevement.errors import ExitCode, UserError
+from megatron_moevement.runtime.observation.log import open_log
 from megatron_moevement.settings.parser import Parser
 from megatron_moevement.settings.secret import SECRET_VARIABLE, Secret, new_secret
 
@@ -182,6 +183,7 @@ def launch(job: Job) -> int:
     ranks: list[subprocess.Popen[bytes]] = []
     try:
         with contextlib.ExitStack() as stack:
+            stack.enter_context(open_log(job.name, "launcher"))
             outputs = [stack.enter_context(output) for output in _outputs(job)]
             allow_connections(job.world_size)
             # The ranks connect to a socket that listens already and wait until it is served.
@@ -198,9 +200,9 @@ def launch(job: Job) -> int:
             stores = [serve_store(listener, STORE_ADDRESS) for listener in listeners]
             exits = _supervise(job, ranks, watched, stores[1], Secret(secret.encode()))
             del stores
-        code = job_exit_code(job, exits)
-        report_end(job.name, code, [(end.rank, end.status) for end in exits], job.flags)
-        return code
+            code = job_exit_code(job, exits)
+            report_end(code, [(end.rank, end.status) for end in exits], job.flags)
+            return code
     finally:
         for process in ranks:
             _kill_session(process)
@@ -278,7 +280,7 @@ def _supervise(
         for end in [end for end in exits if end.rank in running]:
             note_gone(control, end.rank, secret, end=describe_status(end.status))
             if end.status < 0:
-                report_death(job.name, end.rank, end.status)
+                report_death(end.rank, end.status)
         running = {rank: p for rank, p in running.items() if p.returncode is None}
         if not running:
             return exits

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
+import logging
 
 import torch.distributed as dist
 
@@ -11,6 +11,8 @@ from megatron_moevement.runtime.coordination.commit_barrier import StopRequest
 from megatron_moevement.runtime.coordination.progress import Progress
 from megatron_moevement.settings.run import Run
 from megatron_moevement.training.job import Job
+
+logger = logging.getLogger(__name__)
 
 _STOPS = {StopRequest.SIGNAL: "SIGTERM", StopRequest.DURATION: "--exit-duration-in-mins"}
 
@@ -59,4 +61,4 @@ def report_end(job: Job, ending: Ending) -> None:
             f"ends after iteration {committed} of {last} by {why}; its state is {state}; "
             "launch it again to go on"
         )
-    sys.stderr.write(f"pretrain_moe.py: {line}\n")
+    logger.info("%s", line)

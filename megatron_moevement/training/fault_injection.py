@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
-import sys
+import logging
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -32,6 +32,8 @@ from megatron_moevement.settings.launch import Launch
 from megatron_moevement.training.arguments import Arguments
 from megatron_moevement.training.job import Job
 from megatron_moevement.training.run_identity import identify
+
+logger = logging.getLogger(__name__)
 
 
 class NeverStruckError(UserError):
@@ -163,9 +165,9 @@ def tell_what_lies_behind(job: Job, start: int) -> None:
         if fault.place.is_of_step and fault.step < start
     ]
     if behind and dist.get_rank() == 0:
-        sys.stderr.write(
-            f"pretrain_moe.py: --moevement-faults: {', '.join(behind)}: this launch begins with "
-            f"the state of step {start}\n"
+        logger.warning(
+            "--moevement-faults: %s: this launch begins with the state of step %d",
+            *(", ".join(behind), start),
         )
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import logging
 import socket
-import sys
 
 import torch.distributed as dist
 
@@ -11,6 +11,8 @@ from megatron_moevement.runtime.coordination.agreement import all_gather_json
 from megatron_moevement.runtime.stores.place import store_place
 from megatron_moevement.runtime.stores.run_record import LeftRun, left_runs
 from megatron_moevement.training.job import Job
+
+logger = logging.getLogger(__name__)
 
 _SHOWN_DIFFERENCES = 4
 
@@ -33,7 +35,7 @@ def report_left_runs(job: Job, start: int) -> None:
     if dist.get_rank() == 0:
         lines = {name: line for each in reversed(everybody) for name, line in each.items()}
         for _, line in sorted(lines.items()):
-            sys.stderr.write(f"pretrain_moe.py: {line}\n")
+            logger.warning("%s", line)
 
 
 def _line(job: Job, run: LeftRun, start: int) -> str:

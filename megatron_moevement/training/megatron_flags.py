@@ -57,7 +57,7 @@ AS_IT_IS: Mapping[str, tuple[str, ...]] = {
 """By flag the values that say what is the case; "" is the flag without a value."""
 
 WITHOUT_EFFECT = _words(
-    """--use-flash-attn --logging-level --enable-experimental --no-check-for-nan-in-loss-and-grad
+    """--use-flash-attn --enable-experimental --no-check-for-nan-in-loss-and-grad
     --no-check-for-nan-in-loss --check-for-spiky-loss
     --check-for-large-grads --rerun-mode --dist-ckpt-strictness --ckpt-fully-parallel-save
     --no-ckpt-fully-parallel-save --ckpt-fully-parallel-load --ckpt-assume-constant-structure

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import logging
 import os
 import sys
 import warnings
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, NoReturn
 from megatron_moevement.backends.backend import Backend, BackendName, Collectives, choose, load
 from megatron_moevement.errors import ExitCode, UserError
 from megatron_moevement.integrations.megatron.fork.marker import check_fork
+from megatron_moevement.runtime.observation.log import Log, open_log
 from megatron_moevement.settings.architecture import with_layers
 from megatron_moevement.settings.launch import Launch
 from megatron_moevement.settings.nccl_environment import check_environment, prepare_environment
@@ -22,20 +24,30 @@ from megatron_moevement.training.arguments import Arguments, parse
 from megatron_moevement.training.watching import open_watch
 
 if TYPE_CHECKING:
-    from megatron_moevement.training.run import GenerationRun
+    from megatron_moevement.runtime.coordination.generation import Generation
+    from megatron_moevement.strategies.resident_state import IdleSpare
+    from megatron_moevement.training.run import Ending, GenerationRun
     from megatron_moevement.training.stop_request import StopSources
 
+logger = logging.getLogger(__name__)
+NAME = "pretrain_moe.py"
 _NEEDED_LATER = ("torch._dynamo",)
 """What torch imports when the first optimizer is made; a spare has it before it is needed."""
 
 
 def main(argv: Sequence[str]) -> int:
     """Runs one process of a job and returns its exit code."""
+    with open_log(NAME, "rank ?") as log:
+        return _main(argv, log)
+
+
+def _main(argv: Sequence[str], log: Log) -> int:
     launch = None
     # Which package brings NVIDIA's management library is torch's concern.
     warnings.filterwarnings("ignore", message="The pynvml package", category=FutureWarning)
     try:
         launch = Launch.from_environment()
+        log.place = f"rank {launch.rank}"
         arguments = parse(argv, launch.processes, launch.world_size)
         launch = launch.occupying(launch.rank, arguments.world_size)
         own = arguments.fault_tolerance.of_process(launch.local_rank)
@@ -63,7 +75,7 @@ def main(argv: Sequence[str]) -> int:
         stop = StopSources(None if duration is None else timedelta(minutes=duration))
         with stop.listening():
             try:
-                code = _run(arguments, launch, backend, stop)
+                code = _run(arguments, launch, backend, stop, log)
             finally:
                 if stop.interrupted:  # whatever has become of the KeyboardInterrupt
                     _leave_at_once(ExitCode.INTERRUPTED)
@@ -74,7 +86,7 @@ def main(argv: Sequence[str]) -> int:
         # The ranks of a machine find the same; one line is enough. A process that does not know
         # its rank speaks for itself.
         if launch is None or launch.local_rank == 0:
-            print(f"pretrain_moe.py: {error}", file=sys.stderr)  # noqa: T201
+            logger.error("%s", error)
         return error.exit_code
 
 
@@ -84,21 +96,21 @@ def _with_layers(arguments: Arguments, launch: Launch, backend: Backend) -> Argu
     architecture = with_layers(arguments.architecture, on_gpu=on_gpu)
     chosen_here = architecture != arguments.architecture
     if chosen_here and on_gpu and architecture.is_local and launch.rank == 0:
-        print(  # noqa: T201
-            "pretrain_moe.py: TransformerEngine is not installed: layers are made of local "
-            "modules, which have no flash attention (--transformer-impl local: no line)",
-            file=sys.stderr,
+        logger.warning(
+            "TransformerEngine is not installed: layers are made of local modules, which have no "
+            "flash attention (--transformer-impl local: no line)"
         )
     return dataclasses.replace(arguments, architecture=architecture)
 
 
 def _tell_without_effect(arguments: Arguments, launch: Launch) -> None:
     if arguments.without_effect and launch.rank == 0:
-        flags = ", ".join(arguments.without_effect)
-        print(f"pretrain_moe.py: without an effect here: {flags}", file=sys.stderr)  # noqa: T201
+        logger.info("without an effect here: %s", ", ".join(arguments.without_effect))
 
 
-def _run(arguments: Arguments, launch: Launch, backend: Backend, stop: StopSources) -> int:
+def _run(
+    arguments: Arguments, launch: Launch, backend: Backend, stop: StopSources, log: Log
+) -> int:
     warnings.filterwarnings("ignore", message=".*(Apex|Transformer Engine).*not installed.*")
     # What torch will rename one day is upstream's concern, not that of who trains.
     upstream = r"(megatron|torch\.distributed)\."
@@ -114,11 +126,12 @@ def _run(arguments: Arguments, launch: Launch, backend: Backend, stop: StopSourc
     if arguments.restart.inprocess_restart:
         for name in _NEEDED_LATER:
             importlib.import_module(name)
+    log.show(arguments.logging.logging_level)
     resident = Resident(arguments, backend, watch)
     run = GenerationRun(arguments, resident, stop)
     try:
         if arguments.restart.inprocess_restart:
-            return _run_restartable(run, arguments, launch, backend)
+            return _run_restartable(run, arguments, launch, backend, log)
         return _run_alone(run, launch)
     finally:
         _let_go(run, stop)
@@ -177,7 +190,7 @@ def _stop(
             except OSError as error:
                 where = f"in memory, and not in --save {save}: {error.strerror or error}"
         next_one = f"; its state is {where}: {first}launch the job again to go on"
-    sys.stderr.write(f"pretrain_moe.py: process {launch.process} stops: {reason}{next_one}\n")
+    logger.error("process %d stops: %s%s", launch.process, reason, next_one)
     return ExitCode.STATE_FLUSHED if keeps or first else ExitCode.FAILURE
 
 
@@ -189,7 +202,7 @@ def _leave_at_once(code: int) -> NoReturn:
 
 
 def _run_restartable(
-    run: GenerationRun, arguments: Arguments, launch: Launch, backend: Backend
+    run: GenerationRun, arguments: Arguments, launch: Launch, backend: Backend, log: Log
 ) -> int:
     """Runs until training ends, restarting after faults; returns the exit code."""
     from megatron_moevement.integrations.nvrx.restarter import (  # noqa: PLC0415
@@ -203,14 +216,23 @@ def _run_restartable(
     from megatron_moevement.strategies.strategy import UnprovenStateError  # noqa: PLC0415
 
     resident = run.resident
+
+    def train(generation: Generation, place: Launch) -> Ending | None:
+        log.place = f"rank {place.rank}"
+        return run.in_generation(generation, place)
+
+    def wait(generation: Generation) -> IdleSpare:
+        log.place = f"spare {launch.process}"
+        return resident.hold(generation, launch, domain)
+
     # A monitor is forked from here: with a device it would keep the memory of a killed process.
     backend.check_device(launch.local_rank)
     domain = arguments.fault_tolerance.moevement_failure_domain or launch.failure_domain
     try:
         failure = run_restartable(
             Restartable(
-                run.in_generation,
-                lambda generation: resident.hold(generation, launch, domain),
+                train,
+                wait,
                 run.leave,
                 lambda: resident.futility,
                 resident.check_health,
@@ -231,7 +253,7 @@ def _run_restartable(
         return _stop(run, launch, error, arguments.checkpointing.save)
     if isinstance(failure, UserError):
         if run.place is not None and run.place.rank == 0:  # all ranks find the same
-            sys.stderr.write(f"pretrain_moe.py: {failure}\n")
+            logger.error("%s", failure)
         return failure.exit_code
     if isinstance(failure, UnprovenStateError):
         return _stop(run, launch, failure, arguments.checkpointing.save)

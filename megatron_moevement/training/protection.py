@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
+import logging
 import os
 import socket
-import sys
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -29,6 +29,8 @@ from megatron_moevement.strategies.live_objects import LiveObjects
 from megatron_moevement.strategies.resident_state import Protected, ResidentState
 from megatron_moevement.strategies.strategy import Strategy
 from megatron_moevement.training.job import Job
+
+logger = logging.getLogger(__name__)
 
 _KERNEL_LIBRARIES = ("apex", "flash_attn", "flash_attn_3", "transformer_engine")
 
@@ -168,4 +170,4 @@ def _layout(job: Job) -> Layout:
 
 def _say(line: str) -> None:
     if dist.get_rank() == 0:
-        sys.stderr.write(f"pretrain_moe.py: {line}\n")
+        logger.info("%s", line)

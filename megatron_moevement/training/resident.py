@@ -7,8 +7,8 @@ store with the snapshots. A generation lends them its groups.
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -42,6 +42,8 @@ from megatron_moevement.training.job import Job, build_part, join
 from megatron_moevement.training.knowledge import Known, share
 from megatron_moevement.training.run_identity import agree_on_identity, flags_digest
 from megatron_moevement.training.watching import open_watch
+
+logger = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -228,7 +230,7 @@ class Resident:
         noticed_s = self.interruption.noticed_s or self._entered_s
         when = timestamp(noticed_s)
         for loss in losses:
-            sys.stderr.write(f"pretrain_moe.py: {when} loss of {loss.line}\n")
+            logger.warning("%s loss of %s", when, loss.line)
 
     def rebuild(self, job: Job) -> None:
         """Builds model and optimizer anew, as at the start of the program, with the same groups.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import sys
+import logging
 
 import torch.distributed as dist
 
@@ -24,6 +24,8 @@ from megatron_moevement.training.left_runs import report_left_runs
 from megatron_moevement.training.protection import open_strategy
 from megatron_moevement.training.reporting.reporter import Reporter
 from megatron_moevement.training.resident import Resident
+
+logger = logging.getLogger(__name__)
 
 
 def protect(
@@ -110,7 +112,7 @@ def _resume(job: Job, *, is_continuing: bool) -> Progress:
 
     def warn(message: str) -> None:
         if dist.get_rank() == 0:
-            sys.stderr.write(f"pretrain_moe.py: {message}\n")
+            logger.warning("%s", message)
 
     common = job.checkpoints.resume(warn, is_continuing=is_continuing)
     if common is None:

@@ -4,6 +4,8 @@ import os
 import subprocess
 import sys
 
+from tests.harness.bad_input import only_line
+
 
 def test_the_program_ends_with_code_2_and_one_line_on_an_unpatched_megatron(tree, request):
     flags = ["--moevement-backend", "cpu", "--model-preset", "tiny", "--mock-data"]
@@ -18,5 +20,5 @@ def test_the_program_ends_with_code_2_and_one_line_on_an_unpatched_megatron(tree
         check=False,
     )
     assert result.returncode == 2
-    (line,) = result.stderr.splitlines()
-    assert line.startswith(f"pretrain_moe.py: Megatron-Core at {tree} lacks the MoEvement patches")
+    line = only_line(result.stderr)
+    assert line.startswith(f"Megatron-Core at {tree} lacks the MoEvement patches")

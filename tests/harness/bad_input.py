@@ -13,6 +13,7 @@ import pytest
 
 from megatron_moevement.training.program import main
 from tests.harness.fork_server import ForkServer
+from tests.harness.log_lines import log_lines
 from tests.harness.tiny_job import TINY
 
 _TIMEOUT_S = 30
@@ -43,8 +44,9 @@ def only_line(text: str) -> str:
     """Returns the only line of what the program said."""
     lines = text.splitlines()
     assert len(lines) == 1, text
-    assert lines[0].startswith("pretrain_moe.py: ")
-    return lines[0]
+    (line,) = log_lines(text)
+    assert (line.level, line.program) == ("ERROR", "pretrain_moe.py")
+    return line.text
 
 
 def tree(folder: Path) -> dict[Path, bytes | None]:

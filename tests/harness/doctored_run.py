@@ -161,7 +161,7 @@ class RunThatGoesBack(Run):
         self.planned()
         self.replayed = []
         self.passes = 0
-        self.said[0] = f"pretrain_moe.py: ROLLBACK: {self.plan.reason}\n"
+        self.said[0] = f"ROLLBACK: {self.plan.reason}\n"
 
     def is_written(self, folder: Path, at: float, monkeypatch: pytest.MonkeyPatch) -> None:
         """Writes the facts of this recovery into a folder of events, as of some time."""

@@ -12,6 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.harness.log_lines import log_lines
+
 ROOT = Path(__file__).resolve().parents[2]
 PRELUDE = """
 import json, os, pathlib, signal, sys, time
@@ -305,7 +307,9 @@ def test_the_command_is_the_launcher(tmp_path):
     result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert result.returncode == 75
     assert result.stdout == "['--a', '--', '-n', 'b']\n"
-    assert result.stderr.startswith("moevement launch: the job ended with exit code 75")
+    (line,) = log_lines(result.stderr)
+    assert (line.place, line.level, line.program) == ("launcher", "ERROR", "moevement launch")
+    assert line.text.startswith("the job ended with exit code 75")
 
 
 @pytest.mark.parametrize(

@@ -81,7 +81,7 @@ def test_documents_lie_whole_beside_the_events_in_the_order_of_time(tmp_path):
     assert len(list(tmp_path.iterdir())) == 3
 
 
-def test_a_document_that_can_not_be_written_ends_the_recording_with_a_line(tmp_path, capsys):
+def test_a_document_that_can_not_be_written_ends_the_recording_with_a_line(tmp_path, caplog):
     folder = tmp_path / "events"
     with EventLog(folder, logical_rank=0, generation=0) as events:
         for path in folder.iterdir():
@@ -89,7 +89,7 @@ def test_a_document_that_can_not_be_written_ends_the_recording_with_a_line(tmp_p
         folder.rmdir()
         events.keep("facts", "text")
         events.emit(EventName.ITERATION, 1)
-    assert "no more events are recorded" in capsys.readouterr().err
+    assert "no more events are recorded" in caplog.text
 
 
 def test_records_of_several_threads_do_not_mix(tmp_path):
@@ -128,7 +128,7 @@ def test_numbers_that_json_lacks_are_written_as_text(tmp_path):
     assert record.fields == {"loss": "nan", "grads": ["inf", 1.0]}
 
 
-def test_a_full_disk_costs_events_and_nothing_else(tmp_path, capsys):
+def test_a_full_disk_costs_events_and_nothing_else(tmp_path, caplog):
     with EventLog(tmp_path, 0, 0) as events:
         events.emit(EventName.ITERATION, 1)
         size = _file(tmp_path).stat().st_size
@@ -140,7 +140,7 @@ def test_a_full_disk_costs_events_and_nothing_else(tmp_path, capsys):
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
             signal.signal(signal.SIGXFSZ, handler)
-        assert capsys.readouterr().err.endswith("the disk is full; no more events are recorded\n")
+        assert caplog.messages[-1].endswith("the disk is full; no more events are recorded")
         events.emit(EventName.ITERATION, 3)
     assert _file(tmp_path).stat().st_size == size + 20
     assert [e.iteration for e in read_events(tmp_path)] == [1]

@@ -10,6 +10,7 @@ import pytest
 
 from megatron_moevement.runtime.stores.store import LOCK_NAME
 from tests.harness.interruption import Run, digest_differences, kill_all
+from tests.harness.log_lines import log_lines
 from tests.harness.protected_run import Case, check_replays, plans_of
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(300)]
@@ -43,9 +44,7 @@ def refused(run, *flags):
     with run.start(CONVERT, *flags) as job:
         result = job.wait()
     assert set(result.exit_codes) == {2}
-    said = [line for rank in result.ranks for line in rank.stderr.splitlines()]
-    (line,) = [line for line in said if line.startswith("pretrain_moe.py: ")][-1:]
-    return line
+    return [line.text for rank in result.ranks for line in log_lines(rank.stderr)][-1]
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ import pytest
 from megatron_moevement.integrations.nvrx.control_store import request_restart
 from megatron_moevement.runtime.observation.events import EventName
 from tests.harness.interruption import Run, digest_differences
+from tests.harness.log_lines import log_lines
 from tests.harness.protected_run import Case, plans_of
 from tests.harness.restarted_run import (
     RESTARTABLE,
@@ -55,8 +56,7 @@ class Stores:
         where = "; its state is in memory: " if state else "; "
         end = " to go on" if state else ""
         return (
-            f"pretrain_moe.py: process {process} stops: the control store at "
-            "{}:{} is lost".format(*self.control)
+            f"process {process} stops: the control store at {{}}:{{}} is lost".format(*self.control)
             + f"{where}host new stores and launch the job again{end}"
         )
 
@@ -110,7 +110,7 @@ def test_all_processes_stop_and_say_why(start):
         stores.lose()
         result = check_all_flushed(stores, job)
     for rank in result.ranks:
-        assert stores.line(rank.rank, state=True) in rank.stderr.splitlines()
+        assert stores.line(rank.rank, state=True) in [line.text for line in log_lines(rank.stderr)]
         assert "Traceback" not in rank.stderr
     assert len(list(run.store.glob("*/process-*"))) == 3  # a spare keeps copies
 

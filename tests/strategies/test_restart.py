@@ -9,6 +9,7 @@ import pytest
 from megatron_moevement.integrations.nvrx.control_store import request_restart
 from megatron_moevement.runtime.observation.events import EventName
 from tests.harness.interruption import Run, digest_differences
+from tests.harness.log_lines import log_lines
 from tests.harness.protected_run import Case, plans_of
 from tests.harness.restarted_run import (
     RESTARTABLE,
@@ -196,8 +197,8 @@ def test_a_fault_that_struck_a_dead_process_is_no_fault_that_never_struck(
     # All that live say the same, and the one that was killed has nothing more to say.
     assert sorted(result.exit_codes) == [-9, 1, 1, 1, 1], result.describe()
     output = "".join(rank.stderr for rank in result.ranks)
-    (line,) = [line for line in output.splitlines() if "never struck" in line]
-    assert line.startswith("pretrain_moe.py: --moevement-faults: kill:5:gather@1#9 never struck")
+    (line,) = [line.text for line in log_lines(output) if "never struck" in line.text]
+    assert line.startswith("--moevement-faults: kill:5:gather@1#9 never struck")
     struck = events_of(run, EventName.FAULT_INJECTED, generation=None)
     assert [(one.generation, one.fields["kind"]) for one in struck] == [
         (0, "kill"),

@@ -46,7 +46,7 @@ def test_a_survivor_that_lost_its_store_gives_its_place_to_a_spare(
     assert result.exit_codes[2] != 0
     assert [code for process, code in enumerate(result.exit_codes) if process != 2] == [0] * 4
     (line,) = [line for line in result.ranks[2].stderr.splitlines() if "not healthy" in line]
-    assert line.startswith("pretrain_moe.py: process 2 stops: it is not healthy: its store /")
+    assert " ERROR pretrain_moe.py: process 2 stops: it is not healthy: its store /" in line
     assert "process-2 can't be written: No such file or directory" in line
     assert "Traceback" not in result.ranks[2].stderr
     assert digest_differences(run._digest(), uninterrupted(CASE)) == []

@@ -150,7 +150,7 @@ def test_one_that_stops_without_state_has_not_trained_to_the_end(run, monkeypatc
     run.faults = (Fault.parse("9:forward@0#3"),)
     run.codes = [75, -9, 75, 75, 1]
     outcome = run.outcome(monkeypatch)
-    (outcome.launches[0].folder / "rank4.stderr").write_text(f"pretrain_moe.py: {said}")
+    (outcome.launches[0].folder / "rank4.stderr").write_text(said)
     complaints = judge(SCENARIO, outcome)
     assert [one.check for one in complaints if one.check == "ends"] == found
 
@@ -217,7 +217,7 @@ def test_a_generation_may_build_its_objects_anew_and_gather_facts_again(back, mo
     before = plan_recovery(back.before)
     assert before.reason != back.plan.reason
     back.plan_fields = {"digest": before.digest}
-    back.said[0] = f"pretrain_moe.py: ROLLBACK: {before.reason}\n"
+    back.said[0] = f"ROLLBACK: {before.reason}\n"
     assert judge(SCENARIO, _loses_memory(back.outcome(monkeypatch), back)) == []
 
 
@@ -371,7 +371,7 @@ def test_copies_that_spares_keep_count(back, monkeypatch, copies, spares_alone, 
     back.facts = dataclasses.replace(back.facts, durable=durable, processes=new)
     back.copies = copies  # 4 of 5 processes lose their memory
     back.planned()
-    back.said[0] = f"pretrain_moe.py: ROLLBACK: {back.plan.reason}\n"
+    back.said[0] = f"ROLLBACK: {back.plan.reason}\n"
     protection = dataclasses.replace(SCENARIO.job.protection, replicas=4)
     job = dataclasses.replace(SCENARIO.job, protection=protection)
     outcome = _loses_memory(back.outcome(monkeypatch), back)

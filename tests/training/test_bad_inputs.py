@@ -11,6 +11,7 @@ from megatron_moevement.training.checkpoints import record_file
 from megatron_moevement.training.megatron_flags import FEATURES
 from megatron_moevement.training.program import main
 from tests.harness.bad_input import only_line, refusal, run_tiny, tree
+from tests.harness.log_lines import log_lines
 from tests.harness.tiny_job import TINY
 
 WORLD_SIZES = [pytest.param(1, marks=pytest.mark.slow), 2]
@@ -205,8 +206,8 @@ def test_flags_without_an_effect_are_told_once(megatron_fork_server):
     argv = ["--train-iters=1", "--use-flash-attn", "--profile", "--use-mcore-models"]
     result = megatron_fork_server.run(run_tiny, world_size=2, args=[argv]).check()
     assert result.values == (0, 0)
-    told = "".join(rank.stderr for rank in result.ranks).splitlines()
-    line = "pretrain_moe.py: without an effect here: --use-flash-attn, --profile"
+    told = [line.text for rank in result.ranks for line in log_lines(rank.stderr)]
+    line = "without an effect here: --use-flash-attn, --profile"
     assert [one for one in told if "effect" in one] == [line]
 
 
@@ -326,7 +327,8 @@ def test_a_checkpoint_of_an_earlier_version_goes_on(earlier, megatron_fork_serve
     argv = ["--load", str(earlier), "--exit-interval", "5", "--override-opt-param-scheduler"]
     result = megatron_fork_server.run(run_tiny, world_size=1, args=[argv]).check()
     assert result.values == (0,)
-    assert "ends after iteration 5 of 8" in only_line(result.ranks[0].stderr)
+    *_, last = log_lines(result.ranks[0].stderr)
+    assert last.text.startswith("ends after iteration 5 of 8")
 
 
 @pytest.mark.slow

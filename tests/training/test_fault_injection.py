@@ -8,6 +8,7 @@ import pytest
 from megatron_moevement.errors import ExitCode
 from megatron_moevement.runtime.observation.events import EventName, Events, read_events
 from tests.harness.interruption import Program, Run
+from tests.harness.log_lines import log_lines
 from tests.harness.protected_run import PROGRAM
 from tests.harness.tiny_job import TINY, tiny_arguments
 
@@ -68,10 +69,8 @@ def test_a_fault_that_never_struck_fails_the_job_in_one_line_when_all_is_done(ru
     job = run(2, "--moevement-faults", "5:gather#1", "exception:3:fetch@1")
     codes, output = ended(job)
     assert codes == (ExitCode.FAILURE, ExitCode.FAILURE)
-    (line,) = [line for line in output.splitlines() if "never struck" in line]
-    assert line.startswith(
-        "pretrain_moe.py: --moevement-faults: kill:5:gather#1, exception:3:fetch@1 never struck"
-    )
+    (line,) = [line.text for line in log_lines(output) if "never struck" in line.text]
+    assert line.startswith("--moevement-faults: kill:5:gather#1, exception:3:fetch@1 never struck")
     assert "Traceback" not in output
     assert list(job.checkpoints.glob("iter_0000008"))
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import socket
-import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -14,6 +14,8 @@ from nvidia_resiliency_ext.inprocess.rank_assignment import Layer, LayerFlag, Tr
 from megatron_moevement.errors import MoEvementError
 from megatron_moevement.runtime.coordination.generation import Interruption, Loss
 from megatron_moevement.settings.restart import Granularity
+
+logger = logging.getLogger(__name__)
 
 _REASONS = {
     Reason.HARD_TIMEOUT: "no progress within --inprocess-hard-timeout, it is killed",
@@ -83,7 +85,7 @@ class StickyRankAssignment(Tree):  # type: ignore[misc]  # upstream is not typed
                 self._active_ranks,
             )
             if warning is not None:
-                sys.stderr.write(f"pretrain_moe.py: {warning}\n")
+                logger.warning("%s", warning)
         for domain in domains.values():
             size = len(domain.children)
             domain.layer = dataclasses.replace(domain.layer, min_ranks=size, max_ranks=size)

@@ -5,11 +5,13 @@ What is to be shown of a recovery depends on the instruction at which a process 
 
 from __future__ import annotations
 
-import sys
+import logging
 from collections.abc import Callable, Iterable
 
 from megatron_moevement.runtime.faults.fault_effects import inflict
 from megatron_moevement.settings.faults import Fault, FaultPoint
+
+logger = logging.getLogger(__name__)
 
 Strike = Callable[[FaultPoint], None]
 """Passes a fault point of a step that the caller knows."""
@@ -86,8 +88,7 @@ class FaultPoints:
             return
         self._spared.discard(fault)
         self._witness(fault)
-        sys.stderr.write(f"--moevement-faults: {fault}\n")
-        sys.stderr.flush()
+        logger.warning("--moevement-faults: %s", fault)
         inflict(fault.kind)
 
     def strike_outside(self, place: FaultPoint) -> None:

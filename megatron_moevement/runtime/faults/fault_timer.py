@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -13,6 +13,8 @@ from megatron_moevement.runtime.closing import Closing
 from megatron_moevement.runtime.faults.fault_effects import inflict_on
 from megatron_moevement.runtime.interrupts.interrupt_safe_event import InterruptSafeEvent
 from megatron_moevement.runtime.interrupts.thread_start import guard_starts
+
+logger = logging.getLogger(__name__)
 
 
 class FaultTimer(Closing):
@@ -56,9 +58,8 @@ class FaultTimer(Closing):
             if self._closing.wait(timedelta(seconds=wait_s)):
                 return
             self._witness(fault)
-            sys.stderr.write(
-                f"fault on purpose: {fault.kind.value} on rank {fault.rank}, "
-                f"{fault.at.total_seconds():.3f} s after the job began\n"
+            logger.warning(
+                "fault on purpose: %s on rank %d, %.3f s after the job began",
+                *(fault.kind.value, fault.rank, fault.at.total_seconds()),
             )
-            sys.stderr.flush()
             inflict_on(fault.kind, self._victim)

@@ -9,11 +9,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import logging
 import math
 import os
 import secrets
 import socket
-import sys
 import time
 from collections.abc import Mapping
 from enum import Enum
@@ -23,6 +23,8 @@ from typing import Any
 from megatron_moevement.errors import UserError
 from megatron_moevement.runtime.closing import Closing
 from megatron_moevement.runtime.security.ownership import trusted_owners
+
+logger = logging.getLogger(__name__)
 
 
 class EventName(Enum):
@@ -156,7 +158,7 @@ class EventLog(Events):
 
     def _give_up(self, reason: str | None) -> None:
         self.close()
-        sys.stderr.write(f"{self._path}: {reason}; no more events are recorded\n")
+        logger.warning("%s: %s; no more events are recorded", self._path, reason)
 
 
 def _own_file(directory: Path) -> tuple[Path, int]:

@@ -155,7 +155,7 @@ class ReplicaServer(Closing):
         except OSError as error:
             if not self._is_closed:
                 text = "replication: connection of %s ended: %s"
-                self._lines.write(logging.INFO, text, caller, str(error))
+                self._lines.write(logging.DEBUG, text, caller, str(error))
         finally:
             self._admission.leave(channel)
             with self._lock:

@@ -36,6 +36,9 @@ class LoggingConfig:
     moevement_event_dir: str | None = flag(
         None, "write events as JSON lines, a file for each process", metavar="DIR"
     )
+    logging_level: int = flag(
+        20, "least level of lines on standard error: 10 debug, 20 info, 30 warning, 40 error"
+    )
     moevement_no_progress_bar: bool = flag(False, "no progress bar on the terminal")
 
     @classmethod
@@ -52,6 +55,8 @@ class LoggingConfig:
                 raise UserError(f"{option} {getattr(config, name)} must be at least 1")
         if config.timing_log_level not in range(3):
             raise UserError(f"--timing-log-level {config.timing_log_level} must be 0, 1 or 2")
+        if not 0 <= config.logging_level <= 50:
+            raise UserError(f"--logging-level {config.logging_level} must be from 0 to 50")
         _check_wandb(config)
         return config
 

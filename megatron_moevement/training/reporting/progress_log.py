@@ -6,12 +6,14 @@ megatron/training. Here rank 0 writes alone, without a barrier of the job.
 
 from __future__ import annotations
 
+import logging
 import os
-import sys
 from datetime import datetime
 from pathlib import Path
 
 from megatron_moevement.errors import UserError
+
+logger = logging.getLogger(__name__)
 
 FILE_NAME = "progress.txt"
 _TIME_FORMAT = "%Y-%m-%d %H:%M:%S"
@@ -61,7 +63,7 @@ class ProgressLog:
                 now,
             )
         except OSError as error:
-            sys.stderr.write(f"{self._path}: {error.strerror}; a line is lost\n")
+            logger.warning("%s: %s; a line is lost", self._path, error.strerror)
 
     def _append(self, text: str, now: datetime) -> None:
         job_id = os.environ.get("SLURM_JOB_ID", "")

@@ -8,7 +8,7 @@ every rank records its events.
 from __future__ import annotations
 
 import dataclasses
-import sys
+import logging
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 
@@ -32,6 +32,8 @@ from megatron_moevement.training.reporting.memory import memory_scalars
 from megatron_moevement.training.reporting.progress_bar import ProgressDisplay, open_progress
 from megatron_moevement.training.reporting.progress_log import ProgressLog
 from megatron_moevement.training.reporting.writers import ScalarWriters, open_writers
+
+logger = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,9 +154,10 @@ class Reporter(Closing):
             median_s=slow.median_s,
             steps=STEPS_IN_A_ROW,
         )
-        sys.stderr.write(
-            f"pretrain_moe.py: rank {slow.rank} is slow: it computes {slow.own_s:.3g} s in step "
-            f"{iteration}, the median rank {slow.median_s:.3g} s, for {STEPS_IN_A_ROW} steps now\n"
+        logger.warning(
+            "rank %d is slow: it computes %.3g s in step %d, the median rank %.3g s, for %d steps "
+            "now",
+            *(slow.rank, slow.own_s, iteration, slow.median_s, STEPS_IN_A_ROW),
         )
 
     def phase_times(self, text: str | None) -> None:
@@ -195,7 +198,7 @@ class Reporter(Closing):
                 EventName.CHECKPOINT_FAILED, iteration, duration_s=duration_s, reason=failure
             )
             if self._run.rank == 0:
-                sys.stderr.write(f"no checkpoint of iteration {iteration}: {failure}\n")
+                logger.warning("no checkpoint of iteration %d: %s", iteration, failure)
             return
         self.events.emit(EventName.CHECKPOINT_SAVED, iteration, duration_s=duration_s)
         if self._run.rank == 0:

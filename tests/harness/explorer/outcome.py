@@ -13,6 +13,7 @@ from megatron_moevement.policy.facts.facts_document import FACTS, load_facts
 from megatron_moevement.runtime.observation.events import EventRecord, kept_documents, read_events
 from megatron_moevement.settings.faults import Fault
 from tests.harness.explorer.history import Launch
+from tests.harness.log_lines import without_prefixes
 
 _STRUCK = re.compile(r"^--moevement-faults: (?P<fault>\S+)$", re.MULTILINE)
 NEVER_STRUCK = "never struck"
@@ -90,9 +91,10 @@ class LaunchOutcome:
         ]
 
     def output(self, process: int) -> str:
-        """Returns what a process printed, on both streams."""
+        """Returns what a process printed, on both streams; of its log the texts alone."""
         streams = [self.folder / f"rank{process}.{name}" for name in ("stdout", "stderr")]
-        return "".join(path.read_text(errors="replace") for path in streams if path.exists())
+        printed = [path.read_text(errors="replace") for path in streams if path.exists()]
+        return without_prefixes("".join(printed))
 
 
 @dataclasses.dataclass(frozen=True)

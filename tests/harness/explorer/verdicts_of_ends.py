@@ -17,7 +17,7 @@ from tests.harness.fault_cover_run import EXIT_CODES
 
 _ON_PURPOSE = "on purpose"
 _TRACEBACK = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t].*\n|\n)*(?P<error>.*)")
-_STOPS = "pretrain_moe.py: process"
+_STOPS = re.compile(r"^process \d+ stops: ", re.MULTILINE)
 
 
 def check_time(scenario: Scenario, outcome: Outcome, timeline: Timeline) -> Iterator[str]:
@@ -64,7 +64,7 @@ def _ends_of(number: int, launch: LaunchOutcome) -> Iterator[str]:
     for process, (pid, code) in enumerate(zip(launch.pids, launch.exit_codes, strict=True)):
         if code in struck.get(pid, set()):
             continue
-        if _STOPS in launch.output(process) and code == ExitCode.FAILURE:
+        if _STOPS.search(launch.output(process)) and code == ExitCode.FAILURE:
             continue  # it stops with the others, and has nothing to go on with
         others[code] += 1
         if code not in good | {ExitCode.STATE_FLUSHED}:

@@ -99,7 +99,7 @@ def await_log(caplog, words):
 
 @pytest.mark.parametrize("data", STRANGE.values(), ids=STRANGE)
 def test_a_stranger_is_hung_up_on_and_the_server_goes_on(job, caplog, data):
-    caplog.set_level(logging.INFO)
+    caplog.set_level(logging.DEBUG)
     owner, holder = job(2)
     answer = said_to(holder.server.address, data)
     assert answer == b"" or HEADER.unpack_from(answer)[2] == Kind.CHALLENGE
@@ -275,7 +275,7 @@ def test_a_slot_of_more_parts_than_the_ring_takes_is_refused(job):
 
 def test_who_says_nothing_does_not_stay(job, monkeypatch, caplog):
     monkeypatch.setattr(server_module, "_HANDSHAKE_TIME", timedelta(milliseconds=100))
-    caplog.set_level(logging.INFO)
+    caplog.set_level(logging.DEBUG)
     (process,) = job(1)
     with socket.create_connection(process.server.address, timeout=10) as connection:
         assert connection.recv(1) == b""

@@ -77,9 +77,9 @@ def test_a_folder_that_can_not_be_written_is_the_users_error(tmp_path):
         ProgressLog(str(tmp_path / "file"), world_size=1)
 
 
-def test_a_log_that_was_taken_away_costs_a_line_only(tmp_path, capsys):
+def test_a_log_that_was_taken_away_costs_a_line_only(tmp_path, caplog):
     log = ProgressLog(str(tmp_path / "save"), world_size=1)
     (tmp_path / "save" / "progress.txt").unlink()
     (tmp_path / "save").rmdir()
     log.checkpoint(10, LATER, **SAVED)
-    assert "a line is lost" in capsys.readouterr().err
+    assert "a line is lost" in caplog.text

@@ -187,16 +187,16 @@ def test_evaluations_on_the_way_and_at_the_end_are_told_apart(logging_config, re
 
 
 def test_rank_0_tells_of_checkpoints_and_of_failed_ones(
-    logging_config, reported_run, step_arguments, tmp_path, capsys
+    logging_config, reported_run, step_arguments, tmp_path, capsys, caplog
 ):
     run = reported_run(rank=0, save=str(tmp_path))
     with Reporter(logging_config("--log-progress"), run) as reporter:
         reporter.step(*step_arguments(1))
         reporter.checkpoint(1, timedelta(seconds=1), None)
         reporter.checkpoint(2, timedelta(seconds=1), "No space left on device")
-    out, err = capsys.readouterr()
+    out = capsys.readouterr().out
     assert out == f"  successfully saved checkpoint from iteration       1 to {tmp_path}\n"
-    assert err == "no checkpoint of iteration 2: No space left on device\n"
+    assert caplog.messages == ["no checkpoint of iteration 2: No space left on device"]
     log = (tmp_path / "progress.txt").read_text().splitlines()
     assert len(log) == 2
     assert "Job throughput: 5.0 TFLOP/s/GPU" in log[1]
