@@ -107,6 +107,30 @@ def read_flags(group: type[T], values: argparse.Namespace | Mapping[str, Any]) -
     return group(**{name: tuple(v) if isinstance(v, list) else v for name, v in taken.items()})
 
 
+def flags_apart_from_defaults(values: Any) -> list[str]:
+    """Returns the flags, with their values, in which a filled dataclass differs from its defaults.
+
+    Args:
+        values: of a group of flags.
+    """
+    found = []
+    for field in dataclasses.fields(values):
+        value = getattr(values, field.name)
+        if value != field.default:
+            found.append(flag_name(field))
+            found += [] if isinstance(value, bool) else [as_given(value)]
+    return found
+
+
+def as_given(value: Any) -> str:
+    """Returns a value as a user would give it; what there is none of is `none`."""
+    if isinstance(value, enum.Enum):
+        return str(value.value)
+    if isinstance(value, (list, tuple)):
+        return " ".join(map(as_given, value)) or "none"
+    return "none" if value is None or value == "" else str(value)
+
+
 def _add_flag(
     arguments: argparse._ArgumentGroup,
     field: dataclasses.Field[Any],

@@ -7,12 +7,12 @@ import difflib
 import re
 import sys
 from collections.abc import Iterable, Sequence
-from enum import Enum
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NoReturn
 
 from megatron_moevement import __version__
 from megatron_moevement.errors import UserError
+from megatron_moevement.settings.flags import as_given
 
 _SHOWN_PACKAGES = ("megatron-core", "torch")
 """Whose versions decide what a job does."""
@@ -27,17 +27,8 @@ class HelpFormatter(argparse.HelpFormatter):
             return action.help
         if action.required:
             return f"{text} (required)".lstrip()
-        shown = shown_default(action.default).replace("%", "%%")
+        shown = as_given(action.default).replace("%", "%%")
         return f"{text} (default: {shown})".lstrip()
-
-
-def shown_default(value: Any) -> str:
-    """Returns a default as a user would give it; what there is none of is `none`."""
-    if isinstance(value, Enum):
-        return str(value.value)
-    if isinstance(value, (list, tuple)):
-        return " ".join(map(shown_default, value)) or "none"
-    return "none" if value is None or value == "" else str(value)
 
 
 class _Version(argparse.Action):

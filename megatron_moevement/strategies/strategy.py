@@ -120,6 +120,11 @@ class Strategy:
     above the target that `recover` or `begin` returned.
     """
 
+    @property
+    def summary(self) -> str:
+        """How it protects the job, in a few words for the user."""
+        return "off: a loss costs the steps since the newest checkpoint"
+
     def recover(self, durable: Durable) -> Recovered | StartOver:
         """Brings back what the processes of the job hold, or an earlier launch of it left.
 

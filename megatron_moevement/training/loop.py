@@ -21,6 +21,7 @@ from megatron_moevement.runtime.observation.events import EventName
 from megatron_moevement.runtime.observation.watch import Moment, Watch
 from megatron_moevement.settings.run import Run
 from megatron_moevement.strategies.strategy import Recovered, Strategy
+from megatron_moevement.training.banner import introduce
 from megatron_moevement.training.ending import Ending, reason_to_stop
 from megatron_moevement.training.evaluation import evaluate
 from megatron_moevement.training.fault_injection import injected_faults, tell_what_lies_behind
@@ -68,6 +69,9 @@ def train(job: Job, stop: StopSources, resident: Resident, generation: Generatio
                 job, recovered, resident.watch, generation, is_first=is_first
             )
             tell_what_lies_behind(job, start.committed)
+            if is_first:
+                store, spares = resident.kept.store, generation.spares
+                introduce(job, strategy, store, start=start, recovered=replayed, spares=spares)
             datasets = build_datasets(job)
             step = opened.enter_context(open_steps(job, datasets, start, strategy, generation))
             loop = TrainingLoop(

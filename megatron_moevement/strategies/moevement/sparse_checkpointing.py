@@ -93,6 +93,16 @@ class SparseCheckpointing(Strategy):
         self._has_left = True
         self._replicated_bytes = 0
 
+    @property
+    def summary(self) -> str:
+        """How it protects the job: the size of its windows, the copies, and what is promised."""
+        plan, guarantee = self._session.memory.plan, self._session.carried.promise.guarantee
+        copies = min(map(len, plan.placement.holders.values()), default=0)
+        return (
+            f"moevement: windows of W = {plan.schedule.window} steps, copies of each slot in "
+            f"{copies} other processes, guarantee {guarantee.level.value}"
+        )
+
     def recover(self, durable: Durable) -> Recovered | StartOver:
         """Brings the job back to the newest step that any process of it committed."""
         session, laps = self._session, Laps(self._session.carried)
