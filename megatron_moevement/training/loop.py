@@ -254,8 +254,8 @@ class TrainingLoop:
         self._reporter.step(
             outcome.entry, self._step.progress, duration, auxiliary, self._strategy.costs()
         )
-        self._slow_ranks, slow = self._slow_ranks.after(outcome.own_s)
-        for one in slow:
+        self._slow_ranks, changed = self._slow_ranks.after(outcome.own_s)
+        for one in changed:
             self._reporter.slow_rank(iteration, one)
         log_interval = self._job.arguments.logging.log_interval
         if iteration % log_interval == 0:

@@ -13,34 +13,48 @@ from collections.abc import Sequence
 STEPS_IN_A_ROW = 3
 """One slow step says nothing: a machine does other things as well."""
 
+QUICK_STEPS_IN_A_ROW = 10
+"""As many a slow rank must be quick before it counts as quick, and may be told of again."""
+
+_FLOOR_S = 0.25
+"""What a rank takes longer than the median rank at least: less than that costs nobody anything."""
+
 
 @dataclasses.dataclass(frozen=True)
-class SlowRank:
-    """A rank that was slow for several steps in a row.
+class ChangedRank:
+    """A rank that has become slow, or quick again.
 
     Attributes:
-        own_s: what it computed in the last of these steps, in seconds.
+        own_s: what it computed in the last step, in seconds.
         median_s: the median of all ranks in that step.
+        is_slow: what it is now.
     """
 
     rank: int
     own_s: float
     median_s: float
+    is_slow: bool = True
 
 
 @dataclasses.dataclass(frozen=True)
 class SlowRankWatch:
-    """How often in a row each rank was slow.
+    """Which ranks are slow, and for how long each was the contrary.
+
+    A rank becomes slow above one limit and quick below a lower one, so that one that is near a
+    limit is not told of again and again.
 
     Attributes:
         factor: a rank is slow when it takes more than so many times the median.
-        in_a_row: steps, for each rank; empty before the first step.
+        slow: the ranks that are.
+        against: for each rank, steps in a row that speak against what it is; empty before the
+            first step.
     """
 
     factor: float
-    in_a_row: tuple[int, ...] = ()
+    slow: frozenset[int] = frozenset()
+    against: tuple[int, ...] = ()
 
-    def after(self, own_s: Sequence[float]) -> tuple[SlowRankWatch, tuple[SlowRank, ...]]:
+    def after(self, own_s: Sequence[float]) -> tuple[SlowRankWatch, tuple[ChangedRank, ...]]:
         """Learns of a step.
 
         Args:
@@ -48,21 +62,21 @@ class SlowRankWatch:
                 empty where nobody knows.
 
         Returns:
-            The watch behind the step, and the ranks that have become slow with it: each is told of
-            once, and again when it was quick meanwhile.
+            The watch behind the step, and the ranks that have changed with it.
         """
         if not own_s:
             return self, ()
         # Of two the one must not count for the other.
         median_s = min(own_s) if len(own_s) == 2 else statistics.median(own_s)
-        before = self.in_a_row or (0,) * len(own_s)
-        in_a_row = tuple(
-            count + 1 if one > self.factor * median_s else 0
-            for count, one in zip(before, own_s, strict=True)
-        )
-        slow = tuple(
-            SlowRank(rank, own_s[rank], median_s)
-            for rank, count in enumerate(in_a_row)
-            if count == STEPS_IN_A_ROW
-        )
-        return dataclasses.replace(self, in_a_row=in_a_row), slow
+        slow_above_s = max(self.factor * median_s, median_s + _FLOOR_S)
+        quick_below_s = (median_s + slow_above_s) / 2
+        against, changed = [], []
+        for rank, before in enumerate(self.against or (0,) * len(own_s)):
+            is_slow = rank in self.slow
+            differs = own_s[rank] < quick_below_s if is_slow else own_s[rank] > slow_above_s
+            against.append(before + 1 if differs else 0)
+            if against[rank] == (QUICK_STEPS_IN_A_ROW if is_slow else STEPS_IN_A_ROW):
+                against[rank] = 0
+                changed.append(ChangedRank(rank, own_s[rank], median_s, not is_slow))
+        slow = self.slow.symmetric_difference(one.rank for one in changed)
+        return SlowRankWatch(self.factor, slow, tuple(against)), tuple(changed)

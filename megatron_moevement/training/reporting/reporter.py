@@ -15,7 +15,11 @@ from datetime import datetime, timedelta
 import torch
 
 from megatron_moevement.errors import UserError
-from megatron_moevement.policy.watching.slow_ranks import STEPS_IN_A_ROW, SlowRank
+from megatron_moevement.policy.watching.slow_ranks import (
+    QUICK_STEPS_IN_A_ROW,
+    STEPS_IN_A_ROW,
+    ChangedRank,
+)
 from megatron_moevement.runtime.closing import Closing
 from megatron_moevement.runtime.coordination.ledger import LedgerEntry
 from megatron_moevement.runtime.coordination.progress import NO_COSTS, IterationCosts, Progress
@@ -142,23 +146,26 @@ class Reporter(Closing):
         if entry.step % self._config.log_interval == 0:
             self._end_interval(display)
 
-    def slow_rank(self, iteration: int, slow: SlowRank) -> None:
-        """Reports a rank that has become slow; every rank calls it, rank 0 tells."""
+    def slow_rank(self, iteration: int, changed: ChangedRank) -> None:
+        """Reports a rank that has become slow, or quick; every rank calls it, rank 0 tells."""
         if self._run.rank != 0:
+            return
+        times = f"it computes {changed.own_s:.3g} s in step {iteration}, the median rank "
+        times += f"{changed.median_s:.3g} s"
+        if not changed.is_slow:
+            steps = QUICK_STEPS_IN_A_ROW
+            logger.info("rank %d is slow no more: %s, for %d steps now", changed.rank, times, steps)
             return
         self.events.emit(
             EventName.SLOW_RANK,
             iteration,
-            rank=slow.rank,
-            own_s=slow.own_s,
-            median_s=slow.median_s,
+            rank=changed.rank,
+            own_s=changed.own_s,
+            median_s=changed.median_s,
             steps=STEPS_IN_A_ROW,
         )
-        logger.warning(
-            "rank %d is slow: it computes %.3g s in step %d, the median rank %.3g s, for %d steps "
-            "now",
-            *(slow.rank, slow.own_s, iteration, slow.median_s, STEPS_IN_A_ROW),
-        )
+        steps = STEPS_IN_A_ROW
+        logger.warning("rank %d is slow: %s, for %d steps now", changed.rank, times, steps)
 
     def phase_times(self, text: str | None) -> None:
         """Prints the times of a step's phases; None where there is nothing to say."""
