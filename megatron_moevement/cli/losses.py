@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from rich.table import Table
 
@@ -13,7 +13,12 @@ from megatron_moevement.cli.inputs import events_in
 from megatron_moevement.cli.output import add_json_flag, show
 from megatron_moevement.errors import ExitCode, UserError
 from megatron_moevement.training.data.manifest import read_manifest
-from megatron_moevement.training.reporting.plots import losses_from_events, plot_losses
+from megatron_moevement.training.reporting.plots import (
+    AT_END,
+    VALIDATION,
+    losses_from_events,
+    plot_losses,
+)
 
 HELP = "show the losses of a run"
 DESCRIPTION = __doc__
@@ -31,35 +36,44 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--below-entropy",
         metavar="NATS",
         type=float,
-        help="fail unless the last validation loss is so far below that entropy, or farther",
+        help="fail unless the last validation losses are so far below that entropy, or farther",
     )
 
 
 def run(args: argparse.Namespace) -> int:
     """Prints first and last losses; draws the curves and judges the last one if asked to."""
     margin = _margin(args)
-    training, validation = losses_from_events(events_in(args.event_dir))
+    training, validation, final = losses_from_events(events_in(args.event_dir))
     if not training:
         raise UserError(f"{args.event_dir} holds no events of iterations")
     table = Table("loss (nats per token)", "first", "last")
-    for name, losses in (("training", training), ("validation", validation)):
+    for name, losses in (("training", training), (VALIDATION, validation)):
         if losses:
             first, last = min(losses), max(losses)
             table.add_row(name, f"{losses[first]:.4f} ({first})", f"{losses[last]:.4f} ({last})")
+    for iteration, loss in final.items():
+        table.add_row(VALIDATION + AT_END, "", f"{loss:.4f} ({iteration})")
     entropy = _unigram_entropy(args.data)
     if entropy is not None:
         table.add_row("unigram entropy of the data", "", f"{entropy:.4f}")
     document = {
         "training": _finite(training),
         "validation": _finite(validation),
+        "validation_at_end": _finite(final),
         "unigram_entropy": entropy,
     }
     show(args, document, [table])
     if args.picture is not None:
-        plot_losses(training, args.picture, validation=validation, unigram_entropy=entropy)
+        plot_losses(
+            training,
+            args.picture,
+            validation=validation,
+            final=final,
+            unigram_entropy=entropy,
+        )
     if entropy is None or margin is None:
         return ExitCode.DONE
-    judgement, code = _judge(validation, entropy, margin)
+    judgement, code = _judge([validation, final], entropy, margin)
     print(judgement, file=sys.stderr if args.json else sys.stdout)
     return code
 
@@ -80,12 +94,19 @@ def _margin(args: argparse.Namespace) -> float | None:
     return margin
 
 
-def _judge(validation: Mapping[int, float], entropy: float, margin: float) -> tuple[str, ExitCode]:
-    """Returns whether the last validation loss is low enough; one that is no number is not."""
+def _judge(
+    curves: Sequence[Mapping[int, float]], entropy: float, margin: float
+) -> tuple[str, ExitCode]:
+    """Returns whether the last validation losses are low enough; one that is no number is not.
+
+    Args:
+        curves: of each the last loss counts.
+    """
     required = f"{margin} nats below the unigram entropy, {entropy:.4f}, are required"
-    if not validation:
+    last = [losses[max(losses)] for losses in curves if losses]
+    if not last:
         return f"no validation loss; {required}", ExitCode.FAILURE
-    loss = validation[max(validation)]
+    loss = max(last, key=lambda one: (math.isnan(one), one))
     low_enough = entropy - loss >= margin
     verdict = "low enough" if low_enough else "too high"
     told = f"validation loss {loss:.4f} is {verdict}: {required}"

@@ -264,10 +264,13 @@ class TrainingLoop:
     def _evaluate_at_end(self) -> None:
         run = self._job.arguments.run
         if run.eval_iters:
-            self._evaluate(self._train_iters, self._train_iters // run.eval_interval, "validation")
-            self._evaluate(self._train_iters, 0, "test")
+            rounds = self._train_iters // run.eval_interval
+            self._evaluate(self._train_iters, rounds, "validation", is_final=True)
+            self._evaluate(self._train_iters, 0, "test", is_final=True)
 
-    def _evaluate(self, iteration: int, round_number: int, split: str) -> None:
+    def _evaluate(
+        self, iteration: int, round_number: int, split: str, *, is_final: bool = False
+    ) -> None:
         dataset = self._datasets.valid if split == "validation" else self._datasets.test
         if dataset is None:
             return
@@ -278,7 +281,7 @@ class TrainingLoop:
             round_number=round_number,
             watch=self._watch,
         )
-        self._reporter.evaluation(iteration, split, loss)
+        self._reporter.evaluation(iteration, split, loss, is_final=is_final)
 
     def _save(self, iteration: int) -> None:
         """Saves S_iteration unless that is done or not wanted; a failure is reported only."""

@@ -36,13 +36,15 @@ def data(tmp_path):
 def run(tmp_path):
     """Writes the events of a run: the same training losses, and the given validation losses."""
 
-    def write(*validation, split="validation"):
+    def write(*validation, split="validation", final=None):
         folder = tmp_path / "events"
         with EventLog(folder, 0, 0) as events:
             for iteration in range(1, 21):
                 events.emit(EventName.ITERATION, iteration, loss=5.0 - iteration / 10)
             for number, loss in enumerate(validation, start=1):
                 events.emit(EventName.EVALUATION, 10 * number, split=split, loss=loss)
+            if final is not None:
+                events.emit(EventName.EVALUATION, 20, split=split, loss=final, is_final=True)
         return str(folder)
 
     return write
@@ -71,6 +73,22 @@ def test_the_last_validation_loss_is_judged(run, data, capsys, margin, code):
 
 def test_an_earlier_validation_loss_does_not_count(run, data):
     assert main(["losses", run(2.25, 4.5), "--data", data, "--below-entropy=0.5"]) == 1
+
+
+def test_the_loss_after_the_training_is_told_apart(run, capsys):
+    assert main(["losses", run(4.5, 2.25, final=2.0)]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.replace("│", "").splitlines()]
+    assert ["validation", "4.5000", "(10)", "2.2500", "(20)"] in rows
+    assert ["validation", "at", "the", "end", "2.0000", "(20)"] in rows
+
+
+@pytest.mark.parametrize(
+    ("last", "final", "code"),
+    [(2.25, 2.0, 0), (2.75, 2.0, 1), (2.0, 2.75, 1), (2.0, math.nan, 1), (math.nan, 2.0, 1)],
+)
+def test_both_last_validation_losses_must_be_low_enough(run, data, last, final, code):
+    events = run(4.5, last, final=final)
+    assert main(["losses", events, "--data", data, "--below-entropy=0.5"]) == code
 
 
 def test_a_loss_that_is_no_number_is_too_high(run, data, capsys):

@@ -41,10 +41,10 @@ def refusal(server: ForkServer, argv: Sequence[str], world_size: int) -> str:
 
 
 def only_line(text: str) -> str:
-    """Returns the only line of what the program said."""
-    lines = text.splitlines()
-    assert len(lines) == 1, text
-    (line,) = log_lines(text)
+    """Returns the only line in which the program said that something is wrong."""
+    told = list(log_lines(text))
+    assert len(told) == len(text.splitlines()), text
+    (line,) = [line for line in told if line.level != "INFO"]
     assert (line.level, line.program) == ("ERROR", "pretrain_moe.py")
     return line.text
 

@@ -9,23 +9,27 @@ from pathlib import Path
 from megatron_moevement.runtime.observation.events import EventName, EventRecord
 
 VALIDATION = "validation"
+AT_END = " at the end"
+"""Ends the name of the validation loss after the training, which has other samples."""
 
 
 def losses_from_events(
     events: Sequence[EventRecord],
-) -> tuple[dict[int, float], dict[int, float]]:
-    """Returns the training and the validation losses by iteration.
+) -> tuple[dict[int, float], dict[int, float], dict[int, float]]:
+    """Returns the losses by iteration: of training, of validation on the way, and after it.
 
     Every rank reports the same loss, and a repeated iteration repeats it: the newest counts.
     """
     training: dict[int, float] = {}
     validation: dict[int, float] = {}
+    final: dict[int, float] = {}
     for record in events:
         if record.event is EventName.ITERATION:
             training[record.iteration] = float(record.fields["loss"])
         elif record.event is EventName.EVALUATION and record.fields["split"] == VALIDATION:
-            validation[record.iteration] = float(record.fields["loss"])
-    return training, validation
+            losses = final if record.fields.get("is_final") else validation
+            losses[record.iteration] = float(record.fields["loss"])
+    return training, validation, final
 
 
 def plot_losses(
@@ -33,6 +37,7 @@ def plot_losses(
     path: str | Path,
     *,
     validation: Mapping[int, float] | None = None,
+    final: Mapping[int, float] | None = None,
     unigram_entropy: float | None = None,
     title: str = "",
 ) -> Path:
@@ -42,6 +47,7 @@ def plot_losses(
         training: iteration to loss, in nats per token.
         path: where the picture goes; its suffix says the format.
         validation: iteration to loss on the validation split.
+        final: the same, after the training.
         unigram_entropy: what a model reaches that knows only how frequent each token is.
 
     Raises:
@@ -59,6 +65,7 @@ def plot_losses(
     for losses, style, label in (
         (training, {"linewidth": 1.0}, "training"),
         (validation or {}, {"marker": "o"}, VALIDATION),
+        (final or {}, {"marker": "x", "linestyle": ""}, VALIDATION + AT_END),
     ):
         if losses:
             iterations = sorted(losses)

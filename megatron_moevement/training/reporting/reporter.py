@@ -33,6 +33,7 @@ from megatron_moevement.training.reporting.iteration_line import (
     perplexity,
 )
 from megatron_moevement.training.reporting.memory import memory_scalars
+from megatron_moevement.training.reporting.plots import AT_END, VALIDATION
 from megatron_moevement.training.reporting.progress_bar import ProgressDisplay, open_progress
 from megatron_moevement.training.reporting.progress_log import ProgressLog
 from megatron_moevement.training.reporting.writers import ScalarWriters, open_writers
@@ -176,21 +177,26 @@ class Reporter(Closing):
         """Prints to standard output without disturbing the progress bar."""
         (self._display or ProgressDisplay()).print_line(text)
 
-    def evaluation(self, iteration: int, split: str, loss: float) -> None:
+    def evaluation(
+        self, iteration: int, split: str, loss: float, *, is_final: bool = False
+    ) -> None:
         """Reports the loss of one evaluation; every rank calls it, with the same loss.
 
         Args:
             split: `validation` or `test`.
+            is_final: whether it follows the training; one on the way may be of the same iteration,
+                with other samples.
         """
-        self.events.emit(EventName.EVALUATION, iteration, split=split, loss=loss)
+        self.events.emit(EventName.EVALUATION, iteration, split=split, loss=loss, is_final=is_final)
         if not self._run.is_last_rank:
             return
-        at_end = iteration == self._run.train_iters
-        self.print_line(evaluation_lines(iteration, {LM_LOSS: loss}, split if at_end else None))
-        samples = self._consumed_samples
-        self._writers.add({f"{LM_LOSS} {split}": loss}, iteration, samples)
+        self.print_line(evaluation_lines(iteration, {LM_LOSS: loss}, split if is_final else None))
+        samples, name = self._consumed_samples, f"{LM_LOSS} {split}"
+        if is_final and split == VALIDATION:
+            name += AT_END
+        self._writers.add({name: loss}, iteration, samples)
         if self._config.log_validation_ppl_to_tensorboard:
-            self._writers.add({f"{LM_LOSS} {split} ppl": perplexity(loss)}, iteration, samples)
+            self._writers.add({f"{name} ppl": perplexity(loss)}, iteration, samples)
         self._writers.flush()
 
     def checkpoint(self, iteration: int, duration: timedelta, failure: str | None) -> None:

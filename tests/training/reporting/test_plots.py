@@ -19,9 +19,10 @@ def test_losses_come_from_the_events_of_all_processes(tmp_path):
         for k, loss in ((1, 3.0), (2, 2.0), (2, 2.0)):
             events.emit(EventName.ITERATION, k, loss=loss)
         events.emit(EventName.EVALUATION, 2, split="validation", loss=2.5)
-        events.emit(EventName.EVALUATION, 2, split="test", loss=9.0)
+        events.emit(EventName.EVALUATION, 2, split="validation", loss=1.5, is_final=True)
+        events.emit(EventName.EVALUATION, 2, split="test", loss=9.0, is_final=True)
         events.emit(EventName.CHECKPOINT_SAVED, 2)
-    assert losses_from_events(read_events(tmp_path)) == ({1: 3.0, 2: 2.0}, {2: 2.5})
+    assert losses_from_events(read_events(tmp_path)) == ({1: 3.0, 2: 2.0}, {2: 2.5}, {2: 1.5})
 
 
 def test_a_picture_is_drawn_and_nothing_else_is_left(tmp_path):
@@ -36,7 +37,9 @@ def test_a_picture_is_drawn_and_nothing_else_is_left(tmp_path):
     assert matplotlib.image.imread(path).shape[:2] == (600, 960)
 
 
-@pytest.mark.parametrize("addition", [{"validation": {2: 3.2}}, {"unigram_entropy": 3.5}])
+@pytest.mark.parametrize(
+    "addition", [{"validation": {2: 3.2}}, {"final": {3: 3.2}}, {"unigram_entropy": 3.5}]
+)
 def test_validation_and_entropy_are_visible(tmp_path, addition):
     training = {1: 4.0, 2: 3.0, 3: 2.0}
     plain, more = (

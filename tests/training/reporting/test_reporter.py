@@ -85,7 +85,8 @@ def test_scalars_have_megatron_names(logging_config, reported_run, step_argument
             auxiliary = {"load_balancing_loss": 1.5, "z_loss": 0.25}
             reporter.step(*step_arguments(k, loss=2.0 * k), auxiliary, costs)
         reporter.evaluation(2, "validation", 3.0)
-        reporter.evaluation(2, "test", 3.5)
+        reporter.evaluation(2, "validation", 2.75, is_final=True)
+        reporter.evaluation(2, "test", 3.5, is_final=True)
     scalars = _scalars(tmp_path)
     assert scalars["lm loss"] == {1: 2.0, 2: 4.0}
     assert scalars["lm loss vs samples"] == {8: 2.0, 16: 4.0}
@@ -101,6 +102,8 @@ def test_scalars_have_megatron_names(logging_config, reported_run, step_argument
     assert scalars["lm loss validation"] == {2: 3.0}
     assert scalars["lm loss validation vs samples"] == {16: 3.0}
     assert scalars["lm loss validation ppl"] == {2: pytest.approx(math.exp(3.0))}
+    assert scalars["lm loss validation at the end"] == {2: 2.75}
+    assert scalars["lm loss validation at the end vs samples"] == {16: 2.75}
     assert scalars["lm loss test"] == {2: 3.5}
     assert scalars["moevement/stall-time"] == {1: 0.5, 2: 0.5}
     assert scalars["moevement/host-bytes"] == {1: 1024.0, 2: 1024.0}
@@ -176,11 +179,13 @@ def test_evaluations_on_the_way_and_at_the_end_are_told_apart(logging_config, re
     with Reporter(logging_config(), reported_run()) as reporter:
         reporter.evaluation(3, "validation", 2.0)
         reporter.evaluation(6, "validation", 2.0)
-        reporter.evaluation(6, "test", 2.0)
+        reporter.evaluation(6, "validation", 1.5, is_final=True)
+        reporter.evaluation(6, "test", 2.0, is_final=True)
     lines = [line for line in capsys.readouterr().out.splitlines() if "loss" in line]
     places = [line.partition(" | ")[0] for line in lines]
     assert places == [
         " validation loss at iteration 3",
+        " validation loss at iteration 6",
         " validation loss at iteration 6 on validation set",
         " validation loss at iteration 6 on test set",
     ]
