@@ -13,6 +13,7 @@ from megatron_moevement.errors import ExitCode, UserError
 from megatron_moevement.settings.parser import Parser, add_version
 
 COMMANDS: tuple[str, ...] = (
+    "account",
     "check",
     "clean",
     "convert",

@@ -25,9 +25,14 @@ def add_store_dir(parser: argparse.ArgumentParser) -> None:
 
 def events_in(event_dir: str) -> list[EventRecord]:
     """Returns the events of a run, in the order of time; the folder must be there."""
+    check_event_dir(event_dir)
+    return read_events(event_dir)
+
+
+def check_event_dir(event_dir: str) -> None:
+    """Refuses what is no folder."""
     if not Path(event_dir).is_dir():
         raise UserError(f"{event_dir} is no folder; give the run's --moevement-event-dir")
-    return read_events(event_dir)
 
 
 def read_text(path: Path) -> str:

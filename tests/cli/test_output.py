@@ -12,6 +12,7 @@ from tests.cli.test_recoveries import told
 
 ROOT = Path(__file__).resolve().parents[2]
 LISTINGS = {
+    "account",
     "check",
     "clean",
     "data inspect",

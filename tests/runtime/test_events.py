@@ -17,6 +17,7 @@ from megatron_moevement.runtime.observation.events import (
     EventLog,
     EventName,
     Events,
+    histories_in,
     kept_documents,
     open_events,
     read_events,
@@ -153,6 +154,21 @@ def test_a_whole_line_that_is_no_event_is_refused_by_the_reader(tmp_path):
     (tmp_path / "host-1.jsonl").write_text('{"time": 1, "event": "iteration"}\n')
     with pytest.raises(ValueError, match=r"host-1\.jsonl:1 is no event"):
         read_events(tmp_path)
+
+
+def test_an_event_of_a_newer_build_and_a_torn_last_line_are_left_out(tmp_path):
+    with EventLog(tmp_path, 0, 0) as events:
+        events.emit(EventName.ITERATION, 1)
+        path = _file(tmp_path)
+        line = path.read_text()
+        with path.open("a") as file:
+            file.write(line.replace('"event": "iteration"', '"event": "of_tomorrow"'))
+        events.emit(EventName.ITERATION, 2)
+    with path.open("a") as file:
+        file.write(line[:30])
+    assert [event.iteration for event in read_events(tmp_path)] == [1, 2]
+    (read,) = histories_in(tmp_path).values()
+    assert [event.iteration for event in read()] == [event.iteration for event in read()] == [1, 2]
 
 
 def test_a_folder_that_can_not_be_written_is_the_users_error(tmp_path):

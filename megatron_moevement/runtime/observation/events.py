@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 import logging
 import math
@@ -15,62 +16,33 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
 from megatron_moevement.errors import UserError
+from megatron_moevement.policy.accounting.event import EventName, EventRecord, History
 from megatron_moevement.runtime.closing import Closing
 from megatron_moevement.runtime.security.ownership import trusted_owners
 
+__all__ = [
+    "EventLog",
+    "EventName",
+    "EventRecord",
+    "Events",
+    "histories_in",
+    "kept_documents",
+    "open_events",
+    "read_events",
+]
+
 logger = logging.getLogger(__name__)
-
-
-class EventName(Enum):
-    """What can happen."""
-
-    PROCESS_START = "process_start"
-    PHASE = "phase"
-    ITERATION = "iteration"
-    EVALUATION = "evaluation"
-    WINDOW_PERSISTED = "window_persisted"
-    PROTECTION = "protection"
-    FAULT_INJECTED = "fault_injected"
-    FAULT_DETECTED = "fault_detected"
-    PLAN = "plan"
-    REPLAY = "replay"
-    AUDIT = "audit"
-    REPLAY_DIFFERED = "replay_differed"
-    RECOVERED = "recovered"
-    CHECKPOINT_SAVED = "checkpoint_saved"
-    CHECKPOINT_FAILED = "checkpoint_failed"
-    SCHEDULE = "schedule"
-    SLOT_DAMAGED = "slot_damaged"
-    SLOW_RANK = "slow_rank"
-
-
-@dataclasses.dataclass(frozen=True)
-class EventRecord:
-    """One event as it was written.
-
-    Attributes:
-        time: seconds since the epoch, of the clock of the process's machine.
-        generation: restarts before it.
-    """
-
-    time: float
-    logical_rank: int
-    pid: int
-    generation: int
-    iteration: int
-    event: EventName
-    fields: Mapping[str, Any]
-
 
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _own_files: dict[tuple[str, int], Path] = {}
 """By folder and process: the file that the process writes there, in all its generations."""
+_EVENTS = frozenset(name.value for name in EventName)
 _COMMON_FIELDS = [f.name for f in dataclasses.fields(EventRecord) if f.name != "fields"]
 
 
@@ -205,30 +177,46 @@ def _ending(kind: str) -> str:
 def read_events(directory: str | Path) -> list[EventRecord]:
     """Returns the events of all processes in the order of their times.
 
-    Lines that a full disk or a power cut left incomplete are left out.
+    Lines that a full disk or a power cut left incomplete are left out, and events that only newer
+    builds know.
 
     Raises:
         ValueError: a whole line is no event; says which.
     """
-    records: list[EventRecord] = []
-    for path in sorted(Path(directory).glob("*.jsonl")):
-        text = path.read_text(encoding="utf-8", errors="replace")
-        for number, line in enumerate(text.splitlines(), start=1):
+    records = (record for read in histories_in(directory).values() for record in read())
+    return sorted(records, key=lambda record: record.time)
+
+
+def histories_in(directory: str | Path) -> dict[str, History]:
+    """Returns what reads the events of each process, by the name of its file.
+
+    A reader holds one line at a time; it leaves out and raises what `read_events` does.
+    """
+    paths = sorted(Path(directory).glob("*.jsonl"))
+    return {str(path): functools.partial(_records, path) for path in paths}
+
+
+def _records(path: Path) -> Iterator[EventRecord]:
+    with path.open(encoding="utf-8", errors="replace", newline="\n") as file:
+        for number, line in enumerate(file, start=1):
             try:
                 record = json.loads(line)
             except json.JSONDecodeError:
                 continue
             except RecursionError as error:
                 raise ValueError(f"{path}:{number} is no event: {line[:80]}") from error
-            records.append(_event_of(record, f"{path}:{number}"))
-    return sorted(records, key=lambda record: record.time)
+            event = _event_of(record, f"{path}:{number}")
+            if event is not None:
+                yield event
 
 
-def _event_of(record: Any, place: str) -> EventRecord:
+def _event_of(record: Any, place: str) -> EventRecord | None:
     try:
         known = {name: record.pop(name) for name in _COMMON_FIELDS}
-        known["event"] = EventName(known["event"])
         known["time"] = float(known["time"])
+        if known["event"] not in _EVENTS:
+            return None
+        known["event"] = EventName(known["event"])
     except (ValueError, KeyError, AttributeError, TypeError, OverflowError) as error:
         raise ValueError(f"{place} is no event: {str(record)[:80]}") from error
     return EventRecord(**known, fields=record)

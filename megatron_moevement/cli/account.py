@@ -1,0 +1,103 @@
+"""`moevement account`: what every second of every process of a job was."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+
+from rich.table import Table
+
+from megatron_moevement.cli.inputs import check_event_dir
+from megatron_moevement.cli.output import add_json_flag, show
+from megatron_moevement.errors import ExitCode, UserError
+from megatron_moevement.policy.accounting.account import JobAccount, account_of
+from megatron_moevement.policy.accounting.parts import Part
+from megatron_moevement.runtime.observation.events import histories_in
+from megatron_moevement.runtime.observation.timestamp import timestamp
+
+HELP = "show what every second of a job was"
+DESCRIPTION = """
+Prints how long each part of a job took, by process, from its events: useful steps, what was lost,
+the parts of recoveries, saves, time between launches. The parts of a process add up to the time
+from the start of the first launch to the end of the last one. Give several folders where each
+launch has one of its own.
+"""
+_SECOND = 1e6
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Adds its flags."""
+    parser.add_argument(
+        "event_dirs", metavar="RUN_DIR", nargs="+", help="the run's --moevement-event-dir"
+    )
+    add_json_flag(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prints the account.
+
+    Raises:
+        UserError: a folder is missing, or there is no event in any.
+    """
+    histories = {}
+    for event_dir in args.event_dirs:
+        check_event_dir(event_dir)
+        histories.update(histories_in(event_dir))
+    account = account_of(histories)
+    if account is None:
+        raise UserError(f"{', '.join(args.event_dirs)}: no events yet")
+    show(args, account.document(), [_table(account), *_lines(account)])
+    return ExitCode.DONE
+
+
+def _table(account: JobAccount) -> Table:
+    """Returns a row for each part, and a column for each process."""
+    names = [f"process {one.process}" for one in account.processes]
+    table = Table("part (s)", *names, "all", "share")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    every_us = account.parts_us
+    whole_us = sum(every_us.values())
+    for part in Part:
+        if part not in every_us:
+            continue
+        own = [_of(one.parts_us, part) for one in account.processes]
+        table.add_row(part.value, *own, _of(every_us, part), _share(every_us[part], whole_us))
+    own = [f"{sum(one.parts_us.values()) / _SECOND:.2f}" for one in account.processes]
+    table.add_section()
+    table.add_row("sum", *own, f"{whole_us / _SECOND:.2f}", "100.0 %")
+    return table
+
+
+def _of(parts_us: Mapping[Part, int], part: Part) -> str:
+    return f"{parts_us[part] / _SECOND:.2f}" if part in parts_us else ""
+
+
+def _share(part_us: int, whole_us: int) -> str:
+    return f"{100 * part_us / whole_us:.1f} %"
+
+
+def _lines(account: JobAccount) -> list[str]:
+    launches = "1 launch" if account.launches == 1 else f"{account.launches} launches"
+    ranks = "1 rank" if account.ranks == 1 else f"{account.ranks} ranks"
+    lines = [
+        f"{launches} from {timestamp(account.begun_us / _SECOND)} on, "
+        f"{account.wall_us / _SECOND:.1f} s; {account.steps} steps on {ranks}",
+        f"effective training time ratio {account.effective_training_time_ratio:.3f}, "
+        f"goodput {account.goodput_steps_per_s:.3f} steps/s",
+    ]
+    between_s, recover_s = account.time_between_failures_s, account.time_to_recover_s
+    if between_s is None:
+        lines.append("no fault was noticed")
+    else:
+        faults = "1 fault" if account.faults == 1 else f"{account.faults} faults"
+        repair = "none has ended" if recover_s is None else f"{recover_s:.1f} s to recover"
+        lines.append(f"{faults}: as seen, {between_s:.1f} s between failures, {repair}")
+    for outage in account.outages:
+        begun = timestamp(outage.start_us / _SECOND)
+        place = f"{begun} outage before generation {outage.generation} of launch {outage.launch}"
+        if outage.end_us is None:
+            lines.append(f"{place}: it has not ended")
+        else:
+            lines.append(f"{place}: {(outage.end_us - outage.start_us) / _SECOND:.1f} s")
+    return lines

@@ -1,0 +1,53 @@
+"""Events: what a process of a job records of what happens to it, with the time."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping
+from enum import Enum
+from typing import Any
+
+
+class EventName(Enum):
+    """What can happen."""
+
+    PROCESS_START = "process_start"
+    PHASE = "phase"
+    ITERATION = "iteration"
+    EVALUATION = "evaluation"
+    WINDOW_PERSISTED = "window_persisted"
+    PROTECTION = "protection"
+    FAULT_INJECTED = "fault_injected"
+    FAULT_DETECTED = "fault_detected"
+    PLAN = "plan"
+    REPLAY = "replay"
+    AUDIT = "audit"
+    REPLAY_DIFFERED = "replay_differed"
+    RECOVERED = "recovered"
+    CHECKPOINT_SAVED = "checkpoint_saved"
+    CHECKPOINT_FAILED = "checkpoint_failed"
+    SCHEDULE = "schedule"
+    SLOT_DAMAGED = "slot_damaged"
+    SLOW_RANK = "slow_rank"
+
+
+@dataclasses.dataclass(frozen=True)
+class EventRecord:
+    """One event as it was written.
+
+    Attributes:
+        time: seconds since the epoch, of the clock of the process's machine.
+        generation: restarts before it.
+    """
+
+    time: float
+    logical_rank: int
+    pid: int
+    generation: int
+    iteration: int
+    event: EventName
+    fields: Mapping[str, Any]
+
+
+History = Callable[[], Iterable[EventRecord]]
+"""Reads the events of one process in their order; it can be called again."""

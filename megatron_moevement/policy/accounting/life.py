@@ -1,0 +1,122 @@
+"""Lives: what is to be known of each process before its time can be accounted for."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from megatron_moevement.policy.accounting.event import EventName, EventRecord
+from megatron_moevement.policy.recovery.lifecycle import Phase
+
+
+@dataclasses.dataclass(frozen=True)
+class GenerationOfLife:
+    """A generation as one process went through it; times are microseconds since the epoch.
+
+    Attributes:
+        first_step: that it trained and reported; None for none.
+        last_step: the newest one.
+        stopped_us: the end of its last step before the restart; None where it was in none.
+        noticed_us: when it learned of the fault.
+        trains_us: when it began to train.
+        recovered_us: when it had recovered.
+    """
+
+    first_step: int | None = None
+    last_step: int | None = None
+    stopped_us: int | None = None
+    noticed_us: int | None = None
+    trains_us: int | None = None
+    recovered_us: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Life:
+    """One process of one launch, from its own events.
+
+    Attributes:
+        name: of the process among all processes of all launches.
+        launch: name of its launch; None where an older build wrote it.
+        process: its number in the launch; None where an older build wrote it.
+        host: None where an older build wrote it.
+        ranks: that it occupied, in the order of time.
+        begun_us: its start, else its first event; microseconds since the epoch, as all times are.
+        last_us: its last event.
+        ended_us: when it ended; None where nobody says so.
+        code: its exit code, negative for a signal; None where nobody says so.
+        generations: by number.
+        run_id: of the run; None before it is known.
+        slurm_job: None outside of SLURM.
+    """
+
+    name: str
+    pid: int
+    begun_us: int
+    last_us: int
+    launch: str | None = None
+    process: int | None = None
+    host: str | None = None
+    ranks: tuple[int, ...] = ()
+    ended_us: int | None = None
+    code: int | None = None
+    generations: Mapping[int, GenerationOfLife] = dataclasses.field(default_factory=dict)
+    run_id: str | None = None
+    slurm_job: str | None = None
+
+    @property
+    def until_us(self) -> int:
+        """Its end; where nobody says when that was, its last event."""
+        return max(self.last_us, self.ended_us or 0)
+
+
+def microseconds(seconds: Any) -> int:
+    """Returns a time of an event as an integer, so that durations add up exactly."""
+    return round(float(seconds) * 1e6)
+
+
+def life_of(name: str, records: Iterable[EventRecord]) -> Life | None:
+    """Returns the life of a process from its events in their order; None where there are none."""
+    life: Life | None = None
+    generations: dict[int, GenerationOfLife] = {}
+    ranks: dict[int, None] = {}
+    for record in records:
+        now_us = microseconds(record.time)
+        if life is None:
+            life = Life(name, record.pid, now_us, now_us)
+        begun_us = now_us
+        if record.event in {EventName.ITERATION, EventName.RECOVERED}:
+            begun_us -= microseconds(record.fields.get("duration_s") or 0.0)
+        life = dataclasses.replace(
+            life, last_us=max(life.last_us, now_us), begun_us=min(life.begun_us, begun_us)
+        )
+        if record.logical_rank >= 0:
+            ranks[record.logical_rank] = None
+        known = generations.get(record.generation, GenerationOfLife())
+        generations[record.generation] = _after(known, record, now_us)
+    if life is None:
+        return None
+    return dataclasses.replace(life, generations=generations, ranks=tuple(ranks))
+
+
+def _after(known: GenerationOfLife, record: EventRecord, now_us: int) -> GenerationOfLife:
+    fields = record.fields
+    if record.event is EventName.ITERATION:
+        first = record.iteration if known.first_step is None else known.first_step
+        return dataclasses.replace(
+            known, first_step=min(first, record.iteration), last_step=record.iteration
+        )
+    if record.event is EventName.FAULT_DETECTED:
+        stopped = fields.get("last_step_s")
+        noticed_us = microseconds(fields["noticed_s"])
+        return dataclasses.replace(
+            known,
+            noticed_us=noticed_us,
+            stopped_us=None if stopped is None else microseconds(stopped),
+        )
+    if record.event is EventName.RECOVERED:
+        return dataclasses.replace(known, recovered_us=now_us)
+    is_training = record.event is EventName.PHASE and fields.get("phase") == Phase.TRAINING.value
+    if is_training and known.trains_us is None:
+        return dataclasses.replace(known, trains_us=now_us)
+    return known

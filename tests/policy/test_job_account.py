@@ -1,0 +1,232 @@
+"""The parts of each process add up to the time of the job, whatever its processes recorded."""
+
+import functools
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from megatron_moevement.policy.accounting.account import account_of
+from megatron_moevement.policy.accounting.event import EventName, EventRecord
+from megatron_moevement.policy.accounting.parts import Part
+from megatron_moevement.policy.recovery.lifecycle import Phase
+
+SECONDS = st.floats(0, 100).map(lambda value: round(value, 3))
+
+
+def event(time, name, iteration=0, *, rank=0, generation=0, **fields):
+    return EventRecord(1000.0 + time, rank, 1, generation, iteration, name, fields)
+
+
+@st.composite
+def records(draw):
+    """Draws any event with fields that it may have, which need not make sense together."""
+    name = draw(st.sampled_from(EventName))
+    at = 1000 + draw(SECONDS)
+    fields = {
+        EventName.PHASE: {"phase": draw(st.sampled_from(Phase)).value},
+        EventName.FAULT_DETECTED: {
+            "noticed_s": at - draw(SECONDS),
+            "last_step_s": draw(st.none() | SECONDS.map(lambda value: at - value)),
+            "teardown_s": draw(SECONDS),
+            "rendezvous_s": draw(SECONDS),
+        },
+        EventName.RECOVERED: {
+            "duration_s": draw(SECONDS),
+            "breakdown_s": draw(
+                st.dictionaries(st.sampled_from(["plan", "replay", "wait"]), SECONDS)
+            ),
+        },
+        EventName.PROCESS_START: draw(
+            st.sampled_from([{}, {"entered_s": at - 2, "joined_s": at - 1}])
+        ),
+    }.get(name, draw(st.sampled_from([{}, {"duration_s": draw(SECONDS), "stall_s": 0.5}])))
+    place = (draw(st.integers(-1, 3)), 1, draw(st.integers(0, 3)), draw(st.integers(0, 9)))
+    return EventRecord(at, *place, name, fields)
+
+
+HISTORIES = st.lists(st.lists(records(), max_size=12), max_size=5)
+
+
+def read(histories):
+    return {str(number): functools.partial(list, one) for number, one in enumerate(histories)}
+
+
+@given(HISTORIES)
+def test_any_histories_add_up_by_process_exactly(histories):
+    account = account_of(read(histories))
+    if not any(histories):
+        assert account is None
+        return
+    for process in account.processes:
+        assert sum(process.parts_us.values()) == account.wall_us
+    assert sum(account.parts_us.values()) == account.wall_us * len(account.processes)
+    for index, outage in enumerate(account.outages):
+        for process in account.processes:
+            took = sum(process.outages_us[index].values())
+            assert outage.end_us is None or took <= max(0, outage.end_us - outage.start_us)
+
+
+@given(HISTORIES, st.integers(0, 12))
+def test_torn_histories_add_up_too(histories, kept):
+    account = account_of(read([one[:kept] for one in histories]))
+    assert account is None or all(
+        sum(process.parts_us.values()) == account.wall_us for process in account.processes
+    )
+
+
+def training(start, steps, *, first=1, rank=0, generation=0):
+    """Returns the events of steps of a second each."""
+    name = EventName.PHASE
+    yield event(start, name, rank=rank, generation=generation, phase=Phase.TRAINING.value)
+    for number in range(steps):
+        at = start + number + 1
+        yield event(
+            *(at, EventName.ITERATION, first + number),
+            rank=rank,
+            generation=generation,
+            duration_s=0.9,
+            stall_s=0.1,
+        )
+
+
+def seconds(process):
+    return {part: taken_us / 1e6 for part, taken_us in process.parts_us.items()}
+
+
+def test_a_launch_that_nothing_struck_has_start_up_steps_and_an_end():
+    history = [
+        event(0, EventName.PROCESS_START),
+        *training(5, 10),
+        event(15, EventName.PHASE, phase=Phase.ENDING.value),
+        event(18, EventName.CHECKPOINT_SAVED, duration_s=2.0),
+    ]
+    account = account_of(read([history]))
+    assert seconds(account.processes[0]) == pytest.approx(
+        {
+            Part.START_UP: 5,
+            Part.USEFUL: 8,
+            Part.STALL: 1,
+            Part.BETWEEN: 1,
+            Part.SAVE: 2,
+            Part.ENDING: 1,
+        }
+    )
+    assert (account.steps, account.ranks, account.faults) == (10, 1, 0)
+    assert account.effective_training_time_ratio == pytest.approx(8 / 18)
+
+
+def restarted(at, generation, since, rank=0):
+    """Returns the events of a restart at a time and of a recovery of four seconds after it."""
+    yield event(
+        *(at, EventName.FAULT_DETECTED, 0),
+        rank=rank,
+        generation=generation,
+        noticed_s=1000 + at - 2,
+        last_step_s=1000 + since,
+        teardown_s=1.0,
+        rendezvous_s=1.0,
+    )
+    breakdown = {"build": 0.5, "plan": 0.5, "fetch": 1.0, "replay": 1.5, "reprotect": 0.0}
+    yield event(
+        *(at + 4, EventName.RECOVERED, 0),
+        rank=rank,
+        generation=generation,
+        duration_s=3.5,
+        breakdown_s={**breakdown, "wait": 0.5},
+    )
+
+
+def test_a_recovery_is_divided_into_its_parts_from_the_newest_step_on():
+    history = [
+        event(0, EventName.PROCESS_START),
+        *training(1, 5),
+        *restarted(10, generation=1, since=6),
+        *training(14, 3, first=6, generation=1),
+    ]
+    account = account_of(read([history]))
+    (outage,) = account.outages
+    assert (outage.end_us - outage.start_us) / 1e6 == 8
+    (of_outage,) = account.processes[0].outages_us
+    assert {part: taken / 1e6 for part, taken in of_outage.items()} == pytest.approx(
+        {
+            Part.DETECT: 2,
+            Part.TEARDOWN: 1,
+            Part.RENDEZVOUS: 1,
+            Part.BUILD: 0.5,
+            Part.PLAN: 0.5,
+            Part.FETCH: 1,
+            Part.REPLAY: 1.5,
+            Part.WAIT: 0.5,
+        }
+    )
+    assert (account.faults, account.time_to_recover_s) == (1, 8)
+    assert account.steps == 8
+
+
+def test_steps_that_are_trained_again_were_lost():
+    history = [
+        event(0, EventName.PROCESS_START),
+        *training(1, 5),
+        *restarted(10, generation=1, since=6),
+        *training(14, 4, first=4, generation=1),
+    ]
+    account = account_of(read([history]))
+    found = seconds(account.processes[0])
+    assert found[Part.USEFUL] == pytest.approx(3 * 0.8 + 4 * 0.8)
+    assert found[Part.LOST] == pytest.approx(2 * 0.9)
+    assert account.steps == 7
+
+
+def test_between_launches_all_processes_are_down():
+    launches = [
+        [event(0, EventName.PROCESS_START, rank=rank), *training(1, 3, rank=rank)]
+        for rank in range(2)
+    ]
+    again = [
+        [event(20, EventName.PROCESS_START, rank=rank), *training(25, 2, first=4, rank=rank)]
+        for rank in range(2)
+    ]
+    account = account_of(read([*launches, *again]))
+    assert account.launches == 2
+    for process in account.processes:
+        assert seconds(process)[Part.DOWN] == 16
+        assert len(process.lives) == 2
+    assert account.faults == 1
+    assert account.time_to_recover_s == 21
+
+
+def test_the_rest_of_a_launch_is_gone_for_a_process_that_has_ended():
+    histories = [
+        [event(0, EventName.PROCESS_START, rank=rank), *training(1, steps, rank=rank)]
+        for rank, steps in ((0, 9), (1, 4))
+    ]
+    account = account_of(read(histories))
+    assert [seconds(one).get(Part.GONE) for one in account.processes] == [None, 5]
+
+
+def test_two_processes_of_one_rank_are_two_processes():
+    histories = [
+        [event(0, EventName.PROCESS_START), *training(1, 5)],
+        [event(4, EventName.PROCESS_START, generation=1), *training(6, 3, generation=1)],
+    ]
+    account = account_of(read(histories))
+    assert [one.process for one in account.processes] == [0, 1]
+    assert account.ranks == 1
+
+
+def test_faults_that_follow_each_other_are_one_outage():
+    history = [
+        event(0, EventName.PROCESS_START),
+        *training(1, 5),
+        *itertools.islice(restarted(10, generation=1, since=6), 1),
+        *restarted(20, generation=2, since=6),
+        *training(24, 3, first=6, generation=2),
+    ]
+    account = account_of(read([history]))
+    (outage,) = account.outages
+    assert (outage.faults, outage.end_us - outage.start_us) == (2, 18_000_000)
+    found = seconds(account.processes[0])
+    assert Part.UNEXPLAINED not in found
+    assert found[Part.DETECT] == 2 + 8
