@@ -43,7 +43,10 @@ def run(args: argparse.Namespace) -> int:
     for event_dir in args.event_dirs:
         check_event_dir(event_dir)
         histories.update(histories_in(event_dir))
-    account = account_of(histories)
+    try:
+        account = account_of(histories)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{', '.join(args.event_dirs)}: an event is damaged: {error!r}") from error
     if account is None:
         raise UserError(f"{', '.join(args.event_dirs)}: no events yet")
     show(args, account.document(), [_table(account), *_lines(account)])

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 import logging
+import secrets
 import signal
+import time
 from collections.abc import Sequence
 
 from megatron_moevement.errors import ExitCode
+from megatron_moevement.runtime.observation.process_events import Child, tell_end
 
 logger = logging.getLogger(__name__)
 _MEANINGS = {
@@ -54,6 +58,33 @@ def describe_job_end(code: int, lost: Sequence[str], *, protected: bool) -> str 
             "launch it again as it was to go on (`moevement inspect` shows what is kept)"
         )
     return f"{because}; mend the reason (above), a launch goes on from the newest checkpoint"
+
+
+class RecordedEnds:
+    """Records how the processes of a launch end among its events: who is killed can't say it."""
+
+    def __init__(self, flags: Sequence[str]) -> None:
+        """Gives the launch a name; its processes are started now.
+
+        Args:
+            flags: of the job. Ends are recorded where one of them names a folder of events.
+        """
+        parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+        parser.add_argument("--moevement-event-dir")
+        self._folder: str | None = parser.parse_known_args(flags)[0].moevement_event_dir
+        self._started_s = time.time()
+        self.launch = secrets.token_hex(4)
+        """Its name, for the environment of its processes."""
+
+    def record(self, process: int, pid: int, status: int) -> None:
+        """Records an end.
+
+        Args:
+            process: its number in the job.
+            status: its exit status, or the negative number of the signal that killed it.
+        """
+        child = Child(self.launch, process, pid, self._started_s)
+        tell_end(self._folder, child, status)
 
 
 def report_death(process: int, status: int) -> None:

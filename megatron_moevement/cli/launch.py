@@ -8,7 +8,8 @@ there to go on without it. If the launcher dies, the kernel kills the ranks.
 What a rank finds in its environment: `RANK`, `LOCAL_RANK`, `WORLD_SIZE` and `LOCAL_WORLD_SIZE`
 (spares counted), `MOEVEMENT_ACTIVE_RANKS` (spares not counted), `MASTER_ADDR` and `MASTER_PORT`
 of the store, `MOEVEMENT_CONTROL_PORT` of the other one, `MOEVEMENT_SECRET` (random, of this
-launch), `MOEVEMENT_FAILURE_DOMAIN` (the rank, unless set before) and `OMP_NUM_THREADS` (an equal
+launch), `MOEVEMENT_LAUNCH` (its name among the events),
+`MOEVEMENT_FAILURE_DOMAIN` (the rank, unless set before) and `OMP_NUM_THREADS` (an equal
 share of the cores, unless set before).
 """
 
@@ -31,10 +32,11 @@ from enum import Enum
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from megatron_moevement.cli.job_end import describe_status, report_death, report_end
+from megatron_moevement.cli.job_end import RecordedEnds, describe_status, report_death, report_end
 from megatron_moevement.cli.stores import allow_connections, serve_store
 from megatron_moevement.errors import ExitCode, UserError
 from megatron_moevement.runtime.observation.log import open_log
+from megatron_moevement.settings.launch import LAUNCH_VARIABLE
 from megatron_moevement.settings.parser import Parser
 from megatron_moevement.settings.secret import SECRET_VARIABLE, Secret, new_secret
 
@@ -194,11 +196,13 @@ def launch(job: Job) -> int:
             ]
             ports = StorePorts(*(listener.getsockname()[1] for listener in listeners))
             ready, secret = _rank_preparation(before), new_secret()
+            ends = RecordedEnds(job.flags)
             for rank in range(job.world_size):
                 environment = rank_environment(job, rank, ports, secret, os.environ)
+                environment[LAUNCH_VARIABLE] = ends.launch
                 ranks.append(_start(job, environment, outputs[rank], ready))
             stores = [serve_store(listener, STORE_ADDRESS) for listener in listeners]
-            exits = _supervise(job, ranks, watched, stores[1], Secret(secret.encode()))
+            exits = _supervise(job, ranks, watched, stores[1], Secret(secret.encode()), ends=ends)
             del stores
             code = job_exit_code(job, exits)
             report_end(code, [(end.rank, end.status) for end in exits], job.flags)
@@ -258,6 +262,8 @@ def _supervise(
     watched: set[signal.Signals],
     control: Store,
     secret: Secret,
+    *,
+    ends: RecordedEnds,
 ) -> list[RankExit]:
     """Waits until every rank has ended; forwards signals; stops the others after a failure.
 
@@ -279,6 +285,7 @@ def _supervise(
         )
         for end in [end for end in exits if end.rank in running]:
             note_gone(control, end.rank, secret, end=describe_status(end.status))
+            ends.record(end.rank, ranks[end.rank].pid, end.status)
             if end.status < 0:
                 report_death(end.rank, end.status)
         running = {rank: p for rank, p in running.items() if p.returncode is None}

@@ -11,12 +11,14 @@ import argparse
 import contextlib
 import os
 import resource
+import secrets
 import signal
 import socket
 import warnings
 from typing import TYPE_CHECKING
 
 from megatron_moevement.errors import ExitCode, UserError
+from megatron_moevement.settings.launch import LAUNCH_VARIABLE
 from megatron_moevement.settings.secret import SECRET_VARIABLE, new_secret
 
 if TYPE_CHECKING:
@@ -80,6 +82,8 @@ def run(args: argparse.Namespace) -> int:
         shown += f" MOEVEMENT_STORE_ADDR={args.interface} MOEVEMENT_STORE_PORT={found[names[0]]}"
         if not os.environ.get(SECRET_VARIABLE):
             shown += f" {SECRET_VARIABLE}={new_secret()}"
+        if not os.environ.get(LAUNCH_VARIABLE):
+            shown += f" {LAUNCH_VARIABLE}={secrets.token_hex(4)}"
         print(f"MASTER_ADDR={args.interface}{shown} TORCHELASTIC_USE_AGENT_STORE=True", flush=True)
         signal.sigwait(ends)
         del stores

@@ -11,6 +11,10 @@ from megatron_moevement.settings.secret import Secret
 
 Address = tuple[str, int]
 
+_ONLY_ATTEMPT = "0"
+LAUNCH_VARIABLE = "MOEVEMENT_LAUNCH"
+"""A name that the launcher makes for each launch; events have it."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Launch:
@@ -41,9 +45,11 @@ class Launch:
     processes: int = 1
     store: Address | None = None
     control_store: Address | None = None
-    attempt: str = "0"
+    attempt: str = _ONLY_ATTEMPT
     rank_monitor: str | None = None
     secret: Secret | None = None
+    name: str | None = None
+    """Of this launch among all launches of the job; None where the launcher gives it none."""
 
     @classmethod
     def from_environment(cls) -> Launch:
@@ -88,6 +94,7 @@ class Launch:
             attempt=_attempt(),
             rank_monitor=os.environ.get("FT_RANK_MONITOR_IPC_SOCKET"),
             secret=Secret.from_environment(),
+            name=_name(),
         )
 
     def occupying(self, rank: int, world_size: int) -> Launch:
@@ -103,6 +110,13 @@ def _address(port_variable: str) -> Address | None:
     return None if host is None or port is None else (host, int(port))
 
 
+def _name() -> str | None:
+    """Returns the name of this launch: of MOEVEMENT_LAUNCH, and of what `ft_launcher` restarts."""
+    attempt = _attempt()
+    names = (os.environ.get(LAUNCH_VARIABLE), None if attempt == _ONLY_ATTEMPT else attempt)
+    return "-".join(name for name in names if name) or None
+
+
 def _attempt() -> str:
     """Returns the name of this start of the job.
 
@@ -110,6 +124,6 @@ def _attempt() -> str:
     they have in common the address that they agreed on.
     """
     if "TORCHELASTIC_RUN_ID" not in os.environ:
-        return "0"
+        return _ONLY_ATTEMPT
     names = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT")
     return ":".join(os.environ.get(name, "") for name in names)

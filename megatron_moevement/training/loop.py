@@ -274,6 +274,7 @@ class TrainingLoop:
         dataset = self._datasets.valid if split == "validation" else self._datasets.test
         if dataset is None:
             return
+        started_s = time.perf_counter()
         loss = evaluate(
             self._job,
             dataset,
@@ -281,7 +282,8 @@ class TrainingLoop:
             round_number=round_number,
             watch=self._watch,
         )
-        self._reporter.evaluation(iteration, split, loss, is_final=is_final)
+        duration = timedelta(seconds=time.perf_counter() - started_s)
+        self._reporter.evaluation(iteration, split, loss, duration, is_final=is_final)
 
     def _save(self, iteration: int) -> None:
         """Saves S_iteration unless that is done or not wanted; a failure is reported only."""

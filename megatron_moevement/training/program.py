@@ -17,6 +17,7 @@ from megatron_moevement.backends.backend import Backend, BackendName, Collective
 from megatron_moevement.errors import ExitCode, UserError
 from megatron_moevement.integrations.megatron.fork.marker import check_fork
 from megatron_moevement.runtime.observation.log import Log, open_log
+from megatron_moevement.runtime.observation.process_events import ProcessEvents
 from megatron_moevement.settings.architecture import with_layers
 from megatron_moevement.settings.launch import Launch
 from megatron_moevement.settings.nccl_environment import check_environment, prepare_environment
@@ -73,12 +74,16 @@ def _main(argv: Sequence[str], log: Log) -> int:
 
         duration = arguments.run.exit_duration_in_mins
         stop = StopSources(None if duration is None else timedelta(minutes=duration))
+        process_events = ProcessEvents(arguments.logging.moevement_event_dir, launch)
+        process_events.launched()
         with stop.listening():
             try:
-                code = _run(arguments, launch, backend, stop, log)
+                code = _run(arguments, launch, backend, stop, log, process_events)
             finally:
                 if stop.interrupted:  # whatever has become of the KeyboardInterrupt
+                    process_events.ends(ExitCode.INTERRUPTED)
                     _leave_at_once(ExitCode.INTERRUPTED)
+        process_events.ends(code)
         if arguments.restart.inprocess_restart:
             _leave_at_once(code)
         return code
@@ -109,7 +114,12 @@ def _tell_without_effect(arguments: Arguments, launch: Launch) -> None:
 
 
 def _run(
-    arguments: Arguments, launch: Launch, backend: Backend, stop: StopSources, log: Log
+    arguments: Arguments,
+    launch: Launch,
+    backend: Backend,
+    stop: StopSources,
+    log: Log,
+    process_events: ProcessEvents,
 ) -> int:
     warnings.filterwarnings("ignore", message=".*(Apex|Transformer Engine).*not installed.*")
     # What torch will rename one day is upstream's concern, not that of who trains.
@@ -127,7 +137,7 @@ def _run(
         for name in _NEEDED_LATER:
             importlib.import_module(name)
     log.show(arguments.logging.logging_level)
-    resident = Resident(arguments, backend, watch)
+    resident = Resident(arguments, backend, watch, process_events)
     run = GenerationRun(arguments, resident, stop)
     try:
         if arguments.restart.inprocess_restart:

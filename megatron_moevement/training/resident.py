@@ -29,10 +29,11 @@ from megatron_moevement.runtime.interrupts.interruptible_wait import count_conne
 from megatron_moevement.runtime.interrupts.reaper import count_stuck
 from megatron_moevement.runtime.observation.events import EventName, Events
 from megatron_moevement.runtime.observation.host_health import HostHealth, UnhealthyError
+from megatron_moevement.runtime.observation.process_events import ProcessEvents
 from megatron_moevement.runtime.observation.timestamp import timestamp
 from megatron_moevement.runtime.observation.watch import Watch
 from megatron_moevement.runtime.slots.store_identity import RunIdentity
-from megatron_moevement.runtime.stores.place import store_root
+from megatron_moevement.runtime.stores.place import store_place, store_root
 from megatron_moevement.settings.launch import Launch
 from megatron_moevement.strategies.registry import STRATEGIES
 from megatron_moevement.strategies.resident_state import IdleSpare
@@ -57,11 +58,18 @@ class _Part:
 class Resident:
     """The living part of one process of a job; its training thread uses it."""
 
-    def __init__(self, arguments: Arguments, backend: Backend, watch: Watch | None = None) -> None:
+    def __init__(
+        self,
+        arguments: Arguments,
+        backend: Backend,
+        watch: Watch | None = None,
+        process_events: ProcessEvents | None = None,
+    ) -> None:
         """Begins with nothing built.
 
         Args:
             watch: is told what this process does; None: begins when the process gets a place.
+            process_events: records what it does while it has none.
         """
         self._arguments = arguments
         self._backend = backend
@@ -80,6 +88,7 @@ class Resident:
         self.interruption = Interruption()
         settings = arguments.fault_tolerance
         self.kept = STRATEGIES[settings.moevement_strategy].begin(settings)
+        self.process_events = process_events
         self.watch = watch or Watch()
         self._is_watched = watch is not None
         self.builds = 0
@@ -172,6 +181,8 @@ class Resident:
             domain: what it may be lost together with.
         """
         self._generation = generation
+        if self.process_events is not None:
+            self.process_events.waits(generation.number)
         self._backend.device(launch.local_rank)  # before it is needed
         self.kept.store.keep()
         return self.kept.hold(launch, domain, generation, self._backend.pin)
@@ -198,7 +209,15 @@ class Resident:
         if losses and dist.get_rank() == 0:
             self._tell(losses)
         if not self._is_known or noticed_s is None:
-            events.emit(EventName.PROCESS_START, 0)
+            assert self.identity is not None
+            _, run_id = store_place(self._arguments.fault_tolerance, self.identity)
+            events.emit(
+                EventName.PROCESS_START,
+                0,
+                entered_s=self._entered_s,
+                joined_s=self._joined_s,
+                run_id=run_id,
+            )
         else:
             detect_s = max(0.0, noticed_s - (self._stepped_s or noticed_s))
             teardown_s = self._entered_s - noticed_s

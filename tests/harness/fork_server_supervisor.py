@@ -18,12 +18,15 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import NoReturn
 
+from megatron_moevement.cli.job_end import RecordedEnds
+from megatron_moevement.settings.launch import LAUNCH_VARIABLE
 from megatron_moevement.settings.secret import SECRET_VARIABLE, new_secret
 from tests.harness.fork_server_orphans import await_orphans, children
 from tests.harness.fork_server_protocol import (
     Event,
     JobSpec,
     OnRankFailure,
+    TargetKind,
     receive,
     send,
 )
@@ -77,9 +80,11 @@ class _Supervisor:
         self._secret = job.env.get(SECRET_VARIABLE) or new_secret()
         self._deadline = time.monotonic() + job.timeout_s
         self._aborting = False
+        self._ends = RecordedEnds(job.arguments if job.target.kind is TargetKind.PROGRAM else ())
 
     def run(self) -> None:
         """Starts the ranks and returns when the last one has ended and nothing is left."""
+        os.environ[LAUNCH_VARIABLE] = self._ends.launch
         listeners = [socket.create_server(("127.0.0.1", 0), backlog=1024) for _ in range(2)]
         address, (_, control_port) = (listener.getsockname() for listener in listeners)
         for rank in range(self._job.world_size):
@@ -162,6 +167,7 @@ class _Supervisor:
         os.close(pidfd)
         _, status = os.waitpid(self._pids[rank], 0)
         code = os.waitstatus_to_exitcode(status)
+        self._ends.record(rank, self._pids[rank], code)
         send(self._connection, {"event": Event.RANK_ENDED.value, "rank": rank, "exit_code": code})
         if code != 0 and self._job.on_rank_failure is OnRankFailure.STOP_JOB:
             self._signal_all(signal.SIGKILL)

@@ -216,6 +216,104 @@ def test_two_processes_of_one_rank_are_two_processes():
     assert account.ranks == 1
 
 
+def launched(process, *, launch="a", at=0.0):
+    return event(
+        *(at + 0.5, EventName.LAUNCHED),
+        rank=-1,
+        launch=launch,
+        process=process,
+        host="h",
+        started_s=1000.0 + at,
+    )
+
+
+def ended(at, process, code, *, launch="a"):
+    return event(
+        *(at, EventName.PROCESS_END),
+        rank=-1,
+        launch=launch,
+        process=process,
+        host="h",
+        child=7,
+        started_s=1000.0,
+        code=code,
+    )
+
+
+def test_the_time_before_a_known_death_is_lost_and_that_after_it_is_detection():
+    survivor = [
+        launched(0),
+        event(1, EventName.PROCESS_START),
+        *training(1, 5),
+        *restarted(10, generation=1, since=6),
+        *training(14, 3, first=6, generation=1),
+    ]
+    dead = [launched(1), event(1, EventName.PROCESS_START, rank=1), *training(1, 5, rank=1)]
+    launcher = [ended(6.5, 1, -9), ended(17, 0, 0)]
+    account = account_of(read([survivor, dead, launcher]))
+    (outage,) = account.outages
+    assert outage.end_us - outage.start_us == 8_000_000
+    found = [seconds(one) for one in account.processes]
+    assert [one[Part.LOST] for one in found] == [0.5, 0.5]
+    assert found[0][Part.DETECT] == 1.5
+    assert found[1][Part.GONE] == 10.5
+    assert [life.code for one in account.processes for life in one.lives] == [0, -9]
+
+
+def test_a_process_that_was_killed_before_it_said_a_word_was_starting():
+    there = [launched(0), event(1, EventName.PROCESS_START), *training(1, 5)]
+    account = account_of(read([there, [ended(2, 1, -9), ended(8, 0, 0)]]))
+    assert seconds(account.processes[1]) == {Part.START_UP: 2, Part.GONE: 6}
+
+
+def test_a_launch_that_has_ended_well_is_no_fault_for_the_next_one():
+    launches = [
+        [launched(0, launch=name, at=at), *training(at + 1, 3, first=first), ended_by_itself]
+        for name, at, first, ended_by_itself in (
+            ("a", 0, 1, event(5, EventName.PROCESS_END, rank=-1, child=1, code=0)),
+            ("b", 20, 4, event(25, EventName.PROCESS_END, rank=-1, child=1, code=0)),
+        )
+    ]
+    account = account_of(read(launches))
+    assert (account.launches, account.faults, account.steps) == (2, 0, 6)
+    assert seconds(account.processes[0])[Part.DOWN] == 15
+
+
+def test_launches_with_names_are_told_apart_where_they_overlap():
+    launches = [
+        [launched(0, launch=name, at=at), *training(at + 1, 3)] for name, at in (("a", 0), ("b", 3))
+    ]
+    account = account_of(read(launches))
+    assert account.launches == 2
+    assert sum(account.processes[0].parts_us.values()) == account.wall_us
+
+
+def test_a_spare_waits_until_it_enters_a_generation():
+    spare = [
+        launched(2),
+        event(2, EventName.SPARE, rank=-1),
+        event(
+            *(12, EventName.PROCESS_START),
+            generation=1,
+            entered_s=1010.0,
+            joined_s=1011.0,
+        ),
+        *training(13, 2, generation=1),
+    ]
+    assert seconds(account_of(read([spare])).processes[0]) == pytest.approx(
+        {
+            Part.START_UP: 2,
+            Part.SPARE: 8,
+            Part.RENDEZVOUS: 1,
+            Part.BUILD: 1,
+            Part.PLAN: 1,
+            Part.USEFUL: 1.6,
+            Part.STALL: 0.2,
+            Part.BETWEEN: 0.2,
+        }
+    )
+
+
 def test_faults_that_follow_each_other_are_one_outage():
     history = [
         event(0, EventName.PROCESS_START),

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from megatron_moevement.policy.accounting.claims import Claims
-from megatron_moevement.policy.accounting.event import History
+from megatron_moevement.policy.accounting.event import EventRecord, History
 from megatron_moevement.policy.accounting.job import Job, Outage, job_of
-from megatron_moevement.policy.accounting.life import Life, life_of
+from megatron_moevement.policy.accounting.life import Life, ends_of, life_of
 from megatron_moevement.policy.accounting.parts import (
     Claim,
     Layer,
@@ -144,15 +144,16 @@ class JobAccount:
 def account_of(histories: Mapping[str, History]) -> JobAccount | None:
     """Returns the account of a job; None where there is no event.
 
-    Each history is read twice, and never held whole.
+    Each history is read three times, and never held whole.
 
     Args:
         histories: of all processes of all launches, by name.
     """
     lives = [life for name, read in histories.items() if (life := life_of(name, read()))]
-    if not lives:
+    ends = [end for read in histories.values() for end in ends_of(read())]
+    if not lives and not ends:
         return None
-    job = job_of(lives)
+    job = job_of(lives, ends)
     outages = job.outages()
     processes = [_account_of(job, number, outages, histories) for number in job.processes]
     trained = {rank for launch in job.launches for rank in _training_ranks(launch.lives.values())}
@@ -177,8 +178,13 @@ def spans_of(job: Job, number: int, histories: Mapping[str, History]) -> list[Sp
         if life is None:
             continue
         lost = {generation: lost_from[index, generation] for generation in life.generations}
-        claims += Claims(life, launch.deaths_us(), lost).all_of(histories[life.name]())
+        claims += Claims(life, launch.deaths_us(), lost).all_of(_read(histories, life.name))
     return partition(job.begun_us, job.until_us, claims)
+
+
+def _read(histories: Mapping[str, History], name: str) -> Iterable[EventRecord]:
+    """Returns the events of a process; one that was killed at its start has none."""
+    return histories[name]() if name in histories else ()
 
 
 def _account_of(

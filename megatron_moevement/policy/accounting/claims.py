@@ -63,7 +63,9 @@ class Claims:
     def _read(self, record: EventRecord, now_us: int) -> None:
         event, fields = record.event, record.fields
         duration_us = microseconds(fields.get("duration_s") or 0.0)
-        if event is EventName.PHASE:
+        if event is EventName.SPARE:
+            self._begin(now_us, Part.SPARE)
+        elif event is EventName.PHASE:
             self._enter(Phase(fields["phase"]), record.generation, now_us)
         elif event is EventName.PROCESS_START:
             self._join(record.generation, fields, now_us)

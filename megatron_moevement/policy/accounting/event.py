@@ -11,7 +11,18 @@ from typing import Any
 class EventName(Enum):
     """What can happen."""
 
+    LAUNCHED = "launched"
+    """A process runs, before it meets any other."""
+
+    SPARE = "spare"
+    """It waits for a place."""
+
     PROCESS_START = "process_start"
+    """It has a place for the first time."""
+
+    PROCESS_END = "process_end"
+    """It has ended; whoever started it says how, or the process itself."""
+
     PHASE = "phase"
     ITERATION = "iteration"
     EVALUATION = "evaluation"

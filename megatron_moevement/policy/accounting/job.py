@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 
-from megatron_moevement.policy.accounting.life import GenerationOfLife, Life
+from megatron_moevement.policy.accounting.life import End, GenerationOfLife, Life
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,8 +49,9 @@ class Launch:
 
     @property
     def generations(self) -> Sequence[int]:
-        """Numbers of those that any process was in."""
-        return sorted({number for life in self.lives.values() for number in life.generations})
+        """Numbers of those that any process was in; the first one where none came so far."""
+        found = {number for life in self.lives.values() for number in life.generations}
+        return sorted(found) or [0]
 
     def of_generation(self, number: int) -> list[GenerationOfLife]:
         """Returns a generation as each process went through it."""
@@ -67,6 +68,17 @@ class Launch:
         """Returns the newest step that any process trained in a generation."""
         steps = [one.last_step for one in self.of_generation(number) if one.last_step is not None]
         return max(steps, default=None)
+
+    @property
+    def ended_well(self) -> bool:
+        """Whether a process says that training has come to an end."""
+        return any(life.code == 0 for life in self.lives.values())
+
+    @property
+    def stepped_us(self) -> int:
+        """The end of the newest step; the start where there is none."""
+        steps = [life.stepped_us for life in self.lives.values() if life.stepped_us is not None]
+        return max(steps, default=self.begun_us)
 
     def deaths_us(self) -> list[int]:
         """Returns when processes ended that did not end well, by time."""
@@ -131,7 +143,7 @@ class Job:
         for index, launch in enumerate(self.launches):
             for number in launch.generations:
                 known = launch.of_generation(number)
-                if number or index:
+                if number or (index and not self.launches[index - 1].ended_well):
                     faults += 1
                     stops = [one.stopped_us or one.noticed_us for one in known]
                     began = [at for at in stops if at is not None]
@@ -142,28 +154,32 @@ class Job:
                     assert stopped_us is not None
                     found.append(Outage(index, number, faults, stopped_us, max(trains)))
                     stopped_us, faults = None, 0
-            if index + 1 < len(self.launches) and stopped_us is None:
-                stopped_us = self._last_trained_us(launch)
+            if index + 1 < len(self.launches) and stopped_us is None and not launch.ended_well:
+                stopped_us = launch.stepped_us
         if faults and stopped_us is not None:
             last = self.launches[-1]
             number = last.generations[-1]
             found.append(Outage(len(self.launches) - 1, number, faults, stopped_us, None))
         return found
 
-    def _last_trained_us(self, launch: Launch) -> int:
-        """Returns when the newest step of a launch ended, as far as anybody says."""
-        return max(life.last_us for life in launch.lives.values())
 
-
-def job_of(lives: Iterable[Life]) -> Job:
+def job_of(lives: Iterable[Life], ends: Iterable[End] = ()) -> Job:
     """Returns the job that processes were of.
 
     Those that name no launch, of an older build, are of one if there is no time between them in
     which none of them was there.
 
     Args:
-        lives: of all processes of all launches; one at least.
+        lives: of all processes of all launches.
+        ends: that their launchers recorded; there is one life or end at least.
     """
+    known = {(end.launch, end.process): end for end in ends}
+    lives = [
+        life if end is None else end.after(life)
+        for life in lives
+        for end in [known.pop((life.launch or "", life.process or 0), None)]
+    ]
+    lives += [end.after(None) for end in known.values()]
     named: dict[str, list[Life]] = {}
     unnamed: list[Life] = []
     for life in lives:

@@ -178,7 +178,13 @@ class Reporter(Closing):
         (self._display or ProgressDisplay()).print_line(text)
 
     def evaluation(
-        self, iteration: int, split: str, loss: float, *, is_final: bool = False
+        self,
+        iteration: int,
+        split: str,
+        loss: float,
+        duration: timedelta,
+        *,
+        is_final: bool = False,
     ) -> None:
         """Reports the loss of one evaluation; every rank calls it, with the same loss.
 
@@ -187,7 +193,9 @@ class Reporter(Closing):
             is_final: whether it follows the training; one on the way may be of the same iteration,
                 with other samples.
         """
-        self.events.emit(EventName.EVALUATION, iteration, split=split, loss=loss, is_final=is_final)
+        duration_s = duration.total_seconds()
+        fields = {"split": split, "loss": loss, "is_final": is_final, "duration_s": duration_s}
+        self.events.emit(EventName.EVALUATION, iteration, **fields)
         if not self._run.is_last_rank:
             return
         self.print_line(evaluation_lines(iteration, {LM_LOSS: loss}, split if is_final else None))

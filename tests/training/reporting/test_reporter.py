@@ -42,7 +42,7 @@ def test_other_ranks_print_and_write_nothing(
     config = logging_config("--log-interval", "1", "--tensorboard-dir", str(tmp_path / "tb"))
     with Reporter(config, reported_run(rank=0)) as reporter:
         reporter.step(*step_arguments(1))
-        reporter.evaluation(1, "validation", 2.0)
+        reporter.evaluation(1, "validation", 2.0, timedelta(seconds=1))
     assert capsys.readouterr() == ("", "")
     assert not (tmp_path / "tb").exists()
 
@@ -84,9 +84,9 @@ def test_scalars_have_megatron_names(logging_config, reported_run, step_argument
         for k in (1, 2):
             auxiliary = {"load_balancing_loss": 1.5, "z_loss": 0.25}
             reporter.step(*step_arguments(k, loss=2.0 * k), auxiliary, costs)
-        reporter.evaluation(2, "validation", 3.0)
-        reporter.evaluation(2, "validation", 2.75, is_final=True)
-        reporter.evaluation(2, "test", 3.5, is_final=True)
+        reporter.evaluation(2, "validation", 3.0, timedelta(seconds=1))
+        reporter.evaluation(2, "validation", 2.75, timedelta(seconds=1), is_final=True)
+        reporter.evaluation(2, "test", 3.5, timedelta(seconds=1), is_final=True)
     scalars = _scalars(tmp_path)
     assert scalars["lm loss"] == {1: 2.0, 2: 4.0}
     assert scalars["lm loss vs samples"] == {8: 2.0, 16: 4.0}
@@ -144,7 +144,7 @@ def test_every_rank_records_its_events(logging_config, reported_run, step_argume
         with Reporter(config, reported_run(rank=rank)) as reporter:
             reporter.events.emit(EventName.PROCESS_START, 0)
             reporter.step(*step_arguments(1, loss=2.5), costs=costs)
-            reporter.evaluation(1, "validation", 2.0)
+            reporter.evaluation(1, "validation", 2.0, timedelta(seconds=1))
             reporter.checkpoint(1, timedelta(seconds=2), None)
             reporter.checkpoint(1, timedelta(seconds=2), "the disk is full")
     events = read_events(tmp_path)
@@ -177,10 +177,10 @@ def test_every_rank_records_its_events(logging_config, reported_run, step_argume
 
 def test_evaluations_on_the_way_and_at_the_end_are_told_apart(logging_config, reported_run, capsys):
     with Reporter(logging_config(), reported_run()) as reporter:
-        reporter.evaluation(3, "validation", 2.0)
-        reporter.evaluation(6, "validation", 2.0)
-        reporter.evaluation(6, "validation", 1.5, is_final=True)
-        reporter.evaluation(6, "test", 2.0, is_final=True)
+        reporter.evaluation(3, "validation", 2.0, timedelta(seconds=1))
+        reporter.evaluation(6, "validation", 2.0, timedelta(seconds=1))
+        reporter.evaluation(6, "validation", 1.5, timedelta(seconds=1), is_final=True)
+        reporter.evaluation(6, "test", 2.0, timedelta(seconds=1), is_final=True)
     lines = [line for line in capsys.readouterr().out.splitlines() if "loss" in line]
     places = [line.partition(" | ")[0] for line in lines]
     assert places == [

@@ -58,6 +58,8 @@ class Laps:
         if carried.outage.joined_s is not None:
             self.durations_s["build"] = time.time() - carried.outage.joined_s
         self._since_s = time.perf_counter()
+        self.ended_s = time.time()
+        """When the newest part ended, in seconds since the epoch."""
         self._hashed_before = HASHED.total
 
     @property
@@ -70,6 +72,7 @@ class Laps:
         now_s = time.perf_counter()
         self.durations_s[part] = now_s - self._since_s
         self._since_s = now_s
+        self.ended_s = time.time()
 
 
 class Rejoin:
@@ -100,6 +103,7 @@ class Rejoin:
         self.replay = replay
         """What this rank replays; None while it stands by."""
         self._passes = dataclasses.replace(objects.schedule.passes)
+        self._replayed_s = time.perf_counter()
         self._rejoin_barrier = RejoinBarrier(
             f"moevement/rejoin/{memory.rejoin_barrier}", objects.patience
         )
@@ -133,9 +137,11 @@ class Rejoin:
         verified = replay.is_verified and (sent is None or sent.verified)
         frozen = len(freezing.frozen)
         self._rejoin_barrier.note_progress()
+        began_s, self._replayed_s = self._replayed_s, time.perf_counter()
         self._session.events.emit(
             EventName.REPLAY,
             replay.reached,
+            duration_s=self._replayed_s - began_s,
             active=len(self._session.live.operators) - frozen,
             frozen=frozen,
             weight_gradients=freezing.work.value,
@@ -215,6 +221,7 @@ class Rejoin:
             backward_passes=passes.backward,
             duration_s=sum(self._laps.durations_s.values()),
             breakdown_s=self._laps.durations_s,
+            rejoined_s=self._laps.ended_s,
             hashed_bytes=self._laps.hashed_bytes,
             owed_copies=own.owed_copies,
             moved_copies=own.moved_copies,
