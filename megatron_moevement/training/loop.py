@@ -239,12 +239,13 @@ class TrainingLoop:
         self._watch.end_step()
         self._stepped()
         duration = timedelta(seconds=time.perf_counter() - started_s)
+        ended_s = time.time()
         self._unreported += 1
         if self._target is None or outcome.entry.step > self._target:
-            self._report(outcome, duration)
+            self._report(outcome, duration, ended_s)
         return outcome
 
-    def _report(self, outcome: StepOutcome, duration: timedelta) -> None:
+    def _report(self, outcome: StepOutcome, duration: timedelta, ended_s: float) -> None:
         iteration = outcome.entry.step
         auxiliary = None
         if self._reporter.wants_auxiliary_losses(iteration):
@@ -252,7 +253,9 @@ class TrainingLoop:
             auxiliary = self._job.metrics.collect(passes)
             self._unreported = 0
         self._reporter.step(
-            outcome.entry, self._step.progress, duration, auxiliary, self._strategy.costs()
+            *(outcome.entry, self._step.progress, duration),
+            *(auxiliary, self._strategy.costs()),
+            ended_s=ended_s,
         )
         self._slow_ranks, changed = self._slow_ranks.after(outcome.own_s)
         for one in changed:

@@ -78,7 +78,9 @@ def _main(argv: Sequence[str], log: Log) -> int:
         process_events.launched()
         with stop.listening():
             try:
-                code = _run(arguments, launch, backend, stop, log, process_events)
+                code = _run(
+                    arguments, launch, backend, stop, log=log, process_events=process_events
+                )
             finally:
                 if stop.interrupted:  # whatever has become of the KeyboardInterrupt
                     process_events.ends(ExitCode.INTERRUPTED)
@@ -118,6 +120,7 @@ def _run(
     launch: Launch,
     backend: Backend,
     stop: StopSources,
+    *,
     log: Log,
     process_events: ProcessEvents,
 ) -> int:

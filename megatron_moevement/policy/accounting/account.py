@@ -149,11 +149,9 @@ def account_of(histories: Mapping[str, History]) -> JobAccount | None:
     Args:
         histories: of all processes of all launches, by name.
     """
-    lives = [life for name, read in histories.items() if (life := life_of(name, read()))]
-    ends = [end for read in histories.values() for end in ends_of(read())]
-    if not lives and not ends:
+    job = job_of_histories(histories)
+    if not job.launches:
         return None
-    job = job_of(lives, ends)
     outages = job.outages()
     processes = [_account_of(job, number, outages, histories) for number in job.processes]
     trained = {rank for launch in job.launches for rank in _training_ranks(launch.lives.values())}
@@ -166,6 +164,12 @@ def account_of(histories: Mapping[str, History]) -> JobAccount | None:
         processes=processes,
         outages=outages,
     )
+
+
+def job_of_histories(histories: Mapping[str, History]) -> Job:
+    """Returns the job that histories are of; it has no launch where there is no event."""
+    lives = [life for name, read in histories.items() if (life := life_of(name, read()))]
+    return job_of(lives, [end for read in histories.values() for end in ends_of(read())])
 
 
 def spans_of(job: Job, number: int, histories: Mapping[str, History]) -> list[Span]:

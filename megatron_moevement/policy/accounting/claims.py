@@ -26,6 +26,13 @@ _PARTS = {
 _LAPS = RECOVERY[RECOVERY.index(Part.BUILD) :]
 """Parts that a process measures one after the other, up to the end of its recovery."""
 
+_MARKS = {
+    *(EventName.PHASE, EventName.ITERATION, EventName.REPLAY, EventName.EVALUATION),
+    *(EventName.CHECKPOINT_SAVED, EventName.CHECKPOINT_FAILED, EventName.FAULT_DETECTED),
+    *(EventName.PROCESS_START, EventName.RECOVERED),
+}
+"""Where a process goes from one thing to the next; all others come in the midst of it."""
+
 
 class Claims:
     """Reads the events of a process in their order, and collects what they say of its time."""
@@ -53,7 +60,8 @@ class Claims:
         for record in records:
             now_us = microseconds(record.time)
             self._read(record, now_us)
-            self._last_us = max(self._last_us, now_us)
+            if record.event in _MARKS:
+                self._last_us = max(self._last_us, now_us)
         until_us = self._life.until_us
         if self._part is Part.BETWEEN:  # it was cut off in training
             self._claim(Layer.MEASURED, self._trained_us, until_us, Part.LOST)
@@ -112,7 +120,8 @@ class Claims:
         noticed_us = microseconds(fields["noticed_s"])
         since_us = self._last_us
         if fields.get("last_step_s") is not None:
-            since_us = max(since_us, microseconds(fields["last_step_s"]))
+            stopped_us = microseconds(fields["last_step_s"])
+            since_us = stopped_us if self._part is Part.BETWEEN else max(since_us, stopped_us)
         dead = [at_us for at_us in self._deaths_us if since_us <= at_us <= noticed_us]
         fault_us = dead[0] if dead else since_us
         if self._part is Part.BETWEEN:
@@ -127,6 +136,8 @@ class Claims:
         lost_from = self._lost_from.get(record.generation)
         is_lost = lost_from is not None and record.iteration >= lost_from
         part = Part.LOST if is_lost else Part.USEFUL
+        ended_s = record.fields.get("ended_s")
+        now_us = now_us if ended_s is None else microseconds(ended_s)
         self._claim(Layer.MEASURED, now_us - duration_us, now_us, part)
         if not is_lost:
             stall_us = microseconds(record.fields.get("stall_s") or 0.0)

@@ -120,7 +120,11 @@ class Job:
         return found
 
     def steps(self) -> int:
-        """Returns how many steps were trained that were not trained again later."""
+        """Returns how many steps the job has at its end, of those that these launches trained.
+
+        Steps follow each other: one that lies between two others was committed, though a fault came
+        before anybody reported it.
+        """
         lost_from = self.lost_from()
         kept: set[int] = set()
         for index, launch in enumerate(self.launches):
@@ -130,7 +134,7 @@ class Job:
                     continue
                 lost = lost_from[index, number]
                 kept.update(range(first, last + 1 if lost is None else min(lost, last + 1)))
-        return len(kept)
+        return max(kept) - min(kept) + 1 if kept else 0
 
     def outages(self) -> list[Outage]:
         """Returns the outages in the order of time.
@@ -171,7 +175,7 @@ def job_of(lives: Iterable[Life], ends: Iterable[End] = ()) -> Job:
 
     Args:
         lives: of all processes of all launches.
-        ends: that their launchers recorded; there is one life or end at least.
+        ends: that their launchers recorded.
     """
     known = {(end.launch, end.process): end for end in ends}
     lives = [

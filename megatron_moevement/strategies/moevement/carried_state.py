@@ -144,7 +144,11 @@ class CarriedState:
     def anew(cls, former: CarriedState) -> CarriedState:
         """Returns what a process goes on with whose live objects are given up."""
         return cls(
-            former.store, promise=former.promise, agreed=former.agreed, trusted=former.trusted
+            former.store,
+            outage=former.outage,  # which is not over
+            promise=former.promise,
+            agreed=former.agreed,
+            trusted=former.trusted,
         )
 
     @property

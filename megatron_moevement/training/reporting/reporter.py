@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import time
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 
@@ -116,10 +117,13 @@ class Reporter(Closing):
         duration: timedelta,
         auxiliary_losses: Mapping[str, float] | None = None,
         costs: IterationCosts = NO_COSTS,
+        *,
+        ended_s: float | None = None,
     ) -> None:
         """Reports one committed step; reporting a step again after a restart does no harm.
 
         Args:
+            ended_s: when it ended, in seconds since the epoch; None: just now.
             progress: how far the job is with it.
             auxiliary_losses: the routers' losses by name, means over the micro-batches.
         """
@@ -137,7 +141,7 @@ class Reporter(Closing):
         self._consumed_samples = progress.consumed_samples
         self._trained += 1
         self._training_time += duration
-        self._emit_iteration(step, costs)
+        self._emit_iteration(step, costs, time.time() if ended_s is None else ended_s)
         if not self._run.is_last_rank:
             return
         self._interval.add(step)
@@ -253,11 +257,12 @@ class Reporter(Closing):
             )
         return self._display
 
-    def _emit_iteration(self, step: StepReport, costs: IterationCosts) -> None:
+    def _emit_iteration(self, step: StepReport, costs: IterationCosts, ended_s: float) -> None:
         self.events.emit(
             EventName.ITERATION,
             step.iteration,
             duration_s=step.duration.total_seconds(),
+            ended_s=ended_s,
             stall_s=costs.stall.total_seconds(),
             captured_bytes=costs.captured_bytes,
             metadata_bytes=costs.metadata_bytes,

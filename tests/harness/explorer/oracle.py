@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from tests.harness.explorer.outcome import Outcome
 from tests.harness.explorer.scenario import Scenario
 from tests.harness.explorer.timeline import Timeline
+from tests.harness.explorer.verdicts_of_accounts import check_account
 from tests.harness.explorer.verdicts_of_ends import (
     check_ends,
     check_leftovers,
@@ -64,15 +65,18 @@ CHECKS: dict[str, Check] = {
     "replays": check_replays,
     "leftovers": check_leftovers,
     "output": check_output,
+    "account": check_account,
 }
 """By the name of the promise."""
 
 
-def judge(scenario: Scenario, outcome: Outcome) -> list[Complaint]:
+def judge(
+    scenario: Scenario, outcome: Outcome, checks: Mapping[str, Check] = CHECKS
+) -> list[Complaint]:
     """Returns what is not as promised; empty when all of it is."""
     timeline = Timeline(outcome, scenario.job.protection)
     return [
         Complaint(name, detail)
-        for name, check in CHECKS.items()
+        for name, check in checks.items()
         for detail in check(scenario, outcome, timeline)
     ]

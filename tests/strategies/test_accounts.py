@@ -1,0 +1,77 @@
+"""The account of a real job adds up, and its recoveries to their outages, over all launches."""
+
+import json
+from random import Random
+
+import pytest
+
+from megatron_moevement.policy.accounting.account import account_of
+from megatron_moevement.policy.accounting.parts import RECOVERY, Part
+from megatron_moevement.runtime.observation.events import histories_in
+from tests.harness.explorer.verdicts_of_accounts import complaints_of
+from tests.harness.interruption import Run
+from tests.harness.protected_run import Case
+from tests.harness.restarted_run import await_step, kill_rank, restartable_program
+
+pytestmark = [pytest.mark.distributed, pytest.mark.timeout(300)]
+
+CASE = Case.of("vpp2 bf16 distributed", 2)
+KINDS = ("phase", "iteration", "fault_detected", "process_end", "launched")
+
+
+def ends(job, result):
+    return dict(zip(job.pids, result.exit_codes, strict=True))
+
+
+@pytest.fixture
+def killed(megatron_fork_server, text, tmp_path):
+    """Returns a job that lost a rank to SIGKILL, and how its processes ended."""
+    run = Run(restartable_program(CASE, megatron_fork_server, text, 1), tmp_path)
+    with run.start() as job:
+        await_step(run, job, CASE.protected_from)
+        kill_rank(run, job, 1, Random(4))
+        result = job.wait()
+        return run, [ends(job, result)]
+
+
+def without(folder, kind, target):
+    """Copies events, all but those of a kind."""
+    target.mkdir()
+    for path in folder.glob("*.jsonl"):
+        lines = path.read_text().splitlines(keepends=True)
+        kept = [line for line in lines if json.loads(line)["event"] != kind]
+        (target / path.name).write_text("".join(kept))
+    return target
+
+
+def test_a_job_that_lost_a_rank_adds_up_and_needs_every_kind_of_event_for_it(killed, tmp_path):
+    run, ended = killed
+    assert list(complaints_of([run.events], ended)) == []
+    account = account_of(histories_in(run.events))
+    assert (account.launches, account.faults, account.ranks) == (1, 1, 2)
+    assert account.steps == CASE.train_iters
+    (outage,) = account.outages
+    survivor, dead, spare = account.processes
+    assert sum(survivor.outages_us[0].values()) == outage.end_us - outage.start_us
+    steps = {Part.USEFUL, Part.STALL, Part.BETWEEN}  # its own newest one may end later
+    assert set(survivor.outages_us[0]) <= {*RECOVERY, Part.LOST, *steps}
+    assert dead.lives[0].code == -9
+    assert Part.GONE in dead.parts_us
+    assert Part.SPARE in spare.parts_us
+    for kind in KINDS:
+        assert list(complaints_of([without(run.events, kind, tmp_path / kind)], ended)), kind
+
+
+def test_a_job_that_stopped_and_was_launched_again_adds_up(megatron_fork_server, text, tmp_path):
+    run = Run(restartable_program(CASE, megatron_fork_server, text, 0), tmp_path)
+    ended = []
+    with run.start() as job:
+        await_step(run, job, CASE.protected_from)
+        kill_rank(run, job, 1, Random(5), forget=False)
+        ended.append(ends(job, job.wait()))
+    with run.start() as job:
+        ended.append(ends(job, job.wait()))
+    assert list(complaints_of([run.events], ended)) == []
+    account = account_of(histories_in(run.events))
+    assert (account.launches, account.faults, account.steps) == (2, 1, CASE.train_iters)
+    assert all(one.parts_us[Part.DOWN] > 0 for one in account.processes)
