@@ -57,7 +57,7 @@ class Laps:
         self.durations_s = dict(carried.outage.durations_s)
         if carried.outage.joined_s is not None:
             self.durations_s["build"] = time.time() - carried.outage.joined_s
-        self._since_s = time.perf_counter()
+        self._since_s = self._stepped_s = time.perf_counter()
         self.ended_s = time.time()
         """When the newest part ended, in seconds since the epoch."""
         self._hashed_before = HASHED.total
@@ -66,6 +66,12 @@ class Laps:
     def hashed_bytes(self) -> int:
         """Bytes of slots and log that were compared with their checksums since then."""
         return HASHED.total - self._hashed_before
+
+    def since_step_s(self) -> float:
+        """Returns seconds since the last call, or since the newest part ended."""
+        now_s, self._stepped_s = time.perf_counter(), max(self._stepped_s, self._since_s)
+        took_s, self._stepped_s = now_s - self._stepped_s, now_s
+        return took_s
 
     def end(self, part: str) -> None:
         """Notes that a part has ended."""
@@ -103,7 +109,6 @@ class Rejoin:
         self.replay = replay
         """What this rank replays; None while it stands by."""
         self._passes = dataclasses.replace(objects.schedule.passes)
-        self._replayed_s = time.perf_counter()
         self._rejoin_barrier = RejoinBarrier(
             f"moevement/rejoin/{memory.rejoin_barrier}", objects.patience
         )
@@ -137,11 +142,11 @@ class Rejoin:
         verified = replay.is_verified and (sent is None or sent.verified)
         frozen = len(freezing.frozen)
         self._rejoin_barrier.note_progress()
-        began_s, self._replayed_s = self._replayed_s, time.perf_counter()
+        duration_s = self._laps.since_step_s()
         self._session.events.emit(
             EventName.REPLAY,
             replay.reached,
-            duration_s=self._replayed_s - began_s,
+            duration_s=duration_s,
             active=len(self._session.live.operators) - frozen,
             frozen=frozen,
             weight_gradients=freezing.work.value,
