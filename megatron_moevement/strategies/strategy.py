@@ -11,6 +11,7 @@ from collections.abc import Callable
 from megatron_moevement.errors import MoEvementError
 from megatron_moevement.integrations.megatron.optimizer import GradientStatistics
 from megatron_moevement.policy.recovery.newest_state import Durable
+from megatron_moevement.policy.window.measurements import NOT_MEASURED, Reduced
 from megatron_moevement.runtime.coordination.commit_barrier import (
     NO_SCHEDULE,
     Agreement,
@@ -33,11 +34,13 @@ class Covered:
         copies: the fewest copies of a slot of it, besides those of the slots' own ranks.
         schedule: what says which window schedules the rank knows; of the job the greatest of each
             number.
+        measured: how fast the rank copies and sends; of the job the greatest of each number.
     """
 
     start: int
     copies: int
     schedule: tuple[int, int] = NO_SCHEDULE
+    measured: Reduced = NOT_MEASURED
 
 
 NOT_COVERED = Covered(NO_WINDOW, 0)

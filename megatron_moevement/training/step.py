@@ -124,6 +124,7 @@ class TrainStep:
             window_start=covered.start,
             copies=covered.copies,
             schedule=covered.schedule,
+            measured=covered.measured,
             replica_rng=self.strategy.replica_rng(),
             own_s=own_s,
         )
@@ -155,6 +156,8 @@ class TrainStep:
             agreement.rng_equal,
         )
         entry, self.progress = self.commit.apply(self.progress, decided, strike)
-        covered = Covered(agreement.window_start, agreement.copies, agreement.schedule)
+        covered = Covered(
+            agreement.window_start, agreement.copies, agreement.schedule, agreement.measured
+        )
         self.strategy.commit(entry, self.progress, covered)
         return entry

@@ -123,7 +123,7 @@ class CapturedWindows:
         wrong: list[int] = []
         for step in range(steps):
             complete = self._windows.await_commit() if step else None
-            self.stalls += [self._windows.stall] if step else []
+            self.stalls += [sum(self._windows.profiler.waits, timedelta())] if step else []
             if complete is not None and complete not in checked:
                 wrong += self._wrong_slots(complete)
                 self._windows.drop_before(complete)

@@ -10,6 +10,7 @@ Source: section 3.2 of the paper; on CUDA the copies run on a side stream.
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable, Iterable
 from datetime import timedelta
 
@@ -53,6 +54,8 @@ class Capture(Background[_Snapshot]):
     def __init__(self, stream: CopyStream) -> None:
         self._stream = stream
         self._copied = 0
+        self.copy_s = 0.0
+        """How long the copies of the newest snapshot took, once all of it has landed."""
         super().__init__("capture", self._take, _failed)
 
     def begin(self, copies: Iterable[HostCopy], landed: Callable[[], None]) -> None:
@@ -71,9 +74,11 @@ class Capture(Background[_Snapshot]):
 
     def _take(self, snapshot: _Snapshot) -> None:
         snapshot.order()
+        began_s = time.perf_counter()
         for copy in snapshot.copies:
             self._stream.copy(copy.source, copy.target)
         self._stream.join()
+        self.copy_s = time.perf_counter() - began_s
         with self.changing():
             self._copied += 1
         snapshot.landed()

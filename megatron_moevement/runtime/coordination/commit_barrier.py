@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from megatron_moevement.errors import MoEvementError
 from megatron_moevement.policy.copies.commit import agreed_coverage, coverage_vote
+from megatron_moevement.policy.window.measurements import NOT_MEASURED, Reduced
 from megatron_moevement.policy.window.timetable import TwoSchedulesError, agreed_version
 from megatron_moevement.runtime.interrupts.host_wait import await_on_host
 
@@ -61,6 +62,7 @@ class Vote:
             when there is none.
         copies: the fewest copies of a slot of that window.
         schedule: what says which window schedules the rank knows.
+        measured: how fast the rank copies and sends, where a step is to tell that.
         replica_rng: the rank's random streams as they are now; None on all ranks where nobody wants
             to know.
         own_s: how long this rank has computed in the step, in seconds; None on all ranks where
@@ -76,6 +78,7 @@ class Vote:
     window_start: int = -1
     copies: int = 0
     schedule: tuple[int, int] = NO_SCHEDULE
+    measured: Reduced = NOT_MEASURED
     replica_rng: ReplicaRng | None = None
     own_s: float | None = None
 
@@ -95,6 +98,8 @@ class Agreement:
     """The least of the ranks'."""
     schedule: tuple[int, int] = NO_SCHEDULE
     """The greatest of what the ranks brought, number by number."""
+    measured: Reduced = NOT_MEASURED
+    """The same of what they measured."""
     rng_equal: bool = False
     """Whether within every group of replicas all ranks have the same random streams."""
     own_s: tuple[float, ...] = ()
@@ -128,6 +133,7 @@ def _encode(vote: Vote) -> list[int]:
         int(vote.stop),
         *coverage_vote(vote.window_start, vote.copies),
         *vote.schedule,
+        *vote.measured,
         *alike_everywhere,
         *(-value for value in alike_everywhere),
     ]
@@ -164,8 +170,9 @@ class CommitBarrier:
         votes = torch.tensor([*state, *streams, *times], dtype=torch.int64, device=self.device)
         await_on_host(dist.all_reduce(votes, op=dist.ReduceOp.MAX, group=self.group, async_op=True))
         reduced = votes.tolist()
-        loss, num_tokens, stop, window, few, known, lacking, *both = reduced[: len(state)]
+        loss, num_tokens, stop, window, few, known, lacking, *rest = reduced[: len(state)]
         schedule = (known, lacking)
+        host, holder, iteration, stall, *both = rest
         window_start, copies = agreed_coverage((window, few))
         grad_norm = self._check_alike(vote.step, both[:3], [-value for value in both[3:]])
         try:
@@ -181,6 +188,7 @@ class CommitBarrier:
             window_start=window_start,
             copies=copies,
             schedule=schedule,
+            measured=(host, holder, iteration, stall),
             rng_equal=_are_equal(reduced[len(state) :][: len(streams)]),
             own_s=tuple(value / _PER_SECOND for value in reduced[len(state) + len(streams) :]),
         )

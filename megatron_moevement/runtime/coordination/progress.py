@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from datetime import timedelta
+from collections.abc import Mapping
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,22 +22,51 @@ START = Progress(committed=0, consumed_samples=0, skipped=0)
 
 
 @dataclasses.dataclass(frozen=True)
+class Spent:
+    """What threads did in one iteration beside the passes, and what training waited for.
+
+    Attributes:
+        copy_s: of a slot, to the host.
+        hash_s: of a slot's parts.
+        send_s: for each process the copies that it acknowledged.
+        log_s: of what crosses stage boundaries, copied and hashed; on the CPU by the training
+            thread, within the passes.
+        await_copy_s: training waited for the slot's copy.
+        await_room_s: training waited for acknowledgements, in front of a full ring.
+        await_log_s: training waited for the log.
+    """
+
+    copy_s: float = 0.0
+    hash_s: float = 0.0
+    send_s: Mapping[int, float] = dataclasses.field(default_factory=dict)
+    log_s: float = 0.0
+    await_copy_s: float = 0.0
+    await_room_s: float = 0.0
+    await_log_s: float = 0.0
+
+    @property
+    def stall_s(self) -> float:
+        """Time that training waited for."""
+        return self.await_copy_s + self.await_room_s + self.await_log_s
+
+
+@dataclasses.dataclass(frozen=True)
 class IterationCosts:
     """What fault tolerance cost in one iteration, on this rank.
 
     Attributes:
-        stall: time that training waited for captures.
         captured_bytes: of tensors, copied to the host.
         metadata_bytes: scalars that lie beside them in the slot, as JSON.
         host_bytes: host memory in use by snapshots and logs.
+        spent: time, that training waited for included.
     """
 
-    stall: timedelta = timedelta()
     captured_bytes: int = 0
     replicated_bytes: int = 0
     log_bytes: int = 0
     host_bytes: int = 0
     metadata_bytes: int = 0
+    spent: Spent = Spent()
 
 
 NO_COSTS = IterationCosts()

@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections import defaultdict, deque
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 
 from megatron_moevement.policy.copies.peer_trouble import Trouble
 from megatron_moevement.policy.copies.persistence import Acknowledgements, SlotKey
+from megatron_moevement.policy.window.measurements import HISTORY, Work
 from megatron_moevement.runtime.interrupts.interrupt_safe_event import InterruptSafeEvent
 
 logger = logging.getLogger(__name__)
@@ -25,6 +27,8 @@ class CopyAccount:
         self._silent: dict[int, str] = {}
         self._troubles: dict[int, Trouble] = {}
         self._damaged: frozenset[SlotKey] = frozenset()
+        self._sent: defaultdict[int, deque[Work]] = defaultdict(lambda: deque(maxlen=HISTORY))
+        self._spent_s: defaultdict[int, float] = defaultdict(float)
 
     @property
     def acknowledgements(self) -> Acknowledgements:
@@ -67,6 +71,23 @@ class CopyAccount:
                 process,
                 trouble.failures,
             )
+
+    def note_sent(self, process: int, work: Work) -> None:
+        """Notes how long it took to send a copy to a process and to have it acknowledged."""
+        with self._lock:
+            self._sent[process].append(work)
+            self._spent_s[process] += work.spent_s
+
+    def sent_to(self, process: int) -> Sequence[Work]:
+        """Returns the newest copies that a process has acknowledged."""
+        with self._lock:
+            return tuple(self._sent.get(process, ()))
+
+    @property
+    def spent_s(self) -> Mapping[int, float]:
+        """For each process the time that its copies took until now."""
+        with self._lock:
+            return dict(self._spent_s)
 
     def note_silent(self, process: int, reason: str, since_s: float) -> None:
         """Notes that a transfer to a process has failed.

@@ -8,6 +8,7 @@ it is tried again, and whether another process takes its place.
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future
 from datetime import timedelta
@@ -16,6 +17,7 @@ from functools import partial
 from megatron_moevement.errors import MoEvementError
 from megatron_moevement.policy.copies.persistence import SlotKey
 from megatron_moevement.policy.job.ranks import LogicalRank
+from megatron_moevement.policy.window.measurements import Work
 from megatron_moevement.runtime.closing import Closing
 from megatron_moevement.runtime.peers.connection import DamagedError, PeerConnection
 from megatron_moevement.runtime.peers.copy_account import CopyAccount
@@ -91,6 +93,7 @@ class _SlotThread(PeerThreads[_Delivery, None]):
             outcome.cancel()
             return
         self._under_way = Deadline(self._deadline)
+        began_s = time.perf_counter()
         try:
             self._tell(peer, self._under_way)
             self._store(peer, owner, record, request.payload)
@@ -102,6 +105,8 @@ class _SlotThread(PeerThreads[_Delivery, None]):
             # Another error: a traceback would keep the payload, and so the ring, for as long.
             outcome.set_exception(DamagedError(str(error)))
         else:
+            spent_s = time.perf_counter() - began_s
+            self._account.note_sent(self._process, Work(request.payload.nbytes, spent_s))
             self._account.note_acknowledged(key, self._process)
             outcome.set_result(None)
 

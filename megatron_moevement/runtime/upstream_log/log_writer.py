@@ -7,6 +7,7 @@ tensor behind its own computation alone, and another thread hashes what has been
 from __future__ import annotations
 
 import dataclasses
+import time
 from abc import abstractmethod
 from collections.abc import Callable
 from datetime import timedelta
@@ -31,6 +32,11 @@ class LogWriter(Closing):
     def __init__(self, log: UpstreamLog) -> None:
         self.log = log
 
+    @property
+    @abstractmethod
+    def spent_s(self) -> float:
+        """Time that copies and hashes took until now, of whichever threads."""
+
     @abstractmethod
     def sent(self, tag: BoundaryTag, tensor: torch.Tensor) -> None:
         """Logs a tensor that is sent; nobody changes it any more."""
@@ -54,16 +60,29 @@ class LogWriter(Closing):
 class InlineWriter(LogWriter):
     """Copies and hashes at once; for tensors in host memory."""
 
+    def __init__(self, log: UpstreamLog) -> None:
+        super().__init__(log)
+        self._spent_s = 0.0
+
+    @property
+    def spent_s(self) -> float:
+        """Time that the training thread spent on it until now."""
+        return self._spent_s
+
     def sent(self, tag: BoundaryTag, tensor: torch.Tensor) -> None:
         """Copies and hashes."""
+        began_s = time.perf_counter()
         place = self.log.reserve(tag, tensor)
         if place is not None:
             place.copy_(tensor.detach())
             self.log.land(tag, place)
+        self._spent_s += time.perf_counter() - began_s
 
     def received(self, tag: BoundaryTag, tensor: torch.Tensor) -> None:
         """Hashes."""
+        began_s = time.perf_counter()
         self.log.note_received(tag, tensor_hash(tensor))
+        self._spent_s += time.perf_counter() - began_s
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,8 +125,14 @@ class BackgroundWriter(LogWriter):
         self._buffers = [torch.empty(0, dtype=torch.uint8)] * 2
         self._begun_bytes = self._copied_bytes = 0
         self._stall = timedelta()
+        self._copy_s = self._hash_s = 0.0  # each written by one thread
         self._copying = Background("upstream-log", self._copy, _failed)
         self._hashing = Background("upstream-log-hash", self._hash, _failed)
+
+    @property
+    def spent_s(self) -> float:
+        """Time that both threads spent on it until now."""
+        return self._copy_s + self._hash_s
 
     def sent(self, tag: BoundaryTag, tensor: torch.Tensor) -> None:
         """Enqueues a copy behind what the calling thread has enqueued on the device."""
@@ -143,8 +168,10 @@ class BackgroundWriter(LogWriter):
     def _copy(self, copy: _Copy) -> None:
         target = self._buffer_for(copy.source) if copy.place is None else copy.place
         copy.order()
+        began_s = time.perf_counter()
         self._stream.copy(copy.source, target)
         self._stream.join()
+        self._copy_s += time.perf_counter() - began_s
         with self._copying.changing():
             self._copied_bytes += copy.source.nbytes
         self._hashing.hand_over(_Copied(copy.tag, target, copy.place is not None))
@@ -158,10 +185,12 @@ class BackgroundWriter(LogWriter):
         return self._buffers[0][: source.nbytes].view(source.dtype).view(source.shape)
 
     def _hash(self, copied: _Copied) -> None:
+        began_s = time.perf_counter()
         if copied.is_sent:
             self.log.land(copied.tag, copied.data)
         else:
             self.log.note_received(copied.tag, tensor_hash(copied.data))
+        self._hash_s += time.perf_counter() - began_s
 
 
 def _failed(error: Exception) -> LogWriteError:

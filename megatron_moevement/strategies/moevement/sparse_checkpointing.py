@@ -23,6 +23,7 @@ from megatron_moevement.policy.facts.facts import Facts
 from megatron_moevement.policy.recovery.lifecycle import Event
 from megatron_moevement.policy.recovery.newest_state import Durable
 from megatron_moevement.policy.recovery.plan import Plan, RankPlan, Verdict, WindowEdges
+from megatron_moevement.policy.window.measurements import NOT_MEASURED, Reduced, are_due
 from megatron_moevement.runtime.capture.capture import Capture
 from megatron_moevement.runtime.coordination.commit_barrier import Agreement, ReplicaRng, Vote
 from megatron_moevement.runtime.coordination.ledger import LedgerEntry
@@ -198,15 +199,23 @@ class SparseCheckpointing(Strategy):
         Returns:
             The newest window that is complete here, if any.
         """
-        window = self._captured.await_commit()
-        self._captured.stall += self._boundaries.await_landed()
+        captured, is_replay = self._captured, self._rejoin is not None
+        window, log_wait = captured.await_commit(), self._boundaries.await_landed()
+        captured.profiler.step_ends(log_wait)
         carried = self._session.carried
         carried.live = carried.live.with_finished(step, random_state())
-        vote = self._session.schedules.vote(self._history, is_replay=self._rejoin is not None)
+        vote = self._session.schedules.vote(self._history, is_replay=is_replay)
+        measured = NOT_MEASURED if is_replay else self._measured(step)
         if window is None:
-            return dataclasses.replace(NOT_COVERED, schedule=vote)
+            return dataclasses.replace(NOT_COVERED, schedule=vote, measured=measured)
         copies = self._session.memory.copies.acknowledgements.fewest_copies(self._history.persisted)
-        return Covered(window.start, copies, vote)
+        return Covered(window.start, copies, vote, measured)
+
+    def _measured(self, step: int) -> Reduced:
+        """Returns what this rank tells of its bandwidths, at the steps at which all do."""
+        if not are_due(self._history.timetable, step):
+            return NOT_MEASURED
+        return self._captured.profiler.measured(self._session.memory.copies)
 
     def replica_rng(self) -> ReplicaRng | None:
         """Returns the random streams behind the passes of a step, where there are replicas."""
@@ -293,13 +302,14 @@ class SparseCheckpointing(Strategy):
         """Returns what the last step cost."""
         memory, before = self._session.memory, self._replicated_bytes
         self._replicated_bytes = memory.copies.sent_bytes
+        spent = self._captured.profiler.spent(memory.copies, self._boundaries.log_s)
         return IterationCosts(
-            stall=self._captured.stall,
             captured_bytes=self._captured.captured_bytes,
             metadata_bytes=self._captured.metadata_bytes,
             replicated_bytes=self._replicated_bytes - before,
             log_bytes=self._boundaries.logged_bytes(self._history.step),
             host_bytes=memory.host_bytes,
+            spent=spent,
         )
 
     def finish(self) -> None:

@@ -263,12 +263,13 @@ class Reporter(Closing):
             step.iteration,
             duration_s=step.duration.total_seconds(),
             ended_s=ended_s,
-            stall_s=costs.stall.total_seconds(),
+            stall_s=costs.spent.stall_s,
             captured_bytes=costs.captured_bytes,
             metadata_bytes=costs.metadata_bytes,
             replicated_bytes=costs.replicated_bytes,
             log_bytes=costs.log_bytes,
             host_bytes=costs.host_bytes,
+            **dataclasses.asdict(costs.spent),
             loss=step.loss,
             learning_rate=step.learning_rate,
             loss_scale=step.loss_scale,
@@ -282,7 +283,7 @@ class Reporter(Closing):
         self._writers.add(self._scalars_over_samples(step), step.iteration, step.consumed_samples)
         scalars = dict(step.auxiliary_losses)
         if costs is not NO_COSTS:
-            scalars["moevement/stall-time"] = costs.stall.total_seconds()
+            scalars["moevement/stall-time"] = costs.spent.stall_s
             scalars["moevement/host-bytes"] = costs.host_bytes
         if self._config.log_memory_to_tensorboard:
             scalars |= memory_scalars(self._run.device)

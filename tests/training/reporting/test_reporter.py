@@ -7,7 +7,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from megatron_moevement.errors import UserError
-from megatron_moevement.runtime.coordination.progress import IterationCosts
+from megatron_moevement.runtime.coordination.progress import IterationCosts, Spent
 from megatron_moevement.runtime.observation.events import EventName, read_events
 from megatron_moevement.training.reporting.reporter import Reporter
 
@@ -79,7 +79,7 @@ def test_scalars_have_megatron_names(logging_config, reported_run, step_argument
         "--log-memory-to-tensorboard", "--log-world-size-to-tensorboard",
         "--log-validation-ppl-to-tensorboard", "--tensorboard-dir", str(tmp_path),
     )  # fmt: skip
-    costs = IterationCosts(stall=timedelta(seconds=0.5), host_bytes=1024)
+    costs = IterationCosts(host_bytes=1024, spent=Spent(await_copy_s=0.5))
     with Reporter(config, reported_run()) as reporter:
         for k in (1, 2):
             auxiliary = {"load_balancing_loss": 1.5, "z_loss": 0.25}
@@ -139,7 +139,8 @@ def test_auxiliary_losses_are_asked_for_when_they_are_shown(logging_config, repo
 
 def test_every_rank_records_its_events(logging_config, reported_run, step_arguments, tmp_path):
     config = logging_config("--moevement-event-dir", str(tmp_path))
-    costs = IterationCosts(timedelta(seconds=0.25), 10, 20, 30, 40, 50)
+    spent = Spent(0.01, 0.02, {1: 0.03, 2: 0.04}, 0.05, 0.0625, 0.125, 0.0625)
+    costs = IterationCosts(10, 20, 30, 40, 50, spent)
     for rank in (0, 1):
         with Reporter(config, reported_run(rank=rank)) as reporter:
             reporter.events.emit(EventName.PROCESS_START, 0)
@@ -165,6 +166,13 @@ def test_every_rank_records_its_events(logging_config, reported_run, step_argume
             "replicated_bytes": 20,
             "log_bytes": 30,
             "host_bytes": 40,
+            "copy_s": 0.01,
+            "hash_s": 0.02,
+            "send_s": {"1": 0.03, "2": 0.04},
+            "log_s": 0.05,
+            "await_copy_s": 0.0625,
+            "await_room_s": 0.125,
+            "await_log_s": 0.0625,
             "loss": 2.5,
             "learning_rate": 0.001,
             "loss_scale": 1.0,

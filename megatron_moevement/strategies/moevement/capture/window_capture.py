@@ -24,6 +24,7 @@ from megatron_moevement.runtime.faults.fault_points import NO_FAULTS, FaultPoint
 from megatron_moevement.runtime.slots.slot_record import EXTRAS, SlotPart, SlotRecord
 from megatron_moevement.settings.faults import FaultPoint
 from megatron_moevement.strategies.moevement.capture.pace import Pace
+from megatron_moevement.strategies.moevement.capture.profiler import Profiler
 from megatron_moevement.strategies.moevement.protection.slot_replicator import SlotReplicator
 from megatron_moevement.strategies.scalars import SlotScalars
 
@@ -101,7 +102,8 @@ class WindowCapture:
         self._pace = Pace()
         self.captured_bytes = 0
         self.metadata_bytes = 0
-        self.stall = timedelta()
+        self.profiler = Profiler()
+        """Knows how long slots take, and what was waited for."""
 
     @property
     def next_step(self) -> int:
@@ -152,16 +154,19 @@ class WindowCapture:
         Returns:
             The newest window of which all copies of this rank's slots are acknowledged.
         """
-        self.stall = self._capture.await_copies()
+        copy_wait = self._capture.await_copies()
         started_s = time.perf_counter()
         self._copies.mend()
         if not may_vote(self._ring, self._copies.acknowledgements):
             self._capture.await_landed()
         waited = not may_vote(self._ring, self._copies.acknowledgements)
         self._copies.await_until(lambda: may_vote(self._ring, self._copies.acknowledgements))
+        room_wait = timedelta(seconds=time.perf_counter() - started_s)
+        self.profiler.waits = (copy_wait, room_wait)
+        if self._copies.is_in_trouble:
+            self.profiler.is_in_trouble()
         if self._ring.is_full:
             self._pace.note(self._ring.next_step, waited=waited and not self._copies.is_in_trouble)
-        self.stall += timedelta(seconds=time.perf_counter() - started_s)
         return self._copies.acknowledgements.newest_complete()
 
     def drop_before(self, window: Window) -> None:
@@ -173,7 +178,10 @@ class WindowCapture:
 
     def _landed(self, step: int, payload_bytes: int) -> None:
         """Makes the checksums of a slot and sends it off; on the capture's thread."""
+        began_s = time.perf_counter()
         record = self._contents.record(step, self._file.buffer(step)[:payload_bytes])
+        hash_s = time.perf_counter() - began_s
+        self.profiler.captured(payload_bytes, self._capture.copy_s, hash_s)
         if not self._admits(record):
             return
         self._faults.strike(step, FaultPoint.PUBLISH)

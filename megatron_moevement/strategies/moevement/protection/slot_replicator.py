@@ -6,7 +6,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import timedelta
 from operator import methodcaller
@@ -14,6 +14,7 @@ from operator import methodcaller
 from megatron_moevement.policy.copies.peer_trouble import Remedy, Trouble, successor_of
 from megatron_moevement.policy.copies.persistence import Acknowledgements, SlotKey
 from megatron_moevement.policy.copies.placement import Host, Placement, lacking_holders
+from megatron_moevement.policy.window.measurements import Work
 from megatron_moevement.policy.window.schedule import Window
 from megatron_moevement.runtime.faults.fault_points import NO_FAULTS, FaultPoints
 from megatron_moevement.runtime.peers.sender import SlotSender
@@ -79,6 +80,16 @@ class SlotReplicator:
     def is_in_trouble(self) -> bool:
         """Whether transfers to a process fail."""
         return bool(self._sender.account.troubles)
+
+    @property
+    def sent(self) -> Mapping[int, Sequence[Work]]:
+        """For each holder the newest copies that it has acknowledged."""
+        return {process: self._sender.account.sent_to(process) for process in self.holders}
+
+    @property
+    def spent_s(self) -> Mapping[int, float]:
+        """For each process the time that its copies took until now."""
+        return self._sender.account.spent_s
 
     def land(self, record: SlotRecord) -> None:
         """Sends off a slot that has landed in the ring."""

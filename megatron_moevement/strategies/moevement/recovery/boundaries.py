@@ -188,6 +188,11 @@ class Boundaries:
         """Waits until the log has everything that was sent; returns how long that took."""
         return timedelta() if self._writer is None else self._writer.await_landed()
 
+    @property
+    def log_s(self) -> float:
+        """Time that writing the log took until now."""
+        return 0.0 if self._writer is None else self._writer.spent_s
+
     def logged_bytes(self, step: int) -> int:
         """Returns the bytes of a step's tensors in the log."""
         log = self._memory.log

@@ -1,0 +1,104 @@
+"""Measurements: how fast slots are copied and sent, and what training waits for."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from megatron_moevement.policy.window.timetable import Timetable
+
+HISTORY = 64
+"""Newest pieces of work of a kind that are kept."""
+_LEAST_STEPS = 4
+"""Between two measurements: one step says little."""
+
+
+class Work(NamedTuple):
+    """A piece of work that was done.
+
+    Attributes:
+        spent_s: by the thread that did it, its waits for the other end included.
+    """
+
+    size_bytes: int
+    spent_s: float
+
+
+def achieved_bytes_per_s(history: Sequence[Work]) -> float | None:
+    """Returns the bandwidth of pieces of work; None of nothing.
+
+    It is that of the pieces of middle rates: the fastest and the slowest quarter don't count, so
+    neither a piece that was held up once nor one that was too small to tell moves it.
+    """
+    known = [work for work in history if work.size_bytes > 0 and work.spent_s > 0]
+    if not known:
+        return None
+    known.sort(key=lambda work: work.size_bytes / work.spent_s)
+    quarter = len(known) // 4
+    middle = known[quarter : len(known) - quarter]
+    return sum(work.size_bytes for work in middle) / sum(work.spent_s for work in middle)
+
+
+def are_due(timetable: Timetable, step: int) -> bool:
+    """Returns whether ranks tell each other at a step's barrier what they have measured.
+
+    That is at window edges, with four steps at least between them, and where a schedule begins.
+    """
+    entry = timetable.at(step)
+    windows, slot = divmod(step - entry.first_step, entry.window)
+    return not slot and not windows % -(-_LEAST_STEPS // entry.window)
+
+
+Reduced = tuple[int, int, int, int]
+"""What a rank brings to the barrier, where the greatest of each number counts."""
+
+_ABSENT = -(2**63)
+NOT_MEASURED: Reduced = (_ABSENT, _ABSENT, 0, _ABSENT)
+"""Of a rank that can't tell: then all of them together can't."""
+_PER_SECOND = 1_000_000
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """What one rank has measured since a window edge, or the worst of all ranks.
+
+    Attributes:
+        to_host_bytes_per_s: of a slot's copy and its checksums, one after the other; None: no slot
+            was captured.
+        to_holder_bytes_per_s: to the slowest holder, while the others are sent to; None: there is
+            none.
+        iteration_s: without stalls.
+        stall_s: of an iteration, on average.
+    """
+
+    to_host_bytes_per_s: float | None
+    to_holder_bytes_per_s: float | None
+    iteration_s: float
+    stall_s: float
+
+    @property
+    def vote(self) -> Reduced:
+        """The numbers of which the greatest of all ranks tell the worst.
+
+        The shortest iteration is the true one: that of other ranks has a wait for the stalled one.
+        """
+        return (
+            _ABSENT if (rate := self.to_host_bytes_per_s) is None else -round(rate),
+            _ABSENT if (rate := self.to_holder_bytes_per_s) is None else -round(rate),
+            -max(round(self.iteration_s * _PER_SECOND), 1),
+            round(self.stall_s * _PER_SECOND),
+        )
+
+    @classmethod
+    def worst(cls, greatest: Reduced) -> Measured | None:
+        """Returns what the worst rank has measured, by what the barrier found; None of nothing."""
+        to_host, to_holder, iteration, stall = greatest
+        if not iteration:
+            return None
+        return cls(
+            None if to_host == _ABSENT else float(-to_host),
+            None if to_holder == _ABSENT else float(-to_holder),
+            -iteration / _PER_SECOND,
+            stall / _PER_SECOND,
+        )

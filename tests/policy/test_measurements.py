@@ -1,0 +1,75 @@
+"""Measurements are robust, and what ranks bring to the barrier becomes the worst of them."""
+
+import functools
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from megatron_moevement.policy.window.measurements import (
+    NOT_MEASURED,
+    Measured,
+    Work,
+    achieved_bytes_per_s,
+)
+
+rates = st.integers(1, 10**12)
+measurements = st.builds(
+    Measured,
+    st.none() | rates.map(float),
+    st.none() | rates.map(float),
+    st.integers(1, 10**9).map(lambda value: value / 10**6),
+    st.integers(0, 10**9).map(lambda value: value / 10**6),
+)
+
+
+@given(rate=st.integers(1, 10**9), sizes=st.lists(st.integers(1, 10**6), min_size=1, max_size=16))
+def test_pieces_of_one_rate_have_this_bandwidth(rate, sizes):
+    history = [Work(size * rate, float(size)) for size in sizes]
+    assert achieved_bytes_per_s(history) == rate
+
+
+@given(
+    seed=st.integers(0, 2**31),
+    count=st.integers(4, 16),
+    odd=st.lists(st.builds(Work, st.integers(1, 10**9), st.floats(1e-9, 1e9))),
+)
+def test_odd_pieces_up_to_a_quarter_do_not_move_a_bandwidth(seed, count, odd):
+    history = [Work(1000, 1.0)] * (count - count // 4) + odd[: count // 4]
+    random.Random(seed).shuffle(history)
+    assert achieved_bytes_per_s(history) == 1000
+
+
+def test_nothing_has_no_bandwidth():
+    assert achieved_bytes_per_s([]) is None
+    assert achieved_bytes_per_s([Work(0, 1.0), Work(5, 0.0)]) is None
+
+
+def reduced(votes):
+    return functools.reduce(lambda a, b: tuple(map(max, a, b)), votes)
+
+
+@given(st.lists(st.none() | measurements, min_size=1, max_size=5))
+def test_the_greatest_numbers_of_all_ranks_are_the_worst_measurements(ranks):
+    votes = [NOT_MEASURED if rank is None else rank.vote for rank in ranks]
+    worst = Measured.worst(reduced(votes))
+    if None in ranks:
+        assert worst is None
+        return
+
+    def least(name):
+        return min(filter(None, (getattr(rank, name) for rank in ranks)), default=None)
+
+    assert worst == Measured(
+        least("to_host_bytes_per_s"),
+        least("to_holder_bytes_per_s"),
+        least("iteration_s"),
+        max(rank.stall_s for rank in ranks),
+    )
+
+
+@given(measurements)
+def test_numbers_fit_into_a_barrier(measured):
+    assert all(-(2**63) <= number < 2**63 for number in measured.vote)
+    assert Measured.worst(measured.vote) == pytest.approx(measured)
