@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+from enum import Enum
 
 from megatron_moevement.errors import UserError
-from megatron_moevement.settings.flags import Range, count, flag, not_negative, positive
+from megatron_moevement.policy.copies.retention import LAG, largest_window, max_replayed_steps
+from megatron_moevement.settings.flags import (
+    AT_LEAST_1,
+    Range,
+    count,
+    flag,
+    not_negative,
+    positive,
+)
 
 _ABOVE_1 = Range("above 1", lambda value: value > 1)
 
@@ -41,6 +50,35 @@ def parse_changes(text: str) -> tuple[ScheduleChange, ...]:
     return tuple(changes)
 
 
+class Chosen(Enum):
+    """A W that is no number."""
+
+    AUTO = "auto"
+
+
+_FIRST_CHOSEN = 4
+"""W with which a job begins that chooses its own."""
+_LARGEST_CHOSEN = 8
+"""W that such a job comes to at most, unless a flag says otherwise."""
+
+
+def parse_window(text: str) -> int | Chosen:
+    """Returns the W of a text such as `4`, or AUTO of `auto`.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if text == Chosen.AUTO.value:
+        return Chosen.AUTO
+    try:
+        window = int(text)
+    except ValueError as error:
+        raise ValueError(f"{text!r} is neither an integer nor auto") from error
+    if not AT_LEAST_1.contains(window):
+        raise ValueError(f"{text} is not {AT_LEAST_1.words}")
+    return window
+
+
 OFF = "off"
 """Names the strategy of a job that durable checkpoints alone protect."""
 
@@ -50,12 +88,21 @@ class FaultTolerance:
     """Protection against the loss of processes and nodes."""
 
     moevement_strategy: str = flag(OFF, "how the job is protected")
-    moevement_window: int = count(4, "sparse snapshots that make a sparse checkpoint (W)")
+    moevement_window: int | Chosen = flag(
+        4,
+        "sparse snapshots that make a sparse checkpoint (W); auto: as many as the measured "
+        "bandwidths ask for, at any time",
+        parse=parse_window,
+        metavar="W|auto",
+    )
     moevement_min_window: int | None = count(
-        None, "smallest W that the job may come to: its slots are the largest (default: W)"
+        None, "smallest W that the job may come to: its slots are the largest (default: W, or 1)"
     )
     moevement_max_window: int | None = count(
-        None, "largest W that the job may come to: memory is made for it (default: W)"
+        None, "largest W that the job may come to: memory is made for it (default: W, or 8)"
+    )
+    moevement_max_replay_steps: int | None = count(
+        None, "most steps that a recovery replays: limits the largest W"
     )
     moevement_schedule_changes: tuple[ScheduleChange, ...] = flag(
         (), "another W once a step is committed", parse=parse_changes, metavar="STEP:W,..."
@@ -116,19 +163,39 @@ class FaultTolerance:
         return self.moevement_strategy != OFF
 
     @property
+    def chooses_window(self) -> bool:
+        """Whether the job chooses its W while it trains."""
+        return self.moevement_window is Chosen.AUTO
+
+    @property
+    def first_window(self) -> int:
+        """The W that the job begins with."""
+        if isinstance(self.moevement_window, Chosen):
+            return min(max(_FIRST_CHOSEN, self.min_window), self.max_window)
+        return self.moevement_window
+
+    @property
     def min_window(self) -> int:
         """The smallest W that the job may come to."""
-        return self.moevement_min_window or self.moevement_window
+        given = self.moevement_window
+        return self.moevement_min_window or (1 if isinstance(given, Chosen) else given)
 
     @property
     def max_window(self) -> int:
         """The largest W that the job may come to."""
-        return self.moevement_max_window or self.moevement_window
+        if self.moevement_max_window is not None:
+            return self.moevement_max_window
+        if not isinstance(self.moevement_window, Chosen):
+            return self.moevement_window
+        steps = self.moevement_max_replay_steps
+        return (
+            _LARGEST_CHOSEN if steps is None else min(largest_window(steps, LAG), _LARGEST_CHOSEN)
+        )
 
     @property
     def changes(self) -> tuple[ScheduleChange, ...]:
         """The schedules that are wanted in the course of the job, from its first step on."""
-        return (ScheduleChange(0, self.moevement_window), *self.moevement_schedule_changes)
+        return (ScheduleChange(0, self.first_window), *self.moevement_schedule_changes)
 
     def resolved(self) -> FaultTolerance:
         """Returns the same with the limits of W that follow from other flags."""
@@ -160,13 +227,7 @@ def check_fault_tolerance(settings: FaultTolerance, save: str | None) -> None:
     Raises:
         UserError: a name can't be that of a folder, or a flag lacks another one.
     """
-    limits = range(settings.min_window, settings.max_window + 1)
-    for change in settings.changes:
-        if change.window not in limits:
-            raise UserError(
-                f"W = {change.window} is not between --moevement-min-window "
-                f"{settings.min_window} and --moevement-max-window {settings.max_window}"
-            )
+    _check_windows(settings)
     if settings.moevement_recover_only and not settings.is_on:
         raise UserError(
             "--moevement-recover-only recovers what a strategy left in memory: give "
@@ -178,4 +239,26 @@ def check_fault_tolerance(settings: FaultTolerance, save: str | None) -> None:
     if name is not None and (not name or "/" in name or name.startswith(".")):
         raise UserError(
             f"--moevement-run-id {name!r} is no name for a folder: use letters, digits and dashes"
+        )
+
+
+def _check_windows(settings: FaultTolerance) -> None:
+    limits = range(settings.min_window, settings.max_window + 1)
+    for change in settings.changes:
+        if change.window not in limits:
+            raise UserError(
+                f"W = {change.window} is not between --moevement-min-window "
+                f"{settings.min_window} and --moevement-max-window {settings.max_window}"
+            )
+    if settings.chooses_window and settings.moevement_schedule_changes:
+        raise UserError(
+            "--moevement-window auto chooses the W that follows: leave "
+            "--moevement-schedule-changes out"
+        )
+    most, replayed = settings.moevement_max_replay_steps, max_replayed_steps(limits[-1], LAG)
+    if most is not None and replayed > most:
+        raise UserError(
+            f"windows of {limits[-1]} let a recovery replay {replayed} steps, more than "
+            f"--moevement-max-replay-steps {most} allows: the largest W is "
+            f"{largest_window(most, LAG)}"
         )

@@ -5,11 +5,14 @@ import dataclasses
 import pytest
 
 from megatron_moevement.errors import UserError
+from megatron_moevement.policy.copies.retention import LAG, max_replayed_steps
 from megatron_moevement.settings.fault_tolerance import (
+    Chosen,
     FaultTolerance,
     ScheduleChange,
     check_fault_tolerance,
     parse_changes,
+    parse_window,
 )
 
 
@@ -69,3 +72,51 @@ def test_a_schedule_beyond_the_limits_of_w_is_refused(window):
         settings = dataclasses.replace(settings, moevement_schedule_changes=wanted)
         with pytest.raises(UserError, match=f"W = {window} is not between"):
             check_fault_tolerance(settings, save=None)
+
+
+def test_w_is_a_number_or_chosen():
+    assert [parse_window(text) for text in ("1", "7", "auto")] == [1, 7, Chosen.AUTO]
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"), [("0", "not at least 1"), ("Auto", "neither"), ("1.5", "neither")]
+)
+def test_what_is_no_w_is_refused(text, reason):
+    with pytest.raises(ValueError, match=reason):
+        parse_window(text)
+
+
+@pytest.mark.parametrize(
+    ("given", "first", "limits"),
+    [
+        ({}, 4, (1, 8)),
+        ({"moevement_max_window": 3}, 3, (1, 3)),
+        ({"moevement_min_window": 6}, 6, (6, 8)),
+        ({"moevement_max_replay_steps": 9}, 4, (1, 5)),
+        ({"moevement_max_replay_steps": 1}, 1, (1, 1)),
+        ({"moevement_max_replay_steps": 100}, 4, (1, 8)),
+    ],
+)
+def test_a_job_that_chooses_w_has_limits(given, first, limits):
+    settings = FaultTolerance(moevement_window=Chosen.AUTO, **given)
+    check_fault_tolerance(settings, save=None)
+    assert settings.first_window == first
+    assert (settings.min_window, settings.max_window) == limits
+    assert settings.resolved().first_window == first
+    steps = settings.moevement_max_replay_steps
+    assert steps is None or max_replayed_steps(settings.max_window, LAG) <= steps
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"moevement_window": 4, "moevement_max_replay_steps": 6}, "the largest W is 3"),
+        ({"moevement_max_window": 9, "moevement_max_replay_steps": 9}, "the largest W is 5"),
+        ({"moevement_min_window": 6, "moevement_max_replay_steps": 9}, "is not between"),
+        ({"moevement_schedule_changes": (ScheduleChange(9, 2),)}, "leave --moevement-schedule"),
+    ],
+)
+def test_windows_that_can_not_be_are_refused(given, reason):
+    settings = FaultTolerance(**{"moevement_window": Chosen.AUTO, **given})
+    with pytest.raises(UserError, match=reason):
+        check_fault_tolerance(settings, save=None)

@@ -6,7 +6,7 @@ import pytest
 import torch.distributed as dist
 
 from megatron_moevement.policy.copies.placement import Host
-from megatron_moevement.policy.copies.retention import max_log_steps, max_replayed_steps
+from megatron_moevement.policy.copies.retention import LAG, max_log_steps, max_replayed_steps
 from megatron_moevement.policy.copies.slot_ring import ring_capacity
 from megatron_moevement.policy.job.operators import Inventory, Operator, OperatorId, OperatorKind
 from megatron_moevement.policy.job.ranks import LogicalRank
@@ -14,7 +14,6 @@ from megatron_moevement.policy.job.segments import Ends
 from megatron_moevement.policy.window.timetable import Proposal
 from megatron_moevement.settings.fault_tolerance import FaultTolerance
 from megatron_moevement.strategies.moevement.protection.job_plan import (
-    LAG,
     PlannedJob,
     plan_of,
     schedule_of,

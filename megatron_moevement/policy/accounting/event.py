@@ -38,6 +38,7 @@ class EventName(Enum):
     CHECKPOINT_SAVED = "checkpoint_saved"
     CHECKPOINT_FAILED = "checkpoint_failed"
     SCHEDULE = "schedule"
+    WINDOW_CHOSEN = "window_chosen"
     SLOT_DAMAGED = "slot_damaged"
     SLOW_RANK = "slow_rank"
 

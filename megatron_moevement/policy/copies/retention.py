@@ -6,6 +6,10 @@ import dataclasses
 
 from megatron_moevement.policy.window.schedule import Window
 
+LAG = 1
+"""Steps between the last capture of a window and the one at which it is persisted; where copies
+take longer, training waits for them in front of a full ring."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Retention:
@@ -42,6 +46,11 @@ def max_replayed_steps(window: int, lag: int) -> int:
         lag: L, steps between the last capture of a window and the step at which it is persisted.
     """
     return 2 * window - 2 + lag
+
+
+def largest_window(replayed_steps: int, lag: int) -> int:
+    """Returns the largest W of which a recovery replays no more steps than so many, 1 at least."""
+    return max((replayed_steps - lag) // 2 + 1, 1)
 
 
 def max_log_steps(window: int, lag: int) -> int:

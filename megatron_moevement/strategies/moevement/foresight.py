@@ -8,12 +8,12 @@ from collections.abc import Iterable
 from megatron_moevement.backends.backend import BackendName
 from megatron_moevement.integrations.megatron.snapshots import LiveOperators
 from megatron_moevement.integrations.megatron.weightless import state_bytes
+from megatron_moevement.policy.copies.retention import LAG
 from megatron_moevement.policy.preflight.forecast import Cluster, JobForecast, ProcessForecast
 from megatron_moevement.settings.fault_tolerance import FaultTolerance
 from megatron_moevement.strategies.live_objects import LiveObjects
 from megatron_moevement.strategies.moevement.opening import member_of
 from megatron_moevement.strategies.moevement.protection.job_plan import (
-    LAG,
     JobPlan,
     PlannedJob,
     plan_of,

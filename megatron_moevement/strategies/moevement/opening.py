@@ -117,7 +117,7 @@ class MoEvement(ResidentState):
         holdings = Holdings(plan, own.host, store)
         work = FrozenWork.DROPPED if settings.moevement_no_frozen_skip else FrozenWork.SKIPPED
         memory = HostMemory(holdings, endpoint, carried.store, objects.device, objects.pin)
-        schedules = ScheduleChanges(memory, settings.changes, events, say)
+        schedules = ScheduleChanges(memory, settings, events, say)
         return SparseCheckpointing(
             RankSession(objects, live, memory, carried, events, schedules, say),
             replicas=told.replicas,

@@ -235,6 +235,7 @@ class SparseCheckpointing(Strategy):
         objects, memory, replay = session.objects, session.memory, self._replay
         agreed = None if covered.start < 0 else before.timetable.window_of(covered.start)
         self._history = history = self._adopted(before.committed(step, agreed), covered)
+        session.schedules.measured(history, covered.measured)
         target = step if replay is None else max(step, replay.target)
         objects.faults.strike(step, FaultPoint.LEDGER)
         memory.commit(history.state(target, objects.rank), step, encode_entry(entry), entry.loss)

@@ -14,7 +14,7 @@ import torch
 from megatron_moevement.errors import MoEvementError, UserError
 from megatron_moevement.policy.copies.memory_budget import MemoryAccount, check_budget
 from megatron_moevement.policy.copies.placement import Host, Placement, Strictness, place_replicas
-from megatron_moevement.policy.copies.retention import max_log_steps, max_replayed_steps
+from megatron_moevement.policy.copies.retention import LAG, max_log_steps, max_replayed_steps
 from megatron_moevement.policy.copies.slot_ring import ring_capacity
 from megatron_moevement.policy.job.operators import Inventory, OperatorId, OperatorKind
 from megatron_moevement.policy.job.ranks import LogicalRank
@@ -44,10 +44,6 @@ from megatron_moevement.strategies.moevement.protection.members import (
 from megatron_moevement.strategies.moevement.protection.reserve import ReserveSizes
 from megatron_moevement.strategies.moevement.protection.spares import Spare
 from megatron_moevement.strategies.strategy import RecoveryAbortedError
-
-LAG = 1
-"""Steps between the last capture of a window and the one at which it is persisted; where copies
-take longer, training waits for them in front of a full ring."""
 
 ENTRY_BYTES = 16 << 10
 """Room for a ledger entry in the journal."""
@@ -79,7 +75,7 @@ class PlannedJob:
     @cached_property
     def basis(self) -> str:
         """Digest of what the schedule and all sizes follow from; restarts change none of it."""
-        windows = [self.settings.moevement_window, *self.limits]
+        windows = [self.settings.first_window, *self.limits]
         first = f"{windows} {self.ends.value} {self.train_iters}"
         digest = hashlib.sha256(first.encode())
         for member in self.members:
@@ -331,8 +327,8 @@ def _schedule(
     inventory = Inventory(operators, (both,) if job.ends is Ends.TIED else ())
     if slots is not None:
         known = dict(zip(inventory.sorted_operators, slots, strict=True))
-        return WindowSchedule(inventory, job.settings.moevement_window, known)
-    return schedule_of(inventory, job.settings.moevement_window)
+        return WindowSchedule(inventory, job.settings.first_window, known)
+    return schedule_of(inventory, job.settings.first_window)
 
 
 def schedule_of(inventory: Inventory, window: int) -> WindowSchedule:

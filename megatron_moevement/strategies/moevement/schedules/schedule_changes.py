@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 
 import torch
 import torch.distributed as dist
 
 from megatron_moevement.policy.facts.facts import Facts
 from megatron_moevement.policy.recovery.plan import Plan
+from megatron_moevement.policy.window.measurements import Measured, Reduced
 from megatron_moevement.policy.window.schedule import Window, WindowSchedule
 from megatron_moevement.policy.window.schedule_document import decode_schedule
 from megatron_moevement.policy.window.timetable import (
@@ -23,10 +24,11 @@ from megatron_moevement.policy.window.timetable import (
 )
 from megatron_moevement.runtime.coordination.agreement import broadcast_json
 from megatron_moevement.runtime.observation.events import EventName, Events
-from megatron_moevement.settings.fault_tolerance import ScheduleChange
+from megatron_moevement.settings.fault_tolerance import FaultTolerance, ScheduleChange
 from megatron_moevement.strategies.moevement.protection.host_memory import HostMemory
 from megatron_moevement.strategies.moevement.protection.job_plan import schedule_of
 from megatron_moevement.strategies.moevement.schedules.exchange import ScheduleExchange
+from megatron_moevement.strategies.moevement.schedules.window_chooser import WindowChooser
 from megatron_moevement.strategies.moevement.window_history import WindowHistory
 
 logger = logging.getLogger(__name__)
@@ -38,20 +40,25 @@ class ScheduleChanges:
     def __init__(
         self,
         memory: HostMemory,
-        changes: Sequence[ScheduleChange],
+        settings: FaultTolerance,
         events: Events,
         say: Callable[[str], None],
     ) -> None:
         """Knows the schedule that all ranks have planned, and asks nobody yet.
 
         Args:
-            changes: of the schedule that are wanted, the first from the first step on.
+            settings: have the changes of the schedule that are wanted, or let W be chosen.
             events: gets a schedule that all ranks have agreed on.
             say: tells the user of it, on one rank.
         """
         planned = memory.plan.schedule
         self._memory = memory
-        self._changes = changes
+        self._changes = settings.changes
+        self._limits = range(settings.min_window, settings.max_window + 1)
+        self._chooser: WindowChooser | None = None
+        if settings.chooses_window:
+            replicas = memory.plan.placement.replicas
+            self._chooser = WindowChooser(self._slots, replicas, events, say)
         self._events = events
         self._say = say
         self._known = {planned.digest: planned}
@@ -147,11 +154,50 @@ class ScheduleChanges:
         is_here = proposed is not None and proposed.proposal.schedule_version == version
         kept_from = step - self._memory.own_ring.capacity
         if is_here or not may_propose(history.timetable, step, kept_from):
+            if self._chooser is not None:
+                self._chooser.forget()
             return
-        if dist.get_rank() == 0:
+        if dist.get_rank() == 0 and self._chooser is not None:
+            self._propose_chosen(self._chooser, version)
+        elif dist.get_rank() == 0:
             self._propose(history, version)
         elif self._announced == version:
             self._exchange.fetch(version)
+
+    def measured(self, history: WindowHistory, greatest: Reduced) -> None:
+        """Notes what all ranks have measured until a step.
+
+        Args:
+            greatest: what the barrier found, number by number.
+        """
+        worst = Measured.worst(greatest)
+        if self._chooser is not None and worst is not None:
+            entry = history.timetable.at(history.step)
+            if entry.first_step < history.step:  # or it was measured under the one before
+                self._chooser.note(history.step, entry.window, worst)
+
+    def _propose_chosen(self, chooser: WindowChooser, version: int) -> None:
+        if not chooser.has_news:
+            return
+        planned = self._memory.plan.schedule
+
+        def make() -> WindowSchedule | None:
+            window = chooser.choose()
+            if window is None or window == planned.window:
+                return None if window is None else planned
+            return schedule_of(planned.inventory, window)
+
+        self._exchange.propose(version, make)
+
+    def _slots(self) -> Mapping[int, int]:
+        """Returns the largest slot of the worst rank for each W that there is room for."""
+        plan, sizes = self._memory.plan, {}
+        for window in self._limits:
+            is_planned = window == plan.schedule.window
+            schedule = plan.schedule if is_planned else schedule_of(plan.schedule.inventory, window)
+            if is_planned or plan.has_room(schedule):
+                sizes[window] = schedule.worst_slot_bytes
+        return sizes
 
     def _propose(self, history: WindowHistory, version: int) -> None:
         due = due_change([change.step for change in self._changes], history.step)

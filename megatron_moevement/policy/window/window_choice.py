@@ -1,0 +1,138 @@
+"""The choice of W while a job trains: it grows when training stalls, and shrinks with slack.
+
+W is the smallest whose largest slot is copied and sent within an iteration (`PathBandwidth`). A
+larger one is taken at once when stalls say so, a smaller one after several windows in a row in
+which it would have left a margin. Where a smaller W stalls in spite of that, the next try takes
+twice as many windows. So inputs that stay the same end in one W.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from datetime import timedelta
+from enum import Enum
+
+from megatron_moevement.policy.window.bandwidth import PathBandwidth
+from megatron_moevement.policy.window.measurements import Measured
+from megatron_moevement.policy.window.packing import ORDER_TOLERANCE
+
+STALL_SHARE = 0.02
+"""Of an iteration: training that waits longer is stalled."""
+_GROWN_SHARE = 0.9
+"""Of the budget, that slots of a larger W take at most."""
+_SHRUNK_SHARE = 0.75
+"""Of the budget, that slots of a smaller W take at most."""
+_PATIENCE = 3
+"""Windows with slack in a row, before the first try of a smaller W."""
+_ACCIDENTS = 1
+"""Windows in a row with stalls that bandwidths don't explain, without consequence."""
+
+
+class Reason(Enum):
+    """Why W changes or stays."""
+
+    FITS = "fits"
+    STALLS = "stalls"
+    SLACK = "slack"
+    NO_WINDOW_FITS = "no window fits"
+
+
+@dataclasses.dataclass(frozen=True)
+class WindowChoice:
+    """What is chosen, and what the next choice depends on.
+
+    Attributes:
+        window: W from the next edge on.
+        reason: of the last choice.
+        budget_bytes: that an iteration hides by the newest measurements.
+        stalled_windows: in a row, without an explanation by bandwidths.
+        slack_windows: in a row in which a smaller W would have fitted.
+        smaller: the W that would have fitted in all of them.
+        patience: windows with slack that a smaller W takes.
+        is_tried: whether the last change was to a smaller W.
+    """
+
+    window: int
+    reason: Reason = Reason.FITS
+    budget_bytes: int = 0
+    stalled_windows: int = 0
+    slack_windows: int = 0
+    smaller: int = 1
+    patience: int = _PATIENCE
+    is_tried: bool = False
+
+    def after(self, measured: Measured, slots: Mapping[int, int], replicas: int) -> WindowChoice:
+        """Returns the choice after another window.
+
+        Args:
+            measured: of the worst rank.
+            slots: for each W that the job may come to the bytes of the largest slot of the worst
+                rank.
+            replicas: r.
+        """
+        budget_bytes = _budget_bytes(measured, replicas)
+        if budget_bytes is None:
+            return self
+        now = dataclasses.replace(self, budget_bytes=budget_bytes, reason=Reason.FITS)
+        is_stalled = measured.stall_s > STALL_SHARE * measured.iteration_s
+        return _after_stalls(now, slots) if is_stalled else _after_none(now, slots)
+
+
+def _after_stalls(choice: WindowChoice, slots: Mapping[int, int]) -> WindowChoice:
+    window, stalled = choice.window, choice.stalled_windows + 1
+    fitting = _smallest(slots, _GROWN_SHARE * choice.budget_bytes)
+    wanted = _least_stalled(slots) if fitting is None else fitting
+    if fitting is not None and wanted <= window and stalled > _ACCIDENTS:
+        wanted = _next_smaller_slot(slots, window)
+    fits = min(slots.values()) <= choice.budget_bytes
+    reason = Reason.STALLS if fits else Reason.NO_WINDOW_FITS
+    if wanted <= window:
+        return dataclasses.replace(
+            choice, reason=reason, stalled_windows=stalled, slack_windows=0, smaller=1
+        )
+    patience = choice.patience * (2 if choice.is_tried else 1)
+    return WindowChoice(wanted, reason, choice.budget_bytes, patience=patience)
+
+
+def _after_none(choice: WindowChoice, slots: Mapping[int, int]) -> WindowChoice:
+    fitting = _smallest(slots, _SHRUNK_SHARE * choice.budget_bytes)
+    if fitting is None or fitting >= choice.window:
+        return dataclasses.replace(choice, stalled_windows=0, slack_windows=0, smaller=1)
+    smaller, slack = max(choice.smaller, fitting), choice.slack_windows + 1
+    if slack < choice.patience:
+        return dataclasses.replace(choice, stalled_windows=0, slack_windows=slack, smaller=smaller)
+    return WindowChoice(
+        smaller, Reason.SLACK, choice.budget_bytes, patience=choice.patience, is_tried=True
+    )
+
+
+def _budget_bytes(measured: Measured, replicas: int) -> int | None:
+    """Returns what an iteration hides; None where nothing was captured."""
+    to_host, to_holder = measured.to_host_bytes_per_s, measured.to_holder_bytes_per_s
+    if to_host is None or to_host <= 0 or measured.iteration_s <= 0:
+        return None
+    if to_holder is None or to_holder <= 0 or not replicas:
+        path = PathBandwidth(to_host, to_host, replicas=0)
+    else:
+        path = PathBandwidth(to_host, to_holder * replicas, replicas)
+    return path.slot_budget_bytes(timedelta(seconds=measured.iteration_s))
+
+
+def _smallest(slots: Mapping[int, int], most_bytes: float) -> int | None:
+    """Returns the smallest W with slots of so many bytes at most."""
+    return min((window for window, size in slots.items() if size <= most_bytes), default=None)
+
+
+def _least_stalled(slots: Mapping[int, int]) -> int:
+    """Returns the smallest W that comes near to the least stall."""
+    return min(
+        w for w, size in slots.items() if size <= min(slots.values()) * (1 + ORDER_TOLERANCE)
+    )
+
+
+def _next_smaller_slot(slots: Mapping[int, int], window: int) -> int:
+    """Returns the next larger W with clearly smaller slots, or the same W."""
+    most_bytes = slots[window] / (1 + ORDER_TOLERANCE)
+    larger = (w for w, size in slots.items() if w > window and size < most_bytes)
+    return min(larger, default=window)

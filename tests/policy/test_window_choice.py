@@ -1,0 +1,147 @@
+"""The choice of W settles, keeps its limits, and is W = 1 where that fits."""
+
+import dataclasses
+import itertools
+
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from megatron_moevement.policy.window.measurements import Measured
+from megatron_moevement.policy.window.window_choice import STALL_SHARE, Reason, WindowChoice
+
+FULL_BYTES, COMPUTE_BYTES = 12_000_000, 2_000_000
+MOST = 8
+
+
+def slots_up_to(most, floor_bytes=0):
+    """Returns the largest slot of each W, of equal operators, none smaller than one of them."""
+    return {
+        window: max(FULL_BYTES // window + COMPUTE_BYTES * (window - 1) // window, floor_bytes)
+        for window in range(1, most + 1)
+    }
+
+
+SLOTS = slots_up_to(MOST)
+slot_tables = st.builds(slots_up_to, st.integers(1, MOST), st.integers(0, FULL_BYTES // 2))
+rates = st.floats(1e4, 1e9)
+measurements = st.builds(
+    Measured, st.none() | rates, st.none() | rates, st.floats(0.01, 10), st.floats(0, 5)
+)
+
+
+def plant(window, slots, to_host, to_holder, iteration_s, seen=1.0):
+    """Returns what a job with W measures: it waits for what an iteration does not hide.
+
+    Args:
+        seen: how far off measured bandwidths are.
+    """
+    slowest = min(to_host, to_holder)
+    stall_s = max(0.0, slots[window] / slowest - iteration_s)
+    return Measured(to_host * seen, to_holder * seen, iteration_s, stall_s)
+
+
+def windows_of(choice, slots, measure, count):
+    """Returns the W of each of some windows."""
+    found = [choice.window]
+    for _ in range(count):
+        choice = choice.after(measure(choice.window), slots, replicas=2)
+        found.append(choice.window)
+    return found
+
+
+def changes(windows):
+    return [pair for pair in itertools.pairwise(windows) if pair[0] != pair[1]]
+
+
+@given(slot_tables, st.data(), measurements)
+def test_the_same_measurements_never_move_w_up_and_down(slots, data, measured):
+    first = data.draw(st.sampled_from(sorted(slots)))
+    windows = windows_of(WindowChoice(first), slots, lambda _: measured, 60)
+    assert windows in (sorted(windows), sorted(windows, reverse=True))
+
+
+@given(slot_tables, st.data(), rates, rates, st.floats(0.01, 10))
+def test_a_job_on_a_steady_machine_settles_at_its_first_change(
+    slots, data, to_host, to_holder, iteration_s
+):
+    first = data.draw(st.sampled_from(sorted(slots)))
+
+    def measure(window):
+        return plant(window, slots, to_host, to_holder, iteration_s)
+
+    windows = windows_of(WindowChoice(first), slots, measure, 40)
+    assert len(changes(windows)) <= 1
+    budget = min(to_host, to_holder) * iteration_s
+    if min(slots.values()) <= 0.9 * budget:
+        assert measure(windows[-1]).stall_s <= STALL_SHARE * iteration_s
+    assert windows[-1] == 1 or slots[1] > 0.7 * budget
+
+
+@given(st.sampled_from(range(1, MOST + 1)), rates, st.floats(0.01, 10), st.floats(1, 4))
+def test_wrong_measurements_move_w_ever_more_seldom(first, rate, iteration_s, seen):
+    def measure(window):
+        return plant(window, SLOTS, rate, rate, iteration_s, seen)
+
+    windows = windows_of(WindowChoice(first), SLOTS, measure, 400)
+    assert len(changes(windows)) <= 24
+    assert len(changes(windows[200:])) <= 6
+
+
+@given(slot_tables, st.data(), st.lists(measurements, max_size=60))
+def test_w_is_always_one_that_the_job_may_come_to(slots, data, history):
+    choice = WindowChoice(data.draw(st.sampled_from(sorted(slots))))
+    for measured in history:
+        choice = choice.after(measured, slots, replicas=2)
+        assert choice.window in slots
+
+
+@given(st.sampled_from(range(1, MOST + 1)), st.floats(0.01, 10), st.floats(1.4, 100))
+def test_w_becomes_1_where_a_window_of_1_fits(first, iteration_s, spare):
+    rate = SLOTS[1] * spare / iteration_s
+    windows = windows_of(
+        WindowChoice(first), SLOTS, lambda w: plant(w, SLOTS, rate, rate, iteration_s), 3
+    )
+    assert windows[-1] == 1
+
+
+@given(st.sampled_from(range(1, MOST)), st.floats(0.01, 10), st.floats(1.001, 3.0))
+def test_w_grows_at_the_first_edge_after_stalls_to_where_they_end(first, iteration_s, room):
+    rate = SLOTS[MOST] / 0.9 * room / iteration_s
+    measured = plant(first, SLOTS, rate, rate, iteration_s)
+    assume(measured.stall_s > STALL_SHARE * iteration_s)
+    grown = WindowChoice(first).after(measured, SLOTS, replicas=2)
+    assert grown.window > first
+    assert grown.reason is Reason.STALLS
+    assert plant(grown.window, SLOTS, rate, rate, iteration_s).stall_s == 0
+
+
+def test_a_stall_that_bandwidths_do_not_explain_counts_when_it_comes_again():
+    stalled = Measured(1e9, 1e9, 1.0, 0.5)
+    once = WindowChoice(4).after(stalled, SLOTS, replicas=2)
+    assert (once.window, once.after(stalled, SLOTS, replicas=2).window) == (4, 5)
+    calm = once.after(dataclasses.replace(stalled, stall_s=0.0), SLOTS, replicas=2)
+    assert calm.after(stalled, SLOTS, replicas=2).window == 4
+
+
+def test_slack_has_to_last_and_the_least_of_it_counts():
+    calm = [Measured(rate, None, 1.0, 0.0) for rate in (1e8, 7.5e6, 1e8)]
+    choice = WindowChoice(8)
+    windows = []
+    for measured in calm:
+        choice = choice.after(measured, SLOTS, replicas=0)
+        windows.append(choice.window)
+    assert windows == [8, 8, 3]
+    assert choice.reason is Reason.SLACK
+    assert SLOTS[3] <= 0.75 * 7.5e6 < SLOTS[2]
+
+
+def test_where_no_window_fits_w_comes_near_to_the_least_stall():
+    slow = plant(2, SLOTS, 1e5, 1e5, 1.0)
+    choice = WindowChoice(2).after(slow, SLOTS, replicas=2)
+    assert (choice.window, choice.reason) == (8, Reason.NO_WINDOW_FITS)
+    again = choice.after(plant(8, SLOTS, 1e5, 1e5, 1.0), SLOTS, replicas=2)
+    assert (again.window, again.reason) == (8, Reason.NO_WINDOW_FITS)
+
+
+def test_nothing_is_chosen_before_anything_was_captured():
+    assert WindowChoice(4).after(Measured(None, 1e6, 1.0, 1.0), SLOTS, 2) == WindowChoice(4)

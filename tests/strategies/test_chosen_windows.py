@@ -1,0 +1,82 @@
+"""A job that chooses its own W ends with the bits of one that nothing protects."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from megatron_moevement.runtime.observation.events import EventName, read_events
+from megatron_moevement.settings.faults import FaultPoint
+from tests.harness.interruption import Run, digest_differences
+from tests.harness.protected_run import Case, die, plans_of
+
+pytestmark = [pytest.mark.distributed, pytest.mark.timeout(300)]
+
+CASE = Case.of("pp2-ep2 bf16 distributed bias", 4)
+PROGRAM = Path(__file__).with_name("measured_pretrain.py")
+
+
+def events_of(run, name, rank=0):
+    return [
+        event
+        for event in read_events(run.events)
+        if (event.event, event.logical_rank) == (name, rank)
+    ]
+
+
+def windows_of(run, rank=0):
+    """Returns first step and W of the schedules that a rank has agreed on."""
+    return [
+        (event.fields["first_step"], event.fields["window"])
+        for event in events_of(run, EventName.SCHEDULE, rank)
+    ]
+
+
+def test_a_job_that_measures_and_is_killed_ends_with_the_same_bits(
+    megatron_fork_server, text, uninterrupted, tmp_path
+):
+    run = Run(
+        CASE.protected_program(megatron_fork_server, text, "--moevement-window=auto"), tmp_path
+    )
+    die(run, CASE, FaultPoint.GATHER, [19])
+    assert digest_differences(run.finish(), uninterrupted(CASE)) == []
+    assert [plan["verdict"] for plan in plans_of(run)] == ["GLOBAL"]
+    steps = events_of(run, EventName.ITERATION)
+    spent = [step.fields for step in steps[4:]]
+    assert all(each["copy_s"] > 0 and each["hash_s"] > 0 and each["log_s"] > 0 for each in spent)
+    assert {process for each in spent for process in each["send_s"]} == {"1", "2"}
+
+
+@pytest.mark.parametrize(
+    "killed_at",
+    [
+        pytest.param(None, id="never"),
+        pytest.param(18, id="between choice and edge"),
+        pytest.param(26, id="under the smaller W"),
+    ],
+)
+def test_all_ranks_come_to_the_w_that_was_chosen_and_lose_no_bit(
+    megatron_fork_server, text, uninterrupted, tmp_path, killed_at
+):
+    case = dataclasses.replace(CASE, deaths=4)
+    flags = ("--moevement-window=auto", "--moevement-max-replay-steps=9")
+    program = case.protected_program(megatron_fork_server, text, *flags)
+    program = dataclasses.replace(program, path=PROGRAM, flags=("--stalled=30", *program.flags))
+    run = Run(program, tmp_path)
+    if killed_at is not None:
+        die(run, case, FaultPoint.GATHER, [killed_at])
+    assert digest_differences(run.finish(), uninterrupted(case)) == []
+    chosen = [
+        (event.fields["former"], event.fields["window"], event.fields["reason"])
+        for event in events_of(run, EventName.WINDOW_CHOSEN)
+    ]
+    ranks = range(case.combination.world_size)
+    windows = [windows_of(run, rank) for rank in ranks]
+    assert all(each == windows[0] for each in windows)
+    assert chosen[0] == (4, 1, "slack")
+    assert windows[0]
+    assert all(window <= 5 for _, window in windows[0])
+    if killed_at is None:
+        former, larger, reason = chosen[1]
+        assert (former, reason) == (1, "stalls")
+        assert [window for _, window in windows[0]] == [1, larger]
