@@ -23,9 +23,15 @@ from megatron_moevement.policy.job.model_shape import Capture, ModelShape, inven
 from megatron_moevement.policy.job.operators import Inventory, OperatorId, OperatorKind
 from megatron_moevement.policy.job.ranks import Layout
 from megatron_moevement.policy.window.bandwidth import PathBandwidth
-from megatron_moevement.policy.window.ordering import Ordering, order_operators
+from megatron_moevement.policy.window.ordering import Ordering, order_operators, scores_of
 from megatron_moevement.policy.window.packing import Levelled
 from megatron_moevement.policy.window.schedule_document import dump_schedule
+from megatron_moevement.policy.window.skipping_schedule import ExpertOrder, skip_most
+from megatron_moevement.policy.window.weight_gradients import (
+    ExpertKernels,
+    SkippedGradients,
+    skipped_gradients,
+)
 from megatron_moevement.policy.window.window_planner import WindowPlan, plan_window
 from megatron_moevement.settings.flags import AT_LEAST_1, NOT_NEGATIVE, POSITIVE, reader
 
@@ -101,6 +107,9 @@ def _add_window_arguments(parser: argparse.ArgumentParser) -> None:
         "--popularity", type=Path, metavar="FILE", help='JSON: {"layers.0.experts.1": 17, ...}'
     )
     window.add_argument("--capacities", type=Path, metavar="FILE", help="JSON, as --popularity")
+    text = "what kernels leave out while experts are frozen: each one's weight gradients, or those"
+    text += " of a layer's local experts once all are frozen, as grouped on a GPU (default: each)"
+    _add_choice(window, "--expert-kernels", ExpertKernels, ExpertKernels.EACH, text)
     text = "bytes that slots share evenly (default: full-and-compute)"
     _add_choice(window, "--level", Levelled, Levelled.FULL_AND_COMPUTE, text)
 
@@ -126,10 +135,14 @@ def run(args: argparse.Namespace) -> int:
     if args.picture and args.picture.suffix != ".png":
         raise UserError(f"--picture {args.picture}: the name must end in .png")
     try:
-        plan = _plan(args, _inventory(args))
+        inventory = _inventory(args)
+        tokens = _scores(args.popularity, inventory)
+        plan = _plan(args, inventory, tokens)
     except ValueError as error:
         raise UserError(f"{error}; see moevement schedule --help") from error
-    shown: list[RenderableType] = [_summary(plan), _table(plan)]
+    kernels = ExpertKernels(args.expert_kernels)
+    skipped = skipped_gradients(plan.schedule, kernels, tokens or None)
+    shown: list[RenderableType] = [_summary(plan, skipped), _table(plan, skipped)]
     if args.picture:
         _draw(plan, args.picture)
         shown.append(f"picture: {args.picture}")
@@ -171,8 +184,9 @@ def _check_sizes(sizes: Mapping[str, int], ep: int) -> None:
         )
 
 
-def _plan(args: argparse.Namespace, inventory: Inventory) -> WindowPlan:
-    popularity = _scores(args.popularity, inventory)
+def _plan(
+    args: argparse.Namespace, inventory: Inventory, popularity: Mapping[OperatorId, float]
+) -> WindowPlan:
     capacities = _scores(args.capacities, inventory)
     ordering = Ordering(args.moevement_order)
     if ordering is not Ordering.INDEX and not popularity:
@@ -180,12 +194,20 @@ def _plan(args: argparse.Namespace, inventory: Inventory) -> WindowPlan:
             f"--moevement-order {ordering.value} needs --popularity FILE with what "
             "the experts are ordered by"
         )
-    order = order_operators(inventory.operators, ordering, popularity, capacities)
-    window = args.moevement_window
-    budget_bytes = _budget_bytes(args) if window is None else None
-    return plan_window(
-        inventory, order, budget_bytes=budget_bytes, window=window, levelled=Levelled(args.level)
+    window, levelled = args.moevement_window, Levelled(args.level)
+    by_index = plan_window(
+        inventory,
+        order_operators(inventory.operators, Ordering.INDEX),
+        budget_bytes=_budget_bytes(args) if window is None else None,
+        window=window,
+        levelled=levelled,
     )
+    if ordering is Ordering.INDEX:
+        return by_index
+    experts = (one for one in inventory.operators if one.kind is OperatorKind.EXPERT)
+    scores = scores_of(experts, ordering, popularity, capacities)
+    order = ExpertOrder(ExpertKernels(args.expert_kernels), scores, popularity)
+    return skip_most(by_index, order, levelled=levelled)
 
 
 def _budget_bytes(args: argparse.Namespace) -> int:
@@ -212,7 +234,7 @@ def _scores(path: Path | None, inventory: Inventory) -> dict[OperatorId, float]:
     return scores
 
 
-def _summary(plan: WindowPlan) -> str:
+def _summary(plan: WindowPlan, skipped: SkippedGradients) -> str:
     size, schedule = plan.size, plan.schedule
     ranks = len(schedule.inventory.ranks)
     lines = [
@@ -221,6 +243,11 @@ def _summary(plan: WindowPlan) -> str:
         f"largest slot {decimal(size.worst_slot_bytes)}, at least "
         f"{decimal(size.lower_bound_bytes)} in any packing",
     ]
+    if skipped.by_step:
+        lines.append(
+            f"a replayed window leaves out {skipped.share:.0%} of its weight gradients in "
+            f"{len(skipped.by_step)} of its steps"
+        )
     if size.budget_bytes is not None:
         verdict = "every slot fits" if size.fits else "the largest slot does NOT fit: stalls"
         lines.append(f"an iteration hides {decimal(size.budget_bytes)}: {verdict}")
@@ -235,11 +262,15 @@ _TITLES = {
 }
 
 
-def _table(plan: WindowPlan) -> Table:
-    """Returns one row for each slot: what is in it and what it weighs on its worst rank."""
+def _table(plan: WindowPlan, skipped: SkippedGradients) -> Table:
+    """Returns one row for each slot: what is in it and what it weighs on its worst rank.
+
+    What is skipped is left out in the step that a replay does behind the slot.
+    """
     schedule, size = plan.schedule, plan.size
     table = Table(box=None, padding=(0, 1, 0, 0))
-    for title in ("slot", *_TITLES, "COMPUTE", "worst", "of budget"):
+    budget = ["of\nbudget"] if size.budget_bytes else []
+    for title in ("slot", *_TITLES, "COMPUTE", "worst", *budget, "weight\ngradients\nskipped"):
         table.add_column(title, justify="right", no_wrap=True)
     table.add_column("worst rank", no_wrap=True)
     for slot in range(schedule.window):
@@ -251,7 +282,8 @@ def _table(plan: WindowPlan) -> Table:
             *(str(sum(count[kind] for kind in kinds)) for kinds in _TITLES.values()),
             str(len(schedule.compute[slot])),
             decimal(slot_bytes),
-            f"{slot_bytes / size.budget_bytes:.0%}" if size.budget_bytes else "-",
+            *([f"{slot_bytes / size.budget_bytes:.0%}"] if size.budget_bytes else []),
+            f"{skipped.shares[slot]:.0%}" if slot < len(skipped.shares) else "-",
             str(worst),
         )
     return table

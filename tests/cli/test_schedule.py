@@ -82,6 +82,24 @@ def test_popular_experts_come_late(tmp_path, capsys):
     assert capsys.readouterr().out != index
 
 
+def test_the_table_says_what_a_replay_skips_with_the_kernels_in_use(tmp_path, capsys):
+    file = tmp_path / "popularity.json"
+    counts = {f"layers.{n // 8}.experts.{n % 8}": 1 + 99 * (n % 8 == 0) for n in range(32)}
+    file.write_text(json.dumps(counts))
+    by_index = ["schedule", *MODEL, "--moevement-window", "4", "--popularity", str(file)]
+
+    def shares(*flags):
+        assert main([*by_index, *flags]) == 0
+        return [int(row[8].rstrip("%")) for row in rows_of(capsys.readouterr().out)[:-1]]
+
+    for kernels in ("each", "whole"):
+        flags = ["--expert-kernels", kernels]
+        index, popular = shares(*flags), shares(*flags, "--moevement-order", "hard")
+        assert index == sorted(index, reverse=True)
+        assert sum(popular) >= sum(index)
+    assert sum(shares("--moevement-order", "hard")) > sum(shares())
+
+
 def test_a_picture_is_a_png_and_replaces_an_older_one(tmp_path):
     picture = tmp_path / "slots.png"
     picture.write_bytes(b"old")

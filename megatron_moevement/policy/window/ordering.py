@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 from itertools import repeat
 from operator import attrgetter
@@ -55,15 +55,34 @@ def order_operators(
     experts = operators[:num_experts]
     if not experts:
         return tuple(sorted(operators, key=_back_to_front))
-    if ordering is Ordering.INDEX:
-        popularity = None
-    elif ordering is Ordering.CAPACITY:
-        popularity = _relative_to_capacity(experts, popularity or {}, capacities or {})
+    popularity = scores_of(experts, ordering, popularity or {}, capacities or {})
     if popularity:
         scores = list(map(popularity.get, experts, repeat(0.0)))
         # stable: equals keep their order
         experts = [experts[place] for place in sorted(range(len(experts)), key=scores.__getitem__)]
     return (*experts, *operators[num_experts:])
+
+
+def order_by_layers(
+    operators: Iterable[OperatorId],
+    together: Iterable[Sequence[OperatorId]],
+    popularity: Popularity | None = None,
+) -> tuple[OperatorId, ...]:
+    """Orders operators where kernels skip the weight gradients of some experts only all at once.
+
+    These experts come one after the other, each such set by what all of its experts are activated.
+
+    Args:
+        together: sets of experts; no expert is in two.
+        popularity: as of `order_operators`, capacities taken into account.
+    """
+    operators = order_operators(operators, Ordering.INDEX)
+    scores = popularity or {}
+    sets = sorted(map(sorted, together), key=lambda own: own[0].number)
+    sets.sort(key=lambda own: sum(scores.get(expert, 0) for expert in own))
+    experts = [expert for own in sets for expert in own]
+    placed = set(experts)
+    return (*experts, *(one for one in operators if one not in placed))
 
 
 def _back_to_front(operator: OperatorId) -> tuple[int, int, int]:
@@ -72,11 +91,21 @@ def _back_to_front(operator: OperatorId) -> tuple[int, int, int]:
     return 1, -operator.layer, operator.kind
 
 
-def _relative_to_capacity(
+def scores_of(
     experts: Iterable[OperatorId],
+    ordering: Ordering,
     popularity: Popularity,
     capacities: Mapping[OperatorId, float],
-) -> dict[OperatorId, float]:
+) -> Popularity:
+    """Returns what experts are ordered by; nothing for INDEX. Arguments as of `order_operators`.
+
+    Raises:
+        ValueError: CAPACITY is asked for and an expert has no positive capacity.
+    """
+    if ordering is Ordering.INDEX:
+        return {}
+    if ordering is not Ordering.CAPACITY:
+        return popularity
     relative = {}
     for expert in experts:
         capacity = capacities.get(expert, 0.0)
