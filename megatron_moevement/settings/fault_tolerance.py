@@ -7,8 +7,10 @@ from enum import Enum
 
 from megatron_moevement.errors import UserError
 from megatron_moevement.policy.copies.retention import LAG, largest_window, max_replayed_steps
+from megatron_moevement.policy.window.ordering import Ordering
 from megatron_moevement.settings.flags import (
     AT_LEAST_1,
+    PROBABILITY,
     Range,
     count,
     flag,
@@ -106,6 +108,14 @@ class FaultTolerance:
     )
     moevement_schedule_changes: tuple[ScheduleChange, ...] = flag(
         (), "another W once a step is committed", parse=parse_changes, metavar="STEP:W,..."
+    )
+    moevement_order: Ordering = flag(
+        Ordering.HARD,
+        "by what experts are ordered in a window, the least used first: their number, tokens, "
+        "probabilities, a moving average of tokens, tokens by capacity",
+    )
+    moevement_order_decay: float = flag(
+        0.5, "how much of the former average each window leaves (decayed)", within=PROBABILITY
     )
     moevement_replicas: int = not_negative(
         2, "copies of every snapshot in other failure domains (r)"

@@ -19,6 +19,7 @@ from megatron_moevement.integrations.megatron.transients import Transients
 from megatron_moevement.policy.job.guarantee import Computation
 from megatron_moevement.policy.job.ranks import Layout, LogicalRank
 from megatron_moevement.policy.job.segments import Ends
+from megatron_moevement.policy.window.weight_gradients import ExpertKernels
 from megatron_moevement.runtime.coordination.ledger import Ledger
 from megatron_moevement.runtime.coordination.progress import Progress
 from megatron_moevement.runtime.faults.fault_points import FaultPoints
@@ -45,6 +46,7 @@ class LiveObjects:
         patience: how long a rank may be waited for.
         computation: what decides the bits of this process.
         host: name of its machine.
+        expert_kernels: what kernels of experts leave out in a replay, on all ranks.
         replication_key: by which processes of the job recognise each other; None where the launcher
             made no secret.
     """
@@ -71,6 +73,7 @@ class LiveObjects:
     patience: timedelta
     computation: Computation
     host: str
+    expert_kernels: ExpertKernels = ExpertKernels.EACH
     replication_key: bytes | None = dataclasses.field(default=None, repr=False)
 
     def scalars(self, progress: Progress) -> SlotScalars:

@@ -19,6 +19,7 @@ from megatron_moevement.integrations.megatron.random_state import (
     random_state,
 )
 from megatron_moevement.integrations.megatron.scheduler import Scheduler
+from megatron_moevement.policy.window.popularity import Popularity
 from megatron_moevement.runtime.coordination.ledger import LedgerEntry, ParameterGroup
 from megatron_moevement.runtime.coordination.progress import Progress
 
@@ -97,6 +98,10 @@ def encode_entry(entry: LedgerEntry) -> bytes:
         if field.name != "random_state"
     }
     document["streams_alike"] = document.pop("rng_equal")  # as it is called in journals
+    if entry.popularity is None:
+        del document["popularity"]
+    else:
+        document["popularity"] = entry.popularity.document()
     document["groups"] = [dataclasses.asdict(group) for group in entry.groups]
     return json.dumps(document, separators=(",", ":")).encode()
 
@@ -105,6 +110,8 @@ def decode_entry(text: bytes) -> LedgerEntry:
     """Returns the ledger entry that `encode_entry` encoded."""
     document = json.loads(text)
     document["rng_equal"] = document.pop("streams_alike", False)
+    if (popularity := document.get("popularity")) is not None:
+        document["popularity"] = Popularity.of_document(popularity)
     document["groups"] = tuple(ParameterGroup(**group) for group in document["groups"])
     for name in ("found_inf", "scalers"):
         document[name] = tuple(document[name])

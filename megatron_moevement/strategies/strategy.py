@@ -12,6 +12,7 @@ from megatron_moevement.errors import MoEvementError
 from megatron_moevement.integrations.megatron.optimizer import GradientStatistics
 from megatron_moevement.policy.recovery.newest_state import Durable
 from megatron_moevement.policy.window.measurements import NOT_MEASURED, Reduced
+from megatron_moevement.policy.window.popularity import Popularity
 from megatron_moevement.runtime.coordination.commit_barrier import (
     NO_SCHEDULE,
     Agreement,
@@ -32,6 +33,8 @@ class Covered:
     Attributes:
         start: of the newest such window; NO_WINDOW.
         copies: the fewest copies of a slot of it, besides those of the slots' own ranks.
+        popularity: what is known of the experts, where the step begins a window; the same on all
+            ranks.
         schedule: what says which window schedules the rank knows; of the job the greatest of each
             number.
         measured: how fast the rank copies and sends; of the job the greatest of each number.
@@ -41,6 +44,7 @@ class Covered:
     copies: int
     schedule: tuple[int, int] = NO_SCHEDULE
     measured: Reduced = NOT_MEASURED
+    popularity: Popularity | None = None
 
 
 NOT_COVERED = Covered(NO_WINDOW, 0)

@@ -115,6 +115,7 @@ DECIDING: Mapping[type[Any], Deciding] = {
         layout=_names("moevement_strategy moevement_min_window moevement_max_window"),
         nothing=_names(
             """moevement_window moevement_schedule_changes moevement_max_replay_steps
+            moevement_order moevement_order_decay
             moevement_replicas moevement_strict_replicas moevement_failure_domain
             moevement_no_frozen_skip moevement_no_upstream_log moevement_no_replica_copy
             moevement_no_adoption moevement_recover_only moevement_operators moevement_store_dir

@@ -35,14 +35,17 @@ from megatron_moevement.integrations.megatron.process_groups import (
     position,
 )
 from megatron_moevement.integrations.megatron.random_state import seed_everything
+from megatron_moevement.integrations.megatron.router_counts import RouterCounts, moe_layers_of
 from megatron_moevement.integrations.megatron.scheduler import Scheduler, build_scheduler
 from megatron_moevement.integrations.megatron.step_commit import StepCommit
 from megatron_moevement.integrations.megatron.transformer_config import Config, transformer_config
 from megatron_moevement.integrations.megatron.transients import Transients
+from megatron_moevement.policy.window.ordering import Ordering
 from megatron_moevement.runtime.coordination.commit_barrier import CommitBarrier
 from megatron_moevement.runtime.coordination.ledger import Ledger
 from megatron_moevement.runtime.faults.fault_points import FaultPoints
 from megatron_moevement.runtime.slots.store_identity import RunIdentity
+from megatron_moevement.settings.architecture import layer_pattern
 from megatron_moevement.settings.faults import FaultPoint
 from megatron_moevement.settings.launch import Launch
 from megatron_moevement.settings.run import num_microbatches
@@ -72,6 +75,7 @@ class Job:
     keys: GatheredKeys
     scheduler: Scheduler
     expert_bias: PendingExpertBias
+    router_counts: RouterCounts
     schedule: PipelineSchedule
     barrier: CommitBarrier
     ledger: Ledger
@@ -176,6 +180,7 @@ def build_part(
     samples = batches.global_batch_size
     scheduler = build_scheduler(arguments.optimization, arguments.run, optimizer, samples)
     expert_bias = PendingExpertBias()
+    router_counts = _router_counts(arguments, chunks, device)
     schedule = _schedule(arguments, config, chunks, optimizer, groups, expert_bias, batches)
     ledger = Ledger(_RETAINED_LEDGER_STEPS)
     layout = layout_name(arguments, launch.world_size)
@@ -194,11 +199,12 @@ def build_part(
         keys=keys,
         scheduler=scheduler,
         expert_bias=expert_bias,
+        router_counts=router_counts,
         schedule=schedule,
         barrier=CommitBarrier(device),
         ledger=ledger,
-        commit=StepCommit(optimizer, scheduler, expert_bias, ledger, samples),
-        transients=Transients(chunks, optimizer, expert_bias),
+        commit=StepCommit(optimizer, scheduler, expert_bias, router_counts, ledger, samples),
+        transients=Transients(chunks, optimizer, expert_bias, router_counts),
         metrics=MoEMetrics(arguments.architecture, arguments.moe, groups, device),
         timers=timers,
         durable=durable,
@@ -221,6 +227,13 @@ def _build_chunks(
         device=device,
         building=Building.ALONE if alone else Building.TOGETHER,
     )
+
+
+def _router_counts(arguments: Arguments, chunks: Chunks, device: torch.device) -> RouterCounts:
+    settings, moe = arguments.fault_tolerance, arguments.moe
+    layers = moe_layers_of(layer_pattern(arguments.architecture, moe))
+    ordering = settings.moevement_order if settings.is_on else Ordering.INDEX
+    return RouterCounts(chunks, layers, moe.num_experts or 0, ordering, device)
 
 
 def _schedule(  # noqa: PLR0917  (what a pass works with)

@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from megatron_moevement.backends.backend import BackendName
 from megatron_moevement.integrations.megatron.boundary_log import log_bytes
 from megatron_moevement.policy.job.guarantee import (
     Computation,
@@ -23,6 +24,7 @@ from megatron_moevement.policy.job.guarantee import (
 )
 from megatron_moevement.policy.job.ranks import Layout
 from megatron_moevement.policy.job.segments import Ends
+from megatron_moevement.policy.window.weight_gradients import ExpertKernels
 from megatron_moevement.runtime.coordination.generation import Generation
 from megatron_moevement.runtime.observation.events import Events
 from megatron_moevement.strategies.live_objects import LiveObjects
@@ -99,8 +101,16 @@ def live_objects_of(job: Job) -> LiveObjects:
         patience=timedelta(minutes=arguments.parallelism.distributed_timeout_minutes),
         computation=_computation(job),
         host=socket.gethostname(),
+        expert_kernels=_expert_kernels(job),
         replication_key=_replication_key(job),
     )
+
+
+def _expert_kernels(job: Job) -> ExpertKernels:
+    """Returns what kernels leave out: on a GPU one grouped GEMM computes a layer's experts."""
+    is_grouped = job.arguments.moe.moe_grouped_gemm
+    on_gpu = job.backend.name is BackendName.CUDA
+    return ExpertKernels.WHOLE if is_grouped and on_gpu else ExpertKernels.EACH
 
 
 def _replication_key(job: Job) -> bytes | None:

@@ -108,6 +108,7 @@ class TrainStep:
         statistics = self.optimizer.prepare(self.strategy.replayed_gradient_stats(step))
         if not is_finite(statistics):
             self.expert_bias.discard()
+            self.commit.router_counts.discard()
             raise DivergenceError(
                 f"step {step}: the gradient norm is {statistics.norm}; the step was not applied"
             )
@@ -133,7 +134,7 @@ class TrainStep:
         # Entered after the barrier's result was read: had an abort come before, it would be raised.
         with self.uninterrupted():
             self.confirm()
-            entry = self._commit(statistics, agreement, random_before, strike)
+            entry = self._commit(statistics, agreement, random_before, covered, strike)
         strike(FaultPoint.GATHER)
         self.optimizer.gather()
         self.strategy.after_step()
@@ -144,6 +145,7 @@ class TrainStep:
         statistics: GradientStatistics,
         agreement: Agreement,
         random_before: Mapping[str, Any],
+        own: Covered,
         strike: Strike,
     ) -> LedgerEntry:
         """Changes S_(k-1) into S_k, without collectives."""
@@ -154,6 +156,7 @@ class TrainStep:
             agreement.num_tokens,
             random_before,
             agreement.rng_equal,
+            own.popularity,
         )
         entry, self.progress = self.commit.apply(self.progress, decided, strike)
         covered = Covered(

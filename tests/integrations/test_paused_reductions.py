@@ -22,7 +22,7 @@ def digests_after(late):
 
     with tiny_job(*FLAGS) as job, open_steps(job, build_datasets(job), START) as step:
         step.run(StopRequest.NONE)
-        transients = Transients(job.chunks, job.optimizer, job.expert_bias)
+        transients = Transients(job.chunks, job.optimizer, job.expert_bias, job.router_counts)
         left = [job.chunks[0].config.no_sync_func()]
         left[0].__enter__()
         transients.reset()

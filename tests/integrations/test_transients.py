@@ -89,6 +89,10 @@ def dirty_expert_bias(job):
     job.expert_bias.note(biases, [bias + 1 for bias in biases])
 
 
+def dirty_router_counts(job):
+    job.router_counts._step.fill_(5)
+
+
 def dirty_bucket_counts(job):
     for group in bucket_groups(job):
         group.per_param_grad_ready_counts = {next(iter(group.params)): 1}
@@ -210,7 +214,7 @@ def train(flags, dirt, reset):
 
     with tiny_job(*flags) as job, open_steps(job, build_datasets(job), START) as step:
         step.run(StopRequest.NONE)
-        transients = Transients(job.chunks, job.optimizer, job.expert_bias)
+        transients = Transients(job.chunks, job.optimizer, job.expert_bias, job.router_counts)
         step.run(StopRequest.NONE)
         job.metrics.collect(1)
         before = random_state()
@@ -262,6 +266,7 @@ def transients_of(job):
         "recomputation": random.IS_CHECKPOINTING,
         "training": [each.training for each in every_module],
         "expert_bias": job.expert_bias._pending,
+        "router_counts": job.router_counts._step.tolist(),
         "metrics": [
             entry["values"].tolist() for entry in get_moe_layer_wise_logging_tracker().values()
         ],
@@ -298,7 +303,7 @@ def put_back(flags):
 
     with tiny_job(*flags) as job, open_steps(job, build_datasets(job), START) as step:
         step.run(StopRequest.NONE)
-        transients = Transients(job.chunks, job.optimizer, job.expert_bias)
+        transients = Transients(job.chunks, job.optimizer, job.expert_bias, job.router_counts)
         job.metrics.collect(1)
         streams = random_state()
         transients.reset()
@@ -346,7 +351,7 @@ def interrupt(flags, owner, name):
 
     with tiny_job(*flags) as job, open_steps(job, build_datasets(job), START) as step:
         step.run(StopRequest.NONE)
-        transients = Transients(job.chunks, job.optimizer, job.expert_bias)
+        transients = Transients(job.chunks, job.optimizer, job.expert_bias, job.router_counts)
         step.run(StopRequest.NONE)
         if owner is not None:
             before, batches = random_state(), step.micro_batches()

@@ -16,6 +16,8 @@ def bits_of(value):
 
 
 def entries(floats):
+    from megatron_moevement.policy.window.ordering import Ordering  # noqa: PLC0415
+    from megatron_moevement.policy.window.popularity import Popularity  # noqa: PLC0415
     from megatron_moevement.runtime.coordination.ledger import LedgerEntry, ParameterGroup  # noqa: PLC0415
 
     for number in floats:
@@ -32,6 +34,7 @@ def entries(floats):
             scalers=({"scale": number, "growth_tracker": 7}, None),
             random_state=object(),
             rng_equal=True,
+            popularity=Popularity(Ordering.SOFT, (2**40 - 1, 0), (3, 4)),
         )
 
 

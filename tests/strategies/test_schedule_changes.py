@@ -18,7 +18,8 @@ from tests.harness.protected_run import Case, check_replays, die, plans_of
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(300)]
 
 CASE = Case.of("pp2-ep2 bf16 distributed bias", 4)
-LIMITS = ("--moevement-min-window=2", "--moevement-max-window=5")
+BY_INDEX = "--moevement-order=index"
+LIMITS = ("--moevement-min-window=2", "--moevement-max-window=5", BY_INDEX)
 CHANGED_AFTER = 11
 """By then a window is persisted: the ring has no more room."""
 EDGE = 16
@@ -105,7 +106,7 @@ JOB = LocalizedJob.of(
     "pp2-ep2 bf16 replicated bias", 4, 2, 3, UNTIED, "--expert-model-parallel-size=1"
 )
 TRAIN_ITERS = 20
-IN_PLACE = ("--moevement-schedule-changes=8:2", "--moevement-min-window=2")
+IN_PLACE = ("--moevement-schedule-changes=8:2", "--moevement-min-window=2", BY_INDEX)
 """Windows begin at 0, 3, 6, 9 and 12; the last of these edges is the first after an agreement."""
 LOSSES = {
     "before the agreement": Loss((1,), (0,), everybody="8:gather", target=8),

@@ -12,7 +12,9 @@ from typing import Any
 
 from megatron_moevement.integrations.megatron.expert_bias import PendingExpertBias
 from megatron_moevement.integrations.megatron.optimizer import GradientStatistics, SplitOptimizer
+from megatron_moevement.integrations.megatron.router_counts import RouterCounts
 from megatron_moevement.integrations.megatron.scheduler import Scheduler
+from megatron_moevement.policy.window.popularity import Popularity
 from megatron_moevement.runtime.coordination.ledger import Ledger, LedgerEntry
 from megatron_moevement.runtime.coordination.progress import Progress
 from megatron_moevement.runtime.faults.fault_points import Strike, pass_by
@@ -27,6 +29,7 @@ class DecidedStep:
         num_tokens: by which the losses were normalised.
         random_before: this rank's random streams at the start of the step.
         rng_equal: whether replicas were found to have the same random streams behind it.
+        popularity: what is known of the experts, in the first step of a window.
     """
 
     statistics: GradientStatistics
@@ -34,6 +37,7 @@ class DecidedStep:
     num_tokens: int
     random_before: Mapping[str, Any]
     rng_equal: bool = False
+    popularity: Popularity | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +47,7 @@ class StepCommit:
     optimizer: SplitOptimizer
     scheduler: Scheduler
     expert_bias: PendingExpertBias
+    router_counts: RouterCounts
     ledger: Ledger
     global_batch_size: int
 
@@ -57,6 +62,7 @@ class StepCommit:
         applied = self.optimizer.commit(statistics, strike)
         strike(FaultPoint.AFTER_OPTIMIZERS)
         self.expert_bias.commit()
+        self.router_counts.commit(step, begins_window=decided.popularity is not None)
         if applied:
             self.scheduler.advance(self.global_batch_size)
         entry = LedgerEntry(
@@ -72,6 +78,7 @@ class StepCommit:
             scalers=self.optimizer.scalers(),
             random_state=decided.random_before,
             rng_equal=decided.rng_equal,
+            popularity=decided.popularity,
         )
         self.ledger.append(entry)
         progress = Progress(

@@ -2,10 +2,10 @@
 
 A survivor keeps weights, masters, moments, step counters, loss scalers and schedules. Everything in
 between is put back here to what it is between two steps: gradients, what the buckets know of their
-communication, what routers count within a step, what was noted for the commit, the functions that a
-schedule takes away while it runs, the flags that upstream's code sets without a `finally`, what
-freezing changed for a replay, and the mode of an evaluation. Random streams are the step's own
-business: the ledger has them.
+communication, what routers count within a step and what is counted of them, what was noted for the
+commit, the functions that a schedule takes away while it runs, the flags that upstream's code sets
+without a `finally`, what freezing changed for a replay, and the mode of an evaluation. Random
+streams are the step's own business: the ledger has them.
 
 Source: the attributes and their values between two steps are those of Megatron-Core 0.16.1
 (megatron/core/distributed, megatron/core/transformer/moe, megatron/core/pipeline_parallel).
@@ -30,6 +30,7 @@ from megatron_moevement.integrations.megatron.freezing import (
 )
 from megatron_moevement.integrations.megatron.inventory import TRANSIENT_BUFFERS
 from megatron_moevement.integrations.megatron.optimizer import CommittedGradScaler, SplitOptimizer
+from megatron_moevement.integrations.megatron.router_counts import RouterCounts
 
 _BUCKET_GROUPS = ("bucket_groups", "expert_parallel_bucket_groups")
 _BETWEEN_STEPS: dict[str, Any] = {
@@ -52,11 +53,13 @@ class Transients:
         chunks: Sequence[DistributedDataParallel],
         optimizer: SplitOptimizer,
         expert_bias: PendingExpertBias,
+        router_counts: RouterCounts,
     ) -> None:
         """Remembers what a schedule takes away while it runs."""
         self._chunks = list(chunks)
         self._optimizer = optimizer
         self._expert_bias = expert_bias
+        self._router_counts = router_counts
         self._config: Any = self._chunks[0].config
         self._functions = {name: getattr(self._config, name) for name in _FUNCTIONS}
         ddp_config = self._chunks[0].ddp_config
@@ -82,6 +85,7 @@ class Transients:
         for chunk in self._chunks:
             chunk.train()
         self._expert_bias.discard()
+        self._router_counts.discard()
         clear_aux_losses_tracker()
         self._reset_modules()
         self._reset_buckets()

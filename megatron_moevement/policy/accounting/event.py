@@ -39,6 +39,7 @@ class EventName(Enum):
     CHECKPOINT_FAILED = "checkpoint_failed"
     SCHEDULE = "schedule"
     WINDOW_CHOSEN = "window_chosen"
+    POPULARITY = "popularity"
     SLOT_DAMAGED = "slot_damaged"
     SLOW_RANK = "slow_rank"
 

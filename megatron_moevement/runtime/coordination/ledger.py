@@ -11,6 +11,8 @@ import struct
 from collections.abc import Mapping
 from typing import Any
 
+from megatron_moevement.policy.window.popularity import Popularity
+
 
 def loss_to_hex(loss: float) -> str:
     """Returns the bits of an FP32 loss as eight hexadecimal digits, so that equal means equal."""
@@ -46,6 +48,8 @@ class LedgerEntry:
         scalers: state of each chained optimizer's scaler after the step.
         random_state: this rank's random streams at the start of the step.
         rng_equal: whether replicas were found to have the same random streams in S_k.
+        popularity: what is known of the experts from the first step of a window on; None in all
+            other steps, and where nothing is counted.
     """
 
     step: int
@@ -60,6 +64,7 @@ class LedgerEntry:
     scalers: tuple[Mapping[str, Any] | None, ...]
     random_state: Any
     rng_equal: bool = False
+    popularity: Popularity | None = None
 
 
 class Ledger:

@@ -61,6 +61,7 @@ from megatron_moevement.strategies.moevement.protection.placement_of_holders imp
 from megatron_moevement.strategies.moevement.protection.protection_watch import ProtectionWatch
 from megatron_moevement.strategies.moevement.protection.resident_store import ResidentStore
 from megatron_moevement.strategies.moevement.protection.spares import Spare, find_spares
+from megatron_moevement.strategies.moevement.schedules.popularity_watch import PopularityWatch
 from megatron_moevement.strategies.moevement.schedules.schedule_changes import ScheduleChanges
 from megatron_moevement.strategies.moevement.session import RankSession
 from megatron_moevement.strategies.moevement.spare_memory import keep_for_others
@@ -117,7 +118,17 @@ class MoEvement(ResidentState):
         holdings = Holdings(plan, own.host, store)
         work = FrozenWork.DROPPED if settings.moevement_no_frozen_skip else FrozenWork.SKIPPED
         memory = HostMemory(holdings, endpoint, carried.store, objects.device, objects.pin)
-        schedules = ScheduleChanges(memory, settings, events, say)
+        popularity = PopularityWatch(
+            objects.commit.router_counts, settings.moevement_order_decay, events
+        )
+        schedules = ScheduleChanges(
+            memory,
+            settings,
+            events,
+            say,
+            popularity=popularity,
+            kernels=objects.expert_kernels,
+        )
         return SparseCheckpointing(
             RankSession(objects, live, memory, carried, events, schedules, say),
             replicas=told.replicas,

@@ -24,6 +24,7 @@ from megatron_moevement.policy.recovery.lifecycle import Event
 from megatron_moevement.policy.recovery.newest_state import Durable
 from megatron_moevement.policy.recovery.plan import Plan, RankPlan, Verdict, WindowEdges
 from megatron_moevement.policy.window.measurements import NOT_MEASURED, Reduced, are_due
+from megatron_moevement.policy.window.popularity import Popularity
 from megatron_moevement.runtime.capture.capture import Capture
 from megatron_moevement.runtime.coordination.commit_barrier import Agreement, ReplicaRng, Vote
 from megatron_moevement.runtime.coordination.ledger import LedgerEntry
@@ -147,6 +148,7 @@ class SparseCheckpointing(Strategy):
         replay = execution.carry_out(self._freezing, loaded)
         laps.end("fetch")
         self._history = execution.history
+        session.schedules.popularity.recall(session.memory.journal, session.objects.device)
         self._drop_logs(plan)
         is_bare = replay is None and plan.edges is WindowEdges.RESTARTED
         if is_bare:
@@ -206,16 +208,25 @@ class SparseCheckpointing(Strategy):
         carried.live = carried.live.with_finished(step, random_state())
         vote = self._session.schedules.vote(self._history, is_replay=is_replay)
         measured = NOT_MEASURED if is_replay else self._measured(step)
+        popularity = self._popularity_at(step)
         if window is None:
-            return dataclasses.replace(NOT_COVERED, schedule=vote, measured=measured)
+            return dataclasses.replace(
+                NOT_COVERED, schedule=vote, measured=measured, popularity=popularity
+            )
         copies = self._session.memory.copies.acknowledgements.fewest_copies(self._history.persisted)
-        return Covered(window.start, copies, vote, measured)
+        return Covered(window.start, copies, vote, measured, popularity)
 
     def _measured(self, step: int) -> Reduced:
         """Returns what this rank tells of its bandwidths, at the steps at which all do."""
         if not are_due(self._history.timetable, step):
             return NOT_MEASURED
         return self._captured.profiler.measured(self._session.memory.copies)
+
+    def _popularity_at(self, step: int) -> Popularity | None:
+        """Returns what is known of the experts; in a replay what was known the first time."""
+        if self._replay is not None:
+            return self._replay.agreed(step).popularity
+        return self._session.schedules.popularity.at_barrier(step, self._history.timetable)
 
     def replica_rng(self) -> ReplicaRng | None:
         """Returns the random streams behind the passes of a step, where there are replicas."""
@@ -248,6 +259,7 @@ class SparseCheckpointing(Strategy):
             folder = memory.store.folder
             self._protection.at_edge(step, history.persisted, covered.copies, folder)
         self._captured.captured_bytes = self._captured.metadata_bytes = 0
+        session.schedules.popularity.committed(entry)
         if replay is not None:
             replay.committed(entry, progress)
         if step == self._captured.next_step:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from itertools import chain
 
@@ -20,8 +20,10 @@ from megatron_moevement.policy.job.operators import Inventory, OperatorId, Opera
 from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.policy.job.segments import Ends
 from megatron_moevement.policy.window.ordering import Ordering, order_operators
+from megatron_moevement.policy.window.popularity import room_for
 from megatron_moevement.policy.window.schedule import WindowSchedule
 from megatron_moevement.policy.window.schedule_document import encoded_bytes
+from megatron_moevement.policy.window.skipping_schedule import ExpertOrder, skip_most
 from megatron_moevement.policy.window.window_planner import plan_window
 from megatron_moevement.runtime.coordination.agreement import (
     all_gather_json,
@@ -46,7 +48,7 @@ from megatron_moevement.strategies.moevement.protection.spares import Spare
 from megatron_moevement.strategies.strategy import RecoveryAbortedError
 
 ENTRY_BYTES = 16 << 10
-"""Room for a ledger entry in the journal."""
+"""Room for a ledger entry in the journal, without what is known of the experts."""
 
 
 class UnlikePlansError(MoEvementError, RuntimeError):
@@ -300,6 +302,8 @@ def _sized(job: PlannedJob, slots: Sequence[int] | None) -> JobPlan:
     others = {smallest, largest} - {schedule.window}
     schedules = [schedule, *(schedule_of(schedule.inventory, window) for window in others)]
     room = room_of(sizes, schedules)
+    operators = schedule.inventory.sorted_operators
+    experts = sum(one.kind is OperatorKind.EXPERT for one in operators)
     return JobPlan(
         schedule=schedule,
         hosts=(),
@@ -307,9 +311,9 @@ def _sized(job: PlannedJob, slots: Sequence[int] | None) -> JobPlan:
         rings=ring_shapes(ring_capacity(largest, LAG), sizes, room),
         journal=JournalShape(
             max_replayed_steps(largest, LAG) + 2,
-            ENTRY_BYTES,
+            ENTRY_BYTES + room_for(experts),
             job.train_iters,
-            encoded_bytes(len(schedule.inventory.sorted_operators)),
+            encoded_bytes(len(operators)),
         ),
         slot_bytes=room,
         smallest_window=smallest,
@@ -331,10 +335,24 @@ def _schedule(
     return schedule_of(inventory, job.settings.first_window)
 
 
-def schedule_of(inventory: Inventory, window: int) -> WindowSchedule:
-    """Returns the schedule for W, the same wherever it is made."""
-    order = order_operators(inventory.sorted_operators, Ordering.INDEX)
-    return plan_window(inventory, order, window=window).schedule
+def schedule_of(
+    inventory: Inventory,
+    window: int,
+    order: ExpertOrder | None = None,
+    has_room: Callable[[WindowSchedule], bool] = lambda schedule: True,
+) -> WindowSchedule:
+    """Returns the schedule for W, the same wherever it is made.
+
+    Args:
+        order: of experts; None: by index.
+        has_room: as of `skip_most`.
+    """
+    by_index = plan_window(
+        inventory, order_operators(inventory.sorted_operators, Ordering.INDEX), window=window
+    )
+    if order is None:
+        return by_index.schedule
+    return skip_most(by_index, order, has_room=has_room).schedule
 
 
 def check_alike(digests: Sequence[str]) -> None:

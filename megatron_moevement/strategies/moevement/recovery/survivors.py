@@ -55,7 +55,12 @@ class Survivor:
         self._carried.live = TORN
         statistics = GradientStatistics(found_inf=entry.found_inf, norm=entry.grad_norm)
         decided = DecidedStep(
-            statistics, entry.loss, entry.num_tokens, before.random_state, entry.rng_equal
+            statistics,
+            entry.loss,
+            entry.num_tokens,
+            before.random_state,
+            entry.rng_equal,
+            entry.popularity,
         )
         own, progress = self._objects.commit.apply(before.progress, decided, self._strike(entry))
         if not same_scalars(own, entry):

@@ -11,8 +11,11 @@ import torch.distributed as dist
 from megatron_moevement.policy.facts.facts import Facts
 from megatron_moevement.policy.recovery.plan import Plan
 from megatron_moevement.policy.window.measurements import Measured, Reduced
+from megatron_moevement.policy.window.ordering import Ordering
+from megatron_moevement.policy.window.popularity import Popularity
 from megatron_moevement.policy.window.schedule import Window, WindowSchedule
 from megatron_moevement.policy.window.schedule_document import decode_schedule
+from megatron_moevement.policy.window.skipping_schedule import ExpertOrder
 from megatron_moevement.policy.window.timetable import (
     Timetable,
     UnknownScheduleError,
@@ -22,12 +25,14 @@ from megatron_moevement.policy.window.timetable import (
     may_propose,
     schedule_vote,
 )
+from megatron_moevement.policy.window.weight_gradients import ExpertKernels
 from megatron_moevement.runtime.coordination.agreement import broadcast_json
 from megatron_moevement.runtime.observation.events import EventName, Events
-from megatron_moevement.settings.fault_tolerance import FaultTolerance, ScheduleChange
+from megatron_moevement.settings.fault_tolerance import FaultTolerance
 from megatron_moevement.strategies.moevement.protection.host_memory import HostMemory
 from megatron_moevement.strategies.moevement.protection.job_plan import schedule_of
 from megatron_moevement.strategies.moevement.schedules.exchange import ScheduleExchange
+from megatron_moevement.strategies.moevement.schedules.popularity_watch import PopularityWatch
 from megatron_moevement.strategies.moevement.schedules.window_chooser import WindowChooser
 from megatron_moevement.strategies.moevement.window_history import WindowHistory
 
@@ -43,6 +48,9 @@ class ScheduleChanges:
         settings: FaultTolerance,
         events: Events,
         say: Callable[[str], None],
+        *,
+        popularity: PopularityWatch,
+        kernels: ExpertKernels,
     ) -> None:
         """Knows the schedule that all ranks have planned, and asks nobody yet.
 
@@ -50,6 +58,8 @@ class ScheduleChanges:
             settings: have the changes of the schedule that are wanted, or let W be chosen.
             events: gets a schedule that all ranks have agreed on.
             say: tells the user of it, on one rank.
+            popularity: what the job knows of its experts.
+            kernels: that compute them.
         """
         planned = memory.plan.schedule
         self._memory = memory
@@ -59,6 +69,9 @@ class ScheduleChanges:
         if settings.chooses_window:
             replicas = memory.plan.placement.replicas
             self._chooser = WindowChooser(self._slots, replicas, events, say)
+        self._kernels = kernels
+        self.popularity = popularity
+        """What experts are ordered by."""
         self._events = events
         self._say = say
         self._known = {planned.digest: planned}
@@ -66,7 +79,7 @@ class ScheduleChanges:
             lambda: ScheduleExchange(memory.rejoin_barrier, planned.inventory)
         )
         self._announced = 0
-        self._refused: ScheduleChange | None = None
+        self._settled: tuple[int, tuple[int, ...], str] | None = None
 
     def learn(self, facts: Facts, plan: Plan, device: torch.device) -> None:
         """Takes the schedules that a plan goes on with from who has them; every rank calls it.
@@ -157,9 +170,7 @@ class ScheduleChanges:
             if self._chooser is not None:
                 self._chooser.forget()
             return
-        if dist.get_rank() == 0 and self._chooser is not None:
-            self._propose_chosen(self._chooser, version)
-        elif dist.get_rank() == 0:
+        if dist.get_rank() == 0:
             self._propose(history, version)
         elif self._announced == version:
             self._exchange.fetch(version)
@@ -176,19 +187,6 @@ class ScheduleChanges:
             if entry.first_step < history.step:  # or it was measured under the one before
                 self._chooser.note(history.step, entry.window, worst)
 
-    def _propose_chosen(self, chooser: WindowChooser, version: int) -> None:
-        if not chooser.has_news:
-            return
-        planned = self._memory.plan.schedule
-
-        def make() -> WindowSchedule | None:
-            window = chooser.choose()
-            if window is None or window == planned.window:
-                return None if window is None else planned
-            return schedule_of(planned.inventory, window)
-
-        self._exchange.propose(version, make)
-
     def _slots(self) -> Mapping[int, int]:
         """Returns the largest slot of the worst rank for each W that there is room for."""
         plan, sizes = self._memory.plan, {}
@@ -200,29 +198,40 @@ class ScheduleChanges:
         return sizes
 
     def _propose(self, history: WindowHistory, version: int) -> None:
-        due = due_change([change.step for change in self._changes], history.step)
-        if due is None or self._changes[due] is self._refused:
-            return
-        change, newest, plan = self._changes[due], history.timetable.newest, self._memory.plan
-        is_planned = change.window == plan.schedule.window
-        if is_planned and plan.schedule.digest == newest.digest:
+        newest, plan, known = history.timetable.newest, self._memory.plan, self.popularity.known
+        chooser, fixed = self._chooser, newest.window
+        if chooser is None:
+            due = due_change([change.step for change in self._changes], history.step)
+            if due is None:
+                return
+            fixed = self._changes[due].window
+        wanted = (fixed, known.ordered_by, newest.digest)
+        if wanted == self._settled and (chooser is None or not chooser.has_news):
             return
 
         def make() -> WindowSchedule | None:
-            schedule = plan.schedule
-            if not is_planned:
-                schedule = schedule_of(schedule.inventory, change.window)
-            if schedule.digest == newest.digest:
-                self._refused = change  # it is in force
-                return None
-            if not plan.has_room(schedule):
-                self._refused = change
+            window = fixed if chooser is None else chooser.choose() or fixed
+            schedule = self._wanted(window, known)
+            if schedule.digest != newest.digest and plan.has_room(schedule):
+                return schedule
+            self._settled = wanted
+            if schedule.digest != newest.digest:
                 logger.warning(
                     "the window stays at %d: slots of one of %d are larger than "
                     "--moevement-min-window %d allows",
-                    *(newest.window, change.window, plan.smallest_window),
+                    *(newest.window, window, plan.smallest_window),
                 )
-                return None
-            return schedule
+            return None
 
         self._exchange.propose(version, make)
+
+    def _wanted(self, window: int, known: Popularity) -> WindowSchedule:
+        """Returns the schedule for a W and for what is known of the experts."""
+        plan = self._memory.plan
+        inventory = plan.schedule.inventory
+        if known.ordering is Ordering.INDEX:
+            is_planned = window == plan.schedule.window
+            return plan.schedule if is_planned else schedule_of(inventory, window)
+        scores = known.of_experts(inventory.operators)
+        order = ExpertOrder(self._kernels, scores, scores)
+        return schedule_of(inventory, window, order, plan.has_room)
