@@ -186,11 +186,7 @@ def build_part(
     layout = layout_name(arguments, launch.world_size)
     durable = DurableState(chunks, optimizer, scheduler, layout=layout, device=device)
     return Job(
-        arguments=arguments,
-        identity=identity,
-        backend=backend,
-        device=device,
-        launch=launch,
+        *(arguments, identity, backend, device, launch),
         position=place,
         groups=groups,
         batches=batches,
