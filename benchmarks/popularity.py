@@ -148,16 +148,19 @@ class Conversion:
     def __init__(self, job: Job, batches: Sequence[Any]) -> None:
         self._job, self._batches = job, list(batches)
         self._freezing = Freezing(job.chunks, job.optimizer)
+        self._counted: dict[frozenset[OperatorId], int] = {}
         live = LiveOperators(job.chunks, job.optimizer)
         self.inventory = Inventory({LogicalRank(): tuple(live.operators)})
 
     def flops(self, active: frozenset[OperatorId]) -> int:
         """Returns the FLOPs of all matrix products of a step in which these are trained."""
-        self._freezing.set_active(active)
-        with gemm_flops() as counter:
-            self._job.schedule.forward_backward(self._batches)
-        self._job.transients.reset()
-        return int(counter.get_total_flops())
+        if active not in self._counted:
+            self._freezing.set_active(active)
+            with gemm_flops() as counter:
+                self._job.schedule.forward_backward(self._batches)
+            self._job.transients.reset()
+            self._counted[active] = int(counter.get_total_flops())
+        return self._counted[active]
 
     def skipped_flops(self, schedule: WindowSchedule) -> int:
         """Returns what all steps of a conversion leave out."""
@@ -243,7 +246,7 @@ def expert_parallel(inventory: Inventory, ranks: int) -> Inventory:
 def _flops(found: Conversion, tokens: Mapping[OperatorId, int]) -> int:
     """Returns what weight gradients of experts take in a step: all of them are frozen or none."""
     operators = found.inventory.operators
-    return found.flops(operators) - found.flops(operators - tokens.keys())
+    return found.flops(operators) - found.flops(operators.difference(tokens))
 
 
 def _skipped_of_others(
