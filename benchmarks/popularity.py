@@ -77,6 +77,7 @@ FLAGS = (
     "--num-workers=0",
     "--untie-embeddings-and-output-weights",
     "--moevement-strategy=moevement",
+    "--moevement-order=hard",
 )
 SKEWNESS = (0.25, 0.50, 0.75)
 
@@ -183,7 +184,7 @@ def conversion(
         skew(job, skewness, seed)
         with open_steps(job, build_datasets(job), START) as step:
             step.run(StopRequest.NONE)
-            found = Conversion(job, step.micro_batches())
+            found = Conversion(job, list(step.micro_batches()))
             counts = job.router_counts.reduced(range(1, 2))
             known = Popularity(job.router_counts.ordering).after_window(counts, 0.0)
             yield found, known.of_experts(found.inventory.operators)

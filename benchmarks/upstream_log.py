@@ -74,8 +74,12 @@ class TimedWriter(LogWriter):
 
     def __init__(self, writer: LogWriter) -> None:
         super().__init__(writer.log)
-        self.spent_s = 0.0
+        self.taken_s = 0.0
         self._writer = writer
+
+    @property
+    def spent_s(self) -> float:
+        return self._writer.spent_s
 
     def await_landed(self) -> timedelta:
         return self._writer.await_landed()
@@ -83,12 +87,12 @@ class TimedWriter(LogWriter):
     def sent(self, tag: BoundaryTag, tensor: torch.Tensor) -> None:
         started_s = time.thread_time()
         self._writer.sent(tag, tensor)
-        self.spent_s += time.thread_time() - started_s
+        self.taken_s += time.thread_time() - started_s
 
     def received(self, tag: BoundaryTag, tensor: torch.Tensor) -> None:
         started_s = time.thread_time()
         self._writer.received(tag, tensor)
-        self.spent_s += time.thread_time() - started_s
+        self.taken_s += time.thread_time() - started_s
 
 
 def start_ranks(number: int) -> int:
@@ -175,7 +179,7 @@ def table(
         low, _, high = statistics.quantiles(cpu, n=4) if kind != OFF else (1.0, 1.0, 1.0)
         log = writers[kind].log if kind != OFF else None
         used = f"{log.used_bytes / len(log.steps):,.0f}" if log else "0"
-        own_s = writers[kind].spent_s / (len(spent) + WARM_UP) if log else 0.0
+        own_s = writers[kind].taken_s / (len(spent) + WARM_UP) if log else 0.0
         lines.append(
             f"| {kind} | {statistics.median(one[0] for one in spent) * 1e3:.1f} "
             f"| {statistics.median(wall):.3f} | {statistics.median(cpu):.4f} "

@@ -45,7 +45,10 @@ def count(flags, evaluates, interrupted):
     from megatron_moevement.training.evaluation import evaluate  # noqa: PLC0415
     from megatron_moevement.training.steps import build_datasets, open_steps  # noqa: PLC0415
 
-    with tiny_job(PROTECTED, *flags, base=TINY) as job, contextlib.ExitStack() as stack:
+    with (
+        tiny_job(PROTECTED, "--moevement-order=hard", *flags, base=TINY) as job,
+        contextlib.ExitStack() as stack,
+    ):
         datasets = build_datasets(job)
         step = stack.enter_context(open_steps(job, datasets, START))
         found = observed(job)
