@@ -41,6 +41,8 @@ class PopularityWatch:
 
     def recall(self, journal: Journal, device: torch.device) -> None:
         """Takes the newest that the ledger of any rank has; every rank calls it."""
+        if not self._counts.is_counting:
+            return
         step, self.known = self._newest_in(journal)
         place = step * dist.get_world_size() + dist.get_rank()
         newest = torch.tensor([place, -step], device=device)
