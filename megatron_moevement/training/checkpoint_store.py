@@ -16,6 +16,11 @@ import torch.distributed as dist
 
 from megatron_moevement.errors import UserError
 from megatron_moevement.integrations.megatron.durable import DurableState, UnloadableError
+from megatron_moevement.integrations.megatron.megatron_checkpoint import misfit as optimizer_misfit
+from megatron_moevement.integrations.megatron.unsharded_state import (
+    UnshardedState,
+    read_unsharded_state,
+)
 from megatron_moevement.policy.recovery.newest_state import Durable
 from megatron_moevement.runtime.coordination.agreement import (
     AgreementError,
@@ -33,7 +38,12 @@ from megatron_moevement.training.checkpoints import (
     checkpoint_files,
     record_file,
 )
-from megatron_moevement.training.model_description import model_differences
+from megatron_moevement.training.megatron_checkpoints import (
+    check_loadable,
+    damage_without_list,
+    own_part_of,
+    what_was_taken,
+)
 
 _SPARE_BYTES = 16 << 20
 """Room that a save leaves for the small files beside the tensors."""
@@ -252,30 +262,58 @@ class CheckpointStore:
         with_optimizer: bool = True,
         with_random_state: bool = True,
     ) -> dict[str, Any]:
-        common = self._common(folder, iteration)
-        for name, is_wanted in {"optim": with_optimizer, "rng": with_random_state}.items():
-            if is_wanted and name in common.get("left_out", ()):
-                raise UserError(
-                    f"checkpoint {folder.path(iteration)} was saved with --no-save-{name}: give "
-                    f"--no-load-{name}, or another --load"
-                )
+        path = folder.path(iteration)
+        common = read_unsharded_state(path)
+        if common is None:
+            raise UserError(f"checkpoint {path} can't be read")
+        check_loadable(path, common, self.model)
+        is_release = common.own is None and folder.is_release(iteration)
+        if is_release:  # weights alone, from a converter
+            with_optimizer = with_random_state = False
+        wanted = {"optim": with_optimizer, "rng": with_random_state}
+        self._check_parts(path, common, wanted)
         try:
             has_random_state = self.state.load(
-                folder.path(iteration),
-                with_optimizer=with_optimizer,
-                with_random_state=with_random_state,
+                path, common, with_optimizer=with_optimizer, with_random_state=with_random_state
             )
         except UnloadableError as error:
             raise UserError(
-                f"checkpoint {folder.path(iteration)} can't be loaded: {error}; give the flags of "
+                f"checkpoint {path} can't be loaded: {error}; give the flags of "
                 "the job that saved it, or another --load"
             ) from error
-        if with_random_state and not has_random_state:
-            warn(
-                f"checkpoint {folder.path(iteration)} was written with other parallel sizes: "
-                "its random streams are not taken, dropout goes on from --seed"
+        if common.own is not None:
+            if with_random_state and not has_random_state:
+                warn(
+                    f"checkpoint {path} was written with other parallel sizes: "
+                    "its random streams are not taken, dropout goes on from --seed"
+                )
+            return common.own
+        steps = self.state.optimizer.adam_step() if with_optimizer else None
+        own = own_part_of(common, steps, is_release=is_release)
+        position = not (self.settings.finetune or is_release)
+        parts = {"optimizer": with_optimizer, "random_state": has_random_state}
+        warn(what_was_taken(path, own, **parts, position=position))
+        return own
+
+    def _check_parts(self, path: Path, common: UnshardedState, wanted: Mapping[str, bool]) -> None:
+        """Checks that a checkpoint has what is to be loaded of it.
+
+        Raises:
+            UserError: it lacks a part, or has it in a form that does not fit.
+        """
+        left_out = () if common.own is None else common.own.get("left_out", ())
+        for name in (name for name in left_out if wanted[name]):
+            raise UserError(
+                f"checkpoint {path} was saved with --no-save-{name}: give --no-load-{name}, or "
+                "another --load"
             )
-        return common
+        if common.own is None and wanted["optim"]:
+            misfit = optimizer_misfit(common)
+            if misfit is not None:
+                raise UserError(
+                    f"checkpoint {path} is Megatron-LM's, and {misfit}: --no-load-optim takes its "
+                    "weights alone"
+                )
 
     def _choose(self, folder: CheckpointFolder, warn: Callable[[str], None]) -> int | None:
         with as_user_error(f"--load {folder.root} can't be made whole: "):
@@ -298,23 +336,20 @@ class CheckpointStore:
     ) -> int | None:
         """Returns the first checkpoint without damage, of which each rank reads a share."""
         for iteration in candidates:
-            manifest = folder.manifest(iteration) or {}
-            share = sorted(manifest)[dist.get_rank() :: dist.get_world_size()]
-            found = all_gather_json(folder.damage(iteration, share), self.device)
+            found = all_gather_json(_damage(folder, iteration), self.device)
             damage = next((one for one in found if one), None)
             if damage is None:
                 return iteration
             warn(f"checkpoint {folder.path(iteration)} is not usable: {damage}")
         return None
 
-    def _common(self, folder: CheckpointFolder, iteration: int) -> dict[str, Any]:
-        common = self.state.read_common(folder.path(iteration))
-        different = model_differences(self.model, common["model"])
-        if different:
-            raise UserError(
-                f"the checkpoint in {folder.root} is of another model: {'; '.join(different)}"
-            )
-        return common
+
+def _damage(folder: CheckpointFolder, iteration: int) -> str | None:
+    """Returns what is wrong with this rank's share of a checkpoint's files."""
+    manifest = folder.manifest(iteration)
+    if manifest is None:
+        return damage_without_list(folder.path(iteration))
+    return folder.damage(iteration, sorted(manifest)[dist.get_rank() :: dist.get_world_size()])
 
 
 def _check_space(folder: Path, needed_bytes: int, to_be_freed_bytes: int = 0) -> None:

@@ -2,6 +2,7 @@
 
     DIR/latest_checkpointed_iteration.txt     the newest whole checkpoint, as Megatron-LM names it
     DIR/iter_0000100/                         a whole checkpoint (torch_dist)
+    DIR/release/                              weights alone, by a converter; the tracker says so
     DIR/moevement/iter_0000100.json           size and checksum of each of its files
     DIR/moevement/history.json                names the history of training that saves here now
     DIR/moevement/iter_0000100.writing/       one that is being written, or was when a job died
@@ -26,6 +27,7 @@ from pathlib import Path
 
 import xxhash
 
+_RELEASE = "release"
 TRACKER = "latest_checkpointed_iteration.txt"
 _HISTORY = "history.json"
 _CHUNK_BYTES = 1 << 22
@@ -90,14 +92,21 @@ class CheckpointFolder:
 
     def path(self, iteration: int) -> Path:
         """Returns where the whole checkpoint of an iteration lies."""
-        return self.root / f"iter_{iteration:07d}"
+        return self.root / (_RELEASE if self.is_release(iteration) else f"iter_{iteration:07d}")
+
+    def is_release(self, iteration: int) -> bool:
+        """Returns whether this is what a converter wrote: weights alone, as iteration 0."""
+        return iteration == 0 and self._tracked() == _RELEASE
 
     def iterations(self) -> list[int]:
         """Returns the iterations of all checkpoints that carry their final name, newest first."""
         if not self.root.is_dir():
             return []
         names = (re.fullmatch(r"iter_(\d{7,})", path.name) for path in self.root.iterdir())
-        return sorted((int(match[1]) for match in names if match), reverse=True)
+        found = {int(match[1]) for match in names if match}
+        if self._tracked() == _RELEASE and (self.root / _RELEASE).is_dir():
+            found.add(0)
+        return sorted(found, reverse=True)
 
     def candidates(self) -> list[int]:
         """Returns the iterations to resume from, best first.
@@ -126,10 +135,19 @@ class CheckpointFolder:
 
     def latest(self) -> int | None:
         """Returns the iteration that the tracker file names, None without a readable one."""
+        told = self._tracked()
+        if told == _RELEASE:
+            return 0
         try:
-            return int((self.root / TRACKER).read_text())
-        except (OSError, ValueError):
+            return int(told)
+        except ValueError:
             return None
+
+    def _tracked(self) -> str:
+        try:
+            return (self.root / TRACKER).read_text().strip()
+        except (OSError, ValueError):
+            return ""
 
     def check_writable(self) -> None:
         """Raises OSError when no checkpoint could be written here."""

@@ -52,6 +52,7 @@ from megatron_moevement.settings.run import num_microbatches
 from megatron_moevement.training.arguments import Arguments
 from megatron_moevement.training.checkpoint_store import CheckpointStore
 from megatron_moevement.training.data.batches import BatchLayout
+from megatron_moevement.training.megatron_arguments import megatron_arguments
 from megatron_moevement.training.model_description import model_description
 from megatron_moevement.training.run_identity import agree_on_identity, checkpoint_mark
 
@@ -184,7 +185,8 @@ def build_part(
     schedule = _schedule(arguments, config, chunks, optimizer, groups, expert_bias, batches)
     ledger = Ledger(_RETAINED_LEDGER_STEPS)
     layout = layout_name(arguments, launch.world_size)
-    durable = DurableState(chunks, optimizer, scheduler, layout=layout, device=device)
+    named = megatron_arguments(arguments)
+    durable = DurableState(chunks, optimizer, scheduler, layout, device, named)
     return Job(
         *(arguments, identity, backend, device, launch),
         position=place,

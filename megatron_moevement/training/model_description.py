@@ -75,7 +75,7 @@ def model_differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> lis
     What a model has no use for is not compared, nor what the checkpoint of an earlier version does
     not tell.
     """
-    own, other = _effective(ours), _effective(theirs)
+    own, other = _effective(ours), _effective({**ours, **theirs})
     return [
         f"--{name.replace('_', '-')} {own[name]} (checkpoint: {other[name]})"
         for name in sorted(own.keys() & other.keys() & theirs.keys())
@@ -85,12 +85,19 @@ def model_differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> lis
 
 def _effective(flags: Mapping[str, Any]) -> dict[str, Any]:
     """Fills in the defaults that depend on other flags, and leaves out what has no effect."""
+    values = with_defaults(flags)
+    unused = _unused(values, _layer_pattern(flags))
+    return {name: value for name, value in values.items() if name not in unused}
+
+
+def with_defaults(flags: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what a model is described by, with the defaults that depend on other flags."""
     heads, width = flags["num_attention_heads"], flags["hidden_size"]
     mlp_width = flags["ffn_hidden_size"] or 4 * width
     pattern = _layer_pattern(flags)
     # Auxiliary losses are a matter of the training; this kind chooses experts in its own way.
     is_sinkhorn = _SINKHORN in flags.get("moe_router_load_balancing_type", ())
-    values = {
+    return {
         **flags,
         "ffn_hidden_size": mlp_width,
         "kv_channels": flags["kv_channels"] or width // heads,
@@ -101,8 +108,6 @@ def _effective(flags: Mapping[str, Any]) -> dict[str, Any]:
         "moe_router_topk_scaling_factor": flags["moe_router_topk_scaling_factor"] or 1.0,
         "moe_router_load_balancing_type": _SINKHORN if is_sinkhorn else f"no {_SINKHORN}",
     }
-    unused = _unused(values, pattern)
-    return {name: value for name, value in values.items() if name not in unused}
 
 
 def _unused(values: Mapping[str, Any], pattern: tuple[bool, ...]) -> set[str]:

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from megatron_moevement.integrations.megatron.durable import DurableState
+from megatron_moevement.integrations.megatron.unsharded_state import read_unsharded_state
 from megatron_moevement.settings.checkpointing import Checkpointing
 from megatron_moevement.training.checkpoints import CheckpointFolder, checkpoint_files
 
@@ -45,11 +45,8 @@ def find_origin(settings: Checkpointing, lineage: str) -> str:
 
 def _run_of(checkpoint: Path) -> dict[str, Any] | None:
     """Returns what a checkpoint says of its run; None where it can't be read."""
-    try:
-        common = DurableState.read_common(checkpoint)
-    except Exception:  # noqa: BLE001  (whatever Megatron-Core makes of damaged files)
-        return None
-    return dict(common.get("run") or {})
+    common = read_unsharded_state(checkpoint)
+    return None if common is None else dict((common.own or {}).get("run") or {})
 
 
 def _digest(folder: CheckpointFolder, iteration: int) -> str:

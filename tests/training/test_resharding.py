@@ -6,12 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from megatron_moevement.runtime.observation.events import EventName, read_events
 from megatron_moevement.training.checkpoint_arguments import network_in
 from megatron_moevement.training.program import main
+from tests.harness.checkpoint_tensors import tensors_in
 from tests.harness.tiny_job import TINY
 
 pytestmark = pytest.mark.distributed
@@ -185,18 +184,6 @@ def load_and_save(flags, source, target):
     with tiny_job(*flags, f"--load={source}") as job:
         job.checkpoints.resume(lambda _: None)
         job.durable.save(Path(target), {})
-
-
-def tensors_in(checkpoint):
-    """Returns every tensor of a checkpoint: weights, master weights and moments."""
-    metadata = dcp.FileSystemReader(checkpoint).read_metadata().state_dict_metadata
-    state = {
-        name: torch.empty(one.size, dtype=one.properties.dtype)
-        for name, one in metadata.items()
-        if isinstance(one, TensorStorageMetadata)
-    }
-    dcp.load(state, checkpoint_id=checkpoint, no_dist=True)
-    return state
 
 
 PADDED = (

@@ -11,6 +11,7 @@ import dataclasses
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -21,17 +22,7 @@ from megatron.core.dist_checkpointing.core import (
     CheckpointingException,
     save_config,
 )
-from megatron.core.dist_checkpointing.dict_utils import (
-    dict_list_map_outplace,
-    extract_matching_values,
-    merge,
-    nested_values,
-)
-from megatron.core.dist_checkpointing.mapping import (
-    LocalNonpersistentObject,
-    ShardedBase,
-    ShardedObject,
-)
+from megatron.core.dist_checkpointing.mapping import ShardedObject
 from megatron.core.dist_checkpointing.state_dict_utils import save_preprocess
 from megatron.core.dist_checkpointing.strategies.base import StrategyAction, get_default_strategy
 from megatron.core.dist_checkpointing.strategies.torch import (
@@ -46,23 +37,31 @@ from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
 
 from megatron_moevement.errors import MoEvementError
-from megatron_moevement.integrations.megatron import random_state
+from megatron_moevement.integrations.megatron import megatron_checkpoint, random_state
+from megatron_moevement.integrations.megatron.checkpoint_index import check_index
+from megatron_moevement.integrations.megatron.megatron_checkpoint import METADATA
 from megatron_moevement.integrations.megatron.optimizer import SplitOptimizer
-from megatron_moevement.integrations.megatron.own_part import COMMON_KEY
 from megatron_moevement.integrations.megatron.scheduler import Scheduler
-from megatron_moevement.runtime.coordination.agreement import on_first_rank, together
+from megatron_moevement.integrations.megatron.sharded_request import (
+    alike_on_all_ranks,
+    fetch,
+    only_sharded,
+    sharded_leaves,
+    without_extra_state,
+)
+from megatron_moevement.integrations.megatron.unsharded_state import (
+    COMMON_KEY,
+    OWN_FORMAT,
+    UnshardedState,
+)
+from megatron_moevement.runtime.coordination.agreement import (
+    AgreementError,
+    all_gather_json,
+    on_first_rank,
+    together,
+)
 
 BACKEND, VERSION = "torch_dist", 1
-_MASTERS = ("optimizer.state.param.", "optimizer.state.fp32_param.")
-"""How upstream names master weights: with the distributed optimizer, and without it."""
-
-_METADATA = {
-    "distrib_optim_sharding_type": "fully_reshardable",
-    "distrib_optim_fully_reshardable_mem_efficient": False,
-    "chained_optim_avoid_prefix": True,
-    "singleton_local_shards": False,
-}
-
 _LONGEST_REASON = 200
 
 
@@ -80,6 +79,8 @@ class DurableState:
     layout: str
     """Names the parallel sizes; random streams are only taken from the same layout."""
     device: torch.device
+    arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """What Megatron-LM finds in `args`."""
 
     def save(
         self,
@@ -92,7 +93,8 @@ class DurableState:
         """Writes the state into an empty folder.
 
         Args:
-            common: what is the same on all ranks and JSON-like.
+            common: what is the same on all ranks and JSON-like; its `progress` is Megatron-LM's
+                iteration and consumed samples, too.
             with_optimizer: else it can only be loaded without.
             with_random_state: the same.
 
@@ -103,16 +105,26 @@ class DurableState:
         state = self._sharded_state(
             is_loading=False, model_only=not with_optimizer, with_random_state=with_random_state
         )
+        progress = common.get("progress", {})
+        state["args"] = megatron_checkpoint.arguments_of(
+            self.arguments,
+            progress.get("consumed_samples", 0),
+            has_random_streams=megatron_checkpoint.RANDOM_STATE in state,
+        )
+        state["iteration"] = progress.get("committed", 0)
         state["opt_param_scheduler"] = self.scheduler.state_dict()
         state[COMMON_KEY] = {
             **common,
+            "format": OWN_FORMAT,
             "scalers": list(self.optimizer.scalers()),
             "adam_step": self.optimizer.adam_step(),
             "layout": self.layout,
         }
-        state["content_metadata"] = dict(_METADATA)
-        state["checkpoint_version"] = 3.0
-        sharded, common_part = save_preprocess(state)
+        state["content_metadata"] = dict(METADATA)
+        state["checkpoint_version"] = megatron_checkpoint.VERSION
+        sharded, common_part = save_preprocess(
+            state, preprocess_common_before_consistancy_check=alike_on_all_ranks
+        )
         write_common = get_default_strategy(StrategyAction.SAVE_COMMON, "torch", 1).save_common
         together(lambda: write_common(common_part, folder), self.device)
         together(lambda: _write_sharded(sharded, folder), self.device)
@@ -147,17 +159,16 @@ class DurableState:
         )
         return int(weights + optimizer)
 
-    @staticmethod
-    def read_common(folder: Path) -> dict[str, Any]:
-        """Returns our part of a checkpoint's common state, without loading anything else."""
-        common = dist_checkpointing.load_common_state_dict(str(folder))
-        return dict(common[COMMON_KEY])
-
-    def load(self, folder: Path, *, with_optimizer: bool, with_random_state: bool) -> bool:
+    def load(
+        self, folder: Path, common: UnshardedState, *, with_optimizer: bool, with_random_state: bool
+    ) -> bool:
         """Fills model, optimizer, scheduler and random streams from a checkpoint.
 
         The checkpoint may come from other parallel sizes. Random streams belong to a rank, so they
         are only taken from the same layout.
+
+        Args:
+            common: of the checkpoint.
 
         Returns:
             Whether the random streams were taken.
@@ -165,9 +176,12 @@ class DurableState:
         Raises:
             UnloadableError: it is another model's, or can't be read. The state is lost.
         """
+        load = self._load if common.own is not None else self._load_megatrons
         try:
-            return self._load(folder, with_optimizer, with_random_state)
-        except CheckpointingException as error:
+            together(lambda: check_index(folder), self.device)
+            with megatron_checkpoint.data_alone():
+                return load(folder, common, with_optimizer, with_random_state)
+        except (CheckpointingException, AgreementError, UnpicklingError) as error:
             raise UnloadableError(_in_short(error)) from error
         except CheckpointException as error:  # torch's is no `Exception`
             causes = [cause for _, (cause, _) in sorted(error.failures.items())]
@@ -175,32 +189,92 @@ class DurableState:
                 raise  # a rank was interrupted
             raise UnloadableError(_in_short(causes[0])) from error
 
-    def _load(self, folder: Path, with_optimizer: bool, with_random_state: bool) -> bool:
-        ours = self.read_common(folder)
+    def _load(
+        self, folder: Path, common: UnshardedState, with_optimizer: bool, with_random_state: bool
+    ) -> bool:
+        ours = common.own or {}
         with_random_state = with_random_state and ours["layout"] == self.layout
         request = self._sharded_state(
             is_loading=True, model_only=not with_optimizer, with_random_state=with_random_state
         )
-        masters: dict[str, Any] = {}
+        state = fetch(request, folder)
+        self._take_model(state)
         if with_optimizer:
-            masters, request["optimizer"] = _find_masters(request["optimizer"], folder)
-        state = dist_checkpointing.load(request, str(folder))
-        if masters:
-            loaded = dist_checkpointing.load({"masters": masters}, str(folder))
-            merge(state["optimizer"], loaded["masters"])
-        for key, chunk in self._named_chunks():
-            chunk.load_state_dict(state[key])
-        if with_optimizer:
-            self.optimizer.megatron.load_state_dict(state["optimizer"])
-            self.optimizer.complete_state()
-            self.optimizer.set_adam_step(ours["adam_step"])
-            self.optimizer.load_scalers(ours["scalers"])
-            self.scheduler.load_state_dict(state["opt_param_scheduler"])
+            self._take_optimizer(state["optimizer"], ours["adam_step"], ours["scalers"])
+            self.scheduler.load_state_dict(common.entries["opt_param_scheduler"])
         else:
             self.optimizer.megatron.reload_model_params()
         if with_random_state:
             random_state.restore_random_state(state["random_state"])
         return with_random_state
+
+    def _load_megatrons(
+        self, folder: Path, common: UnshardedState, with_optimizer: bool, with_random_state: bool
+    ) -> bool:
+        with_random_state = with_random_state and megatron_checkpoint.has_random_state(common)
+        metadata = megatron_checkpoint.request_metadata(common)
+        request = self._sharded_state(
+            is_loading=True,
+            model_only=not with_optimizer,
+            with_random_state=False,
+            metadata=metadata,
+        )
+        request = without_extra_state(request)
+        if with_random_state:
+            request[megatron_checkpoint.RANDOM_STATE] = megatron_checkpoint.sharded_random_state(
+                is_loading=True
+            )
+        self._check_weights(request, folder)
+        state = fetch(request, folder)
+        self._take_model(state)
+        if with_optimizer:
+            counted = common.entries["optimizer"]
+            steps = megatron_checkpoint.applied_steps(counted)
+            scalers = megatron_checkpoint.loss_scalers(counted)
+            self._take_optimizer(state["optimizer"], steps, scalers)
+            self.scheduler.load_state_dict(common.entries["opt_param_scheduler"])
+        else:
+            self.optimizer.megatron.reload_model_params()
+        if with_random_state:
+            megatron_checkpoint.restore_random_state(state[megatron_checkpoint.RANDOM_STATE])
+        return with_random_state
+
+    def _take_model(self, state: Mapping[str, Any]) -> None:
+        for key, chunk in self._named_chunks():
+            chunk.load_state_dict(state[key])
+
+    def _take_optimizer(
+        self, state: Any, steps: int, scalers: Sequence[Mapping[str, Any] | None]
+    ) -> None:
+        """Takes the tensors, and the step and the scalers of the job; all else are its flags."""
+        groups = [dict(group) for part in self.optimizer.parts for group in part.param_groups]
+        self.optimizer.megatron.load_state_dict(state)
+        live = (group for part in self.optimizer.parts for group in part.param_groups)
+        for group, given in zip(live, groups, strict=True):
+            group.update({name: given[name] for name in given.keys() - {"params"}})
+        self.optimizer.complete_state()
+        self.optimizer.set_adam_step(steps)
+        self.optimizer.load_scalers(scalers)
+
+    def _check_weights(self, request: Mapping[str, Any], folder: Path) -> None:
+        """Refuses a checkpoint with weights that no rank asks for: upstream would leave them.
+
+        Raises:
+            UnloadableError: on all ranks.
+        """
+        own = sorted(
+            {leaf.key for key, _ in self._named_chunks() for leaf in sharded_leaves(request[key])}
+        )
+        asked = {key for keys in all_gather_json(own, self.device) for key in keys}
+        saved = dist_checkpointing.load_tensors_metadata(str(folder))
+        extra = sorted(
+            key
+            for key in saved
+            if key not in asked and not megatron_checkpoint.is_of_optimizer(key)
+        )
+        if extra:
+            more = f" and {len(extra) - 1} more" if len(extra) > 1 else ""
+            raise UnloadableError(f"this model has no weight {extra[0]}{more}")
 
     def _named_chunks(self) -> list[tuple[str, torch.nn.Module]]:
         chunks = unwrap_model(list(self.chunks))
@@ -209,9 +283,14 @@ class DurableState:
         return [(f"model{index}", chunk) for index, chunk in enumerate(chunks)]
 
     def _sharded_state(
-        self, *, is_loading: bool, model_only: bool, with_random_state: bool
+        self,
+        *,
+        is_loading: bool,
+        model_only: bool,
+        with_random_state: bool,
+        metadata: Mapping[str, Any] = METADATA,
     ) -> dict[str, Any]:
-        metadata = dict(_METADATA)
+        metadata = dict(metadata)
         state: dict[str, Any] = {}
         for key, chunk in self._named_chunks():
             state[key] = chunk.sharded_state_dict(metadata=metadata)  # type: ignore[operator]
@@ -219,7 +298,7 @@ class DurableState:
             optimizer = self.optimizer.megatron.sharded_state_dict(
                 dict(state), is_loading=is_loading, metadata=metadata
             )
-            state["optimizer"] = _only_sharded(optimizer)
+            state["optimizer"] = only_sharded(optimizer) if is_loading else optimizer
         if with_random_state:
             state["random_state"] = ShardedObject(
                 f"{COMMON_KEY}.random_state",
@@ -228,55 +307,11 @@ class DurableState:
                 (dist.get_rank(),),
                 replica_id=0,
             )
+            if not is_loading and torch.cuda.is_available():  # where Megatron-LM has its streams
+                state[megatron_checkpoint.RANDOM_STATE] = megatron_checkpoint.sharded_random_state(
+                    is_loading=False
+                )
         return state
-
-
-def _only_sharded(state: Any) -> Any:
-    """Marks what is not sharded as this rank's own business, neither saved nor loaded.
-
-    Its form depends on the layout: experts with a group of their own have an own optimizer. What
-    matters in it (step, scalers, schedule) is in our own part of the common state. The optimizer of
-    a stage without experts has an empty state for theirs, which a checkpoint would drop.
-    """
-    if isinstance(state, ShardedBase):
-        return state
-    if isinstance(state, dict) and state:
-        return {key: _only_sharded(value) for key, value in state.items()}
-    if isinstance(state, list) and _sharded_leaves(state):
-        return [_only_sharded(value) for value in state]
-    return LocalNonpersistentObject(dict_list_map_outplace(_unwrapped, state))
-
-
-def _find_masters(state: dict[str, Any], folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Asks for the FP32 master weights by the names that a checkpoint has them under.
-
-    Upstream names them differently with and without the distributed optimizer, and in FP32 without
-    it the weights themselves are the masters.
-
-    Returns:
-        What of the optimizer's state must be loaded apart because its names are the weights', and
-        the rest.
-    """
-    names = dist_checkpointing.load_tensors_metadata(str(folder))
-    saved = [prefix for prefix in _MASTERS if any(name.startswith(prefix) for name in names)]
-    for leaf in _sharded_leaves(state):
-        asked = next((prefix for prefix in _MASTERS if leaf.key.startswith(prefix)), None)
-        if asked is not None and asked not in saved:
-            leaf.key = (saved[0] if saved else "") + leaf.key.removeprefix(asked)
-    return extract_matching_values(state, _has_name_of_weight)  # type: ignore[no-any-return]
-
-
-def _has_name_of_weight(value: Any) -> bool:
-    return isinstance(value, ShardedBase) and not value.key.startswith("optimizer.")
-
-
-def _sharded_leaves(state: Any) -> list[ShardedBase]:
-    return [leaf for leaf in nested_values([state]) if isinstance(leaf, ShardedBase)]
-
-
-def _unwrapped(value: Any) -> Any:
-    """Takes off the mark that upstream put on a part."""
-    return value.unwrap() if isinstance(value, LocalNonpersistentObject) else value
 
 
 def _in_short(error: BaseException) -> str:
