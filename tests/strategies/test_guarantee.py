@@ -64,11 +64,11 @@ def test_a_newcomer_is_compared_with_what_the_job_began_with(fork_server, genera
     assert [min(len(one), 1) for one in found[0]] == lacking
 
 
-def test_what_is_given_up_keeps_the_guarantee():
+def test_what_is_given_up_keeps_the_guarantee_and_the_outage():
     promise = Promise(Computations((computation(),), ("host",)), Guarantee())
     carried = CarriedState(promise=promise, outage=Outage(joined_s=1.0))
     anew = CarriedState.anew(carried)
-    assert (anew.store, anew.promise, anew.outage.joined_s) == (carried.store, promise, None)
+    assert (anew.store, anew.promise, anew.outage) == (carried.store, promise, carried.outage)
 
 
 def test_the_cpu_tells_its_parts():

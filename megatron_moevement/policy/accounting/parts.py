@@ -126,8 +126,8 @@ def partition(start_us: int, end_us: int, claims: Iterable[Claim]) -> list[Span]
     following = next(coming, None)
     for since_us, until_us in pairwise(edges):
         while following is not None and following[0] <= since_us:
-            begins, ends, claim = following
-            order = (-claim.layer, -begins, ends, claim.part.value, claim.part)
+            claim = following[2]
+            order = (-claim.layer, -claim.start_us, claim.end_us, claim.part.value, claim.part)
             heapq.heappush(holding, order)
             following = next(coming, None)
         while holding and holding[0][2] <= since_us:

@@ -144,7 +144,7 @@ def test_every_rank_records_its_events(logging_config, reported_run, step_argume
     for rank in (0, 1):
         with Reporter(config, reported_run(rank=rank)) as reporter:
             reporter.events.emit(EventName.PROCESS_START, 0)
-            reporter.step(*step_arguments(1, loss=2.5), costs=costs)
+            reporter.step(*step_arguments(1, loss=2.5), costs=costs, ended_s=1000.0)
             reporter.evaluation(1, "validation", 2.0, timedelta(seconds=1))
             reporter.checkpoint(1, timedelta(seconds=2), None)
             reporter.checkpoint(1, timedelta(seconds=2), "the disk is full")
@@ -160,6 +160,7 @@ def test_every_rank_records_its_events(logging_config, reported_run, step_argume
         ]
         assert mine[1].fields == {
             "duration_s": 0.1,
+            "ended_s": 1000.0,
             "stall_s": 0.25,
             "captured_bytes": 10,
             "metadata_bytes": 50,
