@@ -11,7 +11,7 @@ from collections.abc import Callable
 from megatron_moevement.errors import MoEvementError
 from megatron_moevement.integrations.megatron.optimizer import GradientStatistics
 from megatron_moevement.policy.recovery.newest_state import Durable
-from megatron_moevement.policy.window.measurements import NOT_MEASURED, Reduced
+from megatron_moevement.policy.watching.measurements import NOT_MEASURED, Reduced
 from megatron_moevement.policy.window.popularity import Popularity
 from megatron_moevement.runtime.coordination.commit_barrier import (
     NO_SCHEDULE,

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from megatron_moevement.backends import cpu
 cpu.install()
+from megatron_moevement.integrations.megatron.unsharded_state import read_unsharded_state
 from megatron_moevement.runtime.coordination.commit_barrier import StopRequest
 from megatron_moevement.runtime.coordination.progress import START
 from megatron_moevement.training.steps import build_datasets, open_steps
@@ -32,7 +33,8 @@ with tiny_job(*flags) as job:
     trained(job, saved, 1)
     expected = job.digests()
 with tiny_job(*flags) as job:
-    job.durable.load(Path(folder), with_optimizer=True, with_random_state=True)
+    common = read_unsharded_state(Path(folder))
+    job.durable.load(Path(folder), common, with_optimizer=True, with_random_state=True)
     assert job.digests() == kept
     trained(job, saved, 1)
     assert job.digests() == expected

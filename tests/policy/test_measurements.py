@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megatron_moevement.policy.window.measurements import (
+from megatron_moevement.policy.watching.measurements import (
     NOT_MEASURED,
     Measured,
     Work,

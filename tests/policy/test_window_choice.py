@@ -6,8 +6,8 @@ import itertools
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from megatron_moevement.policy.window.measurements import Measured
-from megatron_moevement.policy.window.window_choice import STALL_SHARE, Reason, WindowChoice
+from megatron_moevement.policy.watching.measurements import Measured
+from megatron_moevement.policy.watching.window_choice import STALL_SHARE, Reason, WindowChoice
 
 FULL_BYTES, COMPUTE_BYTES = 12_000_000, 2_000_000
 MOST = 8

@@ -7,7 +7,7 @@ planned fit; before it none, and a hundred times these bandwidths.
 import dataclasses
 import sys
 
-from megatron_moevement.policy.window.measurements import NOT_MEASURED, Measured
+from megatron_moevement.policy.watching.measurements import NOT_MEASURED, Measured
 from megatron_moevement.strategies.moevement.sparse_checkpointing import SparseCheckpointing
 from megatron_moevement.training.program import main
 

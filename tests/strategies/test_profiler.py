@@ -5,7 +5,7 @@ from datetime import timedelta
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megatron_moevement.policy.window.measurements import NOT_MEASURED, Measured, Work
+from megatron_moevement.policy.watching.measurements import NOT_MEASURED, Measured, Work
 from megatron_moevement.runtime.coordination.progress import Spent
 from megatron_moevement.strategies.moevement.capture.profiler import Profiler
 

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from megatron_moevement.policy.window.measurements import Measured
+from megatron_moevement.policy.watching.measurements import Measured
 from megatron_moevement.runtime.observation.events import EventName, Events
 from megatron_moevement.strategies.moevement.schedules.window_chooser import WindowChooser
 

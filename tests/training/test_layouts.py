@@ -42,7 +42,7 @@ def train_from(source, target, flags, steps, towards):
 
     with tiny_job(*FLAGS, *flags) as job:
         if source:
-            job.durable.load(Path(source), with_optimizer=True, with_random_state=False)
+            load(job, source)
         if towards is not None:
             change_last_bits(job, towards)
         with open_steps(job, build_datasets(job), START) as step:
@@ -50,6 +50,16 @@ def train_from(source, target, flags, steps, towards):
         if target:
             job.durable.save(Path(target), {})
         return losses
+
+
+def load(job, source):
+    """Takes weights and optimizer of a checkpoint."""
+    from megatron_moevement.integrations.megatron.unsharded_state import (  # noqa: PLC0415
+        read_unsharded_state,
+    )
+
+    common = read_unsharded_state(Path(source))
+    job.durable.load(Path(source), common, with_optimizer=True, with_random_state=False)
 
 
 def change_last_bits(job, towards):
@@ -67,7 +77,7 @@ def first_moments(source):
     from tests.harness.tiny_job import tiny_job  # noqa: PLC0415
 
     with tiny_job(*FLAGS) as job:
-        job.durable.load(Path(source), with_optimizer=True, with_random_state=False)
+        load(job, source)
         return {
             name: value.flatten().tolist()
             for state in operator_states(job.chunks, job.optimizer)

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from megatron_moevement.errors import MoEvementError
 from megatron_moevement.policy.copies.commit import agreed_coverage, coverage_vote
-from megatron_moevement.policy.window.measurements import NOT_MEASURED, Reduced
+from megatron_moevement.policy.watching.measurements import NOT_MEASURED, Reduced
 from megatron_moevement.policy.window.timetable import TwoSchedulesError, agreed_version
 from megatron_moevement.runtime.interrupts.host_wait import await_on_host
 

@@ -11,7 +11,7 @@ from datetime import timedelta
 
 from megatron_moevement.policy.copies.peer_trouble import Trouble
 from megatron_moevement.policy.copies.persistence import Acknowledgements, SlotKey
-from megatron_moevement.policy.window.measurements import HISTORY, Work
+from megatron_moevement.policy.watching.measurements import HISTORY, Work
 from megatron_moevement.runtime.interrupts.interrupt_safe_event import InterruptSafeEvent
 
 logger = logging.getLogger(__name__)

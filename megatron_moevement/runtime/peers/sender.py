@@ -17,7 +17,7 @@ from functools import partial
 from megatron_moevement.errors import MoEvementError
 from megatron_moevement.policy.copies.persistence import SlotKey
 from megatron_moevement.policy.job.ranks import LogicalRank
-from megatron_moevement.policy.window.measurements import Work
+from megatron_moevement.policy.watching.measurements import Work
 from megatron_moevement.runtime.closing import Closing
 from megatron_moevement.runtime.peers.connection import DamagedError, PeerConnection
 from megatron_moevement.runtime.peers.copy_account import CopyAccount

@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from megatron_moevement.integrations.megatron.freezing import Freezing, FrozenWork
 from megatron_moevement.integrations.megatron.optimizer import GradientStatistics
 from megatron_moevement.integrations.megatron.random_state import random_state
-from megatron_moevement.integrations.megatron.slot_layout import slot_layouts
 from megatron_moevement.policy.copies.left_stores import may_forget_left
 from megatron_moevement.policy.copies.retention import retain
 from megatron_moevement.policy.copies.slot_ring import SlotRing
@@ -23,7 +22,7 @@ from megatron_moevement.policy.facts.facts import Facts
 from megatron_moevement.policy.recovery.lifecycle import Event
 from megatron_moevement.policy.recovery.newest_state import Durable
 from megatron_moevement.policy.recovery.plan import Plan, RankPlan, Verdict, WindowEdges
-from megatron_moevement.policy.window.measurements import NOT_MEASURED, Reduced, are_due
+from megatron_moevement.policy.watching.measurements import NOT_MEASURED
 from megatron_moevement.policy.window.popularity import Popularity
 from megatron_moevement.runtime.capture.capture import Capture
 from megatron_moevement.runtime.coordination.commit_barrier import Agreement, ReplicaRng, Vote
@@ -34,7 +33,6 @@ from megatron_moevement.runtime.slots.ring_file import RingFile, SlotRecord
 from megatron_moevement.settings.faults import FaultPoint
 from megatron_moevement.strategies.moevement.capture.replica_audit import ReplicaAudit
 from megatron_moevement.strategies.moevement.capture.window_capture import (
-    SlotContents,
     WindowCapture,
 )
 from megatron_moevement.strategies.moevement.carried_state import (
@@ -207,7 +205,7 @@ class SparseCheckpointing(Strategy):
         carried = self._session.carried
         carried.live = carried.live.with_finished(step, random_state())
         vote = self._session.schedules.vote(self._history, is_replay=is_replay)
-        measured = NOT_MEASURED if is_replay else self._measured(step)
+        measured = NOT_MEASURED if is_replay else captured.measured(step)
         popularity = self._popularity_at(step)
         if window is None:
             return dataclasses.replace(
@@ -215,12 +213,6 @@ class SparseCheckpointing(Strategy):
             )
         copies = self._session.memory.copies.acknowledgements.fewest_copies(self._history.persisted)
         return Covered(window.start, copies, vote, measured, popularity)
-
-    def _measured(self, step: int) -> Reduced:
-        """Returns what this rank tells of its bandwidths, at the steps at which all do."""
-        if not are_due(self._history.timetable, step):
-            return NOT_MEASURED
-        return self._captured.profiler.measured(self._session.memory.copies)
 
     def _popularity_at(self, step: int) -> Popularity | None:
         """Returns what is known of the experts; in a replay what was known the first time."""
@@ -289,7 +281,8 @@ class SparseCheckpointing(Strategy):
         rejoin, history = self._rejoin, self._history
         if rejoin is None:
             if self._captured.timetable is not history.timetable:
-                self._captured.follow(self._contents())
+                rank, live = self._session.objects.rank, self._session.live
+                self._captured.follow(history.contents(rank, live))
             self._session.schedules.after_step(history)
             ring = self._session.memory.own_ring
             self._audit.after_step(history.step, history.timetable, ring)
@@ -398,18 +391,9 @@ class SparseCheckpointing(Strategy):
         return WindowCapture(
             self._capture,
             self._session.memory.copies,
-            self._contents(),
+            self._history.contents(objects.rank, live),
             ring,
             faults=objects.faults,
             state_digest=live.digest,
             admits=(lambda record: True) if replay is None else replay.witness.admits,
         )
-
-    def _contents(self) -> SlotContents:
-        """Returns what slots hold under the schedules that the job has agreed on."""
-        objects, live, history = self._session.objects, self._session.live, self._history
-        layouts = {
-            digest: slot_layouts(schedule, objects.rank, live)
-            for digest, schedule in history.schedules.items()
-        }
-        return SlotContents(history.timetable, layouts, history.rollbacks)

@@ -7,12 +7,15 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Self
 
+from megatron_moevement.integrations.megatron.slot_layout import slot_layouts
+from megatron_moevement.integrations.megatron.snapshots import LiveOperators
 from megatron_moevement.policy.copies.commit import newest_persisted
 from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.policy.window.schedule import Window, WindowSchedule
 from megatron_moevement.policy.window.schedule_document import encode_schedule
 from megatron_moevement.policy.window.timetable import Timetable, UnknownScheduleError
 from megatron_moevement.runtime.slots.journal import JournalState
+from megatron_moevement.strategies.moevement.capture.window_capture import SlotContents
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,6 +68,14 @@ class WindowHistory:
         known = {**self.schedules, schedule.digest: schedule}
         schedules = {digest: known[digest] for digest in timetable.digests()}
         return dataclasses.replace(self, timetable=timetable, schedules=schedules)
+
+    def contents(self, rank: LogicalRank, live: LiveOperators) -> SlotContents:
+        """Returns what a rank's slots hold under these schedules."""
+        layouts = {
+            digest: slot_layouts(schedule, rank, live)
+            for digest, schedule in self.schedules.items()
+        }
+        return SlotContents(self.timetable, layouts, self.rollbacks)
 
     def schedule_of(self, window: Window) -> WindowSchedule:
         """Returns the schedule that a window was captured under."""

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from datetime import timedelta
 
-from megatron_moevement.policy.window.measurements import (
+from megatron_moevement.policy.watching.measurements import (
     HISTORY,
     NOT_MEASURED,
     Measured,

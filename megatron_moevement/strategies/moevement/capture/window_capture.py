@@ -16,6 +16,7 @@ from megatron_moevement.policy.copies.commit import may_vote
 from megatron_moevement.policy.copies.retention import retain
 from megatron_moevement.policy.copies.slot_ring import SlotRing
 from megatron_moevement.policy.job.state_recipe import Timing
+from megatron_moevement.policy.watching.measurements import NOT_MEASURED, Reduced, are_due
 from megatron_moevement.policy.window.schedule import Window
 from megatron_moevement.policy.window.timetable import Timetable
 from megatron_moevement.runtime.capture.capture import Capture, CaptureError, HostCopy
@@ -118,6 +119,12 @@ class WindowCapture:
     def timetable(self) -> Timetable:
         """That it goes by."""
         return self._contents.timetable
+
+    def measured(self, step: int) -> Reduced:
+        """Returns what this rank tells of its bandwidths, at the steps at which all do."""
+        if not are_due(self.timetable, step):
+            return NOT_MEASURED
+        return self.profiler.measured(self._copies)
 
     def begin(self, step: int, scalars: SlotScalars) -> None:
         """Begins to capture S_step, which was just committed."""

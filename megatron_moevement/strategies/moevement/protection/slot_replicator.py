@@ -14,7 +14,7 @@ from operator import methodcaller
 from megatron_moevement.policy.copies.peer_trouble import Remedy, Trouble, successor_of
 from megatron_moevement.policy.copies.persistence import Acknowledgements, SlotKey
 from megatron_moevement.policy.copies.placement import Host, Placement, lacking_holders
-from megatron_moevement.policy.window.measurements import Work
+from megatron_moevement.policy.watching.measurements import Work
 from megatron_moevement.policy.window.schedule import Window
 from megatron_moevement.runtime.faults.fault_points import NO_FAULTS, FaultPoints
 from megatron_moevement.runtime.peers.sender import SlotSender

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from megatron_moevement.policy.facts.facts import Facts
 from megatron_moevement.policy.recovery.plan import Plan
-from megatron_moevement.policy.window.measurements import Measured, Reduced
+from megatron_moevement.policy.watching.measurements import Measured, Reduced
 from megatron_moevement.policy.window.ordering import Ordering
 from megatron_moevement.policy.window.popularity import Popularity
 from megatron_moevement.policy.window.schedule import Window, WindowSchedule

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 
-from megatron_moevement.policy.window.measurements import Measured
-from megatron_moevement.policy.window.window_choice import Reason, WindowChoice
+from megatron_moevement.policy.watching.measurements import Measured
+from megatron_moevement.policy.watching.window_choice import Reason, WindowChoice
 from megatron_moevement.runtime.observation.events import EventName, Events
 
 

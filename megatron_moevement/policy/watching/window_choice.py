@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from datetime import timedelta
 from enum import Enum
 
+from megatron_moevement.policy.watching.measurements import Measured
 from megatron_moevement.policy.window.bandwidth import PathBandwidth
-from megatron_moevement.policy.window.measurements import Measured
 from megatron_moevement.policy.window.packing import ORDER_TOLERANCE
 
 STALL_SHARE = 0.02
