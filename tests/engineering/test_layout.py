@@ -42,7 +42,11 @@ def imported_by(statement, watched):
 
 
 def test_files_have_at_most_400_lines():
-    sizes = {relative(file): len(file.read_text(encoding="utf-8").splitlines()) for file in FILES}
+    texts = {relative(file): file.read_text(encoding="utf-8") for file in FILES}
+    sizes = {  # the licence at their head not counted
+        name: len(text.splitlines()) - text.count("# SPDX-License-Identifier: ", 0, 100)
+        for name, text in texts.items()
+    }
     assert {name: lines for name, lines in sizes.items() if lines > 400} == {}
 
 
