@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # MoEvement on an NGC PyTorch image, which brings torch, NCCL, triton, TransformerEngine and apex.
 # None of them is installed again: the fork and this package come without their dependencies.
 #   docker build --tag moevement .

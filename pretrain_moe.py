@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Trains a GPT Mixture-of-Experts model: Megatron-LM's flags, and `--moevement-*`."""
 
 import sys

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Packages the project; the metadata is in pyproject.toml.
 
 The patch series lies at the top of the repository, where readers of a fork look for it, and

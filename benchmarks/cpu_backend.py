@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the CPU backend costs per operation: the same operations before and after it is installed.
 
 .venv/bin/python benchmarks/cpu_backend.py

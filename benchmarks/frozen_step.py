@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How long a replayed iteration takes by the share of the model that is frozen in it.
 
     .venv/bin/python benchmarks/frozen_step.py --picture docs/evidence/frozen.svg

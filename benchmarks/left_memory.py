@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How long a survivor takes for facts and plan, and a newcomer for its files, by their memory.
 
 Run `python benchmarks/left_memory.py --bytes 40e6 4e9`. For each size a process has so many bytes

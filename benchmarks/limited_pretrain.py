@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The training program on a slow link: `--rate-file=FILE` first, `--stage-s=SECONDS` second.
 
 Stages wait instead of computing, and layers compute nothing (`timed_pretrain.py`). What a process

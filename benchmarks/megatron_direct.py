@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Megatron-Core's public API used directly: the yardstick for our loop (see training_loop.py).
 
 Trains the tiny preset on one rank, in FP32: no barrier, no ledger, no reports. Backend, process

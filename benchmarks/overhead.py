@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What protection costs while nothing fails: the same job with it and without it, in turns.
 
     .venv/bin/python benchmarks/overhead.py                 # both modes, 9 minutes

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How far packings are from the optimum: small random cases against brute force.
 
 Run `python benchmarks/packing.py`. Each row is a kind of inventory of up to seven operators and

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How long it takes to plan windows for 100,000 operators, on one core.
 
 Run `python benchmarks/planning.py`. Each row is one inventory; a plan is everything that has to

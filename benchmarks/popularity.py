@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a replay computes of weight gradients, for experts ordered by index and by popularity.
 
     .venv/bin/python benchmarks/popularity.py

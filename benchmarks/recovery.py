@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How long a recovery takes: processes of a running job are killed from outside, at random times.
 
     .venv/bin/python benchmarks/recovery.py                 # fast timeouts, 10 kills in 5 jobs

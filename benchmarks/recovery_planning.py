@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How long a recovery of 16,384 ranks takes to plan, on one core.
 
 Run `python benchmarks/recovery_planning.py`. Each row is one fault of a job of PP 64, DP 32, EP 8.

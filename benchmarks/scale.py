@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a recovery costs each rank before anything moves, from 64 to 16,384 ranks, on one core.
 
 Run `python benchmarks/scale.py`. A node of eight is lost; one of its ranks (a newcomer) and one

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tokens per second and peak memory of one process, by default of a 1B-parameter MoE in BF16.
 
     .venv/bin/python benchmarks/throughput.py                                  # with a GPU

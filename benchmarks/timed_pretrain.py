@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The training program with stages that wait instead of computing: `--stage-s=SECONDS`, first.
 
 After it `--idle-layers`: the layers compute nothing, and the waits take all of their time.

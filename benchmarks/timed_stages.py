@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Emulated compute: every stage waits for a fixed time in each pass, without using the CPU.
 
 What a schedule costs then shows on a machine with fewer cores than stages. The real passes, of a

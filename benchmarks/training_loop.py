@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Our loop against Megatron-Core's public API used directly: same losses, ratio of iteration times.
 
     .venv/bin/python benchmarks/training_loop.py [--blocks 12] [--iterations 10] [--limit 1.03]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How long a slot, a log and a live state take between two processes, over 127.0.0.1.
 
     .venv/bin/python benchmarks/transfers.py                   # 256 MiB, 7 rounds

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the upstream log costs a step: with it and without, step by step in turn, in one job.
 
     .venv/bin/python benchmarks/upstream_log.py                       # two stages, two processes

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A trace of a job that chooses its own W while a link becomes slower and faster again.
 
     .venv/bin/python benchmarks/window_trace.py

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """MoEvement on Megatron-Core: fault-tolerant training of Mixture-of-Experts models.
 
 Importing the package imports nothing heavy; each layer is imported where it is used.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the programs of this package say to their user when they stop, and with which exit code."""
 
 from __future__ import annotations

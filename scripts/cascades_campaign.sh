@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Strikes real jobs with what no fault place knows: all holders of a slot lost at once, a process
 # that wakes up after it was given up, a parted network, memory that runs out in a recovery, clocks
 # that are set, bits that flip in logs and on the wire:

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Sets up, trains a small Mixture-of-Experts model on the sources of Python's standard library, kills a
 # rank of the same job half-way through its last quarter, and compares every bit of the two ends. Fails unless
 # the validation loss is clearly below the unigram entropy of the text, only the lost stage was replayed and

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Kills every process of a training job with SIGKILL, launches it again, and compares the end with that
 # of a job that nobody killed: the state of every operator, and the loss of every iteration, bit for bit.
 # No durable checkpoint is involved. Arguments are added to the flags of both jobs.

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Draws jobs and what happens to them from seeds, runs them, and judges them by what is promised:
 #   ./scripts/explore.sh --seeds N --first K [--minutes M]      ./scripts/explore.sh --report
 # docs/evidence/explorer.md has the rest. As root, it runs with a network, a /dev/shm and process

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Strikes jobs with spares by every kind of fault, in every phase of a step, on every stage, and by
 # kills from outside, in a set of rows in which every two settings meet; the lost stage has to replay
 # alone, and bits to be those of uninterrupted jobs:  ./scripts/fault_campaign.sh [PYTEST ARGUMENTS...]

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Checks on one GPU everything of the project that a GPU can show, part by part, each in less than 8
 # minutes; without a GPU, what a CPU can show of it:
 #   ./scripts/gpu_check.sh [--part NAME...] [--again] [--small] [--results FOLDER]

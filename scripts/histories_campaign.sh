@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Strikes jobs whose losses meet each other (in a fetch, in a replay, in the first window), one after
 # the other; bits have to be those of uninterrupted jobs:  ./scripts/histories_campaign.sh [PYTEST ARGUMENTS...]
 # Ends after HISTORIES_CAMPAIGN_LIMIT (default: 30m). When it is run again with the same sources, it

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Puts the licence at the head of each source file of the repository; `--check` changes nothing.
 
 python scripts/licence_headers.py [--check]

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Runs every linter, set-up included, and fails at the end if one of them found something.
 set -euo pipefail
 
@@ -26,6 +27,7 @@ check ruff check .
 check ruff format --check .
 check mypy
 check lint-imports
+check python scripts/licence_headers.py --check
 check_if_installed shellcheck scripts/*.sh scripts/*.sbatch .ci/run
 check_if_installed hadolint Dockerfile
 if [ "${#failed[@]}" -gt 0 ]; then

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Kills several processes of a job at one moment: of one stage, of adjacent and disjoint stages, both
 # ends, all ranks, whole failure domains. The lost stages have to replay, the others stand by, and
 # bits to be those of uninterrupted jobs:  ./scripts/losses_campaign.sh [PYTEST ARGUMENTS...]

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Shows that the simulator finds each of its mutations within 500 seeds, set-up included.
 set -euo pipefail
 

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Strikes jobs over a process group that behaves towards its host as NCCL's does (tests/harness/nccl_like):
 # rows of the fault cover on PP2 x EP2 and PP3 x DP2, adjacent stages, slow newcomers, faults while ranks
 # connect, garbage of aborted collectives:  ./scripts/nccl_like_campaign.sh [PYTEST ARGUMENTS...]

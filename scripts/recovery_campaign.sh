@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Kills and relaunches jobs in a set of combinations in which every two settings meet, and compares
 # their bits with uninterrupted ones:  ./scripts/recovery_campaign.sh [PYTEST ARGUMENTS...]
 # Ends after RECOVERY_CAMPAIGN_LIMIT (default: 60m). When it is run again with the same sources, it

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Shows that a test of the bits of a recovery fails when the recovery does one thing wrongly, set-up
 # included:  ./scripts/recovery_mutations.sh [PYTEST ARGUMENTS...]
 # Prints a line `red: MUTATION: HOW` for each; fails when one is not seen.

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Runs a file or folder of tests, slow ones included, within a time limit, set-up included:
 #   ./scripts/resumable_campaign.sh NAME LIMIT TESTS [PYTEST ARGUMENTS...]
 # When it is run again with the same sources, it goes on where it was; what has passed is in

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Stops and resumes jobs in a set of combinations in which every two settings meet, and compares
 # their bits with uninterrupted ones:  ./scripts/resume_campaign.sh [PYTEST ARGUMENTS...]
 # Ends after RESUME_CAMPAIGN_LIMIT (default: 2h).

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Trains on this machine under ft_launcher of nvidia-resiliency-ext, which restarts processes:
 #   ./scripts/run_ft_launcher.sh -n N [-s S] [FT_LAUNCHER_FLAGS...] -- FLAGS...
 # N ranks train. With --inprocess-restart among FLAGS, S spares stand by, and each process has an

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Starts N active ranks and S spares of pretrain_moe.py on this machine, waits, and returns the
 # job's exit code:  ./scripts/run_local.sh -n N [-s S] -- FLAGS...      (--help shows the rest)
 # It is `moevement launch` with the Python of .venv, set up or not.

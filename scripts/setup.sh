@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Makes .venv in the repository root: exact versions, the Megatron-Core fork, this package.
 # A second run with nothing changed returns at once. PYTHON names another interpreter.
 set -euo pipefail

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Trains 2,800 protected steps in two stages and looks at them from step 400 to 2,400, and recovers 50
 # times: threads, descriptors and memory stay. Memory peaks at what is announced. Set-up included:
 #   ./scripts/soak.sh [PYTEST ARGUMENTS...]

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Runs the tests, set-up included. Arguments go to pytest, e.g. -k name, -m slow, tests/policy.
 set -euo pipefail
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What all tests share: the fork servers, the leak check, and what runs where."""
 
 from __future__ import annotations

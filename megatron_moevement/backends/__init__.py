@@ -1,1 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
 """The device under the model: the host (gloo) or CUDA (NCCL)."""

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the training program asks of the device it runs on, and which device it runs on."""
 
 from __future__ import annotations

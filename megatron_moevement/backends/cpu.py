@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The CPU backend: unmodified Megatron-Core computes on the host, over gloo.
 
 Megatron-Core names its device in few ways: `torch.cuda.X`, `value.cuda()`, `value.is_cuda`,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The CUDA backend: Megatron-Core as it is, over NCCL."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The collectives that Megatron uses in a form that gloo lacks."""
 
 from __future__ import annotations

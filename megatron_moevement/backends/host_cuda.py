@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What Megatron-Core finds in place of `torch.cuda` when it computes on the host.
 
 Only the names that Megatron-Core's training path uses are here. Any other raises `HostBackendError`

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Staging: copies between a device and host memory into another type, cast on the device."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`python -m megatron_moevement.cli` is the `moevement` command."""
 
 import sys

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`moevement account`: what every second of every process of a job was."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`moevement check`: what a job takes and what keeps it from working, before it starts."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`moevement check --paper`: the memory of the paper's jobs, beside the figures of the paper."""
 
 from __future__ import annotations

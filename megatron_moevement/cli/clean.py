@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`moevement clean`: removes what runs left in host memory."""
 
 from __future__ import annotations

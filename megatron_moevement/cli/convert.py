@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`moevement convert`: makes a checkpoint of what a killed job left in host memory."""
 
 from __future__ import annotations

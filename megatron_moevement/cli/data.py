@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`moevement data`: makes data sets from text, and looks into them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`moevement explain`: prints the plan of a recovery, stage by stage, from the facts of a job."""
 
 from __future__ import annotations

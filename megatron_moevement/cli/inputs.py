@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What several commands read: stores in host memory, events, and files of text."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`moevement inspect`: shows the windows, slots, holders and checksums in host memory."""
 
 from __future__ import annotations

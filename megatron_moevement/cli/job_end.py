@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Why processes and jobs end, and what to do then, in a line."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`moevement launch`, `scripts/run_local.sh`: starts the ranks of a job here and waits for them.
 
 The launcher hosts two stores, so that no rank's death takes them away: that of training, and the

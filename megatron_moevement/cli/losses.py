@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`moevement losses`: the losses of a run, from its events, as a table and a picture."""
 
 from __future__ import annotations

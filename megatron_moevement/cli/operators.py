@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`moevement operators`: prints what a job with given flags captures, and in which slot."""
 
 from __future__ import annotations

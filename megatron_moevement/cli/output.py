@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What listing commands print: tables and lines for people, or one JSON document for programs."""
 
 from __future__ import annotations

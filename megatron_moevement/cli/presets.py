@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`moevement presets`: the model presets and their numbers of parameters."""
 
 from __future__ import annotations

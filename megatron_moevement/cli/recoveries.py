@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`moevement recoveries`: what each recovery of a run came down to, and how long it took."""
 
 from __future__ import annotations

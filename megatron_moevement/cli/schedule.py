@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`moevement schedule`: prints the window that would be chosen, as a table and as a picture."""
 
 from __future__ import annotations

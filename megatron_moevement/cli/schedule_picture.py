@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The picture of a window schedule: what each slot weighs on the worst rank, and on all ranks."""
 
 from __future__ import annotations

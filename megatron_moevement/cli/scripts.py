@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`moevement scripts`: the scripts that start jobs under other programs, to be copied."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`moevement status`: how far a job is, and how protected, from what its processes publish."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`moevement stores`: hosts the two stores of a job outside of its ranks, for launchers that don't.
 
 A batch script starts it beside the ranks, on the machine that `MASTER_ADDR` names. It is the only

@@ -1,1 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
 """The only places that know the names of upstream projects."""

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Documents: frozen data as JSON, read back strictly by the types of its fields.
 
 An enum is its value, a dataclass or a window an object, and what can be parsed (a rank) its name.

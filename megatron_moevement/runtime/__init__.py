@@ -1,1 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
 """Does: host buffers, threads, transports; knows neither Megatron nor NVRx."""

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is closed at the end of a `with`."""
 
 from __future__ import annotations

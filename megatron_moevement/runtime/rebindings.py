@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rebindings: all that is replaced at run time of torch, NVRx and Python itself.
 
 Patches are for what can be patched; these places are in binary packages, or hold for a process that

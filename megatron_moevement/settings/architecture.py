@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the network is: the flags of its shape and of its experts."""
 
 from __future__ import annotations

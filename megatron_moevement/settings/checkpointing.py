@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Durable checkpoints: where they are, how often, and what is taken from them."""
 
 from __future__ import annotations

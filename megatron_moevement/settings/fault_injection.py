@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Faults on purpose: scripted ones, and drawn ones that come at a rate or as in a trace."""
 
 from __future__ import annotations

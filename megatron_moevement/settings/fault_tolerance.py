@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Fault tolerance: which strategy protects a job, and what it may take."""
 
 from __future__ import annotations

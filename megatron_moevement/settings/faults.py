@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Scripted faults: what happens to which ranks at which instruction of which step.
 
 `7:barrier` kills every process in front of the commit barrier of step 7, `7:commit@0,2` ranks 0 and

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Command-line flags declared as fields of frozen dataclasses.
 
 A group of flags is a dataclass beside its checks. `add_flags` makes the argparse group of such a

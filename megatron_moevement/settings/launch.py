@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the launcher says about this process, in the environment variables of torchrun."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What in-process restart needs of torch's and NCCL's environment variables.
 
 Source: the usage guide of nvidia-resiliency-ext, "Known issues"; `ProcessGroupNCCL.cpp` of torch.

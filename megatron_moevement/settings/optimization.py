@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The optimizer and the schedules of its learning rate and weight decay."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How the model is spread over ranks, and the arithmetic of ranks and micro-batches."""
 
 from __future__ import annotations

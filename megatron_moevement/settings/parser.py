@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The parser of both programs: help tells each default, a mistyped flag gets a proposal."""
 
 from __future__ import annotations

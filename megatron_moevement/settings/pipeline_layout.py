@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`--pipeline-model-parallel-layout`: which layers each stage and chunk of a pipeline has.
 
 Source: `PipelineParallelLayerLayout` of Megatron-Core, which checks it again; it is read here, too,

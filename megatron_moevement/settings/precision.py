@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The number formats of training and the scaling of its loss."""
 
 from __future__ import annotations

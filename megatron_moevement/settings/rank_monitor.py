@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rank monitors: Megatron-LM's flags for the processes that `ft_launcher` starts beside ranks."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """In-process restart: the flags of Megatron-LM for it, and the order that their times must have."""
 
 from __future__ import annotations

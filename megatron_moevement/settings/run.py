@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One run: its batches, its length, its seed and its ends."""
 
 from __future__ import annotations

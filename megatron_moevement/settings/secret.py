@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The secret of a job: made by its launcher for each launch, in the environment of its processes.
 
 It is never on a command line, where any user of the machine sees it, and travels over no network:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The live objects of a rank that a strategy protects."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Registry: the strategies by name, and the only file that names them.
 
 The command line takes its choices from here before torch may be imported, so a strategy is imported

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Resident state: what a process keeps for its strategy over the restarts of its job.
 
 A process makes one at its start and has it to its end; each generation that it is in opens a

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Scalars as JSON: what goes with a slot, and the ledger's entries as the journal keeps them.
 
 They travel to other processes and outlive their own, so nothing of them is pickled. JSON gives

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the training loop knows of fault tolerance: one object with these methods.
 
 All methods are called by the training thread of every rank, in the same steps.

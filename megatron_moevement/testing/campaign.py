@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Campaigns: many seeds through simulated worlds, and what came of them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What becomes of a lost state of which replicas survive."""
 
 from __future__ import annotations

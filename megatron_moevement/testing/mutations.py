@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Mutations: one wrong decision each, which the simulator must notice.
 
 Production code knows nothing of them: a mutation exchanges one policy for a wrong one. Those of

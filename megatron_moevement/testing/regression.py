@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Regressions: small worlds in which something went wrong once, kept as JSON."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs seeded simulated clusters: `python -m megatron_moevement.testing.simulate --seeds N`.
 
 Exit code 0 when no invariant is violated. The last line is a JSON object that tells in how many

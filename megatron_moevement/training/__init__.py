@@ -1,1 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
 """The training program: arguments, data, presets, loop, checkpoints, reporting."""

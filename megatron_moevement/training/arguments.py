@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The command line of `pretrain_moe.py`: Megatron-LM's flags, and ours as `--moevement-*`."""
 
 from __future__ import annotations

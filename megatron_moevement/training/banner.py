@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a job tells of itself at its start: flags, model, layout, memory, run, protection, begin."""
 
 from __future__ import annotations

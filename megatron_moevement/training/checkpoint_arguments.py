@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`--use-checkpoint-args`: the network is what the checkpoint in `--load` says it is."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Saving and resuming of a job: every rank calls each method in the same step."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The folder of durable checkpoints: atomic commits, damage detection, choice, retention.
 
     DIR/latest_checkpointed_iteration.txt     the newest whole checkpoint, as Megatron-LM names it

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which flags decide bits: every field of every group of flags is in one of the lists below.
 
 A flag that decides a bit of the training is part of the run's name (`identity.py`): a launch with

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Why a job ends, and what to do then."""
 
 from __future__ import annotations

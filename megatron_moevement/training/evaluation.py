@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The loss on the validation split, computed without changing any state."""
 
 from __future__ import annotations

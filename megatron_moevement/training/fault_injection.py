@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Faults on purpose, in a job: armed before training, accounted for after it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Everything one process needs to train its part of the model, built once from the arguments."""
 
 from __future__ import annotations

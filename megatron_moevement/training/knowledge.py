@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Knowledge: what the processes of a generation tell each other before they do anything else.
 
 Those that were there before know what the job is. Those that come in new take it over.

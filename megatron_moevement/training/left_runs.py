@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs that are whole in memory and that this launch does not go on from: reported at its start."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The training loop: step, report, evaluate, save, stop."""
 
 from __future__ import annotations

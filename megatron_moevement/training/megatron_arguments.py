@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Arguments as Megatron-LM names them in its checkpoints: of a job, and what theirs tell.
 
 Source of the names: `load_args_from_checkpoint`, `check_checkpoint_args` and `load_checkpoint` of

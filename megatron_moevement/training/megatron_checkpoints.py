@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is taken of a checkpoint: of one that Megatron-LM wrote, and of our own by their format."""
 
 from __future__ import annotations

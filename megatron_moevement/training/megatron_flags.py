@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Flags of Megatron-LM that are no settings here, as data: what becomes of each.
 
 A flag says what is the case anyway, has no effect here, or asks for a feature that is not covered.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """This rank's micro-batches, on its device, step after step."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a checkpoint says of its model, and where that differs from the model of a job."""
 
 from __future__ import annotations

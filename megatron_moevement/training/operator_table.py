@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`--moevement-operators`: what a job with these flags captures in which slot, as JSON."""
 
 from __future__ import annotations

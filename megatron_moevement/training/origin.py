@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where the weights of a run come from: its seed, or a checkpoint of another training."""
 
 from __future__ import annotations

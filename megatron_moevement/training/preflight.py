@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Preflight: forecasts what a job with given flags takes, and finds what keeps it from working.
 
 The backend must be installed before this module is imported.

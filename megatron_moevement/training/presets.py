@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Model presets: the evaluated models of the paper, and a tiny one.
 
 The paper (section 5.1, its table of models) gives layers, experts, top-k and the numbers of total

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The program: parse, choose the device, check the fork, build this rank's part, train."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Protection: makes the strategy of a job from its arguments."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What signals this process has received, whatever became of their handlers.
 
 An exception that another thread raises in the main one, as the monitor of a restart does, may cut

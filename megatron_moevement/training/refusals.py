@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Flags of Megatron-LM that are no settings here: accepted, or refused for a feature.
 
 All that is refused is told at once, by feature: it would not work here, or it would break the

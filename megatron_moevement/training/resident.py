@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Resident: what of a process outlives an in-process restart; it holds no process group between.
 
 Model, optimizer and all that drives them are built once and stay the same objects. So does the

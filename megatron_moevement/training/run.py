@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One run of training: in the only generation of a process, or in one of several."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The identity of a run: what decides its bits, the data's content included, and nothing else.
 
 It names the folder of the run's memory, so that a launch goes on from the memory of its own run

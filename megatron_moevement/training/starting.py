@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Starting: what protects a job is opened, and brings back its state; else a checkpoint does."""
 
 from __future__ import annotations

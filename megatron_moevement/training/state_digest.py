@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`--moevement-state-digest`: one JSON file that two runs share exactly when their states do.
 
 {"iteration": k, "loss": {"1": "<FP32 bits, hex>", ...},

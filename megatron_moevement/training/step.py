@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One training step: gradients, the barrier, the commit, and the ledger's entry of it.
 
 Step k maps S_(k-1) to S_k. Everything before the barrier reads state and changes none; everything

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The steps of a job from some point on: its data sets, and a `TrainStep` that reads them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """When a job should end early: a signal, or the time it was given."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Who watches this process from outside, by the arguments."""
 
 from __future__ import annotations

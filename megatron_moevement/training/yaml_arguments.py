@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`--yaml-cfg`: settings in Megatron-LM's YAML, which have the names of its attributes.
 
 Sections are names for the reader. A value of null, and what Megatron-Core's configuration has

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which device a job trains on."""
 
 import pytest

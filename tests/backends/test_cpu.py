@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The CPU backend: Megatron-Core computes on the host, and torch stays as it is."""
 
 import subprocess

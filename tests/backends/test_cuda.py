@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The CUDA backend: what it asks of its machine, and, with a GPU, that training runs on it."""
 
 import subprocess

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Copies from a GPU: the bits of the cast, behind what was enqueued, in bounded device memory."""
 
 import contextlib

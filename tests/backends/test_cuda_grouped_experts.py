@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Grouped experts on a GPU: experts without rows, and weights multiplied where they lie."""
 
 import pytest

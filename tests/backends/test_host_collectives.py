@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The collectives of the CPU backend do what those of NCCL do."""
 
 import pytest

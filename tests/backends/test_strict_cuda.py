@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The CUDA backend on a runtime without a GPU that raises where the real one fails or leaks."""
 
 import mmap

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The command that compares jobs with protection and without: its jobs, its figures, its loop."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The chosen order leaves out in a run what it says, and is never worse than that by index."""
 
 import sys

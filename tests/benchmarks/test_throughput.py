@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The command that measures a machine with a GPU, on one without: its flags and its line hold."""
 
 import re

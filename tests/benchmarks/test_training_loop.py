@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Our loop has the losses of Megatron-Core used directly, and the benchmark judges both sides."""
 
 import contextlib

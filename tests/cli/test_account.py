@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`moevement account` prints the account of all launches of a job."""
 
 import json

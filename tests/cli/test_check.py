@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`moevement check`: exit code 2 and a line for each thing that keeps a job from working."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`moevement --print-completion`: a shell that reads it completes commands and their flags."""
 
 import subprocess

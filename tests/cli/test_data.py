@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`moevement data`: prepares, inspects, and refuses bad input in one line with exit code 2."""
 
 import json

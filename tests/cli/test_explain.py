@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`moevement explain`: verdict, reason, a row for each stage, and clear refusals."""
 
 import dataclasses

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The line that a launcher ends a job with: why, and what to do."""
 
 import signal

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`moevement losses`, on events and a manifest that are written down here."""
 
 import json

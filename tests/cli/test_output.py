@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What listing commands print: one document for programs, with `--json`."""
 
 import argparse

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`moevement presets`: what it prints, and that Megatron is not imported for it."""
 
 import subprocess

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`moevement recoveries`, on events of recoveries that are written down here."""
 
 from datetime import datetime

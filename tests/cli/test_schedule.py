@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`moevement schedule`: the plan on the terminal and as a picture, and clear refusals."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`moevement inspect` and `moevement clean` on real stores in shared memory."""
 
 import json

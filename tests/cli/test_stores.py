@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`moevement stores` serves two stores until it is told to end."""
 
 import contextlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Optimized bytecode has no assertions: what guards the protocol is no assertion."""
 
 import ast

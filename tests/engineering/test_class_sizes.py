@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Classes of the strategies stay small, and what they hold is there when they are made.
 
 What is counted: the attributes that a class assigns to `self`, and the parameters of its `__init__`

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What policy/ decides is what production runs: every public name there has a use in production.
 
 Production is the package without `testing/`. A name is used where production outside of policy/

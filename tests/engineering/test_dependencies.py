@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The package imports what it declares: neither the tests nor what tests alone need."""
 
 import ast

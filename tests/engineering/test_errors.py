@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whoever embeds this package catches all of its exceptions by one class."""
 
 import json

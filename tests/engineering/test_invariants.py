@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """docs/understand/invariants.md names tests that exist, and something for every invariant."""
 
 import ast

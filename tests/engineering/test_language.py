@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The documentation, and what the program prints, is written in plain technical English."""
 
 import ast

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sizes, names, light packages and layers: what a review would otherwise have to look for."""
 
 import ast

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Links between pages lead somewhere, and what names a page names one that is there."""
 
 import re

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`docs/operate/losses.md` names a test for every row, and the tests are there."""
 
 import re

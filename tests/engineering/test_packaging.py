@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What `pip install .` and a source distribution carry."""
 
 import json

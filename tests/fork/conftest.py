@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The release's wheel and the series, as the tests of the fork use them."""
 
 import shutil

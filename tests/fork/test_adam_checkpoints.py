@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the patch of Megatron's optimizers is for: checkpoints of torch's Adam."""
 
 import subprocess

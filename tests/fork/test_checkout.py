@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Writing patches: a checkout of the fork, and its export."""
 
 import subprocess

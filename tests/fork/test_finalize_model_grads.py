@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the patch of `megatron/core/distributed/finalize_model_grads.py` is for."""
 
 import importlib

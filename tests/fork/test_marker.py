@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The start-up check: which Megatron-Core counts as the fork, and what is said of the others."""
 
 import dataclasses

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Each patch is needed: its test fails on the tree without it and passes on the tree with it."""
 
 import os

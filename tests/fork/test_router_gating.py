@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the patch of the router's linear layer is for."""
 
 import importlib

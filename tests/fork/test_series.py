@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The files of a series, and what is refused in them."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The training program on a Megatron-Core without the patches."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The series on the pristine release: exactly, or not at all."""
 
 import ast

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The fork's wheel: metadata, RECORD, and the same bytes every time."""
 
 import dataclasses

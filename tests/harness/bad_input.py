@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Jobs that end with one line on standard error, and what they may not touch."""
 
 from __future__ import annotations

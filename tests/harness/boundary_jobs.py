@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Jobs whose stage boundaries are logged: of each schedule, precision and optimizer."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A real job that logs its stage boundaries, and stages of it that are replayed alone."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Window capture without a model: operators whose every value tells of which state it is."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The tensors in a checkpoint, read without a model."""
 
 from __future__ import annotations

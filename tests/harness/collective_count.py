@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Counts the collectives that a rank takes part in while a recovery replays."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Combinations of layout, precision, optimizer, experts and the rest that bits are compared in."""
 
 from __future__ import annotations

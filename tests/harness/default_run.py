@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What runs by default: a part of the cases of a test, the others with `-m slow`."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a run leaves, written by hand: for judges to be judged by."""
 
 from __future__ import annotations

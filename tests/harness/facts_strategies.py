@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Strategies of hypothesis for facts: jobs that the protocol allows, with faults on top of them."""
 
 from __future__ import annotations

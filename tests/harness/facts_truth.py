@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What facts say, read in the plainest way: for tests, which must not ask the policy."""
 
 from __future__ import annotations

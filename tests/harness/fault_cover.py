@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Jobs that lose processes by every kind of fault, in every phase of a step, on every kind of rank.
 
 Each job is struck twice: by a fault that happens to a process at an instruction, and by a SIGKILL

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs of the rows of the fault cover: real jobs that are struck twice, and what they must show."""
 
 from __future__ import annotations

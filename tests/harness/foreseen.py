@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`moevement check` for tests: what it says of a job."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Starts multi-process tests in a fraction of a second.
 
 A server process imports torch (and what its preload hooks name) once. Each job forks its ranks

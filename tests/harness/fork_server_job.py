@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A running job of the fork server as the test process sees it, and how it ended."""
 
 from __future__ import annotations

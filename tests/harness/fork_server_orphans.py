@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Processes that outlive the ranks that have started them, and where they listen."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Preload hooks of the fork server: what a rank finds imported when it is forked."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The fork server itself: imports once what every rank needs, then forks a supervisor per job.
 
 Started by `fork_server.ForkServer` as `python -m`; no part of its module is imported elsewhere.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the test process, the fork server and a job's supervisor say to each other.
 
 Everything is JSON: a job is described by the file `job.json` of its folder, messages go as packets

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a freshly forked rank does: redirect its output, set its environment, run its target.
 
 Runs in the rank's process only. A rank never returns into the code of the server it was forked

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The supervisor of one job: forks its ranks and its store, watches them, leaves none of them.
 
 One process per job, forked from the server. It is the subreaper of everything the ranks start, so

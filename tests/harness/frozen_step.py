@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One step of a job with some operators frozen, beside the same step with all of them trained."""
 
 from __future__ import annotations

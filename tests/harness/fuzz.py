@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Feeds readers and servers random and mutated bytes: none may fail in a way that it does not name.
 
     .venv/bin/python -m tests.harness.fuzz --seconds 600 --first 1

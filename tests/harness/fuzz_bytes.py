@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Random and mutated bytes and JSON documents, drawn from a seed."""
 
 from __future__ import annotations

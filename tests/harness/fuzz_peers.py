@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Strangers and peers that send a replication server, or answer its clients, mutated messages."""
 
 from __future__ import annotations

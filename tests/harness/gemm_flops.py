@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Counts the floating-point operations of matrix products, grouped ones included."""
 
 from __future__ import annotations

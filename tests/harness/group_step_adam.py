@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Adam that counts its steps once per group of parameters, as those of apex and TransformerEngine.
 
 Both need a GPU. What matters of them for a recovery runs anywhere: the count is an entry of the

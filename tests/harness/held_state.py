@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a job's model and optimizers hold, by upstream's names: damaged, captured, compared."""
 
 from __future__ import annotations

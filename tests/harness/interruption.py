@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs of the training program that are stopped on the way, and resumed, by a test.
 
 A run is one folder: the checkpoints, the digest of each of its jobs, the events of all of them.

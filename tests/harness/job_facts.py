@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Job facts: what the processes of a job publish after a fault, as the protocol leaves it behind.
 
 A `Job` says how a job stands when it is interrupted; the functions take processes, logs and slots

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A spare in this process, and what ranks tell it: for tests of what it keeps."""
 
 from __future__ import annotations

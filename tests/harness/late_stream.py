@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A copy stream as bad as its promise allows: copies run late, in any order, up to the join."""
 
 from __future__ import annotations

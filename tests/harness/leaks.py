@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a piece of code leaves open: threads, descriptors, children, shared memory, groups.
 
     with no_leaks():

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A pytest plugin: every test that leaks a thread, descriptor, child, file or group fails."""
 
 from __future__ import annotations

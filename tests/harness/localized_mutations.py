@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Mutations of a localized recovery: what a rank does wrongly so that a test of it must fail.
 
 A mutation replaces functions of the program by name, in the process of a rank, before it trains.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Jobs that lose stages, what is lost of them, and what their recovery must have done."""
 
 from __future__ import annotations

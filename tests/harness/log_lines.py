@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The lines of a program's log, read back."""
 
 from __future__ import annotations

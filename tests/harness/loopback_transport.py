@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A transport inside of one process: links with a bandwidth, a latency and loss."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Jobs that lose several processes at one moment: which, and what the recovery has to be."""
 
 from __future__ import annotations

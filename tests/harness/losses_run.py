@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs of the cells of `losses`: processes killed at one moment, and what the job must show."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Shows that the simulator notices wrong decisions: how many seeds until each mutation is found."""
 
 from __future__ import annotations

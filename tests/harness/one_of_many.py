@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A process group of many ranks of which this process is the only one that exists.
 
 What the others send is given beforehand, in the order of the agreements: so what an agreement costs

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The timetable of a job that has had one schedule since its windows began."""
 
 from __future__ import annotations

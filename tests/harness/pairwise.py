@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Small sets of combinations in which every two settings meet; standard library only."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A pytest plugin for campaigns that may be killed: tests that have passed are not run again.
 
 python -m pytest -p tests.harness.passed_tests --passed-tests FILE ...

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the processes of a running job have open, read from outside, so that nobody is disturbed."""
 
 from __future__ import annotations

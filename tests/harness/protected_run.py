@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs that sparse snapshots protect: what is trained, and what a recovery must have done."""
 
 from __future__ import annotations

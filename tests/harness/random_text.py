@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Random text to train on: no two samples of it are the same."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What every state recipe and every access to master weights keeps, checked on one rank."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Launch scripts of others: the flags of 46 real ones, whole and made small.
 
 `recipes.json` has the flags alone. What a script takes from its environment is chosen here.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A real job that goes through restarts within its processes.
 
 Every rank leaves its training at a place of its own, all destroy their process groups and build new

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs that are restarted within their processes: who is killed, and what survivors must show."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What one rank of a large job does in a recovery before anything moves, step by step.
 
 These are the functions that a job calls, over what a job of that size would tell: a node of eight

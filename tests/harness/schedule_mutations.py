@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Mutations of how a job comes to another window schedule, and of which one reads a window."""
 
 from __future__ import annotations

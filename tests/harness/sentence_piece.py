@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A small model of SentencePiece."""
 
 from __future__ import annotations

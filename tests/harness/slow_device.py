@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A device that computes and copies beside the host, in threads, with latency and bandwidth."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Mutations of the state that a replay leads to, behind all checksums of what it loads.
 
 None of them shows in what a replay sends: the proof of the state has to find them.

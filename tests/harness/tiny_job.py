@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A real job, small enough for a test: the tiny preset, smaller still, on artificial data."""
 
 from __future__ import annotations

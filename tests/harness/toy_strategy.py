@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The training program with one more strategy: `--moevement-strategy=toy`, all of it in this file.
 
 After each step every rank writes all of its state into a file and keeps the last two. A recovery

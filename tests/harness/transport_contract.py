@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What every transport does: the tests of one are a class that inherits these."""
 
 from __future__ import annotations

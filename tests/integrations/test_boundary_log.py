@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What crosses a stage boundary is logged under its name, changes no bit, and can be replayed."""
 
 import dataclasses

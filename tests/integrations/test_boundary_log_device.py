@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A log on a device that is slow to copy: no message between stages waits for the host."""
 
 from unittest import mock

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What becomes of the questions to a control store, also to one that is lost."""
 
 import pickle

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Data sets equal those that Megatron-Core builds, and any rank can build them alone."""
 
 import hashlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Two operators have one digest exactly when all bits of their state are equal."""
 
 import dataclasses

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Weight gradients of frozen operators that are computed and dropped: the same bits, no saving."""
 
 import pytest

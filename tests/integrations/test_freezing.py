@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A step with frozen operators changes no bit of what else there is, and nothing of theirs."""
 
 import contextlib

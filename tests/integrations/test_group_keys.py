@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A process that builds alone makes the parameter groups that all ranks made together."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """After new process groups were set into old objects, training goes on with the same bits."""
 
 import gc

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Optimizers that count steps per group: the count is there from the start, and replays set it."""
 
 import pytest

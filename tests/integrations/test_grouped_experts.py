@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Grouped experts compute what sequential experts compute, with the same parameters."""
 
 import contextlib

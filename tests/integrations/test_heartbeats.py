@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Who is given up for want of signs of life."""
 
 import dataclasses

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A frozen step that was interrupted leaves nothing that is put back at a later time."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An interrupt that a library swallows leads to a restart, not to the end of the process."""
 
 import contextlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every bit of state belongs to exactly one operator."""
 
 from collections import Counter

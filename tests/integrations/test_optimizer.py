@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The optimizer's step in three parts is the upstream step, and each part does only its own."""
 
 import contextlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is left of an interrupted pause of gradient reductions does nothing in a later step."""
 
 import pytest

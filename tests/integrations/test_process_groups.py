@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Joining a job: neighbours connect before they send. Leaving it: together if it ends well."""
 
 import functools

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every stream of random numbers is captured, restored, and its own."""
 
 import random

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A rank under a real rank monitor of nvidia-resiliency-ext, which kills it when it hangs."""
 
 import contextlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every flag of in-process restart arrives at NVRx; times that it refuses are refused before."""
 
 import dataclasses

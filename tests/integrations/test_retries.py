@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """When restarts end, and which places processes take."""
 
 import dataclasses

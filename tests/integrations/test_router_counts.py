@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What Megatron's routers send to each expert is counted once, and in training alone."""
 
 import contextlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """FULL and COMPUTE hold every bit of an operator that a step goes by."""
 
 import pytest

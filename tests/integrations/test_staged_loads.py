@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Loading a slot casts on the device, from pinned memory, piece by piece."""
 
 import contextlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every state recipe keeps the same promises with every optimizer."""
 
 import importlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The order of an abort over NCCL, and that whoever waits is woken whatever fails."""
 
 import sys

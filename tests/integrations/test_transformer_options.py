@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Settings that are fields of Megatron-Core's configuration reach it."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whatever an interrupted step leaves behind, the next one finds nothing of it."""
 
 import functools

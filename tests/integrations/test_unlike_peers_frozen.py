@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Expert-parallel ranks that begin to train in different layers, while others are frozen.
 
 Each layer's backward pass exchanges gradients of tokens between them: where their graphs began in

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A rank that is built without memory has the sizes of the rank that trains."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The demo ends well when it learns, one stage replays and no bit differs, and fails otherwise."""
 
 import os

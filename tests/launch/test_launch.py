@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The launcher with real processes: `scripts/run_local.sh` and small programs as ranks."""
 
 import json

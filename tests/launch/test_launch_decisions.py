@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the launcher decides: exit codes, the meaning of a death, a rank's environment."""
 
 from datetime import timedelta

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The Slurm script up to the command that it hands to `srun`; no cluster is needed for that."""
 
 import os

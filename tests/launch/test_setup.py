@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`scripts/setup.sh`: what it refuses, and that a second run does nothing."""
 
 import os

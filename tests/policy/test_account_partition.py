@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Each moment of an interval is of exactly one part, whatever is claimed of it."""
 
 from hypothesis import given

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which of the stores that were left a process goes on with, and when they may be removed."""
 
 import dataclasses

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which slots are compared, and what of them differs."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Bandwidth: the budget of a slot."""
 
 from datetime import timedelta

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What one stage sends is what its neighbour receives, in the same order, and each has one name."""
 
 from hypothesis import given

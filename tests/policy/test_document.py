@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Frozen data as JSON: what is written is what it always was, and nothing else is read."""
 
 import dataclasses

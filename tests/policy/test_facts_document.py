@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Facts as JSON: what is written is read back the same, what is wrong is told with its place."""
 
 import copy

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Failure traces of three kinds: what fails in them when, and what is no trace."""
 
 from datetime import timedelta

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Drawn faults: a seed decides all of them, whatever else changes."""
 
 import itertools

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whether restarts are in vain is one decision of the job, whatever each process knows."""
 
 from megatron_moevement.policy.outcome.futility import RESTARTS_IN_VAIN, Futility

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The graphs of a stage's ranks begin in one layer, whatever slots its operators lie in."""
 
 import random

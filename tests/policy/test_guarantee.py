@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The level of a guarantee follows from what computes the bits, and is never won back."""
 
 import dataclasses

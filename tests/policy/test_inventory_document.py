@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Inventories as JSON: what is written is read back, what is wrong is said in one line."""
 
 import json

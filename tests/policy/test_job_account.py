@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The parts of each process add up to the time of the job, whatever its processes recorded."""
 
 import functools

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The lifecycle of a process in a generation: what may follow what."""
 
 import pytest

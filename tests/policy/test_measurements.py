@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Measurements are robust, and what ranks bring to the barrier becomes the worst of them."""
 
 import functools

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Memory: a budget that is too small is refused, with what needs how much."""
 
 import dataclasses

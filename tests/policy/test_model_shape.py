@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Model shapes: no parameter is counted twice or forgotten, however the model is spread."""
 
 import pytest

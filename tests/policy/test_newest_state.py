@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whether a recovery goes on from memory or from a durable checkpoint."""
 
 import dataclasses

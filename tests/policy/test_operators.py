@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Operators: their names, their order, and inventories that hold together."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Packing: against brute force, against its own bounds, and in the order asked for."""
 
 import itertools

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Trouble with a holder: it is tried again after longer and longer pauses, and never forgotten."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Persistence: acknowledgements of a rank, and the window that the whole job has."""
 
 import pytest

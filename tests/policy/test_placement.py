@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Placement of copies: other failure domains, even load, little movement after a loss."""
 
 import dataclasses

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is known of how often experts are activated, and when it asks for another order."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Preflight: what nodes take is the sum of what processes take, and what is too much is refused."""
 
 import dataclasses

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How protected a job is, decided from copies, spares and the pipeline's shape."""
 
 import dataclasses

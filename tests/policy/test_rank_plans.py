@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a plan has for each rank: slots that it gets, slots that it sends, and its ring."""
 
 import itertools

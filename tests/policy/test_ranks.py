@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Logical ranks and layouts: numbering, stages, and who holds the same."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is read in the background takes a bounded share of a process."""
 
 import pytest

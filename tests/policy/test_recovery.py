@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Plans of recoveries, verdict by verdict and scope by scope: a job, a fault, and what follows.
 
 The jobs have W = 3 and L = 1. At step 13 the windows start at 0, 3, 6, 9 and 12; the newest

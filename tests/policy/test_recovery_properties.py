@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Plans of recoveries: what must hold for every job, every fault and every second fault.
 
 What is expected is derived here from the faults and the facts by trying all possibilities, not by

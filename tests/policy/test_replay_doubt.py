@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A replay that differed is done again from other copies, until none is left."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A lost state is copied where a survivor holds the same bits, and never elsewhere."""
 
 import dataclasses

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Retention: what the persisted window needs is kept, all else goes."""
 
 from hypothesis import given

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The ring of slots: it holds what it must, overwrites nothing, and says when it is full."""
 
 import pytest

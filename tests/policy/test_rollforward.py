@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Roll-forward: what ranks that step together can go on from when they were cut at any moment."""
 
 import dataclasses

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Window schedules: FULL once, COMPUTE until then, the same slot on all replicas."""
 
 import dataclasses

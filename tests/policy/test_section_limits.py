@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Limits of sections: learned from all ranks, merged with what was learned before."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Slow ranks: told of once, when they were slow for several steps, until they are quick again."""
 
 from hypothesis import given

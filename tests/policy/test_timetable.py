@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Timetables: one schedule for each step, changed at window edges alone, by agreement."""
 
 import pytest

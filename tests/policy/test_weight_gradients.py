@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a replay leaves out of the weight gradients, and the order that leaves out most."""
 
 import random

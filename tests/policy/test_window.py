@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Windows: the smallest W that hides every slot, one for the whole job."""
 
 import pytest

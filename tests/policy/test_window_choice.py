@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The choice of W settles, keeps its limits, and is W = 1 where that fits."""
 
 import dataclasses

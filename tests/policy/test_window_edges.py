@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Windows go on where they were, and begin anew only where nothing is left of them."""
 
 import dataclasses

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """All ranks take a step together, or none does and all know why."""
 
 import pytest

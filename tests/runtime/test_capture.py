@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Copies to the host: whole before the sources change, failures told, never a hang."""
 
 import threading

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Behind the barrier every rank knows the same, or every rank has stopped."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Events of all processes are whole lines, whoever writes, dies or fills the disk."""
 
 import json

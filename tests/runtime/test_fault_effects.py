@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Each fault really happens, to a real process, at a fault point and at a time."""
 
 import os

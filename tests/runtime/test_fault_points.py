@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Scripted faults strike once, in their generation, and are accounted for."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a relaunch knows of faults that struck before."""
 
 import contextlib

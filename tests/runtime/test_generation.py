@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A generation closes what was opened in it, and a restart shuts connections down, not others'."""
 
 import contextlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What fails in a group of NCCL's calls closes it: the thread could send nothing any more."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A process finds out that its machine does not serve it."""
 
 import errno

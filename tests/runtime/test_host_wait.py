@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An interrupt reaches a host that waits for its device, and what has ended is not waited for."""
 
 import threading

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Waiting for another thread, interrupted at any instruction, never stops that thread."""
 
 import contextlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An interrupt reaches who waits in native code, and what was given up leaves no trace later."""
 
 import sys

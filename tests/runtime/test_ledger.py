@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The ledger keeps what a replay needs, and every loss."""
 
 import dataclasses

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The log: who says what, when and where, on each line; nothing of it is set up by a library."""
 
 import contextlib

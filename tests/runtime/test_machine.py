@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The machine as a check sees it: room for files, memory, and memory that may be locked."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Folders in which another user could put other files in the place of ours are refused."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is buried ends in the background, and what is stuck keeps nothing else."""
 
 import threading

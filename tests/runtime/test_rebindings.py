@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is replaced at run time is what the replacements were written for."""
 
 import ast

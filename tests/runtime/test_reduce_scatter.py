@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Who waits for a reduce-scatter can be interrupted, and gets the bits that gloo gives."""
 
 import threading

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ranks that wait for those that replay leave the job's store alone meanwhile."""
 
 import threading

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The roll is called until every process that was called is watched; all find the same."""
 
 import threading

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The log of a device that computes and copies beside the host: order, buffers, bounded memory."""
 
 import contextlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A peer whose machine is gone is noticed, a slow one is waited for, and so is one yet to come."""
 
 import contextlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A transport that is added in one file: pairs of Unix sockets, handed to who listens."""
 
 import contextlib

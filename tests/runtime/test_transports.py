@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Each transport passes the tests of the contract; TCP listens where it is told."""
 
 import contextlib

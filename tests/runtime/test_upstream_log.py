@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The upstream log keeps what it was given, within its memory, and notices what is damaged."""
 
 import os

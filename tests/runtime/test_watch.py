@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a rank says of its work to whoever watches it."""
 
 from megatron_moevement.policy.watching.section_limits import OUTSIDE

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every flag is sorted: it decides bits or not, and a new one can't be forgotten."""
 
 import dataclasses

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Flags of drawn faults: what they draw, and what they refuse."""
 
 import itertools

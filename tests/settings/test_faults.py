@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Faults on purpose: what the flag takes, and what it refuses."""
 
 import pytest

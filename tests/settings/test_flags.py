@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Flags declared as fields: types, ranges, lists and negations."""
 
 import argparse

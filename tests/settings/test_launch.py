@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the environment of a launcher says."""
 
 import pytest

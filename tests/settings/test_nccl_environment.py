@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The environment of in-process restart over NCCL."""
 
 import pytest

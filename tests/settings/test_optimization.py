@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Schedules are as long as the run says, in iterations or in samples."""
 
 from megatron_moevement.settings.optimization import Lengths, Optimization

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the parser of both programs adds to argparse: defaults, units, proposals, the version."""
 
 import argparse

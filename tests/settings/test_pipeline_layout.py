@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A layout of a pipeline is read as Megatron-Core reads it."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """In-process restart: what its flags take, and which times contradict each other."""
 
 import dataclasses

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the tests of strategies share: a text to train on, and runs that nobody interrupts."""
 
 import functools

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The training program, which adds to each event `recovered` what its process loaded and served."""
 
 import sys

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The training program of which process 0 ends while its monitor reads nothing that it is sent."""
 
 import functools

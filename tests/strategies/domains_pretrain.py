@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The training program, with so many processes in each failure domain: `--domain-size=N`."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The training program with an allocator that gives back at once what is freed."""
 
 import ctypes

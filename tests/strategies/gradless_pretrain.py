@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The training program, where every fault comes inside of `torch.no_grad`, before its last line.
 
 The interrupt is raised in the main thread at any instruction, so also between the lines that put

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The training program with an Adam that counts steps per group of parameters."""
 
 import sys

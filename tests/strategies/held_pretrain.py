@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The training program of which a replay is held up while it puts a slot back: `--held=SLOT,FILE`.
 
 The first rank that comes to that slot of a window spoils everything that the slot holds, makes the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The training program with Ctrl-C in one process at a bad moment: `--cut=N,WHERE`.
 
 With `end` it comes by itself, as the process removes its store. Otherwise the process never sees

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The training program with measurements that are known before: `--stalled=STEP`, first.
 
 From that step on every rank measures stalls, and bandwidths at which slots of the W that was

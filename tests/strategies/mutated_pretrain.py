@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The training program with mutations, named by its first arguments: `--mutation=NAME`."""
 
 import sys

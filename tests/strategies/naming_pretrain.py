@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The training program that dies once a checkpoint has its name: `--dies-naming=STEP`."""
 
 import os

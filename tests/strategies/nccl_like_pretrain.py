@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The training program over a process group that behaves as NCCL's does.
 
 NCCL_LIKE_MISHAP names what else happens: `slow-build` makes a process that is built in a restart

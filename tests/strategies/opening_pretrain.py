@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The training program of which one process dies before it opens its store: `--dies-opening=N`."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The training program on one machine for each process: `--machines=FOLDER,FOLDER...`."""
 
 import sys

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The training program of which one process dies when it first connects: `--dies-connecting=N`.
 
 It dies between telling the others where it listens and connecting to them.

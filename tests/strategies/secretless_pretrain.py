@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The training program of a launcher that made no secret."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The training program with a rank that computes slowly: `--slow=RANK`, 1.5 s a step more.
 
 With `--slow-copies` the copies of each slot into host memory take a second on every rank.

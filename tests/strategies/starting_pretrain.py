@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The training program of which one process dies in its start or end: `--dies-at=PLACE:PROCESS`."""
 
 import os

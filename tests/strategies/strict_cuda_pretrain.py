@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The training program on the strict CUDA runtime.
 
 `STRICT_CUDA` names a folder in which contexts open files, and processes note what they allocate.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The account of a real job adds up, and its recoveries to their outages, over all launches."""
 
 import json

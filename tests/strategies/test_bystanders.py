@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a stage that stands by in a recovery does not do: take part in collectives, need memory."""
 
 import dataclasses

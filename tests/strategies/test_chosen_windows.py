@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A job that chooses its own W ends with the bits of one that nothing protects."""
 
 import dataclasses

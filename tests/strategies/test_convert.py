@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What killed jobs left in memory becomes a checkpoint that needs no strategy."""
 
 import os

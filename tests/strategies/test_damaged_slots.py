@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A slot that is damaged in its own ring before its copies are made: nobody waits for them."""
 
 import dataclasses

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A transfer that fails costs no copy: a loss long afterwards costs the steps of a replay."""
 
 import dataclasses

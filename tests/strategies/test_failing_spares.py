@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A spare that fails, at once or later, waits on, and nobody waits for it."""
 
 import pytest

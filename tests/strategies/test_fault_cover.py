@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A stage that lost a process replays alone, whatever happened, wherever, whenever; no bit differs.
 
 One test body over kinds of faults, phases of a step, stages, peers, layouts and trainings. A few

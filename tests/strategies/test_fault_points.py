@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Processes that die at a named instruction go on from their memory, with the same bits.
 
 A run is launched again and again, and dies at another place each time until it may finish. Every

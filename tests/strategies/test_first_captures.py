@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a replay is compared with: the slots that ranks have, and those that spares keep."""
 
 from megatron_moevement.policy.job.ranks import LogicalRank

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Losses before a first window is persisted: the state that all began with is replayed from."""
 
 import dataclasses

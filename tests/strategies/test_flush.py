@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A job that runs out of processes goes on from what it wrote beside its durable checkpoints."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What `moevement check` says before a job starts is what the job allocates, byte by byte."""
 
 import dataclasses

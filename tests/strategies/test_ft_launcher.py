@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A job under ft_launcher, which restarts processes: it goes on from host memory, bit by bit."""
 
 import contextlib

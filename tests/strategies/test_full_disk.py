@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A disk without room for a checkpoint, and a state in memory: the job goes on."""
 
 from random import Random

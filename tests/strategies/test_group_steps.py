@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Jobs whose Adam counts steps per group recover with the same bits, as those of torch's Adam."""
 
 import dataclasses

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """All ranks agree on a guarantee, and a process that computes otherwise costs it for good."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A process that hangs is lost and replaced; one that is slow is reported and goes on."""
 
 import dataclasses

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Histories of losses that meet each other: in a fetch, in a replay, in the first window, twice.
 
 Each job is a whole one: faults at instructions, kills from outside, spares that take the places.

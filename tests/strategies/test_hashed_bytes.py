@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A recovery reads no memory but what it loads or serves."""
 
 import dataclasses

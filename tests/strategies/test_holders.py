@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A process that can't be reached any more is replaced as a holder of copies, while all train."""
 
 import dataclasses

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Processes that wait for a place keep copies for the ranks, as every rank's process does.
 
 Each process is a failure domain of its own. Of two ranks and spares, spares keep the second copy.

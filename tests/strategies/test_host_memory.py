@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Protection takes the host memory that it announces: as the system sees it, at the peak.
 
 ./scripts/soak.sh

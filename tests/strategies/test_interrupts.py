@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """After Ctrl-C nothing of a job is left: no process, no listening socket, no file."""
 
 import contextlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The plan of a protected job: the same on every rank, with an account of every byte."""
 
 import mmap

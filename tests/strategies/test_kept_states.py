@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A fault in a replay: a stage goes on from the state that it had reached, partial or dense."""
 
 import dataclasses

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What processes leave in memory is there for whoever takes their places, in any generation."""
 
 import dataclasses

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a former launch left in a process's memory, as the facts of a recovery."""
 
 import dataclasses

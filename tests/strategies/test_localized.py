@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A lost stage replays from its neighbours' logs; the others stand by, and no bit differs."""
 
 import re

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Several processes are killed at one moment: their stages replay, the others stand by.
 
 One cell runs by default; the others are marked slow and run by one command:

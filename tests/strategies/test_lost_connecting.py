@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A process is lost while the groups of a restart connect: its peers don't wait for it."""
 
 import dataclasses

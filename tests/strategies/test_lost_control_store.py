@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The stores of a job are lost: all processes stop, and another launch loses no step."""
 
 import contextlib

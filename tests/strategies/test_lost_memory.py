@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Memory that is lost with its process, or does not read as it was written."""
 
 import functools

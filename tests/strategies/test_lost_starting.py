@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A process is lost while a launch starts: the others do not hang, and a spare takes its place."""
 
 import dataclasses

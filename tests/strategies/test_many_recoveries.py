@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Fifty recoveries in one job: nothing grows in the processes that live through all of them."""
 
 import dataclasses

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Recoveries over a group that behaves as NCCL's: nothing hangs, and no bit differs.
 
 Some rows of the fault cover run by default; the others are marked slow and run by one command:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A replay that drops the gradients of frozen operators, to measure what skipping them saves."""
 
 from random import Random

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is said to be captured of each operator, beside what a real run captures."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Python without assertions: nothing that a recovery does hangs on one."""
 
 import dataclasses

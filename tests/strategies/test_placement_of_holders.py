@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A loss moves the copies that the lost process held and those of its own slots, and no others."""
 
 import dataclasses

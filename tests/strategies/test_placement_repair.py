@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The placement in force is read from what processes hold, and repaired where some are lost."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Experts are ordered anew while a job trains; what is counted, and every bit, outlives a fault."""
 
 import pytest

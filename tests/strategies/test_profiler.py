@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The profiler counts what threads spent, and tells bandwidths without what came before."""
 
 from datetime import timedelta

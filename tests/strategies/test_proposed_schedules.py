@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Proposed schedules: there is room for them, and they travel off the training thread."""
 
 import logging

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A job reports how protected it is, and `moevement status` does for it."""
 
 import pytest

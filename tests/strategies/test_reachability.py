@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A job on several machines whose processes could not send each other copies does not begin."""
 
 import dataclasses

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A job all of whose processes are killed goes on from their memory, with the same bits.
 
 One test body over combinations of layout, precision, optimizer, experts, window, copies and the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Faults at the places of a start and of a recovery, which lie in no step; no bit changes."""
 
 import dataclasses

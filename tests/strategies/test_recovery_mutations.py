@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A recovery that does one thing wrongly does not end with the same bits.
 
 Without these, equal bits might come from a replay that has nothing to do. Some run by default, all:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whether a replayed step takes its statistics from the ledger is the same on all ranks."""
 
 from types import SimpleNamespace

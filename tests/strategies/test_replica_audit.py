@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Replicas that differ are named, with operator and step; those that are the same are compared."""
 
 import dataclasses

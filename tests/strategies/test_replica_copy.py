@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A lost state comes from a replica that still holds it: nobody replays, and no bit differs."""
 
 import dataclasses

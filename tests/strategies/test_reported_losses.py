@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A loss names the process, its place, its machine and the reason; a recovery the whole outage."""
 
 import socket

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Memory that a process makes and pins while it waits for a rank."""
 
 import dataclasses

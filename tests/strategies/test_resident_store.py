@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which files a process leaves behind at its end."""
 
 import contextlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A job that loses processes goes on in the others, with the bits of one that loses none."""
 
 import dataclasses

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Who ends, and when the job does: processes that are not healthy, restarts that are too many."""
 
 import dataclasses

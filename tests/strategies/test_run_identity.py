@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which memory a launch goes on from: that of its own run, whatever else is there."""
 
 import json

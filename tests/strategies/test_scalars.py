@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Scalars survive their encoding bit for bit: floats, what is no number, random streams."""
 
 import json

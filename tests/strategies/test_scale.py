@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a recovery costs each rank grows with the ranks of the job, and not with their square."""
 
 import dataclasses

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The window schedule changes while a job trains; no fault at any moment of that changes a bit."""
 
 import dataclasses

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The key by which processes recognise each other: from the launcher's secret, or drawn."""
 
 import dataclasses

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where tensors lie in a slot: aligned, apart from each other, all of them, within the buffer."""
 
 import pytest

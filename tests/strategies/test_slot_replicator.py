@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Copies of a rank's slots: complete with the last acknowledgement; who is silent is replaced."""
 
 import contextlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Slots on their way into the ring of a rank, wherever its process has them, and to holders."""
 
 from types import SimpleNamespace

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Recipes of others, made small, lose a rank in a step and end with the same bits."""
 
 import json

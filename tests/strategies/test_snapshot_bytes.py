@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is captured and reserved is what was announced, byte for byte."""
 
 import pytest

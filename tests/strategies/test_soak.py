@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A long protected run of two stages: threads, descriptors and memory stay what they were.
 
 ./scripts/soak.sh

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a process without a rank keeps, and what ranks learn of it."""
 
 import dataclasses

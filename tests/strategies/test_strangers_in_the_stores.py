@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Another program writes into the control store of a job: nothing of it counts, nothing is run."""
 
 import contextlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What every strategy has to keep, and what the training loop owes it: one body for all of them."""
 
 import dataclasses

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Restarts on a CUDA runtime that raises where host memory or devices are used wrongly."""
 
 import dataclasses

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a process takes over counts like what it was meant to keep."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What an interrupt leaves in torch's modes of a thread reaches no later generation."""
 
 import dataclasses

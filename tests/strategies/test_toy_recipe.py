@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A recipe that is added by one file, this one: both moments in BF16, in half of the bytes.
 
 Run as a program, the file is the training program with that recipe.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A strategy that is registered in one file of its own protects a job as well as any other."""
 
 import dataclasses

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A replay in which expert-parallel ranks begin to train in different layers.
 
 With the distributed optimizer one of them holds most of the embedding, so that its experts are

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A spare is warm: it has imported what training needs before it is needed."""
 
 import dataclasses

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Slots of consecutive states: each holds its state, however late its copies run."""
 
 import dataclasses

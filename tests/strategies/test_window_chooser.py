@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The chooser brings measurements to the policy, and tells every change with its numbers."""
 
 import dataclasses

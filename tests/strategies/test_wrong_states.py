@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A wrong state is never called the same and never trained on, though nothing wrong was sent."""
 
 import dataclasses

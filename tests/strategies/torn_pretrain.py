@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The training program whose commits are torn on demand: `--torn-when=FOLDER`.
 
 A rank that finds a file with its number in the folder removes it and fails in its next commit.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The training program with trouble in what carries copies, named by its first arguments.
 
 `--flip=PROCESS:STEP` changes one bit of the slot of a step in the memory of a process, once, when

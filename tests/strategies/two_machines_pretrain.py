@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The training program on ranks 1 and up of another machine: their network has another name."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The training program; notes which module it imports when: `--imports=FOLDER`."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the explorer draws: jobs that can be started, the same ones from the same seed."""
 
 import json

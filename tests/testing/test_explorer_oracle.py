@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The oracle finds nothing in what a good run left, and each broken promise in a doctored one."""
 
 import dataclasses

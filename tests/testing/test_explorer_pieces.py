@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Shrinking, results, stories and the report of the explorer."""
 
 import dataclasses

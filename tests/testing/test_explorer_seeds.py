@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A few fixed scenarios of the explorer, each of which found something once."""
 
 import dataclasses

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The fork server runs real ranks, reports how they ended, and leaves nothing behind."""
 
 import atexit

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a supervisor sends last arrives, whatever it leaves unread when it ends."""
 
 import socket

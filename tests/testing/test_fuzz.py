@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whatever bytes come in, readers and servers fail as they say, and servers go on."""
 
 from collections import Counter

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The command that checks a GPU runs on a CPU, goes on where it was, and sees what is wrong."""
 
 import os

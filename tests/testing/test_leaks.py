@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The leak check sees each kind of leak, in a block and around a test."""
 
 import mmap

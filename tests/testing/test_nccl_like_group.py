@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the NCCL-like group computes, on the host and with ranks that share a GPU."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pairwise covers: every pair occurs, and there are few combinations."""
 
 import itertools

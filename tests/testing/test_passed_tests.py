@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A killed campaign goes on where it was."""
 
 import re

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """When a process of a restarted run is killed from outside."""
 
 from random import Random

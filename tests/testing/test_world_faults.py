@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Faults in a simulated job: how much is replayed, and what many faults in a row cost."""
 
 import dataclasses

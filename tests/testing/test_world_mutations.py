@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Wrong decisions: the simulator notices each, tells what happened, and keeps a small world."""
 
 import dataclasses

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Replays from the window before the persisted one, of which damage took a slot.
 
 They log and capture more steps than any other replay, and more faults cut some of them short.

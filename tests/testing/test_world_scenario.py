@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Scenarios and regressions are read back from JSON as they were written."""
 
 import dataclasses

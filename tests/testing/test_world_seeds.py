@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Seeded worlds: the real decisions keep every invariant, whatever fails."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The command line of the simulator: what it prints and returns, and that it repeats itself."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The flags of the program: a frozen list, each of them read, presets as defaults only."""
 
 import argparse

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every bad input gets one clear line and exit code 2; nothing is written, nothing hangs."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a job tells of itself at its start: on one rank, once, and as it is."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a checkpoint is said to need before it is written, and what its tensors take."""
 
 from pathlib import Path

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checkpoints that not every rank sees yet count on no rank, nor do those that lack a part."""
 
 import dataclasses

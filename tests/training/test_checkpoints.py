@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The folder of checkpoints: whatever kills a save where, one whole checkpoint can be loaded."""
 
 import json

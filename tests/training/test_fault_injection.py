@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Faults on purpose in real jobs: what the next launch does, and what a script that fails says."""
 
 import itertools

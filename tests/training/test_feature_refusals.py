@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What can't work is refused at the start, with one line that says why."""
 
 import pytest

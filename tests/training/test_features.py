@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every feature of the model, of parallelism and of precision trains, and does what it says."""
 
 import dataclasses

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A disk without room is told about at start; once a job trains, it ends nothing."""
 
 import re

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a run is: the content of files counts, under whatever path they lie."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Who comes new into a generation takes over what the others know of the job."""
 
 import dataclasses

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whose modules the layers are made of, where no flag says it."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """All parallel layouts train the same model: first gradients agree, and 50 steps stay together."""
 
 import functools

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The loop: what is done after which iteration, and when it ends."""
 
 import gc

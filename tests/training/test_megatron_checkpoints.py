@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checkpoints go to Megatron-LM and come from it: its folders, keys and arguments, every tensor."""
 
 import os

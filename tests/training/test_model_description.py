@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which flags make another model, and which say the same in other words."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The presets have the numbers of parameters that the paper's table of models gives."""
 
 import dataclasses

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What of a process decides its bits is found where it is installed."""
 
 import importlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Launch scripts of others: flags of 46 real ones parse, or are refused for named features."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A checkpoint of PP2 x EP2 goes on in any other layout, with the same losses."""
 
 import math

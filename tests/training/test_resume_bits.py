@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A run that is stopped and resumed ends with the bits of one that is not.
 
 One test body over combinations of layout, precision, optimizer, experts and the rest. A few run by

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The digest of a state holds all that decides later bits, besides tensors, too."""
 
 import dataclasses

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A step is applied as a whole or not at all, and the ledger tells what it did."""
 
 import contextlib

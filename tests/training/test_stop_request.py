@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ctrl-C reaches the training thread once, wherever it is."""
 
 import contextlib

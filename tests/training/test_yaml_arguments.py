@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`--yaml-cfg`: a file says what flags say."""
 
 import dataclasses

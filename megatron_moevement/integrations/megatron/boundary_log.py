@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Logging what crosses a stage's boundaries, under names that a replay can ask for.
 
 The name of a tensor is never where it lies or when it was sent. What is sent forward is named by

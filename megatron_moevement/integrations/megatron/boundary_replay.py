@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Replaying a stage without its neighbours: what they sent comes from their logs.
 
 The ordinary schedule runs. What the stage sends goes to its own log again, so that a later fault of

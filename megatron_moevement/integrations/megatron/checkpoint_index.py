@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A look into the index of a checkpoint's tensors before torch reads it.
 
 torch unpickles `.metadata` whatever it names, and a checkpoint may come from anywhere.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The fields of Megatron-Core's configurations, read as text: flags are made of them.
 
 Command lines are parsed before Megatron-Core may be imported, as `fork/marker.py` says.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Megatron-Core's GPT data sets and blends, built on each rank by itself.
 
 Megatron's builder synchronises with barriers of the whole world and lets rank 0 alone write index

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """SHA-256 of every operator's state: two runs agree exactly when their digests do."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Megatron's distributed checkpoint (`torch_dist`) of one training state, step by step.
 
 Upstream's `dist_checkpointing.save` lets rank 0 fail alone while the others wait for it. Here its

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Parts of the optimizer without parameters: upstream can neither save nor load them.
 
 Experts with a data-parallel group of their own have a part. On a stage without MoE layers it is

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The routers' `expert_bias`: its update is computed with the gradients and made at the commit."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Frozen execution: operators that run forward and input gradient and are not trained.
 
 During a replay only the operators whose FULL state is loaded are trained. For the others there is

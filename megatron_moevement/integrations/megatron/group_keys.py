@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Keys of the optimizer's parameter groups, which upstream gathers from all ranks.
 
 Every rank makes a group for every key that any rank has. A process that takes the place of a lost

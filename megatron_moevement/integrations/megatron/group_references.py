@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Group references: survivors of a restart keep their objects and get new process groups.
 
 Model, optimizer and schedules hold process groups in plain attributes and items. Building them anew

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """All local experts in one grouped GEMM, with one parameter per expert, without TransformerEngine.
 
 The modules, parameter names and checkpoints are those of Megatron's `SequentialMLP`; only forward

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Megatron-Core's indexed data sets, pairs of files `.bin` and `.idx`: checked reading, writing."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which weight, master weight, moment, counter and buffer of a rank belongs to which operator."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Master weights: where the optimizers keep them, and the copies between them and the model.
 
 The seams that upstream has for this are private methods of its optimizers; they are used here only.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What Megatron-LM keeps in a `torch_dist` checkpoint beside the weights, and how we read it.
 
 Source of keys and forms: `save_checkpoint`, `load_checkpoint`, `generate_state_dict` and

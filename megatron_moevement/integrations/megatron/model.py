@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The GPT MoE model: layer specs, model chunks, and their wrapping for precision and replicas."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The auxiliary losses of the routers, reduced for logging; they decide no bit of the training."""
 
 from __future__ import annotations

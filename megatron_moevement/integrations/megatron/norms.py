@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Norms for layers made of local modules, where neither apex nor TransformerEngine is installed."""
 
 from __future__ import annotations

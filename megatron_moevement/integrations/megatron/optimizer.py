@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Megatron's optimizer, split into what needs other ranks and what changes state.
 
 Upstream's `ChainedOptimizer.step` (megatron/core/optimizer/optimizer.py) mixes the two: it updates

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How many parameters a model has that is spread over the ranks of a job."""
 
 from __future__ import annotations

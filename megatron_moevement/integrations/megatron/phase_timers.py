@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Megatron's timers of the phases of a step (`--timing-log-level`)."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One pass of all micro-batches through the pipeline, forward and backward or forward alone."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Joining the job, building Megatron's process groups, and where this process stands in them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every stream of random numbers of a rank: seeding, capture and restoring."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the routers of a rank send to which expert, counted on the device, window by window.
 
 A router's map of a micro-batch is added up where it is made, and nothing of it is read on the host

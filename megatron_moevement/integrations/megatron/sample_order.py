@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What decides in which order Megatron-Core's data sets give their samples; nothing is built."""
 
 from __future__ import annotations

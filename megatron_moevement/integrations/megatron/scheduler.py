@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The schedules of learning rate and weight decay, advanced at the commit."""
 
 from __future__ import annotations

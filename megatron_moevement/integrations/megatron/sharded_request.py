@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is asked of a checkpoint: state whose leaves say which part of which tensor they are."""
 
 from __future__ import annotations

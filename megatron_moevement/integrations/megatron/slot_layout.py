@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Slot layout: where in a slot's host buffer the tensors of each operator lie on one rank."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Snapshots: what of an operator's live state is captured as FULL or COMPUTE, and put back.
 
 FULL is what an operator trains on: master weights, both moments, buffers; its step counter is the

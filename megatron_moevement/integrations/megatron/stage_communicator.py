@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Megatron's point-to-point communicator, told by our schedule what is computed.
 
 Upstream's schedules call it with tensors alone: neither micro-batch nor model chunk. Our forward

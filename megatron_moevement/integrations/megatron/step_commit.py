@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The commit of a step: everything that changes S_(k-1) into S_k, without collectives.
 
 Training calls it behind the commit barrier. A survivor of a fault that stands behind the barrier,

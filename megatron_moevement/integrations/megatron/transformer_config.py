@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The translation of our settings into Megatron's `TransformerConfig`."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Settings that are fields of Megatron-Core's `TransformerConfig`, by its names and defaults."""
 
 from __future__ import annotations

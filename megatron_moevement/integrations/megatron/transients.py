@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Transients: what an interrupted step leaves behind that the next one must not find.
 
 A survivor keeps weights, masters, moments, step counters, loss scalers and schedules. Everything in

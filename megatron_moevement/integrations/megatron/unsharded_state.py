@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The common state of a checkpoint, `common.pt`: what is no part of a tensor.
 
 Whoever may not import Megatron-Core yet reads it, too. Nothing of a checkpoint is executed: of the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One rank's part of a job built by itself, on whatever machine, and without memory for tensors.
 
 Model and optimizer come from the code of a running job. Their tensors have shapes, types and sizes,

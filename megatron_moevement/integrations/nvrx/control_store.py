@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The store of in-process restart: hosted by the launcher, so that any rank may die.
 
 NVRx's own store is hosted by rank 0, whose death would end the job.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Health: a process that fails its check ends before it joins a generation; a spare comes in."""
 
 from __future__ import annotations

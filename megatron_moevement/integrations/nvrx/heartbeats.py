@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Heartbeats: who has given no sign of life for too long, without any clock.
 
 NVRx (0.4.1 to 0.7) writes the time of day into a sign of life, and who watches compares it with the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Interrupts that do not arrive: somebody swallows them, or they meet a thread that starts.
 
 NVRx (0.4.1) interrupts the training thread by an exception at any bytecode. Libraries catch

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Notice boards in the control store: a key for each topic of a generation."""
 
 from __future__ import annotations

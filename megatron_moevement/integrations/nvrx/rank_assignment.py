@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Places: survivors of a fault keep theirs, spares take those of the lost processes."""
 
 from __future__ import annotations

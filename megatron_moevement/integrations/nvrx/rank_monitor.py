@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The rank monitor of `ft_launcher`: a process beside each rank, which kills it when it hangs.
 
 The monitor knows two kinds of limits, of the time between two heartbeats and of the time that a

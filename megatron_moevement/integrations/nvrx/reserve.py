@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a process does in NVRx's reserve: it keeps copies for the ranks until it gets a place.
 
 NVRx (0.4.1) has it wait for the end of the job, and gives no way to do anything besides.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """In-process restart: the training function runs in NVRx's wrapper, put together from settings.
 
 Every process of the job calls `run_restartable`, spares too: they wait inside of the wrapper until

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """When restarts end: too few processes, too many restarts, or restarts that lead nowhere."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What NVRx keeps in its store, as sealed JSON documents.
 
 NVRx (0.4.1) pickles what processes write there, and anybody who reaches the store may write. Here

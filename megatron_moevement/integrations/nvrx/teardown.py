@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What ends an interrupted generation: the abort wakes the training thread, the end cleans up."""
 
 from __future__ import annotations

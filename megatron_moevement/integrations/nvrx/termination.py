@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How the monitor of a process that hangs ends it: where it stands, without waking it first.
 
 NVRx (0.4.1 to 0.7) sends SIGCONT before SIGTERM. A stopped process then goes on for the grace time,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The account of a job: the time of each process by parts, and what it comes to.
 
 A process is counted from the start of the first launch to the end of the last one, under its number

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Claims: what the events of one process say of its time."""
 
 from __future__ import annotations

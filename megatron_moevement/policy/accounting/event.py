@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Events: what a process of a job records of what happens to it, with the time."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A job as its processes lived it: launches, who was which process, faults and outages."""
 
 from __future__ import annotations

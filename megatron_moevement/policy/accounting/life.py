@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Lives: what is to be known of each process before its time can be accounted for."""
 
 from __future__ import annotations

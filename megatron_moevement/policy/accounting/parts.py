@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Parts of a process's time, and the partition of an interval into them."""
 
 from __future__ import annotations

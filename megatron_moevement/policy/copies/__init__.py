@@ -1,1 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
 """Copies: who keeps which slots, when a window is persisted, and what may be removed."""

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Audits: ranks that hold the same state compare what they captured of it.
 
 A slot has a checksum of each operator that is FULL in it, and replicas capture the same operators

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The commit of a step: who may vote for it, and what the barrier tells of windows."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a process must remember of its place in the run."""
 
 from __future__ import annotations

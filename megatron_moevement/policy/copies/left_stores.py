@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Adoption: which store a process goes on with that another one left, and when those may go."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reachability: whether the processes of a job reach each other where they receive copies."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Memory: how many bytes of host memory fault tolerance takes, process by process."""
 
 from __future__ import annotations

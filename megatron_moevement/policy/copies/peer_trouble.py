@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Peer trouble: what becomes of a holder of copies after a transfer to it has failed.
 
 It is tried again after a pause that doubles with each failure in a row. Where failures go on,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Persistence: which sparse checkpoint the whole job can recover from."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Placement: which processes keep the copies of each logical rank's slots in their host memory."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How protected a job is: what the loss of one process would cost at this moment."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Retention: what a persisted window makes garbage, and what it still needs."""
 
 from __future__ import annotations

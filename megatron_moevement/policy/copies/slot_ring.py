@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The ring of slots: the host buffers that a rank's sparse snapshots go round in."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Parts of JSON documents: read strictly; what is wrong is told with its path.
 
 Readers take a value and return what it is, or raise a WrongPartError.

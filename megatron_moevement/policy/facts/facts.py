@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Facts: what every process tells the others at the start of a recovery."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Facts as JSON: written by a job that recovers, read by the command that explains its plan.
 
 A document is `{"generation": 3, "layout": {"pp": 4, ...}, "ends": "independent", "durable": 0,

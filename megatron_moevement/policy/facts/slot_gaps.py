@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Slot gaps: stages whose window in flight could never be completed by going on."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Failure traces: when a cluster lost how many of its nodes, read from three kinds of text.
 
 Source: the spot-instance samples of github.com/uclasystem/bamboo, `traces/`, and windows of them.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Fault schedules: which rank is struck when, drawn from a seed.
 
 Times, ranks and kinds come from streams of their own: another MTBF strikes the same ranks in the

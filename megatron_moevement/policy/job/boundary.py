@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Stage boundaries: what crosses them, under which name it is logged, and between which stages."""
 
 from __future__ import annotations

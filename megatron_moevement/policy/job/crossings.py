@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Crossings: which boundary tensors a stage sends and receives in a step, and in which order.
 
 Messages between two ranks in one direction arrive in the order in which they were sent. So what a

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where autograd graphs begin on a stage whose input wants no gradient while operators are frozen.
 
 The backward pass of a layer makes collectives: expert-parallel ranks exchange the gradients of

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The guarantee: which bits a job ends with after a recovery, decided from what computes them.
 
 EXACT means those of the same job without the failure. It needs kernels and collectives that give

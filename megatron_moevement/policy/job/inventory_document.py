@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Inventories as JSON: written by a job, planned for by the command.
 
 A document is `{"ranks": {"pp0.dp0.tp0.cp0.ep0": {"layers.0.gate": [full_bytes, compute_bytes],

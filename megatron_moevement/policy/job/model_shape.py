@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Model shapes: the inventory of a transformer that does not exist yet, from its sizes."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Operators: the units that are snapshotted, their bytes, and which logical rank holds what."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Logical ranks: the positions of the job, and which of them train the same thing."""
 
 from __future__ import annotations

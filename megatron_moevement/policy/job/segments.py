@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Segments: which pipeline stages are neighbours, replay together, or depend on each other."""
 
 from __future__ import annotations

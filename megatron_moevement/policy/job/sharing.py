@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sharing: which items lie on the same ranks and what they weigh there, whatever their order.
 
 Planning goes over a hundred thousand operators; loops that can run in C do.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """State recipes: what an optimizer keeps of each parameter, and what snapshots hold of it.
 
 Source: section 3.2 of the paper.

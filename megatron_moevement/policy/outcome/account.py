@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The account of a recovery: what the ranks tell of it, put together in one line."""
 
 from __future__ import annotations

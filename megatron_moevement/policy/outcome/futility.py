@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Futility: when another restart would not help, since none before it did.
 
 Pure: what each process knows of progress goes in, and all come to the same.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What follows from a replay that differed from the first time: other copies, or an end.
 
 Where the job promised the same bits, a wrong state is never trained on. The next replay passes over

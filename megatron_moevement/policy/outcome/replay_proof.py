@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The proof of a replay: what of it was compared with the first time, and what differed.
 
 Four kinds of things are there to compare with: the ledger's scalars of each step, hashes of the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Forecast: the memory of a job that has not started, process by process and node by node.
 
 Nothing is computed here that the job does not compute: accounts and slots are those of its plan.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Obstacles: why a job that has not started can't work as its flags ask."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Published: what the paper's memory table says of its own system, for its models and its cluster.
 
 Sources: section 5.1 (cluster, and degrees of parallelism), table of checkpoint intervals (W), and

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Eras: what lies before a rollback to a durable checkpoint must not mix with what it began."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Lifecycle: what a process of a generation does now, what may come next, and in which order."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The newest state of a job: what its processes hold, or what can be loaded or built anew."""
 
 from __future__ import annotations

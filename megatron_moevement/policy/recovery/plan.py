@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The plan of a recovery: frozen data that every rank makes alike and executes without thinking."""
 
 from __future__ import annotations

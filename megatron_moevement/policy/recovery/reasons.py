@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reasons: why a plan is what it is, in one line."""
 
 from __future__ import annotations

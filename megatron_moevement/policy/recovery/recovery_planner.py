@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Recovery: from the facts of a generation to the plan that all its processes carry out.
 
 Source: sections 3.2 (sparse-to-dense conversion) and 3.3 (upstream logging), and the appendix on

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Replica copies: which lost states a survivor holds, bit for bit, so that nobody has to replay.
 
 Ranks with the same name in their facts train the same operators on the same reduced gradients and

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Roll-forward: how far the ranks of a stage got, and who catches up with finished gradients."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Slot choice: which slots each rank lacks, and from which processes it gets them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sources: which windows, whose ledger and whose logs a plan may be made of."""
 
 from __future__ import annotations

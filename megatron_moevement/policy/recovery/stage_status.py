@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Survey: what is left of each stage's state, before any window is chosen."""
 
 from __future__ import annotations

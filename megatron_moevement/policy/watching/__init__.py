@@ -1,1 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
 """Watching: time limits of sections, and ranks that are slow."""

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Measurements: how fast slots are copied and sent, and what training waits for."""
 
 from __future__ import annotations

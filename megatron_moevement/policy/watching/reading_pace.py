@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reading pace: how fast memory may be read that nobody waits for."""
 
 from __future__ import annotations

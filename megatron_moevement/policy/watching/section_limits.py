@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How long a section of a rank's work may take: what the launcher says, or learned from a run.
 
 A limit that is learned is a multiple of the longest time seen. One that was learned before counts

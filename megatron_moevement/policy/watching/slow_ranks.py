@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Slow ranks: who takes much longer than the others to compute its part of a step.
 
 In a step all wait for each other, so all take equally long. What tells them apart is the time in

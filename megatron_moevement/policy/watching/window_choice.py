@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The choice of W while a job trains: it grows when training stalls, and shrinks with slack.
 
 W is the smallest whose largest slot is copied and sent within an iteration (`PathBandwidth`). A

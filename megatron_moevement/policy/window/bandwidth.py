@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Bandwidth: what a rank can copy in one iteration."""
 
 from __future__ import annotations

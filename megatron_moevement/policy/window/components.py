@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Components: the operators of a job as ordered columns of bytes, split into independent parts."""
 
 from __future__ import annotations

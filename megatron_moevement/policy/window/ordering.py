@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ordering: which operators should be FULL early in the window."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Packing: spreads operators over the slots of a window so that the largest slot is smallest.
 
 A slot of a rank weighs the FULL bytes of its operators and the COMPUTE bytes of those in later

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Popularity: what is known of how often experts are activated, and when that asks for an order.
 
 Tokens are counted by window, and summed up over all ranks. Everything is in whole numbers, so that

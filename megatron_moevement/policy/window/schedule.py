@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The window schedule: in which slot of the window each operator is FULL, for the whole job."""
 
 from __future__ import annotations

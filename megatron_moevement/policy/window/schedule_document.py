@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Window schedules as JSON: written by a job, shown by the command.
 
 A document is that of the inventory, with `window`, `slots` (the slot of each operator), and, for

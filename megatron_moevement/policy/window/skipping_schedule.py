@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The schedule that skips most: of several orders the one whose replay leaves out most work.
 
 Which order that is depends on the kernels. Where they leave out the weight gradients of each expert

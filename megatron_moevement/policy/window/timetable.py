@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Timetable: which schedule is in force at which step, and which one captured a window.
 
 A schedule changes at window edges alone, by agreement of all ranks at a commit barrier, and what

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Weight gradients: what a replay leaves out while operators are frozen, and what it can't.
 
 Between the first and the last slot of a window W - 1 steps are replayed. An operator of slot s is

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The window: how many steps a sparse checkpoint takes, and the schedule for that many."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Background: work that goes on beside the training thread, in the order of its being handed over.
 
 A thread of its own does one piece after the other. What fails there is raised in the thread that

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Capture: copies of live tensors into host memory while training goes on.
 
 The training thread hands over what a snapshot consists of and trains on; a thread of its own lets

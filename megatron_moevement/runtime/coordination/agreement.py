@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Steps of a job that all ranks take or none: small collectives over data that needs no pickle."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The one point of a step after which every rank may apply it.
 
 No rank applies step k before every rank has finished the backward pass and all gradient reductions

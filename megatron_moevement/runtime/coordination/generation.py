@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A generation: the time between two restarts, and what must not outlive it.
 
 A restart interrupts the training thread by an exception that may come at any instruction. So what

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The ledger: the scalars of every committed step, and the loss of every iteration.
 
 A replay injects these scalars instead of computing them again with ranks that do not take part in

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The notice board of a generation: what processes tell each other outside of its groups.
 
 Spares are in no group. What they tell ranks, and ranks tell them, is posted here.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How far a job is, and what protecting it cost on the way."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A meeting of all ranks for which some wait long: those that serve logs while others replay.
 
 It is no collective. A rank that waits in one looks hung to a watchdog, may exceed the time limit of

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Roll call: which processes of a launch are there, before any of them waits for another one.
 
 A process that dies before anything watches it is missed by nobody: whoever counts on it waits until

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a fault on purpose does to its own process."""
 
 from __future__ import annotations

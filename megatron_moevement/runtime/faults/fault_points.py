@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Fault points: a process passes them on its way through a step, and fails at one when it is told.
 
 What is to be shown of a recovery depends on the instruction at which a process fails.

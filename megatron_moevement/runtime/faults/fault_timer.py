@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Faults that come at a time: a thread waits for it and strikes its own process."""
 
 from __future__ import annotations

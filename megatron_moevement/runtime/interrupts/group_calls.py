@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Group calls of NCCL: what fails within one closes it.
 
 NCCL runs nothing that a thread asks for while a group of calls is open, on any communicator, and

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Waits of the host for what a device runs, in a way that a restart can interrupt.
 
 A `wait` of NCCL does not block the host, but reading a result does, in native code and for as long

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Interrupt-safe event: one thread waits for what others change, and may be interrupted.
 
 `threading.Condition` and `Event` take and leave their lock in methods written in Python. An

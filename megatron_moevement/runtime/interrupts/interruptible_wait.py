@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Waiting for other ranks in a way that a restart can interrupt.
 
 A restart raises an exception in the training thread, which arrives only between two instructions of

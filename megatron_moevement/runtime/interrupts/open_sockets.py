@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The TCP connections of this process, looked at from outside of who uses them."""
 
 from __future__ import annotations

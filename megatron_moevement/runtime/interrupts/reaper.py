@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reaping: the last references to process groups of a former generation.
 
 The destructor of a gloo group joins threads. One may be stuck until the group's time limit: where a

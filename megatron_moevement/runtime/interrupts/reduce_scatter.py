@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reduce-scatter on gloo, waited for like any other collective.
 
 gloo has none of its own. c10d (torch 2.13) reduces copies of the inputs on every rank, and takes

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where exceptions that one thread raises in another one must not arrive, and wait.
 
 Until the system runs a new thread, CPython 3.11 counts it by the identifier of the thread that

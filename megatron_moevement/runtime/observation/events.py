@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Events of one process as JSON lines: what happened, when, and what it cost.
 
 A record is one `write` to a file opened for appending, so records of several threads don't mix and

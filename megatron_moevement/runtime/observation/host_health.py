@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whether this process's machine still serves it: memory, the store, the folder of checkpoints.
 
 A process whose machine doesn't had better end before it joins a generation: a spare elsewhere takes

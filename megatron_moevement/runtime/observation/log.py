@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The log of a program: lines on standard error, each with time, host, rank and level.
 
 A module writes to `logging.getLogger(__name__)` and sets nothing up; a program opens the log. Where

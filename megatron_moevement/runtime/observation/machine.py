@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The machine: room for files, memory and locked memory, as the system gives them to a process."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The beginning and the end of each process of a job, as events."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Timestamps: when something happened, in lines and documents for people and programs."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Signs of life of a rank to whoever watches it from outside: sections of its work, heartbeats.
 
 The training thread says what begins and what ends, and how long each took is noted here. `Watch`

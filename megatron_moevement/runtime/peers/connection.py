@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A connection to the server of a peer: what is asked on it, and what the answers mean."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The account of copies: written by the threads that send them, read by the training thread."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What goes to a spare beside the slots: the ledger, and what the job has agreed on.
 
 Ranks learn this at the commit barrier, and have it in their journals. A spare hears of no barrier:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What messages about logged boundary tensors say: which tensor, of what type, with which hash."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reading the upstream logs of peers: what a replay is about to need is fetched ahead of it.
 
 The tensors of a large step come from each peer over several connections. Nothing is tried twice: a

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Threads with a connection each to one peer: whichever is free carries out the next request.
 
 What is large goes over several connections, in parts; what is not, over one. Parts are equal shares

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The sender of a process: streams its slots to peers, and gets slots from them.
 
 Each peer that is sent to has a thread and a connection, and more of both for large slots. Where a

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The server of a process: takes copies of others' slots into its rings, and gives slots back.
 
 It listens on the one interface that it is told, and has a thread for each connection.

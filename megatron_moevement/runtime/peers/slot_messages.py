@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What messages about slots say: which slot of whom, and what it consists of."""
 
 from __future__ import annotations

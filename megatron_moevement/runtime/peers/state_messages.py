@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What messages about live state say: which bytes of S_k, and with which checksum they come."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reading the live state of a peer that stands still, one part of it after the other.
 
 The training thread reads, other threads bring what it is about to need. Nothing is tried twice. A

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a process keeps in its store, as its server sees it: its own ring and those of others."""
 
 from __future__ import annotations

@@ -1,1 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
 """Security: folders of other users, and proofs of who wrote a document."""

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Folders in which another user could put something else in the place of what is ours.
 
 The owner of a folder may rename and remove what others have in it, whether it is sticky or not. So

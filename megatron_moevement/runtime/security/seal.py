@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Seals: a JSON document with a proof of who wrote it, and for which place.
 
 What lies in a store that anybody may reach counts when its seal fits. The proof is an HMAC-SHA256

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Who writes into the rings of a process: one slot at a time into each, over any connections."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The background check: reads slots that lie in memory, slowly, to find what has changed there."""
 
 from __future__ import annotations

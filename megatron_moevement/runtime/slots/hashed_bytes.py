@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How much memory this process has read in order to compare it with its checksums."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What one process knows, in a file that a kill at any instruction leaves old or new, never mixed.
 
 After the header page come two copies of the superblock, written one after the other; then places

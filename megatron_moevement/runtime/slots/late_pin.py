@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pinning that nobody waits for: it takes seconds for each ten gigabytes."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A preallocated file in memory: whole from the moment it has its name, stamped, mode 0600.
 
 The header is one page: magic, length, JSON, zeros, and a checksum of all that at the page's end.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A file in memory without a name: there, and pinned, before it is known whose it will be."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The ring of one rank's slots as a file in shared memory, readable after its writer was killed.
 
 A header page, then for each buffer a descriptor, then the buffers, each on pages of its own. The

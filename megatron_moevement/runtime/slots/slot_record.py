@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a slot consists of: the record that stands beside its bytes, in files and on the wire."""
 
 from __future__ import annotations

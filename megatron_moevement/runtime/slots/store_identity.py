@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whose files they are: a run, the layout of its state, and the version of the format."""
 
 from __future__ import annotations

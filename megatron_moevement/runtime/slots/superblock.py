@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a process must remember: the superblock of a journal, and the schedules that it names."""
 
 from __future__ import annotations

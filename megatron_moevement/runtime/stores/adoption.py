@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Adoption: a process goes on with the store that the last occupant of its rank left here.
 
 A job whose processes were exchanged on the way is launched again with ranks in their first order,

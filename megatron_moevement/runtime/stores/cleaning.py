@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Removing the stores of runs of which no process lives."""
 
 from __future__ import annotations

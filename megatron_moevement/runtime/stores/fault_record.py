@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What of faults on purpose outlives a process: when the job began, and what struck already.
 
 A file for each rank in `<store dir>/<run id>/faults/`, one JSON object per line. A relaunch finds

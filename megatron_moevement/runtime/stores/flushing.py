@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Flushing: what a job that stops for lack of processes writes beside its durable checkpoints.
 
 `<save>/moevement/flushed/<run id>/process-<n>/` holds the files of a process's store as they were.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where the memory of a run lies, by the flags."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The run that a store belongs to, in words: beside the files, for who wonders whose they are."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How protected a run is, beside the files of a process: for who asks from outside."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The folder of one process's files: `<store dir>/<run id>/process-<n>/`."""
 
 from __future__ import annotations

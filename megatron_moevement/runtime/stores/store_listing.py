@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What lies in a store directory: everybody's files, looked at without a lock and never written."""
 
 from __future__ import annotations

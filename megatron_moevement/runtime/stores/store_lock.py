@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The lock on the store of one process: two jobs never write the same files."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Who is connected to a server: callers that have proved nothing give way to newer ones.
 
 Nobody needs a secret to connect. So connections of callers that have not proved yet who they are

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Who is at the other end: both sides prove that they know the job's token, without telling it.
 
 Each sends a random challenge; the answer is an HMAC-SHA256 over both challenges, both process

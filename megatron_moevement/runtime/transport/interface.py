@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The interface that a process receives copies on, and what tells machines apart."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """TCP: the transport of production."""
 
 from __future__ import annotations

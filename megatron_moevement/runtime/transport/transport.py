@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Transport: how bytes get from one process to another, whatever the messages in them are.
 
 Production uses TCP (`tcp.py`). What is said on a connection, and the proof that both ends belong to

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Messages between two processes: a fixed header, JSON of bounded length, and raw bytes.
 
 Nothing is allocated before its length was compared with a limit, and nothing that arrives is ever

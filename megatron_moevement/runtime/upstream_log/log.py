@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The upstream log of one rank: the boundary tensors that it sent, in host memory.
 
 Each retained step has a buffer of its own, step k the buffer k modulo their number. All bytes are

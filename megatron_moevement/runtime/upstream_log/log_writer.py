@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Writing the upstream log: copies and hashes of boundary tensors, beside the computation.
 
 On the host a copy is done where it is asked for. On a GPU a thread copies on a side stream, each

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Agrees in each generation on what the job may rely on; decided in `policy/job/guarantee.py`."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Carried state: what a process takes over a restart besides model, store and ledger.
 
 One object for the life of a process. The strategy of each generation fills it, and that of the next

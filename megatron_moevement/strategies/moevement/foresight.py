@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Foresight: the plan of a job that has not started, from its ranks built one after the other."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Introduction: what the ranks of a generation tell each other before anything is written.
 
 It is one exchange: a recovery waits at each of them for the rank that comes last.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Opening: puts together what protects a job."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Session of a rank: what one rank works with in one generation."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Spare memory: what a process without a rank keeps for the others while it waits for a place.
 
 It is opened when the first copies come, with what their sender tells of the run: until then a spare

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sparse checkpointing: a sparse snapshot every iteration, in the memory of r + 1 processes.
 
 One object protects one generation. After a restart a new one is opened, in the same process with

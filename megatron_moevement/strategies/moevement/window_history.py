@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Window history: which windows a rank has seen persisted, under which schedule."""
 
 from __future__ import annotations

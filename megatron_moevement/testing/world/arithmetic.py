@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Arithmetic: what each computation of a step depends on, as numbers of a `History`.
 
 The fault-free reference and the ranks of the world use the same functions; what differs is what

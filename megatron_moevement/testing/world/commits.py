@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Commits: the section that a restart can't interrupt, and what follows from a committed step."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Fault injection: makes the faults of a scenario happen at their ticks."""
 
 from __future__ import annotations

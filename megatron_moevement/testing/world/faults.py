@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Faults: what goes wrong in a simulated world, and when."""
 
 from __future__ import annotations

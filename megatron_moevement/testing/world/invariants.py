@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Invariants: what must hold after every tick of a simulated world, whatever goes wrong.
 
 The numbers in the names are those of docs/understand/invariants.md.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Live state: what a rank trains on, and what of it a sparse snapshot holds."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Invariants of upstream logs: whole when their step is committed, kept as long as needed."""
 
 from __future__ import annotations

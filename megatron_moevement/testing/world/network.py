@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The network of a simulated cluster: boundary tensors and collectives, cut anywhere."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Planning: who keeps copies in a generation, and the plan that all its processes make alike."""
 
 from __future__ import annotations

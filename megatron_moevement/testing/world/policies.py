@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Policies: those decisions of the simulated ranks that a mutation or a test exchanges.
 
 The defaults are the ones that production takes; all others are called where they are taken. What

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A simulated process: its state, its store, and what it is doing."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Proposals: another schedule, on its way from the rank that makes it to all others."""
 
 from __future__ import annotations

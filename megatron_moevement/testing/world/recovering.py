@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Recovering: how a simulated process carries out the plan of its generation."""
 
 from __future__ import annotations

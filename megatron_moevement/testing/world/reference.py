@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The fault-free run: what every rank's state and every ledger entry must be after each step."""
 
 from __future__ import annotations

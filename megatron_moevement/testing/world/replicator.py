@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The replicator: copies of slots on their way to holders, over links that lose and damage."""
 
 from __future__ import annotations

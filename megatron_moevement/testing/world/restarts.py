@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Restarts: launching a job, noticing losses, and beginning generations, with spares for ranks."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Scenarios: everything that decides how a simulated world runs, drawn from one seed."""
 
 from __future__ import annotations

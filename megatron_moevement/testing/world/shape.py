@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The simulated job: operators on ranks and chunks, who reduces with whom, and what is sent."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Shrinking: the smallest world that still breaks the same invariant."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The store of a simulated process: what outlives a restart, and with shared memory the process."""
 
 from __future__ import annotations

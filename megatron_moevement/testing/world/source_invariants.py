@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Invariants of what a plan reads: it is where the facts have it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The model of a step: what a simulated rank does in it, in the order of the training program."""
 
 from __future__ import annotations

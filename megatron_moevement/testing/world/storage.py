@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Storage: what dead processes left in memory, or flushed, and durable checkpoints."""
 
 from __future__ import annotations

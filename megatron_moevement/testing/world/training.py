@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Training: how a simulated rank executes the commands of a step, live or as a replay."""
 
 from __future__ import annotations

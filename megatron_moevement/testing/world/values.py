@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """History: values that are equal exactly when they were computed in the same way."""
 
 from __future__ import annotations

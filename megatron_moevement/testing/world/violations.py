@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Violations: how a check of a simulated world says that something does not hold."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Invariants of lost work: what memory still leads to is neither done again nor removed."""
 
 from __future__ import annotations

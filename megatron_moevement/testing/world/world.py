@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The world: processes, time and chance, from the start of a job to its end."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The data flags, under Megatron-LM's names, and the checked configuration made of them.
 
 Imports neither torch nor Megatron-Core: arguments are checked before a backend is installed.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which samples make a micro-batch, and how micro-batches are fetched and prefetched.
 
 Nothing here remembers a position: consumed samples say everything, so any rank can fetch the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a data set holds, in a digest that costs the same for a megabyte and for terabytes."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Finding documents in files and folders, and turning them into tokens, batch by batch.
 
 Light on purpose (no torch): the worker processes of `moevement data prepare` import it. How the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tokenizers made of local files; nothing is ever downloaded.
 
 Light on purpose (no torch): the worker processes of `moevement data prepare` import it.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The manifest beside a prepared data set: where its tokens come from, and how many there are.
 
 Light on purpose (no torch): argument checking reads it before Megatron-Core is imported.

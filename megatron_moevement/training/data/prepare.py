@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Preparation of text for training: the work of `moevement data prepare`.
 
 Files appear under their final names only when all are whole, the `.idx` last: a data set without

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The train, validation and test data sets that a configuration names."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which tokenizer: what the flags say, small enough to send to a worker process."""
 
 from __future__ import annotations

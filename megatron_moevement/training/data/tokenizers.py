@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Text to token ids and back: what a tokenizer is, and the two that are made of no file.
 
 Light on purpose (no torch): the worker processes of `moevement data prepare` import it.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The worker processes of `moevement data prepare`.
 
 A module of its own, because a worker imports the module of the function it runs: this one brings

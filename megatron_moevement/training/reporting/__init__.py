@@ -1,1 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a run says while it trains: iteration lines, scalars, events, a bar, plots."""

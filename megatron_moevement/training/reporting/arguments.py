@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The flags of reporting, under Megatron-LM's names, and their checked values."""
 
 from __future__ import annotations

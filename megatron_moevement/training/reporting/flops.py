@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Floating-point operations of one iteration of a GPT with experts.
 
 Source: `num_floating_point_operations` of megatron/training/training.py. A GEMM of [m, n] with

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What happened since the last iteration line, as Megatron counts it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The lines that Megatron-LM prints on the last rank, from plain numbers.
 
 Source: `training_log` and `evaluate_and_print_results` of megatron/training/training.py.

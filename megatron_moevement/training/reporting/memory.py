@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Memory in use, as scalars."""
 
 from __future__ import annotations

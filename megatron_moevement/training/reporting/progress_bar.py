@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The progress bar on a terminal; a log file or a pipe never sees it."""
 
 from __future__ import annotations

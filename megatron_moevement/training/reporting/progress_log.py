@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`progress.txt`: what each job with this `--save` did, kept over all its restarts.
 
 Source: `append_to_progress_log` and `compute_throughputs_and_append_to_progress_log` of

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What one process reports while it trains: composes lines, scalars, events and the bar.
 
 No method is a collective: the caller gives numbers that are reduced already. Every rank owns a

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Scalars for TensorBoard and Weights & Biases, written on the last rank only."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The explorer's command, started by `scripts/explore.sh`."""
 
 from __future__ import annotations

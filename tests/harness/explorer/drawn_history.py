@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The drawing of histories: one to four strikes, in one launch or in several."""
 
 from __future__ import annotations

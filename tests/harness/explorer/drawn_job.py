@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The drawing of jobs: valid by construction, asymmetric on purpose."""
 
 from __future__ import annotations

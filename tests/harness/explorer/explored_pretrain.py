@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The training program as the explorer starts it where that takes more than flags.
 
 `--without=MEND` takes a mend out; `--domain-size=N` puts N processes into each failure domain.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Exploring: seed after seed is drawn, run, judged and noted."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What happens to a job: its launches, and who is struck in each, where and when."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A job that the explorer trains: its model, its layout, its training and its protection."""
 
 from __future__ import annotations

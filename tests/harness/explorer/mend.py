@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The mends that a struck job can do without, to see that the explorer finds what they mend."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Mends that can be taken out, to see that the explorer finds what they mend.
 
 Each is replaced by what the program did before it, by name, in the process of a rank, before it

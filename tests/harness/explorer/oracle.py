@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The oracle: judges what came of a scenario by what is promised, not by how it is done."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What came of a scenario: what each launch left, as the oracle reads it."""
 
 from __future__ import annotations

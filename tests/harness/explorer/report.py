@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The report: what the explorer has tried, and what came of it, as tables."""
 
 from __future__ import annotations

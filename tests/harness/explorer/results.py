@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The results of seeds, one line of JSON each: what was drawn, and what came of it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The running of scenarios: the reference, and launch after launch with what strikes it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A scenario: a job and what happens to it, drawn from a seed or read from a story."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Shrinking: a smaller scenario that fails in the same way."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The story of a failure: all that is needed to look into it, and to run it again."""
 
 from __future__ import annotations

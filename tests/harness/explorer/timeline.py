@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The timeline of a scenario: deaths, commits, persisted windows and recoveries, as they came."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the oracle demands of the account of a job: it adds up, and recoveries to their outages."""
 
 from __future__ import annotations

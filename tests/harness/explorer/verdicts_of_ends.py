@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the oracle demands of the ends of a job: exit codes, time, output, and what is left."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the oracle demands of recoveries: their plans, what they lose, and what they do again."""
 
 from __future__ import annotations

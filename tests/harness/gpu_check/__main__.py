@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checks the project on this machine's GPU, part by part; without one, what a CPU can show of it.
 
 ./scripts/gpu_check.sh [--part NAME...] [--again] [--report] [--small] [--results FOLDER]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Copies from the device to the host, and the upstream log: their bits, and how fast they are."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Grouped experts against experts one by one, where some or all of them have no tokens."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A step that is replayed with frozen operators: no other bits, and less time."""
 
 from __future__ import annotations

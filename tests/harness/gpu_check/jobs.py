@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whole jobs that lose a process and go on: they end with the bits of a job that loses none."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The machine and its versions, as a report of figures has to name them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The tests that are marked `gpu`."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Jobs of one rank that are measured, with each iteration captured or with nothing protected."""
 
 from __future__ import annotations

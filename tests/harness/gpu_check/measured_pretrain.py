@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The training program, measured: `--measure=FILE --profile=FIRST:STEPS`, first.
 
 It writes the most memory that it took, and of some steps, if asked to, which calls waited for the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the parts of a check found: one JSON file for each, and a table of all."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The training program with ranks that share GPUs: collectives go by the host, as gloo's."""
 
 import sys

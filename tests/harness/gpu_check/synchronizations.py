@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How often a step waits for the device, with the strategy off and on."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The time of an iteration that is captured against one of a job that nothing protects."""
 
 from __future__ import annotations

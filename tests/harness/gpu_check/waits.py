@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Calls in a profiler's trace by which the host waits for the device."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What an aborted communicator leaves behind, on its own rank and on its neighbours.
 
 NCCL's kernels that see the abort flag go on, leave their outputs as they happen to be, and post to

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Group calls: what one thread has asked of NCCL since it opened a group of calls.
 
 NCCL counts per thread how many groups are open (`ncclGroupDepth` in its group.cc). While one is

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A communicator: it connects its members at its first operation and runs one after the other."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The process group: torch's calls, each as an operation of a communicator.
 
 What the host sees is that of `ProcessGroupNCCL` (torch 2.13):

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Makes torch take the group for NCCL's, in this process: code for NCCL runs as it is.
 
 On a machine with GPUs its ranks share them: there may be more ranks than GPUs.

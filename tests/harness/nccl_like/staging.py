@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tensors of an operation in host memory, which is all that gloo sends and receives.
 
 On a GPU they are copied on a stream of their own, behind what the thread that asks for the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Lets the CPU backend pin, copy and choose its device as the CUDA backend does, strictly."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What CUDA keeps account of in one process, and raises about.
 
 Host memory is registered in intervals, as with `cudaHostRegister`: one that overlaps another one is

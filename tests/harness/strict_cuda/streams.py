@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Streams on the strict runtime: work is done at once, devices become current as torch does it.
 
 Source: `Stream` and `StreamContext` of torch/cuda/__init__.py, `CUDAGuard` of c10.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the tests of replication share: processes with a store, a server and a sender each."""
 
 import contextlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Who sits between peers of the job cannot alter, leave out or repeat what they say."""
 
 import struct

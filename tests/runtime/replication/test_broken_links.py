@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Kills, cuts, damage and silence in the middle of transfers."""
 
 import contextlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What goes with slots to a process that has no rank, and that nothing else is taken for it."""
 
 import dataclasses

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Slots and logs travel over links that are slow and lose bytes as they do over TCP."""
 
 import time

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Logged boundary tensors travel between processes with their hashes, and nothing else does."""
 
 import dataclasses

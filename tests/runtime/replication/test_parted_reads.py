@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A large log and a large live state come over several connections at a time."""
 
 import itertools

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A large slot goes to its holder, and comes back, in parts over several connections at a time."""
 
 import dataclasses

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Slots travel to their holders and back, whole or not at all."""
 
 import socket

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The live state of a process that stands still is read part by part, intact or not at all."""
 
 import dataclasses

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Who does not belong to the job gets nothing written, nothing allocated and nothing answered."""
 
 import contextlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the store's tests share: folders in shared memory, and small files of it."""
 
 import pytest

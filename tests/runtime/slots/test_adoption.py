@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A rank goes on with the newest store that an occupant of it left on its machine."""
 
 import contextlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a process may still take is what the machine has, or its control groups if that is less."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Damage of a slot in memory is found while nobody needs the slot."""
 
 import queue

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a process flushed to durable storage comes back to whoever has its rank."""
 
 import dataclasses

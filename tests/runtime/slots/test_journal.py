@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The journal reads back the old state or the new one, whatever cut its writer off."""
 
 import contextlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A ring keeps what was published, and nothing that was torn, damaged or overwritten."""
 
 import dataclasses

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The folder of a process: locked, adopted, refused when it is another's, removed when done."""
 
 import contextlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The training program on a machine whose clock is set: `--set-clock=PROCESS:STEP:SECONDS`.
 
 The clock of the wall jumps by so many seconds when the process comes to that step, for the process

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The training program with bits that flip, named by its first arguments.
 
 `--flip-sent=KIND:PROCESS:PLACE` changes one bit of the first payload of that kind that a process

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The training program on a network that can be parted: `--parted=FOLDER:ONE:OTHER`.
 
 While the file `parted` lies in the folder, nothing arrives of what two processes send each other:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The training program that waits for as long as it takes for what its launcher says of an end."""
 
 import sys

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The training program of which memory becomes scarce for a process, named by its first arguments.
 
 Each happens in the first generation after a restart. `--fill=PROCESS:BYTES` leaves so much room in

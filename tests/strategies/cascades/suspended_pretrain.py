@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The training program that says which process watches it: `--note-monitor=FOLDER`."""
 
 import sys

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The clock of a machine is set while a job trains: nothing is decided by the time of day."""
 
 import dataclasses

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A bit flips in an upstream log, or on its way between processes: it is seen, and no bit is wrong.
 
 What arrived damaged is not used. A copy is sent again, and a recovery begins again, from other

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A slot is lost at once with every process that kept a copy of it, and others live.
 
 Their machines' memory decides: where it stays nothing is lost, and where it is gone the job begins

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Two ranks that live do not reach each other any more; everybody else and the stores they do."""
 
 import dataclasses

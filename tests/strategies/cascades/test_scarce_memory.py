@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Memory runs out in a recovery: in the file system of the stores, of a process, of its machine."""
 
 import contextlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What killed a process: its launcher sees it, and survivors put it into event and line."""
 
 import dataclasses

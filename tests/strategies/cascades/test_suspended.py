@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A process stands still with its monitor, as on a machine that is suspended, and wakes up later.
 
 The others have taken it for lost by then, and a spare has its rank.

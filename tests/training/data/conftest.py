@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Small data sets for the tests of the data."""
 
 from __future__ import annotations

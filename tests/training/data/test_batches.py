@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The micro-batches of a step depend on the consumed samples alone."""
 
 import threading

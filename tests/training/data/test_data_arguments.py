@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The data flags: what they mean, and what is refused in one line."""
 
 import argparse

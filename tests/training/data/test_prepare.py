@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Preparation: what comes out, whatever the workers, and nothing half whatever happens."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Preparation with a HuggingFace tokenizer from a local file."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """From the data flags to data sets."""
 
 import pytest

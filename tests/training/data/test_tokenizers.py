@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tokenizers give back what they were given, and say what they can't take."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A run and its steps, to be reported."""
 
 import argparse

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Operations are those of the matrix products that a training step runs."""
 
 import dataclasses

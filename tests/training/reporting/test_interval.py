@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Means and counts since the last line are those of Megatron-LM."""
 
 import dataclasses

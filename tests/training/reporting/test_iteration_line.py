@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The lines are Megatron-LM's, character for character."""
 
 import dataclasses

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The reporting flags: Megatron-LM's names, ranges, and what must be installed for them."""
 
 import importlib.util

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The loss curve is drawn from what was recorded."""
 
 import matplotlib.image

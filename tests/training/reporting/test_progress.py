@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The bar shows on a terminal only and never garbles a line of the log."""
 
 import io

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`progress.txt` has Megatron-LM's form and adds up throughput over restarts."""
 
 from datetime import datetime, timedelta

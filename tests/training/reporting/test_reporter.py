@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A reporter says on each rank what that rank is to say, once and in Megatron's words."""
 
 import math

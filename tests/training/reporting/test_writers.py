@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Scalars arrive in TensorBoard, over iterations and over samples, across restarts."""
 
 import importlib.util

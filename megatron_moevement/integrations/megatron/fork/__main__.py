@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Builds, installs and maintains the fork; `docs/understand/fork.md` shows each command."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A git checkout of the release with the series on top: where patches are written and exported."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The marker module that the series adds to Megatron-Core, and the start-up check that reads it.
 
 The marker names the other patches of the series with the digests of their diffs, so that a fork

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The patch series as it lies on disk: which release it applies to, and the patches in order.
 
 Owns the format of `UPSTREAM`, of `series` and of the header that every patch carries.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Applies patches to an unpacked release: every touched file byte for byte as the patch says.
 
 `git apply` does the work. Before and after it the blob id of every touched file is compared with

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Fetches the release's wheel and repacks a patched tree as a wheel with a correct RECORD."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whether the copies of slots keep up with training."""
 
 from __future__ import annotations

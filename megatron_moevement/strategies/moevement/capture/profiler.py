@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Profiler: what protection costs beside the passes of a step, and how fast its parts are."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The audit of replicas: compares the checksums of slots that are long in memory.
 
 The capture's thread made them. What is left for the training thread is one small exchange within

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Window capture: takes the slot of every committed step and keeps account of its copies."""
 
 from __future__ import annotations

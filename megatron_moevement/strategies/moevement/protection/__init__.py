@@ -1,1 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
 """Protection: what processes keep for others, and where."""

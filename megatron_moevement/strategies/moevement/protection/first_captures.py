@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """First captures: the digests of slots that a replay captures again, as holders have them.
 
 A slot's record has a checksum for each of its parts, made when it was captured. Holders keep the

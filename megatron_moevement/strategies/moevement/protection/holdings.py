@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Holdings: the files of a process under the job's plan, and the host memory that they take."""
 
 from __future__ import annotations

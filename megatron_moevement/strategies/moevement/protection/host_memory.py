@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Memory: what one process of a protected job keeps in host memory, for itself and for others."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The plan of a protected job: what every rank has to agree on before the first snapshot."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Left state: what a former launch of the job left in a process's memory, as facts."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Members: what each rank of a job tells the others of itself, and how large its memory is then."""
 
 from __future__ import annotations

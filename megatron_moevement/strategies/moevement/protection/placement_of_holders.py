@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Placement of holders: copies stay where they are, and only what was lost gets other holders."""
 
 from __future__ import annotations

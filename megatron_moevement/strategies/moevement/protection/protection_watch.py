@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The level of protection of a job: found out at every window edge, reported when it changes."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reserve: memory that a process makes while it waits for a rank, and not while all wait for it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The store of a process as it outlives generations: locked once, its files mapped once."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Copies: this rank's slots on their way to the processes that keep them too."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Spares as ranks see them: who keeps copies without a rank, where, and what they hold.
 
 Spares post it, and rank 0 tells the other ranks where they gather anyway. A spare that does not

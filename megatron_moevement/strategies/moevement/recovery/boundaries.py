@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Boundaries: how a generation sends over stage boundaries, in training and in a replay."""
 
 from __future__ import annotations

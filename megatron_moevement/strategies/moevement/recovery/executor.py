@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Carrying out a plan on this rank: the ledger, who rolls forward, slots, copies, the replay."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The ledger in a recovery: from who has all of it to every journal."""
 
 from __future__ import annotations

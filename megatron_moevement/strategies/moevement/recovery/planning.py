@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Planning a recovery: the facts of all processes, and the plan that all of them make alike."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rejoining: from a plan that is carried out to the moment at which all ranks train together."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Replay: from the first slot of a window to the state that was committed last.
 
 Slot 0 makes its operators active at S_start, the others frozen. Each replayed step changes the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The witness of a replay: compares what it computes with what the job kept of the first time.
 
 Slots are compared by the digests of their first captures. Every slot also carries a digest of the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Replicas: which ranks hold the same state, and a copy of it from one to another.
 
 Without the distributed optimizer ranks that share data hold all of the state of what they train:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Slot transfers of a recovery: what this rank's ring lacks is fetched, what holders lack is sent.
 
 The plan says all of it.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Survivors: what a rank that keeps its state does in a recovery, before training goes on.
 
 Order matters: who is a step behind applies it while its gradients are still there, and only then

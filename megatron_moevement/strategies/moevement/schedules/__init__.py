@@ -1,1 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
 """Window schedules: who knows them, and how a job comes to another one."""

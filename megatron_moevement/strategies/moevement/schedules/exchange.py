@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The exchange of proposed schedules: one rank makes them, all others read them, off their steps.
 
 The job's store has a proposal before the rank that makes it votes for it. A rank learns at the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Popularity of experts in a job: reduced at window edges, kept in the ledger, known to all."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Changes of the window schedule: what a rank proposes, votes for, and goes by."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The chooser of W: brings what ranks have measured to the policy, on the rank that proposes."""
 
 from __future__ import annotations
