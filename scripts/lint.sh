@@ -27,7 +27,7 @@ check ruff check .
 check ruff format --check .
 check mypy
 check lint-imports
-check python scripts/licence_headers.py --check
+check python tests/engineering/licence_headers.py --check
 check_if_installed shellcheck scripts/*.sh scripts/*.sbatch .ci/run
 check_if_installed hadolint Dockerfile
 if [ "${#failed[@]}" -gt 0 ]; then

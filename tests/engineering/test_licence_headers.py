@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-SCRIPT = ROOT / "scripts" / "licence_headers.py"
+SCRIPT = ROOT / "tests" / "engineering" / "licence_headers.py"
 HEADER = "# SPDX-License-Identifier: Apache-2.0\n"
 
 

@@ -58,6 +58,7 @@ def test_all_ranks_go_by_another_order_and_counts_outlive_a_kill_of_all(
 JOB = LocalizedJob.of(
     *("pp2-ep2 bf16 replicated bias", 4, 2, 3, "--untie-embeddings-and-output-weights"),
     "--expert-model-parallel-size=1",
+    "--moevement-order=hard",
 )
 TRAIN_ITERS = 20
 LOSSES = {

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Puts the licence at the head of each source file of the repository; `--check` changes nothing.
 
-python scripts/licence_headers.py [--check]
+python tests/engineering/licence_headers.py [--check]
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 HEADER = "# SPDX-License-Identifier: Apache-2.0"
 SOURCES = ("*.py", "*.sh", "*.sbatch", ".ci/run", "Dockerfile")
 FIRST = ("#!", "# syntax=")
