@@ -210,8 +210,9 @@ class Resident:
         if losses and dist.get_rank() == 0:
             self._tell(losses)
         if not self._is_known or noticed_s is None:
-            assert self.identity is not None
-            _, run_id = store_place(self._arguments.fault_tolerance, self.identity)
+            run_id: str | None = None
+            if self.identity is not None:
+                _, run_id = store_place(self._arguments.fault_tolerance, self.identity)
             events.emit(
                 EventName.PROCESS_START,
                 0,
