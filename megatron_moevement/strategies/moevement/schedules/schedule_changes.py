@@ -192,9 +192,8 @@ class ScheduleChanges:
         """Returns the largest slot of the worst rank for each W that there is room for."""
         plan, sizes = self._memory.plan, {}
         for window in self._limits:
-            is_planned = window == plan.schedule.window
-            schedule = plan.schedule if is_planned else schedule_of(plan.schedule.inventory, window)
-            if is_planned or plan.has_room(schedule):
+            schedule = self._by_index(window)
+            if schedule is plan.schedule or plan.has_room(schedule):
                 sizes[window] = schedule.worst_slot_bytes
         return sizes
 
@@ -231,8 +230,12 @@ class ScheduleChanges:
         plan = self._memory.plan
         inventory = plan.schedule.inventory
         if known.ordering is Ordering.INDEX:
-            is_planned = window == plan.schedule.window
-            return plan.schedule if is_planned else schedule_of(inventory, window)
+            return self._by_index(window)
         scores = known.of_experts(inventory.operators)
         order = ExpertOrder(self._kernels, scores, scores)
         return schedule_of(inventory, window, order, plan.has_room)
+
+    def _by_index(self, window: int) -> WindowSchedule:
+        """Returns the schedule for a W with experts in the order of their numbers."""
+        planned = self._memory.plan.schedule
+        return planned if window == planned.window else schedule_of(planned.inventory, window)
