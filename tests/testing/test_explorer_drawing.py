@@ -7,6 +7,7 @@ from collections import Counter
 import pytest
 
 from megatron_moevement.policy.faults.fault_schedule import FaultKind
+from megatron_moevement.policy.window.ordering import Ordering
 from megatron_moevement.settings.faults import Fault, FaultPoint
 from megatron_moevement.settings.restart import check_restart
 from megatron_moevement.training.arguments import parse
@@ -93,6 +94,8 @@ def test_jobs_are_asymmetric_often_enough():
     assert sum(job.protection.window == 4 for job in jobs) > 100
     assert {job.protection.window for job in jobs} >= {1, 2, 3, 4, 5, 6, 8}
     assert {job.training.source for job in jobs} == set(Source)
+    assert {job.protection.order for job in jobs} == {each.value for each in Ordering}
+    assert sum(job.protection.bandwidths > 0 for job in jobs) > 100
 
 
 def test_whole_failure_domains_are_struck():

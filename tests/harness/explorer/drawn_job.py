@@ -7,6 +7,7 @@ import dataclasses
 from random import Random
 from typing import Any, TypeVar
 
+from megatron_moevement.policy.window.ordering import Ordering
 from tests.harness.combinations import SETTINGS
 from tests.harness.explorer.job import (
     DrawnJob,
@@ -41,6 +42,14 @@ LAYOUTS: tuple[tuple[int, Layout], ...] = (
 _MOST_LAYERS = 6
 _DENSE = 0.15
 """Of the models without expert parallelism."""
+_ORDERED = 0.4
+"""Of the models with experts: jobs that order them by what is counted."""
+_ORDERS = tuple(each.value for each in Ordering if each is not Ordering.INDEX)
+_CHOOSING = 0.3
+"""Of all jobs: those that choose their own W."""
+_LARGEST = 8
+_MORE_STEPS = 8
+"""At least, where W is chosen: a smaller one comes after several windows with slack."""
 _RANKS_OF_DOMAINS = 4
 """A job of fewer has too few failure domains of several processes."""
 _WIDE: dict[str, Any] = {
@@ -72,6 +81,25 @@ The shards of the rest differ in size. It takes a wide embedding, narrow experts
 
 def draw_job(random: Random) -> DrawnJob:
     """Draws a job."""
+    return _with_schedules(_draw_plain(random))
+
+
+def _with_schedules(job: DrawnJob) -> DrawnJob:
+    """Lets schedules of some jobs change; what is drawn otherwise stays the same."""
+    random = Random(f"schedules 3 of {job}")  # noqa: S311  (seeds of --without stay)
+    protection, training = job.protection, job.training
+    if job.model.experts and random.random() < _ORDERED:
+        protection = dataclasses.replace(protection, order=random.choice(_ORDERS))
+    if random.random() < _CHOOSING:
+        window = random.randint(max(2, protection.window), _LARGEST)
+        seed = random.randrange(1, 1000)
+        protection = dataclasses.replace(protection, window=window, bandwidths=seed)
+        steps = random.randint(_MORE_STEPS, 2 * _MORE_STEPS)
+        training = dataclasses.replace(training, steps=training.steps + steps)
+    return dataclasses.replace(job, protection=protection, training=training)
+
+
+def _draw_plain(random: Random) -> DrawnJob:
     if random.random() < 0.16:
         return _draw_lopsided(random)
     layout = weighted(random, LAYOUTS)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from enum import Enum
 from pathlib import Path
 
+from megatron_moevement.policy.window.ordering import Ordering
 from tests.harness.combinations import ALWAYS, DENSE, OF_EXPERTS, SETTINGS
 from tests.harness.protected_run import ALWAYS_TRAINED
 from tests.harness.random_text import data_flags
@@ -138,7 +139,9 @@ class Protection:
     """How it is protected.
 
     Attributes:
-        window: W.
+        window: W, or the largest one of a job that chooses its own.
+        bandwidths: seed of what a job measures that chooses its own W; 0: W stays.
+        order: of experts in a window.
         replicas: r.
         copies_state: whether a lost state is copied from replicas where there are any.
         skips_frozen: whether a replay leaves out weight gradients of frozen operators.
@@ -148,6 +151,8 @@ class Protection:
     """
 
     window: int = 4
+    bandwidths: int = 0
+    order: str = Ordering.INDEX.value
     replicas: int = 1
     copies_state: bool = True
     skips_frozen: bool = True
@@ -156,9 +161,18 @@ class Protection:
     domain: int = 1
 
     @property
-    def domain_flags(self) -> tuple[str, ...]:
-        """What puts processes into failure domains: no flags of the training program."""
-        return (f"--domain-size={self.domain}",) if self.domain > 1 else ()
+    def surrounding_flags(self) -> tuple[str, ...]:
+        """What puts processes into failure domains, and what they measure: no training flags."""
+        domain = (f"--domain-size={self.domain}",) if self.domain > 1 else ()
+        measured = (f"--bandwidths={self.bandwidths}",) if self.bandwidths else ()
+        return (*domain, *measured)
+
+    @property
+    def window_flags(self) -> tuple[str, ...]:
+        """What decides about W."""
+        if self.bandwidths:
+            return ("--moevement-window=auto", f"--moevement-max-window={self.window}")
+        return (f"--moevement-window={self.window}",)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -208,7 +222,8 @@ class DrawnJob:
         protection = self.protection
         flags = [
             "--moevement-strategy=moevement",
-            f"--moevement-window={protection.window}",
+            *protection.window_flags,
+            f"--moevement-order={protection.order}",
             f"--moevement-replicas={protection.replicas}",
         ]
         flags += [] if protection.copies_state else ["--moevement-no-replica-copy"]

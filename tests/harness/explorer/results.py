@@ -146,6 +146,7 @@ def features(scenario: Scenario) -> tuple[str, ...]:
         "evaluation": bool(training.evaluate_every),
         "saves": bool(training.save_every),
         "no load": not training.loads,
+        "W by what is measured": bool(protection.bandwidths),
         "no replica copy": not protection.copies_state,
         "no frozen skip": not protection.skips_frozen,
         "no upstream log": not protection.logs,
@@ -161,6 +162,7 @@ def features(scenario: Scenario) -> tuple[str, ...]:
         training.z_loss,
         training.dispatcher,
         training.recompute,
+        f"order by {protection.order}",
     )
     return (*chosen, *(name for name, holds in named.items() if holds))
 

@@ -83,7 +83,7 @@ class Runner:
             strikes = len(launch.faults) + len(launch.kills)
             patience_s = _START_S + 2 * soft_time_out_s(launch, seconds) * launch.stops
             limit_s = patience_s * (2 + strikes) + _SLOWER * seconds
-            extra = (*self._without, *scenario.job.protection.domain_flags)
+            extra = (*self._without, *scenario.job.protection.surrounding_flags)
             struck = _StruckLaunch(scenario, launch, folder, place)
             with self._server.start_program(
                 _EXPLORED if extra else PROGRAM,
