@@ -3,6 +3,7 @@
 
     .venv/bin/python benchmarks/overhead.py                 # both modes, 9 minutes
     .venv/bin/python benchmarks/overhead.py --mode overlap --window 1 --json overhead.json
+    .venv/bin/python benchmarks/overhead.py --of="--moevement-order=hard"    # of flags instead
 
 With it: windows, upstream log, two copies over TCP, in-process restart and its stores. Without it:
 `--moevement-strategy=off`, no in-process restart. Both write their events. In mode `overlap` the
@@ -26,6 +27,7 @@ import argparse
 import dataclasses
 import itertools
 import json
+import shlex
 import sys
 import tempfile
 import time
@@ -134,8 +136,8 @@ class Round:
 
 
 FIGURES: dict[str, Callable[[Round], float]] = {
-    "step without protection (s)": lambda one: float(np.median(one.off.duration_s)),
-    "step with protection (s)": lambda one: float(np.median(one.on.duration_s)),
+    "step without (s)": lambda one: float(np.median(one.off.duration_s)),
+    "step with (s)": lambda one: float(np.median(one.on.duration_s)),
     "ratio of steps": lambda one: float(
         np.median(one.on.duration_s) / np.median(one.off.duration_s)
     ),
@@ -255,8 +257,9 @@ def measured_rounds(
     """Yields rounds for as long as another one is likely to end in time, but at least one."""
     began_s = time.monotonic()
     count = -(-options.steps // options.window) * options.window
-    window = f"--moevement-window={options.window}"
-    sides = {"off": UNPROTECTED, "on": (*PROTECTED, window)}
+    protected = (*PROTECTED, f"--moevement-window={options.window}")
+    off = protected if options.of else UNPROTECTED
+    sides = {"off": off, "on": (*protected, *options.of)}
     for number in itertools.count():
         now_s = time.monotonic()
         if number and now_s + (now_s - began_s) / number > ends_s:
@@ -364,6 +367,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=8, help="of a job, at least: whole windows")
     parser.add_argument("--dropped", type=int, default=4, help="first steps of a job")
     parser.add_argument("--window", type=int, default=4, help="W")
+    parser.add_argument(
+        "--of", type=shlex.split, default=[], help="flags: both jobs are protected, one has them"
+    )
     parser.add_argument("--iteration-s", type=float, default=1.0, help="waits of a step (overlap)")
     parser.add_argument("--json", type=Path, help="file for all that was measured")
     options, flags = parser.parse_known_args(argv)

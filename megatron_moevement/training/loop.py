@@ -316,12 +316,14 @@ def _collection(run: Run) -> Iterator[None]:
     if not run.manual_gc:
         yield
         return
+    was_enabled = gc.isenabled()
     gc.collect()
     gc.disable()
     try:
         yield
     finally:
-        gc.enable()
+        if was_enabled:
+            gc.enable()
 
 
 @contextlib.contextmanager

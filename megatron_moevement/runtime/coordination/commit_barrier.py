@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import struct
 from enum import IntEnum
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -119,7 +120,32 @@ _ROUNDING = 2.0**-23
 """Of one addition to a norm. Each replica sums it up in a group of its own, in that one's order."""
 
 
-def _encode(vote: Vote) -> list[int]:
+class _Numbers(NamedTuple):
+    """A vote as numbers, of which the greatest of all ranks counts.
+
+    What has to be alike everywhere is there a second time, negated: that gives the least.
+    """
+
+    loss: int
+    num_tokens: int
+    stop: int
+    window_start: int
+    copies: int
+    known_schedule: int
+    lacking_schedule: int
+    to_host: int
+    to_holder: int
+    iteration: int
+    stall: int
+    step: int
+    norm: int
+    overflow: int
+    minus_step: int
+    minus_norm: int
+    minus_overflow: int
+
+
+def _encode(vote: Vote) -> _Numbers:
     loss = _ABSENT
     if vote.loss is not None:
         (loss,) = struct.unpack(">I", struct.pack(">f", vote.loss))
@@ -128,7 +154,7 @@ def _encode(vote: Vote) -> list[int]:
         (norm,) = struct.unpack(">q", struct.pack(">d", vote.grad_norm))  # in the order of norms
     overflow = sum(1 << index for index, flag in enumerate(vote.found_inf) if flag)
     alike_everywhere = (vote.step, norm, overflow)
-    return [
+    return _Numbers(
         loss,
         vote.num_tokens,
         int(vote.stop),
@@ -137,7 +163,7 @@ def _encode(vote: Vote) -> list[int]:
         *vote.measured,
         *alike_everywhere,
         *(-value for value in alike_everywhere),
-    ]
+    )
 
 
 def _norm_of(bits: int) -> float | None:
@@ -171,37 +197,41 @@ class CommitBarrier:
         votes = torch.tensor([*state, *streams, *times], dtype=torch.int64, device=self.device)
         await_on_host(dist.all_reduce(votes, op=dist.ReduceOp.MAX, group=self.group, async_op=True))
         reduced = votes.tolist()
-        loss, num_tokens, stop, window, few, known, lacking, *rest = reduced[: len(state)]
-        schedule = (known, lacking)
-        host, holder, iteration, stall, *both = rest
-        window_start, copies = agreed_coverage((window, few))
-        grad_norm = self._check_alike(vote.step, both[:3], [-value for value in both[3:]])
+        greatest = _Numbers(*reduced[: len(state)])
+        schedule = (greatest.known_schedule, greatest.lacking_schedule)
+        window_start, copies = agreed_coverage((greatest.window_start, greatest.copies))
+        grad_norm = self._check_alike(vote.step, greatest)
         try:
             agreed_version(schedule)
         except TwoSchedulesError as error:
             raise DisagreementError(f"at the barrier of step {vote.step}: {error}") from error
-        (loss_value,) = struct.unpack(">f", struct.pack(">I", loss))
+        (loss_value,) = struct.unpack(">f", struct.pack(">I", greatest.loss))
         return Agreement(
             loss=loss_value,
-            num_tokens=num_tokens,
+            num_tokens=greatest.num_tokens,
             grad_norm=grad_norm,
-            stop=StopRequest(stop),
+            stop=StopRequest(greatest.stop),
             window_start=window_start,
             copies=copies,
             schedule=schedule,
-            measured=(host, holder, iteration, stall),
+            measured=(greatest.to_host, greatest.to_holder, greatest.iteration, greatest.stall),
             rng_equal=_are_equal(reduced[len(state) :][: len(streams)]),
             own_s=tuple(value / _PER_SECOND for value in reduced[len(state) + len(streams) :]),
         )
 
-    def _check_alike(self, step: int, most: list[int], least: list[int]) -> float | None:
+    def _check_alike(self, step: int, greatest: _Numbers) -> float | None:
         """Checks that all ranks voted on the same; returns the norm to clip by."""
-        norm, smallest = _norm_of(most[1]), _norm_of(least[1])
+        least_norm = -greatest.minus_norm
+        norm, smallest = _norm_of(greatest.norm), _norm_of(least_norm)
         if norm is not None and smallest is not None:
             rounding = norm * dist.get_world_size(self.group) * _ROUNDING
             if norm - smallest <= rounding:
-                least = [least[0], most[1], least[2]]
-        for name, high, low in zip(("step", "gradient norm", "overflow"), most, least, strict=True):
+                least_norm = greatest.norm
+        for name, high, low in (
+            ("step", greatest.step, -greatest.minus_step),
+            ("gradient norm", greatest.norm, least_norm),
+            ("overflow", greatest.overflow, -greatest.minus_overflow),
+        ):
             if high != low:
                 raise DisagreementError(f"{name} at the barrier of step {step}: {low} to {high}")
         return norm
