@@ -33,7 +33,7 @@ from megatron_moevement.runtime.peers.slot_messages import (
 )
 from megatron_moevement.runtime.peers.state_messages import OfferedState, StateRange, found_document
 from megatron_moevement.runtime.peers.stored_slots import StoredSlots
-from megatron_moevement.runtime.slots.arrivals import Arrivals
+from megatron_moevement.runtime.slots.arrivals import Arrivals, ArrivingParts
 from megatron_moevement.runtime.slots.mapped_file import checksum_of
 from megatron_moevement.runtime.transport.admission import Admission, SparseLog
 from megatron_moevement.runtime.transport.handshake import RefusedError, Session, answer_call
@@ -213,13 +213,17 @@ class ReplicaServer(Closing):
         if ring is None or not ring.has_room_for(record):
             channel.discard(message.payload_bytes, deadline)
             return _refusal(reason)
-        with self._arrivals.taking(owner, share.transfer):
+        with self._arrivals.taking(owner, share.transfer) as intact:
             if message.payload_bytes:
                 ring.invalidate(record.step)
-                channel.receive_into(ring.buffer(record.step)[share.start : stop], deadline)
+                arriving = ArrivingParts(record, share.start)
+                memory = ring.buffer(record.step)[share.start : stop]
+                channel.receive_into(memory, deadline, arriving.add)
+                intact.difference_update(record.names_in(share.start, stop))
+                intact.update(arriving.intact)
             if not share.is_last:
                 return _Answer(Kind.STORED, {})
-            damaged = record.damaged_parts(ring.payload(record))
+            damaged = record.damaged_parts(ring.payload(record), intact)
             if not damaged:
                 ring.publish(record)
         if damaged:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import struct
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from megatron_moevement.errors import MoEvementError
@@ -100,12 +101,23 @@ class SlotRecord:
                 return part
         raise KeyError(name)
 
-    def damaged_parts(self, payload: memoryview) -> tuple[str, ...]:
-        """Returns the names of the parts whose bytes are not those that were captured."""
+    def names_in(self, start: int, stop: int) -> Iterator[str]:
+        """Yields the names of the parts that have bytes in a range of the payload."""
+        for part in self.parts:
+            if part.offset < stop and start < part.offset + part.size_bytes:
+                yield part.name
+
+    def damaged_parts(self, payload: memoryview, intact: Collection[str] = ()) -> tuple[str, ...]:
+        """Returns the names of the parts whose bytes are not those that were captured.
+
+        Args:
+            intact: parts that need not be read.
+        """
         return tuple(
             part.name
             for part in self.parts
-            if checksum_of(payload[part.offset : part.offset + part.size_bytes]) != part.checksum
+            if part.name not in intact
+            and checksum_of(payload[part.offset : part.offset + part.size_bytes]) != part.checksum
         )
 
 

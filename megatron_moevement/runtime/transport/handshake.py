@@ -25,7 +25,7 @@ _CHALLENGE_BYTES = 32
 _MAX_DOCUMENT_BYTES = 1024
 """Of somebody who has not yet proved anything."""
 _MIN_TOKEN_BYTES = 16
-_PURPOSE = b"megatron-moevement replication 2"
+_PURPOSE = b"megatron-moevement replication 3"
 
 
 class RefusedError(MoEvementError):

@@ -2,15 +2,14 @@
 """Messages between two processes: a fixed header, JSON of bounded length, and raw bytes.
 
 Nothing is allocated before its length was compared with a limit, and nothing that arrives is ever
-run: no pickle. Once both ends have proved who they are, each message and each payload carries an
-HMAC-SHA256 under a key of its connection and direction. Messages are counted in it, so that none
+run: no pickle. Once both ends have proved who they are, each message and each payload carries a
+BLAKE3 hash under a key of its connection and direction. Messages are counted in it, so that none
 can be altered, left out, repeated, or sent back.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import hmac
 import json
 import struct
@@ -18,12 +17,14 @@ from collections.abc import Callable, Mapping
 from enum import IntEnum
 from typing import Any
 
+from blake3 import blake3
+
 from megatron_moevement.errors import MoEvementError
 from megatron_moevement.runtime.closing import Closing
 from megatron_moevement.runtime.slots.mapped_file import checksum_of
 from megatron_moevement.runtime.transport.transport import Connection, Deadline
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 MAX_DOCUMENT_BYTES = 16 * 2**20
 """Of a peer that has proved that it belongs to the job: room for a slot of 100,000 parts."""
 
@@ -79,12 +80,13 @@ class _Proofs:
     """Proofs of what goes in one direction of a connection, in order."""
 
     def __init__(self, key: bytes) -> None:
+        """Proves by a key of 32 bytes."""
         self._key = key
         self._number = 0
         self._running = self._next()
 
-    def _next(self) -> hmac.HMAC:
-        return hmac.new(self._key, struct.pack("<Q", self._number), hashlib.sha256)
+    def _next(self) -> blake3:
+        return blake3(struct.pack("<Q", self._number), key=self._key)
 
     def begin(self, *parts: bytes | bytearray) -> bytes:
         """Returns the proof of the next message; of its payload, `add` and `end` do it."""
@@ -119,7 +121,7 @@ class Channel(Closing):
         """From now on every message is proved, in both directions.
 
         Args:
-            sent_key: of what this end sends; of no other connection.
+            sent_key: of what this end sends; 32 bytes, of no other connection.
         """
         self._sent, self._received = _Proofs(sent_key), _Proofs(received_key)
 
@@ -191,13 +193,21 @@ class Channel(Closing):
         self._expected_bytes = payload_bytes
         return Message(Kind(number), generation, _parsed(text), payload_bytes)
 
-    def receive_into(self, target: memoryview, deadline: Deadline) -> None:
+    def receive_into(
+        self,
+        target: memoryview,
+        deadline: Deadline,
+        arrived: Callable[[memoryview], None] = lambda piece: None,
+    ) -> None:
         """Fills memory with the bytes of a payload that come next; checks it with the last ones.
+
+        Args:
+            arrived: called with each piece that has come, in their order.
 
         Raises:
             ProtocolError: it is not what the peer sent.
         """
-        self._fill(target, deadline, self._received)
+        self._fill(target, deadline, self._received, arrived)
         self._expected_bytes -= target.nbytes
         if self._received is not None and target.nbytes and not self._expected_bytes:
             self._check(self._received.end(), deadline)
@@ -208,13 +218,19 @@ class Channel(Closing):
         if not hmac.compare_digest(proof, bytes(sent)):
             raise ProtocolError("what arrived is not what the peer sent")
 
-    def _fill(self, target: memoryview, deadline: Deadline, proofs: _Proofs | None = None) -> None:
+    def _fill(
+        self,
+        target: memoryview,
+        deadline: Deadline,
+        proofs: _Proofs | None = None,
+        arrived: Callable[[memoryview], None] = lambda piece: None,
+    ) -> None:
         while target.nbytes:
-            piece = target if proofs is None else target[:_PIECE_BYTES]
-            received = self._connection.receive_into(piece, deadline)
+            received = self._connection.receive_into(target[:_PIECE_BYTES], deadline)
             deadline.carried(received)
             if proofs is not None:
                 proofs.add(target[:received])
+            arrived(target[:received])
             target = target[received:]
 
     def discard(self, size_bytes: int, deadline: Deadline) -> None:

@@ -29,7 +29,7 @@ from megatron_moevement.runtime.transport.wire import Channel, Kind
 from .conftest import DEADLINE, HEADER, SHAPE, TOKEN, capture, key_of
 
 
-def header(kind=Kind.HELLO, length=0, payload=0, generation=5, *, magic=b"MOEV", version=2):
+def header(kind=Kind.HELLO, length=0, payload=0, generation=5, *, magic=b"MOEV", version=3):
     return HEADER.pack(magic, version, kind, length, payload, generation) + bytes(8)
 
 
