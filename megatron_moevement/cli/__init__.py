@@ -19,6 +19,7 @@ COMMANDS: tuple[str, ...] = (
     "clean",
     "convert",
     "data",
+    "ended",
     "explain",
     "inspect",
     "launch",

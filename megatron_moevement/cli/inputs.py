@@ -4,11 +4,11 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from megatron_moevement.errors import UserError
-from megatron_moevement.runtime.observation.events import EventRecord, read_events
+from megatron_moevement.runtime.observation.events import EventRecord, select_events
 from megatron_moevement.runtime.stores.store import default_store_dir
 from megatron_moevement.training.arguments import parse
 
@@ -24,10 +24,10 @@ def add_store_dir(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def events_in(event_dir: str) -> list[EventRecord]:
-    """Returns the events of a run, in the order of time; the folder must be there."""
+def events_in(event_dir: str, wanted: Callable[[EventRecord], bool]) -> list[EventRecord]:
+    """Returns some events of a run, in the order of time; the folder must be there."""
     check_event_dir(event_dir)
-    return read_events(event_dir)
+    return select_events(event_dir, wanted)
 
 
 def check_event_dir(event_dir: str) -> None:

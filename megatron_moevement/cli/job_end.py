@@ -9,6 +9,7 @@ import secrets
 import signal
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 from megatron_moevement.errors import ExitCode
 from megatron_moevement.runtime.observation.process_events import Child, tell_end
@@ -61,6 +62,25 @@ def describe_job_end(code: int, lost: Sequence[str], *, protected: bool) -> str 
     return f"{because}; mend the reason (above), a launch goes on from the newest checkpoint"
 
 
+def event_dir_of(flags: Sequence[str]) -> str | None:
+    """Returns the folder of events that flags name, or their `--yaml-cfg`; None where neither does.
+
+    Raises:
+        UserError: the file can't be read.
+    """
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--moevement-event-dir")
+    parser.add_argument("--yaml-cfg", nargs="*", default=())
+    found, _ = parser.parse_known_args(flags)
+    named: str | None = found.moevement_event_dir
+    if named is not None or not found.yaml_cfg:
+        return named
+    from megatron_moevement.training.yaml_arguments import settings_of  # noqa: PLC0415  (for it)
+
+    folders = [settings_of(Path(path)).get("moevement_event_dir") for path in found.yaml_cfg]
+    return next((str(folder) for folder in reversed(folders) if folder), None)
+
+
 class RecordedEnds:
     """Records how the processes of a launch end among its events: who is killed can't say it."""
 
@@ -70,9 +90,7 @@ class RecordedEnds:
         Args:
             flags: of the job. Ends are recorded where one of them names a folder of events.
         """
-        parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-        parser.add_argument("--moevement-event-dir")
-        self._folder: str | None = parser.parse_known_args(flags)[0].moevement_event_dir
+        self._folder = event_dir_of(flags)
         self._started_s = time.time()
         self.launch = secrets.token_hex(4)
         """Its name, for the environment of its processes."""

@@ -17,6 +17,7 @@ from megatron_moevement.training.data.manifest import read_manifest
 from megatron_moevement.training.reporting.plots import (
     AT_END,
     VALIDATION,
+    has_losses,
     losses_from_events,
     plot_losses,
 )
@@ -44,7 +45,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Prints first and last losses; draws the curves and judges the last one if asked to."""
     margin = _margin(args)
-    training, validation, final = losses_from_events(events_in(args.event_dir))
+    training, validation, final = losses_from_events(events_in(args.event_dir, has_losses))
     if not training:
         raise UserError(f"{args.event_dir} holds no events of iterations")
     table = Table("loss (nats per token)", "first", "last")

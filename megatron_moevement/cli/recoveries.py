@@ -6,14 +6,12 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from megatron_moevement.cli.inputs import events_in
 from megatron_moevement.cli.output import add_json_flag, show
 from megatron_moevement.errors import ExitCode
-from megatron_moevement.policy.job.guarantee import Level
-from megatron_moevement.policy.outcome.account import RankAccount, RecoveryAccount
+from megatron_moevement.policy.outcome.recoveries import EndedRecovery, ended_recoveries
 from megatron_moevement.policy.recovery.plan import Verdict
 from megatron_moevement.runtime.observation.events import EventName, EventRecord
 from megatron_moevement.runtime.observation.timestamp import timestamp
@@ -23,6 +21,7 @@ DESCRIPTION = """
 Prints one line for each recovery of a run, from its events, with the time at which it ended, and
 one if a fault was noticed after which no recovery has ended.
 """
+_OF_RECOVERIES = {EventName.FAULT_DETECTED, EventName.RECOVERED}
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -40,7 +39,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Prints the recoveries; judges them if asked to."""
-    events = events_in(args.event_dir)
+    events = events_in(args.event_dir, lambda one: one.event in _OF_RECOVERIES)
     ended = ended_recoveries(events)
     recoveries = [each.account for each in ended]
     open_fault = _open_fault(events)
@@ -67,56 +66,6 @@ def run(args: argparse.Namespace) -> int:
             file=sys.stderr,
         )
     return ExitCode.FAILURE if wrong or not recoveries else ExitCode.DONE
-
-
-@dataclass(frozen=True)
-class EndedRecovery:
-    """A recovery, and when the first rank went on after it, in seconds since the epoch."""
-
-    time_s: float
-    account: RecoveryAccount
-
-
-def ended_recoveries(events: Sequence[EventRecord]) -> list[EndedRecovery]:
-    """Returns the recoveries that ended, in the order of time.
-
-    Args:
-        events: of all processes, in the order of time. A launch with the same folder as the one
-            before it begins with generation 0 again, so a rank that tells of the same generation
-            again tells of another recovery.
-    """
-    found: list[list[EventRecord]] = []
-    for record in events:
-        if record.event is not EventName.RECOVERED:
-            continue
-        place = (record.generation, record.iteration)
-        told = found[-1] if found else []
-        ranks = {one.logical_rank for one in told}
-        if {(one.generation, one.iteration) for one in told} == {place} and (
-            record.logical_rank not in ranks
-        ):
-            told.append(record)
-        else:
-            found.append([record])
-    return [EndedRecovery(told[0].time, _account(told)) for told in found]
-
-
-def _account(told: Sequence[EventRecord]) -> RecoveryAccount:
-    first = told[0]
-    return RecoveryAccount(
-        generation=first.generation,
-        verdict=Verdict(first.fields["verdict"]),
-        scope=tuple(first.fields["scope"]),
-        target=first.iteration,
-        level=Level(first.fields["guarantee"]),
-        ranks=[
-            RankAccount.out_of(
-                # A log of an older build says nothing of copies that were moved.
-                {"moved_copies": 0, **one.fields, "proof": one.fields["replay_proof"]}
-            )
-            for one in told
-        ],
-    )
 
 
 def _open_fault(events: Sequence[EventRecord]) -> EventRecord | None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from megatron_moevement.cli.inputs import add_store_dir, events_in
+from megatron_moevement.cli.inputs import add_store_dir, check_event_dir
 from megatron_moevement.cli.output import add_json_flag, show
 from megatron_moevement.errors import ExitCode, UserError
-from megatron_moevement.runtime.observation.events import EventName, EventRecord
+from megatron_moevement.runtime.observation.events import EventName, EventRecord, histories_in
 from megatron_moevement.runtime.stores.status_file import read_status
 from megatron_moevement.runtime.stores.store import LOCK_NAME, process_folders
 from megatron_moevement.runtime.stores.store_listing import run_folders
@@ -86,19 +86,25 @@ def _of_stores(store_dir: Path, run_id: str | None) -> tuple[dict[str, Any], lis
 
 
 def _of_events(event_dir: str) -> tuple[dict[str, Any], list[str]]:
-    events = events_in(event_dir)
-    if not events:
+    check_event_dir(event_dir)
+    newest: EventRecord | None = None
+    named: dict[EventName, EventRecord] = {}
+    step = 0
+    for read in histories_in(event_dir).values():
+        for one in read():
+            newest = one if newest is None or newest.time <= one.time else newest
+            if one.event not in named or named[one.event].time <= one.time:
+                named[one.event] = one
+            step = max(step, one.iteration if one.event is EventName.ITERATION else 0)
+    if newest is None:
         raise UserError(f"{event_dir} has no events yet")
-    steps = [one for one in events if one.event is EventName.ITERATION]
-    generation = events[-1].generation
-    step = max((one.iteration for one in steps), default=0)
-    lines = [f"generation {generation}, step {step} {_ago(events[-1].time)}"]
-    last = _newest(events, EventName.PROTECTION)
-    window = _newest(events, EventName.WINDOW_PERSISTED)
+    lines = [f"generation {newest.generation}, step {step} {_ago(newest.time)}"]
+    last = named.get(EventName.PROTECTION)
+    window = named.get(EventName.WINDOW_PERSISTED)
     document = {
-        "generation": generation,
+        "generation": newest.generation,
         "step": step,
-        "time": events[-1].time,
+        "time": newest.time,
         "protection": None if last is None else dict(last.fields),
         "window": None if window is None else dict(window.fields),
     }
@@ -112,10 +118,6 @@ def _of_events(event_dir: str) -> tuple[dict[str, Any], list[str]]:
     lines[0] += f", window {_window(window.fields)}"
     lines.append("; ".join([told, *fields["costs"]]))
     return document, lines
-
-
-def _newest(events: Sequence[EventRecord], name: EventName) -> EventRecord | None:
-    return next((one for one in reversed(events) if one.event is name), None)
 
 
 def _window(told: Mapping[str, Any]) -> str:

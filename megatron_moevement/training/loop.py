@@ -138,6 +138,7 @@ class TrainingLoop:
         """Trains until the last iteration or a reason to stop, and saves what it reached."""
         if self._target is not None:
             stop = self._catch_up(self._target)
+            self._reporter.past_losses(self._job.ledger.losses(), self._target)
             if self._is_bare:  # before a window is persisted nothing else is near
                 with self._pause():
                     self._save(self._target)
@@ -232,7 +233,7 @@ class TrainingLoop:
         self._generation.ping()
 
     def _one_step(self) -> StepOutcome:
-        started_s = time.perf_counter()
+        started_s, began_s = time.perf_counter(), time.time()
         self._watch.begin_step()
         outcome = self._step.run(self._stop.request())
         # Not before the first step, which compiles and loads what the later ones use.
@@ -243,10 +244,12 @@ class TrainingLoop:
         ended_s = time.time()
         self._unreported += 1
         if self._target is None or outcome.entry.step > self._target:
-            self._report(outcome, duration, ended_s)
+            self._report(outcome, duration, began_s, ended_s)
         return outcome
 
-    def _report(self, outcome: StepOutcome, duration: timedelta, ended_s: float) -> None:
+    def _report(
+        self, outcome: StepOutcome, duration: timedelta, began_s: float, ended_s: float
+    ) -> None:
         iteration = outcome.entry.step
         auxiliary = None
         if self._reporter.wants_auxiliary_losses(iteration):
@@ -256,6 +259,7 @@ class TrainingLoop:
         self._reporter.step(
             *(outcome.entry, self._step.progress, duration),
             *(auxiliary, self._strategy.costs()),
+            began_s=began_s,
             ended_s=ended_s,
         )
         self._slow_ranks, changed = self._slow_ranks.after(outcome.own_s)

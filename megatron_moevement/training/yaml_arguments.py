@@ -53,7 +53,7 @@ def with_yaml(argv: Sequence[str], settings: Collection[str]) -> Sequence[str]:
 
 
 def _words(path: Path, settings: Collection[str]) -> Iterator[str]:
-    for name, value in _values(path).items():
+    for name, value in settings_of(path).items():
         if value is None or value in ("", []) or name in _OF_OTHER_MODELS:
             continue
         if name == "activation_func":
@@ -64,8 +64,12 @@ def _words(path: Path, settings: Collection[str]) -> Iterator[str]:
             yield from _flags(name, value, settings)
 
 
-def _values(path: Path) -> Mapping[str, Any]:
-    """Returns the settings of a file, those in sections as well."""
+def settings_of(path: Path) -> Mapping[str, Any]:
+    """Returns the settings of a file, those in sections as well.
+
+    Raises:
+        UserError: it can't be read.
+    """
     try:
         text = re.sub(r"\$\{(\w+)\}", _variable, path.read_text(encoding="utf-8"))
         document = yaml.safe_load(text)

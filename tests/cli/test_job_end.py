@@ -5,8 +5,10 @@ import signal
 
 import pytest
 
-from megatron_moevement.cli.job_end import describe_job_end, describe_status
-from megatron_moevement.errors import ExitCode
+from megatron_moevement.cli import main
+from megatron_moevement.cli.job_end import describe_job_end, describe_status, event_dir_of
+from megatron_moevement.errors import ExitCode, UserError
+from megatron_moevement.runtime.observation.events import EventLog, EventName, read_events
 
 
 @pytest.mark.parametrize(
@@ -48,3 +50,50 @@ def test_an_end_says_what_to_do(code, protected, told):
 def test_an_end_without_a_loss_or_with_bad_arguments_needs_no_line():
     assert describe_job_end(ExitCode.DONE, [], protected=True) is None
     assert describe_job_end(ExitCode.BAD_ARGUMENTS, LOST, protected=True) is None
+
+
+def test_the_folder_of_events_is_that_of_the_flags_or_else_of_their_yaml(tmp_path, monkeypatch):
+    monkeypatch.setenv("RUNS", "/runs")
+    for name, text in (
+        ("first", "moevement_event_dir: /first"),
+        ("second", "logging:\n  moevement_event_dir: ${RUNS}/events"),
+        ("other", "seed: 3"),
+    ):
+        (tmp_path / name).write_text(text)
+    yaml = ["--seed", "3", "--yaml-cfg", *(str(tmp_path / name) for name in ("first", "second"))]
+    assert event_dir_of(yaml) == "/runs/events"
+    assert event_dir_of([*yaml, "--moevement-event-dir=/own"]) == "/own"
+    assert event_dir_of(["--yaml-cfg", str(tmp_path / "other")]) is None
+    assert event_dir_of(["--seed", "3"]) is None
+    with pytest.raises(UserError, match=r"--yaml-cfg .*missing"):
+        event_dir_of(["--yaml-cfg", str(tmp_path / "missing")])
+
+
+@pytest.fixture
+def launched(tmp_path, monkeypatch):
+    """Returns a folder of events, with the environment of a process of a launch."""
+    for name, value in (("MOEVEMENT_LAUNCH", "a"), ("RANK", "3"), ("WORLD_SIZE", "4")):
+        monkeypatch.setenv(name, value)
+    with EventLog(tmp_path / "events", 0, 0) as events:
+        events.emit(EventName.PROCESS_START, 0)
+    return tmp_path / "events"
+
+
+@pytest.mark.parametrize(
+    ("code", "status"), [(137, -9), (139, -11), (1, 1), (130, 130), (128, 128)]
+)
+def test_another_launcher_records_how_a_process_ended(launched, code, status):
+    flags = ["--", "--seed", "3", "--moevement-event-dir", str(launched)]
+    assert main(["ended", "--code", str(code), "--begun", "12.5", *flags]) == ExitCode.DONE
+    (end,) = (one for one in read_events(launched) if one.event is EventName.PROCESS_END)
+    told = {name: end.fields[name] for name in ("launch", "process", "code", "started_s", "child")}
+    assert told == {"launch": "a", "process": 3, "code": status, "started_s": 12.5, "child": None}
+
+
+def test_an_end_of_no_launch_or_with_no_code_is_refused(launched, monkeypatch, capsys):
+    assert main(["ended", "--code", "256", "--"]) == ExitCode.BAD_ARGUMENTS
+    monkeypatch.delenv("MOEVEMENT_LAUNCH")
+    assert main(["ended", "--code", "137", "--"]) == ExitCode.BAD_ARGUMENTS
+    refused = capsys.readouterr().err.splitlines()
+    assert [line.split(":")[0] for line in refused] == ["moevement ended"] * 2
+    assert "MOEVEMENT_LAUNCH" in refused[1]

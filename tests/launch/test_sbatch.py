@@ -2,11 +2,14 @@
 """The Slurm script up to the command that it hands to `srun`; no cluster is needed for that."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from megatron_moevement.runtime.observation.events import EventName, read_events
 
 ROOT = Path(__file__).resolve().parents[2]
 SRUN = """#!/bin/sh
@@ -147,6 +150,36 @@ def test_each_task_takes_its_rank_from_slurm(submit, tmp_path):
         "WORLD_SIZE=16",
     ]
     assert (tmp_path / "9").read_text() == "0\n"
+
+
+def test_the_end_of_a_killed_process_is_among_its_events(submit, tmp_path):
+    handed = submit()
+    script = "\n".join(handed[handed.index("-c") + 1 : handed.index("task")])
+    events = tmp_path / "events"
+    events.mkdir()
+    (tmp_path / "program.py").write_text("import os, sys\nos.kill(os.getpid(), int(sys.argv[1]))\n")
+    shutil.copytree(ROOT / "megatron_moevement", tmp_path / "megatron_moevement")
+    variables = {"CODES": str(tmp_path), "SLURM_PROCID": "2", "SLURM_NTASKS": "4"}
+    variables |= {"SLURM_LOCALID": "0"}
+    variables |= {"PYTHON": sys.executable, "MOEVEMENT_LAUNCH": "77-0-1"}
+    subprocess.run(
+        [
+            "bash",
+            "-c",
+            script,
+            "task",
+            tmp_path / "program.py",
+            "9",
+            f"--moevement-event-dir={events}",
+        ],
+        env=os.environ | variables,
+        check=True,
+    )
+    assert (tmp_path / "2").read_text() == "137\n"
+    (end,) = read_events(events)
+    assert (end.event, end.fields["code"]) == (EventName.PROCESS_END, -9)
+    assert (end.fields["launch"], end.fields["process"]) == ("77-0-1", 2)
+    assert end.fields["started_s"] < end.time
 
 
 def test_without_a_repository_the_installed_program_trains(submit, tmp_path):

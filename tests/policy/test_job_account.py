@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The parts of each process add up to the time of the job, whatever its processes recorded."""
 
-import functools
 import itertools
 
 import pytest
@@ -12,12 +11,17 @@ from megatron_moevement.policy.accounting.account import account_of
 from megatron_moevement.policy.accounting.event import EventName, EventRecord
 from megatron_moevement.policy.accounting.parts import Part
 from megatron_moevement.policy.recovery.lifecycle import Phase
+from tests.harness.job_events import (
+    ended,
+    event,
+    launched,
+    read,
+    restarted,
+    seconds,
+    training,
+)
 
 SECONDS = st.floats(0, 100).map(lambda value: round(value, 3))
-
-
-def event(time, name, iteration=0, *, rank=0, generation=0, **fields):
-    return EventRecord(1000.0 + time, rank, 1, generation, iteration, name, fields)
 
 
 @st.composite
@@ -50,10 +54,6 @@ def records(draw):
 HISTORIES = st.lists(st.lists(records(), max_size=12), max_size=5)
 
 
-def read(histories):
-    return {str(number): functools.partial(list, one) for number, one in enumerate(histories)}
-
-
 @given(HISTORIES)
 def test_any_histories_add_up_by_process_exactly(histories):
     account = account_of(read(histories))
@@ -77,25 +77,6 @@ def test_torn_histories_add_up_too(histories, kept):
     )
 
 
-def training(start, steps, *, first=1, rank=0, generation=0):
-    """Returns the events of steps of a second each."""
-    name = EventName.PHASE
-    yield event(start, name, rank=rank, generation=generation, phase=Phase.TRAINING.value)
-    for number in range(steps):
-        at = start + number + 1
-        yield event(
-            *(at, EventName.ITERATION, first + number),
-            rank=rank,
-            generation=generation,
-            duration_s=0.9,
-            stall_s=0.1,
-        )
-
-
-def seconds(process):
-    return {part: taken_us / 1e6 for part, taken_us in process.parts_us.items()}
-
-
 def test_a_launch_that_nothing_struck_has_start_up_steps_and_an_end():
     history = [
         event(0, EventName.PROCESS_START),
@@ -116,27 +97,6 @@ def test_a_launch_that_nothing_struck_has_start_up_steps_and_an_end():
     )
     assert (account.steps, account.ranks, account.faults) == (10, 1, 0)
     assert account.effective_training_time_ratio == pytest.approx(8 / 18)
-
-
-def restarted(at, generation, since, rank=0):
-    """Returns the events of a restart at a time and of a recovery of four seconds after it."""
-    yield event(
-        *(at, EventName.FAULT_DETECTED, 0),
-        rank=rank,
-        generation=generation,
-        noticed_s=1000 + at - 2,
-        last_step_s=1000 + since,
-        teardown_s=1.0,
-        rendezvous_s=1.0,
-    )
-    breakdown = {"build": 0.5, "plan": 0.5, "fetch": 1.0, "replay": 1.5, "reprotect": 0.0}
-    yield event(
-        *(at + 4, EventName.RECOVERED, 0),
-        rank=rank,
-        generation=generation,
-        duration_s=3.5,
-        breakdown_s={**breakdown, "wait": 0.5},
-    )
 
 
 def test_a_recovery_is_divided_into_its_parts_from_the_newest_step_on():
@@ -215,30 +175,6 @@ def test_two_processes_of_one_rank_are_two_processes():
     account = account_of(read(histories))
     assert [one.process for one in account.processes] == [0, 1]
     assert account.ranks == 1
-
-
-def launched(process, *, launch="a", at=0.0):
-    return event(
-        *(at + 0.5, EventName.LAUNCHED),
-        rank=-1,
-        launch=launch,
-        process=process,
-        host="h",
-        started_s=1000.0 + at,
-    )
-
-
-def ended(at, process, code, *, launch="a"):
-    return event(
-        *(at, EventName.PROCESS_END),
-        rank=-1,
-        launch=launch,
-        process=process,
-        host="h",
-        child=7,
-        started_s=1000.0,
-        code=code,
-    )
 
 
 def test_the_time_before_a_known_death_is_lost_and_that_after_it_is_detection():

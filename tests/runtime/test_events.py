@@ -18,6 +18,7 @@ from megatron_moevement.runtime.observation.events import (
     EventLog,
     EventName,
     Events,
+    Recording,
     histories_in,
     kept_documents,
     open_events,
@@ -94,12 +95,14 @@ def test_a_document_that_can_not_be_written_ends_the_recording_with_a_line(tmp_p
     assert "no more events are recorded" in caplog.text
 
 
-def test_records_of_several_threads_do_not_mix(tmp_path):
-    with EventLog(tmp_path, logical_rank=0, generation=0) as events:
+@pytest.mark.parametrize("recording", [None, Recording()])
+def test_records_of_several_threads_do_not_mix(tmp_path, recording):
+    with EventLog(tmp_path, 0, 0, recording) as events:
 
         def emit(thread: int) -> None:
             for k in range(200):
-                events.emit(EventName.ITERATION, k, thread=thread, text="x" * (k * 7 % 300))
+                name = (EventName.REPLAY, EventName.WINDOW_PERSISTED)[k % 2]
+                events.emit(name, k, thread=thread, text="x" * (k * 7 % 300))
 
         threads = [threading.Thread(target=emit, args=(n,)) for n in range(4)]
         for thread in threads:
@@ -110,17 +113,20 @@ def test_records_of_several_threads_do_not_mix(tmp_path):
     assert sorted(found) == [(n, k) for n in range(4) for k in range(200)]
 
 
-def test_what_was_emitted_survives_a_kill(tmp_path):
+def test_what_happened_survives_a_kill_and_all_that_came_before_it(tmp_path):
     program = (
         "import os, signal, sys\n"
-        "from megatron_moevement.runtime.observation.events import EventLog, EventName\n"
-        f"EventLog({str(tmp_path)!r}, 0, 0).emit(EventName.ITERATION, 1)\n"
+        "from megatron_moevement.runtime.observation.events import *\n"
+        f"events = EventLog({str(tmp_path)!r}, 0, 0, Recording())\n"
+        "for k in range(1, 100):\n"
+        "    events.emit(EventName.ITERATION, k)\n"
+        "events.emit(EventName.FAULT_INJECTED, 100)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     ended = subprocess.run([sys.executable, "-c", program], env=env, check=False)
     assert ended.returncode == -signal.SIGKILL
-    assert [e.iteration for e in read_events(tmp_path)] == [1]
+    assert [e.iteration for e in read_events(tmp_path)] == list(range(1, 101))
 
 
 def test_numbers_that_json_lacks_are_written_as_text(tmp_path):

@@ -8,11 +8,18 @@ import pytest
 
 from megatron_moevement.policy.accounting.account import account_of
 from megatron_moevement.policy.accounting.parts import RECOVERY, Part
-from megatron_moevement.runtime.observation.events import histories_in
+from megatron_moevement.runtime.coordination.ledger import loss_to_hex
+from megatron_moevement.runtime.observation.events import EventName, histories_in, read_events
+from megatron_moevement.training.reporting.plots import losses_from_events
 from tests.harness.explorer.verdicts_of_accounts import complaints_of
 from tests.harness.interruption import Run
 from tests.harness.protected_run import Case
-from tests.harness.restarted_run import await_step, kill_rank, restartable_program
+from tests.harness.restarted_run import (
+    await_step,
+    kill_occupant,
+    kill_rank,
+    restartable_program,
+)
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(300)]
 
@@ -61,6 +68,25 @@ def test_a_job_that_lost_a_rank_adds_up_and_needs_every_kind_of_event_for_it(kil
     assert Part.SPARE in spare.parts_us
     for kind in KINDS:
         assert list(complaints_of([without(run.events, kind, tmp_path / kind)], ended)), kind
+
+
+def test_a_job_that_records_intervals_adds_up_too(megatron_fork_server, text, tmp_path):
+    flags = ("--moevement-event-interval=5", "--moevement-event-bytes=65536")
+    run = Run(restartable_program(CASE, megatron_fork_server, text, 1, *flags), tmp_path)
+    with run.start() as job:
+        await_step(run, job, CASE.protected_from)
+        kill_occupant(run, job, 1)
+        ended = [ends(job, job.wait())]
+    assert list(complaints_of([run.events], ended)) == []
+    account = account_of(histories_in(run.events))
+    assert (account.launches, account.faults, account.steps) == (1, 1, CASE.train_iters)
+    records = read_events(run.events)
+    steps = [one for one in records if one.event is EventName.ITERATION]
+    assert max(one.fields["steps"] for one in steps) == 5
+    losses, _, _ = losses_from_events(records)
+    assert sorted(losses) == list(range(1, CASE.train_iters + 1))
+    bits = {str(step): loss_to_hex(loss) for step, loss in losses.items()}
+    assert bits == run._digest()["loss"]
 
 
 def test_a_job_that_stopped_and_was_launched_again_adds_up(megatron_fork_server, text, tmp_path):

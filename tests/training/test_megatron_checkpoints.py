@@ -199,7 +199,7 @@ class Trainer:
             losses = {
                 record.iteration: record.fields["loss"]
                 for record in read_events(events)
-                if record.event is EventName.ITERATION
+                if record.event is EventName.ITERATION and "loss" in record.fields
             }
         return set(result.values), "".join(rank.stderr for rank in result.ranks), losses
 

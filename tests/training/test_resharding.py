@@ -83,6 +83,7 @@ class Trainer:
             (record.event, record.iteration): record.fields["loss"]
             for record in read_events(events)
             if record.event in (EventName.ITERATION, EventName.EVALUATION)
+            and "loss" in record.fields
         }
 
     def resume(self, source, world_size, *flags):

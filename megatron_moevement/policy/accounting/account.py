@@ -183,7 +183,9 @@ def spans_of(job: Job, number: int, histories: Mapping[str, History]) -> list[Sp
         if life is None:
             continue
         lost = {generation: lost_from[index, generation] for generation in life.generations}
-        claims += Claims(life, launch.deaths_us(), lost).all_of(_read(histories, life.name))
+        kept = {one: launch.kept_steps(one, lost[one]) for one in life.generations}
+        found = Claims(life, launch.deaths_us(), lost, kept)
+        claims += found.all_of(_read(histories, life.name))
     return partition(job.begun_us, job.until_us, claims)
 
 

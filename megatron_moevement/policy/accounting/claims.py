@@ -7,8 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from megatron_moevement.policy.accounting.event import EventName, EventRecord
-from megatron_moevement.policy.accounting.life import Life, microseconds
+from megatron_moevement.policy.accounting.job import KeptSteps
+from megatron_moevement.policy.accounting.life import Life
 from megatron_moevement.policy.accounting.parts import RECOVERY, Claim, Layer, Part
+from megatron_moevement.policy.accounting.steps import Steps, microseconds
 from megatron_moevement.policy.recovery.lifecycle import Phase
 
 _PARTS = {
@@ -39,7 +41,11 @@ class Claims:
     """Reads the events of a process in their order, and collects what they say of its time."""
 
     def __init__(
-        self, life: Life, deaths_us: Sequence[int], lost_from: Mapping[int, int | None]
+        self,
+        life: Life,
+        deaths_us: Sequence[int],
+        lost_from: Mapping[int, int | None],
+        kept: Mapping[int, KeptSteps | None],
     ) -> None:
         """Begins with the start of the process.
 
@@ -47,10 +53,14 @@ class Claims:
             life: of the process.
             deaths_us: when processes of its launch died, by time.
             lost_from: by generation the first step that was trained again later; None for none.
+            kept: by generation how far its launch came in it.
         """
         self._life = life
         self._deaths_us = deaths_us
         self._lost_from = lost_from
+        self._kept = kept
+        self._generation = 0
+        self._step_us = 0
         self._found = [Claim(Layer.LIFE, life.begun_us, life.until_us, Part.UNEXPLAINED)]
         self._part, self._since_us = Part.START_UP, life.begun_us
         self._last_us = life.begun_us
@@ -61,11 +71,13 @@ class Claims:
         for record in records:
             now_us = microseconds(record.time)
             self._read(record, now_us)
+            if record.event is EventName.ITERATION:
+                now_us = Steps.of_event(record).ended_us
             if record.event in _MARKS:
                 self._last_us = max(self._last_us, now_us)
         until_us = self._life.until_us
-        if self._part is Part.BETWEEN:  # it was cut off in training
-            self._claim(Layer.MEASURED, self._trained_us, until_us, Part.LOST)
+        if self._part is Part.BETWEEN:
+            self._cut_off(until_us)
         self._begin(until_us, Part.UNEXPLAINED)
         return self._found
 
@@ -82,7 +94,7 @@ class Claims:
             self._notice(fields, now_us)
             self._join(record.generation, fields, now_us)
         elif event is EventName.ITERATION:
-            self._step(record, now_us, duration_us)
+            self._steps(record)
         elif event is EventName.EVALUATION:
             begun_us = now_us - duration_us if "duration_s" in fields else self._last_us
             self._claim(Layer.MEASURED, begun_us, now_us, Part.EVALUATION)
@@ -133,17 +145,35 @@ class Claims:
         self._begin(entered_us, Part.RENDEZVOUS)
         self._begin(entered_us + microseconds(fields["rendezvous_s"]), Part.BUILD)
 
-    def _step(self, record: EventRecord, now_us: int, duration_us: int) -> None:
-        lost_from = self._lost_from.get(record.generation)
-        is_lost = lost_from is not None and record.iteration >= lost_from
-        part = Part.LOST if is_lost else Part.USEFUL
-        ended_s = record.fields.get("ended_s")
-        now_us = now_us if ended_s is None else microseconds(ended_s)
-        self._claim(Layer.MEASURED, now_us - duration_us, now_us, part)
-        if not is_lost:
-            stall_us = microseconds(record.fields.get("stall_s") or 0.0)
-            self._claim(Layer.DETAIL, now_us - min(stall_us, duration_us), now_us, Part.STALL)
-        self._trained_us = now_us
+    def _steps(self, record: EventRecord) -> None:
+        """Reads steps: their sums are claimed one after the other, what is left is in between.
+
+        Of steps of which the job has the first ones only, the sums are divided by their numbers.
+        """
+        steps = Steps.of_event(record)
+        kept = steps.before(self._lost_from.get(record.generation))
+        kept_us = steps.duration_us * kept // steps.number
+        stall_us = min(steps.stall_us * kept // steps.number, kept_us)
+        stalled_us = steps.began_us + kept_us - stall_us
+        lost_us = steps.ended_us - (steps.duration_us - kept_us)
+        self._claim(Layer.MEASURED, steps.began_us, stalled_us, Part.USEFUL)
+        self._claim(Layer.DETAIL, stalled_us, stalled_us + stall_us, Part.STALL)
+        self._claim(Layer.MEASURED, lost_us, steps.ended_us, Part.LOST)
+        self._trained_us = steps.ended_us
+        self._generation, self._step_us = record.generation, steps.mean_us
+
+    def _cut_off(self, until_us: int) -> None:
+        """Ends a process that was killed while it trained: it had steps that it had not recorded.
+
+        The job has those that others recorded, and those that come before the next one that it
+        trained; their times are known, or taken to be as long as the ones before.
+        """
+        kept, trained_us = self._kept.get(self._generation), self._trained_us
+        if kept is not None:
+            known_us = max(trained_us, kept.ended_us) + kept.unrecorded * self._step_us
+            trained_us = min(known_us, until_us)
+        self._claim(Layer.MEASURED, self._trained_us, trained_us, Part.USEFUL)
+        self._claim(Layer.MEASURED, trained_us, until_us, Part.LOST)
 
     def _recover(self, fields: Mapping[str, Any], now_us: int) -> None:
         """Reads how long the parts of a recovery took, the last of which has just ended."""

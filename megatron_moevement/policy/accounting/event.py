@@ -41,8 +41,25 @@ class EventName(Enum):
     SCHEDULE = "schedule"
     WINDOW_CHOSEN = "window_chosen"
     POPULARITY = "popularity"
+    LOSSES = "losses"
+    """Those of the newest steps again, where a recovery may follow steps that were not recorded."""
+
     SLOT_DAMAGED = "slot_damaged"
     SLOW_RANK = "slow_rank"
+
+
+PERIODIC = frozenset(
+    {
+        *(EventName.ITERATION, EventName.WINDOW_PERSISTED),
+        *(EventName.POPULARITY, EventName.AUDIT),
+    }
+)
+"""What recurs while nothing happens: it may be written later, and of old ones only sums are kept.
+
+All others are in their file before training goes on."""
+
+SHARED = frozenset({EventName.WINDOW_PERSISTED, EventName.POPULARITY, EventName.LOSSES})
+"""What is the same on all ranks: rank 0 records it."""
 
 
 @dataclasses.dataclass(frozen=True)

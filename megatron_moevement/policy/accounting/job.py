@@ -29,6 +29,20 @@ class Outage:
 
 
 @dataclasses.dataclass(frozen=True)
+class KeptSteps:
+    """How far a job came in a generation.
+
+    Attributes:
+        ended_us: end of the newest step that a process recorded; microseconds since the epoch.
+        unrecorded: steps after it that the job has, and all who trained them died before they
+            recorded them.
+    """
+
+    ended_us: int
+    unrecorded: int
+
+
+@dataclasses.dataclass(frozen=True)
 class Launch:
     """The processes that were started together.
 
@@ -80,6 +94,26 @@ class Launch:
         """The end of the newest step; the start where there is none."""
         steps = [life.stepped_us for life in self.lives.values() if life.stepped_us is not None]
         return max(steps, default=self.begun_us)
+
+    def kept_steps(self, number: int, lost_from: int | None) -> KeptSteps | None:
+        """Returns how far the job came in a generation, of what it has at its end.
+
+        Args:
+            number: of the generation.
+            lost_from: the first step that was trained again later; None for none.
+        """
+        ends = [
+            (one.last_step, one.stepped_us)
+            for one in self.of_generation(number)
+            if one.last_step is not None and one.stepped_us is not None
+        ]
+        kept = [end for end in ends if lost_from is None or end[0] < lost_from]
+        if not kept:
+            return None
+        last, ended_us = max(kept)
+        # Steps follow each other: who trained the next one had all before it.
+        has_gap = lost_from is not None and len(kept) == len(ends)
+        return KeptSteps(ended_us, lost_from - 1 - last if has_gap and lost_from else 0)
 
     def deaths_us(self) -> list[int]:
         """Returns when processes ended that did not end well, by time."""

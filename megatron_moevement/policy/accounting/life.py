@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 from megatron_moevement.policy.accounting.event import EventName, EventRecord
+from megatron_moevement.policy.accounting.steps import Steps, microseconds
 from megatron_moevement.policy.recovery.lifecycle import Phase
 
 
@@ -18,6 +18,7 @@ class GenerationOfLife:
     Attributes:
         first_step: that it trained and reported; None for none.
         last_step: the newest one.
+        stepped_us: when that ended.
         stopped_us: the end of its last step before the restart; None where it was in none.
         noticed_us: when it learned of the fault.
         trains_us: when it began to train.
@@ -26,6 +27,7 @@ class GenerationOfLife:
 
     first_step: int | None = None
     last_step: int | None = None
+    stepped_us: int | None = None
     stopped_us: int | None = None
     noticed_us: int | None = None
     trains_us: int | None = None
@@ -73,17 +75,12 @@ class Life:
         return max(self.last_us, self.ended_us or 0)
 
 
-def microseconds(seconds: Any) -> int:
-    """Returns a time of an event as an integer, so that durations add up exactly."""
-    return round(float(seconds) * 1e6)
-
-
 @dataclasses.dataclass(frozen=True)
 class End:
     """How a process ended, as whoever started it says; microseconds since the epoch.
 
     Attributes:
-        pid: of the process.
+        pid: of the process; 0 where it is not known.
     """
 
     launch: str
@@ -104,7 +101,7 @@ class End:
             launch=str(fields["launch"]),
             process=int(fields["process"]),
             host=str(fields["host"]),
-            pid=int(fields["child"]),
+            pid=int(fields["child"] or 0),
             begun_us=microseconds(fields["started_s"]),
             ended_us=microseconds(record.time),
             code=int(fields["code"]),
@@ -145,7 +142,9 @@ def life_of(name: str, records: Iterable[EventRecord]) -> Life | None:
         if life is None:
             life = Life(name, record.pid, now_us, now_us)
         begun_us = now_us
-        if record.event in {EventName.ITERATION, EventName.RECOVERED}:
+        if record.event is EventName.ITERATION:
+            begun_us = min(begun_us, Steps.of_event(record).began_us)
+        elif record.event is EventName.RECOVERED:
             begun_us -= microseconds(record.fields.get("duration_s") or 0.0)
         life = dataclasses.replace(
             life, last_us=max(life.last_us, now_us), begun_us=min(life.begun_us, begun_us)
@@ -183,16 +182,20 @@ def _knowing(life: Life, record: EventRecord, now_us: int) -> Life:
     if record.event is EventName.PROCESS_END:
         return dataclasses.replace(life, ended_us=now_us, code=fields.get("code"))
     if record.event is EventName.ITERATION:
-        return dataclasses.replace(life, stepped_us=now_us)
+        return dataclasses.replace(life, stepped_us=Steps.of_event(record).ended_us)
     return life
 
 
 def _after(known: GenerationOfLife, record: EventRecord, now_us: int) -> GenerationOfLife:
     fields = record.fields
     if record.event is EventName.ITERATION:
-        first = record.iteration if known.first_step is None else known.first_step
+        steps = Steps.of_event(record)
+        first = steps.first if known.first_step is None else known.first_step
         return dataclasses.replace(
-            known, first_step=min(first, record.iteration), last_step=record.iteration
+            known,
+            first_step=min(first, steps.first),
+            last_step=steps.last,
+            stepped_us=steps.ended_us,
         )
     if record.event is EventName.FAULT_DETECTED:
         stopped = fields.get("last_step_s")

@@ -6,22 +6,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
+from megatron_moevement.policy.accounting.parts import RECOVERY
 from megatron_moevement.policy.document import Document
 from megatron_moevement.policy.job.guarantee import Level
 from megatron_moevement.policy.outcome.replay_proof import ReplayProof, proof_of_all
 from megatron_moevement.policy.recovery.plan import Verdict
 
-PARTS = (
-    "detect",
-    "teardown",
-    "rendezvous",
-    "build",
-    "plan",
-    "fetch",
-    "replay",
-    "reprotect",
-    "wait",
-)
+PARTS = tuple(part.value for part in RECOVERY)
 """Of a recovery, in the order of time, from the end of the last step that was trained."""
 _BEFORE = PARTS[:4]
 """What all ranks do in step, and a process that comes in new has not measured."""

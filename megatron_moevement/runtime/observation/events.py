@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Events of one process as JSON lines: what happened, when, and what it cost.
 
-A record is one `write` to a file opened for appending, so records of several threads don't mix and
-what was emitted survives the death of the process. Standard library only.
+Whole lines are appended, so records of several threads don't mix. What is written survives the
+death of the process: faults, recoveries and ends are, when they are emitted. Standard library only.
 """
 
 from __future__ import annotations
@@ -11,20 +11,31 @@ import contextlib
 import dataclasses
 import functools
 import json
-import logging
 import math
 import os
-import secrets
-import socket
+import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
 from megatron_moevement.errors import UserError
-from megatron_moevement.policy.accounting.event import EventName, EventRecord, History
+from megatron_moevement.policy.accounting.event import (
+    PERIODIC,
+    SHARED,
+    EventName,
+    EventRecord,
+    History,
+)
+from megatron_moevement.policy.accounting.steps import joined
 from megatron_moevement.runtime.closing import Closing
+from megatron_moevement.runtime.observation.event_file import (
+    NEW_FILE,
+    EventFile,
+    files_in,
+    parts_of,
+)
 from megatron_moevement.runtime.security.ownership import trusted_owners
 
 __all__ = [
@@ -32,17 +43,14 @@ __all__ = [
     "EventName",
     "EventRecord",
     "Events",
+    "Recording",
     "histories_in",
     "kept_documents",
     "open_events",
     "read_events",
+    "select_events",
 ]
 
-logger = logging.getLogger(__name__)
-
-_NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-_own_files: dict[tuple[str, int], Path] = {}
-"""By folder and process: the file that the process writes there, in all its generations."""
 _EVENTS = frozenset(name.value for name in EventName)
 _COMMON_FIELDS = [f.name for f in dataclasses.fields(EventRecord) if f.name != "fields"]
 
@@ -60,39 +68,118 @@ class Events(Closing):
         """Ends the recording."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Recording:
+    """How much is recorded.
+
+    Attributes:
+        interval: steps that one event of iterations stands for.
+        most_bytes: of the files of one process; what the account needs may exceed it.
+    """
+
+    interval: int = 1
+    most_bytes: int = 1 << 26
+
+
 class EventLog(Events):
     """Writes the events of this process, in one generation, to its file.
 
-    A disk that fails later ends the recording with one line on standard error: training goes on.
+    What recurs is written by a thread beside training, what happens before `emit` returns. A disk
+    that fails later ends the recording with one line on standard error: training goes on.
 
     Raises:
         UserError: the folder or the file can't be written.
     """
 
-    def __init__(self, directory: str | Path, logical_rank: int, generation: int) -> None:
+    def __init__(
+        self,
+        directory: str | Path,
+        logical_rank: int,
+        generation: int,
+        recording: Recording | None = None,
+    ) -> None:
+        """Opens the file; nothing interrupts it.
+
+        Args:
+            directory: of the events of all processes.
+            recording: None: each event is written before `emit` returns.
+        """
         self._place = {
             "logical_rank": logical_rank,
             "pid": os.getpid(),
             "generation": generation,
         }
-        self._descriptor: int | None = None
+        self._interval = 1 if recording is None else recording.interval
+        most_bytes = (recording or Recording()).most_bytes
+        self._steps: tuple[int, int, Mapping[str, Any]] | None = None
         try:
             Path(directory).mkdir(parents=True, exist_ok=True)
             if Path(directory).stat().st_uid not in trusted_owners():
                 raise UserError(
                     f"--moevement-event-dir {directory} is another user's; give another one"
                 )
-            self._path, self._descriptor = _own_file(Path(directory))
+            self._file = EventFile(Path(directory), most_bytes, _records)
         except OSError as error:
             raise UserError(
                 f"--moevement-event-dir {directory}: {error.strerror}; give a writable folder"
             ) from error
+        if recording is not None:
+            self._file.start()
 
     def emit(self, event: EventName, iteration: int, **fields: Any) -> None:
-        """Writes one record."""
-        descriptor = self._descriptor
-        if descriptor is None:
+        """Writes one record, or adds a step to those that one record stands for."""
+        if not self._file.is_open or (event in SHARED and self._place["logical_rank"] > 0):
             return
+        if event is EventName.ITERATION:
+            self._add(iteration, fields)
+        elif event in PERIODIC and self._file.is_behind:
+            self._file.leave_out()
+        elif event in PERIODIC:
+            self._file.write_later(self._line(event, iteration, fields))
+        else:
+            self._end_steps(threading.get_ident())
+            self._file.write(self._line(event, iteration, fields))
+
+    def keep(self, kind: str, document: str) -> None:
+        """Writes a document to a new file, whose name begins with the time and ends with `kind`."""
+        if not self._file.is_open:
+            return
+        name = f"{time.time_ns()}-{self._place['pid']}{_ending(kind)}"
+        partial = self._file.path.with_name(f".{name}.partial")
+        try:
+            with open(os.open(partial, NEW_FILE, 0o644), "w", encoding="utf-8") as file:
+                file.write(document)
+            os.replace(partial, self._file.path.with_name(name))
+        except OSError as error:
+            partial.unlink(missing_ok=True)
+            self._file.give_up(error.strerror)
+
+    def close(self) -> None:
+        """Writes what waits and closes the file; what is emitted later is forgotten."""
+        self._end_steps()
+        self._file.close()
+
+    def _add(self, iteration: int, fields: Mapping[str, Any]) -> None:
+        """Adds a step; the thread that trains calls it.
+
+        A restart may interrupt it anywhere: a step that was written before it was forgotten is
+        written again, with the same times.
+        """
+        waiting = self._steps
+        both = fields if waiting is None else joined(waiting[2], fields)
+        self._steps = (threading.get_ident(), iteration, both)
+        if iteration % self._interval == 0 and not self._file.is_behind:
+            self._end_steps()
+
+    def _end_steps(self, thread: int | None = None) -> None:
+        """Writes the steps that were added, unless another thread than this one adds them."""
+        waiting = self._steps
+        if waiting is None or thread not in {None, waiting[0]}:
+            return
+        self._file.write_later(self._line(EventName.ITERATION, *waiting[1:]))
+        self._steps = None
+
+    def _line(self, event: EventName, iteration: int, fields: Mapping[str, Any]) -> bytes:
         record = {
             "time": time.time(),
             **self._place,
@@ -100,62 +187,15 @@ class EventLog(Events):
             "event": event.value,
             **{name: _plain(value) for name, value in fields.items()},
         }
-        line = json.dumps(record, allow_nan=False).encode() + b"\n"
-        try:
-            written = os.write(descriptor, line)
-        except OSError as error:
-            self._give_up(error.strerror)
-            return
-        if written != len(line):
-            self._give_up("the disk is full")
-
-    def keep(self, kind: str, document: str) -> None:
-        """Writes a document to a new file, whose name begins with the time and ends with `kind`."""
-        if self._descriptor is None:
-            return
-        name = f"{time.time_ns()}-{self._place['pid']}{_ending(kind)}"
-        partial = self._path.with_name(f".{name}.partial")
-        try:
-            with open(os.open(partial, _NEW_FILE, 0o644), "w", encoding="utf-8") as file:
-                file.write(document)
-            os.replace(partial, self._path.with_name(name))
-        except OSError as error:
-            partial.unlink(missing_ok=True)
-            self._give_up(error.strerror)
-
-    def close(self) -> None:
-        """Closes the file; what is emitted later is forgotten."""
-        descriptor, self._descriptor = self._descriptor, None
-        if descriptor is not None:
-            os.close(descriptor)
-
-    def _give_up(self, reason: str | None) -> None:
-        self.close()
-        logger.warning("%s: %s; no more events are recorded", self._path, reason)
+        return json.dumps(record, allow_nan=False).encode() + b"\n"
 
 
-def _own_file(directory: Path) -> tuple[Path, int]:
-    """Returns the file of this process in a folder, open: a new one at first, then the same."""
-    key = (str(directory.resolve()), os.getpid())
-    if (known := _own_files.get(key)) is not None:
-        with contextlib.suppress(FileNotFoundError):
-            return known, _open_for_appending(known)
-    # Neither host nor process number are of one process alone where containers write.
-    name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}.jsonl"
-    path = _own_files[key] = directory / name
-    return path, os.open(path, _NEW_FILE | os.O_APPEND, 0o644)
-
-
-def _open_for_appending(path: Path) -> int:
-    """Opens a file of whole lines; a line that a full disk cut short before is ended."""
-    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
-    size = os.fstat(descriptor).st_size
-    if size and os.pread(descriptor, 1, size - 1) != b"\n":
-        os.write(descriptor, b"\n")
-    return descriptor
-
-
-def open_events(directory: str | None, logical_rank: int, generation: int) -> Events:
+def open_events(
+    directory: str | None,
+    logical_rank: int,
+    generation: int,
+    recording: Recording | None = None,
+) -> Events:
     """Returns the event log of this process, or one that forgets when there is no directory.
 
     Raises:
@@ -163,7 +203,7 @@ def open_events(directory: str | None, logical_rank: int, generation: int) -> Ev
     """
     if directory is None:
         return Events()
-    return EventLog(directory, logical_rank, generation)
+    return EventLog(directory, logical_rank, generation, recording)
 
 
 def kept_documents(directory: str | Path, kind: str) -> list[Path]:
@@ -184,8 +224,15 @@ def read_events(directory: str | Path) -> list[EventRecord]:
     Raises:
         ValueError: a whole line is no event; says which.
     """
+    return select_events(directory, lambda _: True)
+
+
+def select_events(
+    directory: str | Path, wanted: Callable[[EventRecord], bool]
+) -> list[EventRecord]:
+    """Returns the events that are wanted, as `read_events` does; the others are not held."""
     records = (record for read in histories_in(directory).values() for record in read())
-    return sorted(records, key=lambda record: record.time)
+    return sorted(filter(wanted, records), key=lambda record: record.time)
 
 
 def histories_in(directory: str | Path) -> dict[str, History]:
@@ -193,8 +240,14 @@ def histories_in(directory: str | Path) -> dict[str, History]:
 
     A reader holds one line at a time; it leaves out and raises what `read_events` does.
     """
-    paths = sorted(Path(directory).glob("*.jsonl"))
-    return {str(path): functools.partial(_records, path) for path in paths}
+    return {str(path): functools.partial(_history, path) for path in files_in(Path(directory))}
+
+
+def _history(path: Path) -> Iterator[EventRecord]:
+    """Yields the events of a process; a file that its writer puts aside meanwhile is left out."""
+    for one in (*(part.path for part in parts_of(path)), path):
+        with contextlib.suppress(FileNotFoundError):
+            yield from _records(one)
 
 
 def _records(path: Path) -> Iterator[EventRecord]:

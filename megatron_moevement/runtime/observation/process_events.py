@@ -16,7 +16,7 @@ from megatron_moevement.policy.accounting.event import EventName
 from megatron_moevement.runtime.observation.events import open_events
 from megatron_moevement.settings.launch import Launch
 
-SCHEMA = 2
+SCHEMA = 3
 """Of the events; the first one had no number."""
 NO_RANK = -1
 """Of a process that has no place in the job, or not yet."""
@@ -73,12 +73,13 @@ class Child:
     Attributes:
         launch: name of the launch.
         process: its number in the job.
+        pid: None where the launcher lacks it.
         started_s: when it was started, in seconds since the epoch.
     """
 
     launch: str
     process: int
-    pid: int
+    pid: int | None
     started_s: float
 
 

@@ -8,6 +8,7 @@ import dataclasses
 import importlib.util
 
 from megatron_moevement.errors import UserError
+from megatron_moevement.runtime.observation.events import Recording
 from megatron_moevement.settings.flags import flag, read_flags
 
 
@@ -37,10 +38,21 @@ class LoggingConfig:
     moevement_event_dir: str | None = flag(
         None, "write events as JSON lines, a file for each process", metavar="DIR"
     )
+    moevement_event_interval: int = flag(
+        1, "iterations that one event of a process stands for; faults are written at once"
+    )
+    moevement_event_bytes: int = flag(
+        1 << 26, "of one process's events; of older ones only sums over steps are kept"
+    )
     logging_level: int = flag(
         20, "least level of lines on standard error: 10 debug, 20 info, 30 warning, 40 error"
     )
     moevement_no_progress_bar: bool = flag(False, "no progress bar on the terminal")
+
+    @property
+    def recording(self) -> Recording:
+        """How much is recorded of events."""
+        return Recording(self.moevement_event_interval, self.moevement_event_bytes)
 
     @classmethod
     def from_args(cls, values: argparse.Namespace) -> LoggingConfig:
@@ -50,16 +62,25 @@ class LoggingConfig:
             UserError: a value is out of range, or Weights & Biases is asked for and missing.
         """
         config = read_flags(cls, values)
-        for name in ("log_interval", "tensorboard_log_interval", "tensorboard_queue_size"):
-            if getattr(config, name) < 1:
+        for name, least in _LEAST.items():
+            if getattr(config, name) < least:
                 option = f"--{name.replace('_', '-')}"
-                raise UserError(f"{option} {getattr(config, name)} must be at least 1")
+                raise UserError(f"{option} {getattr(config, name)} must be at least {least}")
         if config.timing_log_level not in range(3):
             raise UserError(f"--timing-log-level {config.timing_log_level} must be 0, 1 or 2")
         if not 0 <= config.logging_level <= 50:
             raise UserError(f"--logging-level {config.logging_level} must be from 0 to 50")
         _check_wandb(config)
         return config
+
+
+_LEAST = {
+    "log_interval": 1,
+    "tensorboard_log_interval": 1,
+    "tensorboard_queue_size": 1,
+    "moevement_event_interval": 1,
+    "moevement_event_bytes": 1 << 16,
+}
 
 
 def _check_wandb(config: LoggingConfig) -> None:

@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from megatron_moevement.policy.accounting.steps import losses_of
 from megatron_moevement.runtime.observation.events import EventName, EventRecord
 
 VALIDATION = "validation"
@@ -14,19 +15,27 @@ AT_END = " at the end"
 """Ends the name of the validation loss after the training, which has other samples."""
 
 
+def has_losses(record: EventRecord) -> bool:
+    """Whether an event has a loss: one rank records those of training."""
+    return not {"loss", "losses"}.isdisjoint(record.fields)
+
+
 def losses_from_events(
     events: Sequence[EventRecord],
 ) -> tuple[dict[int, float], dict[int, float], dict[int, float]]:
     """Returns the losses by iteration: of training, of validation on the way, and after it.
 
-    Every rank reports the same loss, and a repeated iteration repeats it: the newest counts.
+    A repeated iteration repeats it: the newest counts.
     """
     training: dict[int, float] = {}
     validation: dict[int, float] = {}
     final: dict[int, float] = {}
     for record in events:
-        if record.event is EventName.ITERATION:
-            training[record.iteration] = float(record.fields["loss"])
+        if record.event in {EventName.ITERATION, EventName.LOSSES}:
+            found = losses_of(record.fields)
+            for step, loss in enumerate(found, record.iteration - len(found) + 1):
+                if loss is not None:
+                    training[step] = float(loss)
         elif record.event is EventName.EVALUATION and record.fields["split"] == VALIDATION:
             losses = final if record.fields.get("is_final") else validation
             losses[record.iteration] = float(record.fields["loss"])

@@ -93,7 +93,9 @@ class Reporter(Closing):
         self._display: ProgressDisplay | None = None
         self._writers = ScalarWriters()
         self._progress_log: ProgressLog | None = None
-        self.events: Events = open_events(config.moevement_event_dir, run.rank, run.generation)
+        self.events: Events = open_events(
+            config.moevement_event_dir, run.rank, run.generation, config.recording
+        )
         try:
             if run.is_last_rank:
                 self._writers = open_writers(config, run.save)
@@ -119,11 +121,13 @@ class Reporter(Closing):
         auxiliary_losses: Mapping[str, float] | None = None,
         costs: IterationCosts = NO_COSTS,
         *,
+        began_s: float | None = None,
         ended_s: float | None = None,
     ) -> None:
         """Reports one committed step; reporting a step again after a restart does no harm.
 
         Args:
+            began_s: when it began, in seconds since the epoch; None: its duration before its end.
             ended_s: when it ended, in seconds since the epoch; None: just now.
             progress: how far the job is with it.
             auxiliary_losses: the routers' losses by name, means over the micro-batches.
@@ -142,7 +146,9 @@ class Reporter(Closing):
         self._consumed_samples = progress.consumed_samples
         self._trained += 1
         self._training_time += duration
-        self._emit_iteration(step, costs, time.time() if ended_s is None else ended_s)
+        ended_s = time.time() if ended_s is None else ended_s
+        began_s = ended_s - duration.total_seconds() if began_s is None else began_s
+        self._emit_iteration(step, costs, began_s, ended_s)
         if not self._run.is_last_rank:
             return
         self._interval.add(step)
@@ -151,6 +157,19 @@ class Reporter(Closing):
         display.advance_to(entry.step, entry.loss)
         if entry.step % self._config.log_interval == 0:
             self._end_interval(display)
+
+    def past_losses(self, losses: Mapping[int, float], target: int) -> None:
+        """Records the newest losses before a recovery again; every rank calls it.
+
+        Processes may have died with steps that they had not recorded.
+
+        Args:
+            losses: of all steps.
+            target: the newest of them.
+        """
+        first = max(1, target - 2 * self._config.moevement_event_interval)
+        told = [losses.get(step) for step in range(first, target + 1)]
+        self.events.emit(EventName.LOSSES, target, losses=told)
 
     def slow_rank(self, iteration: int, changed: ChangedRank) -> None:
         """Reports a rank that has become slow, or quick; every rank calls it, rank 0 tells."""
@@ -258,11 +277,22 @@ class Reporter(Closing):
             )
         return self._display
 
-    def _emit_iteration(self, step: StepReport, costs: IterationCosts, ended_s: float) -> None:
+    def _emit_iteration(
+        self, step: StepReport, costs: IterationCosts, began_s: float, ended_s: float
+    ) -> None:
+        shared = {
+            "loss": step.loss,
+            "learning_rate": step.learning_rate,
+            "loss_scale": step.loss_scale,
+            "grad_norm": step.grad_norm,
+            "skipped": int(step.is_skipped),
+        }
         self.events.emit(
             EventName.ITERATION,
             step.iteration,
+            steps=1,
             duration_s=step.duration.total_seconds(),
+            began_s=began_s,
             ended_s=ended_s,
             stall_s=costs.spent.stall_s,
             captured_bytes=costs.captured_bytes,
@@ -271,11 +301,7 @@ class Reporter(Closing):
             log_bytes=costs.log_bytes,
             host_bytes=costs.host_bytes,
             **dataclasses.asdict(costs.spent),
-            loss=step.loss,
-            learning_rate=step.learning_rate,
-            loss_scale=step.loss_scale,
-            grad_norm=step.grad_norm,
-            skipped=step.is_skipped,
+            **(shared if self._run.rank == 0 else {}),
         )
 
     def _write_step(self, step: StepReport, costs: IterationCosts) -> None:

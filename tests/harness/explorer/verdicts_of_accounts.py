@@ -15,8 +15,9 @@ from megatron_moevement.policy.accounting.account import (
 )
 from megatron_moevement.policy.accounting.event import EventName, EventRecord
 from megatron_moevement.policy.accounting.job import Job
-from megatron_moevement.policy.accounting.life import Life, microseconds
+from megatron_moevement.policy.accounting.life import Life
 from megatron_moevement.policy.accounting.parts import RECOVERY, Part, Span, totals_us, within
+from megatron_moevement.policy.accounting.steps import microseconds
 from megatron_moevement.runtime.observation.events import histories_in
 from tests.harness.explorer.outcome import Outcome
 from tests.harness.explorer.scenario import Scenario

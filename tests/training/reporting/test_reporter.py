@@ -10,6 +10,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from megatron_moevement.errors import UserError
 from megatron_moevement.runtime.coordination.progress import IterationCosts, Spent
 from megatron_moevement.runtime.observation.events import EventName, read_events
+from megatron_moevement.training.reporting.plots import losses_from_events
 from megatron_moevement.training.reporting.reporter import Reporter
 
 
@@ -159,8 +160,17 @@ def test_every_rank_records_its_events(logging_config, reported_run, step_argume
             "checkpoint_saved",
             "checkpoint_failed",
         ]
+        shared = {
+            "loss": 2.5,
+            "learning_rate": 0.001,
+            "loss_scale": 1.0,
+            "grad_norm": 0.5,
+            "skipped": 0,
+        }
         assert mine[1].fields == {
+            "steps": 1,
             "duration_s": 0.1,
+            "began_s": 999.9,
             "ended_s": 1000.0,
             "stall_s": 0.25,
             "captured_bytes": 10,
@@ -175,14 +185,28 @@ def test_every_rank_records_its_events(logging_config, reported_run, step_argume
             "await_copy_s": 0.0625,
             "await_room_s": 0.125,
             "await_log_s": 0.0625,
-            "loss": 2.5,
-            "learning_rate": 0.001,
-            "loss_scale": 1.0,
-            "grad_norm": 0.5,
-            "skipped": False,
+            **(shared if rank == 0 else {}),
         }
         assert mine[3].fields == {"duration_s": 2.0}
         assert mine[4].fields == {"duration_s": 2.0, "reason": "the disk is full"}
+
+
+def test_rank_0_records_the_losses_before_a_recovery_again(
+    logging_config, reported_run, step_arguments, tmp_path
+):
+    config = logging_config(
+        *("--moevement-event-dir", str(tmp_path), "--moevement-event-interval", "2")
+    )
+    losses = {step: float(step) for step in range(1, 8)}
+    for rank in (0, 1):
+        with Reporter(config, reported_run(rank=rank, generation=1)) as reporter:
+            reporter.past_losses(losses, 7)
+            for k in (8, 9):
+                reporter.step(*step_arguments(k, loss=float(k)))
+    training, _, _ = losses_from_events(read_events(tmp_path))
+    assert training == {step: float(step) for step in range(3, 10)}
+    ranks = [one.logical_rank for one in read_events(tmp_path)]
+    assert sorted(ranks) == [0, 0, 0, 1, 1]  # of steps 8, and 9 at the end
 
 
 def test_evaluations_on_the_way_and_at_the_end_are_told_apart(logging_config, reported_run, capsys):

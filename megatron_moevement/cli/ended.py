@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`moevement ended`: records how a process of a job ended, for launchers of other programs."""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+from megatron_moevement.cli.job_end import event_dir_of
+from megatron_moevement.errors import ExitCode, UserError
+from megatron_moevement.runtime.observation.process_events import Child, tell_end
+from megatron_moevement.settings.launch import LAUNCH_VARIABLE, Launch
+
+HELP = "record how a process of a job ended, among its events"
+DESCRIPTION = """
+Records how a process of a job ended: one that a signal killed can't do it. A launcher calls it in
+the environment that the process had, on its machine. Nothing happens without --moevement-event-dir.
+"""
+_SIGNAL_BASE = 128
+_MOST = 255
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of `moevement ended`."""
+    parser.usage = "moevement ended --code N [--begun SECONDS] -- FLAGS..."
+    parser.add_argument("--code", type=int, required=True, help="as a shell reports it")
+    parser.add_argument(
+        "--begun",
+        type=float,
+        metavar="SECONDS",
+        help="when the process was started, since the epoch (default: now)",
+    )
+    parser.add_argument("flags", nargs="*", metavar="FLAGS", help="those of the program")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Records it.
+
+    Raises:
+        UserError: the environment names no launch, or the code is none.
+    """
+    if not 0 <= args.code <= _MOST:
+        raise UserError(f"--code {args.code} must be from 0 to {_MOST}, as a shell reports it")
+    launch = Launch.from_environment()
+    if launch.name is None:
+        raise UserError(f"{LAUNCH_VARIABLE} is not set; set it as for the process that has ended")
+    begun_s = time.time() if args.begun is None else args.begun
+    child = Child(launch.name, launch.process, None, begun_s)
+    tell_end(event_dir_of(args.flags), child, status_of(args.code))
+    return ExitCode.DONE
+
+
+def status_of(code: int) -> int:
+    """Returns the exit code of a process, negative for a signal, of what a shell reports."""
+    is_own = code <= _SIGNAL_BASE or code == ExitCode.INTERRUPTED
+    return code if is_own else _SIGNAL_BASE - code
