@@ -3,7 +3,7 @@
 
 The patch series lies at the top of the repository, where readers of a fork look for it, and
 becomes package data of the fork's builder, so that an installed package can build the fork too.
-So do the scripts that users start jobs with; those for developers stay where they are.
+So do the scripts that users start and watch jobs with; those for developers stay where they are.
 """
 
 from setuptools import find_packages, setup
@@ -18,6 +18,11 @@ setup(
     package_data={
         "megatron_moevement": ["py.typed"],
         PATCHES: ["*/UPSTREAM", "*/series", "*/*.patch"],
-        SCRIPTS: ["run_ft_launcher.sh", "train_moe.sbatch"],
+        SCRIPTS: [
+            "moevement-dashboard.json",
+            "moevement-rules.yml",
+            "run_ft_launcher.sh",
+            "train_moe.sbatch",
+        ],
     },
 )

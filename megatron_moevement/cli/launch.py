@@ -33,7 +33,15 @@ from enum import Enum
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from megatron_moevement.cli.job_end import RecordedEnds, describe_status, report_death, report_end
+from megatron_moevement.cli.job_end import (
+    RecordedEnds,
+    describe_status,
+    event_dir_of,
+    report_death,
+    report_end,
+)
+from megatron_moevement.cli.left_processes import children, kill_session, kill_what_is_left
+from megatron_moevement.cli.metrics import add_metrics_address, open_metrics
 from megatron_moevement.cli.stores import allow_connections, serve_store
 from megatron_moevement.errors import ExitCode, UserError
 from megatron_moevement.runtime.observation.log import open_log
@@ -86,6 +94,8 @@ class Job:
     grace: timedelta
     """Time until SIGKILL: after SIGTERM for the others when a rank has failed, and after Ctrl-C."""
     log_directory: Path | None
+    metrics_address: tuple[str, int] | None = None
+    """Where metrics are served; None: they are not."""
     name: str = NAME
     """Of the command that starts it, in what it says."""
 
@@ -180,7 +190,7 @@ def launch(job: Job) -> int:
         raise UserError(f"torch is not installed for {sys.executable}: run scripts/setup.sh")
     watched = {signal.SIGCHLD, *FORWARDED}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, watched)
-    others = _children()
+    others = children()
     # Processes that ranks left behind, such as the monitors of in-process restart, come to us.
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
     ranks: list[subprocess.Popen[bytes]] = []
@@ -189,6 +199,7 @@ def launch(job: Job) -> int:
             stack.enter_context(open_log(job.name, "launcher"))
             outputs = [stack.enter_context(output) for output in _outputs(job)]
             allow_connections(job.world_size)
+            metrics = open_metrics(stack, job.metrics_address, event_dir_of(job.flags))
             # The ranks connect to a socket that listens already and wait until it is served.
             # They are started first: importing torch starts threads, and forking is safe before.
             listeners = [
@@ -203,6 +214,7 @@ def launch(job: Job) -> int:
                 environment[LAUNCH_VARIABLE] = ends.launch
                 ranks.append(_start(job, environment, outputs[rank], ready))
             stores = [serve_store(listener, STORE_ADDRESS) for listener in listeners]
+            metrics()
             exits = _supervise(job, ranks, watched, stores[1], Secret(secret.encode()), ends=ends)
             del stores
             code = job_exit_code(job, exits)
@@ -210,8 +222,8 @@ def launch(job: Job) -> int:
             return code
     finally:
         for process in ranks:
-            _kill_session(process)
-        _kill_what_is_left(others)
+            kill_session(process)
+        kill_what_is_left(others)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
@@ -321,40 +333,11 @@ def _send(processes: Iterable[subprocess.Popen[bytes]], number: int) -> None:
         process.send_signal(number)
 
 
-def _kill_session(process: subprocess.Popen[bytes]) -> None:
-    """Kills what is left of a rank: itself after an error, and processes that it started."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-
-
-def _kill_what_is_left(others: frozenset[int]) -> None:
-    """Kills and reaps what ranks started in sessions of its own: with them, its work is over.
-
-    Args:
-        others: children that are not the job's.
-    """
-    while left := _children() - others:
-        for pid in left:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        for pid in left:
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(pid, 0)
-
-
-def _children() -> frozenset[int]:
-    """Returns the children of this process, those of all its threads."""
-    found: set[int] = set()
-    for task in Path("/proc/self/task").iterdir():
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended
-            found.update(map(int, (task / "children").read_text().split()))
-    return frozenset(found)
-
-
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of `moevement launch`."""
-    parser.usage = "moevement launch -n N [-s S] [--log-dir DIR] -- FLAGS..."
+    parser.usage = (
+        "moevement launch -n N [-s S] [--log-dir DIR] [--metrics-address HOST:PORT] -- FLAGS..."
+    )
     parser.add_argument("-n", "--ranks", type=int, required=True, help="active ranks")
     parser.add_argument("-s", "--spares", type=int, default=0, help="ranks that stand by")
     parser.add_argument(
@@ -370,6 +353,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         default=GRACE.total_seconds(),
         help="until SIGKILL when a rank has failed, or after Ctrl-C",
     )
+    add_metrics_address(parser)
     parser.add_argument("flags", nargs="*", metavar="FLAGS", help="those of the program")
 
 
@@ -379,7 +363,10 @@ def run(args: argparse.Namespace) -> int:
         args.parser.error("-n must be at least 1, -s and --grace-s at least 0")
     grace = timedelta(seconds=args.grace_s)
     return launch(
-        Job(args.ranks, args.spares, args.program, tuple(args.flags), grace, args.log_dir)
+        Job(
+            *(args.ranks, args.spares, args.program, tuple(args.flags), grace, args.log_dir),
+            metrics_address=args.metrics_address,
+        )
     )
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`moevement scripts`: the scripts that start jobs under other programs, to be copied."""
+"""`moevement scripts`: what other programs start and watch jobs with, to be copied."""
 
 from __future__ import annotations
 
@@ -13,14 +13,16 @@ from megatron_moevement.cli.inputs import read_text
 from megatron_moevement.cli.output import add_json_flag, show
 from megatron_moevement.errors import ExitCode, UserError
 
-HELP = "show the scripts that start jobs under Slurm and ft_launcher"
+HELP = "show the files for Slurm, ft_launcher, Prometheus and Grafana"
 DESCRIPTION = """
-Lists the scripts that come with the package. With NAME it prints one, to be written to a file, and
-changed there.
+Lists the files for other programs that come with the package. With NAME it prints one, to be
+written to a file, and changed there.
 """
 SCRIPTS = {
     "train_moe.sbatch": "trains on a Slurm cluster, a task for each GPU",
     "run_ft_launcher.sh": "trains on this machine under ft_launcher of nvidia-resiliency-ext",
+    "moevement-rules.yml": "alert rules for Prometheus, on the metrics of --metrics-address",
+    "moevement-dashboard.json": "a dashboard for Grafana, of the same metrics",
 }
 """What each is for; `setup.py` puts them into the package."""
 
@@ -28,7 +30,7 @@ SCRIPTS = {
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of `moevement scripts`."""
     parser.add_argument(
-        "name", metavar="NAME", nargs="?", choices=tuple(SCRIPTS), help=f"{' or '.join(SCRIPTS)}"
+        "name", metavar="NAME", nargs="?", choices=tuple(SCRIPTS), help=" or ".join(SCRIPTS)
     )
     add_json_flag(parser)
 

@@ -18,7 +18,9 @@ import socket
 import warnings
 from typing import TYPE_CHECKING
 
+from megatron_moevement.cli.metrics import add_metrics_address, open_metrics
 from megatron_moevement.errors import ExitCode, UserError
+from megatron_moevement.runtime.observation.log import open_log
 from megatron_moevement.settings.launch import LAUNCH_VARIABLE
 from megatron_moevement.settings.secret import SECRET_VARIABLE, new_secret
 
@@ -54,13 +56,18 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         default=0,
         help="of the job, spares counted: whether the limit of open files allows them is checked",
     )
+    add_metrics_address(parser)
+    parser.add_argument(
+        "--event-dir", metavar="DIR", help="the job's --moevement-event-dir, for its metrics"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Hosts the stores until a signal comes.
 
     Raises:
-        UserError: nothing can listen there, or too few files may be open for the job.
+        UserError: nothing can listen there, too few files may be open for the job, or metrics are
+            asked for without events.
     """
     allow_connections(args.processes)
     # A signal that is ignored from the start stays so: a batch system may send it to all steps.
@@ -68,6 +75,8 @@ def run(args: argparse.Namespace) -> int:
     signal.pthread_sigmask(signal.SIG_BLOCK, ends)
     ports = (args.port, args.port + 1 if args.port else 0)
     with contextlib.ExitStack() as stack:
+        stack.enter_context(open_log("moevement stores", "stores"))
+        metrics = open_metrics(stack, args.metrics_address, args.event_dir)
         try:
             listeners = [
                 stack.enter_context(socket.create_server((args.interface, port), backlog=1024))
@@ -86,6 +95,7 @@ def run(args: argparse.Namespace) -> int:
         if not os.environ.get(LAUNCH_VARIABLE):
             shown += f" {LAUNCH_VARIABLE}={secrets.token_hex(4)}"
         print(f"MASTER_ADDR={args.interface}{shown} TORCHELASTIC_USE_AGENT_STORE=True", flush=True)
+        metrics()
         signal.sigwait(ends)
         del stores
     return ExitCode.DONE

@@ -3,16 +3,20 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import textwrap
 import time
+import urllib.error
+import urllib.request
 from pathlib import Path
 
 import psutil
 import pytest
 
+from megatron_moevement.runtime.observation.events import EventLog, EventName
 from tests.harness.log_lines import log_lines
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -256,6 +260,23 @@ def test_ranks_that_a_forwarded_signal_kills_give_its_code(start, tmp_path):
     await_files(tmp_path, "ready.0", "ready.1")
     process.send_signal(signal.SIGTERM)
     assert exit_code(process) == 128 + signal.SIGTERM
+
+
+def test_the_launcher_serves_metrics_until_the_job_ends(start, tmp_path):
+    folder = tmp_path / "events"
+    with EventLog(folder, 3, 2) as events:
+        events.emit(EventName.ITERATION, 7)
+    address = ("--metrics-address", "127.0.0.1:0")
+    process = start(
+        "await_file('go')", "-n", "1", *address, flags=("--moevement-event-dir", folder)
+    )
+    place = re.search(r"served at (http://127\.0\.0\.1:\d+/metrics)", process.stderr.readline())
+    with urllib.request.urlopen(place[1], timeout=10) as answer:
+        assert b"\nmoevement_committed_step 7.0\n" in answer.read()
+    (tmp_path / "go").touch()
+    assert exit_code(process) == 0
+    with pytest.raises(urllib.error.URLError):
+        urllib.request.urlopen(place[1], timeout=10)
 
 
 def test_the_ranks_end_with_the_launcher(start, tmp_path):

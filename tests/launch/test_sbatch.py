@@ -97,6 +97,16 @@ def test_the_stores_are_served_by_the_first_node_beside_the_ranks(submit, tmp_pa
     assert task in served.replace("\\", "").replace("\n", "")
 
 
+def test_the_stores_serve_metrics_where_a_port_is_given(submit, tmp_path):
+    submit()
+    assert "--metrics-address" not in (tmp_path / "a run" / "served").read_text().splitlines()[-1]
+    submit(METRICS_PORT="9464")
+    served = (tmp_path / "a run" / "served").read_text()
+    events = tmp_path / "a run" / "events"
+    assert served.endswith(f" 16 --metrics-address 127.0.0.1:9464 --event-dir {events}\n")
+    assert '--processes "$2" "${@:3}"' in served
+
+
 def test_streams_share_queues_as_megatron_asks_for_unless_told_otherwise(submit, tmp_path):
     submit()
     assert (tmp_path / "a run" / "connections").read_text() == "1\n"

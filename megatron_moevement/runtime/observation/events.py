@@ -44,6 +44,7 @@ __all__ = [
     "EventRecord",
     "Events",
     "Recording",
+    "event_of_line",
     "histories_in",
     "kept_documents",
     "open_events",
@@ -262,6 +263,14 @@ def _records(path: Path) -> Iterator[EventRecord]:
             event = _event_of(record, f"{path}:{number}")
             if event is not None:
                 yield event
+
+
+def event_of_line(line: bytes) -> EventRecord | None:
+    """Returns the event of a line; None where it is none that this build has."""
+    try:
+        return _event_of(json.loads(line), "a line")
+    except (ValueError, RecursionError):
+        return None
 
 
 def _event_of(record: Any, place: str) -> EventRecord | None:
