@@ -10,9 +10,12 @@ import pytest
 from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.runtime.peers import peer_threads as threads_module
 from megatron_moevement.runtime.peers import server as server_module
-from megatron_moevement.runtime.peers.sender import FetchError, SilentPeerError
+from megatron_moevement.runtime.peers.connection import PeerConnection
+from megatron_moevement.runtime.peers.sender import DamagedError, FetchError, SilentPeerError
+from megatron_moevement.runtime.peers.slot_messages import Share
 from megatron_moevement.runtime.slots.arrivals import Arrivals
 from megatron_moevement.runtime.slots.slot_record import SlotRecord
+from megatron_moevement.runtime.transport.transport import Deadline
 from tests.harness.loopback_transport import Link, Loopback
 
 from .conftest import DEADLINE, LARGE_SHAPE, capture, interrupted_once, key_of
@@ -212,3 +215,20 @@ def test_one_transfer_at_a_time_writes_what_a_rank_owns():
         order.append("a")
     waiting.join(DEADLINE.total_seconds())
     assert order == ["a", "b"]
+
+
+def test_a_part_that_comes_again_with_other_bytes_is_not_intact(job):
+    owner, holder = job(2)
+    record = capture(owner.ring, 3)
+    payload = owner.ring.payload(record)
+    share = dataclasses.replace(Share.whole(), is_last=False)
+    changed = bytearray(payload)
+    changed[record.parts[0].offset] ^= 1
+    deadline = Deadline(DEADLINE)
+    with PeerConnection(owner.me, 1, holder.server.address, deadline) as peer:
+        for data in (payload, memoryview(changed)):
+            peer.store(owner.owner, record, data, deadline, share=share)
+        end = dataclasses.replace(share, start=record.payload_bytes, is_last=True)
+        with pytest.raises(DamagedError):
+            peer.store(owner.owner, record, payload[:0], deadline, share=end)
+    assert holder.held[0].records() == ()
