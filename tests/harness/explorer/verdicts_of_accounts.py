@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
@@ -26,6 +27,8 @@ from tests.harness.explorer.timeline import Timeline
 _TOLERATED = 0.01
 _IN_AN_OUTAGE = {*RECOVERY, Part.LOST, Part.SAVE, Part.EVALUATION}
 """A fault may strike in a pause, which began with the end of a step, too."""
+_BEFORE_IT_IS_NOTICED = {*_IN_AN_OUTAGE, Part.BETWEEN, Part.ENDING}
+"""A process reports the step that it has made, or is at its end, while another one is lost."""
 
 
 def check_account(scenario: Scenario, outcome: Outcome, timeline: Timeline) -> Iterator[str]:
@@ -115,7 +118,14 @@ def _recoveries(records: list[EventRecord], spans: list[Span]) -> Iterator[str]:
         if abs(told_s - outage_s) > _TOLERATED * outage_s:
             parts = record.fields["breakdown_s"]
             yield f"an outage took {outage_s:.3f} s, its parts {told_s:.3f} s: {parts}"
-        parts_us = totals_us(within(spans, start_us, end_us))
-        strange = {part.value: us for part, us in parts_us.items() if part not in _IN_AN_OUTAGE}
+        noticed_us = min(max(microseconds(fault.fields["noticed_s"]), start_us), end_us)
+        strange = Counter[str]()
+        for since, until, expected in (
+            (start_us, noticed_us, _BEFORE_IT_IS_NOTICED),
+            (noticed_us, end_us, _IN_AN_OUTAGE),
+        ):
+            parts_us = totals_us(within(spans, since, until))
+            strange.update({one.value: us for one, us in parts_us.items() if one not in expected})
         if sum(strange.values()) > _TOLERATED * outage_s * 1e6:
-            yield f"of an outage of {outage_s:.3f} s these microseconds are no recovery: {strange}"
+            told = dict(strange)
+            yield f"of an outage of {outage_s:.3f} s these microseconds are no recovery: {told}"
