@@ -43,7 +43,7 @@ from megatron_moevement.policy.job.ranks import LogicalRank  # noqa: E402
 from megatron_moevement.policy.window.ordering import Ordering, order_operators  # noqa: E402
 from megatron_moevement.policy.window.popularity import Popularity  # noqa: E402
 from megatron_moevement.policy.window.schedule import WindowSchedule  # noqa: E402
-from megatron_moevement.policy.window.skipping_schedule import ExpertOrder  # noqa: E402
+from megatron_moevement.policy.window.skipping_schedule import ExpertOrder, schedule_of  # noqa: E402
 from megatron_moevement.policy.window.weight_gradients import (  # noqa: E402
     ExpertKernels,
     skipped_gradients,
@@ -52,7 +52,6 @@ from megatron_moevement.policy.window.window_planner import plan_window  # noqa:
 from megatron_moevement.runtime.coordination.commit_barrier import StopRequest  # noqa: E402
 from megatron_moevement.runtime.coordination.progress import START  # noqa: E402
 from megatron_moevement.settings.launch import Launch  # noqa: E402
-from megatron_moevement.strategies.moevement.protection.job_plan import schedule_of  # noqa: E402
 from megatron_moevement.training.arguments import parse  # noqa: E402
 from megatron_moevement.training.job import Job, build_job  # noqa: E402
 from megatron_moevement.training.steps import build_datasets, open_steps  # noqa: E402

@@ -87,7 +87,8 @@ def lines(events: Sequence[EventRecord], rates: Sequence[tuple[int, float]]) -> 
         if step in chosen:
             told = chosen[step].fields
             yield (
-                f"      W = {told['window']} instead of {told['former']} ({told['reason']}): "
+                f"      W = {told['window']} instead of {told['former']} ({told['reason']}), "
+                f"slots used: {told['used'] or told['window']}: "
                 f"slots of {told['slot_bytes'] / 1e6:.3g} MB instead of "
                 f"{told['former_slot_bytes'] / 1e6:.3g}, an iteration hides "
                 f"{told['budget_bytes'] / 1e6:.3g} MB"

@@ -17,19 +17,20 @@ from megatron_moevement.strategies.strategy import Covered
 ITERATION_S = 1.0
 """That each rank measures, without stalls."""
 _PHASE_STEPS = 7
-_MARGINS = (0.4, 1.2, 2.0, 4.0, 40.0)
+_MARGINS = (0.1, 0.4, 1.2, 2.0, 4.0, 40.0)
 
 
 class Given(NamedTuple):
     """What a rank is to measure.
 
     Attributes:
-        margin: how often the largest slot of the planned schedule is copied and sent within an
-            iteration.
+        host: how often the largest slot of the planned schedule is copied within an iteration.
+        link: how often it is sent to each holder.
         stall_s: of an iteration.
     """
 
-    margin: float
+    host: float
+    link: float
     stall_s: float
 
 
@@ -41,9 +42,10 @@ def measure(given_at: Callable[[int], Given]) -> None:
         covered = await_commit(self, step)
         if covered.measured == NOT_MEASURED:
             return covered
-        margin, stall_s = given_at(step)
-        rate = self._session.memory.plan.schedule.worst_slot_bytes * margin / ITERATION_S
-        measured = Measured(rate, rate, ITERATION_S, stall_s)
+        given = given_at(step)
+        slot_bytes = self._session.memory.plan.schedule.worst_slot_bytes
+        host, link = (slot_bytes * times / ITERATION_S for times in (given.host, given.link))
+        measured = Measured(host, link, ITERATION_S, given.stall_s)
         return dataclasses.replace(covered, measured=measured.vote)
 
     SparseCheckpointing.await_commit = measuring  # type: ignore[method-assign]
@@ -57,7 +59,8 @@ def drawn(seed: int) -> Callable[[int], Given]:
 
     def given_at(step: int) -> Given:
         random = Random(f"{seed} {step // _PHASE_STEPS}")  # noqa: S311  (reproducible, not secret)
-        margin = random.choice(_MARGINS) * (1 + dist.get_rank() % 3 / 20)
-        return Given(margin, max(0.0, ITERATION_S / margin - ITERATION_S))
+        own = 1 + dist.get_rank() % 3 / 20
+        host, link = (random.choice(_MARGINS) * own for _ in range(2))
+        return Given(host, link, max(0.0, ITERATION_S / min(host, link) - ITERATION_S))
 
     return given_at

@@ -20,11 +20,11 @@ from megatron_moevement.integrations.megatron.random_state import TRACKER, rando
 from megatron_moevement.integrations.megatron.snapshots import LiveOperators
 from megatron_moevement.policy.job.operators import OperatorKind
 from megatron_moevement.policy.job.state_recipe import Content, Timing
+from megatron_moevement.policy.window import skipping_schedule
 from megatron_moevement.policy.window.window_planner import WindowPlan
 from megatron_moevement.runtime.capture.capture import Capture, HostCopy
 from megatron_moevement.settings.launch import Launch
 from megatron_moevement.strategies import live_objects
-from megatron_moevement.strategies.moevement.protection import job_plan
 from megatron_moevement.strategies.moevement.recovery.replay import Replay
 from megatron_moevement.strategies.moevement.sparse_checkpointing import SparseCheckpointing
 from megatron_moevement.strategies.strategy import Covered
@@ -152,7 +152,7 @@ def step_frozen_operators() -> None:
 
 def differ_between_replicas() -> None:
     """Gives two experts of a layer each other's slot, on one replica."""
-    plan_window = vars(job_plan)["plan_window"]
+    plan_window = vars(skipping_schedule)["plan_window"]
 
     def swapped(*args: Any, **kwargs: Any) -> WindowPlan:
         plan: WindowPlan = plan_window(*args, **kwargs)
@@ -165,7 +165,7 @@ def differ_between_replicas() -> None:
         slots[one], slots[other] = slots[other], slots[one]
         return dataclasses.replace(plan, schedule=dataclasses.replace(plan.schedule, slots=slots))
 
-    _replace(job_plan, "plan_window", swapped)
+    _replace(skipping_schedule, "plan_window", swapped)
 
 
 def forget_expert_stream() -> None:

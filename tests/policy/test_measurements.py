@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from megatron_moevement.policy.watching.measurements import (
     NOT_MEASURED,
     Measured,
+    MeasuredStep,
     Work,
     achieved_bytes_per_s,
 )
@@ -74,3 +75,11 @@ def test_the_greatest_numbers_of_all_ranks_are_the_worst_measurements(ranks):
 def test_numbers_fit_into_a_barrier(measured):
     assert all(-(2**63) <= number < 2**63 for number in measured.vote)
     assert Measured.worst(measured.vote) == pytest.approx(measured)
+
+
+def test_a_rank_measures_the_newest_slots_that_are_not_empty_and_its_slowest_holder():
+    steps = [MeasuredStep(3.0, 1.0), MeasuredStep(2.0, 0.0)]
+    captured = [Work(9, 1.0), Work(100, 1.0), Work(300, 1.0), Work(0, 0.5), Work(0, 0.5)]
+    sent = [[Work(50, 1.0), Work(0, 9.0)], [Work(80, 1.0)], []]
+    assert Measured.of(captured, sent, steps) == Measured(200.0, 50.0, 2.0, 0.5)
+    assert Measured.of([Work(0, 1.0)], [], steps) == Measured(None, None, 2.0, 0.5)

@@ -10,7 +10,14 @@ from hypothesis import strategies as st
 
 from megatron_moevement.policy.job.operators import OperatorId, OperatorKind
 from megatron_moevement.policy.window.ordering import Ordering
-from megatron_moevement.policy.window.popularity import Popularity, must_reorder, room_for
+from megatron_moevement.policy.window.popularity import (
+    CountedSteps,
+    Popularity,
+    must_reorder,
+    room_for,
+    steps_to_reduce,
+)
+from megatron_moevement.policy.window.timetable import Timetable, TimetableEntry
 
 COUNTS = st.lists(st.integers(0, 2**62), min_size=1, max_size=40)
 COUNTED = [ordering for ordering in Ordering if ordering is not Ordering.INDEX]
@@ -101,3 +108,34 @@ def test_experts_are_told_by_layer_and_number():
     assert known.of_experts(operators) == dict(zip(experts, (1, 2, 3, 4), strict=True))
     assert known.of_experts(experts[:3]) == {}
     assert Popularity(Ordering.HARD).of_experts(experts) == {}
+
+
+def test_the_first_step_of_a_window_reduces_the_steps_of_the_one_before():
+    entries = (TimetableEntry(0, 0, 2, "one"), TimetableEntry(1, 6, 3, "other"))
+    timetable = Timetable(entries)
+    reduced = {step: steps_to_reduce(timetable, step) for step in range(1, 13)}
+    assert {step: found for step, found in reduced.items() if found is not None} == {
+        2: range(1, 2),
+        4: range(2, 4),
+        6: range(4, 6),
+        9: range(6, 9),
+        12: range(9, 12),
+    }
+    assert steps_to_reduce(Timetable(entries[1:], 1), 6) == range(0)
+
+
+def test_steps_in_a_row_are_counted_until_another_window_begins():
+    counted = CountedSteps()
+    for step, begins_window, steps in [
+        (1, False, range(1, 2)),
+        (2, True, range(2, 3)),
+        (3, False, range(2, 4)),
+        (7, False, range(7, 8)),
+        (8, False, range(7, 9)),
+        (8, False, range(8, 9)),
+        (9, True, range(9, 10)),
+    ]:
+        counted = counted.with_step(step, begins_window=begins_window)
+        assert counted.are(steps)
+        assert not counted.are(range(steps.start - 1, steps.stop))
+        assert not counted.are(range(steps.start, steps.stop + 1))

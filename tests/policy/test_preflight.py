@@ -53,6 +53,12 @@ def test_processes_are_numbered_node_by_node():
     assert {named.domain_of(process) for process in range(6)} == {"rack"}
 
 
+def test_processes_without_a_rank_wait_in_their_domains():
+    cluster = Cluster(nodes=2, per_node=3, spares=2)
+    assert cluster.waiting(4) == (Host(4, cluster.domain_of(4)), Host(5, cluster.domain_of(5)))
+    assert cluster.waiting(6) == ()
+
+
 @pytest.mark.parametrize("sizes", [(0, 1, 0), (1, 0, 0), (2, 2, 4), (2, 2, -1)])
 def test_a_cluster_in_which_nobody_trains_is_refused(sizes):
     with pytest.raises(ValueError, match="processes"):

@@ -13,6 +13,7 @@ from megatron_moevement.policy.window.schedule import (
     InvalidScheduleError,
     Window,
     WindowSchedule,
+    room_of,
     slot_bytes,
 )
 
@@ -102,3 +103,15 @@ def test_equal_operators_cost_what_the_formula_says():
 def test_windows_are_ordered_by_their_start():
     assert sorted([Window(6, 2), Window(3, 3), Window(0, 3)])[0].start == 0
     assert Window(3, 3).last == 5
+
+
+@given(schedules())
+def test_room_for_schedules_is_what_the_largest_slot_of_each_rank_takes(schedule):
+    dense = WindowSchedule(schedule.inventory, 1, dict.fromkeys(schedule.slots, 0))
+    alike = [schedule, dense]
+    room = room_of(alike)
+    for rank, size in room.items():
+        assert size == max(max(each.bytes_by_slot[rank]) for each in alike)
+        less = {**room, rank: size - 1}
+        assert all(each.fits_into(room) for each in alike)
+        assert not all(each.fits_into(less) for each in alike)

@@ -148,5 +148,46 @@ def test_where_no_window_fits_w_comes_near_to_the_least_stall():
     assert (again.window, again.reason) == (8, Reason.NO_WINDOW_FITS)
 
 
+@given(slot_tables, st.data(), st.floats(0.01, 0.99), st.floats(0.4, 100), st.floats(0.01, 10))
+def test_a_link_too_slow_for_any_w_leaves_as_few_slots_as_the_host_admits(
+    slots, data, of_smallest, of_largest, iteration_s
+):
+    to_holder = of_smallest * min(slots.values()) / iteration_s
+    to_host = max(of_largest * max(slots.values()) / iteration_s, to_holder)
+    stalled = Measured(to_host, to_holder, iteration_s, iteration_s)
+    before = WindowChoice(data.draw(st.sampled_from(sorted(slots))))
+    choice = before.after(stalled, slots, replicas=2)
+    assert choice.reason is Reason.NO_WINDOW_FITS
+    hidden = [w for w, size in slots.items() if size <= 0.9 * int(to_host * iteration_s)]
+    if hidden and hidden[0] < max(slots):
+        assert (choice.window, choice.used) == (max(slots), hidden[0])
+    else:
+        assert choice.used is None
+    for measured in (stalled, dataclasses.replace(stalled, stall_s=0.0)) * 3:
+        former, choice = choice, choice.after(measured, slots, replicas=2)
+        assert (choice.window, choice.used) == (former.window, former.used)
+
+
+def test_empty_slots_stay_while_the_others_are_hidden_and_end_with_a_link_that_is_faster():
+    choice = WindowChoice(MOST, used=2)
+    smallest = SLOTS[MOST] / 1.0
+    barely = Measured(SLOTS[2] * 1.01, smallest / 2, 1.0, 1.0)
+    assert choice.after(barely, SLOTS, replicas=2).used == 2
+    less = dataclasses.replace(barely, to_host_bytes_per_s=SLOTS[2] * 0.99)
+    assert choice.after(less, SLOTS, replicas=2).used == 3
+    faster = Measured(1e9, SLOTS[4] / 0.74, 1.0, 0.0)
+    for _ in range(3):
+        choice = choice.after(faster, SLOTS, replicas=2)
+    assert (choice.window, choice.used, choice.reason) == (4, None, Reason.SLACK)
+
+
+def test_what_led_to_a_choice_counts_for_the_w_in_force_alone():
+    choice = WindowChoice(4, slack_windows=2)
+    assert WindowChoice.under(4, None, choice) is choice
+    assert WindowChoice.under(3, None, choice) == WindowChoice(3)
+    assert WindowChoice.under(4, 2, choice) == WindowChoice(4, 2)
+    assert WindowChoice.under(4, None, None) == WindowChoice(4)
+
+
 def test_nothing_is_chosen_before_anything_was_captured():
     assert WindowChoice(4).after(Measured(None, 1e6, 1.0, 1.0), SLOTS, 2) == WindowChoice(4)

@@ -49,20 +49,22 @@ def test_a_job_that_measures_and_is_killed_ends_with_the_same_bits(
 
 
 @pytest.mark.parametrize(
-    "killed_at",
+    ("killed_at", "link"),
     [
-        pytest.param(None, id="never"),
-        pytest.param(18, id="between choice and edge"),
-        pytest.param(26, id="under the smaller W"),
+        pytest.param(None, 1.2, id="never"),
+        pytest.param(18, 1.2, id="between choice and edge"),
+        pytest.param(26, 1.2, id="under the smaller W"),
+        pytest.param(41, 0.01, id="under empty slots"),
     ],
 )
 def test_all_ranks_come_to_the_w_that_was_chosen_and_lose_no_bit(
-    megatron_fork_server, text, uninterrupted, tmp_path, killed_at
+    megatron_fork_server, text, uninterrupted, tmp_path, killed_at, link
 ):
     case = dataclasses.replace(CASE, deaths=4)
     flags = ("--moevement-window=auto", "--moevement-max-replay-steps=9")
     program = case.protected_program(megatron_fork_server, text, *flags)
-    program = dataclasses.replace(program, path=PROGRAM, flags=("--stalled=30", *program.flags))
+    measured = ("--stalled=30", f"--link={link}")
+    program = dataclasses.replace(program, path=PROGRAM, flags=(*measured, *program.flags))
     run = Run(program, tmp_path)
     if killed_at is not None:
         die(run, case, FaultPoint.GATHER, [killed_at])
@@ -70,7 +72,10 @@ def test_all_ranks_come_to_the_w_that_was_chosen_and_lose_no_bit(
     chosen = [
         (event.fields["former"], event.fields["window"], event.fields["reason"])
         for event in events_of(run, EventName.WINDOW_CHOSEN)
+        if event.fields["used"] is None
     ]
+    used = [event.fields["used"] for event in events_of(run, EventName.WINDOW_CHOSEN)]
+    assert used[-1] == (1 if link < 1 else None)
     ranks = range(case.combination.world_size)
     windows = [windows_of(run, rank) for rank in ranks]
     assert all(each == windows[0] for each in windows)

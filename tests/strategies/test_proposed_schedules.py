@@ -12,13 +12,10 @@ from megatron_moevement.policy.copies.slot_ring import ring_capacity
 from megatron_moevement.policy.job.operators import Inventory, Operator, OperatorId, OperatorKind
 from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.policy.job.segments import Ends
+from megatron_moevement.policy.window.skipping_schedule import schedule_of
 from megatron_moevement.policy.window.timetable import Proposal
 from megatron_moevement.settings.fault_tolerance import FaultTolerance
-from megatron_moevement.strategies.moevement.protection.job_plan import (
-    PlannedJob,
-    plan_of,
-    schedule_of,
-)
+from megatron_moevement.strategies.moevement.protection.job_plan import PlannedJob, plan_of
 from megatron_moevement.strategies.moevement.protection.members import Member
 from megatron_moevement.strategies.moevement.schedules.exchange import Proposed, ScheduleExchange
 
@@ -92,11 +89,8 @@ def test_there_is_room_for_the_most_and_the_largest_slots_that_limits_allow():
     assert (ring.capacity, ring.buffer_bytes) == (ring_capacity(5, LAG), least.buffer_bytes)
     assert log.max_steps == max_log_steps(5, LAG + 1)
     assert plan.journal.retained_steps == max_replayed_steps(5, LAG) + 2
-    assert [plan.has_room(schedule_of(INVENTORY, window)) for window in (1, 2, 5)] == [
-        False,
-        True,
-        True,
-    ]
+    others = [schedule_of(INVENTORY, window) for window in (1, 2, 5)]
+    assert [each.fits_into(plan.slot_bytes) for each in others] == [False, True, True]
 
 
 def test_a_job_without_limits_takes_no_more_than_its_window_needs():

@@ -6,10 +6,16 @@ import dataclasses
 import pytest
 
 from megatron_moevement.policy.watching.measurements import Measured
+from megatron_moevement.policy.watching.schedule_maker import Noted, SlotSizes
 from megatron_moevement.runtime.observation.events import EventName, Events
 from megatron_moevement.strategies.moevement.schedules.window_chooser import WindowChooser
 
-SLOTS = {1: 1200, 2: 700, 4: 400, 8: 300}
+SIZES = {
+    1: SlotSizes(1200, 1200),
+    2: SlotSizes(700, 1300),
+    4: SlotSizes(400, 1500),
+    8: SlotSizes(300, 1900),
+}
 CALM = Measured(10_000.0, 10_000.0, 1.0, 0.0)
 STALLED = Measured(1000.0, 500.0, 1.0, 0.25)
 TOO_SLOW = Measured(1000.0, 100.0, 1.0, 3.0)
@@ -26,26 +32,27 @@ class Told(Events):
 @pytest.fixture
 def chooser():
     told, said = Told(), []
-    chooser = WindowChooser(lambda: SLOTS, 2, told, said.append)
+    chooser = WindowChooser(lambda: SIZES, 2, told, said.append)
     chooser.events, chooser.said = told.all, said
     return chooser
 
 
-def chosen(chooser, step, window, measured):
-    chooser.note(step, window, measured)
-    return chooser.choose()
+def chosen(chooser, step, window, measured, used=None):
+    chooser.note(Noted(step, window, measured))
+    found = chooser.choose(window, used)
+    return None if found == (window, used) else found
 
 
 def test_nothing_is_chosen_without_a_measurement(chooser):
     assert not chooser.has_news
-    assert chooser.choose() is None
-    chooser.note(8, 4, STALLED)
+    assert chooser.choose(4, 2) == (4, 2)
+    chooser.note(Noted(8, 4, STALLED))
     chooser.forget()
-    assert chooser.choose() is None
+    assert chooser.choose(4, 2) == (4, 2)
 
 
 def test_a_change_is_told_with_the_numbers_behind_it(chooser):
-    assert chosen(chooser, 8, 2, STALLED) == 4
+    assert chosen(chooser, 8, 2, STALLED) == (4, None)
     assert chooser.events == [
         (
             EventName.WINDOW_CHOSEN,
@@ -53,6 +60,7 @@ def test_a_change_is_told_with_the_numbers_behind_it(chooser):
             {
                 "former": 2,
                 "window": 4,
+                "used": None,
                 "reason": "stalls",
                 "budget_bytes": 500,
                 "former_slot_bytes": 700,
@@ -66,7 +74,7 @@ def test_a_change_is_told_with_the_numbers_behind_it(chooser):
 
 
 def test_slack_is_counted_anew_under_another_w(chooser):
-    windows = [(4, None), (4, None), (2, None), (2, None), (2, 1)]
+    windows = [(4, None), (4, None), (2, None), (2, None), (2, (1, None))]
     for step, (window, expected) in enumerate(windows):
         assert chosen(chooser, step, window, CALM) == expected
 
@@ -74,18 +82,48 @@ def test_slack_is_counted_anew_under_another_w(chooser):
 def test_a_choice_that_came_into_force_goes_on(chooser):
     for _ in range(2):
         assert chosen(chooser, 8, 4, CALM) is None
-    assert chosen(chooser, 8, 4, CALM) == 1
-    assert chosen(chooser, 20, 1, STALLED) == 4
+    assert chosen(chooser, 8, 4, CALM) == (1, None)
+    assert chosen(chooser, 20, 1, STALLED) == (4, None)
     calm = [chosen(chooser, step, 4, CALM) for step in range(6)]
-    assert calm == [None] * 5 + [1]
+    assert calm == [None] * 5 + [(1, None)]
 
 
-def test_a_link_too_slow_for_any_w_is_told_once_with_the_numbers(chooser):
-    assert [chosen(chooser, step, 8, TOO_SLOW) for step in (8, 16)] == [None, None]
-    (line,) = chooser.said
-    assert line == (
-        "no W up to 8 hides its slots behind an iteration: the smallest of 0.0003 MB is too large, "
-        "an iteration of 1 s, with stalls of 3 s, hides 0.0001 MB at 0.001 MB/s to the host and "
-        "0.0001 MB/s to the slowest holder; training waits for the rest: lower "
-        "--moevement-replicas, or use a faster --moevement-replication-interface"
-    )
+TOO_LARGE = (
+    "no W up to 8 hides its slots behind an iteration: the smallest of 0.0003 MB is too large, "
+    "an iteration of 1 s, with stalls of 3 s, hides {hides} MB at {host} MB/s to the host and "
+    "{hides} MB/s to the slowest holder"
+)
+ADVICE = "lower --moevement-replicas, or use a faster --moevement-replication-interface"
+
+
+@pytest.mark.parametrize(
+    ("measured", "follows", "told"),
+    [
+        (
+            Measured(1000.0, 100.0, 1.0, 3.0),
+            (8, 2),
+            TOO_LARGE.format(hides="0.0001", host="0.001")
+            + "; from now on 2 of 8 steps are captured, 0.0013 MB in all, as much as 13 iterations "
+            "hide; training waits for the rest: give --moevement-max-window 13, " + ADVICE,
+        ),
+        (
+            Measured(5000.0, 200.0, 1.0, 3.0),
+            (8, 1),
+            TOO_LARGE.format(hides="0.0002", host="0.005")
+            + "; from now on 1 of 8 steps are captured, 0.0012 MB in all, as much as 6 iterations "
+            "hide",
+        ),
+        (
+            Measured(200.0, 200.0, 1.0, 3.0),
+            (8, None),
+            TOO_LARGE.format(hides="0.0002", host="0.0002")
+            + "; training waits for the rest: "
+            + ADVICE,
+        ),
+    ],
+)
+def test_a_link_too_slow_for_any_w_is_told_once_with_the_numbers(chooser, measured, follows, told):
+    assert chosen(chooser, 8, 4, measured) == follows
+    window, used = follows
+    assert chosen(chooser, 16, window, measured, used) is None
+    assert [line for line in chooser.said if not line.startswith("step")] == [told]

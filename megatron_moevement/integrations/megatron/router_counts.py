@@ -18,6 +18,7 @@ from megatron.core.transformer.moe.router import TopKRouter
 from megatron.core.utils import unwrap_model
 
 from megatron_moevement.policy.window.ordering import Ordering
+from megatron_moevement.policy.window.popularity import CountedSteps
 from megatron_moevement.runtime.interrupts.host_wait import await_on_host
 
 _PROBABILITY_PARTS = 1 << 16
@@ -51,7 +52,7 @@ class RouterCounts:
         shape = (len(moe_layers), num_experts)
         self._step = torch.zeros(shape, dtype=torch.int64, device=device)
         self._window = torch.zeros_like(self._step)
-        self._first, self._last = 1, 0
+        self._counted = CountedSteps()
         if self.is_counting:
             for chunk in unwrap_model(list(chunks)):
                 for module in chunk.modules():
@@ -85,12 +86,11 @@ class RouterCounts:
         Args:
             begins_window: whether what was counted before is of a window that is over.
         """
-        if begins_window or step != self._last + 1:
+        self._counted = self._counted.with_step(step, begins_window=begins_window)
+        if self._counted.first == step:
             self._window.zero_()
-            self._first = step
         self._window += self._step
         self._step.zero_()
-        self._last = step
 
     def discard(self) -> None:
         """Forgets what was counted in a step that is not committed."""
@@ -105,7 +105,7 @@ class RouterCounts:
         Returns:
             None where a rank has not counted each of them.
         """
-        is_whole = (self._first, self._last) == (steps.start, steps.stop - 1)
+        is_whole = self._counted.are(steps)
         own = torch.cat([self._window.flatten(), self._window.new_tensor([is_whole])])
         await_on_host(dist.all_reduce(own, async_op=True))
         *counts, whole = own.tolist()

@@ -57,6 +57,15 @@ class Cluster:
             return self.domain
         return f"process {process}" if self.each_is_domain else f"node {self.node_of(process)}"
 
+    def waiting(self, ranks: int) -> tuple[Host, ...]:
+        """Returns the processes without a rank: they keep copies as those with one do.
+
+        Args:
+            ranks: of the job, which the first processes have.
+        """
+        spares = range(ranks, self.processes)
+        return tuple(Host(process, self.domain_of(process)) for process in spares)
+
 
 @dataclasses.dataclass(frozen=True)
 class ProcessForecast:

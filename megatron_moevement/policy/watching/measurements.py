@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import statistics
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from megatron_moevement.policy.window.timetable import Timetable
@@ -24,6 +25,17 @@ class Work(NamedTuple):
 
     size_bytes: int
     spent_s: float
+
+
+class MeasuredStep(NamedTuple):
+    """A step, from the barrier before it to its own.
+
+    Attributes:
+        stall_s: of the duration, what it waited for copies and for the log.
+    """
+
+    duration_s: float
+    stall_s: float
 
 
 def achieved_bytes_per_s(history: Sequence[Work]) -> float | None:
@@ -77,6 +89,35 @@ class Measured:
     to_holder_bytes_per_s: float | None
     iteration_s: float
     stall_s: float
+
+    @classmethod
+    def of(
+        cls,
+        captured: Sequence[Work],
+        sent: Iterable[Sequence[Work]],
+        steps: Sequence[MeasuredStep],
+    ) -> Measured:
+        """Returns what one rank has measured.
+
+        Args:
+            captured: slots that were copied to the host and hashed, the newest last; empty ones
+                have no bytes and don't count.
+            sent: to each holder, the same.
+            steps: since the last call, one at least: only as many pieces of work count.
+        """
+
+        def newest(works: Sequence[Work]) -> Sequence[Work]:
+            return [work for work in works if work.size_bytes][-min(len(steps), HISTORY) :]
+
+        to_holders = [
+            rate for works in sent if (rate := achieved_bytes_per_s(newest(works))) is not None
+        ]
+        return cls(
+            achieved_bytes_per_s(newest(captured)),
+            min(to_holders, default=None),
+            max(statistics.median(step.duration_s - step.stall_s for step in steps), 0.0),
+            statistics.fmean(step.stall_s for step in steps),
+        )
 
     @property
     def vote(self) -> Reduced:

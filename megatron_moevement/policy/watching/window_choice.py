@@ -5,6 +5,9 @@ W is the smallest whose largest slot is copied and sent within an iteration (`Pa
 larger one is taken at once when stalls say so, a smaller one after several windows in a row in
 which it would have left a margin. Where a smaller W stalls in spite of that, the next try takes
 twice as many windows. So inputs that stay the same end in one W.
+
+Where links are too slow for any W, the largest is taken with as few slots as copies to the host
+admit, so that steps without anything in their slots make up for those with more than their share.
 """
 
 from __future__ import annotations
@@ -45,6 +48,7 @@ class WindowChoice:
 
     Attributes:
         window: W from the next edge on.
+        used: the slots that hold anything; None: as many as W has use for.
         reason: of the last choice.
         budget_bytes: that an iteration hides by the newest measurements.
         stalled_windows: in a row, without an explanation by bandwidths.
@@ -55,6 +59,7 @@ class WindowChoice:
     """
 
     window: int
+    used: int | None = None
     reason: Reason = Reason.FITS
     budget_bytes: int = 0
     stalled_windows: int = 0
@@ -62,6 +67,18 @@ class WindowChoice:
     smaller: int = 1
     patience: int = _PATIENCE
     is_tried: bool = False
+
+    @classmethod
+    def under(cls, window: int, used: int | None, former: WindowChoice | None) -> WindowChoice:
+        """Returns what the next choice depends on under the W in force.
+
+        Args:
+            used: of its slots, as of the attribute.
+            former: the last choice; nothing of one of another W counts, nor where there is none.
+        """
+        if former is None or (former.window, former.used) != (window, used):
+            return cls(window, used)
+        return former
 
     def after(self, measured: Measured, slots: Mapping[int, int], replicas: int) -> WindowChoice:
         """Returns the choice after another window.
@@ -76,8 +93,31 @@ class WindowChoice:
         if budget_bytes is None:
             return self
         now = dataclasses.replace(self, budget_bytes=budget_bytes, reason=Reason.FITS)
-        is_stalled = measured.stall_s > STALL_SHARE * measured.iteration_s
-        return _after_stalls(now, slots) if is_stalled else _after_none(now, slots)
+        if measured.stall_s <= STALL_SHARE * measured.iteration_s:
+            return _after_none(now, slots)
+        if min(slots.values()) > budget_bytes:
+            spread = _spread(now, slots, _budget_bytes(measured, 0) or 0)
+            if spread is not None:
+                return spread
+        return _after_stalls(now, slots)
+
+
+def _spread(
+    choice: WindowChoice, slots: Mapping[int, int], to_host_bytes: int
+) -> WindowChoice | None:
+    """Returns the largest W with as few slots as an iteration hides the copies of to the host.
+
+    None: these are too slow, too, so that many small slots are best.
+    """
+    longest, hidden = max(slots), {w for w, size in slots.items() if size <= to_host_bytes}
+    if choice.window == longest and choice.used in hidden:
+        return dataclasses.replace(choice, reason=Reason.NO_WINDOW_FITS, slack_windows=0, smaller=1)
+    used = _smallest(slots, _GROWN_SHARE * to_host_bytes)
+    if used is None or used >= longest:
+        return None
+    patience = choice.patience * (2 if choice.is_tried else 1)
+    budget_bytes = choice.budget_bytes
+    return WindowChoice(longest, used, Reason.NO_WINDOW_FITS, budget_bytes, patience=patience)
 
 
 def _after_stalls(choice: WindowChoice, slots: Mapping[int, int]) -> WindowChoice:
@@ -93,7 +133,7 @@ def _after_stalls(choice: WindowChoice, slots: Mapping[int, int]) -> WindowChoic
             choice, reason=reason, stalled_windows=stalled, slack_windows=0, smaller=1
         )
     patience = choice.patience * (2 if choice.is_tried else 1)
-    return WindowChoice(wanted, reason, choice.budget_bytes, patience=patience)
+    return WindowChoice(wanted, None, reason, choice.budget_bytes, patience=patience)
 
 
 def _after_none(choice: WindowChoice, slots: Mapping[int, int]) -> WindowChoice:
@@ -103,9 +143,8 @@ def _after_none(choice: WindowChoice, slots: Mapping[int, int]) -> WindowChoice:
     smaller, slack = max(choice.smaller, fitting), choice.slack_windows + 1
     if slack < choice.patience:
         return dataclasses.replace(choice, stalled_windows=0, slack_windows=slack, smaller=smaller)
-    return WindowChoice(
-        smaller, Reason.SLACK, choice.budget_bytes, patience=choice.patience, is_tried=True
-    )
+    budget_bytes, patience = choice.budget_bytes, choice.patience
+    return WindowChoice(smaller, None, Reason.SLACK, budget_bytes, patience=patience, is_tried=True)
 
 
 def _budget_bytes(measured: Measured, replicas: int) -> int | None:

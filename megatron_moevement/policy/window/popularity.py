@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from megatron_moevement.policy.job.operators import OperatorId, OperatorKind
 from megatron_moevement.policy.window.ordering import Ordering
+from megatron_moevement.policy.window.timetable import Timetable
 
 SCORE_DIGITS = 13
 """Of a score at most."""
@@ -78,6 +79,41 @@ class Popularity:
             tuple(document["scores"]),
             tuple(document["ordered_by"]),
         )
+
+
+class CountedSteps(NamedTuple):
+    """The steps in a row that a rank has counted the tokens of; none at first."""
+
+    first: int = 1
+    last: int = 0
+
+    def with_step(self, step: int, *, begins_window: bool) -> CountedSteps:
+        """Returns what is counted with one more step; where it begins with that, all else goes.
+
+        Args:
+            begins_window: whether what was counted before is of a window that is over.
+        """
+        goes_on = step == self.last + 1 and not begins_window
+        return CountedSteps(self.first if goes_on else step, step)
+
+    def are(self, steps: range) -> bool:
+        """Returns whether these steps are counted, and no others."""
+        return self == (steps.start, steps.stop - 1)
+
+
+def steps_to_reduce(timetable: Timetable, step: int) -> range | None:
+    """Returns of which steps all ranks add up their counts at the barrier of a step.
+
+    Those are the steps of the window before, in the first step of a window.
+
+    Returns:
+        None within a window; no steps where none was counted under a known schedule.
+    """
+    if timetable.window_of(step).start != step:
+        return None
+    if step - 1 < timetable.first_step:
+        return range(0)
+    return range(max(timetable.window_of(step - 1).start, 1), step)
 
 
 def room_for(experts: int) -> int:

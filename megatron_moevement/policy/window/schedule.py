@@ -7,7 +7,7 @@ import dataclasses
 import hashlib
 import sys
 from array import array
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
@@ -36,6 +36,23 @@ def slot_bytes(parts: Iterable[tuple[int, int, int]], window: int) -> tuple[int,
         priced.append(full[slot] + later)
         later += compute[slot]
     return tuple(reversed(priced))
+
+
+def room_of(schedules: Sequence[WindowSchedule]) -> Mapping[LogicalRank, int]:
+    """Returns the bytes of the largest slot of each rank under any of some schedules.
+
+    Args:
+        schedules: of one inventory, one at least.
+    """
+    found = [each.bytes_by_slot for each in schedules]
+    largest: dict[tuple[int, ...], int] = {}  # ranks that capture alike have one tuple of bytes
+    room = {}
+    for rank in found[0]:
+        alike = tuple(id(slots[rank]) for slots in found)
+        if alike not in largest:
+            largest[alike] = max(max(slots[rank]) for slots in found)
+        room[rank] = largest[alike]
+    return room
 
 
 class InvalidScheduleError(MoEvementError, ValueError):
@@ -145,6 +162,22 @@ class WindowSchedule:
     def worst_slot_bytes(self) -> int:
         """Bytes of the largest slot of the worst rank: what one iteration has to hide."""
         return max(max(slots) for slots in self.bytes_by_slot.values())
+
+    @cached_property
+    def used_slots(self) -> int:
+        """How many slots hold anything; those after them have scalars alone."""
+        return 1 + max(self.slots.values())
+
+    def lasting(self, window: int) -> WindowSchedule:
+        """Returns a schedule with the same slots for a larger W: those that come later are empty.
+
+        So it captures less in as many steps: COMPUTE of fewer operators, and no slot is larger.
+        """
+        return self if window == self.window else dataclasses.replace(self, window=window)
+
+    def fits_into(self, room: Mapping[LogicalRank, int]) -> bool:
+        """Returns whether no slot of a rank is larger than the bytes that there are for it."""
+        return all(max(slots) <= room[rank] for rank, slots in self.bytes_by_slot.items())
 
     @cached_property
     def digest(self) -> str:

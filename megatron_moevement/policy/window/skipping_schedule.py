@@ -37,6 +37,26 @@ class ExpertOrder:
     tokens: Mapping[OperatorId, float] = dataclasses.field(default_factory=dict)
 
 
+def schedule_of(
+    inventory: Inventory,
+    window: int,
+    order: ExpertOrder | None = None,
+    has_room: Callable[[WindowSchedule], bool] = lambda schedule: True,
+) -> WindowSchedule:
+    """Returns the schedule for W, the same wherever it is made.
+
+    Args:
+        order: of experts; None: by index.
+        has_room: as of `skip_most`.
+    """
+    by_index = plan_window(
+        inventory, order_operators(inventory.sorted_operators, Ordering.INDEX), window=window
+    )
+    if order is None:
+        return by_index.schedule
+    return skip_most(by_index, order, has_room=has_room).schedule
+
+
 def skip_most(
     by_index: WindowPlan,
     order: ExpertOrder,

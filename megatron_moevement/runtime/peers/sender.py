@@ -107,7 +107,8 @@ class _SlotThread(PeerThreads[_Delivery, None]):
             outcome.set_exception(DamagedError(str(error)))
         else:
             spent_s = time.perf_counter() - began_s
-            self._account.note_sent(self._process, Work(request.payload.nbytes, spent_s))
+            size_bytes = 0 if record.is_empty else request.payload.nbytes
+            self._account.note_sent(self._process, Work(size_bytes, spent_s))
             self._account.note_acknowledged(key, self._process)
             outcome.set_result(None)
 

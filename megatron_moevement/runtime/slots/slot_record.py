@@ -101,6 +101,11 @@ class SlotRecord:
                 return part
         raise KeyError(name)
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether it has no operator: scalars alone, whose transfer tells of latencies."""
+        return all(part.name == EXTRAS for part in self.parts)
+
     def names_in(self, start: int, stop: int) -> Iterator[str]:
         """Yields the names of the parts that have bytes in a range of the payload."""
         for part in self.parts:

@@ -64,10 +64,8 @@ def foresee(
 
 def _spares(settings: FaultTolerance, cluster: Cluster, members: list[Member]) -> tuple[Spare, ...]:
     """Returns the processes without a rank that keep copies."""
-    waiting = range(len(members), cluster.processes) if settings.makes_copies else ()
-    return tuple(
-        Spare(process, cluster.domain_of(process), _NOWHERE, network="") for process in waiting
-    )
+    waiting = cluster.waiting(len(members)) if settings.makes_copies else ()
+    return tuple(Spare(host.process, host.domain, _NOWHERE, network="") for host in waiting)
 
 
 def _processes(plan: JobPlan, cluster: Cluster, states: list[int]) -> tuple[ProcessForecast, ...]:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections import deque
 from collections.abc import Callable
@@ -13,9 +12,9 @@ from megatron_moevement.policy.watching.measurements import (
     HISTORY,
     NOT_MEASURED,
     Measured,
+    MeasuredStep,
     Reduced,
     Work,
-    achieved_bytes_per_s,
 )
 from megatron_moevement.runtime.coordination.progress import Spent
 from megatron_moevement.strategies.moevement.protection.slot_replicator import SlotReplicator
@@ -38,7 +37,7 @@ class Profiler:
         self._captured: deque[Work] = deque(maxlen=HISTORY)
         self._copy_s = self._hash_s = 0.0  # until now; the capture's thread alone writes them
         self._told = Spent()
-        self._steps: list[tuple[float, float]] = []
+        self._steps: list[MeasuredStep] = []
         self._step_ended_s: float | None = None
         self.waits = (timedelta(),) * 2
         """Of the newest step: for the copy of a slot, and for acknowledgements."""
@@ -58,7 +57,7 @@ class Profiler:
         self._step_ended_s = ended_s
         if before_s is not None:
             stall_s = sum(self.waits, log_wait).total_seconds()
-            self._steps.append((ended_s - before_s, stall_s))
+            self._steps.append(MeasuredStep(ended_s - before_s, stall_s))
 
     def is_in_trouble(self) -> None:
         """Notes that transfers fail: what is waited for now says nothing of bandwidths."""
@@ -93,15 +92,4 @@ class Profiler:
         self._steps, self._is_warm, self._has_trouble = [], True, copies.is_in_trouble
         if not is_warm or has_trouble or copies.is_in_trouble or not steps:
             return NOT_MEASURED
-        newest = min(len(steps), HISTORY)
-        to_holders = [
-            rate
-            for works in copies.sent.values()
-            if (rate := achieved_bytes_per_s(works[-newest:])) is not None
-        ]
-        return Measured(
-            achieved_bytes_per_s(tuple(self._captured)[-newest:]),
-            min(to_holders, default=None),
-            max(statistics.median(duration_s - stall_s for duration_s, stall_s in steps), 0.0),
-            statistics.fmean(stall_s for _, stall_s in steps),
-        ).vote
+        return Measured.of(tuple(self._captured), copies.sent.values(), steps).vote

@@ -189,7 +189,8 @@ class WindowCapture:
         began_s = time.perf_counter()
         record = self._contents.record(step, self._file.buffer(step)[:payload_bytes])
         hash_s = time.perf_counter() - began_s
-        self.profiler.captured(payload_bytes, self._capture.copy_s, hash_s)
+        told_bytes = 0 if record.is_empty else payload_bytes  # scalars say nothing of bandwidths
+        self.profiler.captured(told_bytes, self._capture.copy_s, hash_s)
         if not self._admits(record):
             return
         self._faults.strike(step, FaultPoint.PUBLISH)

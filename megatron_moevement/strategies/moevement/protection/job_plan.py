@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from itertools import chain
 
@@ -20,12 +20,10 @@ from megatron_moevement.policy.copies.slot_ring import ring_capacity
 from megatron_moevement.policy.job.operators import Inventory, OperatorId, OperatorKind
 from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.policy.job.segments import Ends
-from megatron_moevement.policy.window.ordering import Ordering, order_operators
 from megatron_moevement.policy.window.popularity import room_for
-from megatron_moevement.policy.window.schedule import WindowSchedule
+from megatron_moevement.policy.window.schedule import WindowSchedule, room_of
 from megatron_moevement.policy.window.schedule_document import encoded_bytes
-from megatron_moevement.policy.window.skipping_schedule import ExpertOrder, skip_most
-from megatron_moevement.policy.window.window_planner import plan_window
+from megatron_moevement.policy.window.skipping_schedule import schedule_of
 from megatron_moevement.runtime.coordination.agreement import (
     all_gather_json,
     broadcast_json,
@@ -41,7 +39,6 @@ from megatron_moevement.strategies.moevement.protection.members import (
     RankSizes,
     log_shapes,
     ring_shapes,
-    room_of,
     sizes_reader,
 )
 from megatron_moevement.strategies.moevement.protection.reserve import ReserveSizes
@@ -94,7 +91,6 @@ class JobPlan:
         schedule: in which slot each operator is FULL.
         hosts: all processes, those that wait for a place and keep copies included.
         slot_bytes: the room of each rank for what it captures in a slot.
-        smallest_window: the W whose slots have room.
         logs: sizes of the upstream logs of the ranks that have one.
         basis: of the job that it was made for.
         limit_bytes: host memory that a process may take; None without a limit.
@@ -108,7 +104,6 @@ class JobPlan:
     rings: Mapping[LogicalRank, RingShape]
     journal: JournalShape
     slot_bytes: Mapping[LogicalRank, int] = dataclasses.field(default_factory=dict)
-    smallest_window: int = 1
     logs: Mapping[LogicalRank, LogShape] = dataclasses.field(default_factory=dict)
     basis: str = ""
     limit_bytes: int | None = None
@@ -119,12 +114,6 @@ class JobPlan:
     def addresses_of_spares(self) -> Mapping[int, Address]:
         """Where processes without a rank keep copies."""
         return {spare.process: spare.address for spare in self.spares}
-
-    def has_room(self, schedule: WindowSchedule) -> bool:
-        """Returns whether all ranks have room for the slots of another schedule."""
-        return all(
-            max(slots) <= self.slot_bytes[rank] for rank, slots in schedule.bytes_by_slot.items()
-        )
 
     def kept_for(self, process: int) -> tuple[LogicalRank, ...]:
         """Returns the ranks whose slots a process keeps copies of."""
@@ -299,10 +288,10 @@ def _sized(job: PlannedJob, slots: Sequence[int] | None) -> JobPlan:
     read = sizes_reader()
     sizes = {member.host.occupied: read(member.sizes) for member in job.members}
     schedule = _schedule(job, sizes, slots)
-    smallest, largest = job.limits
-    others = {smallest, largest} - {schedule.window}
+    largest = job.limits[1]
+    others = {*job.limits} - {schedule.window}
     schedules = [schedule, *(schedule_of(schedule.inventory, window) for window in others)]
-    room = room_of(sizes, schedules)
+    room = room_of(schedules)
     operators = schedule.inventory.sorted_operators
     experts = sum(one.kind is OperatorKind.EXPERT for one in operators)
     return JobPlan(
@@ -317,7 +306,6 @@ def _sized(job: PlannedJob, slots: Sequence[int] | None) -> JobPlan:
             encoded_bytes(len(operators)),
         ),
         slot_bytes=room,
-        smallest_window=smallest,
         # A full ring waits behind the passes of a step: as if copies took one step longer.
         logs=log_shapes(max_log_steps(largest, LAG + 1), sizes),
         basis=job.basis,
@@ -334,26 +322,6 @@ def _schedule(
         known = dict(zip(inventory.sorted_operators, slots, strict=True))
         return WindowSchedule(inventory, job.settings.first_window, known)
     return schedule_of(inventory, job.settings.first_window)
-
-
-def schedule_of(
-    inventory: Inventory,
-    window: int,
-    order: ExpertOrder | None = None,
-    has_room: Callable[[WindowSchedule], bool] = lambda schedule: True,
-) -> WindowSchedule:
-    """Returns the schedule for W, the same wherever it is made.
-
-    Args:
-        order: of experts; None: by index.
-        has_room: as of `skip_most`.
-    """
-    by_index = plan_window(
-        inventory, order_operators(inventory.sorted_operators, Ordering.INDEX), window=window
-    )
-    if order is None:
-        return by_index.schedule
-    return skip_most(by_index, order, has_room=has_room).schedule
 
 
 def check_alike(digests: Sequence[str]) -> None:

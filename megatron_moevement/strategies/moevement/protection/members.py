@@ -6,14 +6,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from megatron_moevement.integrations.megatron.slot_layout import ALIGNMENT_BYTES
 from megatron_moevement.policy.copies.placement import Host
 from megatron_moevement.policy.job.operators import Operator, OperatorId
 from megatron_moevement.policy.job.ranks import LogicalRank
-from megatron_moevement.policy.window.schedule import WindowSchedule
 from megatron_moevement.runtime.slots.ring_file import RingShape
 from megatron_moevement.runtime.upstream_log.log import buffer_bytes
 from megatron_moevement.strategies.moevement.protection.spares import Spare
@@ -109,14 +108,6 @@ class LogShape:
     def total_bytes(self) -> int:
         """Bytes of host memory."""
         return self.max_steps * buffer_bytes(self.step_bytes)
-
-
-def room_of(
-    sizes: Mapping[LogicalRank, RankSizes], schedules: Iterable[WindowSchedule]
-) -> Mapping[LogicalRank, int]:
-    """Returns the bytes of the largest slot of each rank under any of some schedules."""
-    found = [each.bytes_by_slot for each in schedules]
-    return _shared(sizes, lambda rank, _: max(max(slots[rank]) for slots in found))
 
 
 def ring_shapes(

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from megatron_moevement.integrations.megatron.router_counts import RouterCounts
-from megatron_moevement.policy.window.popularity import Popularity
+from megatron_moevement.policy.window.popularity import Popularity, steps_to_reduce
 from megatron_moevement.policy.window.timetable import Timetable
 from megatron_moevement.runtime.coordination.agreement import broadcast_json
 from megatron_moevement.runtime.coordination.ledger import LedgerEntry
@@ -72,13 +72,11 @@ class PopularityWatch:
 
         Every rank calls it for a step that is done for the first time.
         """
-        window = timetable.window_of(step)
-        if not self._counts.is_counting or window.start != step:
+        if not self._counts.is_counting:
             return None
-        if step - 1 < timetable.first_step:
-            return self.known
-        before = timetable.window_of(step - 1)
-        steps = range(max(before.start, 1), step)
+        steps = steps_to_reduce(timetable, step)
+        if not steps:
+            return None if steps is None else self.known
         return self.known.after_window(self._counts.reduced(steps), self._decay)
 
     def committed(self, entry: LedgerEntry) -> None:

@@ -4,19 +4,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
 
 from megatron_moevement.policy.facts.facts import Facts
 from megatron_moevement.policy.recovery.plan import Plan
-from megatron_moevement.policy.watching.measurements import Measured, Reduced
-from megatron_moevement.policy.window.ordering import Ordering
-from megatron_moevement.policy.window.popularity import Popularity
+from megatron_moevement.policy.watching.measurements import Reduced
+from megatron_moevement.policy.watching.schedule_maker import ScheduleMaker, noted
 from megatron_moevement.policy.window.schedule import Window, WindowSchedule
 from megatron_moevement.policy.window.schedule_document import decode_schedule
-from megatron_moevement.policy.window.skipping_schedule import ExpertOrder
 from megatron_moevement.policy.window.timetable import (
     Timetable,
     UnknownScheduleError,
@@ -31,7 +29,6 @@ from megatron_moevement.runtime.coordination.agreement import broadcast_json
 from megatron_moevement.runtime.observation.events import EventName, Events
 from megatron_moevement.settings.fault_tolerance import FaultTolerance
 from megatron_moevement.strategies.moevement.protection.host_memory import HostMemory
-from megatron_moevement.strategies.moevement.protection.job_plan import schedule_of
 from megatron_moevement.strategies.moevement.schedules.exchange import ScheduleExchange
 from megatron_moevement.strategies.moevement.schedules.popularity_watch import PopularityWatch
 from megatron_moevement.strategies.moevement.schedules.window_chooser import WindowChooser
@@ -65,12 +62,12 @@ class ScheduleChanges:
         planned = memory.plan.schedule
         self._memory = memory
         self._changes = settings.changes
-        self._limits = range(settings.min_window, settings.max_window + 1)
+        limits = range(settings.min_window, settings.max_window + 1)
+        self._maker = ScheduleMaker(planned, limits, memory.plan.slot_bytes, kernels)
         self._chooser: WindowChooser | None = None
         if settings.chooses_window:
             replicas = memory.plan.placement.replicas
-            self._chooser = WindowChooser(self._slots, replicas, events, say)
-        self._kernels = kernels
+            self._chooser = WindowChooser(self._maker.sizes, replicas, events, say)
         self.popularity = popularity
         """What experts are ordered by."""
         self._events = events
@@ -182,24 +179,13 @@ class ScheduleChanges:
         Args:
             greatest: what the barrier found, number by number.
         """
-        worst = Measured.worst(greatest)
-        if self._chooser is not None and worst is not None:
-            entry = history.timetable.at(history.step)
-            if entry.first_step < history.step:  # or it was measured under the one before
-                self._chooser.note(history.step, entry.window, worst)
-
-    def _slots(self) -> Mapping[int, int]:
-        """Returns the largest slot of the worst rank for each W that there is room for."""
-        plan, sizes = self._memory.plan, {}
-        for window in self._limits:
-            schedule = self._by_index(window)
-            if schedule is plan.schedule or plan.has_room(schedule):
-                sizes[window] = schedule.worst_slot_bytes
-        return sizes
+        news = noted(history.timetable, history.step, greatest)
+        if self._chooser is not None and news is not None:
+            self._chooser.note(news)
 
     def _propose(self, history: WindowHistory, version: int) -> None:
-        newest, plan, known = history.timetable.newest, self._memory.plan, self.popularity.known
-        chooser, fixed = self._chooser, newest.window
+        newest, maker, known = history.timetable.newest, self._maker, self.popularity.known
+        chooser, fixed, in_force = self._chooser, newest.window, history.schedules[newest.digest]
         if chooser is None:
             due = due_change([change.step for change in self._changes], history.step)
             if due is None:
@@ -210,32 +196,19 @@ class ScheduleChanges:
             return
 
         def make() -> WindowSchedule | None:
-            window = fixed if chooser is None else chooser.choose() or fixed
-            schedule = self._wanted(window, known)
-            if schedule.digest != newest.digest and plan.has_room(schedule):
+            window, used = fixed, None
+            if chooser is not None:
+                window, used = chooser.choose(fixed, maker.used_of(in_force))
+            schedule = maker.wanted(window, known, used)
+            if maker.may_follow(schedule, newest):
                 return schedule
             self._settled = wanted
             if schedule.digest != newest.digest:
                 logger.warning(
                     "the window stays at %d: slots of one of %d are larger than "
                     "--moevement-min-window %d allows",
-                    *(newest.window, window, plan.smallest_window),
+                    *(newest.window, window, maker.windows.start),
                 )
             return None
 
         self._exchange.propose(version, make)
-
-    def _wanted(self, window: int, known: Popularity) -> WindowSchedule:
-        """Returns the schedule for a W and for what is known of the experts."""
-        plan = self._memory.plan
-        inventory = plan.schedule.inventory
-        if known.ordering is Ordering.INDEX:
-            return self._by_index(window)
-        scores = known.of_experts(inventory.operators)
-        order = ExpertOrder(self._kernels, scores, scores)
-        return schedule_of(inventory, window, order, plan.has_room)
-
-    def _by_index(self, window: int) -> WindowSchedule:
-        """Returns the schedule for a W with experts in the order of their numbers."""
-        planned = self._memory.plan.schedule
-        return planned if window == planned.window else schedule_of(planned.inventory, window)

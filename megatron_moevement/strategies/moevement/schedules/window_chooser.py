@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 
 from megatron_moevement.policy.watching.measurements import Measured
+from megatron_moevement.policy.watching.schedule_maker import Noted, SlotSizes
 from megatron_moevement.policy.watching.window_choice import Reason, WindowChoice
 from megatron_moevement.runtime.observation.events import EventName, Events
 
@@ -19,7 +20,7 @@ class WindowChooser:
 
     def __init__(
         self,
-        slots: Callable[[], Mapping[int, int]],
+        sizes: Callable[[], Mapping[int, SlotSizes]],
         replicas: int,
         events: Events,
         say: Callable[[str], None],
@@ -27,24 +28,24 @@ class WindowChooser:
         """Has chosen nothing.
 
         Args:
-            slots: returns for each W that there is room for the bytes of the largest slot; called
-                once, by the thread that makes schedules.
+            sizes: returns what slots take for each W that there is room for; called once, by the
+                thread that makes schedules.
             replicas: copies of each slot.
             events: gets every change with the numbers behind it.
             say: tells the user, on one rank.
         """
-        self._make_slots = slots
-        self._slots: Mapping[int, int] | None = None
+        self._make_sizes = sizes
+        self._sizes: Mapping[int, SlotSizes] | None = None
         self._replicas = replicas
         self._events = events
         self._say = say
         self._choice: WindowChoice | None = None
         self._is_told = False
-        self._noted: tuple[int, int, Measured] | None = None
+        self._noted: Noted | None = None
 
-    def note(self, step: int, window: int, measured: Measured) -> None:
-        """Notes what the worst rank has measured under a W in force."""
-        self._noted = (step, window, measured)
+    def note(self, news: Noted) -> None:
+        """Notes what the worst rank has measured."""
+        self._noted = news
 
     def forget(self) -> None:
         """Forgets what was noted: W is about to change."""
@@ -55,49 +56,49 @@ class WindowChooser:
         """Whether something was noted since the last choice."""
         return self._noted is not None
 
-    def choose(self) -> int | None:
-        """Returns the W that is to follow; None where it stays."""
+    def choose(self, window: int, used: int | None) -> tuple[int, int | None]:
+        """Returns the W that is to follow, and how many of its slots hold anything.
+
+        Args:
+            window: in force.
+            used: of its slots, as they are returned; None: as many as W has use for.
+        """
         noted, self._noted = self._noted, None
         if noted is None:
-            return None
-        step, window, measured = noted
-        if self._slots is None:
-            self._slots = self._make_slots()
-        former = self._choice
-        if former is None or former.window != window:  # another one has come into force
-            former = WindowChoice(window)
-        self._choice = choice = former.after(measured, self._slots, self._replicas)
+            return window, used
+        if self._sizes is None:
+            self._sizes = self._make_sizes()
+        largest = {each: size.largest_bytes for each, size in self._sizes.items()}
+        former = WindowChoice.under(window, used, self._choice)
+        self._choice = choice = former.after(noted.measured, largest, self._replicas)
         if choice.reason is Reason.NO_WINDOW_FITS and not self._is_told:
             self._is_told = True
-            self._say(_too_slow(choice, measured, self._slots))
-        if choice.window == window:
-            return None
-        self._tell(step, window, choice, measured, self._slots)
-        return choice.window
+            self._say(_too_slow(choice, noted.measured, self._sizes))
+        if (choice.window, choice.used) != (window, used):
+            self._tell(noted, choice, largest.get(used or window, largest[window]), largest)
+        return choice.window, choice.used
 
     def _tell(
-        self,
-        step: int,
-        former: int,
-        choice: WindowChoice,
-        measured: Measured,
-        slots: Mapping[int, int],
+        self, noted: Noted, choice: WindowChoice, former_bytes: int, largest: Mapping[int, int]
     ) -> None:
+        slot_bytes = largest[choice.used or choice.window]
         self._events.emit(
             EventName.WINDOW_CHOSEN,
-            step,
-            former=former,
+            noted.step,
+            former=noted.window,
             window=choice.window,
+            used=choice.used,
             reason=choice.reason.value,
             budget_bytes=choice.budget_bytes,
-            former_slot_bytes=slots[former],
-            slot_bytes=slots[choice.window],
-            **dataclasses.asdict(measured),
+            former_slot_bytes=former_bytes,
+            slot_bytes=slot_bytes,
+            **dataclasses.asdict(noted.measured),
         )
+        empty = "" if choice.used is None else f", {choice.window - choice.used} of them empty,"
         self._say(
-            f"step {step}: W = {choice.window} is proposed instead of {former} "
-            f"({choice.reason.value}): {_numbers(choice, measured)}; the largest slot takes "
-            f"{slots[choice.window] / 1e6:.3g} MB instead of {slots[former] / 1e6:.3g}"
+            f"step {noted.step}: W = {choice.window}{empty} is proposed instead of {noted.window} "
+            f"({choice.reason.value}): {_numbers(choice, noted.measured)}; the largest slot takes "
+            f"{slot_bytes / 1e6:.3g} MB instead of {former_bytes / 1e6:.3g}"
         )
 
 
@@ -116,10 +117,23 @@ def _numbers(choice: WindowChoice, measured: Measured) -> str:
     )
 
 
-def _too_slow(choice: WindowChoice, measured: Measured, slots: Mapping[int, int]) -> str:
+def _too_slow(choice: WindowChoice, measured: Measured, sizes: Mapping[int, SlotSizes]) -> str:
+    smallest = min(size.largest_bytes for size in sizes.values())
+    told = (
+        f"no W up to {max(sizes)} hides its slots behind an iteration: the smallest of "
+        f"{smallest / 1e6:.3g} MB is too large, {_numbers(choice, measured)}"
+    )
+    advice = "lower --moevement-replicas, or use a faster --moevement-replication-interface"
+    if choice.used is None:
+        return f"{told}; training waits for the rest: {advice}"
+    window_bytes = sizes[choice.used].window_bytes
+    iterations = -(-window_bytes // max(choice.budget_bytes, 1))
+    told += (
+        f"; from now on {choice.used} of {choice.window} steps are captured, "
+        f"{window_bytes / 1e6:.3g} MB in all, as much as {iterations} iterations hide"
+    )
+    if iterations <= choice.window:
+        return told
     return (
-        f"no W up to {max(slots)} hides its slots behind an iteration: the smallest of "
-        f"{min(slots.values()) / 1e6:.3g} MB is too large, {_numbers(choice, measured)}; training "
-        "waits for the rest: lower --moevement-replicas, or use a faster "
-        "--moevement-replication-interface"
+        f"{told}; training waits for the rest: give --moevement-max-window {iterations}, {advice}"
     )

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The schedules that a job may come to: what follows from a W and from what is known of experts."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from megatron_moevement.policy.job.ranks import LogicalRank
+from megatron_moevement.policy.watching.measurements import Measured, Reduced
+from megatron_moevement.policy.window.ordering import Ordering
+from megatron_moevement.policy.window.popularity import Popularity
+from megatron_moevement.policy.window.schedule import WindowSchedule
+from megatron_moevement.policy.window.skipping_schedule import ExpertOrder, schedule_of
+from megatron_moevement.policy.window.timetable import Timetable, TimetableEntry
+from megatron_moevement.policy.window.weight_gradients import ExpertKernels
+
+
+class Noted(NamedTuple):
+    """What the worst rank has measured until a step, under the W in force."""
+
+    step: int
+    window: int
+    measured: Measured
+
+
+def noted(timetable: Timetable, step: int, greatest: Reduced) -> Noted | None:
+    """Returns what a choice of W goes by after the barrier of a step; None of nothing.
+
+    Args:
+        timetable: with the schedule that the barrier agreed on, if any.
+        greatest: what the barrier found of all ranks' measurements, number by number.
+    """
+    worst, entry = Measured.worst(greatest), timetable.at(step)
+    if worst is None or entry.first_step >= step:  # measured under the schedule before
+        return None
+    return Noted(step, entry.window, worst)
+
+
+class SlotSizes(NamedTuple):
+    """What the slots of a W take.
+
+    Attributes:
+        largest_bytes: of any slot of any rank.
+        window_bytes: of all slots of a window, of the rank that captures most.
+    """
+
+    largest_bytes: int
+    window_bytes: int
+
+
+@dataclasses.dataclass(frozen=True)
+class ScheduleMaker:
+    """Makes schedules, the same wherever it is asked; it takes a while.
+
+    Attributes:
+        planned: that the job began with.
+        windows: W, as the job may come to it.
+        room: of each rank for a slot, in bytes.
+        kernels: that compute experts.
+    """
+
+    planned: WindowSchedule
+    windows: range
+    room: Mapping[LogicalRank, int]
+    kernels: ExpertKernels
+
+    def sizes(self) -> Mapping[int, SlotSizes]:
+        """Returns what slots take for each W that there is room for."""
+        found = {}
+        for window in self.windows:
+            schedule = self.by_index(window)
+            if schedule is self.planned or schedule.fits_into(self.room):
+                window_bytes = max(map(sum, schedule.bytes_by_slot.values()))
+                found[window] = SlotSizes(schedule.worst_slot_bytes, window_bytes)
+        return found
+
+    def by_index(self, window: int) -> WindowSchedule:
+        """Returns the schedule for a W with experts in the order of their numbers."""
+        if window == self.planned.window:
+            return self.planned
+        return schedule_of(self.planned.inventory, window)
+
+    def wanted(self, window: int, known: Popularity, used: int | None = None) -> WindowSchedule:
+        """Returns the schedule for a W and for what is known of the experts.
+
+        Args:
+            used: the slots that hold anything; None: as many as W has use for.
+        """
+        return self._ordered(used or window, known).lasting(window)
+
+    def _ordered(self, window: int, known: Popularity) -> WindowSchedule:
+        if known.ordering is Ordering.INDEX:
+            return self.by_index(window)
+        inventory = self.planned.inventory
+        scores = known.of_experts(inventory.operators)
+        order = ExpertOrder(self.kernels, scores, scores)
+        return schedule_of(inventory, window, order, lambda other: other.fits_into(self.room))
+
+    def used_of(self, schedule: WindowSchedule) -> int | None:
+        """Returns the slots that hold anything; None where these are as many as W has use for."""
+        window, used = schedule.window, schedule.used_slots
+        may_be_fewer = window == self.windows[-1] and used in self.windows
+        is_fewer = may_be_fewer and used < self.by_index(window).used_slots
+        return used if is_fewer else None
+
+    def may_follow(self, schedule: WindowSchedule, newest: TimetableEntry) -> bool:
+        """Returns whether a schedule is another one than the newest, and has room."""
+        return schedule.digest != newest.digest and schedule.fits_into(self.room)
