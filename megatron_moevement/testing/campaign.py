@@ -47,6 +47,7 @@ class Tally:
         scopes: in how many seeds each kind of scope was replayed.
         replayed_steps: how many recoveries replayed so many steps.
         places: the fault places of production that processes came to.
+        schedules: in how many seeds another schedule was considered, by the reason.
         unfinished: worlds whose job ended before its last step.
         ticks: commands that all worlds executed.
         failures: seeds in which something did not hold.
@@ -57,6 +58,7 @@ class Tally:
     scopes: Counter[str] = dataclasses.field(default_factory=Counter)
     replayed_steps: Counter[int] = dataclasses.field(default_factory=Counter)
     places: set[str] = dataclasses.field(default_factory=set)
+    schedules: Counter[str] = dataclasses.field(default_factory=Counter)
     unfinished: int = 0
     ticks: int = 0
     failures: list[int] = dataclasses.field(default_factory=list)
@@ -68,6 +70,7 @@ class Tally:
         self.scopes.update({plan.scope_kind.value for plan in plans if plan.replays})
         self.replayed_steps.update(plan.replayed_steps for plan in plans if plan.replays)
         self.places |= {place.value for place in outcome.places}
+        self.schedules.update(outcome.reasons)
         self.unfinished += outcome.aborted is not None
         self.ticks += outcome.ticks
 
@@ -78,6 +81,7 @@ class Tally:
         self.scopes.update(other.scopes)
         self.replayed_steps.update(other.replayed_steps)
         self.places |= other.places
+        self.schedules.update(other.schedules)
         self.unfinished += other.unfinished
         self.ticks += other.ticks
         self.failures += other.failures
@@ -90,6 +94,7 @@ class Tally:
             "verdicts": dict(sorted(self.verdicts.items())),
             "scopes": dict(sorted(self.scopes.items())),
             "replayed_steps": {str(k): n for k, n in sorted(self.replayed_steps.items())},
+            "schedules": dict(sorted(self.schedules.items())),
             "unfinished_jobs": self.unfinished,
             "ticks": self.ticks,
         }

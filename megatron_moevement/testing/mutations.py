@@ -9,11 +9,10 @@ others breaks a decision that production takes.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Mapping
 
 from megatron_moevement.policy.copies import placement
 from megatron_moevement.policy.copies.peer_trouble import Remedy
-from megatron_moevement.policy.copies.persistence import Acknowledgements, SlotKey
 from megatron_moevement.policy.copies.placement import Host, Placement
 from megatron_moevement.policy.copies.retention import Retention, retain
 from megatron_moevement.policy.facts.facts import Condition, Facts, LiveState, ProcessFacts
@@ -29,6 +28,8 @@ from megatron_moevement.testing.world.step_model import (
     Command,
     Section,
 )
+from megatron_moevement.testing.world.tokens import Counts
+from megatron_moevement.testing.wrong_acknowledgements import CopiesUncounted, DamageOverlooked
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,8 +67,8 @@ def _adopted_an_edge_early(
     return adopts(timetable, schedule, early if is_odd else step, rank)
 
 
-def _by_own_counts(order: int, rank: LogicalRank | None) -> int:
-    return order if rank is None else order + rank.pp + rank.dp + rank.ep
+def _own_counts(told: Mapping[LogicalRank, Counts | None], rank: LogicalRank) -> Counts | None:
+    return told[rank]
 
 
 def _retain_fewer_logs(persisted: Window | None, first_step: int) -> Retention:
@@ -194,21 +195,6 @@ def _without(command: Command) -> tuple[Command, ...]:
     return tuple(each for each in Command if each is not command)
 
 
-class _CopiesUncounted(Acknowledgements):
-    """Counts a slot as complete when nobody is waited for, whether anybody keeps a copy or not."""
-
-    def _has_its_copies(self, slot: SlotKey) -> bool:
-        return self.owing[slot] <= self.excused
-
-
-class _DamageOverlooked(Acknowledgements):
-    """Does not mind that a slot can't be copied any more."""
-
-    def lost_of(self, damaged: Collection[SlotKey]) -> tuple[SlotKey, ...]:
-        del damaged
-        return ()
-
-
 _RECORD = {Section.LEDGER, Section.COMMITTED}
 
 MUTATIONS: tuple[Mutation, ...] = (
@@ -224,8 +210,18 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "order-not-reduced",
-        "each rank orders the operators of a proposed schedule by counts of its own",
-        Policies(order_of=_by_own_counts),
+        "a rank orders experts by the tokens that it has counted itself",
+        Policies(reduced_counts=_own_counts),
+    ),
+    Mutation(
+        "window-by-own-link",
+        "a rank chooses W from its own measurements alone",
+        Policies(heard=lambda own, greatest: own),
+    ),
+    Mutation(
+        "spares-not-foreseen",
+        "the memory of a job is foreseen as if spares kept no copies",
+        Policies(waiting=lambda cluster, ranks: ()),
     ),
     Mutation(
         "window-read-by-another-schedule",
@@ -243,7 +239,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "complete-without-copies",
         "a slot counts as complete where nobody can be made to keep a copy",
-        Policies(acknowledgements=_CopiesUncounted),
+        Policies(acknowledgements=CopiesUncounted),
     ),
     Mutation(
         "failed-transfer-given-up",
@@ -253,7 +249,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "damaged-slot-overlooked",
         "a rank trains on although its own slot was damaged before its copies were made",
-        Policies(acknowledgements=_DamageOverlooked),
+        Policies(acknowledgements=DamageOverlooked),
     ),
     Mutation(
         "adopted-at-launch-only",
@@ -374,7 +370,8 @@ MUTATIONS: tuple[Mutation, ...] = (
 OF_THE_MODEL = {
     "slot-differs-between-replicas": "`1 slots`, `2b same slot`; in production one schedule holds",
     "schedule-adopted-early": "`2b same slot`; in production `Timetable.adopted` is called",
-    "order-not-reduced": "the barrier's votes; in production one rank makes the order",
+    "order-not-reduced": "`2b same counts`; in production the reduction is a collective",
+    "window-by-own-link": "`2b worst rank`; in production the barrier's reduction is a collective",
     "no-commit-barrier": "`2 persisted`; in production the barrier is a collective",
     "rolled-forward-unrecorded": "`4 recorded`",
     "capture-not-awaited": "`6 same bits` of a slot whose state is overwritten",

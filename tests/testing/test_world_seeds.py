@@ -1,12 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Seeded worlds: the real decisions keep every invariant, whatever fails."""
 
+from collections import Counter
+
 import pytest
 
 from megatron_moevement.policy.job.segments import ScopeKind
 from megatron_moevement.policy.recovery.plan import Verdict
+from megatron_moevement.policy.watching.window_choice import Reason
 from megatron_moevement.settings.faults import FaultPoint
 from megatron_moevement.testing.campaign import Tally, play_seeds
+from megatron_moevement.testing.world.proposals import EMPTY, ORDER
 
 SEEDS = 300
 AT_A_TIME = 50
@@ -34,6 +38,16 @@ def test_these_seeds_reach_every_verdict_and_every_kind_of_scope(tallies):
     assert set(total.scopes) == {kind.value for kind in ScopeKind} - {ScopeKind.NONE.value}
     assert min(total.scopes.values()) >= 5
     assert len(total.replayed_steps) >= 9
+
+
+def test_these_seeds_consider_another_schedule_for_every_reason(tallies):
+    total = Counter()
+    for first in range(0, SEEDS, AT_A_TIME):
+        tally = tallies.get(first) or play_seeds(range(first, first + AT_A_TIME), None)
+        total.update(tally.schedules)
+    reasons = {reason.value for reason in Reason} - {Reason.FITS.value} | {ORDER, EMPTY}
+    assert set(total) == reasons
+    assert min(total.values()) >= 5
 
 
 def test_these_seeds_come_to_every_place_where_production_has_faults(tallies):

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 
 from megatron_moevement.policy.job.operators import OperatorId, OperatorKind
 from megatron_moevement.policy.job.ranks import LogicalRank
+from megatron_moevement.policy.window.popularity import Popularity
 from megatron_moevement.testing.world.live import Live
 from megatron_moevement.testing.world.shape import Part, Shape
 from megatron_moevement.testing.world.values import History
@@ -60,11 +61,13 @@ class Entry:
         loss: mean loss.
         norm: global gradient norm.
         found_inf: whether the gradients of the dense and of the expert optimizer overflowed.
+        popularity: what is known of the experts, in the first step of a window.
     """
 
     loss: int
     norm: int
     found_inf: tuple[bool, bool]
+    popularity: Popularity | None = None
 
 
 def weights_of(history: History, live: Live, part: Part) -> int:

@@ -11,9 +11,12 @@ from megatron_moevement.policy.copies.commit import newest_persisted
 from megatron_moevement.policy.copies.left_stores import may_forget_left
 from megatron_moevement.policy.copies.persistence import SlotKey
 from megatron_moevement.policy.recovery.lifecycle import Phase
+from megatron_moevement.policy.watching.schedule_maker import noted
 from megatron_moevement.policy.window.schedule import Window
 from megatron_moevement.settings.faults import FaultPoint
 from megatron_moevement.testing.world import arithmetic
+from megatron_moevement.testing.world.counting import count
+from megatron_moevement.testing.world.meter import UNIT_S
 from megatron_moevement.testing.world.process import At, Commands, Process, Run
 from megatron_moevement.testing.world.scenario import Links
 from megatron_moevement.testing.world.simulated_store import StoredSlot
@@ -58,6 +61,7 @@ class Commits:
         assert reduced is not None
         match part:
             case Section.SCHEDULES:
+                count(self._world, process, run)
                 arithmetic.end_step(self._world.history, live, reduced, entry)
             case Section.LEDGER:
                 yield At(FaultPoint.LEDGER)
@@ -69,6 +73,9 @@ class Commits:
                 store.rank = process.rank
                 self._adopt(process, run)
                 self._learn(process, run)
+                if entry.popularity is not None:
+                    process.scheduling.known = entry.popularity
+                    self._world.invariants.schedules.counted(process, run)
                 yield At(FaultPoint.COMMITTED)
             case Section.CAPTURE if live.window is None:
                 yield from self.capture(process)
@@ -82,11 +89,14 @@ class Commits:
             timetable = world.policies.adopts(process.timetable, agreed, run.step, process.place)
             process.timetable = timetable.known_from(run.step - world.scenario.ring_capacity)
             store.schedules = {**store.schedules, agreed.digest: agreed}
-            process.proposed = None
+            process.scheduling.proposed = None
             entry = timetable.newest
             world.invariants.adopted(process, entry)
             world.report(f"{process} takes over schedule {entry.schedule_version}")
         store.timetable = process.timetable
+        news = noted(process.timetable, run.step, run.measured)
+        if news is not None:
+            process.scheduling.noted = news
 
     def _optimizers(self, process: Process, run: Run, is_torn_here: bool) -> Commands:
         live, entry, reduced = process.state, run.entry, run.reduced
@@ -156,6 +166,10 @@ class Commits:
         process.capturing = key
         self._world.invariants.captured(process, key, content)
         duration = CAPTURE_TIME
+        if self._world.scenario.conditions.measures:
+            work = self._world.link_times.capture(content)
+            process.scheduling.meter.captured.append(work)
+            duration = work.spent_s / UNIT_S
         if self._world.scenario.links is Links.SLOW:
             duration += SLOW_CAPTURE_TIME * self._world.random.random()
         now = self._world.clock

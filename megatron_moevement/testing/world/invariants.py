@@ -21,6 +21,7 @@ from megatron_moevement.testing.world.live import SlotContent
 from megatron_moevement.testing.world.log_invariants import LogInvariants
 from megatron_moevement.testing.world.policies import slot_contents
 from megatron_moevement.testing.world.process import Process
+from megatron_moevement.testing.world.schedule_invariants import ScheduleInvariants
 from megatron_moevement.testing.world.source_invariants import has_sources
 from megatron_moevement.testing.world.violations import ViolationError, require
 from megatron_moevement.testing.world.work_invariants import WorkInvariants
@@ -47,6 +48,7 @@ class Invariants:
         self._captured_full: dict[tuple[int, Window, LogicalRank, int], frozenset[OperatorId]] = {}
         self.logs = LogInvariants(world)
         self.work = WorkInvariants(world)
+        self.schedules = ScheduleInvariants(world)
         self.damaged_slots: set[tuple[int, SlotKey]] = set()
 
     def tick(self) -> None:
@@ -122,11 +124,14 @@ class Invariants:
         captured = (frozenset(content.full), frozenset(content.compute))
         self._captured_full[rollbacks, window, key.owner, key.slot] = captured[0]
         require(captured == truth, "1 slots", process, "captures wrong operators in slot", key.slot)
+        self.schedules.has_room(process, key, content)
 
     def adopted(self, process: Process, entry: TimetableEntry) -> None:
         """Checks that a version stands for one schedule, from one step on, on all ranks."""
         named = (process.store.rollbacks, entry.schedule_version)
         one = self._entries.setdefault(named, entry)
+        if entry not in self._world.outcome.schedules:
+            self._world.outcome.schedules.append(entry)
         require(entry == one, "2b same slot", process, "goes by", entry, "and another rank by", one)
 
     def put_back(
@@ -167,6 +172,7 @@ class Invariants:
             "2 domains",
             f"{owner} has its slots at {domains}, wanted are {wanted} failure domains",
         )
+        self.schedules.placed(owner)
 
     def acknowledged(self, owner: Process, key: SlotKey, holder: int) -> None:
         """Checks that an acknowledgement speaks of a copy that is there."""

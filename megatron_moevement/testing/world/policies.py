@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from megatron_moevement.policy.copies import commit, persistence, placement, retention
 from megatron_moevement.policy.copies import left_stores as adoption
@@ -18,9 +18,11 @@ from megatron_moevement.policy.copies.retention import Retention
 from megatron_moevement.policy.facts.facts import Facts
 from megatron_moevement.policy.job.operators import OperatorId
 from megatron_moevement.policy.job.ranks import LogicalRank
+from megatron_moevement.policy.preflight.forecast import Cluster
 from megatron_moevement.policy.recovery import recovery_planner as recovery
 from megatron_moevement.policy.recovery.lifecycle import Action
 from megatron_moevement.policy.recovery.plan import Plan
+from megatron_moevement.policy.watching.measurements import Reduced
 from megatron_moevement.policy.window.schedule import Window, WindowSchedule
 from megatron_moevement.policy.window.timetable import (
     Proposal,
@@ -34,6 +36,7 @@ from megatron_moevement.testing.world.step_model import (
     Command,
     Section,
 )
+from megatron_moevement.testing.world.tokens import Counts, added
 
 
 def adopts(
@@ -44,10 +47,17 @@ def adopts(
     return timetable.adopted(timetable.newest.schedule_version + 1, schedule, step)
 
 
-def order_of(order: int, rank: LogicalRank | None) -> int:
-    """Returns the order of operators in a proposed schedule as it comes to a process."""
+def reduced_counts(told: Mapping[LogicalRank, Counts | None], rank: LogicalRank) -> Counts | None:
+    """Returns the tokens that all ranks have counted, as one hears it; None if one has not."""
     del rank
-    return order
+    counts = [each for each in told.values() if each is not None]
+    return added(*counts) if len(counts) == len(told) else None
+
+
+def heard(own: Reduced, greatest: Reduced) -> Reduced:
+    """Returns what a rank goes by of all ranks' measurements."""
+    del own
+    return greatest
 
 
 def slot_contents(
@@ -60,21 +70,23 @@ def slot_contents(
 
 @dataclasses.dataclass(frozen=True)
 class Policies:
-    """The decisions, by what they are about; the first five are the model's own.
+    """The decisions, by what they are about; the first six are the model's own.
 
     Attributes:
         training_step: the order of a step.
         roll_forward_section: the order of a commit that a recovery makes up for.
         votes_suffice: whether so many of so many votes end the commit barrier.
         adopts: from when on a rank goes by a schedule.
-        order_of: in which order a process has the operators of a schedule that is proposed.
+        reduced_counts: what a rank learns of the tokens that all have counted.
+        heard: what a rank learns of what all have measured.
     """
 
     training_step: tuple[Command, ...] = tuple(Command)
     roll_forward_section: tuple[Section, ...] = ROLL_FORWARD_SECTION
     votes_suffice: Callable[[int, int], bool] = operator.eq
     adopts: Callable[[Timetable, WindowSchedule, int, LogicalRank], Timetable] = adopts
-    order_of: Callable[[int, LogicalRank | None], int] = order_of
+    reduced_counts: Callable[..., Counts | None] = reduced_counts
+    heard: Callable[[Reduced, Reduced], Reduced] = heard
     schedule_of: Callable[[Timetable, Window], TimetableEntry] = Timetable.of
     schedule_vote: Callable[[Timetable, Proposal | None], tuple[int, int]] = schedule_vote
     agreed_version: Callable[[tuple[int, int]], int | None] = agreed_version
@@ -93,3 +105,4 @@ class Policies:
     ] = slot_contents
     plan_start: Callable[[Facts], Plan | None] = recovery.plan_start
     place_replicas: Callable[..., placement.Placement] = placement.place_replicas
+    waiting: Callable[[Cluster, int], tuple[placement.Host, ...]] = Cluster.waiting

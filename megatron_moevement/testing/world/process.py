@@ -17,14 +17,18 @@ from megatron_moevement.policy.job.boundary import BoundaryTag
 from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.policy.recovery.lifecycle import Event, Phase, advance
 from megatron_moevement.policy.recovery.plan import Plan
+from megatron_moevement.policy.watching import measurements
+from megatron_moevement.policy.window.popularity import CountedSteps
 from megatron_moevement.policy.window.schedule import Window, WindowSchedule
-from megatron_moevement.policy.window.timetable import Proposal, Timetable, TimetableEntry
+from megatron_moevement.policy.window.timetable import Timetable, TimetableEntry
 from megatron_moevement.settings.faults import FaultPoint
 from megatron_moevement.testing.lost_states import LostStates
 from megatron_moevement.testing.world.arithmetic import Entry, Local, Reduced
 from megatron_moevement.testing.world.live import Live
+from megatron_moevement.testing.world.scheduling import Scheduling
 from megatron_moevement.testing.world.shape import Shape
 from megatron_moevement.testing.world.simulated_store import Store
+from megatron_moevement.testing.world.tokens import Counts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,6 +109,11 @@ class Run:
         agreed_persisted: the window that it told to be persisted.
         agreed_copies: the fewest copies of a slot of that window, as it told.
         agreed_schedule: the schedule that it told all ranks to know, if it is another one.
+        complete: the newest window of which all copies are made, once it has waited for them.
+        copies: the fewest copies of a slot of the persisted window then.
+        counts: the tokens that it sent to which expert.
+        waits_since: when it began to wait for copies.
+        measured: what all ranks have measured until it, as it told.
         finished: whether the gradients are complete, reduced and logged.
         logged_at: when the last copy to the upstream log lands.
     """
@@ -117,6 +126,11 @@ class Run:
     agreed_persisted: Window | None = None
     agreed_copies: int = 0
     agreed_schedule: WindowSchedule | None = None
+    complete: Window | None = None
+    copies: int = 0
+    counts: Counts = ()
+    waits_since: float = 0.0
+    measured: measurements.Reduced = measurements.NOT_MEASURED
     finished: bool = False
     logged_at: float = 0.0
 
@@ -137,7 +151,9 @@ class Process:
         rank: the logical rank that it occupies, None for a spare.
         timetable: the window schedules that it goes by.
         first_schedule: the schedule that all processes make alike.
-        proposed: the schedule that is proposed in this generation, once it has come here.
+        scheduling: what it has of schedules to come in this generation.
+        counted: steps of which it has counted tokens.
+        counts: of these steps together.
         store: what outlives an interrupt.
         holders: who keeps copies of its slots.
         damaged: own slots that were found damaged in this generation, before they were sent.
@@ -152,7 +168,9 @@ class Process:
     ring: SlotRing
     timetable: Timetable
     first_schedule: WindowSchedule
-    proposed: tuple[Proposal, WindowSchedule] | None = None
+    scheduling: Scheduling = dataclasses.field(default_factory=Scheduling)
+    counted: CountedSteps = CountedSteps()  # noqa: RUF009  (frozen)
+    counts: Counts = ()
     store: Store = dataclasses.field(default_factory=Store)
     live: Live | None = None
     run: Run | None = None

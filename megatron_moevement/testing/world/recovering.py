@@ -23,6 +23,7 @@ from megatron_moevement.policy.window.schedule import WindowSchedule
 from megatron_moevement.policy.window.timetable import Timetable
 from megatron_moevement.settings.faults import FaultPoint
 from megatron_moevement.testing.world.arithmetic import Entry
+from megatron_moevement.testing.world.counting import recall
 from megatron_moevement.testing.world.live import Live
 from megatron_moevement.testing.world.planning import FACTS_TIME, agree, agree_on_holders
 from megatron_moevement.testing.world.process import (
@@ -102,6 +103,7 @@ class Execution:
             yield from self._share()
             for action in self._world.policies.carrying_out:
                 yield from self._settle(action)
+            yield from recall(self._world, process)
             yield from self._go_on()
             yield self._world.all_join(process, "replayed")
             process.advance(Event.REACHED)

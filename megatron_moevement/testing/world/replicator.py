@@ -10,7 +10,9 @@ from megatron_moevement.policy.copies.commit import newest_persisted
 from megatron_moevement.policy.copies.peer_trouble import Remedy, Trouble, successor_of
 from megatron_moevement.policy.copies.persistence import SlotKey
 from megatron_moevement.policy.copies.placement import Placement
+from megatron_moevement.policy.watching.measurements import Work
 from megatron_moevement.settings.faults import FaultPoint
+from megatron_moevement.testing.world.meter import UNIT_S
 from megatron_moevement.testing.world.process import Process
 from megatron_moevement.testing.world.scenario import Links
 from megatron_moevement.testing.world.simulated_store import StoredSlot
@@ -60,13 +62,19 @@ class Replicator:
         self._ship(Parcel(source, key, target, source.generation, now))
 
     def _ship(self, parcel: Parcel) -> None:
-        draw = self._world.random
-        links = self._world.scenario.links
+        draw, scenario, work = self._world.random, self._world.scenario, None
+        links = scenario.links
         delay = COPY_TIME * _SLOWNESS[links] * (1 + draw.random() * 0.4)
         fails = draw.random() < _LOSS[links]
-        self._world.clock.after(delay, self._arrive, parcel, fails)
+        stored = parcel.source.store.slots.get(parcel.key)
+        if scenario.conditions.measures and stored is not None:
+            link_times = self._world.link_times
+            begun, work = link_times.transfer(parcel.source, parcel.target, stored.content)
+            delay = begun - parcel.sent_at + work.spent_s / UNIT_S
+            parcel = dataclasses.replace(parcel, sent_at=begun)
+        self._world.clock.after(delay, self._arrive, parcel, fails, work)
 
-    def _arrive(self, parcel: Parcel, fails: bool) -> None:
+    def _arrive(self, parcel: Parcel, fails: bool, work: Work | None) -> None:
         """Ends a transfer: lost, cut, refused by its checksum, late, or stored."""
         world, source = self._world, parcel.source
         target = world.processes[parcel.target]
@@ -88,6 +96,8 @@ class Replicator:
                 self._failed(parcel)
             return
         source.troubles.pop(parcel.target, None)
+        if work is not None:
+            source.scheduling.meter.sent[parcel.target].append(work)
         self._take_along(target, parcel)
         world.commits.make_room(target, parcel.key)
         target.store.slots[parcel.key] = StoredSlot(stored.content)

@@ -13,9 +13,11 @@ from megatron_moevement.policy.job.boundary import BoundaryTag, Direction
 from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.policy.recovery.lifecycle import Phase
 from megatron_moevement.policy.recovery.newest_state import Durable
+from megatron_moevement.policy.window.popularity import Popularity
 from megatron_moevement.policy.window.timetable import Timetable
 from megatron_moevement.testing.world.process import Process, Receive, Until
 from megatron_moevement.testing.world.recovering import end, recover
+from megatron_moevement.testing.world.scheduling import Scheduling
 
 if TYPE_CHECKING:
     from megatron_moevement.testing.world.world import World
@@ -161,7 +163,8 @@ class Restarts:
         process.store.drop_unlanded(world.clock.now)
         process.damaged.clear()
         process.troubles.clear()
-        process.proposed = None
+        known = Popularity(world.scenario.conditions.ordering)
+        process.scheduling = Scheduling(known)
         process.phase, process.generation = Phase.PLANNING, generation
 
     def _let_run_on(self, process: Process) -> None:

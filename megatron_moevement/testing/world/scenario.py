@@ -16,6 +16,12 @@ from megatron_moevement.policy.job.ranks import Layout
 from megatron_moevement.policy.job.segments import Ends
 from megatron_moevement.settings.faults import FaultPoint
 from megatron_moevement.testing.lost_states import LostStates
+from megatron_moevement.testing.world.conditions import (
+    UNCHANGING,
+    Conditions,
+    draw_all,
+    draw_routing,
+)
 from megatron_moevement.testing.world.faults import Fault, FaultKind
 
 
@@ -29,17 +35,15 @@ class Links(Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Change:
-    """Another schedule that is wanted.
+    """Another W that is wanted, as `--moevement-schedule-changes` has it.
 
     Attributes:
         step: that must be committed first.
-        window: its W.
-        order: number of the order of operators; 0 is that of their names.
+        window: the W.
     """
 
     step: int
     window: int
-    order: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +72,8 @@ class Scenario:
         loads: whether each launch loads what the job has saved; a restart in place always does.
         permuted: whether a launch puts ranks on other machines than the one before.
         one_machine: whether all processes share a machine, whatever they may be lost with.
-        changes: schedules that are wanted in the course of the job.
+        changes: of W that are wanted in the course of the job.
+        conditions: that the job goes by where it chooses its schedules.
     """
 
     seed: int
@@ -93,11 +98,22 @@ class Scenario:
     permuted: bool = False
     one_machine: bool = False
     changes: tuple[Change, ...] = ()
+    conditions: Conditions = UNCHANGING
+
+    @property
+    def _windows(self) -> list[int]:
+        changes = (change.window for change in self.changes)
+        return [self.window, *changes, *(self.conditions.limits or ())]
+
+    @property
+    def min_window(self) -> int:
+        """The smallest W: its slots are the largest."""
+        return min(self._windows)
 
     @property
     def max_window(self) -> int:
         """The largest W: rings, logs and ledger are made for it, once."""
-        return max([self.window, *(change.window for change in self.changes)])
+        return max(self._windows)
 
     @property
     def ring_capacity(self) -> int:
@@ -139,6 +155,8 @@ class Scenario:
         fields["lost_states"] = LostStates(document.get("lost_states", "replayed"))
         fields["overflows"] = tuple(map(tuple, document["overflows"]))
         fields["changes"] = tuple(Change(**change) for change in document.get("changes", ()))
+        if "conditions" in document:
+            fields["conditions"] = Conditions.of_document(document["conditions"])
         fields["faults"] = tuple(
             Fault(
                 FaultKind(fault["kind"]),
@@ -193,6 +211,7 @@ _SHARE_WITH_PLACES = 0.5
 _SHARE_WITH_LAUNCH = 0.1
 _SHARE_WITH_DAMAGE = 0.1
 _SHARE_WITH_CHANGES = 0.4
+_SHARE_WITH_CHOICE = 0.6
 _ROUND_A_COMMIT = (
     FaultPoint.AFTER_BARRIER,
     FaultPoint.LEDGER,
@@ -247,7 +266,7 @@ def scenario_of(seed: int) -> Scenario:
     )
     changed = random.Random(f"schedules {seed}")  # noqa: S311
     if changed.random() < _SHARE_WITH_CHANGES:
-        scenario = dataclasses.replace(scenario, changes=_draw_changes(scenario, changed))
+        scenario = _with_schedules(scenario, changed)
     faults = _draw_faults(scenario, draw)
     apart = random.Random(f"places {seed}")  # noqa: S311
     if apart.random() < _SHARE_WITH_PLACES:
@@ -262,12 +281,27 @@ def scenario_of(seed: int) -> Scenario:
     return scenario
 
 
-def _draw_changes(scenario: Scenario, draw: random.Random) -> tuple[Change, ...]:
-    """Draws schedules with another W, another order, or both."""
-    steps = sorted(draw.sample(range(scenario.steps - 1), draw.choice((1, 1, 2, 3))))
-    return tuple(
-        Change(step, draw.choice((scenario.window, 1, 2, 3, 4, 5)), draw.randrange(4))
-        for step in steps
+def _with_schedules(scenario: Scenario, draw: random.Random) -> Scenario:
+    """Returns a job whose schedules change: its W is chosen, or changed at steps that are given.
+
+    The latter changes W at once and again, as a choice that waits for its measurements does not.
+    """
+    scenario = dataclasses.replace(scenario, experts_per_rank=draw.choice((1, 2, 4)))
+    if draw.random() < _SHARE_WITH_CHOICE:
+        steps = draw.randrange(20, 44)
+        return dataclasses.replace(
+            scenario,
+            steps=steps,
+            micro_batches=1,
+            links=draw.choice((Links.DEFAULT, Links.DEFAULT, Links.LOSSY)),
+            conditions=draw_all(draw, steps, scenario.window),
+        )
+    changed = sorted(draw.sample(range(scenario.steps - 1), draw.choice((1, 1, 2, 3))))
+    windows = (scenario.window, 1, 2, 3, 4, 5)
+    return dataclasses.replace(
+        scenario,
+        changes=tuple(Change(step, draw.choice(windows)) for step in changed),
+        conditions=draw_routing(draw, scenario.steps),
     )
 
 

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 from megatron_moevement.policy.job.ranks import Layout
 from megatron_moevement.policy.job.segments import Ends
+from megatron_moevement.policy.window.ordering import Ordering
+from megatron_moevement.testing.world.conditions import UNCHANGING
 from megatron_moevement.testing.world.scenario import Links, Scenario, ticks_per_step
 
 
@@ -28,6 +30,7 @@ def _simplifications(scenario: Scenario) -> Iterator[Scenario]:
     changes = scenario.changes
     for place in range(len(changes)):
         yield dataclasses.replace(scenario, changes=changes[:place] + changes[place + 1 :])
+    yield from _simpler_conditions(scenario)
     for smaller in _smaller_jobs(scenario):
         yield smaller
         ratio = ticks_per_step(smaller) / ticks_per_step(scenario)
@@ -38,6 +41,20 @@ def _simplifications(scenario: Scenario) -> Iterator[Scenario]:
             ticks = [tick if i == place else other.tick for i, other in enumerate(faults)]
             if 0 <= tick < fault.tick and ticks == sorted(ticks):
                 yield _with_ticks(scenario, ticks)
+
+
+def _simpler_conditions(scenario: Scenario) -> Iterator[Scenario]:
+    """Yields the scenario with less that it chooses its schedules by."""
+    conditions = scenario.conditions
+    for simpler in (
+        UNCHANGING,
+        dataclasses.replace(conditions, ordering=Ordering.INDEX, routings=()),
+        dataclasses.replace(conditions, limits=None, speeds=()),
+        dataclasses.replace(conditions, speeds=conditions.speeds[:1]),
+        dataclasses.replace(conditions, routings=()),
+    ):
+        if simpler != conditions:
+            yield dataclasses.replace(scenario, conditions=simpler)
 
 
 def _with_ticks(scenario: Scenario, ticks: Sequence[int]) -> Scenario:
@@ -60,6 +77,7 @@ def _smaller_jobs(scenario: Scenario) -> Iterator[Scenario]:
         {"steps": max(scenario.steps - 1, 1)},
         {"spares": max(scenario.spares - 1, 0)},
         {"replicas": max(scenario.replicas - 1, 0)},
+        {"experts_per_rank": 1},
         {"processes_per_domain": 1},
         {"links": Links.DEFAULT},
         {"ends": Ends.INDEPENDENT},

@@ -10,6 +10,7 @@ from megatron_moevement.policy.copies.persistence import SlotKey
 from megatron_moevement.policy.facts.facts import Holding, LogExtent
 from megatron_moevement.policy.job.boundary import BoundaryTag, Direction
 from megatron_moevement.policy.job.ranks import LogicalRank
+from megatron_moevement.policy.window.popularity import Popularity
 from megatron_moevement.policy.window.schedule import Window, WindowSchedule
 from megatron_moevement.policy.window.timetable import Timetable
 from megatron_moevement.testing.world.arithmetic import Entry
@@ -105,6 +106,13 @@ class Store:
         if not self.ledger or self.committed is None:
             return range(0)
         return range(min(self.ledger), min(max(self.ledger), self.committed) + 1)
+
+    def newest_popularity(self) -> tuple[int, Popularity] | None:
+        """Returns the newest step of which the ledger has what is known of the experts, with it."""
+        for step in reversed(self.ledger_steps()):
+            if step in self.ledger and (known := self.ledger[step].popularity) is not None:
+                return step, known
+        return None
 
     def overwritten_by(self, key: SlotKey, capacity: int) -> tuple[SlotKey, ...]:
         """Returns the slots that lie in the buffer of another one of the same rank."""

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from megatron_moevement.policy.job.boundary import BoundaryTag, Direction
 from megatron_moevement.policy.recovery.lifecycle import Event
-from megatron_moevement.policy.window.timetable import Proposal
+from megatron_moevement.policy.watching.measurements import NOT_MEASURED, Reduced, are_due
+from megatron_moevement.policy.window.timetable import Proposal, announced_version
 from megatron_moevement.settings.faults import FaultPoint
 from megatron_moevement.testing.world import arithmetic
 from megatron_moevement.testing.world.arithmetic import Entry, Local
+from megatron_moevement.testing.world.counting import reduce_counts
 from megatron_moevement.testing.world.process import (
     At,
     Commands,
@@ -40,8 +42,8 @@ def train(world: World, process: Process) -> Commands:
     """Trains until the job is done."""
     shape = world.shape
     while process.state.step < world.scenario.steps:
-        world.proposals.look(process)
         yield from run_step(world, process, Run(process.state.step + 1))
+        world.proposals.after_step(process)
     name = ("finish", process.state.step)
     yield Join(name, shape.layout.ranks, process.rank, None, len)
     process.advance(Event.ENDS)
@@ -55,6 +57,8 @@ def run_step(world: World, process: Process, run: Run) -> Commands:
     process.store.logs[run.step] = {}
     if run.plan is not None:
         run.entry = process.store.ledger[run.step]
+    if world.scenario.conditions.counts_tokens:
+        run.counts = world.tokens.counts(process.place, run.step)
     for command in world.policies.training_step:
         if command in _PLACES:
             yield At(_PLACES[command])
@@ -177,6 +181,7 @@ def _gradient_norm(world: World, process: Process, run: Run) -> Commands:
 
 
 def _await_capture(world: World, process: Process, run: Run) -> Commands:
+    run.waits_since = world.clock.now
     if process.capturing is not None:
         yield Until(lambda: process.capturing is None, "the capture")
 
@@ -193,6 +198,12 @@ def _await_room(world: World, process: Process, run: Run) -> Commands:
 
     if not has_room():
         yield Until(has_room, "room for a slot")
+    now, is_in_trouble = world.clock.now, bool(process.troubles)
+    stall = now - (run.waits_since or now)
+    process.scheduling.meter.step_ends(now, stall, is_in_trouble=is_in_trouble)
+    acknowledgements = process.acknowledgements
+    run.complete = acknowledgements.newest_complete()
+    run.copies = acknowledgements.fewest_copies(process.store.persisted)
 
 
 def _barrier(world: World, process: Process, run: Run) -> Commands:
@@ -200,16 +211,18 @@ def _barrier(world: World, process: Process, run: Run) -> Commands:
     is_apart = run.plan is not None and run.plan.is_apart
     ranks = world.shape.groups[rank.pp] if is_apart else world.shape.layout.ranks
     world.invariants.work.votes(process)
-    acknowledgements = process.acknowledgements
-    window = acknowledgements.newest_complete()
-    copies = acknowledgements.fewest_copies(process.store.persisted)
+    yield from reduce_counts(world, process, run)
+    covered = (-1, 0) if run.complete is None else (run.complete.start, run.copies)
     vote = (
-        *world.policies.coverage_vote(*((-1, 0) if window is None else (window.start, copies))),
+        *world.policies.coverage_vote(*covered),
         *world.policies.schedule_vote(process.timetable, _proposal(process, run)),
+        *(measured := _measured(world, process, run)),
     )
     name = ("barrier", run.step, ranks[0].pp, len(ranks))
 
     def combine(votes: dict[Any, tuple[int, ...]]) -> list[int]:
+        if run.plan is None:
+            world.invariants.schedules.told(run.step, votes.values())
         return [max(column) for column in zip(*votes.values(), strict=True)]
 
     greatest = yield Join(name, ranks, rank, vote, combine, world.policies.votes_suffice)
@@ -217,15 +230,28 @@ def _barrier(world: World, process: Process, run: Run) -> Commands:
     if not is_apart:
         start, run.agreed_copies = world.policies.agreed_coverage(greatest[:2])
         run.agreed_persisted = None if start < 0 else process.timetable.window_of(start)
-    version = world.policies.agreed_version((greatest[2], greatest[3]))
+    *_, newest, least, to_host, to_holder, iteration, stall = greatest
+    run.measured = world.policies.heard(measured, (to_host, to_holder, iteration, stall))
+    known = (newest, least)
+    own, version = process.scheduling, world.policies.agreed_version(known)
+    own.announced = announced_version(known)
     if version is not None and version > process.timetable.newest.schedule_version:
-        assert process.proposed is not None
-        run.agreed_schedule = process.proposed[1]
+        assert own.proposed is not None
+        run.agreed_schedule = own.proposed.schedule
+
+
+def _measured(world: World, process: Process, run: Run) -> Reduced:
+    """Returns what a rank tells of its link, at the steps at which all do."""
+    is_told = world.scenario.conditions.measures and run.plan is None
+    if not is_told or not are_due(process.timetable, run.step):
+        return NOT_MEASURED
+    return process.scheduling.meter.measured(process.holders)
 
 
 def _proposal(process: Process, run: Run) -> Proposal | None:
     """Returns the schedule that a rank votes for; what was done before is not decided again."""
-    return None if run.plan is not None or process.proposed is None else process.proposed[0]
+    proposed = process.scheduling.proposed
+    return None if run.plan is not None or proposed is None else proposed.proposal
 
 
 _PLACES = {

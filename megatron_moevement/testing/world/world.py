@@ -11,11 +11,13 @@ from typing import Any
 from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.policy.recovery.lifecycle import Phase
 from megatron_moevement.policy.recovery.plan import Plan
+from megatron_moevement.policy.window.timetable import TimetableEntry
 from megatron_moevement.settings.faults import FaultPoint
 from megatron_moevement.testing.world.clock import Clock
 from megatron_moevement.testing.world.commits import Commits
 from megatron_moevement.testing.world.fault_injection import FaultInjection
 from megatron_moevement.testing.world.invariants import Invariants
+from megatron_moevement.testing.world.link_times import LinkTimes
 from megatron_moevement.testing.world.network import Network
 from megatron_moevement.testing.world.policies import Policies
 from megatron_moevement.testing.world.process import (
@@ -34,6 +36,7 @@ from megatron_moevement.testing.world.restarts import Restarts
 from megatron_moevement.testing.world.scenario import Scenario
 from megatron_moevement.testing.world.shape import shape_of
 from megatron_moevement.testing.world.storage import Checkpoints, Machines
+from megatron_moevement.testing.world.tokens import Tokens
 from megatron_moevement.testing.world.values import History
 from megatron_moevement.testing.world.violations import ViolationError
 
@@ -54,6 +57,8 @@ class Outcome:
         ticks: commands that the world executed.
         lags: L of every window that was persisted.
         places: the fault places of production that processes came to.
+        schedules: that all ranks have agreed on.
+        reasons: for which another schedule was considered.
     """
 
     plans: list[Plan] = dataclasses.field(default_factory=list)
@@ -61,6 +66,8 @@ class Outcome:
     ticks: int = 0
     lags: list[int] = dataclasses.field(default_factory=list)
     places: set[FaultPoint] = dataclasses.field(default_factory=set)
+    schedules: list[TimetableEntry] = dataclasses.field(default_factory=list)
+    reasons: set[str] = dataclasses.field(default_factory=set)
 
 
 class World:
@@ -81,6 +88,8 @@ class World:
         self.is_over = False
         self.invariants = Invariants(self)
         self.network = Network(self)
+        self.tokens = Tokens(scenario, self.shape)
+        self.link_times = LinkTimes(self)
         self.replicator = Replicator(self)
         self.commits = Commits(self)
         self.proposals = Proposals(self)
