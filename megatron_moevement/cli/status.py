@@ -92,12 +92,13 @@ def _of_events(event_dir: str) -> tuple[dict[str, Any], list[str]]:
     step = 0
     for read in histories_in(event_dir).values():
         for one in read():
-            newest = one if newest is None or newest.time <= one.time else newest
+            if one.logical_rank >= 0 and (newest is None or newest.time <= one.time):
+                newest = one  # of a rank: how processes end is of no generation
             if one.event not in named or named[one.event].time <= one.time:
                 named[one.event] = one
             step = max(step, one.iteration if one.event is EventName.ITERATION else 0)
     if newest is None:
-        raise UserError(f"{event_dir} has no events yet")
+        raise UserError(f"{event_dir} has no events of ranks yet")
     lines = [f"generation {newest.generation}, step {step} {_ago(newest.time)}"]
     last = named.get(EventName.PROTECTION)
     window = named.get(EventName.WINDOW_PERSISTED)

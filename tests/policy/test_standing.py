@@ -105,6 +105,14 @@ def test_the_share_of_useful_time_leaves_out_what_is_trained_again():
     assert figures(*back)["committed_step"] == 5
 
 
+def test_what_a_former_generation_recorded_late_is_no_step_of_this_one():
+    found = figures(
+        *(steps(10, 1, 10), steps(25, 8, 9, generation=1, loss=2.0)),
+        steps(30, 11, 12, loss=1.0),
+    )
+    assert (found["committed_step"], found["lm_loss"]) == (9, 2.0)
+
+
 def test_protection_is_that_of_the_newest_window_and_the_newest_change():
     told = {"level": "full", "copies": 2, "wanted": 2, "spares": 1}
     edge = {"start": 8, "size": 4, "lag": 2}

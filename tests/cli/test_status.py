@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`moevement status EVENT_DIR`: the newest of all events of ranks, whoever recorded it."""
+
+import json
+
+from megatron_moevement.cli import main
+from megatron_moevement.errors import ExitCode
+from megatron_moevement.runtime.observation.events import EventLog, EventName
+
+EDGE = {"start": 6, "size": 3, "lag": 1, "copies": 1}
+TOLD = {"level": "full", "wanted": 1, "spares": None, "costs": ["a loss ends the job"]}
+
+
+def test_the_newest_of_each_kind_counts_and_an_end_has_no_generation(tmp_path, capsys):
+    with EventLog(tmp_path, 0, 1) as events:
+        for start in (3, 6):
+            events.emit(EventName.WINDOW_PERSISTED, start + 4, **EDGE | {"start": start})
+        events.emit(EventName.ITERATION, 10, steps=5)
+        events.emit(EventName.PROTECTION, 10, **EDGE, **TOLD)
+    with EventLog(tmp_path, 1, 1) as events:
+        events.emit(EventName.ITERATION, 9, steps=4)
+    with EventLog(tmp_path, -1, 0) as events:
+        events.emit(EventName.PROCESS_END, 0, code=0)
+    assert main(["status", "--json", str(tmp_path)]) == ExitCode.DONE
+    document = json.loads(capsys.readouterr().out)
+    assert (document["generation"], document["step"]) == (1, 10)
+    assert document["window"]["start"] == 6
+    assert main(["status", str(tmp_path)]) == ExitCode.DONE
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.startswith("generation 1, step 10 (")
+    assert first.endswith("window 6 to 8 persisted with a lag of 1")
+    assert second == "protection: full, 1 of 1 copies; a loss ends the job"
+
+
+def test_a_folder_without_events_of_ranks_is_refused(tmp_path, capsys):
+    with EventLog(tmp_path, -1, 0) as events:
+        events.emit(EventName.PROCESS_END, 0, code=1)
+    assert main(["status", str(tmp_path)]) == ExitCode.BAD_ARGUMENTS
+    assert "has no events of ranks yet" in capsys.readouterr().err
