@@ -115,3 +115,6 @@ def test_room_for_schedules_is_what_the_largest_slot_of_each_rank_takes(schedule
         less = {**room, rank: size - 1}
         assert all(each.fits_into(room) for each in alike)
         assert not all(each.fits_into(less) for each in alike)
+        own = room_of([schedule])
+        assert schedule.fits_into(own)
+        assert not schedule.fits_into({**own, rank: own[rank] - 1})

@@ -134,6 +134,13 @@ class Invariants:
             self._world.outcome.schedules.append(entry)
         require(entry == one, "2b same slot", process, "goes by", entry, "and another rank by", one)
 
+    def _forget_entries(self, facts: Facts) -> None:
+        """Forgets schedules that only the dead had agreed on: they are decided again."""
+        there = [one.timetable.newest for one in facts.processes if one.timetable is not None]
+        newest = max((entry.schedule_version for entry in there), default=-1)
+        for named in [named for named in self._entries if named[1] > newest]:
+            del self._entries[named]
+
     def put_back(
         self, process: Process, window: Window, slot: int, full: frozenset[OperatorId]
     ) -> None:
@@ -241,6 +248,7 @@ class Invariants:
         if plan.generation in self._judged:
             return
         self._judged.add(plan.generation)
+        self._forget_entries(facts)
         rollbacks = max(each.rollbacks for each in facts.processes)
         there = [each for each in facts.processes if each.committed is not None]
         there = [each for each in there if not each.is_new] or there
