@@ -4,6 +4,7 @@
 The patch series lies at the top of the repository, where readers of a fork look for it, and
 becomes package data of the fork's builder, so that an installed package can build the fork too.
 So do the scripts that users start and watch jobs with; those for developers stay where they are.
+What the page of a report is made of is package data, too.
 """
 
 from setuptools import find_packages, setup
@@ -17,6 +18,7 @@ setup(
     package_dir={PATCHES: "patches", SCRIPTS: "scripts"},
     package_data={
         "megatron_moevement": ["py.typed"],
+        "megatron_moevement.cli": ["page/*"],
         PATCHES: ["*/UPSTREAM", "*/series", "*/*.patch"],
         SCRIPTS: [
             "moevement-dashboard.json",

@@ -27,6 +27,7 @@ COMMANDS: tuple[str, ...] = (
     "operators",
     "presets",
     "recoveries",
+    "report",
     "schedule",
     "scripts",
     "status",

@@ -59,9 +59,16 @@ def test_the_wheel_holds_every_module_the_patches_and_the_type_marker(source, wh
     patches = {f"{FORK}/patches/{file.parent.name}/{file.name}" for file in patch_files()}
     assert len(patches) >= 4
     scripts = {f"megatron_moevement/scripts/{name}" for name in SCRIPTS}
-    expected = modules | patches | scripts | {"pretrain_moe.py", "megatron_moevement/py.typed"}
+    page = {f"megatron_moevement/cli/page/{file.name}" for file in page_files(source)}
+    assert len(page) >= 4
+    others = {"pretrain_moe.py", "megatron_moevement/py.typed"}
+    expected = modules | patches | scripts | page | others
     files = {name for name in names(wheel) if ".dist-info/" not in name}
     assert files == expected
+
+
+def page_files(source):
+    return list((source / "megatron_moevement" / "cli" / "page").iterdir())
 
 
 def patch_files():

@@ -2,10 +2,13 @@
 """The account of a real job adds up, and its recoveries to their outages, over all launches."""
 
 import json
+import socket
 from random import Random
 
 import pytest
 
+from megatron_moevement.cli.report import report_in
+from megatron_moevement.cli.report_page import page_of
 from megatron_moevement.policy.accounting.account import account_of
 from megatron_moevement.policy.accounting.parts import RECOVERY, Part
 from megatron_moevement.runtime.coordination.ledger import loss_to_hex
@@ -52,6 +55,26 @@ def without(folder, kind, target):
     return target
 
 
+def check_report(run, account, *, is_relaunch):
+    """Checks that the page of a run would show its one loss, and what was done about it."""
+    report = report_in([str(run.events)])
+    (incident,) = report["incidents"]
+    assert incident["is_relaunch"] is is_relaunch
+    (lost,) = incident["casualties"]
+    assert (lost["rank"], lost["host"]) == (1, socket.gethostname())
+    assert lost["end"] == "was killed by SIGKILL"
+    outage = account.outages[0]
+    assert incident["duration_s"] == (outage.end_us - outage.start_us) / 1e6
+    assert sum(incident["parts_s"].values()) == pytest.approx(incident["duration_s"], abs=1e-6)
+    assert incident["plan"]["verdict"] == incident["recovery"]["verdict"]
+    assert incident["recovery"]["verified"]
+    assert incident["holders"]["window"][0] <= incident["plan"]["target"]
+    assert report["layout"]["ranks_per_stage"] * report["layout"]["pp"] == account.ranks
+    assert report["ending"]["code"] == 0
+    assert set(report["curves"]) >= {"loss", "grad_norm", "host_bytes", "copies", "to_host"}
+    assert page_of(report)
+
+
 def test_a_job_that_lost_a_rank_adds_up_and_needs_every_kind_of_event_for_it(killed, tmp_path):
     run, ended = killed
     assert list(complaints_of([run.events], ended)) == []
@@ -66,6 +89,7 @@ def test_a_job_that_lost_a_rank_adds_up_and_needs_every_kind_of_event_for_it(kil
     assert dead.lives[0].code == -9
     assert Part.GONE in dead.parts_us
     assert Part.SPARE in spare.parts_us
+    check_report(run, account, is_relaunch=False)
     for kind in KINDS:
         assert list(complaints_of([without(run.events, kind, tmp_path / kind)], ended)), kind
 
@@ -102,3 +126,4 @@ def test_a_job_that_stopped_and_was_launched_again_adds_up(megatron_fork_server,
     account = account_of(histories_in(run.events))
     assert (account.launches, account.faults, account.steps) == (2, 1, CASE.train_iters)
     assert all(one.parts_us[Part.DOWN] > 0 for one in account.processes)
+    check_report(run, account, is_relaunch=True)

@@ -22,6 +22,10 @@ def popularity_of(events):
         if event.event is EventName.POPULARITY:
             told = (event.fields["digest"], event.fields["total"], event.fields["asks_for_order"])
             found.setdefault(event.iteration, set()).add(told)
+            is_listed = event.fields["asks_for_order"] and event.logical_rank == 0
+            scores = event.fields.get("scores", [])
+            assert sum(scores) == (event.fields["total"] if is_listed else 0)
+            assert len(scores) % event.fields.get("experts", 1) == 0
     assert all(len(told) == 1 for told in found.values())
     return found
 

@@ -64,6 +64,11 @@ class RouterCounts:
         """Whether anything is counted."""
         return self.ordering is not Ordering.INDEX
 
+    @property
+    def num_experts(self) -> int:
+        """Of each layer that has experts."""
+        return self._step.shape[1]
+
     def _note(self, router: Any, _: Any, routed: tuple[torch.Tensor, torch.Tensor]) -> None:
         """Counts what a router has done with a micro-batch.
 

@@ -84,11 +84,15 @@ class PopularityWatch:
         if entry.popularity is None:
             return
         self.known = known = self._of_this_kind(entry.popularity)
+        asks_for_order = bool(known.scores) and known.ordered_by == known.scores
+        is_listed = asks_for_order and dist.get_rank() == 0  # there may be thousands
+        listed = {"experts": self._counts.num_experts, "scores": known.scores}
         self._events.emit(
             EventName.POPULARITY,
             entry.step,
             ordering=known.ordering.value,
             total=sum(known.scores),
             digest=hashlib.sha256(repr(known.scores).encode()).hexdigest(),
-            asks_for_order=bool(known.scores) and known.ordered_by == known.scores,
+            asks_for_order=asks_for_order,
+            **(listed if is_listed else {}),
         )
