@@ -32,6 +32,7 @@ COMMANDS: tuple[str, ...] = (
     "scripts",
     "status",
     "stores",
+    "watch",
 )
 """Modules of this package that are each one sub-command."""
 

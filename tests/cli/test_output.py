@@ -23,6 +23,7 @@ LISTINGS = {
     "operators",
     "presets",
     "recoveries",
+    "report",
     "schedule",
     "scripts",
     "status",

@@ -39,14 +39,19 @@ class EventTail:
 
         Lines that are no events, or not whole yet, are left out; the latter come later.
         """
-        files = files_in(self._directory)
-        return heapq.merge(*map(self._news_of, files), key=lambda record: record.time)
+        return (record for _, record in self.news_by_file())
 
-    def _news_of(self, path: Path) -> Iterator[EventRecord]:
+    def news_by_file(self) -> Iterator[tuple[str, EventRecord]]:
+        """Yields the same, each event with the name of its process's file."""
+        files = files_in(self._directory)
+        return heapq.merge(*map(self._news_of, files), key=lambda one: one[1].time)
+
+    def _news_of(self, path: Path) -> Iterator[tuple[str, EventRecord]]:
         place = self._places.setdefault(path, _Place())
         for one in self._unread(path, place):
             with contextlib.suppress(FileNotFoundError):
-                yield from _read_on(one, place)
+                for record in _read_on(one, place):
+                    yield str(path), record
 
     def _unread(self, path: Path, place: _Place) -> list[Path]:
         """Returns the files of a process that may have something new, in the order of time."""

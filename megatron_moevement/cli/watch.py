@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`moevement watch`: a page in the terminal that shows how a run goes on, and renews itself."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from datetime import datetime, timedelta
+from pathlib import Path
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from megatron_moevement.cli.inputs import check_event_dir
+from megatron_moevement.cli.job_end import describe_status
+from megatron_moevement.errors import ExitCode, UserError
+from megatron_moevement.policy.report.newest import Newest, WatchedProcess
+from megatron_moevement.runtime.observation.event_tail import EventTail
+
+HELP = "watch a run in the terminal"
+DESCRIPTION = """
+Shows how far a run is, how protected, what each of its processes does, and its newest losses, from
+its events; renews itself until Ctrl-C.
+"""
+_ROWS = 32
+"""Of more processes only those are listed that do something else than most."""
+_OLD_S = 10.0
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Adds its flags."""
+    parser.add_argument(
+        "event_dirs", metavar="RUN_DIR", nargs="+", help="the run's --moevement-event-dir"
+    )
+    parser.add_argument(
+        "--every", type=float, default=2.0, metavar="SECONDS", help="renew so often (default: 2)"
+    )
+    parser.add_argument("--once", action="store_true", help="print it once, and end")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Shows the page until it is interrupted.
+
+    Raises:
+        UserError: a folder is missing, or holds no events where it is to be shown once; there is
+            no terminal to show it in.
+    """
+    if not args.every > 0:
+        raise UserError(f"--every {args.every}: give a number of seconds above 0")
+    for event_dir in args.event_dirs:
+        check_event_dir(event_dir)
+    tails, newest = [EventTail(Path(each)) for each in args.event_dirs], Newest()
+    _read(tails, newest)
+    if args.once:
+        if not newest.processes:
+            raise UserError(f"{', '.join(args.event_dirs)}: no events yet")
+        Console(highlight=False).print(page(newest, time.time()))
+        return ExitCode.DONE
+    if not sys.stdout.isatty():
+        raise UserError("the page needs a terminal; --once prints it as it is now")
+    with contextlib.suppress(KeyboardInterrupt):
+        for shown in _screen():
+            shown.update(page(newest, time.time()), refresh=True)
+            time.sleep(args.every)
+            _read(tails, newest)
+    return ExitCode.DONE
+
+
+def page(newest: Newest, now_s: float) -> RenderableType:
+    """Returns the page.
+
+    Args:
+        now_s: seconds since the epoch.
+    """
+    parts: list[RenderableType] = [_heading(newest, now_s), _protection(newest), Text()]
+    parts += [_processes(newest.living(), now_s), Text(), *_losses(newest)]
+    return Group(*parts)
+
+
+def _screen() -> Iterator[Live]:
+    with Live(screen=True, auto_refresh=False) as live:
+        while True:
+            yield live
+
+
+def _read(tails: Iterable[EventTail], newest: Newest) -> None:
+    for tail in tails:
+        for name, record in tail.news_by_file():
+            newest.take(name, record)
+
+
+def _heading(newest: Newest, now_s: float) -> Text:
+    line = Text(f"run {newest.run_id or '?'}", style="bold")
+    line.append(f"  step {newest.step}", style="bold cyan")
+    line.append(f"  generation {newest.generation}")
+    if newest.duration_s is not None:
+        line.append(f"  {newest.duration_s:.3g} s a step")
+    for name, title in (("loss", "loss"), ("grad_norm", "gradient norm")):
+        value = newest.step_fields.get(name)
+        if isinstance(value, float):
+            line.append(f"  {title} {value:.4f}")
+    silent_s = max(0.0, now_s - newest.time_s)
+    style = "bold red" if silent_s > _OLD_S else "dim"
+    return line.append(f"  newest event {_ago(silent_s)} ago", style=style)
+
+
+def _protection(newest: Newest) -> Text:
+    level, window = newest.protection, newest.window
+    if level is None or window is None:
+        return Text("protection: no window is persisted yet", style="yellow")
+    last = int(window["start"]) + int(window["size"]) - 1
+    spares = level["spares"]
+    line = Text("protection: ")
+    line.append(str(level["level"]), style="green" if level["level"] == "full" else "bold yellow")
+    line.append(f", {window['copies']} of {level['wanted']} copies")
+    line.append("" if spares is None else f", {spares} spares left")
+    line.append(f"; window {window['start']} to {last}, lag {window['lag']}")
+    return line.append("".join(f"; {cost}" for cost in level["costs"]))
+
+
+def _processes(found: list[WatchedProcess], now_s: float) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for title in ("rank", "process", "host", "does", "step", "host memory", "last event"):
+        table.add_column(title, justify="left" if title in {"host", "does"} else "right")
+    listed, doings = found, Counter(_doing(one) for one in found)
+    if len(found) > _ROWS:
+        ((most, count),) = doings.most_common(1)
+        listed = [one for one in found if _doing(one) != most][:_ROWS]
+        table.add_row("", "", "", f"{count} processes: {most}", "", "", "")
+    for one in listed:
+        doing = _doing(one)
+        style = "bold red" if one.code not in {None, 0} else "yellow" if doing != "training" else ""
+        table.add_row(
+            "spare" if one.rank < 0 else str(one.rank),
+            "" if one.number is None else str(one.number),
+            one.host or "",
+            doing,
+            str(one.step) if one.step else "",
+            f"{one.host_bytes / 1e9:.2f} GB" if one.host_bytes else "",
+            _ago(max(0.0, now_s - one.time_s)),
+            style=style,
+        )
+    return table
+
+
+def _ago(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 600 else str(timedelta(seconds=round(seconds)))
+
+
+def _doing(one: WatchedProcess) -> str:
+    return one.doing if one.code is None else describe_status(one.code)
+
+
+def _losses(newest: Newest) -> Iterator[Text]:
+    """Yields a line for each of the newest restarts."""
+    for watched in newest.restarts:
+        account = watched.restart.account()
+        at = datetime.fromtimestamp(watched.time_s).astimezone().strftime("%H:%M:%S")
+        lost = newest.loss_before(watched, describe_status)
+        if account is None:
+            plan = watched.restart.plan
+            doing = "no plan yet" if plan is None else f"{plan['verdict']}: {plan['reason']}"
+            yield Text(f"{at}  {lost}; {doing}", style="bold red")
+            continue
+        proof = "the same bits" if account.verified else "BITS DIFFER"
+        yield Text(
+            f"{at}  {lost}; {account.verdict.value}, {account.duration_s:.1f} s, {proof}",
+            style="" if account.verified else "bold red",
+        )
