@@ -16,6 +16,8 @@ from rich.filesize import decimal
 from rich.table import Table
 
 from megatron_moevement.backends.backend import BackendName, choose, load
+from megatron_moevement.cli import check_windows
+from megatron_moevement.cli.check_windows import WindowPrediction
 from megatron_moevement.cli.output import add_json_flag, show
 from megatron_moevement.errors import ExitCode, UserError
 from megatron_moevement.integrations.megatron.fork.marker import check_fork
@@ -40,7 +42,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of `moevement check`."""
     parser.usage = (
         "moevement check [--nodes N] [-n N] [--spares N] [--failure-domain WHAT] [--elsewhere] "
-        "[--json] -- FLAGS... | moevement check --paper [--json]"
+        "[--iteration-time SECONDS] [--bandwidth GB/S] [--network-bandwidth GB/S] [--json] "
+        "-- FLAGS... | moevement check --paper [--json]"
     )
     parser.add_argument(
         "--nodes",
@@ -69,6 +72,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="instead: the memory of the paper's jobs, beside the paper's figures",
     )
+    check_windows.add_flags(parser)
     parser.add_argument("flags", nargs="*", metavar="FLAGS", help="those of the job")
 
 
@@ -87,7 +91,13 @@ def run(args: argparse.Namespace) -> int:
     except ValueError as error:
         raise UserError(str(error)) from error
     arguments, found = look_ahead(args.flags, cluster, is_here=not args.elsewhere)
-    show(args, _document(arguments, found), _shown(arguments, found))
+    predicted = WindowPrediction.of(args, found.forecast, None)
+    document = {
+        **_document(arguments, found),
+        "prediction": None if predicted is None else predicted.document(),
+    }
+    window = [check_windows.UNKNOWN] if predicted is None else predicted.shown()
+    show(args, document, _shown(arguments, found, window))
     for obstacle in found.obstacles:
         print(f"moevement check: {obstacle}", file=sys.stderr)
     return ExitCode.BAD_ARGUMENTS if found.obstacles else ExitCode.DONE
@@ -132,8 +142,10 @@ def look_ahead(
         return arguments, preflight(arguments, cluster, backend, device=device, is_here=is_here)
 
 
-def _shown(arguments: Arguments, found: Preflight) -> list[RenderableType]:
-    shown: list[RenderableType] = [*_lines(arguments, found), _table(found.forecast)]
+def _shown(
+    arguments: Arguments, found: Preflight, window: Sequence[RenderableType]
+) -> list[RenderableType]:
+    shown = [*_lines(arguments, found), _table(found.forecast), *window]
     if not found.obstacles:
         shown.append("nothing stands in the way of this job" + _unseen(found))
     return shown

@@ -16,6 +16,7 @@ from rich.console import RenderableType
 from rich.filesize import decimal
 from rich.table import Table
 
+from megatron_moevement.cli.bandwidth_flags import GB, add_bandwidth_flags
 from megatron_moevement.cli.inputs import read_text
 from megatron_moevement.cli.output import add_json_flag, show
 from megatron_moevement.errors import ExitCode, UserError
@@ -34,7 +35,7 @@ from megatron_moevement.policy.window.weight_gradients import (
     skipped_gradients,
 )
 from megatron_moevement.policy.window.window_planner import WindowPlan, plan_window
-from megatron_moevement.settings.flags import AT_LEAST_1, NOT_NEGATIVE, POSITIVE, reader
+from megatron_moevement.settings.flags import AT_LEAST_1, NOT_NEGATIVE, reader
 
 HELP = "print the window and its slots for a model"
 DESCRIPTION = """
@@ -45,7 +46,6 @@ bytes], ...}, ...}, "tied": [["embedding", "head"]]}.
 
 _SIZE = reader(int, AT_LEAST_1)
 _COUNT = reader(int, NOT_NEGATIVE)
-_AMOUNT = reader(float, POSITIVE)
 
 _MODEL_FLAGS = {
     "num_layers": "decoder layers",
@@ -91,13 +91,7 @@ def _add_window_arguments(parser: argparse.ArgumentParser) -> None:
     window = parser.add_argument_group("window")
     text = "slots (default: as few as --iteration-time hides)"
     window.add_argument("--moevement-window", type=_SIZE, metavar="W", help=text)
-    window.add_argument("--iteration-time", type=_AMOUNT, metavar="SECONDS", help="of one")
-    window.add_argument(
-        "--bandwidth", type=_AMOUNT, metavar="GB/S", help="device to host, each rank, effective"
-    )
-    window.add_argument(
-        "--network-bandwidth", type=_AMOUNT, metavar="GB/S", help="each rank (default: no limit)"
-    )
+    add_bandwidth_flags(window)
     text = "copies of every slot, which share the network"
     window.add_argument("--moevement-replicas", type=_COUNT, default=2, metavar="R", help=text)
     text = "bytes of the upstream log of one iteration"
@@ -214,8 +208,8 @@ def _plan(
 def _budget_bytes(args: argparse.Namespace) -> int:
     if args.iteration_time is None or args.bandwidth is None:
         raise UserError("give --iteration-time and --bandwidth, or --moevement-window")
-    network = float("inf") if args.network_bandwidth is None else args.network_bandwidth * 1e9
-    path = PathBandwidth(args.bandwidth * 1e9, network, args.moevement_replicas, args.log_bytes)
+    network = float("inf") if args.network_bandwidth is None else args.network_bandwidth * GB
+    path = PathBandwidth(args.bandwidth * GB, network, args.moevement_replicas, args.log_bytes)
     return path.slot_budget_bytes(timedelta(seconds=args.iteration_time))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 from enum import Enum
+from typing import Any
 
 from megatron_moevement.errors import UserError
 from megatron_moevement.policy.copies.retention import LAG, largest_window, max_replayed_steps
@@ -207,6 +208,17 @@ class FaultTolerance:
     def changes(self) -> tuple[ScheduleChange, ...]:
         """The schedules that are wanted in the course of the job, from its first step on."""
         return (ScheduleChange(0, self.first_window), *self.moevement_schedule_changes)
+
+    @property
+    def automatic(self) -> FaultTolerance:
+        """The same of a job that chooses its W, between limits of its own where W was fixed."""
+        is_fixed = not self.chooses_window and self.min_window == self.max_window
+        limits: dict[str, Any] = {}
+        if is_fixed:
+            limits = {"moevement_min_window": None, "moevement_max_window": None}
+        return dataclasses.replace(
+            self, moevement_window=Chosen.AUTO, moevement_schedule_changes=(), **limits
+        ).resolved()
 
     def resolved(self) -> FaultTolerance:
         """Returns the same with the limits of W that follow from other flags."""

@@ -37,12 +37,28 @@ def test_a_job_that_works_is_shown_on_one_screen(megatron_fork_server, shared_me
     assert (code, err) == (0, [])
     assert out.splitlines()[-1] == "nothing stands in the way of this job"
     assert len(out.splitlines()) < 24
+    assert "predicted W: give --bandwidth" in out
     assert "W = 2: an iteration captures " in out
     assert "replays at most 3 steps" in out
     (titles,) = (line for line in out.splitlines() if line.startswith("node, "))
     columns = "node, MB own X log Y copies journal model host in files reserve"
     assert " ".join(titles.split()) == columns
     assert not (shared_memory / "store").exists()
+
+
+def test_w_is_predicted_by_bandwidths_that_are_given(megatron_fork_server):
+    given = ["--iteration-time=2", "--bandwidth=1e-3", "--network-bandwidth=1e-4"]
+    flags = ["--moevement-window=auto", "--moevement-max-window=3"]
+    code, out, _ = check(megatron_fork_server, "-n", "2", NODE, "--json", *given, flags=flags)
+    assert code == 0
+    prediction = json.loads(out)["prediction"]
+    one, two, three = prediction["windows"]
+    assert one["slot_bytes"] > two["slot_bytes"] > three["slot_bytes"]
+    # A copy for one holder, which has the network for itself.
+    assert [each["hiding_s"] for each in (one, two, three)] == [
+        each["slot_bytes"] / 1e5 for each in (one, two, three)
+    ]
+    assert prediction["chosen"] in {1, 2, 3}
 
 
 def test_a_script_of_megatron_lm_is_checked_as_it_is(megatron_fork_server, tmp_path):

@@ -64,6 +64,27 @@ def test_the_limits_of_w_are_w_itself_unless_told():
     assert wider.resolved() == wider
 
 
+@pytest.mark.parametrize(
+    ("given", "limits", "first"),
+    [
+        ({"moevement_window": 5}, (1, 8), 4),
+        ({"moevement_window": 5, "moevement_max_replay_steps": 9}, (1, 5), 4),
+        ({"moevement_window": 5, "moevement_min_window": 5, "moevement_max_window": 6}, (5, 6), 5),
+        ({"moevement_window": Chosen.AUTO, "moevement_max_window": 3}, (1, 3), 3),
+        ({"moevement_window": Chosen.AUTO}, (1, 8), 4),
+    ],
+)
+def test_a_job_with_a_fixed_w_could_have_chosen_between_limits_of_its_own(given, limits, first):
+    chosen = FaultTolerance(**given).resolved().automatic
+    assert chosen.chooses_window
+    assert ((chosen.min_window, chosen.max_window), chosen.first_window) == (limits, first)
+
+
+def test_a_job_that_could_have_chosen_changes_its_schedule_by_itself():
+    given = FaultTolerance(moevement_window=4, moevement_schedule_changes=parse_changes("20:4"))
+    check_fault_tolerance(given.resolved().automatic, save=None)
+
+
 @pytest.mark.parametrize("window", [1, 6])
 def test_a_schedule_beyond_the_limits_of_w_is_refused(window):
     limits = {"moevement_min_window": 2, "moevement_max_window": 5}

@@ -7,7 +7,7 @@ Nothing is computed here that the job does not compute: accounts and slots are t
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 
 from megatron_moevement.policy.copies.memory_budget import MemoryAccount
@@ -119,6 +119,21 @@ class NodeForecast:
 
 
 @dataclasses.dataclass(frozen=True)
+class WindowOptions:
+    """What W would be chosen from, by the job or, where it has a fixed W, by one that chooses.
+
+    Attributes:
+        first: the W that a job begins with that chooses.
+        slots: for each W that it may come to the bytes of the largest slot of the worst rank.
+        is_chosen: whether this job chooses.
+    """
+
+    first: int = 1
+    slots: Mapping[int, int] = dataclasses.field(default_factory=dict)
+    is_chosen: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
 class JobForecast:
     """What a job takes and does.
 
@@ -130,6 +145,7 @@ class JobForecast:
         train_iters: the last step.
         computes_on_host: whether the model's state lies in host memory, too.
         limit_bytes: host memory that a process may take; None without a limit.
+        windows: returns what W would be chosen from; takes about as long as planning the job.
     """
 
     processes: tuple[ProcessForecast, ...]
@@ -139,6 +155,7 @@ class JobForecast:
     train_iters: int
     computes_on_host: bool
     limit_bytes: int | None = None
+    windows: Callable[[], WindowOptions] = WindowOptions
 
     @cached_property
     def nodes(self) -> Mapping[int, NodeForecast]:

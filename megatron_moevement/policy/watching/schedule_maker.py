@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from megatron_moevement.policy.job.ranks import LogicalRank
@@ -50,6 +50,34 @@ class SlotSizes(NamedTuple):
     window_bytes: int
 
 
+def schedule_by_index(planned: WindowSchedule, window: int) -> WindowSchedule:
+    """Returns the schedule for a W with experts in the order of their numbers.
+
+    Args:
+        planned: that the job began with.
+    """
+    return planned if window == planned.window else schedule_of(planned.inventory, window)
+
+
+def slot_sizes(
+    planned: WindowSchedule, windows: Iterable[int], room: Mapping[LogicalRank, int]
+) -> Mapping[int, SlotSizes]:
+    """Returns what slots take for each W that there is room for; it takes a while.
+
+    Args:
+        planned: that the job began with.
+        windows: W, as the job may come to it.
+        room: of each rank for a slot, in bytes.
+    """
+    found = {}
+    for window in windows:
+        schedule = schedule_by_index(planned, window)
+        if schedule is planned or schedule.fits_into(room):
+            window_bytes = max(map(sum, schedule.bytes_by_slot.values()))
+            found[window] = SlotSizes(schedule.worst_slot_bytes, window_bytes)
+    return found
+
+
 @dataclasses.dataclass(frozen=True)
 class ScheduleMaker:
     """Makes schedules, the same wherever it is asked; it takes a while.
@@ -68,19 +96,11 @@ class ScheduleMaker:
 
     def sizes(self) -> Mapping[int, SlotSizes]:
         """Returns what slots take for each W that there is room for."""
-        found = {}
-        for window in self.windows:
-            schedule = self.by_index(window)
-            if schedule is self.planned or schedule.fits_into(self.room):
-                window_bytes = max(map(sum, schedule.bytes_by_slot.values()))
-                found[window] = SlotSizes(schedule.worst_slot_bytes, window_bytes)
-        return found
+        return slot_sizes(self.planned, self.windows, self.room)
 
     def by_index(self, window: int) -> WindowSchedule:
         """Returns the schedule for a W with experts in the order of their numbers."""
-        if window == self.planned.window:
-            return self.planned
-        return schedule_of(self.planned.inventory, window)
+        return schedule_by_index(self.planned, window)
 
     def wanted(self, window: int, known: Popularity, used: int | None = None) -> WindowSchedule:
         """Returns the schedule for a W and for what is known of the experts.

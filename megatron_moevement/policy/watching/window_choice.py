@@ -89,14 +89,17 @@ class WindowChoice:
                 rank.
             replicas: r.
         """
-        budget_bytes = _budget_bytes(measured, replicas)
-        if budget_bytes is None:
+        path = path_of(measured, replicas)
+        if path is None or measured.iteration_s <= 0:
             return self
+        budget_bytes = path.slot_budget_bytes(timedelta(seconds=measured.iteration_s))
         now = dataclasses.replace(self, budget_bytes=budget_bytes, reason=Reason.FITS)
         if measured.stall_s <= STALL_SHARE * measured.iteration_s:
             return _after_none(now, slots)
         if min(slots.values()) > budget_bytes:
-            spread = _spread(now, slots, _budget_bytes(measured, 0) or 0)
+            to_host = PathBandwidth(path.device_to_host_bytes_per_s, 1.0, replicas=0)
+            iteration = timedelta(seconds=measured.iteration_s)
+            spread = _spread(now, slots, to_host.slot_budget_bytes(iteration))
             if spread is not None:
                 return spread
         return _after_stalls(now, slots)
@@ -118,6 +121,20 @@ def _spread(
     patience = choice.patience * (2 if choice.is_tried else 1)
     budget_bytes = choice.budget_bytes
     return WindowChoice(longest, used, Reason.NO_WINDOW_FITS, budget_bytes, patience=patience)
+
+
+def path_of(measured: Measured, replicas: int) -> PathBandwidth | None:
+    """Returns the path that slots take; None where nothing was captured.
+
+    Args:
+        replicas: r.
+    """
+    to_host, to_holder = measured.to_host_bytes_per_s, measured.to_holder_bytes_per_s
+    if to_host is None or to_host <= 0:
+        return None
+    if to_holder is None or to_holder <= 0 or not replicas:
+        return PathBandwidth(to_host, to_host, replicas=0)
+    return PathBandwidth(to_host, to_holder * replicas, replicas)
 
 
 def _after_stalls(choice: WindowChoice, slots: Mapping[int, int]) -> WindowChoice:
@@ -145,18 +162,6 @@ def _after_none(choice: WindowChoice, slots: Mapping[int, int]) -> WindowChoice:
         return dataclasses.replace(choice, stalled_windows=0, slack_windows=slack, smaller=smaller)
     budget_bytes, patience = choice.budget_bytes, choice.patience
     return WindowChoice(smaller, None, Reason.SLACK, budget_bytes, patience=patience, is_tried=True)
-
-
-def _budget_bytes(measured: Measured, replicas: int) -> int | None:
-    """Returns what an iteration hides; None where nothing was captured."""
-    to_host, to_holder = measured.to_host_bytes_per_s, measured.to_holder_bytes_per_s
-    if to_host is None or to_host <= 0 or measured.iteration_s <= 0:
-        return None
-    if to_holder is None or to_holder <= 0 or not replicas:
-        path = PathBandwidth(to_host, to_host, replicas=0)
-    else:
-        path = PathBandwidth(to_host, to_holder * replicas, replicas)
-    return path.slot_budget_bytes(timedelta(seconds=measured.iteration_s))
 
 
 def _smallest(slots: Mapping[int, int], most_bytes: float) -> int | None:

@@ -43,3 +43,8 @@ class PathBandwidth:
         if self.replicas:
             to_host = min(to_host, self.network_bytes_per_s * seconds / self.replicas)
         return max(int(to_host), 0)
+
+    def hiding_s(self, slot_bytes: int) -> float:
+        """Returns the shortest iteration, in seconds, that hides slots of a size."""
+        to_host_s = (slot_bytes + self.log_bytes) / self.device_to_host_bytes_per_s
+        return max(to_host_s, slot_bytes * self.replicas / self.network_bytes_per_s)

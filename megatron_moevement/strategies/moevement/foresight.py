@@ -5,12 +5,19 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
+from functools import partial
 
 from megatron_moevement.backends.backend import BackendName
 from megatron_moevement.integrations.megatron.snapshots import LiveOperators
 from megatron_moevement.integrations.megatron.weightless import state_bytes
 from megatron_moevement.policy.copies.retention import LAG
-from megatron_moevement.policy.preflight.forecast import Cluster, JobForecast, ProcessForecast
+from megatron_moevement.policy.preflight.forecast import (
+    Cluster,
+    JobForecast,
+    ProcessForecast,
+    WindowOptions,
+)
+from megatron_moevement.policy.watching.schedule_maker import slot_sizes
 from megatron_moevement.settings.fault_tolerance import FaultTolerance
 from megatron_moevement.strategies.live_objects import LiveObjects
 from megatron_moevement.strategies.moevement.opening import member_of
@@ -50,7 +57,8 @@ def foresee(
     lenient = dataclasses.replace(
         settings, moevement_host_memory_limit_gb=None, moevement_strict_replicas=False
     )
-    plan = plan_of(PlannedJob(lenient, members, ends, train_iters))
+    job = PlannedJob(lenient, members, ends, train_iters)
+    plan = plan_of(job)
     return JobForecast(
         processes=_processes(plan, cluster, states),
         schedule=plan.schedule,
@@ -59,7 +67,19 @@ def foresee(
         train_iters=train_iters,
         computes_on_host=device is BackendName.CPU,
         limit_bytes=settings.host_memory_limit_bytes,
+        windows=partial(_windows, job, plan),
     )
+
+
+def _windows(job: PlannedJob, plan: JobPlan) -> WindowOptions:
+    """Returns what W would be chosen from, by the plan of a job that chooses."""
+    is_chosen, automatic = job.settings.chooses_window, job.settings.automatic
+    if not is_chosen:
+        plan = plan_of(dataclasses.replace(job, settings=automatic))
+    limits = range(automatic.min_window, automatic.max_window + 1)
+    sizes = slot_sizes(plan.schedule, limits, plan.slot_bytes)
+    largest = {window: each.largest_bytes for window, each in sizes.items()}
+    return WindowOptions(automatic.first_window, largest, is_chosen)
 
 
 def _spares(settings: FaultTolerance, cluster: Cluster, members: list[Member]) -> tuple[Spare, ...]:
