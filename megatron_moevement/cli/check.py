@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import os
 import sys
 import warnings
 from collections.abc import Sequence
@@ -16,16 +15,19 @@ from rich.filesize import decimal
 from rich.table import Table
 
 from megatron_moevement.backends.backend import BackendName, choose, load
-from megatron_moevement.cli import check_windows
+from megatron_moevement.cli import check_links, check_windows
 from megatron_moevement.cli.check_windows import WindowPrediction
 from megatron_moevement.cli.output import add_json_flag, show
 from megatron_moevement.errors import ExitCode, UserError
 from megatron_moevement.integrations.megatron.fork.marker import check_fork
 from megatron_moevement.policy.preflight.forecast import Cluster, JobForecast, NodeForecast
 from megatron_moevement.settings.architecture import with_layers
+from megatron_moevement.settings.launch import Launch
 from megatron_moevement.training.arguments import Arguments, parse
 
 if TYPE_CHECKING:
+    from megatron_moevement.policy.preflight.links import MeasuredLinks
+    from megatron_moevement.training.link_measurement import LinkLeader
     from megatron_moevement.training.preflight import Preflight
 
 HELP = "print what a job takes, and what keeps it from working, before it starts"
@@ -45,21 +47,24 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "[--iteration-time SECONDS] [--bandwidth GB/S] [--network-bandwidth GB/S] [--json] "
         "-- FLAGS... | moevement check --paper [--json]"
     )
+    nodes, per_node, spares = check_links.launched_sizes()  # strings: refused as flags are
     parser.add_argument(
         "--nodes",
         type=int,
-        default=os.environ.get("SLURM_JOB_NUM_NODES", "1"),  # refused as the flag is
-        help="nodes of the job (default: those of the Slurm allocation, or 1)",
+        default=nodes,
+        help="nodes of the job (default: those that the launcher or Slurm has started, or 1)",
     )
-    parser.add_argument("-n", "--per-node", type=int, default=1, help="processes of each node")
     parser.add_argument(
-        "--spares", type=int, default=0, help="processes among them that wait for a rank"
+        "-n", "--per-node", type=int, default=per_node, help="processes of each node"
+    )
+    parser.add_argument(
+        "--spares", type=int, default=spares, help="processes among them that wait for a rank"
     )
     parser.add_argument(
         "--failure-domain",
         choices=("node", "process"),
-        default="node",
-        help="what may be lost together; run_local.sh makes it a process",
+        help="what may be lost together; run_local.sh makes it a process (default: node; as "
+        "processes of a launch: what the launcher makes it)",
     )
     parser.add_argument(
         "--elsewhere",
@@ -72,12 +77,26 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="instead: the memory of the paper's jobs, beside the paper's figures",
     )
+    check_links.add_flags(parser)
     check_windows.add_flags(parser)
     parser.add_argument("flags", nargs="*", metavar="FLAGS", help="those of the job")
 
 
 def run(args: argparse.Namespace) -> int:
     """Prints what was found; exit code 2 where the job can't work."""
+    launch = Launch.from_environment()
+    is_silent = check_links.is_launched() and launch.process != 0
+    try:
+        if is_silent and (args.paper or args.elsewhere):
+            return ExitCode.DONE
+        return _run(args, launch)
+    except UserError as error:
+        if not is_silent:  # process 0 finds the same, or is given it to say
+            raise
+        return error.exit_code
+
+
+def _run(args: argparse.Namespace, launch: Launch) -> int:
     if args.paper:
         from megatron_moevement.cli import check_paper  # noqa: PLC0415  (without flags of a job)
 
@@ -90,14 +109,53 @@ def run(args: argparse.Namespace) -> int:
         cluster = Cluster(args.nodes, args.per_node, args.spares, each_is_domain=each)
     except ValueError as error:
         raise UserError(str(error)) from error
-    arguments, found = look_ahead(args.flags, cluster, is_here=not args.elsewhere)
-    predicted = WindowPrediction.of(args, found.forecast, None)
+    if args.elsewhere or not check_links.is_launched():
+        return _report(args, *look_ahead(args.flags, cluster, is_here=not args.elsewhere))
+    check_links.check_sizes(cluster, launch)
+
+    def lead(leader: LinkLeader) -> int:
+        domains = tuple(one.domain for one in leader.greetings.values())
+        asked = () if args.failure_domain else domains
+        planned = dataclasses.replace(cluster, domains=asked)
+        arguments, found = look_ahead(args.flags, planned, is_here=True)
+        links: MeasuredLinks | None = None
+        try:
+            links = leader.measure(found.forecast)
+            refused = tuple(links.obstacles)
+        except UserError as error:
+            refused = (str(error),)
+        found = dataclasses.replace(
+            found, obstacles=tuple(dict.fromkeys((*found.obstacles, *refused)))
+        )
+        return _report(args, arguments, found, planned, links)
+
+    return check_links.in_meeting(args, launch, cluster, lead)
+
+
+def _report(
+    args: argparse.Namespace,
+    arguments: Arguments,
+    found: Preflight,
+    cluster: Cluster | None = None,
+    links: MeasuredLinks | None = None,
+) -> int:
+    """Prints what was found; returns the exit code.
+
+    Args:
+        links: what the processes of a launch have measured; None where nothing was.
+    """
+    rates = None if links is None else links.rates
+    predicted = WindowPrediction.of(args, found.forecast, rates)
+    measured: list[RenderableType] = []
+    if links is not None and cluster is not None:
+        measured += check_links.shown(links, cluster)
     document = {
         **_document(arguments, found),
+        "links": None if links is None else check_links.document(links),
         "prediction": None if predicted is None else predicted.document(),
     }
-    window = [check_windows.UNKNOWN] if predicted is None else predicted.shown()
-    show(args, document, _shown(arguments, found, window))
+    measured += [check_windows.UNKNOWN] if predicted is None else predicted.shown()
+    show(args, document, _shown(arguments, found, measured))
     for obstacle in found.obstacles:
         print(f"moevement check: {obstacle}", file=sys.stderr)
     return ExitCode.BAD_ARGUMENTS if found.obstacles else ExitCode.DONE
@@ -143,9 +201,9 @@ def look_ahead(
 
 
 def _shown(
-    arguments: Arguments, found: Preflight, window: Sequence[RenderableType]
+    arguments: Arguments, found: Preflight, of_links: Sequence[RenderableType]
 ) -> list[RenderableType]:
-    shown = [*_lines(arguments, found), _table(found.forecast), *window]
+    shown = [*_lines(arguments, found), _table(found.forecast), *of_links]
     if not found.obstacles:
         shown.append("nothing stands in the way of this job" + _unseen(found))
     return shown

@@ -30,7 +30,10 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add_bandwidth_flags(window, "as measured, or no limit")
 
 
-UNKNOWN = "predicted W: give --bandwidth and --network-bandwidth"
+UNKNOWN = (
+    "predicted W: bandwidths are measured where the job's launcher starts this command as each of "
+    "its processes; or give --bandwidth and --network-bandwidth"
+)
 """What people read where no bandwidth is known."""
 
 

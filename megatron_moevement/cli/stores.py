@@ -16,12 +16,13 @@ import secrets
 import signal
 import socket
 import warnings
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from megatron_moevement.cli.metrics import add_metrics_address, open_metrics
 from megatron_moevement.errors import ExitCode, UserError
 from megatron_moevement.runtime.observation.log import open_log
-from megatron_moevement.settings.launch import LAUNCH_VARIABLE
+from megatron_moevement.settings.launch import LAUNCH_VARIABLE, Address
 from megatron_moevement.settings.secret import SECRET_VARIABLE, new_secret
 
 if TYPE_CHECKING:
@@ -99,6 +100,17 @@ def run(args: argparse.Namespace) -> int:
         signal.sigwait(ends)
         del stores
     return ExitCode.DONE
+
+
+@contextlib.contextmanager
+def served_at(address: Address) -> Iterator[None]:
+    """Serves training's store at an address, unless somebody does so already."""
+    stores = []
+    with contextlib.suppress(OSError):
+        listener = socket.create_server(address, backlog=1024)
+        stores.append(serve_store(listener, address[0]))
+    yield
+    stores.clear()
 
 
 def allow_connections(processes: int) -> None:

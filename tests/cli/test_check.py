@@ -37,7 +37,7 @@ def test_a_job_that_works_is_shown_on_one_screen(megatron_fork_server, shared_me
     assert (code, err) == (0, [])
     assert out.splitlines()[-1] == "nothing stands in the way of this job"
     assert len(out.splitlines()) < 24
-    assert "predicted W: give --bandwidth" in out
+    assert "predicted W: bandwidths are measured where the job's launcher starts" in out
     assert "W = 2: an iteration captures " in out
     assert "replays at most 3 steps" in out
     (titles,) = (line for line in out.splitlines() if line.startswith("node, "))

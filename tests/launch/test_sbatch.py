@@ -256,3 +256,21 @@ def test_a_job_that_left_its_state_in_memory_is_launched_again(submit):
     launches = submit(CODE="75", RELAUNCHES="2", code=75).count("--kill-on-bad-exit=0")
     assert launches == 3
     assert submit(CODE="1", code=1).count("--kill-on-bad-exit=0") == 1
+    assert submit(CODE="2", code=2).count("--kill-on-bad-exit=0") == 1
+
+
+def test_a_job_that_is_only_checked_is_looked_at_by_all_its_tasks(submit, tmp_path):
+    handed = submit()
+    script = "\n".join(handed[handed.index("-c") + 1 : handed.index("task")])
+    shown = script.replace('"$PYTHON" -u', "printf '%s\\n' \"$PYTHONPATH\"")
+    variables = {"CHECK": "1", "CHECK_FLAGS": "--iteration-time 2.5", "PYTHONPATH": ""}
+    variables |= {"SLURM_PROCID": "0", "SLURM_NNODES": "1", "CODES": str(tmp_path)}
+    result = subprocess.run(
+        ["bash", "-c", shown, "task", "/repository/pretrain_moe.py", "--seed", "a b"],
+        env=os.environ | variables,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    check = ["-m", "megatron_moevement.cli", "check", "--iteration-time", "2.5", "--"]
+    assert result.stdout.splitlines() == ["/repository", *check, "--seed", "a b"]

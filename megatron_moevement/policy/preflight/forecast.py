@@ -13,6 +13,7 @@ from functools import cached_property
 from megatron_moevement.policy.copies.memory_budget import MemoryAccount
 from megatron_moevement.policy.copies.placement import Host
 from megatron_moevement.policy.copies.retention import max_replayed_steps
+from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.policy.window.schedule import WindowSchedule
 
 
@@ -25,6 +26,7 @@ class Cluster:
     Attributes:
         each_is_domain: whether each process is a failure domain; otherwise each node is.
         domain: the failure domain of all processes, where one is given.
+        domains: that of each process, where they have been asked; it counts more.
 
     Raises:
         ValueError: there would be no process, or none that trains.
@@ -35,6 +37,7 @@ class Cluster:
     spares: int = 0
     each_is_domain: bool = False
     domain: str | None = None
+    domains: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.nodes < 1 or self.per_node < 1:
@@ -53,6 +56,8 @@ class Cluster:
 
     def domain_of(self, process: int) -> str:
         """Returns what a process may be lost together with."""
+        if self.domains:
+            return self.domains[process]
         if self.domain is not None:
             return self.domain
         return f"process {process}" if self.each_is_domain else f"node {self.node_of(process)}"
@@ -146,6 +151,7 @@ class JobForecast:
         computes_on_host: whether the model's state lies in host memory, too.
         limit_bytes: host memory that a process may take; None without a limit.
         windows: returns what W would be chosen from; takes about as long as planning the job.
+        holders: for each rank the processes that keep copies of its slots.
     """
 
     processes: tuple[ProcessForecast, ...]
@@ -156,6 +162,7 @@ class JobForecast:
     computes_on_host: bool
     limit_bytes: int | None = None
     windows: Callable[[], WindowOptions] = WindowOptions
+    holders: Mapping[LogicalRank, tuple[int, ...]] = dataclasses.field(default_factory=dict)
 
     @cached_property
     def nodes(self) -> Mapping[int, NodeForecast]:

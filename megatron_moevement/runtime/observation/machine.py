@@ -29,7 +29,7 @@ def look_at_machine(root: Path, run_id: str) -> Machine:
     Raises:
         UserError: a job could not make its files there.
     """
-    existing = _existing(root)
+    existing = existing_folder(root)
     kept_bytes = sum(map(folder_bytes, process_folders(root / run_id).values()))
     in_memory = is_in_memory(existing)
     return Machine(
@@ -41,7 +41,7 @@ def look_at_machine(root: Path, run_id: str) -> Machine:
     )
 
 
-def _existing(root: Path) -> Path:
+def existing_folder(root: Path) -> Path:
     """Returns the store directory, or the nearest folder above it, in which a job would make it.
 
     Raises:

@@ -68,6 +68,7 @@ def foresee(
         computes_on_host=device is BackendName.CPU,
         limit_bytes=settings.host_memory_limit_bytes,
         windows=partial(_windows, job, plan),
+        holders=plan.placement.holders,
     )
 
 
