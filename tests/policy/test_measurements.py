@@ -32,10 +32,15 @@ def test_pieces_of_one_rate_have_this_bandwidth(rate, sizes):
     assert achieved_bytes_per_s(history) == rate
 
 
+def is_odd(work):
+    """Returns whether a piece has another rate: with the same one it may count, and round sums."""
+    return work.size_bytes / work.spent_s != 1000
+
+
 @given(
     seed=st.integers(0, 2**31),
     count=st.integers(4, 16),
-    odd=st.lists(st.builds(Work, st.integers(1, 10**9), st.floats(1e-9, 1e9))),
+    odd=st.lists(st.builds(Work, st.integers(1, 10**9), st.floats(1e-9, 1e9)).filter(is_odd)),
 )
 def test_odd_pieces_up_to_a_quarter_do_not_move_a_bandwidth(seed, count, odd):
     history = [Work(1000, 1.0)] * (count - count // 4) + odd[: count // 4]
