@@ -16,6 +16,8 @@ from tests.harness.interruption import Run, digest_differences
 from tests.harness.localized_run import LocalizedJob, LocalizedRun, Loss, differences
 from tests.harness.protected_run import Case, check_replays, die, plans_of
 
+SLOW = pytest.mark.slow
+
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(300)]
 
 CASE = Case.of("pp2-ep2 bf16 distributed bias", 4)
@@ -63,11 +65,11 @@ def test_all_ranks_go_by_another_schedule_from_one_step_on(
 @pytest.mark.parametrize(
     ("step", "place", "is_agreed", "is_in_force"),
     [
-        pytest.param(12, FaultPoint.BARRIER, False, False, id="before the agreement"),
+        pytest.param(12, FaultPoint.BARRIER, False, False, id="before the agreement", marks=SLOW),
         pytest.param(15, FaultPoint.GATHER, True, False, id="before the edge"),
         pytest.param(EDGE, FaultPoint.COMMITTED, True, True, id="at the edge"),
-        pytest.param(18, FaultPoint.GATHER, True, True, id="after the edge"),
-        pytest.param(21, FaultPoint.PREPARE, True, True, id="later"),
+        pytest.param(18, FaultPoint.GATHER, True, True, id="after the edge", marks=SLOW),
+        pytest.param(21, FaultPoint.PREPARE, True, True, id="later", marks=SLOW),
     ],
 )
 def test_a_job_that_is_killed_goes_on_by_the_schedules_that_it_agreed_on(
