@@ -92,13 +92,13 @@ class WindowChoice:
         path = path_of(measured, replicas)
         if path is None or measured.iteration_s <= 0:
             return self
-        budget_bytes = path.slot_budget_bytes(timedelta(seconds=measured.iteration_s))
+        iteration = timedelta(seconds=measured.iteration_s)
+        budget_bytes = path.slot_budget_bytes(iteration)
         now = dataclasses.replace(self, budget_bytes=budget_bytes, reason=Reason.FITS)
         if measured.stall_s <= STALL_SHARE * measured.iteration_s:
             return _after_none(now, slots)
         if min(slots.values()) > budget_bytes:
-            to_host = PathBandwidth(path.device_to_host_bytes_per_s, 1.0, replicas=0)
-            iteration = timedelta(seconds=measured.iteration_s)
+            to_host = dataclasses.replace(path, replicas=0)
             spread = _spread(now, slots, to_host.slot_budget_bytes(iteration))
             if spread is not None:
                 return spread
