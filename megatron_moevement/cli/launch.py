@@ -40,7 +40,7 @@ from megatron_moevement.cli.job_end import (
     report_death,
     report_end,
 )
-from megatron_moevement.cli.left_processes import children, kill_session, kill_what_is_left
+from megatron_moevement.cli.left_processes import started_ranks
 from megatron_moevement.cli.metrics import add_metrics_address, open_metrics
 from megatron_moevement.cli.stores import allow_connections, serve_store
 from megatron_moevement.errors import ExitCode, UserError
@@ -62,7 +62,6 @@ NAME = "moevement launch"
 STORE_ADDRESS = "127.0.0.1"
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 PR_SET_PDEATHSIG = 1
-PR_SET_CHILD_SUBREAPER = 36
 SIGNAL_EXIT_BASE = 128
 PROGRAM = Path(__file__).resolve().parents[2] / "pretrain_moe.py"
 GRACE = timedelta(seconds=30)
@@ -190,12 +189,8 @@ def launch(job: Job) -> int:
         raise UserError(f"torch is not installed for {sys.executable}: run scripts/setup.sh")
     watched = {signal.SIGCHLD, *FORWARDED}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, watched)
-    others = children()
-    # Processes that ranks left behind, such as the monitors of in-process restart, come to us.
-    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
-    ranks: list[subprocess.Popen[bytes]] = []
     try:
-        with contextlib.ExitStack() as stack:
+        with started_ranks() as ranks, contextlib.ExitStack() as stack:
             stack.enter_context(open_log(job.name, "launcher"))
             outputs = [stack.enter_context(output) for output in _outputs(job)]
             allow_connections(job.world_size)
@@ -221,9 +216,6 @@ def launch(job: Job) -> int:
             report_end(code, [(end.rank, end.status) for end in exits], job.flags)
             return code
     finally:
-        for process in ranks:
-            kill_session(process)
-        kill_what_is_left(others)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 

@@ -2,6 +2,7 @@
 """Metrics over HTTP, their page, their rules and their dashboard; a real Prometheus reads them."""
 
 import contextlib
+import ctypes
 import json
 import re
 import shutil
@@ -26,6 +27,7 @@ RULES = ROOT / "scripts" / "moevement-rules.yml"
 DASHBOARD = json.loads((ROOT / "scripts" / "moevement-dashboard.json").read_text())
 PAGE = (ROOT / "docs" / "operate" / "metrics.md").read_text()
 ANY_PORT = ("127.0.0.1", 0)
+PR_GET_CHILD_SUBREAPER = 37
 
 
 def name_of(metric):
@@ -138,6 +140,9 @@ def test_an_address_that_is_none_is_refused(command, address, capsys):
 def test_metrics_without_events_are_refused(command, capsys):
     assert main([*command, "--metrics-address", "127.0.0.1:0"]) == ExitCode.BAD_ARGUMENTS
     assert "give the job --moevement-event-dir" in capsys.readouterr().err
+    is_reaper = ctypes.c_int(-1)
+    ctypes.CDLL(None).prctl(PR_GET_CHILD_SUBREAPER, ctypes.byref(is_reaper))
+    assert is_reaper.value == 0
 
 
 def test_who_hosts_the_stores_serves_them(tmp_path):
