@@ -365,7 +365,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--minutes", type=float, default=9.0, help="no round begins that ends later"
     )
     parser.add_argument("--steps", type=int, default=8, help="of a job, at least: whole windows")
-    parser.add_argument("--dropped", type=int, default=4, help="first steps of a job")
+    parser.add_argument("--dropped", type=int, default=20, help="first steps of a job")
     parser.add_argument("--window", type=int, default=4, help="W")
     parser.add_argument(
         "--of", type=shlex.split, default=[], help="flags: both jobs are protected, one has them"

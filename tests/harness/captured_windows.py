@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import cast
@@ -12,7 +13,7 @@ import torch
 
 from megatron_moevement.integrations.megatron.random_state import random_state
 from megatron_moevement.integrations.megatron.slot_layout import SlotLayout, slot_layouts
-from megatron_moevement.integrations.megatron.snapshots import LiveOperators, Piece
+from megatron_moevement.integrations.megatron.snapshots import LiveOperators, Piece, digest_of
 from megatron_moevement.policy.copies.placement import Placement
 from megatron_moevement.policy.copies.slot_ring import SlotRing, ring_capacity
 from megatron_moevement.policy.job.operators import Inventory, Operator, OperatorId, OperatorKind
@@ -76,6 +77,12 @@ class TellingOperators:
     def _bytes(self, operator: OperatorId, content: Content) -> int:
         return sum(piece.size_bytes for piece in self.pieces(operator, content))
 
+    def digest(self) -> Callable[[], str] | None:
+        """Returns what computes the digest of all of them as they are now."""
+        return digest_of(
+            piece for operator in self.operators for piece in self.pieces(operator.id, Content.FULL)
+        )
+
     def optimize(self, step: int) -> None:
         """Changes what an optimizer changes into S_step."""
         for place, tensor in enumerate(self._trained):
@@ -114,6 +121,7 @@ class CapturedWindows:
                 rollbacks=0,
             ),
             SlotRing(capacity),
+            state_digest=self._live.digest,
         )
         self.stalls: list[timedelta] = []
         """How long each step but the first waited."""
@@ -151,7 +159,10 @@ class CapturedWindows:
         if step:
             expected.compute(step)
         buffer = torch.frombuffer(self._ring.buffer(step), dtype=torch.uint8)
-        return SlotScalars.decode(bytes(extras)).progress.committed == step and all(
+        scalars, digest = SlotScalars.decode(bytes(extras)), expected.digest()
+        if digest is None or (scalars.progress.committed, scalars.state) != (step, digest()):
+            return False
+        return all(
             torch.equal(view, piece.live.to(piece.dtype))
             for layout_part in self._layouts[step % _W].parts
             for piece, view in zip(

@@ -14,8 +14,9 @@ Source: section 3.2 of the paper.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
@@ -27,6 +28,9 @@ from megatron_moevement.integrations.megatron.transformer_config import torch_dt
 from megatron_moevement.policy.job.operators import Operator, OperatorId
 from megatron_moevement.policy.job.state_recipe import Content, StateRecipe, Timing
 from megatron_moevement.runtime.slots.mapped_file import checksum_of
+
+DIGEST_CHARACTERS = 16
+"""Of the digest of a rank's state."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +52,11 @@ class Piece:
     def size_bytes(self) -> int:
         """Bytes of the captured tensor."""
         return self.live.numel() * self.dtype.itemsize
+
+    def taken(self) -> torch.Tensor:
+        """Returns what is read of it until the next commit: a copy where it changes before that."""
+        live = self.live.detach()
+        return live.clone() if self.timing is Timing.AT_ONCE else live
 
 
 class LiveOperators:
@@ -120,20 +129,9 @@ class LiveOperators:
                 if isinstance(counter, torch.Tensor):
                     counter.fill_(step)
 
-    def digest(self) -> str | None:
-        """Returns what stands for the FULL state of all operators; None on a device.
-
-        It reads all of it once. Where the state lies in a device's memory, that would take
-        kernels and a wait of the host in every step.
-        """
-        sums = []
-        for operator in sorted(self._full):
-            for piece in self._full[operator]:
-                if piece.live.device.type != "cpu":
-                    return None
-                flat = piece.live.detach().contiguous().view(-1)
-                sums.append(checksum_of(flat.view(torch.uint8).numpy().data))
-        return f"{checksum_of(struct.pack(f'<{len(sums)}Q', *sums)):016x}"
+    def digest(self) -> Callable[[], str] | None:
+        """Returns what computes the digest of the FULL state of all operators: see `digest_of`."""
+        return digest_of(piece for operator in sorted(self._full) for piece in self._full[operator])
 
     @torch.no_grad()
     def complete(self) -> None:
@@ -142,6 +140,24 @@ class LiveOperators:
             access.cast()
         self._optimizer.gather()
         self._optimizer.complete_parameters()
+
+
+def digest_of(pieces: Iterable[Piece]) -> Callable[[], str] | None:
+    """Returns what computes a digest of tensors as they are now; None on a device.
+
+    Any thread may compute it, before the next commit. It has `DIGEST_CHARACTERS`. All of the
+    tensors are read, which would take kernels and a wait of the host on a device.
+    """
+    pieces = tuple(pieces)
+    if any(piece.live.device.type != "cpu" for piece in pieces):
+        return None
+    return functools.partial(_digest, [piece.taken() for piece in pieces])
+
+
+def _digest(tensors: Sequence[torch.Tensor]) -> str:
+    flat = (tensor.contiguous().view(-1).view(torch.uint8) for tensor in tensors)
+    sums = [checksum_of(each.numpy().data) for each in flat]
+    return f"{checksum_of(struct.pack(f'<{len(sums)}Q', *sums)):0{DIGEST_CHARACTERS}x}"
 
 
 def _check_optimizer_state(state: OperatorState, recipe: StateRecipe) -> None:

@@ -17,6 +17,7 @@ from typing import Generic, TypeVar
 
 from megatron_moevement.runtime.closing import Closing
 from megatron_moevement.runtime.interrupts.interrupt_safe_event import InterruptSafeEvent
+from megatron_moevement.runtime.priority import lower_priority
 
 T = TypeVar("T")
 _SLICE = timedelta(seconds=0.05)
@@ -99,6 +100,7 @@ class Background(Closing, Generic[T]):
             return holds() or self._failure is not None
 
     def _run(self) -> None:
+        lower_priority()
         while (piece := self._pieces.get()) is not None:
             if self._failure is None:
                 self._do(*piece)

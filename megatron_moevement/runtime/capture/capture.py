@@ -43,6 +43,7 @@ class CaptureError(MoEvementError, RuntimeError):
 class _Snapshot:
     order: Callable[[], None]
     copies: Iterable[HostCopy]
+    copied: Callable[[], None]
     landed: Callable[[], None]
 
 
@@ -59,15 +60,22 @@ class Capture(Background[_Snapshot]):
         """How long the copies of the newest snapshot took, once all of it has landed."""
         super().__init__("capture", self._take, _failed)
 
-    def begin(self, copies: Iterable[HostCopy], landed: Callable[[], None]) -> None:
+    def begin(
+        self,
+        copies: Iterable[HostCopy],
+        landed: Callable[[], None],
+        *,
+        copied: Callable[[], None] = lambda: None,
+    ) -> None:
         """Begins a snapshot and returns at once.
 
         Args:
             copies: what is copied; the capture's thread goes through it.
             landed: called on the capture's thread when all of it lies in host memory.
+            copied: called there before that, while the sources may not change yet.
         """
         self.check()
-        self.hand_over(_Snapshot(self._stream.fork(), copies, landed))
+        self.hand_over(_Snapshot(self._stream.fork(), copies, copied, landed))
 
     def await_copies(self) -> timedelta:
         """Waits until the sources may change; returns how long it had to."""
@@ -80,6 +88,7 @@ class Capture(Background[_Snapshot]):
             self._stream.copy(copy.source, copy.target)
         self._stream.join()
         self.copy_s = time.perf_counter() - began_s
+        snapshot.copied()
         with self.changing():
             self._copied += 1
         snapshot.landed()

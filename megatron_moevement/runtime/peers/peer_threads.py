@@ -20,6 +20,7 @@ from itertools import pairwise
 from typing import Generic, TypeVar
 
 from megatron_moevement.runtime.peers.connection import DamagedError, PeerConnection
+from megatron_moevement.runtime.priority import lower_priority
 from megatron_moevement.runtime.transport.handshake import RefusedError, Session
 from megatron_moevement.runtime.transport.transport import Address, Connection, Deadline
 from megatron_moevement.runtime.transport.wire import ProtocolError
@@ -150,6 +151,7 @@ class PeerThreads(ABC, Generic[Q, A]):
                 self._waiting.put(None)
 
     def _run(self) -> None:
+        lower_priority()
         current: tuple[Q, Future[A]] | None = None
         reason = "its thread ended"
         try:

@@ -33,6 +33,7 @@ from megatron_moevement.runtime.peers.slot_messages import (
 )
 from megatron_moevement.runtime.peers.state_messages import OfferedState, StateRange, found_document
 from megatron_moevement.runtime.peers.stored_slots import StoredSlots
+from megatron_moevement.runtime.priority import lower_priority
 from megatron_moevement.runtime.slots.arrivals import Arrivals, ArrivingParts
 from megatron_moevement.runtime.slots.mapped_file import checksum_of
 from megatron_moevement.runtime.transport.admission import Admission, SparseLog
@@ -141,6 +142,7 @@ class ReplicaServer(Closing):
 
     def _serve(self, channel: Channel, caller: str) -> None:
         """Answers one peer until it hangs up or breaks the protocol."""
+        lower_priority()
         try:
             process = answer_call(channel, self._me, Deadline(_HANDSHAKE_TIME))
             caller = f"process {process} at {caller}"

@@ -13,6 +13,7 @@ from megatron_moevement.errors import MoEvementError
 from megatron_moevement.policy.watching.reading_pace import ReadingPace
 from megatron_moevement.runtime.closing import Closing
 from megatron_moevement.runtime.interrupts.interrupt_safe_event import InterruptSafeEvent
+from megatron_moevement.runtime.priority import lower_priority
 from megatron_moevement.runtime.slots.mapped_file import checksum_of_pieces
 from megatron_moevement.runtime.slots.ring_file import RingFile, SlotPart, SlotRecord
 
@@ -77,6 +78,7 @@ class BackgroundCheck(Closing):
         self._thread.join()
 
     def _run(self) -> None:
+        lower_priority()
         self._began = self._cpu_times()
         while not self._closed.wait(_BETWEEN_PASSES):
             for ring in self._rings():

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Slots travel to their holders and back, whole or not at all."""
 
+import os
+import re
 import socket
 import threading
 import tracemalloc
@@ -20,6 +22,7 @@ from megatron_moevement.runtime.peers.sender import (
     SlotSender,
 )
 from megatron_moevement.runtime.peers.server import ReplicaServer
+from megatron_moevement.runtime.priority import BACKGROUND_NICE
 from megatron_moevement.runtime.slots.ring_file import RingShape
 
 from .conftest import DEADLINE, SHAPE, W, capture, key_of
@@ -48,6 +51,23 @@ def test_a_landed_slot_is_held_by_all_its_holders_and_acknowledged(job):
             assert copies.payload(record) == owner.ring.payload(record)
             assert holder.arrived == [key_of(owner.owner, record)]
         assert sender.account.silent == {}
+
+
+def test_threads_that_carry_copies_leave_cores_to_training(job):
+    owner, holder = job(2)
+    with owner.sender(holder) as sender:
+        record = capture(owner.ring, 3)
+        sender.land(owner.owner, record, owner.ring.payload(record), (1,))
+        await_acknowledgements(sender)
+        carrying = [
+            thread.native_id
+            for thread in threading.enumerate()
+            if re.fullmatch(r"(slot-sender|replica-server) [0-9]+", thread.name)
+        ]
+        assert len(carrying) >= 2
+        for thread in carrying:
+            assert os.getpriority(os.PRIO_PROCESS, thread) >= BACKGROUND_NICE
+        assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) < BACKGROUND_NICE
 
 
 def test_a_window_is_complete_with_the_last_acknowledgement_of_its_last_slot(job):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
@@ -12,11 +13,10 @@ from datetime import timedelta
 import torch
 
 from megatron_moevement.integrations.megatron.slot_layout import SlotLayout
-from megatron_moevement.integrations.megatron.snapshots import Piece
+from megatron_moevement.integrations.megatron.snapshots import DIGEST_CHARACTERS
 from megatron_moevement.policy.copies.commit import may_vote
 from megatron_moevement.policy.copies.retention import retain
 from megatron_moevement.policy.copies.slot_ring import SlotRing
-from megatron_moevement.policy.job.state_recipe import Timing
 from megatron_moevement.policy.watching.measurements import NOT_MEASURED, Reduced, are_due
 from megatron_moevement.policy.window.schedule import Window
 from megatron_moevement.policy.window.timetable import Timetable
@@ -82,7 +82,7 @@ class WindowCapture:
         ring: SlotRing,
         *,
         faults: FaultPoints = NO_FAULTS,
-        state_digest: Callable[[], str | None] = lambda: None,
+        state_digest: Callable[[], Callable[[], str] | None] = lambda: None,
         admits: Callable[[SlotRecord], bool] = lambda _: True,
     ) -> None:
         """Goes on where a former launch ended, or begins.
@@ -90,7 +90,8 @@ class WindowCapture:
         Args:
             copies: has the file that receives the slots, and carries them to their holders.
             ring: what the ring file holds that is needed.
-            state_digest: returns what stands for all of the live state.
+            state_digest: returns what computes, on the capture's thread, the digest of all of the
+                live state.
             admits: is asked, on the capture's thread, whether a slot may be kept.
         """
         self._capture = capture
@@ -137,21 +138,20 @@ class WindowCapture:
         layout = self._contents.layout(step)
         self._file.invalidate(step)
         memory = self._file.buffer(step)
-        extras = dataclasses.replace(scalars, state=self._state_digest()).encode()
+        digest = self._state_digest()
+        stand_in = None if digest is None else "0" * DIGEST_CHARACTERS
+        extras = dataclasses.replace(scalars, state=stand_in).encode()
         payload_bytes = layout.size_bytes + len(extras)
         if payload_bytes > len(memory):
             raise CaptureError(f"a slot of {payload_bytes} bytes, there is room for {len(memory)}")
-        memory[layout.size_bytes : payload_bytes] = extras
-        buffer = torch.frombuffer(memory, dtype=torch.uint8)
-        copies = [
-            HostCopy(_source(piece), view)
-            for part in layout.parts
-            for piece, view in zip(part.pieces, part.views(buffer), strict=True)
-        ]
+        behind = memory[layout.size_bytes : payload_bytes]
+        behind[:] = extras
+        taken = [piece.taken() for part in layout.parts for piece in part.pieces]
         self._faults.strike(step, FaultPoint.CAPTURE)
         self._capture.begin(
-            self._passing_halfway(step, copies),
+            self._copies_of(step, layout, taken, memory),
             functools.partial(self._landed, step, payload_bytes),
+            copied=functools.partial(_add_digest, behind, scalars, digest),
         )
         self.captured_bytes = layout.captured_bytes
         self.metadata_bytes = len(extras)
@@ -198,15 +198,19 @@ class WindowCapture:
         self._faults.strike(step, FaultPoint.AFTER_PUBLISH)
         self._copies.land(record)
 
-    def _passing_halfway(self, step: int, copies: Sequence[HostCopy]) -> Iterator[HostCopy]:
-        """Yields copies, and passes the fault point in the middle of them."""
-        for number, copy in enumerate(copies):
-            if number == len(copies) // 2:
+    def _copies_of(
+        self, step: int, layout: SlotLayout, taken: Sequence[torch.Tensor], memory: memoryview
+    ) -> Iterator[HostCopy]:
+        """Yields the copies of a slot, and passes the fault point in the middle of them."""
+        buffer = torch.frombuffer(memory, dtype=torch.uint8)
+        views = itertools.chain.from_iterable(part.views(buffer) for part in layout.parts)
+        for number, (source, target) in enumerate(zip(taken, views, strict=True)):
+            if number == len(taken) // 2:
                 self._faults.strike(step, FaultPoint.COPY)
-            yield copy
+            yield HostCopy(source, target)
 
 
-def _source(piece: Piece) -> torch.Tensor:
-    """Returns what is copied: small buffers change before the copy is awaited."""
-    live = piece.live.detach()
-    return live.clone() if piece.timing is Timing.AT_ONCE else live
+def _add_digest(extras: memoryview, scalars: SlotScalars, digest: Callable[[], str] | None) -> None:
+    """Writes scalars of a slot anew, with the digest of the state."""
+    if digest is not None:
+        extras[:] = dataclasses.replace(scalars, state=digest()).encode()

@@ -177,7 +177,8 @@ class Replay:
         self._freezing.set_active(self._active)
         if step == window.last:
             self._open = None
-            self.witness.note_state(step, scalars.state, live.digest())
+            digest = live.digest()
+            self.witness.note_state(step, scalars.state, None if digest is None else digest())
             objects.faults.strike(step, FaultPoint.DENSE)
 
     def statistics(self, step: int) -> GradientStatistics | None:
