@@ -4,15 +4,24 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import logging
+import os
 import secrets
 import signal
+import socket
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from megatron_moevement.errors import ExitCode
+from megatron_moevement.policy.report.casualties import Casualty
+from megatron_moevement.policy.report.last_lines import JobEnd
 from megatron_moevement.runtime.observation.process_events import Child, tell_end
+
+if TYPE_CHECKING:
+    from megatron_moevement.runtime.coordination.roll_call import JobStop
 
 logger = logging.getLogger(__name__)
 _MEANINGS = {
@@ -36,30 +45,6 @@ def describe_status(status: int) -> str:
         return f"was killed by {name}"
     meaning = next((text for code, text in _MEANINGS.items() if code == status), "it failed")
     return f"ended with exit code {status}" + (f" ({meaning})" if status else "")
-
-
-def describe_job_end(code: int, lost: Sequence[str], *, protected: bool) -> str | None:
-    """Returns why a job ended, and what to do; None where that is said already, or all went well.
-
-    Args:
-        lost: its processes that did not end well, with how they ended.
-        protected: whether a strategy keeps state in memory.
-    """
-    if not lost or code == ExitCode.BAD_ARGUMENTS:  # whoever refused them has said it
-        return None
-    if code == ExitCode.DONE:
-        return f"the job is done in spite of what was lost: {'; '.join(lost)}"
-    because = f"the job ended with exit code {code}: {'; '.join(lost)}"
-    if code == ExitCode.STATE_FLUSHED:
-        return f"{because}; launch it again as it was to go on, with as many ranks"
-    if code == ExitCode.INTERRUPTED:
-        return f"{because}; nothing is kept in memory, a launch goes on from the newest checkpoint"
-    if protected:
-        return (
-            f"{because}; what processes keep in memory is still there: mend the reason (above) and "
-            "launch it again as it was to go on (`moevement inspect` shows what is kept)"
-        )
-    return f"{because}; mend the reason (above), a launch goes on from the newest checkpoint"
 
 
 def event_dir_of(flags: Sequence[str]) -> str | None:
@@ -111,14 +96,25 @@ def report_death(process: int, status: int) -> None:
     logger.warning("process %d %s", process, describe_status(status))
 
 
-def report_end(code: int, ends: Sequence[tuple[int, int]], flags: Sequence[str]) -> None:
+def report_end(
+    code: int, ends: Sequence[tuple[int, int]], flags: Sequence[str], stop: JobStop | None
+) -> None:
     """Reports why a job ended, and what to do, where no process did.
 
     Args:
-        ends: number and status of each process.
+        ends: number and status of each process, in the order of ends.
+        stop: why the processes stopped the job, where they noted it.
     """
-    lost = [f"process {number} {describe_status(status)}" for number, status in ends if status]
-    protected = any(flag.endswith("moevement") for flag in flags)
-    told = describe_job_end(code, lost, protected=protected)
-    if told is not None:
-        logger.log(logging.INFO if code == ExitCode.DONE else logging.ERROR, "%s", told)
+    losses = [] if stop is None else stop.losses
+    events = event_dir_of(flags)
+    line = JobEnd(
+        code,
+        ends,
+        host=socket.gethostname(),
+        is_protected=any(flag.endswith("moevement") for flag in flags),
+        reason=None if stop is None else stop.reason,
+        casualties=[Casualty(**dataclasses.asdict(loss)) for loss in losses],
+        event_dir=None if events is None else os.path.abspath(events),
+    ).line(describe_status)
+    if line is not None:
+        logger.log(logging.INFO if code == ExitCode.DONE else logging.ERROR, "%s", line)

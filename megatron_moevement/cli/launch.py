@@ -50,7 +50,7 @@ from megatron_moevement.settings.parser import Parser
 from megatron_moevement.settings.secret import SECRET_VARIABLE, Secret, new_secret
 
 if TYPE_CHECKING:
-    from megatron_moevement.runtime.coordination.roll_call import Store
+    from megatron_moevement.runtime.coordination.roll_call import JobStop, Store
 
 HELP = "start the ranks of a job on this machine"
 DESCRIPTION = """
@@ -210,10 +210,11 @@ def launch(job: Job) -> int:
                 ranks.append(_start(job, environment, outputs[rank], ready))
             stores = [serve_store(listener, STORE_ADDRESS) for listener in listeners]
             metrics()
-            exits = _supervise(job, ranks, watched, stores[1], Secret(secret.encode()), ends=ends)
+            key = Secret(secret.encode())
+            exits, stop = _supervise(job, ranks, watched, stores[1], key, ends=ends)
             del stores
             code = job_exit_code(job, exits)
-            report_end(code, [(end.rank, end.status) for end in exits], job.flags)
+            report_end(code, [(end.rank, end.status) for end in exits], job.flags, stop)
             return code
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -269,13 +270,17 @@ def _supervise(
     secret: Secret,
     *,
     ends: RecordedEnds,
-) -> list[RankExit]:
+) -> tuple[list[RankExit], JobStop | None]:
     """Waits until every rank has ended; forwards signals; stops the others after a failure.
 
     The others learn from the control store who has ended, and how.
+
+    Returns:
+        How the ranks ended, and why they stopped the job, if they did.
     """
     from megatron_moevement.runtime.coordination.roll_call import (  # noqa: PLC0415  (imports torch)
         note_gone,
+        noted_stop,
         promise_notes,
     )
 
@@ -295,7 +300,7 @@ def _supervise(
                 report_death(end.rank, end.status)
         running = {rank: p for rank, p in running.items() if p.returncode is None}
         if not running:
-            return exits
+            return exits, noted_stop(control, secret)
         fails_now = not had_failed and any(end.status != 0 for end in exits)
         if fails_now and job.on_death is OnDeath.STOP_THE_JOB:
             deadline = time.monotonic() + job.grace.total_seconds()

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, NoReturn
 from megatron_moevement.backends.backend import Backend, BackendName, Collectives, choose, load
 from megatron_moevement.errors import ExitCode, UserError
 from megatron_moevement.integrations.megatron.fork.marker import check_fork
+from megatron_moevement.policy.report.casualties import Casualty
+from megatron_moevement.policy.report.last_lines import ProcessStop
 from megatron_moevement.runtime.observation.log import Log, open_log
 from megatron_moevement.runtime.observation.process_events import ProcessEvents
 from megatron_moevement.settings.architecture import with_layers
@@ -26,7 +28,7 @@ from megatron_moevement.training.arguments import Arguments, parse
 from megatron_moevement.training.watching import open_watch
 
 if TYPE_CHECKING:
-    from megatron_moevement.runtime.coordination.generation import Generation
+    from megatron_moevement.runtime.coordination.generation import Generation, Loss
     from megatron_moevement.strategies.resident_state import IdleSpare
     from megatron_moevement.training.run import Ending, GenerationRun
     from megatron_moevement.training.stop_request import StopSources
@@ -177,35 +179,44 @@ def _let_go(run: GenerationRun, stop: StopSources) -> None:
 
 
 def _stop(
-    run: GenerationRun, launch: Launch, reason: Exception, save: str | None, *, first: str = ""
+    run: GenerationRun,
+    launch: Launch,
+    reason: Exception,
+    save: str | None,
+    *,
+    first: str = "",
+    losses: Sequence[Loss] = (),
 ) -> ExitCode:
     """Writes what a relaunch goes on from where it was asked for, and says where it is.
 
     Args:
         save: folder of the durable checkpoints, where the job stops and there is one.
         first: what to do before another launch; all processes need it, those without a state too.
+        losses: that led to it.
 
     Raises:
         KeyboardInterrupt: Ctrl-C was pressed, so there is to be nothing to go on from.
     """
     run.stop.check()
-    if first and run.resident.kept.store.is_over:  # the ranks have left, and the stores with them
+    resident = run.resident
+    store, step = resident.kept.store, resident.committed
+    if first and store.is_over:  # the ranks have left, and the stores with them
         return ExitCode.DONE
-    store, next_one = run.resident.kept.store, "; it keeps no state of the job"
-    if first:
-        next_one = f"; {first}launch the job again"
     store.stay()
-    keeps = store.has_state
-    if keeps:
-        where = "in memory"
+    where = None
+    if store.has_state:
+        where = "memory"
         if save is not None:
             try:
-                where = f"in {store.flush(Path(save))}"
+                where = str(store.flush(Path(save)))
             except OSError as error:
-                where = f"in memory, and not in --save {save}: {error.strerror or error}"
-        next_one = f"; its state is {where}: {first}launch the job again to go on"
-    logger.error("process %d stops: %s%s", launch.process, reason, next_one)
-    return ExitCode.STATE_FLUSHED if keeps or first else ExitCode.FAILURE
+                where = f"memory, and not in --save {save}: {error.strerror or error}"
+    casualties = [Casualty(**dataclasses.asdict(loss)) for loss in losses]
+    stop = ProcessStop(
+        *(launch.process, str(reason), casualties, where, step, first), resident.event_dir
+    )
+    logger.error("%s", stop.line)
+    return ExitCode.STATE_FLUSHED if where is not None or first else ExitCode.FAILURE
 
 
 def _leave_at_once(code: int) -> NoReturn:
@@ -264,7 +275,7 @@ def _run_restartable(
         # A process that is given up keeps its memory too: the others may be too few to go on.
         return _stop(run, launch, error, None)
     except RestartsEndedError as error:
-        return _stop(run, launch, error, arguments.checkpointing.save)
+        return _stop(run, launch, error, arguments.checkpointing.save, losses=error.losses)
     if isinstance(failure, UserError):
         if run.place is not None and run.place.rank == 0:  # all ranks find the same
             logger.error("%s", failure)

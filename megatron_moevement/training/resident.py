@@ -100,6 +100,12 @@ class Resident:
         """The newest step whose loss this process knows; 0 before the first."""
         return 0 if self._part is None else self._part.job.ledger.newest
 
+    @property
+    def event_dir(self) -> str | None:
+        """Where the job records events, whatever the working directory of who reads it is."""
+        directory = self._arguments.logging.moevement_event_dir
+        return None if directory is None else os.path.abspath(directory)
+
     def be_watched(self, generation: Generation) -> None:
         """Begins the set-up of a generation; a spare that waits is nobody to be watched.
 

@@ -197,7 +197,7 @@ def test_with_spares_or_restart_a_killed_rank_leaves_the_others_alone(
     assert not list(tmp_path.glob("terminated.*"))
 
 
-def test_the_others_learn_who_has_ended_and_how_and_wait_for_nobody(start, tmp_path):
+def test_the_others_learn_who_has_ended_and_the_launcher_why_they_stop(start, tmp_path):
     body = """
     if RANK == 1:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -216,8 +216,22 @@ def test_the_others_learn_who_has_ended_and_how_and_wait_for_nobody(start, tmp_p
     tell("called", json.dumps(roll.call(store)))
     tell("asks")
     tell("ends", json.dumps(roll.ends(store, [1, 2])))
+    from megatron_moevement.runtime.coordination.generation import Loss
+    roll.note_stop(store, "too few are left", [Loss(1, 0, "node8", "no progress")])
+    roll.note_stop(store, "as others have noted", [])
+    sys.exit(75)
     """
-    assert exit_code(start(body, "-n", "1", "-s", "2")) == 0
+    events = ("--moevement-event-dir", "a folder")
+    process = start(body, "-n", "1", "-s", "2", flags=events)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 75
+    *_, last = log_lines(errors)
+    assert last.text.startswith(
+        "the job ended with exit code 75: too few are left; rank 0 on node8 (process 1) was killed "
+        f"by SIGKILL (no progress); process 2 on {last.host} ended with exit code 7 (it failed); 1 "
+        "of 3 processes keep their state"
+    )
+    assert last.text.endswith(f"; `moevement report '{tmp_path}/a folder'` shows what happened")
     assert json.loads((tmp_path / "called.0").read_text()) == [0]
     ends = json.loads((tmp_path / "ends.0").read_text())
     assert ends == {"1": "was killed by SIGKILL", "2": "ended with exit code 7 (it failed)"}

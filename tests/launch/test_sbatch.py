@@ -17,7 +17,14 @@ echo "$PYTHON" >"$RUN_DIR/python"
 echo "$CUDA_DEVICE_MAX_CONNECTIONS" >"$RUN_DIR/connections"
 case "$*" in
 *" stores "*) echo "MASTER_ADDR=$MASTER_ADDR"; echo "$@" >"$RUN_DIR/served"; exec sleep 60 ;;
-*) printf "%s\\n" "$@"; for rank in $(seq 16); do echo "${CODE:-0}" >"$CODES/$rank"; done ;;
+*)
+    printf "%s\\n" "$@"
+    for rank in $(seq 0 15); do
+        echo "${CODE:-0}" >"$CODES/$rank"
+        echo "node$((rank / 8 + 1))" >"$CODES/$rank.node"
+    done
+    [ -z "$KILLED" ] || { echo 137 >"$CODES/$KILLED"; rm "$CODES/15"; }
+    ;;
 esac
 """
 
@@ -48,6 +55,7 @@ def submit(tmp_path):
             command, env=environment | variables, capture_output=True, text=True, check=False
         )
         assert result.returncode == code, result.stderr
+        run.said = result.stderr.splitlines()
         return result.stdout.splitlines()
 
     return run
@@ -257,6 +265,27 @@ def test_a_job_that_left_its_state_in_memory_is_launched_again(submit):
     assert launches == 3
     assert submit(CODE="1", code=1).count("--kill-on-bad-exit=0") == 1
     assert submit(CODE="2", code=2).count("--kill-on-bad-exit=0") == 1
+
+
+def test_the_last_line_names_who_was_lost_and_where(submit, tmp_path):
+    submit()
+    assert submit.said == []
+    hint = f"; `moevement report {tmp_path}/a run/events` shows what happened"
+    lost = "node2 lost task 11 (exit code 137), task 15 (no exit code)"
+    kept = "train_moe.sbatch: launch {} ends with exit code 75; " + lost + "; its state is kept: "
+    submit(CODE="75", KILLED="11", RELAUNCHES="1", code=75)
+    assert submit.said == [
+        f"{kept.format(1)}it is launched again in this allocation{hint}",
+        f"{kept.format(2)}submit the job again as it was, without the lost node, to go on{hint}",
+    ]
+    submit(CODE="0", KILLED="11", SPARES="2")
+    assert submit.said == [f"train_moe.sbatch: launch 1 ends with exit code 0; {lost}{hint}"]
+    submit(CODE="1", code=1)
+    (line,) = submit.said
+    assert "exit code 1; on node" in line
+    assert line.count("(exit code 1)") == 16
+    submit(CODE="2", code=2)
+    assert submit.said == []
 
 
 def test_a_job_that_is_only_checked_is_looked_at_by_all_its_tasks(submit, tmp_path):

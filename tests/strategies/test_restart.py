@@ -2,6 +2,8 @@
 """A job that loses processes goes on in the others, with the bits of one that loses none."""
 
 import dataclasses
+import re
+import socket
 import time
 from random import Random
 
@@ -89,6 +91,14 @@ def test_without_a_spare_the_survivors_stop_and_a_relaunch_loses_nothing(
     codes = [code for process, code in enumerate(result.exit_codes) if process not in lost]
     assert codes == [STATE_FLUSHED] * 3, result.describe()
     committed = max(event.iteration for event in events_of(run, EventName.ITERATION, None))
+    lost_last = f"are needed, after rank 1 on {socket.gethostname()} (process {lost[1]})"
+    for rank in result.ranks:
+        if rank.exit_code == STATE_FLUSHED:
+            line = rank.stderr.splitlines()[-1]
+            assert lost_last in line
+            step = int(re.search(r"its newest step is (\d+); ", line)[1])
+            assert committed - 1 <= step <= committed + 1
+            assert f"`moevement report {run.events}` shows what happened" in line
     flushed = run.checkpoints / "moevement" / "flushed"
     assert len(list(flushed.glob("*/process-*"))) == 3
     assert list(run.store.rglob("*")) == []

@@ -13,6 +13,7 @@ from nvidia_resiliency_ext.inprocess.attribution import Interruption as Reason
 from nvidia_resiliency_ext.inprocess.rank_assignment import Layer, LayerFlag, Tree
 
 from megatron_moevement.errors import MoEvementError
+from megatron_moevement.policy.report.casualties import HAS_ENDED
 from megatron_moevement.runtime.coordination.generation import Interruption, Loss
 from megatron_moevement.settings.restart import Granularity
 
@@ -21,14 +22,14 @@ logger = logging.getLogger(__name__)
 _REASONS = {
     Reason.HARD_TIMEOUT: "no progress within --inprocess-hard-timeout, it is killed",
     Reason.UNRESPONSIVE: "no heartbeat within --inprocess-heartbeat-timeout",
-    Reason.TERMINATED: "its process has ended",
+    Reason.TERMINATED: HAS_ENDED,
     Reason.SOFT_TIMEOUT: "no progress within --inprocess-soft-timeout, it is interrupted",
     Reason.BASE_EXCEPTION: "it leaves the job",
     Reason.MONITOR_PROCESS_EXCEPTION: "its monitor has failed",
     Reason.EXCEPTION: "an exception, which it prints itself",
 }
 """What is known from outside; how its process ended, a launcher may say besides."""
-_UNKNOWN = "its process has ended or does not answer"
+_UNKNOWN = f"{HAS_ENDED} or does not answer"
 """Where others noticed it first, and the list of reasons was closed before its monitor wrote."""
 _ENDED = frozenset({Reason.TERMINATED, Reason.HARD_TIMEOUT})
 """Reasons that come with the end of a process."""

@@ -45,7 +45,7 @@ from megatron_moevement.integrations.nvrx.teardown import (
 )
 from megatron_moevement.integrations.nvrx.termination import mend_termination
 from megatron_moevement.policy.outcome.futility import Futility, InVainError
-from megatron_moevement.runtime.coordination.generation import Generation, Interruption
+from megatron_moevement.runtime.coordination.generation import Generation, Interruption, Loss
 from megatron_moevement.runtime.coordination.roll_call import LostAtStartError, RollCall
 from megatron_moevement.runtime.interrupts.group_calls import close_calls_that_fail
 from megatron_moevement.runtime.interrupts.host_wait import poll_before_reads
@@ -72,7 +72,15 @@ _LOOKS_OF_THE_MONITOR = 3
 
 
 class RestartsEndedError(MoEvementError):
-    """The job stops here, with what it has in memory; the message says why."""
+    """The job stops here, with what it has in memory; the message says why.
+
+    Attributes:
+        losses: the processes whose loss ended the newest generation, where that is known.
+    """
+
+    def __init__(self, message: str, losses: Sequence[Loss] = ()) -> None:
+        super().__init__(message)
+        self.losses = losses
 
 
 class ControlStoreLostError(RestartsEndedError):
@@ -168,7 +176,10 @@ def run_restartable(
     except AllDoneError:
         result = returned[0] if returned else None
     except RestartAbort as error:
-        raise RestartsEndedError(str(error)) from None
+        losses = what.interruption.losses
+        with contextlib.suppress(dist.DistError):  # the launcher does without
+            roll.note_stop(store.connection, str(error), losses)
+        raise RestartsEndedError(str(error), losses) from None
     except RankDiscarded as error:
         raise DiscardedError("the others have given it up, or its failure domain") from error
     except HealthCheckError as error:

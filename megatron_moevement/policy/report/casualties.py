@@ -10,6 +10,8 @@ from typing import Any
 
 from megatron_moevement.policy.accounting.job import Job, Launch
 
+HAS_ENDED = "its process has ended"
+"""The reason that others have where there is no more to it than its end."""
 KEPT_CODE = 75
 """Of a process that stopped because others were lost, with its state kept."""
 NAMED = 64
@@ -50,9 +52,10 @@ class Casualty:
         place = "a spare" if self.rank is None else f"rank {self.rank}"
         host = "" if self.host is None else f" on {self.host}"
         who = f"{place}{host} (process {self.process})"
-        if self.end is not None:
-            return f"{who} {self.end}"
-        return f"{who} was lost" if self.reason is None else f"{who}: {self.reason}"
+        if self.end is None:
+            return f"{who} was lost" if self.reason is None else f"{who}: {self.reason}"
+        is_told = self.reason is None or self.reason.startswith(HAS_ENDED)
+        return f"{who} {self.end}" + ("" if is_told else f" ({self.reason})")
 
 
 def lost_in_place(

@@ -11,10 +11,11 @@ notes are sealed: what nobody of the job wrote does not count.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import timedelta
 from enum import Enum
 from typing import Any
@@ -22,6 +23,7 @@ from typing import Any
 import torch.distributed as dist
 
 from megatron_moevement.errors import MoEvementError
+from megatron_moevement.runtime.coordination.generation import Loss
 from megatron_moevement.runtime.security.seal import BrokenSealError, Seal
 from megatron_moevement.settings.secret import Secret
 
@@ -32,6 +34,7 @@ _POLL_S = 0.05
 _GONE = "moevement/gone"
 _ENDS = "moevement/ends"
 _NOTED = "moevement/noted"
+_STOP = "moevement/stop"
 _END_POLL_S = 0.005
 """All processes wait for what is on its way, with training at a standstill."""
 _END_PATIENCE_S = 1.0
@@ -40,6 +43,14 @@ _END_PATIENCE_S = 1.0
 
 class LostAtStartError(MoEvementError):
     """A process that was called is gone and was never watched: the roll is to be called again."""
+
+
+@dataclasses.dataclass(frozen=True)
+class JobStop:
+    """Why the processes of a job stopped it, and the losses that ended its newest generation."""
+
+    reason: str
+    losses: tuple[Loss, ...]
 
 
 class _Outcome(Enum):
@@ -69,6 +80,14 @@ def note_gone(
     if end is not None:
         notes.add(_ENDS, [process, end])
     notes.add(_GONE, process)
+
+
+def noted_stop(store: Store, secret: Secret, attempt: str = "0") -> JobStop | None:
+    """Returns why the processes stopped the job, as the first of them noted it; None: none did."""
+    document = _Notes(store, secret, attempt).agreed(_STOP)
+    if document is None:
+        return None
+    return JobStop(document["reason"], tuple(Loss(**loss) for loss in document["losses"]))
 
 
 def newest_round(store: Store, attempt: str = "0") -> int:
@@ -192,6 +211,15 @@ class RollCall:
             if found.keys() >= set(awaited) or time.monotonic() >= deadline_s:
                 return found
             time.sleep(_END_POLL_S)
+
+    def note_stop(self, store: Store, reason: str, losses: Sequence[Loss]) -> None:
+        """Notes for the launcher why the job stops, unless another process has done so.
+
+        Args:
+            losses: that ended the newest generation.
+        """
+        told = [dataclasses.asdict(loss) for loss in losses]
+        self._notes(store).agreed(_STOP, {"reason": reason, "losses": told})
 
     def _notes(self, store: Store) -> _Notes:
         return _Notes(store, self._secret, self._attempt)
