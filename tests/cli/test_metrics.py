@@ -18,9 +18,13 @@ import pytest
 
 from megatron_moevement.cli import main
 from megatron_moevement.errors import ExitCode, UserError
+from megatron_moevement.policy.job.ranks import Layout
 from megatron_moevement.policy.outcome.metrics import Kind, Metric
-from megatron_moevement.runtime.observation.events import EventLog, EventName
+from megatron_moevement.policy.outcome.standing import Standing
+from megatron_moevement.runtime.observation.event_tail import EventTail
+from megatron_moevement.runtime.observation.events import EventLog, EventName, read_events
 from megatron_moevement.runtime.observation.metrics_server import PREFIX, MetricsServer
+from tests.harness.synthetic_run import Shape, SyntheticRun
 
 ROOT = Path(__file__).resolve().parents[2]
 RULES = ROOT / "scripts" / "moevement-rules.yml"
@@ -111,6 +115,20 @@ def test_a_damaged_event_costs_its_own_figures_alone(served):
     lacking = before.keys() - found.keys()  # the last step had no copies
     assert lacking <= {"moevement_spares", *(name for name in before if "bytes_per" in name)}
     assert found["moevement_window_steps"] == before["moevement_window_steps"]
+
+
+def test_the_figures_are_those_of_all_events_though_not_all_of_them_are_read(tmp_path):
+    run = SyntheticRun(Shape(layout=Layout(pp=2, dp=2), spares=2, steps=60, faults=4, seed=5))
+    run.write(tmp_path / "events")
+    few, all_of_them = Standing(), Standing()
+    news = list(EventTail(tmp_path / "events").news())
+    events = read_events(tmp_path / "events")
+    assert len(news) < len(events)
+    for standing, records in ((few, news), (all_of_them, events)):
+        for one in records:
+            standing.take(one)
+    now_s = events[-1].time + 1
+    assert list(few.figures(now_s)) == list(all_of_them.figures(now_s))
 
 
 def test_it_listens_at_its_address_alone_and_only_while_it_is_open(served):

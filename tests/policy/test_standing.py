@@ -152,7 +152,7 @@ def test_a_restart_is_a_fault_and_its_recovery_has_parts():
     assert found["recoveries"]["LOCALIZED"] == 1
     assert found["recoveries"]["ROLLBACK"] == 0
     assert (found["recovering"], found["ranks"]) == (0, 2)
-    found = figures(*ended, recovered(40, 1, 1.0, generation=2))
+    found = figures(*ended, recovered(40, 0, 1.0, generation=2))
     assert found["recovery_seconds"] == {"detect": 0.5, "replay": 3.0, "wait": 1.0}
     assert found["recoveries"]["LOCALIZED"] == 2
 

@@ -76,3 +76,42 @@ def test_a_file_that_became_a_sum_between_two_looks_is_not_read_twice(tmp_path):
     assert 1 not in late
     assert late[-1] == 300
     assert sorted(set(late)) == late
+
+
+def test_of_steps_of_another_rank_only_the_newest_are_read_and_of_the_first_rank_all(tmp_path):
+    tail = EventTail(tmp_path)
+    with EventLog(tmp_path, 3, 0) as events:
+        for number in (1, 2, 3):
+            events.emit(EventName.ITERATION, number, loss=1.0)
+        events.emit(EventName.REPLAY, 4)
+        for number in (5, 6):
+            events.emit(EventName.ITERATION, number)
+    for rank, generation in ((3, 1), (0, 1), (2, 1)):
+        with EventLog(tmp_path, rank, generation) as events:
+            for number in (7, 8):
+                events.emit(EventName.ITERATION, number)
+    assert seen(tail) == [3, 4, 6, 8, 7, 8, 8]
+    with EventLog(tmp_path, 2, 1) as events:
+        events.emit(EventName.ITERATION, 9)
+        assert seen(tail) == [9]
+        events.emit(EventName.ITERATION, 10)
+        (path,) = tmp_path.iterdir()
+        with path.open("a") as file:
+            file.write(path.read_text().splitlines()[-1].replace("10", "11"))
+        assert seen(tail) == [10]
+        with path.open("a") as file:
+            file.write("\n")
+        assert seen(tail) == [11]
+
+
+def test_a_file_that_is_put_aside_during_a_look_is_read_once(tmp_path):
+    looks = []
+    with EventLog(tmp_path, 0, 0, Recording(most_bytes=1 << 13)) as events:
+        for number in range(1, 31):
+            if number in {2, 15, 25}:
+                looks.append(EventTail(tmp_path).news())
+            events.emit(EventName.REPLAY, number, text="x" * 100)
+    (path,) = (one for one in tmp_path.glob("*.jsonl") if ".part" not in one.name)
+    assert len(parts_of(path)) > 1
+    for look in looks:
+        assert [record.iteration for record in look] == list(range(1, 31))

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from megatron_moevement.policy.accounting.event import EventName, EventRecord
 from megatron_moevement.policy.job.guarantee import Level
@@ -28,24 +28,26 @@ def ended_recoveries(events: Sequence[EventRecord]) -> list[EndedRecovery]:
             before it begins with generation 0 again, so a rank that tells of the same generation
             again tells of another recovery.
     """
-    found: list[list[EventRecord]] = []
+    found: list[dict[int, EventRecord]] = []
     for record in events:
         if record.event is not EventName.RECOVERED:
             continue
-        if found and is_of_same(found[-1], record):
-            found[-1].append(record)
-        else:
-            found.append([record])
-    return [EndedRecovery(told[0].time, recovery_of(told)) for told in found]
+        if not found or not is_of_same(found[-1], record):
+            found.append({})
+        found[-1][record.logical_rank] = record
+    told = [list(each.values()) for each in found]
+    return [EndedRecovery(each[0].time, recovery_of(each)) for each in told]
 
 
-def is_of_same(told: Sequence[EventRecord], record: EventRecord) -> bool:
-    """Returns whether a rank tells of the recovery that others have told of before."""
+def is_of_same(told: Mapping[int, EventRecord], record: EventRecord) -> bool:
+    """Returns whether a rank tells of the recovery that others have told of before.
+
+    Args:
+        told: by rank, of one recovery, by one rank at least.
+    """
+    first = next(iter(told.values()))
     place = (record.generation, record.iteration)
-    ranks = {one.logical_rank for one in told}
-    return {(one.generation, one.iteration) for one in told} == {place} and (
-        record.logical_rank not in ranks
-    )
+    return (first.generation, first.iteration) == place and record.logical_rank not in told
 
 
 def recovery_of(told: Sequence[EventRecord]) -> RecoveryAccount:

@@ -37,9 +37,9 @@ class RankStanding:
     replication_bytes_per_s: float | None
 
     @classmethod
-    def of_event(cls, record: EventRecord) -> RankStanding:
-        """Reads an event of iterations."""
-        fields, steps = record.fields, Steps.of_event(record)
+    def of_event(cls, record: EventRecord, steps: Steps) -> RankStanding:
+        """Reads an event of iterations, and of its steps."""
+        fields = record.fields
         sends = fields.get("send_s") or {}
         return cls(
             host_bytes=int(fields.get("host_bytes", 0)),
@@ -67,7 +67,8 @@ class Standing:
         self._ranks: dict[int, RankStanding] = {}
         self._level: str | None = None
         self._verdicts: Counter[Verdict] = Counter()
-        self._told: list[EventRecord] = []
+        self._told: dict[int, EventRecord] = {}
+        """Of the newest recovery, by rank."""
         self._launches = self._faults = 0
         self._is_recovering = False
         self._trained: deque[tuple[Steps, int]] = deque()
@@ -121,7 +122,7 @@ class Standing:
         for verdict in Verdict:
             yield Figure(Metric.RECOVERIES, self._verdicts[verdict], verdict.value)
         if self._told:
-            for part, took_s in recovery_of(self._told).breakdown_s.items():
+            for part, took_s in recovery_of([*self._told.values()]).breakdown_s.items():
                 yield Figure(Metric.RECOVERY, took_s, part)
         yield from self._figures_of_ranks()
 
@@ -165,7 +166,7 @@ class Standing:
 
     def _step(self, record: EventRecord) -> None:
         steps = Steps.of_event(record)
-        self._ranks[record.logical_rank] = RankStanding.of_event(record)
+        self._ranks[record.logical_rank] = RankStanding.of_event(record, steps)
         if record.generation != self._generation:
             return
         if steps.ended_us / _SECOND >= self._figures.get(Metric.LAST_STEP, 0.0):
@@ -204,8 +205,7 @@ class Standing:
 
     def _recovered(self, record: EventRecord) -> None:
         recovery = recovery_of([record])
-        if self._told and is_of_same(self._told, record):
-            self._told.append(record)
-            return
-        self._told = [record]
-        self._verdicts[recovery.verdict] += 1
+        if not self._told or not is_of_same(self._told, record):
+            self._told = {}
+            self._verdicts[recovery.verdict] += 1
+        self._told[record.logical_rank] = record

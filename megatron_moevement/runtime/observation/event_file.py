@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import glob
 import json
 import logging
 import os
@@ -179,7 +178,7 @@ class EventFile(Closing):
 
     def _begin_another(self, descriptor: int) -> None:
         """Puts the file aside, and keeps of the oldest parts what the account needs."""
-        parts = list(parts_of(self.path))
+        parts = parts_of(self.path)
         number = max((part.last for part in parts), default=-1) + 1
         whole = [*(part for part in parts if not part.is_compact), Part(self.path, number, None)]
         os.rename(self.path, whole[-1].path)
@@ -244,21 +243,44 @@ class Part:
         return self.of.with_name(f"{self.of.stem}.part{numbers}{_SUFFIX}")
 
 
-def files_in(directory: Path) -> list[Path]:
-    """Returns the file of each process, which may have no more than parts, in their order."""
-    names = {_PART.sub("", path.stem) for path in directory.glob(f"*{_SUFFIX}")}
-    return [directory / f"{name}{_SUFFIX}" for name in sorted(names)]
+def files_in(directory: Path) -> dict[Path, list[Part]]:
+    """Returns the file of each process, which may have no more than parts, with them, in order."""
+    return _files_of(directory, _names_in(directory))
 
 
-def parts_of(path: Path) -> Iterator[Part]:
-    """Yields the parts of a file in the order of time, without leftovers."""
+def parts_of(path: Path) -> list[Part]:
+    """Returns the parts of a file in the order of time, without leftovers."""
+    prefix = f"{path.stem}.part"
+    names = [name for name in _names_in(path.parent) if name.startswith(prefix)]
+    return _files_of(path.parent, names).get(path, [])
+
+
+def _names_in(directory: Path) -> list[str]:
+    try:
+        return [name for name in os.listdir(directory) if name.endswith(_SUFFIX)]
+    except FileNotFoundError:
+        return []
+
+
+def _files_of(directory: Path, names: Iterable[str]) -> dict[Path, list[Part]]:
+    found: dict[str, list[Part]] = {}
+    for name in names:
+        stem = name.removesuffix(_SUFFIX)
+        match = _PART.search(stem)
+        parts = found.setdefault(stem if match is None else stem[: match.start()], [])
+        if match is not None:
+            path = directory / f"{stem[: match.start()]}{_SUFFIX}"
+            end = None if match[2] is None else int(match[2])
+            parts.append(Part(path, int(match[1]), end))
+    return {
+        directory / f"{stem}{_SUFFIX}": list(_without_leftovers(parts))
+        for stem, parts in sorted(found.items())
+    }
+
+
+def _without_leftovers(parts: Iterable[Part]) -> Iterator[Part]:
     until = -1
-    found = []
-    for other in path.parent.glob(f"{glob.escape(path.stem)}.part*{_SUFFIX}"):
-        match = _PART.search(other.stem)
-        if match is not None and other.stem[: match.start()] == path.stem:
-            found.append(Part(path, int(match[1]), None if match[2] is None else int(match[2])))
-    for part in sorted(found, key=lambda one: (one.first, -one.last, not one.is_compact)):
+    for part in sorted(parts, key=lambda one: (one.first, -one.last, not one.is_compact)):
         if part.last > until:
             yield part
             until = part.last
