@@ -12,7 +12,8 @@ from typing import Any
 from megatron_moevement.cli.inputs import add_store_dir, check_event_dir
 from megatron_moevement.cli.output import add_json_flag, show
 from megatron_moevement.errors import ExitCode, UserError
-from megatron_moevement.runtime.observation.events import EventName, EventRecord, histories_in
+from megatron_moevement.policy.outcome.latest import Latest
+from megatron_moevement.runtime.observation.events import EventName, histories_in
 from megatron_moevement.runtime.stores.status_file import read_status
 from megatron_moevement.runtime.stores.store import LOCK_NAME, process_folders
 from megatron_moevement.runtime.stores.store_listing import run_folders
@@ -87,25 +88,19 @@ def _of_stores(store_dir: Path, run_id: str | None) -> tuple[dict[str, Any], lis
 
 def _of_events(event_dir: str) -> tuple[dict[str, Any], list[str]]:
     check_event_dir(event_dir)
-    newest: EventRecord | None = None
-    named: dict[EventName, EventRecord] = {}
-    step = 0
-    for read in histories_in(event_dir).values():
+    latest = Latest()
+    for name, read in histories_in(event_dir).items():
         for one in read():
-            if one.logical_rank >= 0 and (newest is None or newest.time <= one.time):
-                newest = one  # of a rank: how processes end is of no generation
-            if one.event not in named or named[one.event].time <= one.time:
-                named[one.event] = one
-            step = max(step, one.iteration if one.event is EventName.ITERATION else 0)
-    if newest is None:
+            latest.take(one, name)
+    if latest.time_s is None:
         raise UserError(f"{event_dir} has no events of ranks yet")
-    lines = [f"generation {newest.generation}, step {step} {_ago(newest.time)}"]
-    last = named.get(EventName.PROTECTION)
-    window = named.get(EventName.WINDOW_PERSISTED)
+    lines = [f"generation {latest.generation}, step {latest.step} {_ago(latest.time_s)}"]
+    last = latest.events.get(EventName.PROTECTION)
+    window = latest.events.get(EventName.WINDOW_PERSISTED)
     document = {
-        "generation": newest.generation,
-        "step": step,
-        "time": newest.time,
+        "generation": latest.generation,
+        "step": latest.step,
+        "time": latest.time_s,
         "protection": None if last is None else dict(last.fields),
         "window": None if window is None else dict(window.fields),
     }

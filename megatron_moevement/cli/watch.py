@@ -20,6 +20,7 @@ from rich.text import Text
 from megatron_moevement.cli.inputs import check_event_dir
 from megatron_moevement.cli.job_end import describe_status
 from megatron_moevement.errors import ExitCode, UserError
+from megatron_moevement.policy.accounting.event import EventName
 from megatron_moevement.policy.report.newest import Newest, WatchedProcess
 from megatron_moevement.runtime.observation.event_tail import EventTail
 
@@ -91,14 +92,14 @@ def _screen() -> Iterator[Live]:
 
 def _read(tails: Iterable[EventTail], newest: Newest) -> None:
     for tail in tails:
-        for name, record in tail.news_by_file():
+        for name, record in tail.news():
             newest.take(name, record)
 
 
 def _heading(newest: Newest, now_s: float) -> Text:
     line = Text(f"run {newest.run_id or '?'}", style="bold")
-    line.append(f"  step {newest.step}", style="bold cyan")
-    line.append(f"  generation {newest.generation}")
+    line.append(f"  step {newest.latest.step}", style="bold cyan")
+    line.append(f"  generation {newest.latest.generation}")
     if newest.duration_s is not None:
         line.append(f"  {newest.duration_s:.3g} s a step")
     for name, title in (("loss", "loss"), ("grad_norm", "gradient norm")):
@@ -111,9 +112,11 @@ def _heading(newest: Newest, now_s: float) -> Text:
 
 
 def _protection(newest: Newest) -> Text:
-    level, window = newest.protection, newest.window
-    if level is None or window is None:
+    protection = newest.latest.events.get(EventName.PROTECTION)
+    persisted = newest.latest.events.get(EventName.WINDOW_PERSISTED)
+    if protection is None or persisted is None:
         return Text("protection: no window is persisted yet", style="yellow")
+    level, window = protection.fields, persisted.fields
     last = int(window["start"]) + int(window["size"]) - 1
     spares = level["spares"]
     line = Text("protection: ")

@@ -12,6 +12,8 @@ TOLD = {"level": "full", "wanted": 1, "spares": None, "costs": ["a loss ends the
 
 
 def test_the_newest_of_each_kind_counts_and_an_end_has_no_generation(tmp_path, capsys):
+    with EventLog(tmp_path, 0, 0) as events:  # a generation whose newest steps were lost
+        events.emit(EventName.ITERATION, 14)
     with EventLog(tmp_path, 0, 1) as events:
         for start in (3, 6):
             events.emit(EventName.WINDOW_PERSISTED, start + 4, **EDGE | {"start": start})

@@ -7,7 +7,7 @@ from megatron_moevement.runtime.observation.events import EventLog, EventName, R
 
 
 def seen(tail):
-    return [record.iteration for record in tail.news()]
+    return [record.iteration for _, record in tail.news()]
 
 
 def test_each_look_gives_what_is_new_in_the_order_of_time(tmp_path):
@@ -114,4 +114,4 @@ def test_a_file_that_is_put_aside_during_a_look_is_read_once(tmp_path):
     (path,) = (one for one in tmp_path.glob("*.jsonl") if ".part" not in one.name)
     assert len(parts_of(path)) > 1
     for look in looks:
-        assert [record.iteration for record in look] == list(range(1, 31))
+        assert [record.iteration for _, record in look] == list(range(1, 31))

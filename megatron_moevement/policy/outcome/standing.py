@@ -11,6 +11,7 @@ from typing import Any
 from megatron_moevement.policy.accounting.event import EventName, EventRecord
 from megatron_moevement.policy.accounting.steps import Steps
 from megatron_moevement.policy.copies.protection_level import ProtectionLevel
+from megatron_moevement.policy.outcome.latest import Latest
 from megatron_moevement.policy.outcome.metrics import Figure, Metric
 from megatron_moevement.policy.outcome.recoveries import is_of_same, recovery_of
 from megatron_moevement.policy.recovery.lifecycle import Phase
@@ -60,9 +61,8 @@ class Standing:
         self._figures: dict[Metric, float] = {}
         """Figures of metrics without a label, as some event has them."""
         self._begun_s: float | None = None
-        self._launch: Any = None
+        self._latest = Latest()
         self._has_ended_well = False
-        self._generation = 0
         self._joined: set[int] = set()
         self._ranks: dict[int, RankStanding] = {}
         self._level: str | None = None
@@ -78,15 +78,17 @@ class Standing:
         """Takes an event."""
         event, fields = record.event, record.fields
         self._begin(fields.get("started_s", record.time))
-        if event is EventName.LAUNCHED:
-            self._launched(fields.get("launch"))
+        launch, generation = self._latest.launch, self._latest.generation
+        is_latest = self._latest.take(record, "all of them, by time")
+        if self._latest.launch != launch:
+            self._launched()
         elif event is EventName.PROCESS_END:
             self._has_ended_well |= fields.get("code") == 0
         if record.logical_rank < 0:
             return
-        self._join(record)
+        self._join(record, generation)
         if event is EventName.ITERATION:
-            self._step(record)
+            self._step(record, is_latest=is_latest)
         elif event is EventName.PHASE and fields["phase"] == Phase.TRAINING.value:
             self._is_recovering = False
         elif event is EventName.WINDOW_PERSISTED:
@@ -113,7 +115,7 @@ class Standing:
         useful_us = self._useful_us + sum(useful_us for _, useful_us in self._trained)
         yield Figure(Metric.ETTR, min(useful_us / since_us, 1.0) if since_us else 0.0)
         yield Figure(Metric.LAUNCHES, self._launches)
-        yield Figure(Metric.GENERATION, self._generation)
+        yield Figure(Metric.GENERATION, self._latest.generation)
         yield Figure(Metric.RANKS, len(self._joined))
         yield Figure(Metric.FAULTS, self._faults)
         yield Figure(Metric.RECOVERING, float(self._is_recovering))
@@ -145,34 +147,30 @@ class Standing:
         if time_s is not None:
             self._begun_s = min(time_s, time_s if self._begun_s is None else self._begun_s)
 
-    def _launched(self, launch: Any) -> None:
-        """Reads that a process runs, of a launch that may be a new one."""
-        if self._launches and launch == self._launch:
-            return
+    def _launched(self) -> None:
+        """Reads that a process runs, the first of a new launch."""
         self._faults += bool(self._launches) and not self._has_ended_well
         self._launches += 1
-        self._launch, self._has_ended_well = launch, False
-        self._generation = 0
+        self._has_ended_well = False
         self._joined, self._ranks = set(), {}
 
-    def _join(self, record: EventRecord) -> None:
-        """Reads in which generation a rank is."""
-        if record.generation > self._generation:
-            self._faults += record.generation - self._generation
-            self._generation, self._joined = record.generation, set()
+    def _join(self, record: EventRecord, former: int) -> None:
+        """Reads in which generation a rank is, and how many there were since the former one."""
+        generation = self._latest.generation
+        if generation > former:
+            self._faults += generation - former
+            self._joined = set()
             self._is_recovering = True
-        if record.generation == self._generation:
+        if record.generation == generation:
             self._joined.add(record.logical_rank)
 
-    def _step(self, record: EventRecord) -> None:
+    def _step(self, record: EventRecord, *, is_latest: bool) -> None:
         steps = Steps.of_event(record)
         self._ranks[record.logical_rank] = RankStanding.of_event(record, steps)
-        if record.generation != self._generation:
-            return
-        if steps.ended_us / _SECOND >= self._figures.get(Metric.LAST_STEP, 0.0):
+        if is_latest:
             self._figures[Metric.COMMITTED_STEP] = record.iteration
             self._figures[Metric.LAST_STEP] = steps.ended_us / _SECOND
-        if record.logical_rank:
+        if record.logical_rank or record.generation != self._latest.generation:
             return
         self._figures[Metric.ITERATION] = steps.mean_us / _SECOND
         if "loss" in record.fields:

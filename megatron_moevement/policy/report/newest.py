@@ -10,6 +10,7 @@ from typing import Any
 
 from megatron_moevement.policy.accounting.event import EventName, EventRecord
 from megatron_moevement.policy.accounting.life import End
+from megatron_moevement.policy.outcome.latest import Latest
 from megatron_moevement.policy.report.casualties import Casualty, Describe, summary
 from megatron_moevement.policy.report.restart import Restart
 
@@ -30,7 +31,7 @@ class WatchedProcess:
         code: with which it ended; None before that.
     """
 
-    launch: str = ""
+    launch: str | None = None
     generation: int = 0
     number: int | None = None
     host: str | None = None
@@ -48,7 +49,7 @@ class WatchedRestart:
 
     restart: Restart
     time_s: float
-    launch: str
+    launch: str | None
     generation: int
 
 
@@ -59,27 +60,18 @@ class Newest:
         """Has read nothing."""
         self.processes: dict[str, WatchedProcess] = {}
         self.run_id: str | None = None
-        self.launch = ""
-        self._launched_s = 0.0
-        self.step, self.time_s = 0, 0.0
+        self.latest = Latest()
+        self.time_s = 0.0
         self.step_fields: Mapping[str, Any] = {}
-        self.protection: Mapping[str, Any] | None = None
-        self.window: Mapping[str, Any] | None = None
-        self._protected_s = self._persisted_s = 0.0
         self._durations_s: deque[float] = deque(maxlen=_STEPS)
-        self._restarts: dict[tuple[str, int], WatchedRestart] = {}
-        self._ends: dict[tuple[str, int], int] = {}
+        self._restarts: dict[tuple[str | None, int], WatchedRestart] = {}
+        self._ends: dict[tuple[str | None, int], int] = {}
 
     @property
     def duration_s(self) -> float | None:
         """Mean time of the newest steps; None before any."""
         count = len(self._durations_s)
         return sum(self._durations_s) / count if count else None
-
-    @property
-    def generation(self) -> int:
-        """That any process of the newest launch is in."""
-        return max((one.generation for one in self.living()), default=0)
 
     @property
     def restarts(self) -> Sequence[WatchedRestart]:
@@ -95,21 +87,22 @@ class Newest:
         process = self.processes.setdefault(name, WatchedProcess())
         self._follow(process, record)
         self.time_s = max(self.time_s, record.time)
+        before = self.latest.step
+        is_latest = self.latest.take(record, name)
         if record.event is EventName.ITERATION:
-            self._step(process, record)
-        elif record.event is EventName.PROTECTION and record.time >= self._protected_s:
-            self._protected_s, self.protection = record.time, record.fields
-        elif record.event is EventName.WINDOW_PERSISTED and record.time >= self._persisted_s:
-            self._persisted_s, self.window = record.time, record.fields
+            process.step = max(process.step, record.iteration)
+            process.host_bytes = int(record.fields.get("host_bytes") or 0)
+            if is_latest:
+                self._step(record.fields, is_new=record.iteration != before)
         elif record.event in {EventName.FAULT_DETECTED, EventName.PLAN, EventName.RECOVERED}:
             self._restart(process, record)
 
     def living(self) -> list[WatchedProcess]:
         """Returns the processes of the newest launch, by rank; spares last."""
-        found = [one for one in self.processes.values() if one.launch == self.launch]
+        found = [one for one in self.processes.values() if one.launch == self.latest.launch]
         for one in found:
             if one.number is not None and one.code is None:
-                one.code = self._ends.get((self.launch, one.number))
+                one.code = self._ends.get((self.latest.launch, one.number))
         return sorted(found, key=lambda one: (one.rank < 0, one.rank, one.number or 0))
 
     def loss_before(self, watched: WatchedRestart, describe: Describe) -> str:
@@ -132,8 +125,6 @@ class Newest:
         if record.event is EventName.LAUNCHED:
             process.launch, process.host = str(fields.get("launch") or ""), fields.get("host")
             process.number = fields.get("process")
-            if record.time >= self._launched_s:
-                self._launched_s, self.launch = record.time, process.launch
         if record.time < process.time_s:
             return
         process.time_s = record.time
@@ -148,17 +139,11 @@ class Newest:
         elif record.event is EventName.PROCESS_END:
             process.code = fields.get("code")
 
-    def _step(self, process: WatchedProcess, record: EventRecord) -> None:
-        fields = record.fields
-        process.step = max(process.step, record.iteration)
-        process.host_bytes = int(fields.get("host_bytes") or 0)
-        if record.iteration < self.step:
-            return
-        if record.iteration > self.step:
+    def _step(self, fields: Mapping[str, Any], *, is_new: bool) -> None:
+        if is_new:
             self._durations_s.append(
                 float(fields.get("duration_s") or 0.0) / max(1, int(fields.get("steps") or 1))
             )
-        self.step = record.iteration
         shared = {name: fields[name] for name in ("loss", "grad_norm") if name in fields}
         self.step_fields = {**self.step_fields, **shared}
 

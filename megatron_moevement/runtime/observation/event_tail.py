@@ -35,7 +35,7 @@ class _Seen:
 class EventTail:
     """Reads a folder of events on and on, from its beginning; one thread uses it.
 
-    It holds a line of each file at a time.
+    It holds two lines of each file at a time.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -43,16 +43,13 @@ class EventTail:
         self._directory = directory
         self._places: dict[Path, _Place] = {}
 
-    def news(self) -> Iterator[EventRecord]:
-        """Yields what was recorded since the last look, in about the order of time.
+    def news(self) -> Iterator[tuple[str, EventRecord]]:
+        """Yields what was recorded since the last look, each with the name of its process's file.
 
-        Lines that are no events, or not whole yet, are left out; the latter come later. Of steps of
-        another rank than the first that no other event comes between, the newest are enough.
+        They are in about the order of time. Lines that are no events, or not whole yet, are left
+        out; the latter come later. Of steps of another rank than the first that no other event
+        comes between, the newest are enough.
         """
-        return (record for _, record in self.news_by_file())
-
-    def news_by_file(self) -> Iterator[tuple[str, EventRecord]]:
-        """Yields the same, each event with the name of its process's file."""
         inodes = {path: _inode_and_size(path)[0] for path in files_in(self._directory)}
         parts = files_in(self._directory)  # those of before are among them
         news = [

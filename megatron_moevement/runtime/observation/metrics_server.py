@@ -36,7 +36,7 @@ class JobCollector(Collector):
     def collect(self) -> Iterable[Family]:
         """Returns all metrics that are known at this moment."""
         with self._lock:
-            for record in self._tail.news():
+            for _, record in self._tail.news():
                 try:
                     self._standing.take(record)
                 except (KeyError, TypeError, ValueError, AttributeError):
