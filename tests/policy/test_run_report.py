@@ -177,3 +177,6 @@ def test_one_event_may_stand_for_several_steps(run):
     assert curves["curves"]["duration_s"]["mean"] == [1]
     assert curves["curves"]["captured_bytes"]["mean"] == [100]
     assert curves["broken_steps"] == [(11, "loss nan")]
+    again = type(record)(record.time, 0, 1, 1, 15, EventName.LOSSES, {"losses": [4.0, None, 2.0]})
+    loss = report_of({"a": lambda: [several, again]}, (), described)["curves"]["loss"]
+    assert (loss["steps"], loss["mean"]) == ([10, 12, 13, 15], [5, 4, 4, 2])

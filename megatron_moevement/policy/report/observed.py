@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from megatron_moevement.policy.accounting.event import EventName, EventRecord
-from megatron_moevement.policy.accounting.steps import microseconds
+from megatron_moevement.policy.accounting.steps import losses_of, microseconds
 from megatron_moevement.policy.report.curve import Curve
 from megatron_moevement.policy.report.restart import Restart
 
@@ -80,6 +80,7 @@ class Observed:
         """Takes in an event."""
         readers = {
             EventName.ITERATION: self._step,
+            EventName.LOSSES: self._read_losses,
             EventName.WINDOW_PERSISTED: self._persist,
             EventName.PROTECTION: self._protect,
             EventName.FAULT_INJECTED: self._inject,
@@ -140,7 +141,15 @@ class Observed:
     def _choose(self, record: EventRecord, _: Place) -> None:
         self._chosen.setdefault(record.iteration, {"step": record.iteration, **record.fields})
 
-    def _step(self, record: EventRecord, _: Place) -> None:
+    def _read_losses(self, record: EventRecord, _: Place) -> None:
+        """Takes in the losses of steps, also those that are recorded again before a recovery."""
+        losses = losses_of(record.fields)
+        for at, loss in enumerate(losses, record.iteration - len(losses) + 1):
+            self.curves["loss"].add(at, loss, record.logical_rank)
+            if isinstance(loss, str):
+                self._broken[at] = f"loss {loss}"
+
+    def _step(self, record: EventRecord, place: Place) -> None:
         """Takes in a step, or several for which one event stands: then a sum is that of all."""
         fields, step, rank = record.fields, record.iteration, record.logical_rank
         steps = max(1, int(fields.get("steps") or 1))
@@ -149,11 +158,7 @@ class Observed:
                 self.curves[name].add(step, fields[name] / steps, rank)
         for name in _NEWEST:
             self.curves[name].add(step, fields.get(name), rank)
-        losses = fields.get("losses") or [fields.get("loss")]
-        for at, loss in enumerate(losses, step - len(losses) + 1):
-            self.curves["loss"].add(at, loss, rank)
-            if isinstance(loss, str):
-                self._broken[at] = f"loss {loss}"
+        self._read_losses(record, place)
         self._rates(fields, step, rank)
         if fields.get("skipped"):
             self._broken[step] = "skipped for overflow"
