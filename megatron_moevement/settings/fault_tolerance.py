@@ -149,6 +149,16 @@ class FaultTolerance:
     moevement_store_dir: str | None = flag(
         None, "folder in memory for snapshots (default: /dev/shm/moevement-<uid>)", metavar="DIR"
     )
+    moevement_tier_dir: str | None = flag(
+        None,
+        "write persisted windows to a folder that all ranks share, or to a URL that fsspec takes: "
+        "where all memory is lost a launch goes on from there",
+        metavar="DIR|URL",
+    )
+    moevement_tier_interval: int = count(
+        1, "write every so many persisted windows there, of W steps each"
+    )
+    moevement_tier_keep: int = count(2, "how many of them stay there, the oldest are removed")
     moevement_run_id: str | None = flag(
         None, "name of the run, under which a relaunch finds its snapshots", metavar="NAME"
     )
@@ -258,6 +268,11 @@ def check_fault_tolerance(settings: FaultTolerance, save: str | None) -> None:
         )
     if settings.moevement_recover_only and save is None:
         raise UserError("--moevement-recover-only saves a checkpoint: give --save DIR")
+    if settings.moevement_tier_dir is not None and not settings.is_on:
+        raise UserError(
+            "--moevement-tier-dir has windows of a strategy: give --moevement-strategy moevement, "
+            "or leave it out"
+        )
     name = settings.moevement_run_id
     if name is not None and (not name or "/" in name or name.startswith(".")):
         raise UserError(

@@ -121,7 +121,8 @@ DECIDING: Mapping[type[Any], Deciding] = {
             moevement_no_frozen_skip moevement_no_upstream_log moevement_no_replica_copy
             moevement_no_adoption moevement_recover_only moevement_operators moevement_store_dir
             moevement_run_id moevement_host_memory_limit_gb moevement_replication_interface
-            moevement_slow_rank_factor moevement_audit_interval"""
+            moevement_slow_rank_factor moevement_audit_interval
+            moevement_tier_dir moevement_tier_interval moevement_tier_keep"""
         ),
     ),
     DataFlags: Deciding(

@@ -29,6 +29,7 @@ class EventName(Enum):
     EVALUATION = "evaluation"
     WINDOW_PERSISTED = "window_persisted"
     PROTECTION = "protection"
+    TIER_WRITTEN = "tier_written"
     FAULT_INJECTED = "fault_injected"
     FAULT_DETECTED = "fault_detected"
     PLAN = "plan"
@@ -51,7 +52,7 @@ class EventName(Enum):
 PERIODIC = frozenset(
     {
         *(EventName.ITERATION, EventName.WINDOW_PERSISTED),
-        *(EventName.POPULARITY, EventName.AUDIT),
+        *(EventName.POPULARITY, EventName.AUDIT, EventName.TIER_WRITTEN),
     }
 )
 """What recurs while nothing happens: it may be written later, and of old ones only sums are kept.

@@ -37,7 +37,7 @@ from megatron_moevement.runtime.slots.superblock import (
     encode_superblock,
 )
 
-__all__ = ["Journal", "JournalShape", "JournalState", "stored_state"]
+__all__ = ["Journal", "JournalShape", "JournalState", "losses_of", "stored_state"]
 
 _SUPERBLOCKS = (PAGE_BYTES, PAGE_BYTES + SUPERBLOCK_BYTES)
 _SCHEDULES_OFFSET = PAGE_BYTES + page_aligned(2 * SUPERBLOCK_BYTES)
@@ -253,14 +253,12 @@ class Journal(MappedFile):
 
     def losses(self) -> dict[int, float]:
         """Returns the loss of every committed step that has one, damaged ones left out."""
-        if self._state is None:
-            return {}
-        found = {}
-        for step in range(min(self._state.committed, self.shape.last_step) + 1):
-            loss = self._read_loss(step)
-            if loss is not None:
-                found[step] = loss
-        return found
+        return {} if self._state is None else losses_of(self.loss_bytes(self._state.committed))
+
+    def loss_bytes(self, last_step: int) -> bytes:
+        """Returns the losses up to a step as they are stored; any thread may call it."""
+        size_bytes = (min(last_step, self.shape.last_step) + 1) * _LOSS_BYTES
+        return bytes(self.view[self._losses_offset : self._losses_offset + size_bytes])
 
     def restore_losses(self, losses: Mapping[int, float]) -> None:
         """Takes over the loss history of a checkpoint, before the state of its step is written."""
@@ -355,17 +353,20 @@ class Journal(MappedFile):
         offset = self._losses_offset + step * _LOSS_BYTES
         self.view[offset : offset + _LOSS_BYTES] = _guarded_loss(step, struct.pack("<f", loss))
 
-    def _read_loss(self, step: int) -> float | None:
-        offset = self._losses_offset + step * _LOSS_BYTES
-        stored = bytes(self.view[offset : offset + _LOSS_BYTES])
-        if stored != _guarded_loss(step, stored[:4]):
-            return None
-        return float(struct.unpack("<f", stored[:4])[0])
-
 
 def _guarded_loss(step: int, bits: bytes) -> bytes:
     """Returns the four bytes of a loss, and four that tell that it is one and of this step."""
     return bits + struct.pack("<I", xxhash.xxh32_intdigest(bits, seed=step & 0xFFFFFFFF))
+
+
+def losses_of(stored: bytes) -> dict[int, float]:
+    """Returns the losses in what `loss_bytes` returned, by their steps, damaged ones left out."""
+    found = {}
+    for step in range(len(stored) // _LOSS_BYTES):
+        one = stored[step * _LOSS_BYTES : (step + 1) * _LOSS_BYTES]
+        if one == _guarded_loss(step, one[:4]):
+            found[step] = float(struct.unpack("<f", one[:4])[0])
+    return found
 
 
 def stored_state(path: Path, identity: StoreIdentity | None) -> JournalState | None:

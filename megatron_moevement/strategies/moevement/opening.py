@@ -67,6 +67,7 @@ from megatron_moevement.strategies.moevement.schedules.schedule_changes import S
 from megatron_moevement.strategies.moevement.session import RankSession
 from megatron_moevement.strategies.moevement.spare_memory import keep_for_others
 from megatron_moevement.strategies.moevement.sparse_checkpointing import SparseCheckpointing
+from megatron_moevement.strategies.moevement.tiers.tiers import open_tiers
 from megatron_moevement.strategies.resident_state import IdleSpare, Protected, ResidentState
 
 _PATIENCE_WITH_THE_DYING = timedelta(seconds=5)
@@ -130,8 +131,9 @@ class MoEvement(ResidentState):
             popularity=popularity,
             kernels=objects.expert_kernels,
         )
+        tiers = open_tiers(settings, store.identity.run_id, objects, generation, events)
         return SparseCheckpointing(
-            RankSession(objects, live, memory, carried, events, schedules, say),
+            RankSession(objects, live, memory, carried, events, schedules, say, tiers),
             replicas=told.replicas,
             audit=ReplicaAudit(settings.moevement_audit_interval, objects, events, say),
             protection=_watch_protection(settings, objects, plan, protected),

@@ -13,6 +13,7 @@ from megatron_moevement.strategies.live_objects import LiveObjects
 from megatron_moevement.strategies.moevement.carried_state import CarriedState
 from megatron_moevement.strategies.moevement.protection.host_memory import HostMemory
 from megatron_moevement.strategies.moevement.schedules.schedule_changes import ScheduleChanges
+from megatron_moevement.strategies.moevement.tiers.tiers import Tiers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,6 +25,7 @@ class RankSession:
         events: gets windows, plans and replays.
         schedules: that windows go by.
         say: prints a line for the user, on rank 0.
+        tiers: to which persisted windows are written; None where no flag asks for any.
     """
 
     objects: LiveObjects
@@ -33,6 +35,7 @@ class RankSession:
     events: Events
     schedules: ScheduleChanges
     say: Callable[[str], None]
+    tiers: Tiers | None = None
 
     @property
     def generation(self) -> Generation:

@@ -36,6 +36,7 @@ from megatron_moevement.strategies.moevement.protection.left_state import (
 )
 from megatron_moevement.strategies.moevement.recovery.replicas import Replicas
 from megatron_moevement.strategies.moevement.session import RankSession
+from megatron_moevement.strategies.moevement.tiers.resume import restore_newest
 
 
 class Planning:
@@ -61,17 +62,11 @@ class Planning:
         objects, agreed = self._objects, self._carried.agreed
         if agreed is not None and agreed.facts.generation == self._memory.generation.number:
             return dataclasses.replace(agreed, is_continuing=True)  # objects are anew
-        facts = self._look(durable)
-        try:
-            newest = of_newest_history(facts)
-            plan = plan_start(newest)
-            if has_no_use_of_memory(plan) and self._finds_more():
-                facts = self._look(durable)
-                newest = of_newest_history(facts)
-                plan = plan_start(newest)
-        except InconsistentFactsError:
-            self._keep(facts)
-            raise
+        facts, newest, plan = self._propose(durable)
+        if has_no_use_of_memory(plan) and self._finds_more():
+            facts, newest, plan = self._propose(durable)
+        if self._takes_tier(facts, plan):
+            facts, newest, plan = self._propose(durable)
         self._keep(facts)
         eras = tuple(process.rollbacks for process in facts.processes)
         agreed = Agreed(newest, plan, eras, facts.is_continuing)
@@ -82,6 +77,16 @@ class Planning:
             self._carried.agreed = agreed
             self._tell(plan)
         return agreed
+
+    def _propose(self, durable: Durable) -> tuple[Facts, Facts, Plan | None]:
+        """Returns the facts of all processes, those of the newest history, and their plan."""
+        facts = self._look(durable)
+        try:
+            newest = of_newest_history(facts)
+            return facts, newest, plan_start(newest)
+        except InconsistentFactsError:
+            self._keep(facts)
+            raise
 
     def loaded(self, agreed: Agreed, step: int) -> Agreed:
         """Returns what holds once a checkpoint was loaded.
@@ -110,6 +115,15 @@ class Planning:
         if self._carried.store.adopts:  # all ranks have taken in what they need
             taken += self._memory.look_for_left()
         return any(all_gather_json(taken, self._objects.device))
+
+    def _takes_tier(self, facts: Facts, plan: Plan | None) -> bool:
+        """Returns whether memory has a tier now, which leads further than the plan."""
+        tiers = self._session.tiers
+        if tiers is None:
+            return False
+        return restore_newest(
+            tiers.target, self._memory, self._objects, facts, plan, say=self._session.say
+        )
 
     def _keep(self, facts: Facts) -> None:
         """Writes down what a plan is made from, before anything is done or where none comes."""

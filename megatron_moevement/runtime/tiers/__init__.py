@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Copies of persisted windows on slower, lasting storage, and back."""

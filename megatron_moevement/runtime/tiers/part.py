@@ -1,0 +1,276 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A rank's part of a tier: what its journal says, and its slots of the window.
+
+Two files: the bytes of losses and slots, one after the other, and JSON that describes them. The
+second has the checksum of the first in it, and its own in its name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterator, Mapping
+from typing import IO, Any
+
+import xxhash
+
+from megatron_moevement.errors import MoEvementError
+from megatron_moevement.policy.copies.journal_state import JournalState
+from megatron_moevement.policy.job.ranks import LogicalRank
+from megatron_moevement.policy.tiers.tier import PartName, TierName
+from megatron_moevement.runtime.slots.mapped_file import checksum_of
+from megatron_moevement.runtime.slots.ring_file import RingFile
+from megatron_moevement.runtime.slots.slot_record import (
+    MalformedRecordError,
+    SlotPart,
+    SlotRecord,
+    record_document,
+    record_of_document,
+)
+from megatron_moevement.runtime.slots.store_identity import StoreIdentity
+from megatron_moevement.runtime.tiers.target import Target
+
+FORMAT_VERSION = 1
+PIECE_BYTES = 1 << 20
+"""Copied at a time: that is as long as other threads of the process wait."""
+_MOST_BYTES = 1 << 30
+"""Of a description: what says that it has more is none."""
+
+
+class LostSlotError(MoEvementError):
+    """A slot is not there any more, or its bytes are not those that were captured."""
+
+
+class DamagedPartError(MoEvementError):
+    """A part does not read as it was written."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Told:
+    """What a journal says when a window is persisted, but for the losses.
+
+    Attributes:
+        entries: ledger entries by their steps, as many as are retained.
+        schedules: that the state names, by their digests.
+    """
+
+    state: JournalState
+    entries: Mapping[int, bytes]
+    schedules: Mapping[str, bytes]
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """What the description of a part says.
+
+    Attributes:
+        slots: of the window, one for each of its steps.
+        loss_bytes: how many bytes of losses lie before the slots.
+        checksum: of the file with the bytes.
+    """
+
+    owner: LogicalRank
+    identity: StoreIdentity
+    told: Told
+    slots: tuple[SlotRecord, ...]
+    loss_bytes: int
+    checksum: int
+
+    def encoded(self) -> bytes:
+        """Returns it as the bytes of its file."""
+        told = self.told
+        document = {
+            "format": FORMAT_VERSION,
+            "owner": str(self.owner),
+            "identity": self.identity.document(),
+            "state": told.state.document(),
+            "entries": [[step, told.entries[step].decode()] for step in sorted(told.entries)],
+            "schedules": {digest: data.hex() for digest, data in told.schedules.items()},
+            "slots": [record_document(record) for record in self.slots],
+            "loss_bytes": self.loss_bytes,
+            "checksum": f"{self.checksum:016x}",
+        }
+        return json.dumps(document).encode()
+
+    @classmethod
+    def decoded(cls, data: bytes) -> Part:
+        """Returns the part of bytes whose checksum was right.
+
+        Raises:
+            DamagedPartError: they describe none, or one of another format.
+        """
+        try:
+            document: dict[str, Any] = json.loads(data)
+            if document["format"] != FORMAT_VERSION:
+                raise DamagedPartError(
+                    f"format {document['format']}, this version reads {FORMAT_VERSION}"
+                )
+            schedules = document["schedules"].items()
+            told = Told(
+                JournalState.of_document(document["state"]),
+                {int(step): text.encode() for step, text in document["entries"]},
+                {digest: bytes.fromhex(text) for digest, text in schedules},
+            )
+            return cls(
+                LogicalRank.parse(document["owner"]),
+                StoreIdentity.of_document(document["identity"]),
+                told,
+                tuple(record_of_document(each) for each in document["slots"]),
+                int(document["loss_bytes"]),
+                int(document["checksum"], 16),
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise DamagedPartError(f"no part of a tier: {error!r}") from error
+
+
+def data_name(tier: TierName, rank: LogicalRank) -> str:
+    """Returns the name of the file with the bytes of a rank's part."""
+    return f"{tier}/{rank}.slots"
+
+
+def write_part(
+    target: Target,
+    tier: TierName,
+    ring: RingFile,
+    told: Told,
+    *,
+    losses: Callable[[], bytes],
+    proceed: Callable[[], None],
+) -> PartName:
+    """Writes the part of a rank; what can't be written in whole is not there.
+
+    Args:
+        ring: of the rank's slots; training may overwrite them meanwhile.
+        losses: returns those up to the state's step, as a journal has them.
+        proceed: is called before each piece; raises what ends the writing.
+
+    Raises:
+        LostSlotError: training needed a buffer before it was read, or a slot is damaged.
+        Exception: the target refuses.
+    """
+    rank, window = ring.owner, told.state.persisted
+    assert window is not None
+    name, digest = data_name(tier, rank), xxhash.xxh3_64()
+    slots = tuple(_held(ring, told.state, step) for step in range(window.start, window.last + 1))
+    stored, size_bytes = losses(), 0
+    with target.create(name) as file:
+        digest.update(stored)
+        file.write(stored)
+        for record in slots:
+            for piece in _pieces(ring, record, proceed):
+                digest.update(piece)
+                file.write(piece)
+                size_bytes += len(piece)
+    part = Part(rank, ring.identity, told, slots, len(stored), digest.intdigest())
+    encoded = part.encoded()
+    written = PartName(rank, checksum_of(encoded), size_bytes)
+    try:
+        with target.create(f"{tier}/{written}") as file:
+            file.write(encoded)
+    except BaseException:
+        target.remove(name)
+        raise
+    return written
+
+
+def _held(ring: RingFile, state: JournalState, step: int) -> SlotRecord:
+    record = ring.record(step)
+    if record is None or (record.window, record.rollbacks) != (state.persisted, state.rollbacks):
+        raise LostSlotError(f"the slot of step {step} was overwritten before it was read")
+    return record
+
+
+def _pieces(ring: RingFile, record: SlotRecord, proceed: Callable[[], None]) -> Iterator[bytes]:
+    """Yields the bytes of a slot's parts; after each part it is sure that they were its own.
+
+    Raises:
+        LostSlotError: they were not.
+    """
+    for part in record.parts:
+        digest, end = xxhash.xxh3_64(), part.offset + part.size_bytes
+        for start in range(part.offset, end, PIECE_BYTES):
+            proceed()
+            # A copy: whatever the target does with it, the ring can be closed and overwritten.
+            piece = bytes(ring.payload(record)[start : min(start + PIECE_BYTES, end)])
+            digest.update(piece)
+            yield piece
+        if digest.intdigest() != part.checksum:
+            why = "is damaged in memory"
+            if ring.record(record.step) != record:
+                why = "was overwritten before it was read"
+            raise LostSlotError(f"{part.name} in the slot of step {record.step} {why}")
+
+
+def read_part(target: Target, tier: TierName, name: PartName) -> Part:
+    """Returns what describes a part.
+
+    Raises:
+        DamagedPartError: it does not read as it was written, or is not there.
+        Exception: the target refuses.
+    """
+    try:
+        with target.read(f"{tier}/{name}") as file:
+            data = file.read(_MOST_BYTES)
+    except FileNotFoundError as error:
+        raise DamagedPartError(f"{name} is missing") from error
+    if checksum_of(data) != name.checksum:
+        raise DamagedPartError(f"{name} has another checksum than its name has")
+    part = Part.decoded(data)
+    if part.owner != name.rank:
+        raise DamagedPartError(f"{name} is of {part.owner}")
+    return part
+
+
+def load_slots(target: Target, tier: TierName, part: Part, ring: RingFile, rollbacks: int) -> bytes:
+    """Puts the slots of a part into a ring, where each counts once all of it is there.
+
+    Args:
+        ring: empty, with room for them.
+        rollbacks: that lie behind the history that goes on with them.
+
+    Returns:
+        The losses, as a journal has them.
+
+    Raises:
+        DamagedPartError: bytes are not those that were captured; some slots may be in the ring.
+        Exception: the target refuses.
+    """
+    digest = xxhash.xxh3_64()
+    try:
+        with target.read(data_name(tier, part.owner)) as file:
+            losses = _read(file, part.loss_bytes)
+            digest.update(losses)
+            for record in part.slots:
+                if not ring.has_room_for(record):
+                    raise DamagedPartError(f"no room for the slot of step {record.step}")
+                ring.invalidate(record.step)
+                payload = ring.buffer(record.step)
+                for each in record.parts:
+                    _load(file, each, payload, digest)
+                ring.publish(dataclasses.replace(record, rollbacks=rollbacks))
+    except (FileNotFoundError, MalformedRecordError) as error:
+        raise DamagedPartError(f"the slots of {part.owner}: {error}") from error
+    if digest.intdigest() != part.checksum:
+        raise DamagedPartError(f"the slots of {part.owner} have another checksum")
+    return losses
+
+
+def _load(file: IO[bytes], part: SlotPart, payload: memoryview, digest: xxhash.xxh3_64) -> None:
+    place = payload[part.offset : part.offset + part.size_bytes]
+    for start in range(0, part.size_bytes, PIECE_BYTES):
+        piece = _read(file, min(PIECE_BYTES, part.size_bytes - start))
+        digest.update(piece)
+        place[start : start + len(piece)] = piece
+    if checksum_of(place) != part.checksum:
+        raise DamagedPartError(f"{part.name} has another checksum than when it was captured")
+
+
+def _read(file: IO[bytes], size_bytes: int) -> bytes:
+    pieces = []
+    while size_bytes > 0:
+        piece = file.read(size_bytes)
+        if not piece:
+            raise DamagedPartError("the file of the slots is too short")
+        pieces.append(piece)
+        size_bytes -= len(piece)
+    return b"".join(pieces)

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tiers of one generation: persisted windows are written to them beside training."""
+
+from __future__ import annotations
+
+import dataclasses
+import secrets
+import time
+from typing import Protocol
+
+from megatron_moevement.policy.tiers.tier import Manifest, TierName, is_due
+from megatron_moevement.runtime.coordination.agreement import (
+    as_user_error,
+    broadcast_json,
+    together,
+)
+from megatron_moevement.runtime.coordination.generation import Generation
+from megatron_moevement.runtime.observation.events import EventName, Events
+from megatron_moevement.runtime.slots.journal import Journal
+from megatron_moevement.runtime.slots.ring_file import RingFile
+from megatron_moevement.runtime.tiers.part import Told
+from megatron_moevement.runtime.tiers.target import Target, open_target
+from megatron_moevement.runtime.tiers.writer import Due, TierWriter
+from megatron_moevement.settings.fault_tolerance import FaultTolerance
+from megatron_moevement.strategies.live_objects import LiveObjects
+
+_WRITERS_BYTES = 8
+
+
+class Written(Protocol):
+    """What a window is written from: a process's memory."""
+
+    @property
+    def own_ring(self) -> RingFile:
+        """The slots of its rank."""
+
+    @property
+    def journal(self) -> Journal:
+        """What it knows."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Tiers:
+    """Where persisted windows are written; the training thread of every rank calls it.
+
+    Attributes:
+        target: where they lie.
+        interval: every so many persisted windows one is written.
+        writers: stands for this generation of the job, the same on all ranks.
+        writer: the thread that writes; None where nothing is trained.
+    """
+
+    target: Target
+    interval: int
+    writers: str
+    writer: TierWriter | None
+
+    def at_edge(self, memory: Written) -> None:
+        """Takes note that the journal has another persisted window; waits for nothing."""
+        journal = memory.journal
+        state = journal.state
+        if self.writer is None or state is None or state.persisted is None:
+            return
+        if not is_due(state.timetable, state.persisted, self.interval):
+            return
+        entries = {step: journal.entry(step) for step in journal.entries()}
+        name = TierName(state.rollbacks, state.committed, self.writers)
+        told = Told(state, entries, journal.schedules())
+        self.writer.offer(Due(name, told, memory.own_ring, journal, time.monotonic()))
+
+
+def open_tiers(
+    settings: FaultTolerance,
+    run_id: str,
+    objects: LiveObjects,
+    generation: Generation,
+    events: Events,
+) -> Tiers | None:
+    """Returns where this generation writes its persisted windows; every rank calls it, in step.
+
+    Args:
+        run_id: of the run that they belong to.
+
+    Returns:
+        None where no flag asks for tiers.
+
+    Raises:
+        UserError: on all ranks: no library reads such a URL.
+    """
+    place = settings.moevement_tier_dir
+    if place is None:
+        return None
+    with as_user_error():
+        target = together(lambda: open_target(place, run_id), objects.device)
+    writers = broadcast_json(secrets.token_hex(_WRITERS_BYTES), 0, objects.device)
+
+    def written(manifest: Manifest, duration_s: float) -> None:
+        events.emit(
+            EventName.TIER_WRITTEN,
+            manifest.name.committed,
+            start=manifest.window.start,
+            size=manifest.window.size,
+            tier_bytes=manifest.size_bytes,
+            duration_s=duration_s,
+        )
+
+    def begin() -> TierWriter:
+        ranks, keep = objects.layout.ranks, settings.moevement_tier_keep
+        return TierWriter(target, ranks, objects.rank, keep, written)
+
+    writer = None if settings.moevement_recover_only else generation.own(begin)
+    return Tiers(target, settings.moevement_tier_interval, writers, writer)

@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A job that lost all of its memory goes on from the newest whole tier, to the same bits."""
+
+import dataclasses
+import itertools
+import os
+import shutil
+import sys
+import time
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from megatron_moevement.runtime.observation.events import EventName
+from megatron_moevement.runtime.stores.store import process_folders
+from megatron_moevement.runtime.tiers.manifests import begun_tiers, read_manifest, whole_tiers
+from megatron_moevement.runtime.tiers.target import open_target
+from tests.harness.interruption import Run, digest_differences, kill_all
+from tests.harness.protected_run import Case, plans_of
+from tests.harness.restarted_run import events_of
+
+pytestmark = [pytest.mark.distributed, pytest.mark.timeout(300)]
+
+CASE = Case.of("vpp2 bf16 distributed grouped", 3)
+LONG = dataclasses.replace(CASE, deaths=4)
+RUN_ID = "tiered"
+SLOW = Path(__file__).with_name("slow_tier_pretrain.py")
+PATIENCE_S = 100
+LONGEST_WRITING_S = 1.0
+REPLAY = EventName.REPLAY
+KILLS = int(os.environ.get("TIER_KILLS", "20"))
+
+
+class TieredRun(Run):
+    """A run whose persisted windows go to a folder beside it."""
+
+    def __init__(self, server, text, folder, *flags, case=CASE, path=None):
+        kept = (f"--moevement-tier-dir={folder}/tiers", f"--moevement-run-id={RUN_ID}")
+        program = case.protected_program(server, text, *kept, *flags)
+        super().__init__(
+            program if path is None else dataclasses.replace(program, path=path), folder
+        )
+        self.target = open_target(f"{folder}/tiers", RUN_ID)
+
+    def kill_when(self, happened):
+        """Starts a job and kills it once something has happened; returns how it ended."""
+        with self.start() as job:
+            ends_s = time.monotonic() + PATIENCE_S
+            while not happened() and not job.has_ended and time.monotonic() < ends_s:
+                job.poll()
+            return kill_all(job, CASE.combination.world_size)
+
+    def lose_memory(self):
+        shutil.rmtree(self.store)
+
+    @property
+    def newest(self):
+        return max(whole_tiers(self.target), default=None)
+
+    @property
+    def reached(self):
+        """The newest step that any rank has reported."""
+        steps = [event.iteration for event in events_of(self, EventName.ITERATION, None)]
+        return max(steps, default=0)
+
+    @property
+    def taken(self):
+        """The steps of the tiers that launches went on from."""
+        return [plan["target"] for plan in plans_of(self)]
+
+
+@pytest.fixture
+def run(megatron_fork_server, text, tmp_path):
+    return TieredRun(megatron_fork_server, text, tmp_path)
+
+
+def kill_with_two_tiers(run, ahead=0):
+    """Kills a job that has two tiers, and has reported so many steps after the newest."""
+
+    def happened():
+        whole = whole_tiers(run.target)
+        return len(whole) == 2 and run.reached >= max(whole).committed + ahead
+
+    result = run.kill_when(happened)
+    assert set(result.exit_codes) == {-9}, result.describe()
+
+
+def test_without_any_memory_a_launch_goes_on_from_the_newest_tier(run, uninterrupted):
+    kill_with_two_tiers(run)
+    run.lose_memory()
+    name = run.newest
+    window = read_manifest(run.target, name).window
+    written = events_of(run, EventName.TIER_WRITTEN, None)
+    assert digest_differences(run.finish(), uninterrupted(CASE)) == []
+    (plan,) = plans_of(run)
+    assert (plan["verdict"], plan["window"]) == ("GLOBAL", window.start)
+    assert (plan["target"], plan["lost_steps"]) == (name.committed, 0)
+    assert {(event.logical_rank, event.fields["tier_bytes"] > 0) for event in written} == {
+        (0, True)
+    }
+    assert written[0].iteration < name.committed
+    steps = range(window.start + 1, name.committed + 1)
+    replays = [(event.logical_rank, event.iteration) for event in events_of(run, REPLAY, None)]
+    assert sorted(replays) == sorted(itertools.product(range(2), steps))
+    assert all(event.fields["replay_verified"] for event in events_of(run, REPLAY, None))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lost", [(), (0,), (1,)])
+def test_what_is_newer_in_memory_wins(run, uninterrupted, lost):
+    kill_with_two_tiers(run, ahead=2)
+    (run_folder,) = run.store.iterdir()
+    for process in lost:  # the other one has its copies
+        shutil.rmtree(process_folders(run_folder)[process])
+    newest, reached = run.newest, run.reached
+    assert digest_differences(run.finish(), uninterrupted(CASE)) == []
+    assert run.taken[0] >= reached - len(lost)
+    assert run.taken[0] > newest.committed
+
+
+@pytest.mark.slow
+def test_a_newer_durable_checkpoint_wins(megatron_fork_server, text, tmp_path, uninterrupted):
+    run = TieredRun(megatron_fork_server, text, tmp_path, "--save-interval=1")
+    kill_with_two_tiers(run, ahead=2)
+    run.lose_memory()
+    assert digest_differences(run.finish(), uninterrupted(CASE)) == []
+    assert run.taken == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ending", ["slots", "json", "manifest"])
+def test_where_the_newest_tier_is_damaged_the_one_before_is_taken(run, uninterrupted, ending):
+    kill_with_two_tiers(run)
+    run.lose_memory()
+    older, name = sorted(whole_tiers(run.target))
+    folder = Path(run.target.place)
+    path = folder / f"{name}.manifest"
+    if ending != "manifest":
+        path = next((folder / str(name)).glob(f"pp1*.{ending}"))
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    assert digest_differences(run.finish(), uninterrupted(CASE)) == []
+    assert run.taken == [older.committed]
+
+
+@pytest.mark.slow
+def test_a_target_that_refuses_everything_is_harmless(
+    megatron_fork_server, text, tmp_path, uninterrupted
+):
+    flags = ("--moevement-tier-dir=/proc/refuses",)
+    run = TieredRun(megatron_fork_server, text, tmp_path, *flags)
+    with run.start() as job:
+        result = job.wait().check()
+    lines = [line for line in result.ranks[0].stderr.splitlines() if "no tier of step" in line]
+    assert 1 <= len(lines) <= 4
+    assert digest_differences(run._digest(), uninterrupted(CASE)) == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_kills_at_random_moments_of_writing_lose_no_whole_tier(
+    megatron_fork_server, text, tmp_path, uninterrupted
+):
+    random, kills, torn, lost = Random(0), 0, 0, []
+    while kills < KILLS:
+        folder = tmp_path / f"after{kills}"
+        run = TieredRun(megatron_fork_server, text, folder, case=LONG, path=SLOW)
+        expected = []
+        while kills < KILLS:
+            result = run.kill_when(new_tier(run, random))
+            if set(result.exit_codes) == {0}:
+                break  # it had reached its end
+            kills += 1
+            torn += len(set(begun_tiers(run.target)) - set(whole_tiers(run.target)))
+            run.lose_memory()
+            if run.newest is not None:
+                expected.append(run.newest.committed)
+                lost.append(run.reached - run.newest.committed)
+        assert digest_differences(run.finish(), uninterrupted(LONG)) == []
+        assert run.taken[: len(expected)] == expected
+    sys.stdout.write(
+        f"{kills} kills, {torn} torn tiers, {len(lost)} launches from a tier, "
+        f"at most {max(lost)} steps trained again\n"
+    )
+    assert torn > KILLS // 4
+
+
+def new_tier(run, random):
+    """Returns what says whether some time has passed since the job began another tier."""
+    before = set(begun_tiers(run.target))
+
+    def happened():
+        if not set(begun_tiers(run.target)) - before:
+            return False
+        time.sleep(random.uniform(0, LONGEST_WRITING_S))
+        return True
+
+    return happened
