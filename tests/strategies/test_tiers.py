@@ -18,7 +18,7 @@ from megatron_moevement.runtime.tiers.manifests import begun_tiers, read_manifes
 from megatron_moevement.runtime.tiers.target import open_target
 from tests.harness.interruption import Run, digest_differences, kill_all
 from tests.harness.protected_run import Case, plans_of
-from tests.harness.restarted_run import events_of
+from tests.harness.restarted_run import events_of, restartable_program
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(300)]
 
@@ -29,15 +29,25 @@ SLOW = Path(__file__).with_name("slow_tier_pretrain.py")
 PATIENCE_S = 100
 LONGEST_WRITING_S = 1.0
 REPLAY = EventName.REPLAY
+FOLDER = "FOLDER"
+SCHEDULES = ("--moevement-min-window=2", "--moevement-schedule-changes=2:2")
 KILLS = int(os.environ.get("TIER_KILLS", "20"))
+
+
+def protected(case, server, text, *flags):
+    return case.protected_program(server, text, *flags)
+
+
+def restartable(case, server, text, *flags):
+    return restartable_program(case, server, text, 1, *flags)
 
 
 class TieredRun(Run):
     """A run whose persisted windows go to a folder beside it."""
 
-    def __init__(self, server, text, folder, *flags, case=CASE, path=None):
+    def __init__(self, server, text, folder, *flags, case=CASE, path=None, make=protected):
         kept = (f"--moevement-tier-dir={folder}/tiers", f"--moevement-run-id={RUN_ID}")
-        program = case.protected_program(server, text, *kept, *flags)
+        program = make(case, server, text, *kept, *flags)
         super().__init__(
             program if path is None else dataclasses.replace(program, path=path), folder
         )
@@ -49,7 +59,7 @@ class TieredRun(Run):
             ends_s = time.monotonic() + PATIENCE_S
             while not happened() and not job.has_ended and time.monotonic() < ends_s:
                 job.poll()
-            return kill_all(job, CASE.combination.world_size)
+            return kill_all(job, self._program.world_size)
 
     def lose_memory(self):
         shutil.rmtree(self.store)
@@ -107,6 +117,62 @@ def test_without_any_memory_a_launch_goes_on_from_the_newest_tier(run, uninterru
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("combination", "flags"),
+    [
+        ("pp2-ep2 bf16 distributed grouped", ("--moevement-order=decayed",)),
+        ("edp3 fp16 distributed bias", ("--moevement-replicas=0",)),
+        ("vpp2 fp32 replicated", (f"--moevement-tier-dir=file://{FOLDER}",)),
+        ("vpp2 bf16 distributed", SCHEDULES),
+    ],
+)
+def test_so_do_jobs_of_other_kinds(
+    megatron_fork_server, text, tmp_path, uninterrupted, combination, flags
+):
+    case = Case.of(combination, 3)
+    flags = tuple(flag.replace(FOLDER, f"{tmp_path}/tiers") for flag in flags)
+    run = TieredRun(megatron_fork_server, text, tmp_path, *flags, case=case)
+    kill_with_two_tiers(run)
+    run.lose_memory()
+    name = run.newest
+    assert digest_differences(run.finish(), uninterrupted(case)) == []
+    assert run.taken == [name.committed]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", ["plan", "open", "replay", "rejoin"])
+def test_a_death_while_a_launch_goes_on_from_a_tier_loses_nothing_of_it(
+    megatron_fork_server, text, tmp_path, uninterrupted, place
+):
+    run = TieredRun(megatron_fork_server, text, tmp_path, make=restartable)
+    kill_with_two_tiers(run)
+    run.lose_memory()
+    name = run.newest
+    step = name.committed - (place == "replay")
+    with run.start("--moevement-faults", f"{step}:{place}@1#0") as job:
+        result = job.wait()
+    assert sorted(result.exit_codes) == [-9, 0, 0], result.describe()
+    assert digest_differences(run._digest(), uninterrupted(CASE)) == []
+    plans = {(one.generation, one.fields["target"]) for one in events_of(run, EventName.PLAN, None)}
+    assert (1, name.committed) in plans
+
+
+@pytest.mark.slow
+def test_a_tier_becomes_a_checkpoint_on_other_machines(run, uninterrupted, tmp_path):
+    kill_with_two_tiers(run)
+    run.lose_memory()
+    name, there = run.newest, sorted((tmp_path / "tiers").rglob("*"))
+    elsewhere = tmp_path / "elsewhere"
+    flags = (f"--save={elsewhere}", f"--moevement-store-dir={tmp_path}/second")
+    converted = run.finish("--moevement-recover-only", *flags)
+    assert converted["iteration"] == name.committed
+    assert sorted((tmp_path / "tiers").rglob("*")) == there
+    third = f"--moevement-store-dir={tmp_path}/third"
+    assert digest_differences(run.finish(f"--load={elsewhere}", third), uninterrupted(CASE)) == []
+    assert run.taken == [name.committed]  # the checkpoint is as new as the tier
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("lost", [(), (0,), (1,)])
 def test_what_is_newer_in_memory_wins(run, uninterrupted, lost):
     kill_with_two_tiers(run, ahead=2)
@@ -117,6 +183,21 @@ def test_what_is_newer_in_memory_wins(run, uninterrupted, lost):
     assert digest_differences(run.finish(), uninterrupted(CASE)) == []
     assert run.taken[0] >= reached - len(lost)
     assert run.taken[0] > newest.committed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lost", [0, 1])
+def test_memory_that_lacks_what_a_rank_had_is_given_up_for_a_tier(
+    megatron_fork_server, text, tmp_path, uninterrupted, lost
+):
+    run = TieredRun(megatron_fork_server, text, tmp_path, "--moevement-replicas=0")
+    kill_with_two_tiers(run, ahead=2)
+    (run_folder,) = run.store.iterdir()
+    shutil.rmtree(process_folders(run_folder)[lost])
+    name = run.newest
+    assert digest_differences(run.finish(), uninterrupted(CASE)) == []
+    assert run.taken == [name.committed]
+    assert list(run.store.rglob("*")) == []
 
 
 @pytest.mark.slow

@@ -253,12 +253,16 @@ class Journal(MappedFile):
 
     def losses(self) -> dict[int, float]:
         """Returns the loss of every committed step that has one, damaged ones left out."""
-        return {} if self._state is None else losses_of(self.loss_bytes(self._state.committed))
+        if self._state is None:
+            return {}
+        return losses_of(self.loss_bytes(range(self._state.committed + 1)))
 
-    def loss_bytes(self, last_step: int) -> bytes:
-        """Returns the losses up to a step as they are stored; any thread may call it."""
-        size_bytes = (min(last_step, self.shape.last_step) + 1) * _LOSS_BYTES
-        return bytes(self.view[self._losses_offset : self._losses_offset + size_bytes])
+    def loss_bytes(self, steps: range) -> bytes:
+        """Returns the losses of steps in a row as they are stored; any thread may call it."""
+        start, stop = (
+            self._losses_offset + step * _LOSS_BYTES for step in (steps.start, steps.stop)
+        )
+        return bytes(self.view[start : min(stop, self.shape.total_bytes)])
 
     def restore_losses(self, losses: Mapping[int, float]) -> None:
         """Takes over the loss history of a checkpoint, before the state of its step is written."""
@@ -360,7 +364,10 @@ def _guarded_loss(step: int, bits: bytes) -> bytes:
 
 
 def losses_of(stored: bytes) -> dict[int, float]:
-    """Returns the losses in what `loss_bytes` returned, by their steps, damaged ones left out."""
+    """Returns the losses in what `loss_bytes` returned of the steps from 0 on, by their steps.
+
+    Damaged ones are left out.
+    """
     found = {}
     for step in range(len(stored) // _LOSS_BYTES):
         one = stored[step * _LOSS_BYTES : (step + 1) * _LOSS_BYTES]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import IO, Any
 
 import xxhash
@@ -134,14 +134,14 @@ def write_part(
     ring: RingFile,
     told: Told,
     *,
-    losses: Callable[[], bytes],
+    losses: Iterable[bytes],
     proceed: Callable[[], None],
 ) -> PartName:
     """Writes the part of a rank; what can't be written in whole is not there.
 
     Args:
         ring: of the rank's slots; training may overwrite them meanwhile.
-        losses: returns those up to the state's step, as a journal has them.
+        losses: those up to the state's step, as a journal has them.
         proceed: is called before each piece; raises what ends the writing.
 
     Raises:
@@ -152,16 +152,18 @@ def write_part(
     assert window is not None
     name, digest = data_name(tier, rank), xxhash.xxh3_64()
     slots = tuple(_held(ring, told.state, step) for step in range(window.start, window.last + 1))
-    stored, size_bytes = losses(), 0
+    loss_bytes = size_bytes = 0
     with target.create(name) as file:
-        digest.update(stored)
-        file.write(stored)
+        for piece in losses:
+            digest.update(piece)
+            file.write(piece)
+            loss_bytes += len(piece)
         for record in slots:
             for piece in _pieces(ring, record, proceed):
                 digest.update(piece)
                 file.write(piece)
                 size_bytes += len(piece)
-    part = Part(rank, ring.identity, told, slots, len(stored), digest.intdigest())
+    part = Part(rank, ring.identity, told, slots, loss_bytes, digest.intdigest())
     encoded = part.encoded()
     written = PartName(rank, checksum_of(encoded), size_bytes)
     try:

@@ -5,10 +5,9 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 
 from megatron_moevement.errors import MoEvementError
@@ -23,6 +22,7 @@ from megatron_moevement.policy.tiers.tier import (
 )
 from megatron_moevement.runtime.closing import Closing
 from megatron_moevement.runtime.interrupts.interrupt_safe_event import InterruptSafeEvent
+from megatron_moevement.runtime.priority import IDLE_NICE, lower_priority
 from megatron_moevement.runtime.slots.journal import Journal
 from megatron_moevement.runtime.slots.ring_file import RingFile
 from megatron_moevement.runtime.tiers.manifests import (
@@ -37,13 +37,12 @@ from megatron_moevement.runtime.tiers.target import FLAG, Target
 
 logger = logging.getLogger(__name__)
 
-_LOWEST_PRIORITY = 19
 _FIRST_LOOK = timedelta(seconds=0.05)
 _LONGEST_LOOK = timedelta(seconds=2)
 """Between looks whether the parts of other ranks are there: ever longer, as others need longer."""
 _IDLE = timedelta(hours=1)
-_MOST_AWAITED = 2
-"""A part that is written while two later windows are persisted has lost its slots."""
+_LOSSES = 1 << 16
+_NONE = TierName(-1, -1, "")
 _PATIENCE_S = 1.0
 """A call of the target that takes longer ends by itself, after its generation."""
 
@@ -67,9 +66,11 @@ class Due:
     journal: Journal
     began_s: float
 
-    def losses(self) -> bytes:
-        """Returns those of the steps up to the state's."""
-        return self.journal.loss_bytes(self.told.state.committed)
+    def losses(self) -> Iterator[bytes]:
+        """Yields those of the steps up to the state's, so many at a time."""
+        steps = range(self.told.state.committed + 1)
+        for first in range(0, len(steps), _LOSSES):
+            yield self.journal.loss_bytes(steps[first : first + _LOSSES])
 
 
 class TierWriter(Closing):
@@ -99,6 +100,7 @@ class TierWriter(Closing):
         self._written = written
         self._due: Due | None = None
         self._awaited: list[Due] = []
+        self._former = _NONE
         self._look = _FIRST_LOOK
         self._failures = 0
         self._is_closed = False
@@ -108,13 +110,12 @@ class TierWriter(Closing):
 
     def offer(self, due: Due) -> None:
         """Takes a window to be written, unless an earlier one still is; returns at once."""
-        if self._due is None:
+        earlier = self._due
+        if earlier is None:
             self._due = due
             self._news.tell()
         else:
-            self._failed(
-                due.name, f"that of step {self._due.name.committed} is still being written"
-            )
+            self._failed(due.name, f"that of step {earlier.name.committed} is still being written")
 
     def close(self) -> None:
         """Ends the thread; what is being written is given up, and never counts."""
@@ -123,19 +124,19 @@ class TierWriter(Closing):
         self._thread.join(_PATIENCE_S)
 
     def _run(self) -> None:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
+        lower_priority(IDLE_NICE)
         while not self._is_closed:
             self._news.wait(self._next_look())
             due = self._due
             try:
                 if due is not None:
                     self._write(due)
-                elif self._awaited:
+                else:
                     self._declare()
             except _ClosedError:
                 return
             except Exception as error:  # noqa: BLE001  (libraries of fsspec raise what they like)
-                name = self._awaited[-1].name if due is None else due.name
+                name = self._former if due is None else due.name
                 self._failed(name, f"{type(error).__name__}: {error}")
             if due is not None:
                 self._due = None
@@ -150,11 +151,11 @@ class TierWriter(Closing):
 
     def _write(self, due: Due) -> None:
         if self._is_first:
-            self._remove_old(due)
+            self._begin(due)
         try:
             write_part(
                 *(self._target, due.name, due.ring, due.told),
-                losses=due.losses,
+                losses=due.losses(),
                 proceed=self._proceed,
             )
         except LostSlotError as error:
@@ -163,19 +164,24 @@ class TierWriter(Closing):
             if not self._is_closed:
                 raise
         else:
-            self._failures = 0
             if self._is_first:
-                self._await(due)
+                self._look = _FIRST_LOOK
+                self._awaited.append(due)
+            else:
+                self._failures = 0
 
-    def _await(self, due: Due) -> None:
-        """Waits for all parts of a tier, and no longer for those of one whose slots are gone."""
-        self._look = _FIRST_LOOK
-        self._awaited.append(due)
-        if len(self._awaited) > _MOST_AWAITED:
-            old = self._awaited.pop(0)
+    def _begin(self, due: Due) -> None:
+        """Makes room, and waits no longer for a tier whose slots are gone by now on all ranks."""
+        self._declare()
+        for old in [each for each in self._awaited if each.name < self._former]:
             there = {part.rank for part in parts_there(self._target, old.name)}
             lacking = [str(rank) for rank in self._ranks if rank not in there]
+            if not lacking:
+                continue
+            self._awaited.remove(old)
             self._failed(old.name, f"{len(lacking)} parts are lacking, as that of {lacking[0]}")
+        self._former = due.name
+        self._remove_old(due)
 
     def _proceed(self) -> None:
         if self._is_closed:
@@ -186,9 +192,9 @@ class TierWriter(Closing):
         for due in reversed(self._awaited):
             parts = parts_of_all(parts_there(self._target, due.name), self._ranks)
             if parts is not None:
-                self._proceed()
-                self._awaited = [each for each in self._awaited if each.name > due.name]
                 self._publish(due, parts)
+                self._awaited = [each for each in self._awaited if each.name > due.name]
+                self._failures = 0
                 self._remove_old(due)
                 return
 

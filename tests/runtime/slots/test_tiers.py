@@ -4,6 +4,7 @@
 import contextlib
 import dataclasses
 import logging
+import os
 import queue
 import threading
 
@@ -13,7 +14,7 @@ import pytest
 from megatron_moevement.errors import UserError
 from megatron_moevement.policy.copies.journal_state import JournalState
 from megatron_moevement.policy.job.ranks import LogicalRank
-from megatron_moevement.policy.tiers.tier import TierName
+from megatron_moevement.policy.tiers.tier import Manifest, TierName
 from megatron_moevement.policy.window.schedule import Window
 from megatron_moevement.policy.window.timetable import Timetable, TimetableEntry
 from megatron_moevement.runtime.slots.journal import Journal, JournalShape
@@ -24,6 +25,7 @@ from megatron_moevement.runtime.tiers.manifests import (
     parts_there,
     read_manifest,
     whole_tiers,
+    write_manifest,
 )
 from megatron_moevement.runtime.tiers.part import (
     DamagedPartError,
@@ -74,7 +76,7 @@ def told(owner=OWNER):
 
 def write(target, ring, name=None, proceed=lambda: None):
     return write_part(
-        *(target, name or named(), ring, told()), losses=lambda: LOSSES, proceed=proceed
+        *(target, name or named(), ring, told()), losses=[LOSSES[:3], LOSSES[3:]], proceed=proceed
     )
 
 
@@ -126,6 +128,50 @@ def test_a_part_with_one_wrong_byte_is_none(tmp_path, full, shared_memory, place
         load_slots(target, named(), read_part(target, named(), name), copy, rollbacks=8)
 
 
+def test_a_description_or_manifest_with_one_wrong_byte_is_none(tmp_path, full):
+    target = open_target(str(tmp_path / "tiers"), "run-1")
+    part = write(target, full)
+    write_manifest(target, Manifest(named(), WINDOW, "run-1", "0123abcd", (part,)))
+    for path, read in (
+        (next((tmp_path / "tiers").rglob("*.json")), lambda: read_part(target, named(), part)),
+        (next((tmp_path / "tiers").rglob("*.manifest")), lambda: read_manifest(target, named())),
+    ):
+        read()
+        whole = path.read_bytes()
+        for offset in range(len(whole)):
+            path.write_bytes(whole[:offset] + bytes([whole[offset] ^ 1]) + whole[offset + 1 :])
+            with pytest.raises(DamagedPartError):
+                read()
+        path.write_bytes(whole[:-1])
+        with pytest.raises(DamagedPartError):
+            read()
+
+
+def test_a_file_has_its_name_when_all_of_it_is_there(tmp_path):
+    target = open_target(str(tmp_path / "tiers"), "run-1")
+    with target.create("tier/part") as file:
+        file.write(b"12")
+        assert target.names("tier") == []
+    assert target.names("tier") == ["part"]
+    with pytest.raises(RuntimeError), target.create("tier/other") as file:
+        raise RuntimeError
+    assert [path.name for path in (tmp_path / "tiers" / "run-1" / "tier").iterdir()] == ["part"]
+
+
+def test_slots_that_nothing_describes_do_not_stay(target, full):
+    create = target.create
+
+    def refuse(name):
+        if name.endswith(".json"):
+            raise OSError(28, "No space left on device")
+        return create(name)
+
+    target.create = refuse
+    with pytest.raises(OSError, match="No space"):
+        write(target, full)
+    assert target.names(str(named())) == []
+
+
 @pytest.mark.parametrize("pieces", range(6))
 def test_a_slot_that_training_overwrites_meanwhile_is_given_up(target, full, pieces):
     """Before each piece: those that were read before are of the window, the others are not."""
@@ -154,7 +200,9 @@ def test_a_damaged_slot_is_not_written(target, full):
 def test_slots_of_another_history_are_not_written(target, full, state):
     other = dataclasses.replace(told(), state=dataclasses.replace(STATE, **state))
     with pytest.raises(LostSlotError):
-        write_part(target, named(), full, other, losses=lambda: LOSSES, proceed=lambda: None)
+        write_part(
+            target, named(), full, other, losses=[LOSSES[:3], LOSSES[3:]], proceed=lambda: None
+        )
 
 
 def test_a_url_that_nothing_reads_is_an_error():
@@ -222,17 +270,28 @@ def test_a_tier_is_whole_once_all_parts_are_there_and_the_oldest_goes(job):
 
 
 def test_a_tier_without_the_part_of_a_rank_is_never_whole(job, caplog):
-    for committed in (5, 7, 9):
+    for committed in (5, 7, 9, 11, 13, 15):
         job.offer(OWNER, named(committed))
-        while len(parts_there(job.target, named(committed))) < 1:
+        while job.writers[OWNER]._due is not None:
             threading.Event().wait(0.01)
-    job.offer(OTHER, named(9))
-    assert job.wait()[0].name == named(9)
+    job.offer(OTHER, named(15))
+    assert job.wait()[0].name == named(15)
     job.close()
-    assert whole_tiers(job.target) == [named(9)]
+    assert whole_tiers(job.target) == [named(15)]
     assert job.whole.empty()
-    assert "no tier of step 5" in caplog.text
-    assert f"1 parts are lacking, as that of {OTHER}" in caplog.text
+    lines = [one.getMessage() for one in caplog.records]
+    assert [line.split(" in ")[0] for line in lines] == [
+        f"no tier of step {committed}" for committed in (5, 7, 11)
+    ]
+    assert f"1 parts are lacking, as that of {OTHER}" in lines[0]
+
+
+def test_the_thread_that_writes_has_the_lowest_priority(job):
+    thread = job.writers[OWNER]._thread.native_id
+    job.offer(OWNER, named(5))
+    while len(parts_there(job.target, named(5))) < 1:
+        threading.Event().wait(0.01)
+    assert os.getpriority(os.PRIO_PROCESS, thread) == 19
 
 
 def test_training_does_not_wait_for_a_target_that_hangs(full, shared_memory, tmp_path, caplog):
@@ -277,6 +336,40 @@ def test_what_a_target_refuses_is_a_line_and_the_next_window_is_written(job, cap
     job.offer(OWNER, named(9))
     job.offer(OTHER, named(9))
     assert job.wait()[0].name == named(9)
+
+
+def test_what_never_becomes_whole_makes_room_though_nothing_else_can_be_written(job, caplog):
+    job.offer(OWNER, named(5))
+    while len(parts_there(job.target, named(5))) < 1 or job.writers[OWNER]._due is not None:
+        threading.Event().wait(0.01)
+
+    def refuse(name):
+        raise OSError(28, "No space left on device")
+
+    job.target.create = refuse
+    for committed in (7, 9):
+        assert begun_tiers(job.target) == [named(5)]
+        job.offer(OWNER, named(committed))
+        while job.writers[OWNER]._due is not None:
+            threading.Event().wait(0.01)
+    assert begun_tiers(job.target) == []
+
+
+def test_a_manifest_that_could_not_be_written_is_tried_again(job, caplog):
+    real, refused = job.target.create, []
+
+    def refuse(name):
+        if name.endswith(".manifest") and len(refused) < 2:
+            refused.append(name)
+            raise OSError(28, "No space left on device")
+        return real(name)
+
+    job.target.create = refuse
+    job.offer(OTHER, named(5))
+    job.offer(OWNER, named(5))
+    assert job.wait()[0].name == named(5)
+    assert len(refused) == 2
+    assert "No space left on device" in caplog.text
 
 
 def test_a_writer_that_is_closed_declares_nothing(job):
