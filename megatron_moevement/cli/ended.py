@@ -1,21 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`moevement ended`: records how a process of a job ended, for launchers of other programs."""
+"""`moevement ended`: says how a process of a job ended, for launchers of other programs."""
 
 from __future__ import annotations
 
 import argparse
 import time
+from datetime import timedelta
 
-from megatron_moevement.cli.job_end import event_dir_of
+from megatron_moevement.cli.job_end import describe_status, event_dir_of
 from megatron_moevement.errors import ExitCode, UserError
 from megatron_moevement.runtime.observation.process_events import Child, tell_end
 from megatron_moevement.settings.launch import LAUNCH_VARIABLE, Launch
 
-HELP = "record how a process of a job ended, among its events"
+HELP = "record how a process of a job ended, for those that go on and among its events"
 DESCRIPTION = """
 Records how a process of a job ended: one that a signal killed can't do it. A launcher calls it in
-the environment that the process had, on its machine. Nothing happens without --moevement-event-dir.
+the environment that the process had, on its machine. Where that names the control store of
+in-process restart, the processes that go on no longer wait for an answer of the one that has
+ended. Where --moevement-event-dir names a folder, the end is recorded there.
 """
+_PATIENCE = timedelta(seconds=10)
 _SIGNAL_BASE = 128
 _MOST = 255
 
@@ -46,8 +50,26 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(f"{LAUNCH_VARIABLE} is not set; set it as for the process that has ended")
     begun_s = time.time() if args.begun is None else args.begun
     child = Child(launch.name, launch.process, None, begun_s)
-    tell_end(event_dir_of(args.flags), child, status_of(args.code))
+    status = status_of(args.code)
+    tell_end(event_dir_of(args.flags), child, status)
+    _note_gone(launch, status)
     return ExitCode.DONE
+
+
+def _note_gone(launch: Launch, status: int) -> None:
+    """Notes in the control store, if it is still served, that a process has ended."""
+    if launch.control_store is None or launch.secret is None:
+        return
+    # They import torch.
+    from megatron_moevement.runtime.coordination.meeting import store_at  # noqa: PLC0415
+    from megatron_moevement.runtime.coordination.roll_call import note_gone  # noqa: PLC0415
+
+    try:
+        store = store_at(launch.control_store, _PATIENCE)
+    except UserError:  # the job has ended, too
+        return
+    end = describe_status(status)
+    note_gone(store, launch.process, launch.secret, launch.attempt, end=end)
 
 
 def status_of(code: int) -> int:

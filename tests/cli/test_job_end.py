@@ -1,14 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """The line that a launcher ends a job with: why, and what to do."""
 
+import os
 import signal
+import subprocess
+import sys
+from datetime import timedelta
 
 import pytest
 
 from megatron_moevement.cli import main
 from megatron_moevement.cli.job_end import describe_status, event_dir_of
 from megatron_moevement.errors import ExitCode, UserError
+from megatron_moevement.runtime.coordination.meeting import store_at
+from megatron_moevement.runtime.coordination.roll_call import RollCall
 from megatron_moevement.runtime.observation.events import EventLog, EventName, read_events
+from megatron_moevement.settings.secret import Secret
 
 
 @pytest.mark.parametrize(
@@ -63,6 +70,29 @@ def test_another_launcher_records_how_a_process_ended(launched, code, status):
     (end,) = (one for one in read_events(launched) if one.event is EventName.PROCESS_END)
     told = {name: end.fields[name] for name in ("launch", "process", "code", "started_s", "child")}
     assert told == {"launch": "a", "process": 3, "code": status, "started_s": 12.5, "child": None}
+
+
+def test_an_end_is_noted_for_the_processes_that_go_on(launched, monkeypatch):
+    secret = "s" * 32
+    command = [sys.executable, "-m", "megatron_moevement.cli", "stores", "--interface", "127.0.0.1"]
+    command += ["--port", "0", "--processes", "4"]
+    environment = os.environ | {"MOEVEMENT_SECRET": secret}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as stores:
+        printed = dict(word.partition("=")[::2] for word in stores.stdout.readline().split())
+        port = printed["MOEVEMENT_CONTROL_PORT"]
+        for name, value in (
+            ("MASTER_ADDR", "127.0.0.1"),
+            ("MOEVEMENT_CONTROL_PORT", port),
+            ("MOEVEMENT_SECRET", secret),
+        ):
+            monkeypatch.setenv(name, value)
+        assert main(["ended", "--code", "137", "--"]) == ExitCode.DONE
+        control = store_at(("127.0.0.1", int(port)), timedelta(seconds=10))
+        patience = timedelta(seconds=60)
+        roll = RollCall(0, 4, secret=Secret(secret.encode()), attempt="0", patience=patience)
+        assert roll.ends(control, ()) == {3: "was killed by SIGKILL"}
+        stores.terminate()
+    assert main(["ended", "--code", "137", "--"]) == ExitCode.DONE  # nobody serves it now
 
 
 def test_an_end_of_no_launch_or_with_no_code_is_refused(launched, monkeypatch, capsys):

@@ -23,6 +23,7 @@ case "$*" in
         echo "${CODE:-0}" >"$CODES/$rank"
         echo "node$((rank / 8 + 1))" >"$CODES/$rank.node"
     done
+    [ -z "$LOST" ] || for rank in $(seq 8 15); do rm "$CODES/$rank"; done
     [ -z "$KILLED" ] || { echo 137 >"$CODES/$KILLED"; rm "$CODES/15"; }
     ;;
 esac
@@ -33,7 +34,7 @@ esac
 def submit(tmp_path):
     """Runs the script as a job of Slurm; returns the arguments of `srun`."""
     nodes = "#!/bin/sh\nprintf '%s\\n' localhost node2\n"
-    for name, text in (("srun", SRUN), ("scontrol", nodes)):
+    for name, text in (("srun", SRUN), ("scontrol", nodes), ("squeue", "#!/bin/sh\n")):
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
 
@@ -86,7 +87,7 @@ def test_a_bad_exit_of_one_task_is_left_to_the_others(submit):
 def test_each_task_has_its_share_of_the_cores_and_all_memory_is_the_jobs(submit):
     def bound(**variables):
         handed = submit(**variables)
-        return handed[1 : handed.index("bash")]
+        return handed[handed.index("--cpus-per-task") : handed.index("bash")]
 
     block = ["--cpu-bind=cores", "--distribution=block:block"]
     assert bound() == ["--cpus-per-task", "12", *block]
@@ -272,12 +273,16 @@ def test_the_last_line_names_who_was_lost_and_where(submit, tmp_path):
     assert submit.said == []
     hint = f"; `moevement report {tmp_path}/a run/events` shows what happened"
     lost = "node2 lost task 11 (exit code 137), task 15 (no exit code)"
-    kept = "train_moe.sbatch: launch {} ends with exit code 75; " + lost + "; its state is kept: "
+    kept = "train_moe.sbatch: launch {} ends with exit code 75; " + lost + "; its state is kept"
+    left = "train_moe.sbatch: nodes that are left: localhost node2; "
     submit(CODE="75", KILLED="11", RELAUNCHES="1", code=75)
     assert submit.said == [
-        f"{kept.format(1)}it is launched again in this allocation{hint}",
-        f"{kept.format(2)}submit the job again as it was, without the lost node, to go on{hint}",
+        f"{kept.format(1)}: it is launched again in this allocation{hint}",
+        f"{kept.format(2)}{hint}",
+        f"{left}the job is queued again",
     ]
+    submit(CODE="75", KILLED="11", RELAUNCHES="0", code=75, SLURM_RESTART_COUNT="10")
+    assert submit.said[1:] == [f"{left}submit the job again as it was to go on"]
     submit(CODE="0", KILLED="11", SPARES="2")
     assert submit.said == [f"train_moe.sbatch: launch 1 ends with exit code 0; {lost}{hint}"]
     submit(CODE="1", code=1)
@@ -286,6 +291,19 @@ def test_the_last_line_names_who_was_lost_and_where(submit, tmp_path):
     assert line.count("(exit code 1)") == 16
     submit(CODE="2", code=2)
     assert submit.said == []
+
+
+def test_a_node_that_is_lost_takes_no_part_in_the_next_launch(submit):
+    handed = submit(CODE="75", LOST="1", RELAUNCHES="1", SPARES="8", code=75)
+    places = [place for place, word in enumerate(handed) if word == "--nodes"]
+    launches = [handed[place + 1 : place + 6] for place in places]
+    assert launches == [
+        ["2", "--ntasks", "16", "--nodelist", "localhost,node2"],
+        ["1", "--ntasks", "8", "--nodelist", "localhost"],
+    ]
+    handed = submit(CODE="75", LOST="1", RELAUNCHES="1", code=75)
+    assert handed.count("--kill-on-bad-exit=0") == 1
+    assert submit.said[-1].endswith("nodes that are left: localhost; the job is queued again")
 
 
 def test_a_job_that_is_only_checked_is_looked_at_by_all_its_tasks(submit, tmp_path):

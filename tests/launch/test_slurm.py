@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`scripts/train_moe.sbatch` on a real Slurm: whatever a job loses, it ends with the same bits.
+
+As root, after apt-get install -y slurmctld slurmd slurm-client munge:
+
+    ./scripts/test.sh -m slow tests/launch/test_slurm.py
+"""
+
+import json
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.harness.slurm_job import Case
+
+ROOT = Path(__file__).resolve().parents[2]
+LOCAL = ROOT / "scripts" / "slurm_local.sh"
+HAS_SLURM = all(map(shutil.which, ("slurmctld", "slurmd", "munged", "srun"))) and not os.getuid()
+
+pytestmark = pytest.mark.skipif(not HAS_SLURM, reason="Slurm is not installed, or not as root")
+
+
+def run(case, seed, folder):
+    """Runs a case; returns the digest of the state that its job ended with, and what it printed."""
+    command = [LOCAL, sys.executable, "-m", "tests.harness.slurm_job", case.value, seed, folder]
+    environment = os.environ | {"NODES": "4"}
+    done = subprocess.run(
+        command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    log = folder / "log"
+    tail = log.read_text()[-4000:] if log.exists() else ""
+    assert done.returncode == 0, f"{done.stdout}{done.stderr}\n{tail}"
+    return json.loads((folder / "digest.json").read_text()), done.stdout
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """The digest of a job to which nothing happens."""
+    return run(Case.NOTHING, "0", tmp_path_factory.mktemp("slurm") / "undisturbed")[0]
+
+
+@pytest.mark.timeout(60)
+def test_a_command_has_nodes_of_its_own():
+    count = 'srun --nodes 3 --ntasks 6 bash -c "echo \\$SLURMD_NODENAME" | sort -u'
+    done = subprocess.run([LOCAL, "bash", "-c", count], capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["n1", "n2", "n3"], done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("case", [case for case in Case if case is not Case.NOTHING])
+@pytest.mark.parametrize("number", range(3))
+def test_what_a_job_loses_changes_no_bit(case, number, undisturbed, tmp_path, capsys):
+    seed = secrets.token_hex(4)
+    digest, printed = run(case, seed, tmp_path / "job")
+    with capsys.disabled():
+        sys.stdout.write(f"seed {seed}, {printed}")
+    assert digest == undisturbed
