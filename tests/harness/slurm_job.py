@@ -118,6 +118,11 @@ class SlurmJob:
         self._await(lambda: self.outcome().state in ended, "the end")
         return self.outcome()
 
+    def requeue_once_all_have_ended(self) -> None:
+        """Queues the job again, as its owner does: Slurm keeps it without a batch script."""
+        self._await(lambda: not any("RANK" in one for _, one in _processes()), "the end of all")
+        _slurm("scontrol", "requeue", self._ids[-1])
+
     def _await(self, holds: Callable[[], bool], what: str) -> None:
         ends_s = time.monotonic() + PATIENCE_S
         while not holds():
@@ -131,15 +136,16 @@ def _prepare_words(prefix: Path, tokenizer_file: Path) -> None:
     """Makes a tokenizer of some words, and data of them."""
     words = ["<|endoftext|>", *(f"word{number}" for number in range(1, WORDS))]
     tokenizer = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()  # type: ignore[assignment]
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.save(str(tokenizer_file))
     draw = random.Random(0)  # noqa: S311  (reproducible, not secret)
     lines = (json.dumps({"text": " ".join(draw.choices(words[1:], k=100))}) for _ in range(200))
     text = prefix.with_suffix(".jsonl")
     text.write_text("\n".join(lines))
-    command = [sys.executable, "-m", "megatron_moevement.cli", "data", "prepare", "--input", text]
-    command += ["--output-prefix", prefix, "--tokenizer-type", "HuggingFaceTokenizer"]
-    subprocess.run([*command, "--tokenizer-model", tokenizer_file], check=True)
+    command = [sys.executable, "-m", "megatron_moevement.cli", "data", "prepare"]
+    command += ["--input", str(text), "--output-prefix", str(prefix)]
+    command += ["--tokenizer-type", "HuggingFaceTokenizer", "--tokenizer-model"]
+    subprocess.run([*command, str(tokenizer_file)], check=True)
 
 
 def _slurm(*command: str) -> str:
@@ -216,6 +222,7 @@ def strike(case: Case, job: SlurmJob, draw: random.Random) -> None:
         fail_node(f"n{draw.randrange(2, NODES + 1)}", store)
     elif case is Case.FIRST_NODE:
         fail_node("n1", store)
+        job.requeue_once_all_have_ended()
     else:
         wrap = "--wrap=sleep 5"
         _slurm(
