@@ -98,6 +98,7 @@ def test_a_recovery_is_planned_once(monkeypatch):
         carried=SimpleNamespace(agreed=None),
         events=SimpleNamespace(keep=lambda *args: kept.append(args), emit=lambda *_, **__: None),
         say=kept.append,
+        tiers=None,
     )
     own = Planning(session, None)
     monkeypatch.setattr(own, "_look", lambda _: told.facts)
