@@ -69,6 +69,16 @@ def _skip_without_gpu(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Opens CUDA before leaks are looked for: what it opens stays until the process ends."""
+    if item.get_closest_marker("gpu") and not item.get_closest_marker("skip"):
+        import torch  # noqa: PLC0415
+
+        torch.ones(1, device="cuda", requires_grad=True).sum().backward()
+        torch.cuda.synchronize()
+
+
 def pytest_collection_finish() -> None:
     """What was imported stays: there is no garbage in it to look for, test after test."""
     gc.collect()

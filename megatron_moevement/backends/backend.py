@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Protocol
 
@@ -45,8 +45,12 @@ class CopyStream(Protocol):
             Orders what is copied from its call on behind that mark; the copying thread calls it.
         """
 
-    def copy(self, source: torch.Tensor, target: torch.Tensor) -> None:
-        """Enqueues a copy into host memory; `target` may have another type."""
+    def copy(self, sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> None:
+        """Enqueues copies into host memory; a target may have another type than its source.
+
+        One call for many tensors lets other threads run meanwhile: each call into torch takes
+        Python's lock once.
+        """
 
     def join(self) -> None:
         """Waits until every copy has run."""

@@ -32,6 +32,7 @@ import torch
 
 from megatron_moevement.backends import host_collectives, host_cuda
 from megatron_moevement.backends.backend import Backend, BackendName, Collectives, CopyStream
+from megatron_moevement.backends.staging import copy_each
 
 REWRITTEN_PACKAGES = ("megatron",)
 """Top-level packages whose code is made to compute on the host."""
@@ -140,9 +141,9 @@ class HostCopyStream:
         """Marks nothing: what the calling thread has computed is there."""
         return lambda: None
 
-    def copy(self, source: torch.Tensor, target: torch.Tensor) -> None:
+    def copy(self, sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> None:
         """Copies at once."""
-        target.copy_(source)
+        copy_each(sources, targets)
 
     def join(self) -> None:
         """Does nothing: all copies have run."""

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -139,11 +139,11 @@ class CudaCopyStream:
         event = torch.cuda.current_stream(self._stream.device).record_event()
         return lambda: self._stream.wait_event(event)
 
-    def copy(self, source: torch.Tensor, target: torch.Tensor) -> None:
-        """Enqueues the copy on the side stream; asynchronous where the target is pinned."""
+    def copy(self, sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> None:
+        """Enqueues the copies on the side stream; asynchronous where the targets are pinned."""
         torch.cuda.set_device(self._stream.device)  # a thread begins on GPU 0 and would go back
         with torch.cuda.stream(self._stream):
-            self._staging.copy(source, target)
+            self._staging.copy(sources, targets)
 
     def join(self) -> None:
         """Waits for the side stream, without a busy core: the computation may be far behind."""

@@ -9,7 +9,7 @@ import torch
 
 from megatron_moevement.backends import staging
 from megatron_moevement.backends.cuda import CudaBackend, CudaCopyStream
-from megatron_moevement.runtime.capture.capture import Capture, HostCopy
+from megatron_moevement.runtime.capture.capture import Capture, HostCopies
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(120)]
 
@@ -61,7 +61,7 @@ def test_a_copy_has_the_bits_of_the_cast(size, source_type, target_type):
         target = memory.view(target_type)
         stream = CudaBackend().copy_stream()
         stream.fork()()
-        stream.copy(source, target)
+        stream.copy([source], [target])
         stream.join()
         assert torch.equal(bits(target), bits(expected))
 
@@ -72,9 +72,26 @@ def test_a_tensor_of_two_dimensions_arrives_in_its_shape():
         target = memory.view(torch.bfloat16).view(6, 50)
         stream = CudaCopyStream()
         stream.fork()()
-        stream.copy(source, target)
+        stream.copy([source], [target])
         stream.join()
         assert torch.equal(bits(target), bits(source.bfloat16().cpu()))
+
+
+def test_many_copies_at_once_have_the_bits_of_their_casts():
+    types = [torch.float32, torch.bfloat16, torch.float16] * 40
+    sources = [values(100 + number) for number in range(len(types))]
+    with pinned(sum(source.numel() * 4 + 64 for source in sources)) as memory:
+        targets, offset = [], 0
+        for source, target_type in zip(sources, types, strict=True):
+            place = memory[offset : offset + source.numel() * target_type.itemsize]
+            targets.append(place.view(target_type))
+            offset += place.nbytes + -place.nbytes % 64
+        stream = CudaBackend().copy_stream()
+        stream.fork()()
+        stream.copy(sources, targets)
+        stream.join()
+        for source, target in zip(sources, targets, strict=True):
+            assert torch.equal(bits(target), bits(source.to(target.dtype).cpu()))
 
 
 def copy_behind_late_work(*, fork):
@@ -89,7 +106,7 @@ def copy_behind_late_work(*, fork):
         source.fill_(1.0)
         if fork:
             stream.fork()()
-        stream.copy(source, target)
+        stream.copy([source], [target])
         stream.join()
         return sorted(set(target.tolist()))
 
@@ -111,7 +128,7 @@ def copy_and_measure(source, target_type):
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
         stream.fork()()
-        stream.copy(source, memory.view(target_type))
+        stream.copy([source], [memory.view(target_type)])
         stream.join()
         return torch.cuda.max_memory_allocated() - before
 
@@ -142,7 +159,7 @@ def test_copies_into_pinned_memory_do_not_hold_the_thread_up():
         torch.cuda._sleep(SLEEP_CYCLES)
         done.record()
         stream.fork()()
-        stream.copy(source, memory.view(torch.float32))
+        stream.copy([source], [memory.view(torch.float32)])
         assert not done.query()
         stream.join()
         assert done.query()
@@ -158,8 +175,7 @@ def test_a_capture_beside_training_takes_the_state_of_each_step():
             torch.cuda._sleep(SLEEP_CYCLES // 20)
             for tensor in live:
                 tensor.fill_(float(step))
-            copies = [HostCopy(*pair) for pair in zip(live, hosts[step], strict=True)]
-            capture.begin(copies, lambda: None)
+            capture.begin([HostCopies(live, list(hosts[step]))], lambda: None)
             capture.await_copies()
         wrong = [step for step in range(steps) if not (hosts[step] == float(step)).all()]
         assert wrong == []

@@ -10,7 +10,7 @@ import torch
 from megatron_moevement.backends.cuda import CudaBackend
 from megatron_moevement.policy.job.boundary import BoundaryTag, Direction
 from megatron_moevement.policy.job.ranks import LogicalRank
-from megatron_moevement.runtime.capture.capture import Capture, HostCopy
+from megatron_moevement.runtime.capture.capture import Capture, HostCopies
 from megatron_moevement.runtime.slots.ring_file import RingShape
 from megatron_moevement.runtime.slots.store_identity import StoreIdentity
 from megatron_moevement.runtime.stores.store import RingRole, StoreDirectory
@@ -128,7 +128,7 @@ def test_threads_that_copy_have_the_device_of_their_process(backend, runtime):
         BackgroundWriter(log, backend.copy_stream()) as writer,
     ):
         capture.begin([], lambda: None)
-        capture.begin([HostCopy(source, target)], lambda: None)
+        capture.begin([HostCopies([source], [target])], lambda: None)
         capture.await_landed()
         writer.sent(tag, source)
         writer.await_landed()

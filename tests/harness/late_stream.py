@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from random import Random
 
 import torch
@@ -35,9 +35,9 @@ class LateStream:
         """Returns memory like any other."""
         return torch.empty(size_bytes, dtype=torch.uint8)
 
-    def copy(self, source: torch.Tensor, target: torch.Tensor) -> None:
-        """Takes a copy down for later."""
-        self._waiting.append((source, target))
+    def copy(self, sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> None:
+        """Takes copies down for later."""
+        self._waiting += zip(sources, targets, strict=True)
 
     def join(self) -> None:
         """Runs all copies."""

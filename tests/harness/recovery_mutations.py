@@ -22,7 +22,7 @@ from megatron_moevement.policy.job.operators import OperatorKind
 from megatron_moevement.policy.job.state_recipe import Content, Timing
 from megatron_moevement.policy.window import skipping_schedule
 from megatron_moevement.policy.window.window_planner import WindowPlan
-from megatron_moevement.runtime.capture.capture import Capture, HostCopy
+from megatron_moevement.runtime.capture.capture import Capture, HostCopies
 from megatron_moevement.settings.launch import Launch
 from megatron_moevement.strategies import live_objects
 from megatron_moevement.strategies.moevement.recovery.replay import Replay
@@ -134,11 +134,13 @@ def capture_gathered_parameters() -> None:
     _replace(Capture, "begin", begin_stale)
 
 
-def _stale(copy: HostCopy, before: dict[int, torch.Tensor]) -> HostCopy:
-    """Returns the copy of what was there before; what is captured in its own type is FULL."""
-    if copy.source.dtype is copy.target.dtype:
-        return copy
-    return dataclasses.replace(copy, source=before.get(copy.source.data_ptr(), copy.source))
+def _stale(copies: HostCopies, before: dict[int, torch.Tensor]) -> HostCopies:
+    """Returns copies of what was there before; what is captured in its own type is FULL."""
+    sources = [
+        source if source.dtype is target.dtype else before.get(source.data_ptr(), source)
+        for source, target in zip(copies.sources, copies.targets, strict=True)
+    ]
+    return dataclasses.replace(copies, sources=sources)
 
 
 def step_frozen_operators() -> None:

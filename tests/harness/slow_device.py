@@ -6,7 +6,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -93,12 +93,13 @@ class SlowCopyStream:
         computed = self._device.computation.record()
         return lambda: self._stream.enqueue(computed.wait)
 
-    def copy(self, source: torch.Tensor, target: torch.Tensor) -> None:
-        """Enqueues a copy."""
+    def copy(self, sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> None:
+        """Enqueues copies."""
 
         def run() -> None:
-            time.sleep(self._device.latency_s + source.nbytes / self._device.bytes_per_s)
-            target.copy_(source)
+            for source, target in zip(sources, targets, strict=True):
+                time.sleep(self._device.latency_s + source.nbytes / self._device.bytes_per_s)
+                target.copy_(source)
 
         self._stream.enqueue(run)
 

@@ -143,3 +143,17 @@ def test_pipeline_stages_share_no_stream(megatron_fork_server):
     flags = ["--pipeline-model-parallel-size=2"]
     one, other = megatron_fork_server.run(first_numbers, world_size=2, args=[flags]).check().values
     assert all(one[name] != other[name] for name in one)
+
+
+def test_equal_states_give_equal_text_whatever_order_sets_have_in_a_process():
+    from megatron_moevement.integrations.megatron.random_state import (  # noqa: PLC0415
+        encode_random_state,
+    )
+
+    stream = torch.zeros(16, dtype=torch.uint8)
+    drawn = {"python": random.getstate(), "numpy": np.random.get_state(), "tracker": {}}
+    orders = [("host", "device"), ("device", "host")]
+    states = [drawn | dict.fromkeys(order, stream) for order in orders]
+    assert [list(encode_random_state(state)) for state in states] == [
+        ["python", "numpy", "tracker", "device", "host"]
+    ] * 2

@@ -23,13 +23,20 @@ class Casts(TorchDispatchMode):
     def __init__(self):
         super().__init__()
         self.wrong = []
+        self.together = []
         self.made_bytes = []
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         result = function(*args, **(kwargs or {}))
         name = function.name()
-        if name in ("aten::copy_", "aten::_to_copy"):
-            source, target = (args[1], args[0]) if name == "aten::copy_" else (args[0], result)
+        copied = {
+            "aten::copy_": lambda: [(args[1], args[0])],
+            "aten::_foreach_copy_": lambda: zip(args[1], args[0], strict=True),
+            "aten::_to_copy": lambda: [(args[0], result)],
+        }
+        if name == "aten::_foreach_copy_":
+            self.together.append(len(args[0]))
+        for source, target in copied.get(name, list)():
             if source.dtype is not target.dtype and (source.is_cpu or target.is_cpu):
                 self.wrong.append(f"{source.device} {source.dtype} to {target.device}")
         if name in ("aten::new_empty", "aten::_to_copy", "aten::clone") and not result.is_cpu:
@@ -50,19 +57,31 @@ def test_a_cast_between_host_and_device_runs_on_the_device(monkeypatch, source, 
         for size in (100, 5 * PIECE // 4, 50, 5 * PIECE // 4):
             from_here = torch.empty(size, 2, device=source, dtype=torch.bfloat16)
             to_there = torch.empty(size, 2, device=target, dtype=dtype)
-            staged.copy(from_here, to_there)
+            staged.copy([from_here], [to_there])
     assert casts.wrong == []
     item_bytes = (from_here if source == "cpu" else to_there).itemsize
     pieces = [] if dtype is torch.bfloat16 else [200, PIECE]
     assert casts.made_bytes == [item_bytes * piece for piece in pieces]
 
 
+def test_tensors_of_one_type_go_through_together_and_no_more_than_fit(monkeypatch):
+    monkeypatch.setattr(staging, "STAGING_ELEMENTS", PIECE)
+    sizes = [(400, torch.bfloat16), (600, torch.bfloat16), (1, torch.bfloat16), (7, torch.float16)]
+    sources = [torch.empty(size, dtype=dtype) for size, dtype in sizes]
+    targets = [torch.empty(size, device="meta") for size, _ in sizes]
+    with Casts() as casts:
+        Staging().copy(sources, targets)
+    assert casts.wrong == []
+    assert casts.made_bytes == [2 * PIECE]
+    assert casts.together == [2, 2, 1, 1, 1, 1]  # to the device, then there
+
+
 def test_on_the_host_it_is_a_copy():
     source = torch.randn(7, 3).bfloat16()
     target = torch.zeros(7, 3)
-    Staging().copy(source, target)
+    Staging().copy([source], [target])
     assert torch.equal(target, source.float())
-    Staging().copy(source.t(), target.t())
+    Staging().copy([source.t()], [target.t()])
     assert torch.equal(target, source.float())
 
 
@@ -79,4 +98,4 @@ def test_what_is_put_back_is_cast_on_the_device():
             operators, None, Content.COMPUTE, [torch.ones(5, 3, dtype=torch.bfloat16)] * 2
         )
     assert casts.wrong == []
-    assert casts.made_bytes == [15 * 2]
+    assert casts.made_bytes == [2 * 15 * 2]  # both at once

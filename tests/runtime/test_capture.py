@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from megatron_moevement.backends.cpu import HostCopyStream
-from megatron_moevement.runtime.capture.capture import Capture, CaptureError, HostCopy
+from megatron_moevement.runtime.capture.capture import Capture, CaptureError, HostCopies
 from tests.harness.late_stream import LateStream
 
 pytestmark = pytest.mark.timeout(30)
@@ -30,8 +30,7 @@ def train(stream, await_copies):
         for step in range(STEPS):
             for tensor in live:
                 tensor.fill_(step)
-            pairs = zip(live, hosts[step], strict=True)
-            capture.begin([HostCopy(*pair) for pair in pairs], lambda: None)
+            capture.begin([HostCopies(live, hosts[step])], lambda: None)
             await_copies(capture)
     return [
         step
@@ -54,7 +53,7 @@ def test_without_the_wait_snapshots_would_be_torn():
 def test_the_wait_for_copies_is_told_and_does_not_include_what_follows_them():
     landing = threading.Event()
     with Capture(LateStream(0)) as capture:
-        capture.begin([HostCopy(torch.ones(2), torch.zeros(2))], landing.wait)
+        capture.begin([HostCopies([torch.ones(2)], [torch.zeros(2)])], landing.wait)
         assert capture.await_copies() >= timedelta(0)
         landing.set()
         capture.await_landed()
@@ -75,7 +74,7 @@ class SlowStream(LateStream):
 def test_a_wait_for_copies_is_as_long_as_they_take():
     stream = SlowStream()
     with Capture(stream) as capture:
-        capture.begin([HostCopy(torch.ones(2), torch.zeros(2))], lambda: None)
+        capture.begin([HostCopies([torch.ones(2)], [torch.zeros(2)])], lambda: None)
         stream.awaited.set()
         assert capture.await_copies() >= timedelta(seconds=0.04)
 
@@ -86,7 +85,7 @@ def test_a_snapshot_lands_when_its_last_copy_is_through_and_one_after_the_other(
     with Capture(LateStream(3)) as capture:
         for number, host in enumerate(hosts):
             copies = [
-                HostCopy(torch.full((1,), 1.0 + number), host[place : place + 1])
+                HostCopies([torch.full((1,), 1.0 + number)], [host[place : place + 1]])
                 for place in range(3)
             ]
             capture.begin(
@@ -100,7 +99,7 @@ def test_a_copy_into_another_type_is_the_cast():
     source = torch.tensor([1.0, 1.0 + 2**-9, float("inf"), -0.0])
     target = torch.zeros(4, dtype=torch.bfloat16)
     with Capture(HostCopyStream()) as capture:
-        capture.begin([HostCopy(source, target)], lambda: None)
+        capture.begin([HostCopies([source], [target])], lambda: None)
         capture.await_copies()
     assert target.view(torch.int16).tolist() == source.bfloat16().view(torch.int16).tolist()
 
@@ -119,7 +118,7 @@ def fail():
     [(BrokenStream(0), lambda: None, "the device"), (LateStream(0), fail, "the file system")],
 )
 def test_a_failure_reaches_the_training_thread_and_every_later_call(stream, landed, reason):
-    copy = HostCopy(torch.ones(2), torch.zeros(2))
+    copy = HostCopies([torch.ones(2)], [torch.zeros(2)])
     with Capture(stream) as capture:
         capture.begin([copy], landed)
         with pytest.raises(CaptureError, match=reason):
@@ -141,7 +140,7 @@ def test_a_failure_wakes_who_waits_already():
         fail()
 
     with Capture(LateStream(0)) as capture:
-        capture.begin([HostCopy(torch.ones(2), torch.zeros(2))], fail_when_told)
+        capture.begin([HostCopies([torch.ones(2)], [torch.zeros(2)])], fail_when_told)
         threading.Timer(0.05, broken.set).start()
         with pytest.raises(CaptureError, match="the file system"):
             capture.await_landed()
@@ -151,7 +150,7 @@ def test_closing_lets_what_was_begun_land():
     landed = []
     capture = Capture(LateStream(0))
     for number in range(5):
-        copy = HostCopy(torch.ones(2), torch.zeros(2))
+        copy = HostCopies([torch.ones(2)], [torch.zeros(2)])
         capture.begin([copy], lambda number=number: landed.append(number))
     capture.close()
     assert landed == list(range(5))
@@ -167,7 +166,7 @@ def test_closing_after_a_failure_returns_and_lands_nothing_more():
         go_on.wait()
         fail()
 
-    copy = HostCopy(torch.ones(2), torch.zeros(2))
+    copy = HostCopies([torch.ones(2)], [torch.zeros(2)])
     capture.begin([copy], fail_later)
     started.wait()
     for _ in range(3):

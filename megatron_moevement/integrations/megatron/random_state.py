@@ -14,7 +14,7 @@ from megatron.core import tensor_parallel
 
 TRACKER = "tracker"
 _OUTSIDE_OF_ANY = "default-rng"
-_STREAMS = frozenset({"host", "device"})
+_STREAMS = ("device", "host")
 
 
 def seed_everything(seed: int, pipeline_rank: int) -> None:
@@ -70,7 +70,7 @@ def random_digest(state: dict[str, Any]) -> int:
     _, key, *position = state["numpy"]
     digest.update(repr((state["python"], position)).encode())
     digest.update(key.tobytes())
-    streams = {name: state[name] for name in _STREAMS & state.keys()} | state[TRACKER]
+    streams = {name: state[name] for name in _streams_in(state)} | state[TRACKER]
     for name in sorted(streams):
         digest.update(name.encode())
         digest.update(streams[name].cpu().numpy().tobytes())
@@ -80,7 +80,8 @@ def random_digest(state: dict[str, Any]) -> int:
 def encode_random_state(state: dict[str, Any]) -> dict[str, Any]:
     """Returns a random state as JSON holds it.
 
-    It travels to other processes, and nothing that came from the network is unpickled.
+    It travels to other processes, and nothing that came from the network is unpickled. Equal states
+    give equal text in every process: slots are compared by their bytes.
     """
     version, words, gauss = state["python"]
     name, key, position, has_gauss, cached = state["numpy"]
@@ -89,7 +90,7 @@ def encode_random_state(state: dict[str, Any]) -> dict[str, Any]:
         "numpy": [name, key.tolist(), int(position), int(has_gauss), float(cached)],
         TRACKER: {name: _to_text(stream) for name, stream in state[TRACKER].items()},
     }
-    for stream in _STREAMS & state.keys():
+    for stream in _streams_in(state):
         encoded[stream] = _to_text(state[stream])
     return encoded
 
@@ -103,9 +104,14 @@ def decode_random_state(encoded: dict[str, Any]) -> dict[str, Any]:
         "numpy": (name, np.array(key, dtype=np.uint32), position, has_gauss, cached),
         TRACKER: {name: _to_tensor(stream) for name, stream in encoded[TRACKER].items()},
     }
-    for stream in _STREAMS & encoded.keys():
+    for stream in _streams_in(encoded):
         state[stream] = _to_tensor(encoded[stream])
     return state
+
+
+def _streams_in(state: dict[str, Any]) -> list[str]:
+    """Returns torch's own streams in a state, in one order: that of a set is the process's own."""
+    return [name for name in _STREAMS if name in state]
 
 
 def _to_text(stream: torch.Tensor) -> str:

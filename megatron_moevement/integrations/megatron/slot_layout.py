@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 
 import torch
@@ -45,11 +45,11 @@ class Part:
 
     def views(self, buffer: torch.Tensor) -> Iterator[torch.Tensor]:
         """Yields each tensor as a view of a buffer of bytes."""
-        offset = self.offset
-        for piece in self.pieces:
-            place = buffer[offset : offset + piece.size_bytes]
+        sizes = [piece.size_bytes for piece in self.pieces]
+        own = buffer[self.offset : self.offset + sum(sizes)]
+        places: Sequence[torch.Tensor] = own.split(sizes)  # type: ignore[no-untyped-call]
+        for piece, place in zip(self.pieces, places, strict=True):
             yield place.view(piece.dtype).view(piece.live.shape)
-            offset += piece.size_bytes
 
     def read(self, wanted: slice) -> memoryview:
         """Returns bytes of the tensors as they are now, one behind the other, in host memory."""

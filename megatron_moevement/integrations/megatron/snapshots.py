@@ -53,10 +53,13 @@ class Piece:
         """Bytes of the captured tensor."""
         return self.live.numel() * self.dtype.itemsize
 
+    @functools.cached_property
+    def _detached(self) -> torch.Tensor:
+        return self.live.detach()
+
     def taken(self) -> torch.Tensor:
         """Returns what is read of it until the next commit: a copy where it changes before that."""
-        live = self.live.detach()
-        return live.clone() if self.timing is Timing.AT_ONCE else live
+        return self._detached.clone() if self.timing is Timing.AT_ONCE else self._detached
 
 
 class LiveOperators:
@@ -113,9 +116,7 @@ class LiveOperators:
         Args:
             host: the captured tensors, in the order of `pieces`.
         """
-        staging = Staging()
-        for piece, tensor in zip(self.pieces(operator, content), host, strict=True):
-            staging.copy(tensor, piece.live)
+        Staging().copy(host, [piece.live for piece in self.pieces(operator, content)])
 
     @torch.no_grad()
     def set_step(self, operators: Iterable[OperatorId], step: int) -> None:

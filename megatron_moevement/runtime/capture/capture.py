@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 
 import torch
@@ -23,16 +23,16 @@ from megatron_moevement.runtime.capture.background import Background
 
 
 @dataclasses.dataclass(frozen=True)
-class HostCopy:
-    """One copy of a snapshot.
+class HostCopies:
+    """Copies of a snapshot that are enqueued together.
 
     Attributes:
-        source: on the device; nobody changes it until the copies are awaited.
-        target: in host memory, of the same shape; its type is the one that is captured.
+        sources: on the device; nobody changes them until the copies are awaited.
+        targets: in host memory, of the same shapes; their types are those that are captured.
     """
 
-    source: torch.Tensor
-    target: torch.Tensor
+    sources: Sequence[torch.Tensor]
+    targets: Sequence[torch.Tensor]
 
 
 class CaptureError(MoEvementError, RuntimeError):
@@ -42,7 +42,7 @@ class CaptureError(MoEvementError, RuntimeError):
 @dataclasses.dataclass(frozen=True)
 class _Snapshot:
     order: Callable[[], None]
-    copies: Iterable[HostCopy]
+    copies: Iterable[HostCopies]
     copied: Callable[[], None]
     landed: Callable[[], None]
 
@@ -62,7 +62,7 @@ class Capture(Background[_Snapshot]):
 
     def begin(
         self,
-        copies: Iterable[HostCopy],
+        copies: Iterable[HostCopies],
         landed: Callable[[], None],
         *,
         copied: Callable[[], None] = lambda: None,
@@ -84,8 +84,8 @@ class Capture(Background[_Snapshot]):
     def _take(self, snapshot: _Snapshot) -> None:
         snapshot.order()
         began_s = time.perf_counter()
-        for copy in snapshot.copies:
-            self._stream.copy(copy.source, copy.target)
+        for batch in snapshot.copies:
+            self._stream.copy(batch.sources, batch.targets)
         self._stream.join()
         self.copy_s = time.perf_counter() - began_s
         snapshot.copied()

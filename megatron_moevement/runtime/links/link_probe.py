@@ -21,7 +21,7 @@ from megatron_moevement.backends.backend import CopyStream, Pin
 from megatron_moevement.policy.preflight.links import LinkReport, LinkTask, Load, Sent, Unsent
 from megatron_moevement.policy.watching.measurements import HISTORY, Work, achieved_bytes_per_s
 from megatron_moevement.policy.window.schedule import Window
-from megatron_moevement.runtime.capture.capture import Capture, HostCopy
+from megatron_moevement.runtime.capture.capture import Capture, HostCopies
 from megatron_moevement.runtime.closing import Closing
 from megatron_moevement.runtime.peers.peer_threads import carried
 from megatron_moevement.runtime.peers.sender import SlotSender
@@ -154,7 +154,7 @@ def _capture(capture: Capture, ring: RingFile, source: torch.Tensor, step: int, 
         ring.publish(SlotRecord(0, Window(step, 1), 0, step, load.slot_bytes, parts))
 
     ring.invalidate(step)
-    capture.begin((HostCopy(source[piece], target[piece]) for piece in pieces), landed)
+    capture.begin((HostCopies([source[piece]], [target[piece]]) for piece in pieces), landed)
     capture.await_landed()
     return Work(load.slot_bytes, capture.copy_s + hash_s)
 

@@ -170,7 +170,7 @@ class BackgroundWriter(LogWriter):
         target = self._buffer_for(copy.source) if copy.place is None else copy.place
         copy.order()
         began_s = time.perf_counter()
-        self._stream.copy(copy.source, target)
+        self._stream.copy([copy.source], [target])
         self._stream.join()
         self._copy_s += time.perf_counter() - began_s
         with self._copying.changing():

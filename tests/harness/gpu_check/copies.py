@@ -47,7 +47,7 @@ def copy(scale: Scale, folder: Path) -> Found:
 
         def copy_once(source: torch.Tensor = source, target: torch.Tensor = target) -> None:
             stream.fork()
-            stream.copy(source, target)
+            stream.copy([source], [target])
             stream.join()
 
         seconds, peak_bytes = _measured(copy_once, device)

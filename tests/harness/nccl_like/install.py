@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Makes torch take the group for NCCL's, in this process: code for NCCL runs as it is.
 
-On a machine with GPUs its ranks share them: there may be more ranks than GPUs.
+On a machine with GPUs its ranks share them, in turn: there may be more ranks than GPUs. NVRx finds
+the device of a process by LOCAL_RANK, too.
 """
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch
@@ -13,7 +15,6 @@ import torch.distributed
 
 from megatron_moevement.backends.backend import BackendName, Collectives
 from megatron_moevement.backends.cpu import CpuBackend
-from megatron_moevement.backends.cuda import CudaBackend
 from tests.harness.nccl_like.group import NcclLikeGroup
 
 dist: Any = torch.distributed
@@ -21,7 +22,6 @@ _c10d: Any = dist.distributed_c10d
 _VERSION = 22900
 """As torch writes it into errors: 2.29.0."""
 _batch_of_gloo = dist.batch_isend_irecv
-_bind, _check = CudaBackend.device, CudaBackend.check_device
 
 
 def install(backend: BackendName = BackendName.CPU) -> None:
@@ -34,8 +34,7 @@ def install(backend: BackendName = BackendName.CPU) -> None:
     dist.batch_isend_irecv = _c10d.batch_isend_irecv = _batch
     if backend is BackendName.CUDA:
         NcclLikeGroup.device = torch.device("cuda")
-        setattr(CudaBackend, "device", _bind_shared)  # noqa: B010  (mypy: a method is no variable)
-        setattr(CudaBackend, "check_device", _check_shared)  # noqa: B010
+        share_devices()
         return
     _c10d._NCCL_AVAILABLE = True  # noqa: SLF001  (torch is to believe it)
     torch._C._nccl_version = lambda: _VERSION  # noqa: SLF001
@@ -43,12 +42,10 @@ def install(backend: BackendName = BackendName.CPU) -> None:
     CpuBackend.collectives = Collectives.NCCL
 
 
-def _bind_shared(backend: CudaBackend, local_rank: int) -> torch.device:
-    return _bind(backend, local_rank % max(1, torch.cuda.device_count()))
-
-
-def _check_shared(backend: CudaBackend, local_rank: int) -> None:
-    _check(backend, local_rank % max(1, torch.cuda.device_count()))
+def share_devices() -> None:
+    """Gives this process one of the machine's GPUs by its local rank, in turn."""
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    os.environ["LOCAL_RANK"] = str(local_rank % torch.cuda.device_count())
 
 
 def _batch(messages: list[torch.distributed.P2POp]) -> Any:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
@@ -20,7 +19,7 @@ from megatron_moevement.policy.copies.slot_ring import SlotRing
 from megatron_moevement.policy.watching.measurements import NOT_MEASURED, Reduced, are_due
 from megatron_moevement.policy.window.schedule import Window
 from megatron_moevement.policy.window.timetable import Timetable
-from megatron_moevement.runtime.capture.capture import Capture, CaptureError, HostCopy
+from megatron_moevement.runtime.capture.capture import Capture, CaptureError, HostCopies
 from megatron_moevement.runtime.coordination.commit_barrier import DisagreementError
 from megatron_moevement.runtime.faults.fault_points import NO_FAULTS, FaultPoints
 from megatron_moevement.runtime.slots.slot_record import EXTRAS, SlotPart, SlotRecord
@@ -200,14 +199,15 @@ class WindowCapture:
 
     def _copies_of(
         self, step: int, layout: SlotLayout, taken: Sequence[torch.Tensor], memory: memoryview
-    ) -> Iterator[HostCopy]:
+    ) -> Iterator[HostCopies]:
         """Yields the copies of a slot, and passes the fault point in the middle of them."""
         buffer = torch.frombuffer(memory, dtype=torch.uint8)
-        views = itertools.chain.from_iterable(part.views(buffer) for part in layout.parts)
-        for number, (source, target) in enumerate(zip(taken, views, strict=True)):
-            if number == len(taken) // 2:
-                self._faults.strike(step, FaultPoint.COPY)
-            yield HostCopy(source, target)
+        views = [view for part in layout.parts for view in part.views(buffer)]
+        middle = len(taken) // 2
+        yield HostCopies(taken[:middle], views[:middle])
+        if taken:
+            self._faults.strike(step, FaultPoint.COPY)
+        yield HostCopies(taken[middle:], views[middle:])
 
 
 def _add_digest(extras: memoryview, scalars: SlotScalars, digest: Callable[[], str] | None) -> None:
