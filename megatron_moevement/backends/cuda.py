@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from megatron_moevement.backends.backend import Backend, BackendName, Collectives, CopyStream
-from megatron_moevement.backends.staging import Staging
+from megatron_moevement.backends.staging import Staging, pieces
 from megatron_moevement.errors import UserError
 
 _DETERMINISTIC_ENVIRONMENT = {"NCCL_ALGO": "Ring", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
@@ -127,11 +127,16 @@ class CudaBackend(Backend):
 class CudaCopyStream:
     """A side stream of the GPU that was current when it was made.
 
-    A copy into another type is cast on the device first, piece by piece, in memory of its own.
+    A copy into another type is cast on the device first, in memory of its own. One piece is on its
+    way at a time: a GPU has one engine for copies to the host, which takes them in the order of
+    their being enqueued, those of the computation among them.
     """
 
     def __init__(self) -> None:
         self._stream: torch.cuda.Stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        self._copied: torch.cuda.Event = torch.cuda.Event(  # type: ignore[no-untyped-call]
+            blocking=True  # without a busy core: the computation may be far behind
+        )
         self._staging = Staging()
 
     def fork(self) -> Callable[[], None]:
@@ -140,17 +145,19 @@ class CudaCopyStream:
         return lambda: self._stream.wait_event(event)
 
     def copy(self, sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> None:
-        """Enqueues the copies on the side stream; asynchronous where the targets are pinned."""
+        """Enqueues each piece when the one before has been copied, on the side stream."""
         torch.cuda.set_device(self._stream.device)  # a thread begins on GPU 0 and would go back
         with torch.cuda.stream(self._stream):
-            self._staging.copy(sources, targets)
+            for piece in pieces(sources, targets):
+                self._copied.synchronize()
+                self._staging.copy(*piece)
+                self._copied.record(self._stream)
 
     def join(self) -> None:
-        """Waits for the side stream, without a busy core: the computation may be far behind."""
+        """Waits for the side stream."""
         torch.cuda.set_device(self._stream.device)
-        copied = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
-        copied.record(self._stream)
-        copied.synchronize()
+        self._copied.record(self._stream)
+        self._copied.synchronize()
 
     def host_memory(self, size_bytes: int) -> torch.Tensor:
         """Returns pinned memory of torch's cache."""

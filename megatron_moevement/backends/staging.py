@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Staging: copies between a device and host memory into another type, cast on the device."""
+"""Staging: copies between a device and host memory, in pieces, cast on the device."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 
 import torch
 
-STAGING_ELEMENTS = 1 << 24
-"""Of copies that are cast: so many at a time go through device memory."""
+PIECE_BYTES = 4 << 20
+"""So much is copied at a time: the computation's own copies to the host wait for no more."""
 
 _Pair = tuple[torch.Tensor, torch.Tensor]
 
@@ -26,24 +26,22 @@ class Staging:
         self._memory: torch.Tensor | None = None
 
     def copy(self, sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> None:
-        """Copies on the current stream, the same in each call: it orders the uses of the memory.
+        """Copies a piece on the current stream, the same in each call: it orders memory's uses.
 
         From a device to pinned memory, the copies are enqueued only.
         """
-        pairs = list(zip(sources, targets, strict=True))
-        as_they_are = [pair for pair in pairs if not _is_staged(*pair)]
-        copy_each(*_columns(as_they_are))
-        for piece in _pieces(pair for pair in pairs if _is_staged(*pair)):
-            self._cast(*_columns(piece))
+        pairs = zip(sources, targets, strict=True)
+        for kind, alike in groupby(pairs, key=_cast_of):
+            columns = _columns(alike)
+            copy_each(*columns) if kind is None else self._cast(*columns)
 
     def _cast(self, sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> None:
-        """Copies flat tensors of one type on each side, which fit into the memory together."""
-        on_device, on_host = (
-            (sources[0], targets[0]) if sources[0].is_cuda else (targets[0], sources[0])
-        )
-        sizes = [each.numel() for each in sources]
-        room = self._room(on_device, sum(sizes) * on_host.itemsize).view(on_host.dtype)
-        staged = room.split(sizes)  # type: ignore[no-untyped-call]
+        """Copies tensors of one type on each side."""
+        on_device, on_host = (targets, sources) if sources[0].is_cpu else (sources, targets)
+        room = self._room(on_device[0], sum(each.nbytes for each in on_host))
+        sizes = [each.numel() for each in on_host]
+        parts = room.view(on_host[0].dtype).split(sizes)  # type: ignore[no-untyped-call]
+        staged = [part.view(like.shape) for part, like in zip(parts, on_host, strict=True)]
         copy_each(sources, staged)
         copy_each(staged, targets)
 
@@ -62,29 +60,40 @@ def copy_each(sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) 
         torch._foreach_copy_(list(targets), list(sources), non_blocking=enqueue)
 
 
-def _is_staged(source: torch.Tensor, target: torch.Tensor) -> bool:
-    return source.dtype is not target.dtype and source.device != target.device
+def pieces(
+    sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]
+) -> Iterator[tuple[list[torch.Tensor], list[torch.Tensor]]]:
+    """Yields copies in pieces of `PIECE_BYTES`: small ones together, parts of large ones apart."""
+    piece: list[_Pair] = []
+    size_bytes = 0
+    for pair in _parts(sources, targets):
+        size_bytes += pair[1].nbytes
+        if size_bytes > PIECE_BYTES and piece:
+            yield _columns(piece)
+            piece, size_bytes = [], pair[1].nbytes
+        piece.append(pair)
+    if piece:
+        yield _columns(piece)
 
 
-def _pieces(pairs: Iterator[_Pair]) -> Iterator[list[_Pair]]:
-    """Yields pairs of flat tensors, of one type on each side, that fit into the memory together."""
-    for _, alike in groupby(_flat(pairs), key=lambda pair: (pair[0].dtype, pair[1].dtype)):
-        piece: list[_Pair] = []
-        elements = 0
-        for pair in alike:
-            elements += pair[0].numel()
-            if elements > STAGING_ELEMENTS and piece:
-                yield piece
-                piece, elements = [], pair[0].numel()
-            piece.append(pair)
-        yield piece
+def _parts(sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> Iterator[_Pair]:
+    for pair in zip(sources, targets, strict=True):
+        is_whole = pair[1].nbytes <= PIECE_BYTES or not all(one.is_contiguous() for one in pair)
+        if is_whole:
+            yield pair
+        else:
+            elements = PIECE_BYTES // pair[1].itemsize
+            flat = (one.view(-1).split(elements) for one in pair)  # type: ignore[no-untyped-call]
+            yield from zip(*flat, strict=True)
 
 
-def _flat(pairs: Iterator[_Pair]) -> Iterator[_Pair]:
-    for source, target in pairs:
-        flat = source.contiguous().view(-1), target.view(-1)
-        yield from zip(*(one.split(STAGING_ELEMENTS) for one in flat), strict=True)  # type: ignore[no-untyped-call]
+def _cast_of(pair: _Pair) -> tuple[torch.dtype, torch.dtype] | None:
+    """Returns the types of a copy that is cast between the host and a device."""
+    source, target = pair
+    is_cast = source.dtype is not target.dtype and source.device != target.device
+    return (source.dtype, target.dtype) if is_cast else None
 
 
-def _columns(pairs: Sequence[_Pair]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    return [source for source, _ in pairs], [target for _, target in pairs]
+def _columns(pairs: Iterable[_Pair]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    sources, targets = zip(*pairs, strict=True)
+    return list(sources), list(targets)

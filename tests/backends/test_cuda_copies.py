@@ -3,6 +3,7 @@
 
 import contextlib
 import mmap
+import time
 
 import pytest
 import torch
@@ -13,8 +14,8 @@ from megatron_moevement.runtime.capture.capture import Capture, HostCopies
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(120)]
 
-STAGING_ELEMENTS = 1 << 24  # as docs/understand/sparse_checkpoints.md says
-LARGE = 2 * STAGING_ELEMENTS + 5
+PIECE_BYTES = 4 << 20  # as docs/understand/sparse_checkpoints.md says
+LARGE = 5 * PIECE_BYTES + 5
 SLEEP_CYCLES = 1_000_000_000  # about half a second
 
 
@@ -135,9 +136,9 @@ def copy_and_measure(source, target_type):
 
 @pytest.mark.parametrize("target_type", [torch.bfloat16, torch.float16])
 def test_a_cast_takes_the_device_memory_of_one_piece(target_type):
-    assert staging.STAGING_ELEMENTS == STAGING_ELEMENTS
+    assert staging.PIECE_BYTES == PIECE_BYTES
     source = torch.ones(LARGE, device="cuda")
-    assert 0 < copy_and_measure(source, target_type) <= STAGING_ELEMENTS * target_type.itemsize
+    assert 0 < copy_and_measure(source, target_type) <= PIECE_BYTES
 
 
 def test_a_copy_without_a_cast_takes_no_device_memory():
@@ -163,6 +164,21 @@ def test_copies_into_pinned_memory_do_not_hold_the_thread_up():
         assert not done.query()
         stream.join()
         assert done.query()
+
+
+def test_a_small_copy_of_the_computation_does_not_wait_for_a_large_one_beside_it():
+    source = torch.ones(1 << 28, device="cuda")  # 20 ms at 54 GB/s
+    small = torch.zeros(1, device="cuda")
+    with pinned(source.nbytes) as memory:
+        target = memory.view(torch.float32).zero_()
+        with Capture(CudaCopyStream()) as capture:
+            capture.begin([HostCopies([source], [target])], lambda: None)
+            while not target[0]:
+                time.sleep(0)
+            small.item()
+            assert not target[-1]
+            capture.await_copies()
+        assert target.all()
 
 
 def test_a_capture_beside_training_takes_the_state_of_each_step():

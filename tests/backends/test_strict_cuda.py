@@ -7,6 +7,7 @@ import threading
 import pytest
 import torch
 
+from megatron_moevement.backends import staging
 from megatron_moevement.backends.cuda import CudaBackend
 from megatron_moevement.policy.job.boundary import BoundaryTag, Direction
 from megatron_moevement.policy.job.ranks import LogicalRank
@@ -18,6 +19,7 @@ from megatron_moevement.runtime.upstream_log.log import UpstreamLog
 from megatron_moevement.runtime.upstream_log.log_writer import BackgroundWriter
 from tests.harness.strict_cuda.install import stand_ins
 from tests.harness.strict_cuda.runtime import StrictCudaError, StrictRuntime
+from tests.harness.strict_cuda.streams import StrictEvent
 
 RANK = LogicalRank()
 SHAPE = RingShape(capacity=3, buffer_bytes=5000, max_parts=2)
@@ -135,6 +137,28 @@ def test_threads_that_copy_have_the_device_of_their_process(backend, runtime):
     assert torch.equal(target, source.bfloat16())
     assert torch.equal(log.serve(tag), source)
     assert runtime.contexts == {DEVICE: "MainThread"}
+
+
+def test_one_piece_is_on_its_way_at_a_time(backend, monkeypatch):
+    done = []
+
+    def noting(owner, name):
+        act = getattr(owner, name)
+        noted = lambda *args: (done.append(name), act(*args))[1]  # noqa: E731
+        monkeypatch.setattr(owner, name, noted)
+
+    monkeypatch.setattr(staging, "PIECE_BYTES", 40)
+    noting(staging.Staging, "copy")
+    noting(StrictEvent, "record")
+    noting(StrictEvent, "synchronize")
+    source, target = torch.randn(25), torch.zeros(25)
+    stream = backend.copy_stream()
+    stream.copy([source], [target])
+    assert done == ["synchronize", "copy", "record"] * 3
+    stream.copy([source[:1]], [target[:1]])
+    stream.join()
+    assert done[9:] == ["synchronize", "copy", "record", "record", "synchronize"]
+    assert torch.equal(source, target)
 
 
 def test_memory_is_pinned_by_any_thread_on_the_device_of_its_process(backend, runtime):

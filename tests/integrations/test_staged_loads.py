@@ -11,10 +11,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from megatron_moevement.backends import staging
-from megatron_moevement.backends.staging import Staging
+from megatron_moevement.backends.staging import Staging, pieces
 from megatron_moevement.policy.job.state_recipe import Content
 
-PIECE = 1000
+PIECE_BYTES = 4000
 
 
 class Casts(TorchDispatchMode):
@@ -47,33 +47,59 @@ class Casts(TorchDispatchMode):
 @pytest.mark.parametrize(("source", "target"), [("cpu", "meta"), ("cuda", "cpu")])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_a_cast_between_host_and_device_runs_on_the_device(monkeypatch, source, target, dtype):
-    monkeypatch.setattr(staging, "STAGING_ELEMENTS", PIECE)
+    monkeypatch.setattr(staging, "PIECE_BYTES", PIECE_BYTES)
     # The method looks for the device before anybody can tell that there is none.
     monkeypatch.setattr(torch.Tensor, "copy_", partialmethod(torch.ops.aten.copy_.default))
     # Without a GPU, a fake tensor can be copied from one, and a tensor of no device to one.
     fake = FakeTensorMode() if source == "cuda" else contextlib.nullcontext()
     with fake, Casts() as casts:
         staged = Staging()
-        for size in (100, 5 * PIECE // 4, 50, 5 * PIECE // 4):
+        for size in (100, 1250, 50, 1250):
             from_here = torch.empty(size, 2, device=source, dtype=torch.bfloat16)
             to_there = torch.empty(size, 2, device=target, dtype=dtype)
-            staged.copy([from_here], [to_there])
+            for piece in pieces([from_here], [to_there]):
+                staged.copy(*piece)
     assert casts.wrong == []
     item_bytes = (from_here if source == "cpu" else to_there).itemsize
-    pieces = [] if dtype is torch.bfloat16 else [200, PIECE]
-    assert casts.made_bytes == [item_bytes * piece for piece in pieces]
+    sizes = [] if dtype is torch.bfloat16 else [200, PIECE_BYTES // to_there.itemsize]
+    assert casts.made_bytes == [item_bytes * size for size in sizes]
 
 
 def test_tensors_of_one_type_go_through_together_and_no_more_than_fit(monkeypatch):
-    monkeypatch.setattr(staging, "STAGING_ELEMENTS", PIECE)
+    monkeypatch.setattr(staging, "PIECE_BYTES", PIECE_BYTES)
     sizes = [(400, torch.bfloat16), (600, torch.bfloat16), (1, torch.bfloat16), (7, torch.float16)]
     sources = [torch.empty(size, dtype=dtype) for size, dtype in sizes]
     targets = [torch.empty(size, device="meta") for size, _ in sizes]
+    staged = Staging()
     with Casts() as casts:
-        Staging().copy(sources, targets)
+        for piece in pieces(sources, targets):
+            staged.copy(*piece)
     assert casts.wrong == []
-    assert casts.made_bytes == [2 * PIECE]
+    assert casts.made_bytes == [2 * (400 + 600)]
     assert casts.together == [2, 2, 1, 1, 1, 1]  # to the device, then there
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_pieces_are_all_of_the_copies_in_their_order_and_none_is_larger(monkeypatch, seed):
+    monkeypatch.setattr(staging, "PIECE_BYTES", PIECE_BYTES)
+    random = torch.Generator().manual_seed(seed)
+    sizes = torch.randint(0, 3000, (30,), generator=random).tolist()
+    sources = [torch.randn(size, generator=random) for size in sizes]
+    targets = [torch.zeros(size, dtype=torch.float64) for size in sizes]
+    found = []
+    for piece in pieces(sources, targets):
+        assert sum(target.nbytes for target in piece[1]) <= PIECE_BYTES
+        found += piece[0]
+        Staging().copy(*piece)
+    assert torch.equal(torch.cat(found), torch.cat(sources))
+    assert torch.equal(torch.cat(targets), torch.cat(sources).double())
+
+
+def test_what_is_not_contiguous_is_a_piece_of_its_own():
+    source, target = torch.randn(7, 3), torch.zeros(7, 3)
+    (piece,) = pieces([source.t()], [target.t()])
+    Staging().copy(*piece)
+    assert torch.equal(target, source)
 
 
 def test_on_the_host_it_is_a_copy():

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
-from megatron_moevement.backends.staging import Staging
+from megatron_moevement.backends.staging import Staging, pieces
 from megatron_moevement.integrations.megatron.inventory import OperatorState, operator_states
 from megatron_moevement.integrations.megatron.model import keep_expert_bias_in_fp32
 from megatron_moevement.integrations.megatron.optimizer import SplitOptimizer
@@ -116,7 +116,9 @@ class LiveOperators:
         Args:
             host: the captured tensors, in the order of `pieces`.
         """
-        Staging().copy(host, [piece.live for piece in self.pieces(operator, content)])
+        staging = Staging()
+        for piece in pieces(host, [piece.live for piece in self.pieces(operator, content)]):
+            staging.copy(*piece)
 
     @torch.no_grad()
     def set_step(self, operators: Iterable[OperatorId], step: int) -> None:
