@@ -168,7 +168,7 @@ def time_state(size_bytes: int, rounds: int, transport: Transport) -> list[float
                 part = here.parts[name]
                 views = part.views(torch.frombuffer(payload, dtype=torch.uint8))
                 for piece, view in zip(part.pieces, views, strict=True):
-                    piece.live.copy_(view)
+                    piece.elements.copy_(view)
 
     with ReplicaServer("127.0.0.1", peer, StoredSlots(None), deadline=DEADLINE) as server:
         address = server.address

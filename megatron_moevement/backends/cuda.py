@@ -129,13 +129,16 @@ class CudaCopyStream:
 
     A copy into another type is cast on the device first, in memory of its own. One piece is on its
     way at a time: a GPU has one engine for copies to the host, which takes them in the order of
-    their being enqueued, those of the computation among them.
+    their being enqueued, those of the computation among them. To be woken for each piece would
+    hold up the thread that launches the computation; the first one, whose computation may be far
+    behind, is waited for without a busy core.
     """
 
     def __init__(self) -> None:
         self._stream: torch.cuda.Stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        self._copied: torch.cuda.Event = torch.cuda.Event(  # type: ignore[no-untyped-call]
-            blocking=True  # without a busy core: the computation may be far behind
+        self._first, self._next = (
+            torch.cuda.Event(blocking=blocking)  # type: ignore[no-untyped-call]
+            for blocking in (True, False)
         )
         self._staging = Staging()
 
@@ -148,16 +151,19 @@ class CudaCopyStream:
         """Enqueues each piece when the one before has been copied, on the side stream."""
         torch.cuda.set_device(self._stream.device)  # a thread begins on GPU 0 and would go back
         with torch.cuda.stream(self._stream):
+            copied: torch.cuda.Event | None = None
             for piece in pieces(sources, targets):
-                self._copied.synchronize()
+                if copied is not None:
+                    copied.synchronize()
                 self._staging.copy(*piece)
-                self._copied.record(self._stream)
+                copied = self._first if copied is None else self._next
+                copied.record(self._stream)
 
     def join(self) -> None:
         """Waits for the side stream."""
         torch.cuda.set_device(self._stream.device)
-        self._copied.record(self._stream)
-        self._copied.synchronize()
+        self._first.record(self._stream)
+        self._first.synchronize()
 
     def host_memory(self, size_bytes: int) -> torch.Tensor:
         """Returns pinned memory of torch's cache."""

@@ -65,26 +65,26 @@ def pieces(
 ) -> Iterator[tuple[list[torch.Tensor], list[torch.Tensor]]]:
     """Yields copies in pieces of `PIECE_BYTES`: small ones together, parts of large ones apart."""
     piece: list[_Pair] = []
-    size_bytes = 0
+    piece_bytes = 0
     for pair in _parts(sources, targets):
-        size_bytes += pair[1].nbytes
-        if size_bytes > PIECE_BYTES and piece:
+        size_bytes = pair[1].nbytes
+        if piece and piece_bytes + size_bytes > PIECE_BYTES:
             yield _columns(piece)
-            piece, size_bytes = [], pair[1].nbytes
+            piece, piece_bytes = [], 0
         piece.append(pair)
+        piece_bytes += size_bytes
     if piece:
         yield _columns(piece)
 
 
 def _parts(sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> Iterator[_Pair]:
     for pair in zip(sources, targets, strict=True):
-        is_whole = pair[1].nbytes <= PIECE_BYTES or not all(one.is_contiguous() for one in pair)
-        if is_whole:
+        if pair[1].nbytes <= PIECE_BYTES or not all(one.is_contiguous() for one in pair):
             yield pair
         else:
             elements = PIECE_BYTES // pair[1].itemsize
-            flat = (one.view(-1).split(elements) for one in pair)  # type: ignore[no-untyped-call]
-            yield from zip(*flat, strict=True)
+            parts = (one.view(-1).split(elements) for one in pair)  # type: ignore[no-untyped-call]
+            yield from zip(*parts, strict=True)
 
 
 def _cast_of(pair: _Pair) -> tuple[torch.dtype, torch.dtype] | None:

@@ -163,7 +163,7 @@ class CapturedWindows:
         if digest is None or (scalars.progress.committed, scalars.state) != (step, digest()):
             return False
         return all(
-            torch.equal(view, piece.live.to(piece.dtype))
+            torch.equal(view, piece.elements.to(piece.dtype))
             for layout_part in self._layouts[step % _W].parts
             for piece, view in zip(
                 expected.pieces(layout_part.operator, layout_part.content),

@@ -59,8 +59,7 @@ def captured(live: LiveOperators, content: Content) -> dict[OperatorId, list[tor
     """Returns what a snapshot of each operator holds."""
     return {
         operator.id: [
-            piece.live.detach().to(piece.dtype, copy=True)
-            for piece in live.pieces(operator.id, content)
+            piece.elements.to(piece.dtype, copy=True) for piece in live.pieces(operator.id, content)
         ]
         for operator in live.operators
     }

@@ -96,7 +96,7 @@ def forget_expert_bias() -> None:
     def put_back(self: LiveOperators, operator: Any, content: Any, host: Any) -> None:
         for piece, tensor in zip(self.pieces(operator, content), host, strict=True):
             if piece.timing is not Timing.AT_ONCE:
-                piece.live.copy_(tensor)
+                piece.elements.copy_(tensor)
 
     _replace(LiveOperators, "put_back", put_back)
 

@@ -79,7 +79,7 @@ class DenseSnapshots(Strategy):
         live = LiveOperators(self._objects.chunks, self._objects.optimizer)
         state = {
             "operators": {
-                str(one.id): [piece.live for piece in live.pieces(one.id, Content.FULL)]
+                str(one.id): [piece.elements for piece in live.pieces(one.id, Content.FULL)]
                 for one in live.operators
             },
             "scalars": self._objects.scalars(self._progress).encode().decode(),

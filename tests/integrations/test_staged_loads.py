@@ -121,7 +121,7 @@ def test_what_is_put_back_is_cast_on_the_device():
     operators = SimpleNamespace(pieces=lambda operator, content: (master, master))
     with Casts() as casts:
         LiveOperators.put_back(
-            operators, None, Content.COMPUTE, [torch.ones(5, 3, dtype=torch.bfloat16)] * 2
+            operators, None, Content.COMPUTE, [torch.ones(15, dtype=torch.bfloat16)] * 2
         )
     assert casts.wrong == []
     assert casts.made_bytes == [2 * 15 * 2]  # both at once

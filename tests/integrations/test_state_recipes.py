@@ -100,7 +100,7 @@ def test_state_that_a_recipe_does_not_describe_is_refused(megatron_fork_server, 
 def forget_moments(self, operator, content, host):
     for piece, tensor in zip(self.pieces(operator, content), host, strict=True):
         if not piece.name.endswith("exp_avg_sq"):
-            piece.live.detach().copy_(tensor)
+            piece.elements.copy_(tensor)
 
 
 _MEGATRON = "integrations.megatron"

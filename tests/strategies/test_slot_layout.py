@@ -59,7 +59,7 @@ def lay_out(flags, windows):
                     place.fill_(number)
                     covered = 0
                     for piece, view in zip(part.pieces, part.views(buffer), strict=True):
-                        assert (view.dtype, view.shape) == (piece.dtype, piece.live.shape)
+                        assert (view.dtype, view.shape) == (piece.dtype, piece.elements.shape)
                         assert view.data_ptr() == buffer.data_ptr() + part.offset + covered
                         covered += view.nbytes
                     assert covered == part.size_bytes
@@ -101,7 +101,7 @@ def read_in_ranges(flags):
                 buffer = torch.zeros(size, dtype=torch.uint8)
                 views = part.views(buffer)
                 for piece, view in zip(part.pieces, views, strict=True):
-                    view.copy_(piece.live.detach())
+                    view.copy_(piece.elements)
                 whole = bytes(buffer.numpy().data)
                 ends = sorted({0, size // 7, size // 3, size // 2 + 1, size})
                 assert bytes(part.read(slice(None))) == whole

@@ -7,6 +7,7 @@ import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 from functools import cached_property
+from itertools import groupby
 
 import torch
 
@@ -44,12 +45,20 @@ class Part:
         return sum(piece.size_bytes for piece in self.pieces)
 
     def views(self, buffer: torch.Tensor) -> Iterator[torch.Tensor]:
-        """Yields each tensor as a view of a buffer of bytes."""
-        sizes = [piece.size_bytes for piece in self.pieces]
-        own = buffer[self.offset : self.offset + sum(sizes)]
-        places: Sequence[torch.Tensor] = own.split(sizes)  # type: ignore[no-untyped-call]
-        for piece, place in zip(self.pieces, places, strict=True):
-            yield place.view(piece.dtype).view(piece.live.shape)
+        """Yields each tensor's elements as a view of a buffer of bytes."""
+        offset = self.offset
+        for dtype, run in self._runs:
+            sizes = [piece.live.numel() for piece in run]
+            end = offset + sum(sizes) * dtype.itemsize
+            own = buffer[offset:end].view(dtype)
+            for piece, place in zip(run, own.split(sizes), strict=True):  # type: ignore[no-untyped-call]
+                yield place if piece.elements.dim() == 1 else place.view(piece.live.shape)
+            offset = end
+
+    @cached_property
+    def _runs(self) -> Sequence[tuple[torch.dtype, Sequence[Piece]]]:
+        """Its tensors of one type after the other."""
+        return [(dtype, list(run)) for dtype, run in groupby(self.pieces, lambda one: one.dtype)]
 
     def read(self, wanted: slice) -> memoryview:
         """Returns bytes of the tensors as they are now, one behind the other, in host memory."""

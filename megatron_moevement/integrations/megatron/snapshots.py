@@ -54,12 +54,14 @@ class Piece:
         return self.live.numel() * self.dtype.itemsize
 
     @functools.cached_property
-    def _detached(self) -> torch.Tensor:
-        return self.live.detach()
+    def elements(self) -> torch.Tensor:
+        """The live elements in a row, in place; in their shape where they don't lie in a row."""
+        live = self.live.detach()
+        return live.view(-1) if live.is_contiguous() else live
 
     def taken(self) -> torch.Tensor:
         """Returns what is read of it until the next commit: a copy where it changes before that."""
-        return self._detached.clone() if self.timing is Timing.AT_ONCE else self._detached
+        return self.elements.clone() if self.timing is Timing.AT_ONCE else self.elements
 
 
 class LiveOperators:
@@ -114,10 +116,10 @@ class LiveOperators:
         """Fills an operator's live tensors; `complete` must follow before anybody computes.
 
         Args:
-            host: the captured tensors, in the order of `pieces`.
+            host: the captured elements, in the order of `pieces`.
         """
         staging = Staging()
-        for piece in pieces(host, [piece.live for piece in self.pieces(operator, content)]):
+        for piece in pieces(host, [piece.elements for piece in self.pieces(operator, content)]):
             staging.copy(*piece)
 
     @torch.no_grad()
