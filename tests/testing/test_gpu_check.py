@@ -5,13 +5,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from megatron_moevement.runtime.observation.events import EventName, EventRecord
 from tests.harness.gpu_check import __main__ as command
-from tests.harness.gpu_check import marked_tests, synchronizations, throughput
+from tests.harness.gpu_check import marked_tests, pieces, synchronizations, throughput
 from tests.harness.gpu_check.jobs import Ended, judged
 from tests.harness.gpu_check.measured_jobs import Measured
 from tests.harness.gpu_check.part import PARTS
@@ -207,6 +208,19 @@ def test_a_recovery_with_a_verified_replay_and_the_same_digest_is_green():
 )
 def test_what_a_recovery_lacks_is_a_problem(recovered):
     assert len(judged(ended("bits"), recovered, "GLOBAL", []).problems) == 1
+
+
+def test_iterations_are_told_apart_by_the_size_of_their_pieces():
+    names = [name for name in pieces.SIZES for _ in range(2)] * 2
+    times = {name: 0.01 * place for place, name in enumerate(pieces.SIZES)}
+    iterations = [
+        SimpleNamespace(fields={"duration_s": times[name], "copy_s": 0.002, "stall_s": 0.0})
+        for name in names
+    ]
+    assert pieces.by_size(iterations, 2) == {
+        f"{name} at a time": f"{time * 1e3:.1f} ms (copies 2.0, stall 0.0)"
+        for name, time in times.items()
+    }
 
 
 def test_ranks_share_the_gpus_that_there_are(monkeypatch):

@@ -52,7 +52,13 @@ def flags_of(scale: Scale) -> tuple[str, ...]:
 
 
 def run_measured(
-    folder: Path, name: str, flags: Sequence[str], *, warm_up: int, profile: str = "1:0"
+    folder: Path,
+    name: str,
+    flags: Sequence[str],
+    *,
+    warm_up: int,
+    profile: str = "1:0",
+    pieces: str = "0:0",
 ) -> Measured:
     """Runs a job.
 
@@ -60,10 +66,11 @@ def run_measured(
         name: of its files; with `on` in front, its iterations are captured.
         warm_up: steps that don't count.
         profile: which steps, as FIRST:STEPS.
+        pieces: steps before the size of pieces changes, and between two changes; 0: it does not.
     """
     measure = folder / f"{name}.json"
     with tempfile.TemporaryDirectory(prefix="store-", dir=folder) as store:
-        own = (f"--measure={measure}", f"--profile={profile}")
+        own = (f"--measure={measure}", f"--profile={profile}", f"--pieces={pieces}")
         jobs = Jobs(folder, (*own, *flags, "--moevement-no-progress-bar"), program=PROGRAM)
         on = (
             "--moevement-strategy=moevement",

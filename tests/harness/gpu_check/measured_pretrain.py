@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The training program, measured: `--measure=FILE --profile=FIRST:STEPS`, first.
+"""The training program, measured: `--measure=FILE --profile=FIRST:STEPS --pieces=FIRST:STEPS`.
 
-It writes the most memory that it took, and of some steps, if asked to, which calls waited for the
-device. FIRST is a step from 1 on.
+These come first. It writes the most memory that it took, and of some steps, if asked to, which
+calls waited for the device. FIRST is a step from 1 on; of pieces, how many steps come before.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ import torch  # noqa: E402
 
 from megatron_moevement.training.loop import TrainingLoop  # noqa: E402
 from megatron_moevement.training.program import main  # noqa: E402
+from tests.harness.gpu_check import pieces  # noqa: E402
 
 
 class Profile:
@@ -64,20 +65,27 @@ class Profile:
         self.waits = waits_of(events)
 
 
-def measured(file: str, steps: str, flags: list[str]) -> int:
+def measured(file: str, profiled: str, pieced: str, flags: list[str]) -> int:
     """Trains; returns the exit code."""
-    first, number = (int(each) for each in steps.split(":"))
+    first, number = _two(profiled)
     profile = Profile(first, number)
     if number:
         profile.install()
+    before, steps = _two(pieced)
+    if steps:
+        pieces.install(before, steps)
     code = main(flags)
     found = {"peak_bytes": backend.peak_memory_bytes(), "waits": profile.waits}
     Path(file).write_text(json.dumps(found), encoding="utf-8")
     return code
 
 
+def _two(numbers: str) -> tuple[int, int]:
+    one, other = (int(each) for each in numbers.split(":"))
+    return one, other
+
+
 if __name__ == "__main__":
-    _, measure, profile_steps, *rest = sys.argv
-    sys.exit(
-        measured(measure.removeprefix("--measure="), profile_steps.removeprefix("--profile="), rest)
-    )
+    _, *given = sys.argv
+    own_measure, own_profile, own_pieces = (each.partition("=")[2] for each in given[:3])
+    sys.exit(measured(own_measure, own_profile, own_pieces, given[3:]))

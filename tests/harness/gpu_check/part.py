@@ -53,6 +53,7 @@ PARTS = {
         Part("frozen-bits", "frozen", "compare_bits", "a step with frozen operators: same bits"),
         Part("frozen-time", "frozen", "time_steps", "a step with frozen operators: its time"),
         Part("throughput", "throughput", "measure", "each iteration captured, against off"),
+        Part("pieces", "pieces", "measure", "each iteration captured, by the size of copies"),
         Part(
             "synchronizations",
             "synchronizations",
