@@ -181,6 +181,39 @@ def test_empty_slots_stay_while_the_others_are_hidden_and_end_with_a_link_that_i
     assert (choice.window, choice.used, choice.reason) == (4, None, Reason.SLACK)
 
 
+@given(st.integers(2, MOST), st.floats(0.1, 10), st.floats(1.011, 2))
+def test_a_smaller_w_that_lengthens_iterations_is_given_up_and_tried_ever_more_seldom(
+    first, iteration_s, longer
+):
+    def measure(window):
+        return Measured(1e12, 1e12, iteration_s * (longer if window < first else 1.0), 0.0)
+
+    windows = windows_of(WindowChoice(first), SLOTS, measure, 400)
+    assert windows[:7] == [first] * 3 + [1] * 3 + [first]
+    assert len(shrinks(windows)) <= 7
+    assert windows[-1] == first or windows.count(1) <= 24
+
+
+@given(st.integers(2, MOST), st.lists(st.floats(1, 1.009), min_size=40, max_size=40))
+def test_a_smaller_w_that_costs_little_is_kept(first, noise):
+    history = [Measured(1e12, 1e12, each, 0.0) for each in noise]
+    choice = WindowChoice(first)
+    for measured in history:
+        choice = choice.after(measured, SLOTS, replicas=2)
+    assert choice.window == 1
+
+
+def test_one_slow_window_does_not_give_a_smaller_w_up():
+    choice = WindowChoice(4)
+    for iteration_s in (1.0, 1.0, 1.0, 1.5, 1.0, 1.5, 1.5, 1.5):
+        choice = choice.after(Measured(1e12, 1e12, iteration_s, 0.0), SLOTS, replicas=2)
+    assert choice.window == 1
+    choice = WindowChoice(4)
+    for iteration_s in (1.0, 1.0, 1.0, 1.5, 1.02, 1.5):
+        choice = choice.after(Measured(1e12, 1e12, iteration_s, 0.0), SLOTS, replicas=2)
+    assert (choice.window, choice.reason) == (4, Reason.COSTS)
+
+
 def test_what_led_to_a_choice_counts_for_the_w_in_force_alone():
     choice = WindowChoice(4, slack_windows=2)
     assert WindowChoice.under(4, None, choice) is choice

@@ -18,9 +18,9 @@ FAST, SLOW, TOO_SLOW = 400, 55, 33
 """Percent of a rank's state that is sent to a holder in an iteration."""
 
 
-def run(speeds=(), limits=None, **changes):
+def run(speeds=(), limits=None, burden_percent=0, **changes):
     """Returns a world whose job has ended."""
-    conditions = Conditions(limits, speeds=tuple(speeds))
+    conditions = Conditions(limits, speeds=tuple(speeds), burden_percent=burden_percent)
     world = World(dataclasses.replace(JOB, conditions=conditions, **changes))
     world.run()
     assert world.finished
@@ -62,6 +62,14 @@ def test_a_link_that_becomes_faster_lowers_w():
     world = run(speeds, (1, 4), window=3)
     assert windows_of(world) == [1]
     assert world.outcome.reasons == {"slack"}
+
+
+@pytest.mark.parametrize(("burden_percent", "windows"), [(0, [1]), (1, [1]), (10, [1, 3])])
+@pytest.mark.parametrize("faults", [(), (Fault(FaultKind.CRASH, 6_000, 1),)])
+def test_a_w_that_takes_too_much_from_training_is_given_up(burden_percent, windows, faults):
+    world = run([LinkSpeed(0, -1, FAST)], (1, 4), burden_percent, window=3, faults=faults)
+    assert windows_of(world) == windows
+    assert ("costs" in world.outcome.reasons) == (len(windows) > 1)
 
 
 def test_one_rank_with_a_slow_link_keeps_w_large():

@@ -45,7 +45,8 @@ def test_these_seeds_consider_another_schedule_for_every_reason(tallies):
     for first in range(0, SEEDS, AT_A_TIME):
         tally = tallies.get(first) or play_seeds(range(first, first + AT_A_TIME), None)
         total.update(tally.schedules)
-    reasons = {reason.value for reason in Reason} - {Reason.FITS.value} | {ORDER, EMPTY}
+    no_reasons = {Reason.FITS, Reason.COSTS}  # these jobs are too short for a failed trial
+    reasons = {reason.value for reason in set(Reason) - no_reasons} | {ORDER, EMPTY}
     assert set(total) == reasons
     assert min(total.values()) >= 5
 

@@ -3,8 +3,10 @@
 
 W is the smallest whose largest slot is copied and sent within an iteration (`PathBandwidth`). A
 larger one is taken at once when stalls say so, a smaller one after several windows in a row in
-which it would have left a margin. Where a smaller W stalls in spite of that, the next try takes
-twice as many windows. So inputs that stay the same end in one W.
+which it would have left a margin. A smaller W captures more in each step, which may take cores or
+memory from training although nothing waits: where it lengthens iterations, the former W comes back.
+Where a smaller W stalls or costs in spite of the margin, the next try takes twice as many windows.
+So inputs that stay the same end in one W.
 
 Where links are too slow for any W, the largest is taken with as few slots as copies to the host
 admit, so that steps without anything in their slots make up for those with more than their share.
@@ -13,9 +15,11 @@ admit, so that steps without anything in their slots make up for those with more
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from datetime import timedelta
 from enum import Enum
+from typing import NamedTuple
 
 from megatron_moevement.policy.watching.measurements import Measured
 from megatron_moevement.policy.window.bandwidth import PathBandwidth
@@ -29,6 +33,13 @@ _SHRUNK_SHARE = 0.75
 """Of the budget, that slots of a smaller W take at most."""
 _PATIENCE = 3
 """Windows with slack in a row, before the first try of a smaller W."""
+COST_SHARE = 0.01
+"""Of an iteration: so much longer a smaller W may make it.
+
+To replay n steps fewer is worth that where a process is lost every 100 n steps.
+"""
+_TRIAL = 3
+"""Windows without stalls after which a smaller W is kept or given up."""
 _ACCIDENTS = 1
 """Windows in a row with stalls that bandwidths don't explain, without consequence."""
 
@@ -39,7 +50,20 @@ class Reason(Enum):
     FITS = "fits"
     STALLS = "stalls"
     SLACK = "slack"
+    COSTS = "costs"
     NO_WINDOW_FITS = "no window fits"
+
+
+class Trial(NamedTuple):
+    """A smaller W that is tried.
+
+    Attributes:
+        former: W before it.
+        iteration_s: the shortest before it, in windows without stalls.
+    """
+
+    former: int
+    iteration_s: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +79,9 @@ class WindowChoice:
         slack_windows: in a row in which a smaller W would have fitted.
         smaller: the W that would have fitted in all of them.
         patience: windows with slack that a smaller W takes.
-        is_tried: whether the last change was to a smaller W.
+        calm_windows: without stalls, since W is in force.
+        shortest_s: iteration of these.
+        trial: that the last change was; None: it was to a larger W.
     """
 
     window: int
@@ -66,7 +92,9 @@ class WindowChoice:
     slack_windows: int = 0
     smaller: int = 1
     patience: int = _PATIENCE
-    is_tried: bool = False
+    calm_windows: int = 0
+    shortest_s: float = math.inf
+    trial: Trial | None = None
 
     @classmethod
     def under(cls, window: int, used: int | None, former: WindowChoice | None) -> WindowChoice:
@@ -96,7 +124,7 @@ class WindowChoice:
         budget_bytes = path.slot_budget_bytes(iteration)
         now = dataclasses.replace(self, budget_bytes=budget_bytes, reason=Reason.FITS)
         if measured.stall_s <= STALL_SHARE * measured.iteration_s:
-            return _after_none(now, slots)
+            return _after_none(now, slots, measured.iteration_s)
         if min(slots.values()) > budget_bytes:
             to_host = dataclasses.replace(path, replicas=0)
             spread = _spread(now, slots, to_host.slot_budget_bytes(iteration))
@@ -118,8 +146,7 @@ def _spread(
     used = _smallest(slots, _GROWN_SHARE * to_host_bytes)
     if used is None or used >= longest:
         return None
-    patience = choice.patience * (2 if choice.is_tried else 1)
-    budget_bytes = choice.budget_bytes
+    budget_bytes, patience = choice.budget_bytes, _next_patience(choice)
     return WindowChoice(longest, used, Reason.NO_WINDOW_FITS, budget_bytes, patience=patience)
 
 
@@ -149,19 +176,40 @@ def _after_stalls(choice: WindowChoice, slots: Mapping[int, int]) -> WindowChoic
         return dataclasses.replace(
             choice, reason=reason, stalled_windows=stalled, slack_windows=0, smaller=1
         )
-    patience = choice.patience * (2 if choice.is_tried else 1)
+    patience = _next_patience(choice)
     return WindowChoice(wanted, None, reason, choice.budget_bytes, patience=patience)
 
 
-def _after_none(choice: WindowChoice, slots: Mapping[int, int]) -> WindowChoice:
-    fitting = _smallest(slots, _SHRUNK_SHARE * choice.budget_bytes)
+def _after_none(choice: WindowChoice, slots: Mapping[int, int], iteration_s: float) -> WindowChoice:
+    choice = dataclasses.replace(
+        choice,
+        stalled_windows=0,
+        calm_windows=choice.calm_windows + 1,
+        shortest_s=min(choice.shortest_s, iteration_s),
+    )
+    budget_bytes, trial = choice.budget_bytes, choice.trial
+    if trial is not None and choice.calm_windows == _TRIAL and _is_dear(choice, trial):
+        patience = _next_patience(choice)
+        return WindowChoice(trial.former, None, Reason.COSTS, budget_bytes, patience=patience)
+    fitting = _smallest(slots, _SHRUNK_SHARE * budget_bytes)
     if fitting is None or fitting >= choice.window:
-        return dataclasses.replace(choice, stalled_windows=0, slack_windows=0, smaller=1)
+        return dataclasses.replace(choice, slack_windows=0, smaller=1)
     smaller, slack = max(choice.smaller, fitting), choice.slack_windows + 1
     if slack < choice.patience:
-        return dataclasses.replace(choice, stalled_windows=0, slack_windows=slack, smaller=smaller)
-    budget_bytes, patience = choice.budget_bytes, choice.patience
-    return WindowChoice(smaller, None, Reason.SLACK, budget_bytes, patience=patience, is_tried=True)
+        return dataclasses.replace(choice, slack_windows=slack, smaller=smaller)
+    tried = Trial(choice.window, choice.shortest_s)
+    return WindowChoice(
+        smaller, None, Reason.SLACK, budget_bytes, patience=choice.patience, trial=tried
+    )
+
+
+def _is_dear(choice: WindowChoice, trial: Trial) -> bool:
+    return choice.shortest_s > (1 + COST_SHARE) * trial.iteration_s
+
+
+def _next_patience(choice: WindowChoice) -> int:
+    """Returns the patience after a change to a larger W: twice as much where a trial failed."""
+    return choice.patience * (1 if choice.trial is None else 2)
 
 
 def _smallest(slots: Mapping[int, int], most_bytes: float) -> int | None:

@@ -37,6 +37,8 @@ class Conditions:
         kernels: that compute experts.
         speeds: of links, ascending by step; the first of all ranks from the first step on.
         routings: steps from which on tokens go to other experts.
+        burden_percent: of an iteration, by which a step is longer that captures the state of the
+            largest rank; others in proportion.
     """
 
     limits: tuple[int, int] | None = None
@@ -44,6 +46,7 @@ class Conditions:
     kernels: ExpertKernels = ExpertKernels.EACH
     speeds: tuple[LinkSpeed, ...] = ()
     routings: tuple[int, ...] = ()
+    burden_percent: int = 0
 
     @property
     def measures(self) -> bool:
@@ -65,6 +68,7 @@ class Conditions:
             ExpertKernels(document["kernels"]),
             tuple(LinkSpeed(**speed) for speed in document["speeds"]),
             tuple(document["routings"]),
+            document.get("burden_percent", 0),
         )
 
 
@@ -72,6 +76,7 @@ UNCHANGING = Conditions()
 """By index, and without measurements."""
 
 _PERCENT = (12, 35, 60, 150, 400, 1200)
+_BURDEN_PERCENT = 10
 
 
 def draw_routing(draw: random.Random, steps: int) -> Conditions:
@@ -85,7 +90,10 @@ def draw_routing(draw: random.Random, steps: int) -> Conditions:
 
 
 def draw_all(draw: random.Random, steps: int, first_window: int) -> Conditions:
-    """Draws where tokens go, and links that become slower and faster, of some ranks or of all."""
+    """Draws where tokens go, and links that become slower and faster, of some ranks or of all.
+
+    Captures make steps longer where links stay as they are, so that these alone move W.
+    """
     speeds = [LinkSpeed(0, -1, draw.choice(_PERCENT))]
     for step in sorted(draw.sample(range(1, steps), draw.choice((0, 1, 1, 2)))):
         speeds.append(LinkSpeed(step, draw.choice((-1, draw.randrange(64))), draw.choice(_PERCENT)))
@@ -93,4 +101,5 @@ def draw_all(draw: random.Random, steps: int, first_window: int) -> Conditions:
         draw_routing(draw, steps),
         limits=(draw.choice((1, 1, first_window)), max(first_window, draw.choice((2, 3, 4)))),
         speeds=tuple(speeds),
+        burden_percent=_BURDEN_PERCENT if len(speeds) == 1 else 0,
     )

@@ -51,6 +51,11 @@ class LinkTimes:
         spent = self._iteration * size / (_CAPTURES_PER_ITERATION * self._state_bytes)
         return Work(size, (spent + _LATENCY) * UNIT_S)
 
+    def burden(self, captured: Work) -> float:
+        """Returns by how much a step is longer that captures a slot."""
+        share = self._world.scenario.conditions.burden_percent / 100
+        return self._iteration * share * captured.size_bytes / self._state_bytes
+
     def transfer(self, source: Process, target: int, content: SlotContent) -> tuple[float, Work]:
         """Returns when a copy's turn on the link comes, and the work of sending it from then on."""
         now, size = self._world.clock.now, self.slot_bytes(content)

@@ -100,6 +100,8 @@ def _forward_backward(world: World, process: Process, run: Run) -> Commands:
             else:
                 losses.append(y)
     yield At(FaultPoint.FORWARD_BACKWARD)
+    if captured := process.scheduling.meter.captured:
+        yield Sleep(world.link_times.burden(captured[-1]))
     for chunk, part in reversed(list(enumerate(parts))):
         for micro_batch in range(shape.micro_batches):
             if part.number == shape.last_part:
