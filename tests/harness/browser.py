@@ -14,6 +14,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 _FLAGS = (
     *("--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--no-first-run"),
@@ -155,5 +157,15 @@ def opened(program: str) -> Iterator[Tab]:
         finally:
             os.close(writer)
             os.close(reader)
-            process.terminate()
-            process.wait()
+            _end(process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Ends the browser and all of its processes: one of them may still write into the profile."""
+    others = psutil.Process(process.pid).children(recursive=True)
+    process.terminate()
+    process.wait()
+    for other in others:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            other.kill()
+    psutil.wait_procs(others)
