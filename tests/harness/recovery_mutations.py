@@ -124,11 +124,11 @@ def capture_gathered_parameters() -> None:
         live = self._session.live
         for operator in live.operators:
             for piece in live.pieces(operator.id, Content.COMPUTE):
-                before[piece.live.data_ptr()] = piece.live.detach().clone()
+                before[piece.live.data_ptr()] = piece.elements.clone()
         return await_commit(self, step)
 
-    def begin_stale(self: Capture, copies: Any, landed: Callable[[], None]) -> None:
-        begin(self, [_stale(copy, before) for copy in copies], landed)
+    def begin_stale(self: Capture, copies: Any, landed: Callable[[], None], **rest: Any) -> None:
+        begin(self, [_stale(batch, before) for batch in copies], landed, **rest)
 
     _replace(SparseCheckpointing, "await_commit", remember)
     _replace(Capture, "begin", begin_stale)
