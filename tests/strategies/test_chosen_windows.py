@@ -84,5 +84,6 @@ def test_all_ranks_come_to_the_w_that_was_chosen_and_lose_no_bit(
     assert windows[0]
     assert all(window <= 5 for _, window in windows[0])
     if killed_at is None:
-        larger = [window for _, window, reason in chosen if reason == "stalls"]
-        assert [window for _, window in windows[0]][-1] == larger[-1] > 1
+        former, larger, reason = chosen[1]
+        assert (former, reason) == (1, "stalls")
+        assert [window for _, window in windows[0]] == [1, larger]
