@@ -52,6 +52,9 @@ class Case(Enum):
     PREEMPTION = "preemption"
 
 
+QUEUED_AGAIN = frozenset({Case.FIRST_NODE, Case.PREEMPTION})
+
+
 @dataclasses.dataclass(frozen=True)
 class Outcome:
     """How a job stands, by Slurm."""
@@ -105,6 +108,10 @@ class SlurmJob:
             return max((event.iteration for event in self._of(EventName.ITERATION)), default=0)
         return 0
 
+    def lost_steps(self) -> list[int]:
+        """Returns how many committed steps each recovery gave up."""
+        return [event.fields["lost_steps"] for event in self._of(EventName.PLAN)]
+
     def _of(self, name: EventName) -> Iterator[EventRecord]:
         return (event for event in read_events(self.events) if event.event is name)
 
@@ -117,11 +124,6 @@ class SlurmJob:
         ended = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL"}
         self._await(lambda: self.outcome().state in ended, "the end")
         return self.outcome()
-
-    def requeue_once_all_have_ended(self) -> None:
-        """Queues the job again, as its owner does: Slurm keeps it without a batch script."""
-        self._await(lambda: not any("RANK" in one for _, one in _processes()), "the end of all")
-        _slurm("scontrol", "requeue", self._ids[-1])
 
     def _await(self, holds: Callable[[], bool], what: str) -> None:
         ends_s = time.monotonic() + PATIENCE_S
@@ -222,7 +224,6 @@ def strike(case: Case, job: SlurmJob, draw: random.Random) -> None:
         fail_node(f"n{draw.randrange(2, NODES + 1)}", store)
     elif case is Case.FIRST_NODE:
         fail_node("n1", store)
-        job.requeue_once_all_have_ended()
     else:
         wrap = "--wrap=sleep 5"
         _slurm(
@@ -242,8 +243,10 @@ def main(case: str, seed: str, folder: str) -> int:
     job = SlurmJob(path)
     strike(Case(case), job, random.Random(f"{case} {seed}"))  # noqa: S311
     outcome = job.await_end()
-    report(f"{case}: {outcome}, step {job.committed()}")
-    return 0 if outcome.state == "COMPLETED" else 1
+    report(f"{case}: {outcome}, step {job.committed()}, lost steps {job.lost_steps()}")
+    restarts = int(Case(case) in QUEUED_AGAIN)
+    as_promised = (outcome.state, outcome.restarts) == ("COMPLETED", restarts)
+    return 0 if as_promised and not any(job.lost_steps()) else 1
 
 
 if __name__ == "__main__":

@@ -321,3 +321,59 @@ def test_a_job_that_is_only_checked_is_looked_at_by_all_its_tasks(submit, tmp_pa
     )
     check = ["-m", "megatron_moevement.cli", "check", "--iteration-time", "2.5", "--"]
     assert result.stdout.splitlines() == ["/repository", *check, "--seed", "a b"]
+
+
+@pytest.mark.parametrize(
+    ("beats", "down", "ended", "restarts", "queued"),
+    [
+        ("", "node1", "5", "0", True),
+        ("", "node1", "5", "10", False),  # often enough
+        ("", "node1", "", "0", False),  # task 5 has not ended
+        ("", "node1 node3", "", "0", True),  # nor will it
+        ("", "node3", "35", "0", False),  # the batch script may run
+        ("echo $$ >\"$BEAT\"", "node1", "5", "0", False),  # it does
+    ],
+)  # fmt: skip
+def test_where_the_node_of_the_batch_script_is_lost_one_task_queues_the_job_again(
+    submit, tmp_path, beats, down, ended, restarts, queued
+):
+    handed = submit()
+    start = handed.index("-c") + 1
+    script = "\n".join(handed[start : handed.index("task")])
+    codes = tmp_path / "codes"
+    codes.mkdir()
+    for task, node in (("3", "node1"), ("5", "node3")):
+        (codes / f"{task}.node").write_text(f"{node}\n")
+    for task in ended:
+        (codes / task).write_text("75\n")
+    programs = {
+        "python": "exit 75",
+        "sleep": f'echo >>"$CODES/slept"; {beats}\n'
+        '[ "$(wc -l <"$CODES/slept")" -lt 12 ] || kill -KILL $PPID',
+        "sinfo": f'for node in {down}; do [ "$node" != "$3" ] || echo "down*"; done',
+        "scontrol": '[ "$1" = requeue ] || { echo "   StdOut=$CODES/log"; exit; }\n'
+        'echo "$2" >>"$CODES/asked"',
+    }
+    for name, text in programs.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    environment = {
+        "PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHON": "python", "CODES": str(codes),
+        "SLURM_PROCID": "1", "SLURM_NNODES": "1", "SLURM_JOB_ID": "77", "BEAT": str(codes / "beat"),
+        "BATCH_NODE": "node1", "REQUEUES": "10", "SLURM_RESTART_COUNT": restarts,
+    }  # fmt: skip
+    (codes / "beat").write_text("as it was\n")
+    for node in ("node2", "node2", "node4"):  # one of each node looks, one of all asks
+        subprocess.run(
+            ["bash", "-c", script, "task", "program"],
+            env=os.environ | environment | {"SLURMD_NODENAME": node},
+            capture_output=True,
+            check=False,
+        )
+        (codes / "slept").unlink(missing_ok=True)
+    asked = codes / "asked"
+    assert (asked.read_text().split() if asked.exists() else []) == ["77"] * queued
+    lines = (codes / "log").read_text().splitlines() if (codes / "log").exists() else []
+    lost = "train_moe.sbatch: node1, where the batch script ran, is lost; "
+    end = "the job is queued again" if queued else "scontrol requeue 77 to go on"
+    assert lines == [lost + end] * (queued or restarts == "10")
