@@ -20,6 +20,7 @@ from tests.harness.leaks_fixture import (  # noqa: F401  (a plugin of two names)
     fail_on_leaks,
     pytest_runtest_makereport,
 )
+from tests.harness.object_store import object_store  # noqa: F401
 
 # A pool of threads, once started by an operation, would never end: the leak check sees threads.
 # And a test's ranks are its parallelism. Set before a test module imports torch or numpy.

@@ -142,7 +142,7 @@ class Url(Target):
         Nothing relies on a file being whole because it has its name.
         """
         path = f"{self._root}/{name}"
-        self._system.makedirs(path.rsplit("/", 1)[0], exist_ok=True)
+        self._make(path.rpartition("/")[0])
         try:
             with self._system.open(path, "wb") as file:
                 yield file
@@ -160,6 +160,14 @@ class Url(Target):
         """Removes a file or a folder."""
         with contextlib.suppress(FileNotFoundError):
             self._system.rm(f"{self._root}/{name}", recursive=True)
+
+    def _make(self, folder: str) -> None:
+        """Makes a folder, that of the run and that of the URL; never a bucket that is not there."""
+        place = self._root.rpartition("/")[0]
+        for each in (place, self._root, folder):
+            if "/" in each.strip("/"):
+                with contextlib.suppress(FileExistsError):
+                    self._system.mkdir(each, create_parents=False)
 
 
 def open_target(place: str, run_id: str) -> Target:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the store's tests share: folders in shared memory, and small files of it."""
 
+import fsspec
 import pytest
 
 from megatron_moevement.policy.job.ranks import LogicalRank
@@ -8,6 +9,7 @@ from megatron_moevement.policy.window.schedule import Window
 from megatron_moevement.runtime.slots.ring_file import RingFile, RingShape
 from megatron_moevement.runtime.slots.slot_record import EXTRAS, SlotPart, SlotRecord
 from megatron_moevement.runtime.slots.store_identity import StoreIdentity
+from megatron_moevement.runtime.tiers.target import open_target
 
 IDENTITY = StoreIdentity("run-1", "0123abcd")
 OWNER = LogicalRank(pp=1, ep=1)
@@ -34,3 +36,20 @@ def fill(ring, step, byte, *, window=2):
     record = SlotRecord(0, Window(start, window), slot, step, 171, tuple(parts))
     ring.publish(record)
     return record
+
+
+@pytest.fixture(params=["folder", "file", "memory", "s3"])
+def target(request, tmp_path):
+    """Returns a target of each kind."""
+    if request.param == "folder":
+        yield open_target(str(tmp_path / "tiers"), "run-1")
+    elif request.param == "file":
+        yield open_target(f"file://{tmp_path}/tiers", "run-1")
+    elif request.param == "memory":
+        yield open_target("memory://tiers", "run-1")
+        fsspec.filesystem("memory").rm("/", recursive=True)
+    else:
+        system = request.getfixturevalue("object_store").system
+        system.mkdir("tiers")
+        yield open_target("s3://tiers/folder", "run-1")
+        system.rm("tiers", recursive=True)

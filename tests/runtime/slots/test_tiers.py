@@ -8,7 +8,6 @@ import os
 import queue
 import threading
 
-import fsspec
 import pytest
 
 from megatron_moevement.errors import UserError
@@ -47,14 +46,12 @@ PATIENCE_S = 60
 LOSSES = b"what a journal has"
 
 
-@pytest.fixture(params=["folder", "memory"])
-def target(request, tmp_path):
-    """Returns a target of each kind."""
-    if request.param == "folder":
-        yield open_target(str(tmp_path / "tiers"), "run-1")
-        return
-    yield open_target("memory://tiers", "run-1")
-    fsspec.filesystem("memory").rm("/", recursive=True)
+@pytest.mark.parametrize("place", ["s3://another", "s3://another/folder"])
+def test_a_bucket_that_is_not_there_is_not_made(object_store, place):
+    target = open_target(place, "run-1")
+    with pytest.raises(FileNotFoundError), target.create("folder/name"):
+        pass
+    assert object_store.system.ls("") == []
 
 
 @pytest.fixture
