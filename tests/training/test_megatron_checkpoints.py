@@ -30,9 +30,10 @@ FLAGS = (
     "--bf16",
     "--moe-router-dtype=fp32",
 )
-DISTRIBUTED = "--use-distributed-optimizer"
+DISTRIBUTED, OVERLAP = "--use-distributed-optimizer", "--overlap-grad-reduce"
 LAYOUTS = {
     "one": (1,),
+    "DP2": (2,),
     "PP2 x EP2": (4, "--pipeline-model-parallel-size=2", "--expert-model-parallel-size=2"),
     "TP2": (2, "--tensor-model-parallel-size=2", "--sequence-parallel"),
     "EP2": (2, "--expert-model-parallel-size=2"),
@@ -270,6 +271,11 @@ def test_megatron_lm_loads_what_is_saved_here(before, after, flags, with_optimiz
         ("EP2", "TP2", (DISTRIBUTED,), RESHARDABLE),
         ("TP2", "PP2", (), RESHARDABLE),
         pytest.param("PP2 x EP2", "VPP2", (DISTRIBUTED,), RESHARDABLE, marks=SLOW),
+        ("EP2", "EP2", (DISTRIBUTED,), BY_BUCKETS),
+        pytest.param("PP2 x EP2", "PP2 x EP2", (DISTRIBUTED, OVERLAP), BY_BUCKETS, marks=SLOW),
+        pytest.param("VPP2", "VPP2", (DISTRIBUTED,), BY_BUCKETS, marks=SLOW),
+        pytest.param("DP2", "one", (DISTRIBUTED,), BY_BUCKETS, marks=SLOW),
+        pytest.param("one", "DP2", (DISTRIBUTED,), BY_BUCKETS, marks=SLOW),
     ],
 )
 def test_training_goes_on_from_what_megatron_lm_saved(before, after, flags, kind, ours, trainer):
@@ -312,9 +318,10 @@ def theirs(ours, trainer):
 def test_weights_alone_are_taken_where_the_optimizers_state_does_not_fit(theirs, trainer):
     """The message says in which form it is, and what to do."""
     folder = theirs("EP2", DISTRIBUTED, kind=BY_BUCKETS)
-    codes, told, _ = trainer.attempt("one", f"--load={folder}")
-    assert codes == {2}
-    assert "in the form dp_reshardable, which is not covered: --no-load-optim takes its" in told
+    for layout in ("one", "TP2"):
+        codes, told, _ = trainer.attempt(layout, DISTRIBUTED, f"--load={folder}")
+        assert codes == {2}
+        assert "lies in other buckets than here (dp_reshardable): give --no-load-optim" in told
     flags = ("--no-load-optim", "--override-opt-param-scheduler", f"--load={folder}")
     codes, told, losses = trainer.attempt("one", *flags)
     assert (codes, set(losses)) == ({0}, {SAVED_AT + 1, SAVED_AT + 2}), told

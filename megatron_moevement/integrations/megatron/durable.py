@@ -23,7 +23,7 @@ from megatron.core.dist_checkpointing.core import (
     CheckpointingException,
     save_config,
 )
-from megatron.core.dist_checkpointing.mapping import ShardedObject
+from megatron.core.dist_checkpointing.mapping import ShardedObject, ShardedTensor
 from megatron.core.dist_checkpointing.state_dict_utils import save_preprocess
 from megatron.core.dist_checkpointing.strategies.base import StrategyAction, get_default_strategy
 from megatron.core.dist_checkpointing.strategies.torch import (
@@ -226,10 +226,13 @@ class DurableState:
                 is_loading=True
             )
         self._check_weights(request, folder)
+        lies_in_buckets = megatron_checkpoint.lies_in_buckets(common)
+        if with_optimizer and lies_in_buckets:
+            self._check_buckets(request, folder)
         state = fetch(request, folder)
         self._take_model(state)
         if with_optimizer:
-            counted = common.entries["optimizer"]
+            counted = state["optimizer"] if lies_in_buckets else common.entries["optimizer"]
             steps = megatron_checkpoint.applied_steps(counted)
             scalers = megatron_checkpoint.loss_scalers(counted)
             self._take_optimizer(state["optimizer"], steps, scalers)
@@ -276,6 +279,34 @@ class DurableState:
         if extra:
             more = f" and {len(extra) - 1} more" if len(extra) > 1 else ""
             raise UnloadableError(f"this model has no weight {extra[0]}{more}")
+
+    def _check_buckets(self, request: Mapping[str, Any], folder: Path) -> None:
+        """Refuses an optimizer's state that lies in other buckets than those of this job.
+
+        Raises:
+            UnloadableError: on all ranks.
+        """
+        own = sorted(
+            {
+                (leaf.key, tuple(leaf.global_shape))
+                for leaf in sharded_leaves(request["optimizer"])
+                if isinstance(leaf, ShardedTensor)
+            }
+        )
+        asked = {
+            (key, tuple(shape)) for each in all_gather_json(own, self.device) for key, shape in each
+        }
+        saved = {
+            (key, tuple(tensor.global_shape))
+            for key, tensor in dist_checkpointing.load_tensors_metadata(str(folder)).items()
+            if megatron_checkpoint.is_of_optimizer(key)
+        }
+        if asked != saved:
+            raise UnloadableError(
+                "its optimizer state lies in other buckets than here (dp_reshardable): give "
+                "--no-load-optim to take its weights alone, or the parallel sizes and "
+                "--overlap-grad-reduce that it was saved with"
+            )
 
     def _named_chunks(self) -> list[tuple[str, torch.nn.Module]]:
         chunks = unwrap_model(list(self.chunks))

@@ -38,6 +38,7 @@ VERSION = 3.0
 
 _TYPE = "distrib_optim_sharding_type"
 _ANY_LAYOUT = "fully_reshardable"
+_BY_BUCKETS = "dp_reshardable"
 _STREAMS = {
     "random_rng_state": "python",
     "np_rng_state": "numpy",
@@ -117,9 +118,17 @@ def misfit(common: UnshardedState) -> str | None:
     if common.args.get("no_save_optim") or "optimizer" not in common.entries:
         return "it has no optimizer state"
     kind = metadata_of(common).get(_TYPE, _ANY_LAYOUT)
-    if kind == _ANY_LAYOUT:
+    if kind in (_ANY_LAYOUT, _BY_BUCKETS):
         return None
     return f"its optimizer state is in the form {kind}, which is not covered"
+
+
+def lies_in_buckets(common: UnshardedState) -> bool:
+    """Returns whether the optimizer's state is kept as gradients lie in their buckets.
+
+    Then it fits where buckets are the same; only the data-parallel size may be another.
+    """
+    return metadata_of(common).get(_TYPE) == _BY_BUCKETS
 
 
 def request_metadata(common: UnshardedState) -> dict[str, Any]:

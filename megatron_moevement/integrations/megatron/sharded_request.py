@@ -19,7 +19,10 @@ from megatron.core.dist_checkpointing.mapping import (
     ShardedObject,
 )
 
-from megatron_moevement.integrations.megatron.megatron_checkpoint import NothingUnsharded
+from megatron_moevement.integrations.megatron.megatron_checkpoint import (
+    NothingUnsharded,
+    is_of_optimizer,
+)
 
 _MASTERS = ("optimizer.state.param.", "optimizer.state.fp32_param.")
 """How upstream names master weights: with the distributed optimizer, and without it."""
@@ -91,7 +94,7 @@ def _find_masters(state: dict[str, Any], folder: Path) -> tuple[dict[str, Any], 
 
 
 def _has_name_of_weight(value: Any) -> bool:
-    return isinstance(value, ShardedBase) and not value.key.startswith("optimizer.")
+    return isinstance(value, ShardedBase) and not is_of_optimizer(value.key)
 
 
 def sharded_leaves(state: Any) -> list[ShardedBase]:
