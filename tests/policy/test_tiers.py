@@ -111,6 +111,9 @@ def test_what_a_plan_comes_to():
     back = plan_from_durable(dataclasses.replace(facts, processes=(), durable=4), "all is lost")
     assert back.verdict is Verdict.ROLLBACK
     assert reached_by(back, 4) == Reached(None, 4)
+    again = plan_from_durable(dataclasses.replace(facts, durable=10), "a window is lost")
+    assert (again.verdict, again.target, again.replayed_steps) == (Verdict.GLOBAL, 13, 3)
+    assert reached_by(again, 10) == Reached(None, 10)  # three steps are trained again
     assert reached_by(None, 4) == Reached(None, 4)
 
 

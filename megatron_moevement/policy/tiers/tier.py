@@ -165,13 +165,13 @@ class Reached(NamedTuple):
 
 
 def reached_by(plan: Plan | None, durable: int) -> Reached:
-    """Returns what a plan comes to.
+    """Returns what a plan comes to without training again since the durable checkpoint.
 
     Args:
         plan: None where a launch loads what is durable, or begins.
         durable: step of the newest durable checkpoint.
     """
-    if plan is None or plan.verdict is Verdict.ROLLBACK:
+    if plan is None or plan.verdict is Verdict.ROLLBACK or plan.is_from_durable:
         return Reached(None, durable)
     return Reached(plan.rollbacks, plan.target)
 
