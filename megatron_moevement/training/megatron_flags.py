@@ -39,6 +39,9 @@ AS_IT_IS: Mapping[str, tuple[str, ...]] = {
     "--outer-dp-sharding-strategy": ("no_shard",),
     "--pipeline-model-parallel-comm-backend": ("nccl",),
     "--rope-type": ("rope",),
+    "--mtp-num-layers": ("0",),
+    "--hybrid-attention-ratio": ("0.0", "0"),
+    "--hybrid-mlp-ratio": ("0.0", "0"),
     "--no-manual-gc-eval": ("",),
     "--tokenizer-hf-use-fast": ("",),
     "--vocab-extra-ids": ("0",),
@@ -100,11 +103,13 @@ class Feature:
     Attributes:
         reason: why not, or what there is instead.
         flags: that ask for it, but for the values that say what is the case.
+        tuning: that have an effect only where something else asks for it.
         values: by a flag that is a setting here, those that ask for it.
     """
 
     reason: str
     flags: str = ""
+    tuning: str = ""
     values: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
@@ -112,21 +117,24 @@ FEATURES: Mapping[str, Feature] = {
     "multi-latent attention": Feature(
         "latent attention is not covered yet",
         "--multi-latent-attention",
-        {"--recompute-modules": "mla_up_proj"},
+        values={"--recompute-modules": "mla_up_proj"},
     ),
     "multi-token prediction": Feature(
         "it is not covered by the inventory yet",
         "--mtp-",
+        tuning="--mtp-loss-scaling-factor",
     ),
     "context parallelism": Feature(
         "it is not covered yet",
-        """--context-parallel-size --context-parallel- --cp-comm- --hierarchical-context-
+        """--context-parallel-size --context-parallel- --hierarchical-context-
         --hybrid-context- --max-seqlen-per-dp-cp-""",
+        tuning="--cp-comm-",
     ),
     "flexible token dispatcher": Feature(
         "DeepEP and HybridEP are not covered yet",
-        "--moe-enable-deepep --moe-flex- --moe-deepep- --moe-hybridep-",
-        {"--moe-token-dispatcher-type": "flex"},
+        "--moe-enable-deepep",
+        tuning="--moe-flex- --moe-deepep- --moe-hybridep-",
+        values={"--moe-token-dispatcher-type": "flex"},
     ),
     "expert-parallel overlap": Feature(
         "its schedule interleaves micro-batches, which the boundary log can't name",
@@ -143,12 +151,15 @@ FEATURES: Mapping[str, Feature] = {
     "CUDA graphs": Feature(
         "a captured graph can't skip frozen operators",
         "--enable-cuda-graph --external-cuda-graph --cuda-graph-",
+        tuning="--cuda-graph-scope --cuda-graph-warmup-steps",
     ),
     "FP8 and FP4": Feature(
         "their scales are not covered by the inventory",
         """--fp8- --fp4- --first-last-layers-bf16 --num-layers-at- --moe-router-padding-
         --reuse-grad-buf-for-mxfp8- --keep-fp8-transpose-cache --te-precision-config-file
         --kitchen- --use-kitchen-""",
+        tuning="""--fp8-margin --fp8-interval --fp8-amax-history-len --fp8-amax-compute-algo
+        --fp8-recipe --fp4-recipe --no-fp8-wgrad --num-layers-at-""",
     ),
     "precision-aware optimizer": Feature(
         "its state is not covered by the inventory",
@@ -156,8 +167,9 @@ FEATURES: Mapping[str, Feature] = {
     ),
     "optimizer offloading": Feature(
         "its optimizer state is not covered by the inventory",
-        """--optimizer-cpu-offload --optimizer-offload- --overlap-cpu-optimizer-
-        --use-torch-optimizer-for-cpu-offload --no-pin-cpu-""",
+        "--optimizer-cpu-offload",
+        tuning="""--optimizer-offload- --overlap-cpu-optimizer- --no-pin-cpu-
+        --use-torch-optimizer-for-cpu-offload""",
     ),
     "activation offloading": Feature(
         "copies in flight are not covered yet",
@@ -177,7 +189,8 @@ FEATURES: Mapping[str, Feature] = {
     ),
     "tensor-parallel overlap": Feature(
         "its user buffers are not covered by a restart",
-        "--tp-comm-",
+        "--tp-comm-overlap",
+        tuning="--tp-comm-",
     ),
     "user buffers and reductions in the network": Feature(
         "a restart would not register them again",
@@ -229,27 +242,31 @@ FEATURES: Mapping[str, Feature] = {
     ),
     "rotary interpolation": Feature(
         "it is not covered yet",
-        "--rotary-seq-len-interpolation-factor --use-rope-scaling --rope-scaling-factor",
+        "--rotary-seq-len-interpolation-factor --use-rope-scaling",
+        tuning="--rope-scaling-factor",
     ),
     "other positions": Feature(
         "they are learned, rotary in all layers, or none",
-        "--no-rope-freq --relative-attention- --mrope-section",
-        {"--position-embedding-type": "mrope relative"},
+        "--no-rope-freq",
+        tuning="--relative-attention- --mrope-section",
+        values={"--position-embedding-type": "mrope relative"},
     ),
     "other kinds of models": Feature(
         "the inventory has the modules of a GPT alone",
         """--spec --use-legacy-models --is-hybrid-model --hybrid- --mamba- --use-mamba-
         --heterogeneous- --encoder-num-layers --decoder-num-layers --decoder-seq-length --bert-
-        --output-bert-embeddings --biencoder- --ict- --retriever- --indexer- --embedding-path
-        --block-data-path --evidence-data-path --titles-data-path --query-in-block-prob
-        --use-one-sent-docs --vision- --num-classes --num-channels --img-h --img-w --patch-dim
-        --dino- --swin- --mask-type --mask-factor --head-lr-mult --iter-per-epoch
-        --classes-fraction --data-per-class-fraction --no-data-sharding""",
+        --output-bert-embeddings --ict- --retriever- --embedding-path --block-data-path
+        --evidence-data-path --titles-data-path --use-one-sent-docs --no-data-sharding""",
+        tuning="""--bert-embedder-type --biencoder- --indexer- --query-in-block-prob --vision-
+        --num-classes --num-channels --img-h --img-w --patch-dim --dino- --swin- --mask-type
+        --mask-factor --head-lr-mult --iter-per-epoch --classes-fraction
+        --data-per-class-fraction""",
     ),
     "other experts": Feature(
         "they are as wide as the layer, and their gates act on their output",
         """--moe-latent-size --moe-apply-probs-on-input --moe-use-legacy-grouped-gemm
-        --moe-use-upcycling --moe-upcycling-granularity""",
+        --moe-use-upcycling""",
+        tuning="--moe-upcycling-granularity",
     ),
     "forced routing": Feature(
         "random and replayed routing is for benchmarks alone",
@@ -270,8 +287,8 @@ FEATURES: Mapping[str, Feature] = {
     ),
     "other optimizer": Feature(
         "the optimizer is Adam",
-        "--muon-",
-        {"--optimizer": "sgd muon dist_muon"},
+        tuning="--muon-",
+        values={"--optimizer": "sgd muon dist_muon"},
     ),
     "gradients in BF16": Feature(
         "with --bf16 they are accumulated and reduced in FP32",
@@ -320,7 +337,7 @@ FEATURES: Mapping[str, Feature] = {
     "other checkpoint format": Feature(
         "checkpoints are torch_dist",
         "--dist-ckpt-format --ckpt-convert- --load-main-params-from-ckpt",
-        {"--ckpt-format": "torch torch_dcp fsdp_dtensor zarr"},
+        values={"--ckpt-format": "torch torch_dcp fsdp_dtensor zarr"},
     ),
     "pretrained checkpoint": Feature(
         "give it by --load, with --finetune",
@@ -334,7 +351,7 @@ FEATURES: Mapping[str, Feature] = {
         "--help lists those that read their files",
         """--legacy-tokenizer --tokenizer-sentencepiece-legacy --tokenizer-metadata
         --tokenizer-special-tokens --tiktoken- --vocab-extra-ids --padded-vocab-size""",
-        {
+        values={
             "--tokenizer-type": "TikTokenizer MultimodalTokenizer NullMultimodalTokenizer "
             "SFTTokenizer BertWordPieceLowerCase BertWordPieceCase"
         },
@@ -346,11 +363,13 @@ FEATURES: Mapping[str, Feature] = {
     "other data": Feature(
         "data are prefixes on the command line",
         """--data-args-path --per-split-data-args-path --per-dataset-sequences-path
-        --object-storage-cache-path --allow-ambiguous-pad-tokens --fim-""",
+        --object-storage-cache-path --allow-ambiguous-pad-tokens --fim-data""",
+        tuning="--fim-",
     ),
     "other training": Feature(
         "it is pretraining on text",
-        "--sft --sft- --perform-rl-step --rl- --grpo- --langrl- --refit-method",
+        "--sft --perform-rl-step",
+        tuning="--sft- --rl- --grpo- --langrl- --refit-method",
     ),
     "flags that Megatron-LM has removed": Feature(
         "--micro-batch-size, --lr-warmup-fraction, --tensor-model-parallel-size and "

@@ -29,11 +29,13 @@ class Answer:
         as_it_is: values that say what is the case; "" is the flag without a value.
         feature: what other values ask for; None: they are none of the flag's.
         has_effect: whether there is anything for its values to choose.
+        only_tunes: whether there is only where something else asks for the feature.
     """
 
     as_it_is: tuple[str, ...] = ()
     feature: str | None = None
     has_effect: bool = True
+    only_tunes: bool = False
 
 
 def answer(flag: str) -> Answer | None:
@@ -42,10 +44,12 @@ def answer(flag: str) -> Answer | None:
     if _named(negated, WITHOUT_EFFECT) or _named(plain, WITHOUT_EFFECT):
         return Answer(has_effect=False)
     as_it_is = (*AS_IT_IS.get(negated, ()), *_defaults().get(flag, ()))
-    feature = _FEATURE_OF.get(_named(negated, _FEATURE_OF) or _named(plain, _FEATURE_OF) or "")
+    name = _named(negated, _FEATURE_OF) or _named(plain, _FEATURE_OF) or ""
+    feature = _FEATURE_OF.get(name)
+    tunes = feature is not None and name in FEATURES[feature].tuning.split()
     if feature is None and flag in _latent_attention_flags():
-        feature = "multi-latent attention"
-    return Answer(as_it_is, feature) if feature or as_it_is else None
+        feature, tunes = "multi-latent attention", True
+    return Answer(as_it_is, feature, only_tunes=tunes) if feature or as_it_is else None
 
 
 def _spellings(flag: str) -> tuple[str, str]:
@@ -64,7 +68,9 @@ def _named(flag: str, names: Collection[str]) -> str | None:
 
 
 _FEATURE_OF: Mapping[str, str] = {
-    flag: name for name, feature in FEATURES.items() for flag in feature.flags.split()
+    flag: name
+    for name, feature in FEATURES.items()
+    for flag in (*feature.flags.split(), *feature.tuning.split())
 }
 
 
@@ -98,6 +104,7 @@ def resolve(argv: Sequence[str], settings: Collection[str]) -> Resolved:
     given, rest = _take(words, answers)
     without = [flag for flag, _ in given if not answers[flag].has_effect]
     refused: dict[str, list[str]] = {}
+    tuned: dict[str, list[str]] = {}
     for flag, value in given:
         found = answers[flag]
         if not found.has_effect or value in found.as_it_is:
@@ -105,12 +112,18 @@ def resolve(argv: Sequence[str], settings: Collection[str]) -> Resolved:
         if found.feature is None:
             rest += value.split()  # nobody knows them
         else:
-            refused.setdefault(found.feature, []).append(f"{flag} {value}".strip())
+            asking = tuned if found.only_tunes else refused
+            asking.setdefault(found.feature, []).append(f"{flag} {value}".strip())
     for name, feature in FEATURES.items():
         for flag, values in _take(rest, feature.values)[0]:
             asked = [one for one in values.split() if one in feature.values[flag].split()]
             if asked:
                 refused.setdefault(name, []).append(" ".join((flag, *asked)))
+    for name, flags in tuned.items():
+        if name in refused:
+            refused[name] += flags
+        else:
+            without += (flag.partition(" ")[0] for flag in flags)
     found_in = {feature: tuple(dict.fromkeys(flags)) for feature, flags in refused.items()}
     return Resolved(tuple(rest), tuple(dict.fromkeys(without)), found_in)
 

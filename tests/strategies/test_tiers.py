@@ -279,7 +279,7 @@ def test_kills_at_random_moments_of_writing_lose_no_whole_tier(
         expected = []
         while kills < wanted:
             result = run.kill_when(new_tier(run, random))
-            if set(result.exit_codes) == {0}:
+            if any(run.checkpoints.glob(f"*{case.train_iters}")):
                 break  # it had reached its end
             kills += 1
             torn += len(set(begun_tiers(run.target)) - set(whole_tiers(run.target)))
@@ -287,7 +287,8 @@ def test_kills_at_random_moments_of_writing_lose_no_whole_tier(
             if run.newest is not None:
                 expected.append(run.newest.committed)
                 lost.append(run.reached - run.newest.committed)
-                assert lost[-1] <= (interval + 1) * case.window  # one may be on its way
+                is_late = any("no tier of step" in rank.stderr for rank in result.ranks)
+                assert is_late or lost[-1] <= (interval + 1) * case.window  # one is on its way
         assert digest_differences(run.finish(), uninterrupted(case)) == []
         assert run.taken[: len(expected)] == expected
     sys.stdout.write(

@@ -8,9 +8,11 @@ import pytest
 import torch
 
 from megatron_moevement.cli import main as command
+from megatron_moevement.training.arguments import build_parser
 from megatron_moevement.training.checkpoints import record_file
 from megatron_moevement.training.megatron_flags import FEATURES
 from megatron_moevement.training.program import main
+from megatron_moevement.training.refusals import resolve
 from tests.harness.bad_input import only_line, refusal, run_tiny, tree
 from tests.harness.log_lines import log_lines
 from tests.harness.tiny_job import TINY
@@ -189,6 +191,25 @@ def test_a_refused_flag_says_its_feature_and_the_reason(feature, flag, values, a
     assert main([*TINY, flag, *values]) == 2
     line = only_line(capsys.readouterr().err)
     assert f"{feature} ({' '.join([flag, *values])}): {FEATURES[feature].reason}" in line
+
+
+TUNING = [("multi-latent attention", "--kv-lora-rank")] + [
+    (name, flag) for name, feature in FEATURES.items() for flag in feature.tuning.split()
+]
+
+
+@pytest.mark.parametrize(("feature", "flag"), TUNING)
+@pytest.mark.parametrize("values", [[], ["8"]])
+def test_what_only_tunes_a_feature_is_refused_with_it_alone(feature, flag, values):
+    flag += "whatever" * flag.endswith("-")
+    settings = build_parser().flags
+    alone = resolve([*TINY, flag, *values], settings)
+    assert (alone.refused, alone.without_effect) == ({}, (flag,))
+    asking = REFUSED.get(feature) or "--optimizer muon"
+    asking += "whatever" * asking.endswith("-")
+    refused = resolve([*TINY, flag, *values, *asking.split()], settings).refused
+    assert refused.keys() == {feature}
+    assert set(refused[feature]) == {" ".join([flag, *values]), asking}
 
 
 def test_all_that_is_refused_is_told_at_once(as_rank, capsys):
