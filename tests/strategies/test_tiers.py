@@ -288,7 +288,8 @@ def test_kills_at_random_moments_of_writing_lose_no_whole_tier(
                 expected.append(run.newest.committed)
                 lost.append(run.reached - run.newest.committed)
                 is_late = any("no tier of step" in rank.stderr for rank in result.ranks)
-                assert is_late or lost[-1] <= (interval + 1) * case.window  # one is on its way
+                # One tier is on its way, for as long as the next window takes to be persisted.
+                assert is_late or lost[-1] <= (interval + 2) * case.window
         assert digest_differences(run.finish(), uninterrupted(case)) == []
         assert run.taken[: len(expected)] == expected
     sys.stdout.write(
