@@ -86,7 +86,7 @@ build_fork() {
 install_packages() {
     # Without isolation the build uses the pinned setuptools of the environment.
     pip_install --no-deps --force-reinstall "$CACHE"/wheel/*.whl &&
-        pip_install --no-build-isolation --editable "${ROOT}[test]"
+        pip_install --no-build-isolation --editable "${ROOT}[docs,test]"
 }
 
 check_machine() {

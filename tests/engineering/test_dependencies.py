@@ -24,9 +24,9 @@ def normal(name):
 
 @functools.cache
 def declared():
-    """Returns the distributions that a user installs, extras included, that of tests apart."""
+    """Returns the distributions that a user installs, extras too, but those of tests and pages."""
     extras = {**PROJECT["optional-dependencies"]}
-    del extras["test"]
+    del extras["docs"], extras["test"]
     lines = [line for group in (PROJECT["dependencies"], *extras.values()) for line in group]
     return {normal(re.match(r"[\w.-]+", line)[0]) for line in [PROJECT["name"], *lines]}
 
