@@ -20,6 +20,7 @@ COMMANDS: tuple[str, ...] = (
     "convert",
     "data",
     "ended",
+    "events",
     "explain",
     "inspect",
     "launch",

@@ -43,7 +43,10 @@ class FaultInjection:
         None, "strike when nodes failed in this trace", metavar="FILE"
     )
     moevement_fault_trace_speed: float = flag(
-        1.0, "how many times faster than it happened the trace passes", within=_SPEED
+        1.0,
+        "how many times faster than it happened the trace passes",
+        within=_SPEED,
+        metavar="TIMES",
     )
     moevement_fault_kinds: tuple[FaultKind, ...] = flag(
         (FaultKind.KILL,),
@@ -51,7 +54,12 @@ class FaultInjection:
         nargs="+",
         metavar="KIND",
     )
-    moevement_fault_seed: int = flag(0, "seed of all that is drawn", within=SEED)
+    moevement_fault_seed: int = flag(
+        0,
+        "seed of all that is drawn",
+        within=SEED,
+        metavar="SEED",
+    )
 
     @property
     def is_on(self) -> bool:

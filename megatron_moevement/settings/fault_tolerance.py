@@ -100,13 +100,17 @@ class FaultTolerance:
         metavar="W|auto",
     )
     moevement_min_window: int | None = count(
-        None, "smallest W that the job may come to: its slots are the largest (default: W, or 1)"
+        None,
+        "smallest W that the job may come to: its slots are the largest (default: W, or 1)",
+        metavar="W",
     )
     moevement_max_window: int | None = count(
-        None, "largest W that the job may come to: memory is made for it (default: W, or 8)"
+        None,
+        "largest W that the job may come to: memory is made for it (default: W, or 8)",
+        metavar="W",
     )
     moevement_max_replay_steps: int | None = count(
-        None, "most steps that a recovery replays: limits the largest W"
+        None, "most steps that a recovery replays: limits the largest W", metavar="STEPS"
     )
     moevement_schedule_changes: tuple[ScheduleChange, ...] = flag(
         (), "another W once a step is committed", parse=parse_changes, metavar="STEP:W,..."
@@ -117,10 +121,13 @@ class FaultTolerance:
         "probabilities, a moving average of tokens, tokens by capacity",
     )
     moevement_order_decay: float = flag(
-        0.5, "how much of the former average each window leaves (decayed)", within=PROBABILITY
+        0.5,
+        "how much of the former average each window leaves (decayed)",
+        within=PROBABILITY,
+        metavar="SHARE",
     )
     moevement_replicas: int = not_negative(
-        2, "copies of every snapshot in other failure domains (r)"
+        2, "copies of every snapshot in other failure domains (r)", metavar="COPIES"
     )
     moevement_strict_replicas: bool = flag(
         False, "fail when there are too few failure domains for the copies"
@@ -156,14 +163,18 @@ class FaultTolerance:
         metavar="DIR|URL",
     )
     moevement_tier_interval: int = count(
-        1, "write every so many persisted windows there, of W steps each"
+        1, "write every so many persisted windows there, of W steps each", metavar="WINDOWS"
     )
-    moevement_tier_keep: int = count(2, "how many of them stay there, the oldest are removed")
+    moevement_tier_keep: int = count(
+        2,
+        "how many of them stay there, the oldest are removed",
+        metavar="WINDOWS",
+    )
     moevement_run_id: str | None = flag(
         None, "name of the run, under which a relaunch finds its snapshots", metavar="NAME"
     )
     moevement_host_memory_limit_gb: float | None = positive(
-        None, "most host memory that a process takes for snapshots"
+        None, "most host memory that a process takes for snapshots", metavar="GB"
     )
     moevement_replication_interface: str = flag(
         "127.0.0.1",
@@ -174,9 +185,13 @@ class FaultTolerance:
     moevement_audit_interval: int | None = count(
         None,
         "compare what ranks with the same state captured, every so many steps",
+        metavar="STEPS",
     )
     moevement_slow_rank_factor: float = flag(
-        2.0, "report a rank that computes so many times longer than the median", within=_ABOVE_1
+        2.0,
+        "report a rank that computes so many times longer than the median",
+        within=_ABOVE_1,
+        metavar="TIMES",
     )
 
     @property

@@ -23,13 +23,26 @@ class HelpFormatter(argparse.HelpFormatter):
     """Appends its default to the help of each flag with a value."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
-        text = action.help or ""
-        if not action.option_strings or action.nargs == 0 or re.search(r"\bdefault: ", text):
+        text, default = meaning_and_default(action)
+        if default is None:
             return action.help
-        if action.required:
-            return f"{text} (required)".lstrip()
-        shown = as_given(action.default).replace("%", "%%")
-        return f"{text} (default: {shown})".lstrip()
+        shown = default.replace("%", "%%")
+        note = "(required)" if action.required else f"(default: {shown})"
+        return f"{text} {note}".lstrip()
+
+
+def meaning_and_default(action: argparse.Action) -> tuple[str, str | None]:
+    """Returns what a flag is for, and its default in words; None where it takes no value.
+
+    A default that follows from something else is at the end of the help itself.
+    """
+    text = action.help or ""
+    if not action.option_strings or action.nargs == 0:
+        return text, None
+    described = re.search(r" ?\(default: (.*)\)$", text)
+    if described is not None:
+        return text[: described.start()], described[1]
+    return text, as_given(action.default)
 
 
 class _Version(argparse.Action):

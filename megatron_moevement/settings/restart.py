@@ -27,7 +27,7 @@ class InProcessRestart:
 
     inprocess_restart: bool = flag(False, "survivors of a fault go on without ending their process")
     inprocess_max_iterations: int | None = count(
-        None, "restarts before the job stops (default: no limit)"
+        None, "restarts before the job stops (default: no limit)", metavar="RESTARTS"
     )
     inprocess_monitor_thread_interval: float = seconds(
         1.0, "between two looks of a process at whether others are interrupted"
@@ -62,6 +62,7 @@ class InProcessRestart:
     inprocess_active_world_size: int | None = count(
         None,
         "processes that train; the others are warm spares (default: as the launcher sets it)",
+        metavar="PROCESSES",
     )
     inprocess_empty_cuda_cache: bool = flag(
         False, "give unused cached GPU memory back at every restart"

@@ -33,7 +33,7 @@ from megatron_moevement.training.refusals import accepted
 from megatron_moevement.training.reporting.arguments import LoggingConfig
 from megatron_moevement.training.yaml_arguments import with_yaml
 
-_GROUPS: Mapping[str, tuple[str, type[Any]]] = {
+GROUPS: Mapping[str, tuple[str, type[Any]]] = {
     "architecture": ("network", Architecture),
     "moe": ("mixture of experts", MixtureOfExperts),
     "transformer": ("as in TransformerConfig", TransformerOptions),
@@ -91,7 +91,7 @@ def build_parser() -> UserParser:
         help="settings in Megatron-LM's YAML; flags on the command line override them",
     )
     names = {"moevement_strategy": tuple(STRATEGIES)}
-    for title, group in _GROUPS.values():
+    for title, group in GROUPS.values():
         add_flags(parser, title, group, names)
     add_flags(parser, "data", DataFlags)
     add_flags(parser, "logging", LoggingConfig)
@@ -116,7 +116,7 @@ def parse(argv: Sequence[str], processes: int, launched: int | None = None) -> A
     if given.use_checkpoint_args and given.load is not None:
         parser.set_defaults(**network_in(given.load, given.ckpt_step))
     values = parser.parse_args(resolved.rest)
-    topics = {name: read_flags(group, values) for name, (_, group) in _GROUPS.items()}
+    topics = {name: read_flags(group, values) for name, (_, group) in GROUPS.items()}
     topics["fault_tolerance"] = topics["fault_tolerance"].resolved()
     ranks = topics["restart"].active_ranks(processes, processes if launched is None else launched)
     arguments = Arguments(

@@ -17,6 +17,7 @@ LISTINGS = {
     "check",
     "clean",
     "data inspect",
+    "events",
     "explain",
     "inspect",
     "losses",

@@ -66,6 +66,12 @@ def test_every_flag_that_measures_shows_its_unit(build):
             assert UNITS.search(text), text
 
 
+def test_every_number_of_our_flags_has_a_unit_and_no_name_of_a_field():
+    for parser, action in flags_with_a_value(build_parser()):
+        if action.option_strings[-1].startswith(("--moevement-", "--inprocess-")):
+            assert action.metavar or action.choices, shown(parser, action)
+
+
 def test_defaults_are_shown_as_they_would_be_given():
     text = " ".join(build_parser().format_help().split())
     assert "load balancing, one or several (default: aux_loss)" in text

@@ -10,20 +10,12 @@ from typing import Any
 
 
 class EventName(Enum):
-    """What can happen."""
+    """What can happen; `event_kinds.py` has what each means, and its fields."""
 
     LAUNCHED = "launched"
-    """A process runs, before it meets any other."""
-
     SPARE = "spare"
-    """It waits for a place."""
-
     PROCESS_START = "process_start"
-    """It has a place for the first time."""
-
     PROCESS_END = "process_end"
-    """It has ended; whoever started it says how, or the process itself."""
-
     PHASE = "phase"
     ITERATION = "iteration"
     EVALUATION = "evaluation"
@@ -43,8 +35,6 @@ class EventName(Enum):
     WINDOW_CHOSEN = "window_chosen"
     POPULARITY = "popularity"
     LOSSES = "losses"
-    """Those of the newest steps again, where a recovery may follow steps that were not recorded."""
-
     SLOT_DAMAGED = "slot_damaged"
     SLOW_RANK = "slow_rank"
 

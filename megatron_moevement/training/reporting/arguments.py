@@ -39,10 +39,14 @@ class LoggingConfig:
         None, "write events as JSON lines, a file for each process", metavar="DIR"
     )
     moevement_event_interval: int = flag(
-        1, "iterations that one event of a process stands for; faults are written at once"
+        1,
+        "iterations that one event of a process stands for; faults are written at once",
+        metavar="ITERATIONS",
     )
     moevement_event_bytes: int = flag(
-        1 << 26, "of one process's events; of older ones only sums over steps are kept"
+        1 << 26,
+        "about how many bytes the events of one process take; of older ones only sums are kept",
+        metavar="BYTES",
     )
     logging_level: int = flag(
         20, "least level of lines on standard error: 10 debug, 20 info, 30 warning, 40 error"
