@@ -159,7 +159,7 @@ EVENT_KINDS: Mapping[EventName, EventKind] = {
         },
     ),
     EventName.TIER_WRITTEN: EventKind(
-        Recorder.ONE_RANK,
+        Recorder.FIRST_RANK,
         "a persisted window is complete in --moevement-tier-dir",
         {
             "start": _WINDOW["start"],

@@ -1,0 +1,268 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`docs/operate/runbook.md` has every line that warns or ends a job, and only lines of the code."""
+
+import ast
+import functools
+import re
+import signal
+from pathlib import Path
+
+import pytest
+
+from megatron_moevement.errors import ExitCode
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "megatron_moevement"
+RUNBOOK = ROOT / "docs" / "operate" / "runbook.md"
+HOLE = "..."
+"""What stands for what differs from line to line."""
+LEVELS = {"warning", "error", "exception", "critical"}
+ENDS = {
+    *("CaptureLostError", "ControlStoreLostError", "DiscardedError", "DivergenceError"),
+    *("InVainError", "InitialStateLostError", "LogFullError", "LostAtStartError"),
+    *("RejoinBarrierError", "RestartAbort", "RestartsEndedError", "UnfitError", "UnhealthyError"),
+    *("UnprovenStateError", "UnverifiedReplayError", "UserError"),
+}
+"""Exceptions whose message a process prints when it stops, or when a generation ends."""
+NO_JOB = (
+    *("cli/", "settings/", "policy/facts/", "policy/job/", "policy/window/"),
+    *("integrations/megatron/", "training/arguments.py", "training/data/", "training/refusals.py"),
+    *("training/reporting/", "training/yaml_arguments.py"),
+)
+"""Whose refusals are about flags and files alone, in a row of their own."""
+A_JOB_ALL_THE_SAME = ("cli/launch.py", "cli/stores.py")
+
+
+def normal(text):
+    """Returns a text with one blank between words."""
+    return " ".join(text.split())
+
+
+def text_of(node):
+    """Returns a string that code puts together, with holes; None where a node is none."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return node.value
+    if isinstance(node, ast.JoinedStr):
+        return "".join(text_of(each) or HOLE for each in node.values)
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        return "".join(text_of(each) or HOLE for each in (node.left, node.right))
+    return None
+
+
+def formatted(text):
+    """Returns the text of a logger's format with holes."""
+    return normal(re.sub(r"%[-.\d]*[sdfg]", HOLE, text))
+
+
+@functools.cache
+def modules():
+    """Returns the modules of the product, with their names in it."""
+    return [
+        (str(path.relative_to(PACKAGE)), ast.parse(path.read_text(encoding="utf-8")))
+        for path in sorted(PACKAGE.rglob("*.py"))
+        if PACKAGE / "testing" not in path.parents
+    ]
+
+
+def message_of(node, function):
+    """Returns the text of an argument: of a variable, what the function gave it last."""
+    if isinstance(node, ast.Name):
+        given = (
+            (each.lineno, text_of(each.value) or HOLE)
+            for each in ast.walk(function)
+            if isinstance(each, ast.Assign)
+            and ast.unparse(each.targets[0]) == node.id
+            and each.lineno < node.lineno
+        )
+        return max(given, default=(0, HOLE))[1]
+    return text_of(node) or HOLE
+
+
+def warnings_in(tree):
+    """Yields the formats of what a module logs as a warning or an error."""
+    functions = [each for each in ast.walk(tree) if isinstance(each, ast.FunctionDef)]
+    calls = ((call, each) for each in functions for call in ast.walk(each))
+    for call, function in calls:
+        if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute)):
+            continue
+        receiver, name = ast.unparse(call.func.value), call.func.attr
+        if "logg" in receiver and name in LEVELS:
+            message = call.args[0]
+        elif name in {"log", "write"} and re.search("WARNING|ERROR", ast.unparse(call.args[0])):
+            message = call.args[1]
+        else:
+            continue
+        yield formatted(message_of(message, function))
+
+
+def ends_in(tree):
+    """Yields the messages of exceptions that a module raises and that end a job or a process."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ENDS and node.args:
+            yield normal(text_of(node.args[0]) or HOLE)
+
+
+@functools.cache
+def printed():
+    """Returns all of them, with the modules that have them."""
+    found = {}
+    for name, tree in modules():
+        texts = set(warnings_in(tree))
+        if name in A_JOB_ALL_THE_SAME or not name.startswith(NO_JOB):
+            texts |= set(ends_in(tree))
+        for text in texts:
+            found.setdefault(text, set()).add(name)
+    return found
+
+
+FROM_OTHER_CODE = {
+    ("cli/job_end.py", HOLE): [  # the end of a launch
+        "the job ended with exit code ...: ...",
+        "the job is done in spite of what was lost: ...",
+    ],
+    ("cli/job_end.py", "process ... ..."): ["process ... was killed by ..."],
+    ("integrations/nvrx/rank_assignment.py", HOLE): [
+        "--inprocess-granularity node gives up a whole failure domain with a process, and ..."
+    ],
+    ("integrations/nvrx/restarter.py", "... is lost"): ["the control store at ... is lost"],
+    ("integrations/nvrx/restarter.py", "... does not answer: ..."): [
+        "the control store at ... does not answer: ..."
+    ],
+    ("integrations/nvrx/restarter.py", HOLE): ["generation ... of process ... ends: ..."],
+    ("integrations/nvrx/sealed_store.py", "...: ...; it does not count"): [
+        "the control store holds under ... what no process of this job wrote"
+    ],
+    ("runtime/coordination/agreement.py", HOLE * 3): ["--load ... can't be made whole: ..."],
+    ("runtime/coordination/meeting.py", HOLE): ["no sign of life within ... s of process ..."],
+    ("runtime/tiers/target.py", "... ...: ..."): ["--moevement-tier-dir ...: ..."],
+    ("strategies/moevement/protection/reserve.py", HOLE): ["... is not in reserve: ..."],
+    ("strategies/moevement/protection/resident_store.py", HOLE): [],  # a refusal of another rank
+    ("training/left_runs.py", HOLE): [
+        "begins with step ... and leaves alone run ..., which no process uses: ..."
+    ],
+    ("training/program.py", HOLE): ["process ... stops: ..."],
+    ("training/resident.py", HOLE): [],  # why its store was refused
+    ("training/starting.py", HOLE): [
+        "checkpoint ... is not usable: ...",
+        "checkpoint ... was written with other parallel sizes: its random streams are not ...",
+        "checkpoint ... is Megatron-LM's: taken are ...; not taken are ...",
+    ],
+}
+"""Lines that a module prints and other code puts together: what the runbook quotes of them."""
+OF_SCRIPTS = {"launch ... ends with exit code ...": ROOT / "scripts" / "train_moe.sbatch"}
+
+
+def is_put_together(text):
+    """Returns whether the words of a line are elsewhere."""
+    return re.search(r"[a-z]{3}", text) is None
+
+
+def quotes(page):
+    """Returns what a page quotes: lines, flags and files."""
+    found = {span[1].strip() for span in re.finditer(r"(?<!`)`([^`]+)`(?!`)", page)}
+    return {quote for quote in found if not is_put_together(quote)}
+
+
+def shows(quote, text):
+    """Returns whether a quote is a line, or how one begins."""
+    return quote == text or (
+        quote.endswith(HOLE) and text.startswith(quote.removesuffix(HOLE).rstrip())
+    )
+
+
+def missing_in(page):
+    """Returns the lines that a page lacks."""
+    quoted = quotes(page)
+    lacking = {
+        text
+        for text, names in printed().items()
+        if not is_put_together(text)
+        and not any((name, text) in FROM_OTHER_CODE for name in names)
+        and not any(shows(quote, text) for quote in quoted)
+    }
+    return lacking | {
+        quote for known in FROM_OTHER_CODE.values() for quote in known if quote not in quoted
+    }
+
+
+def invented_by(page):
+    """Returns the quotes of a page that no code prints."""
+    texts = printed()
+    elsewhere = {quote for known in FROM_OTHER_CODE.values() for quote in known} | {*OF_SCRIPTS}
+    return {
+        quote
+        for quote in quotes(page) - elsewhere
+        if HOLE in quote and not any(shows(quote, text) for text in texts)
+    }
+
+
+@pytest.fixture(scope="module")
+def page():
+    return RUNBOOK.read_text(encoding="utf-8")
+
+
+def test_every_line_of_the_code_is_there(page):
+    assert missing_in(page) == set()
+
+
+def test_every_quote_is_a_line_of_the_code(page):
+    assert invented_by(page) == set()
+
+
+def test_lines_that_are_put_together_elsewhere_are_those_of_the_code():
+    found = {
+        (name, text)
+        for text, names in printed().items()
+        for name in names
+        if is_put_together(text) or (name, text) in FROM_OTHER_CODE
+    }
+    assert found == {*FROM_OTHER_CODE}
+
+
+def parts(quote):
+    return [part.strip() for part in quote.split(HOLE) if part.strip()]
+
+
+def test_their_words_are_in_the_code():
+    strings = {
+        normal(node.value)
+        for _, tree in modules()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
+    for known in FROM_OTHER_CODE.values():
+        for part in (part for quote in known for part in parts(quote)):
+            assert any(part in text for text in strings), part
+    for quote, script in OF_SCRIPTS.items():
+        assert all(part in script.read_text(encoding="utf-8") for part in parts(quote))
+
+
+def test_every_exit_code_is_there(page):
+    section = page.partition("## Exit codes")[2].partition("\n## ")[0]
+    codes = {int(code) for code in re.findall(r"^\| (\d+) \|", section, re.MULTILINE)}
+    assert {int(code) for code in ExitCode} <= codes
+    assert {code - 128 for code in codes if code > 128 and code not in {*ExitCode}} == {
+        *(signal.SIGABRT, signal.SIGBUS, signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM)
+    }
+
+
+def test_a_line_that_is_missing_or_invented_is_found(page):
+    line = "replication: slot ... of ... is damaged in this memory"
+    assert missing_in(page.replace(line, "")) == {line}
+    assert invented_by(page + "\n`replication: slot ... is lost`\n") == {
+        "replication: slot ... is lost"
+    }
+
+
+@pytest.mark.parametrize(
+    ("source", "line"),
+    [
+        ("logger.warning('%s of %d is gone', a, b)", "... of ... is gone"),
+        ("logger.exception('gone')", "gone"),
+        ("logger.log(logging.ERROR, f'{a} is gone')", "... is gone"),
+        ("text = 'all ' 'is gone'\n    self._lines.write(logging.WARNING, text)", "all is gone"),
+    ],
+)
+def test_a_line_of_the_log_is_collected(source, line):
+    assert list(warnings_in(ast.parse(f"def f():\n    {source}\n"))) == [line]
+    assert list(warnings_in(ast.parse("def f():\n    logger.info('done')\n"))) == []
