@@ -21,6 +21,7 @@ setup(
         "megatron_moevement.cli": ["page/*"],
         PATCHES: ["*/UPSTREAM", "*/series", "*/*.patch"],
         SCRIPTS: [
+            "kubernetes.yaml",
             "moevement-dashboard.json",
             "moevement-rules.yml",
             "run_ft_launcher.sh",

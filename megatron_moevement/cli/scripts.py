@@ -13,7 +13,7 @@ from megatron_moevement.cli.inputs import read_text
 from megatron_moevement.cli.output import add_json_flag, show
 from megatron_moevement.errors import ExitCode, UserError
 
-HELP = "show the files for Slurm, ft_launcher, Prometheus and Grafana"
+HELP = "show the files for Slurm, ft_launcher, Kubernetes, Prometheus and Grafana"
 DESCRIPTION = """
 Lists the files for other programs that come with the package. With NAME it prints one, to be
 written to a file, and changed there.
@@ -21,6 +21,7 @@ written to a file, and changed there.
 SCRIPTS = {
     "train_moe.sbatch": "trains on a Slurm cluster, a task for each GPU",
     "run_ft_launcher.sh": "trains on this machine under ft_launcher of nvidia-resiliency-ext",
+    "kubernetes.yaml": "trains on Kubernetes, a pod for each node",
     "moevement-rules.yml": "alert rules for Prometheus, on the metrics of --metrics-address",
     "moevement-dashboard.json": "a dashboard for Grafana, of the same metrics",
 }

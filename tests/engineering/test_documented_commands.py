@@ -133,6 +133,10 @@ RUNS = {
     r"moevement watch EVENT_DIR": Here(("--once",)),
     r"moevement status": Here(("--store-dir", "EMPTY"), code=2),  # which has nothing to say
     r"moevement inspect": Here(("--store-dir", "EMPTY")),
+    r"kubectl apply -f kubernetes\.yaml": By(
+        "tests/launch/test_kubernetes.py",
+        "test_a_process_of_a_pod_is_killed_and_the_others_go_on",
+    ),
     r"moevement scripts .*": HERE,
     r"moevement schedule .*": HERE,
     r"moevement data .*": HERE,
