@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A hook of MkDocs: a link to a file of the repository outside of `docs/` is text on the site.
+"""A hook of MkDocs: a link to a file of the repository that is no page is text on the site.
 
 Where the repository is browsed it leads to the file; the site has the pages alone.
 """
@@ -12,11 +12,12 @@ _LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^):#\s]+)(?:#[^)\s]*)?\)")
 
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
-    """Returns the text of a page in which links that leave `docs/` are what they show."""
+    """Returns the text of a page in which links to no page are what they show."""
     folder = posixpath.dirname(page.file.src_uri)
 
     def shown(link: re.Match[str]) -> str:
         leads_to = posixpath.normpath(posixpath.join(folder, link[2]))
-        return link[1] if leads_to.startswith("../") else link[0]
+        is_page = not leads_to.startswith("../") and not leads_to.endswith(".py")
+        return link[0] if is_page else link[1]
 
     return _LINK.sub(shown, markdown)

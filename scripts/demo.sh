@@ -58,6 +58,7 @@ echo
 echo "3. What the recovery was, and whether the two jobs ended with the same bits."
 "$moevement" recoveries "$run/killed/events" --require LOCALIZED
 "$moevement" losses "$run/killed/events" --picture "$run/killed/losses.png" >/dev/null
+"$moevement" report "$run/killed/events" --out "$run/killed/report.html"
 if ! cmp "$run/digest.json" "$run/killed/digest.json"; then
     echo "the two digests differ: the recovery changed bits" >&2
     exit 1
@@ -69,6 +70,7 @@ cat <<END
 log              train.log                killed/train.log
 plot             losses.png               killed/losses.png
 events           events/                  killed/events/
+report                                    killed/report.html
 digest           digest.json              killed/digest.json
 checkpoint       checkpoints/
 TensorBoard      tensorboard/

@@ -130,6 +130,12 @@ RUNS = {
         "tests/training/test_recipes.py", "test_a_recipe_parses_or_is_refused_for_what_it_asks_for"
     ),
     r"moevement (account|recoveries|status|report) EVENT_DIR": HERE,
+    r"\.venv/bin/moevement recoveries runs/demo/\*/killed/events": By(
+        "scripts/demo.sh", '"$moevement" recoveries "$run/killed/events"'
+    ),
+    r"git clone .* && cd .*": By(
+        "tests/launch/test_setup.py", "test_a_second_run_says_and_does_nothing"
+    ),
     r"moevement watch EVENT_DIR": Here(("--once",)),
     r"moevement status": Here(("--store-dir", "EMPTY"), code=2),  # which has nothing to say
     r"moevement inspect": Here(("--store-dir", "EMPTY")),

@@ -48,7 +48,7 @@ def test_every_page_is_there(site):
 
 
 def test_no_page_loads_anything_from_the_network(site):
-    files = [path for path in site.rglob("*") if path.suffix in {".css", ".html"}]
+    files = [path for path in site.rglob("*") if path.suffix in {".css", ".html", ".svg"}]
     found = {path.name: LOADED.findall(path.read_text(encoding="utf-8")) for path in files}
     assert {name: addresses for name, addresses in found.items() if addresses} == {}
 
@@ -64,6 +64,17 @@ def test_no_page_loads_anything_from_the_network(site):
 )
 def test_what_would_be_loaded_is_found(text):
     assert LOADED.search(text)
+
+
+def test_no_link_is_dead(site):
+    dead = set()
+    for page in site.rglob("*.html"):
+        for link in re.findall(
+            r"<(?:a|img)\b[^>]*\b(?:href|src)=\"?([^\" >#]+)", page.read_text("utf-8")
+        ):
+            if ":" not in link and not (page.parent / link).exists() and page.name != "404.html":
+                dead.add((page.name, link))
+    assert dead == set()
 
 
 def test_a_link_that_leaves_the_pages_is_text(site):

@@ -40,6 +40,7 @@ def test_a_killed_rank_costs_no_bit(runs):
     for name in ("train.log", "losses.png", "events", "digest.json"):
         assert (folder / name).exists()
         assert (folder / "killed" / name).exists()
+    assert (folder / "killed" / "report.html").exists()
     listed = result.stdout.rpartition("same bits:")[2]
     for name in ("train.log", "losses.png", "checkpoints/", str(folder)):
         assert name in listed
