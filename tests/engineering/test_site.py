@@ -83,6 +83,12 @@ def test_a_link_that_leaves_the_pages_is_text(site):
     assert "../../constraints.txt" not in page
 
 
+def test_a_pipe_in_a_table_is_one(site):
+    page = (site / "use" / "flags.html").read_text(encoding="utf-8")
+    assert "<code>DIR|URL</code>" in page
+    assert r"\|" not in page
+
+
 def test_what_leads_nowhere_or_is_not_reached_fails(copied):
     docs = copied / "docs"
     with (docs / "glossary.md").open("a") as glossary:

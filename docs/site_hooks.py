@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A hook of MkDocs: a link to a file of the repository that is no page is text on the site.
+"""Hooks of MkDocs: pages are on the site as where the repository is browsed.
 
-Where the repository is browsed it leads to the file; the site has the pages alone.
+There a link to a file of the repository leads to the file; the site has the pages alone, and the
+link is text. And a pipe in a cell of a table, which needs a backslash, is shown without it.
 """
 
 import posixpath
 import re
 from typing import Any
 
+_CELL = re.compile(r"<td\b.*?</td>", re.DOTALL)
 _LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^):#\s]+)(?:#[^)\s]*)?\)")
 
 
@@ -21,3 +23,8 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
         return link[0] if is_page else link[1]
 
     return _LINK.sub(shown, markdown)
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """Returns the page without the backslashes of pipes in tables."""
+    return _CELL.sub(lambda cell: cell[0].replace(r"\|", "|"), html)
