@@ -35,7 +35,8 @@ from megatron_moevement.strategies.strategy import Strategy  # noqa: E402
 from megatron_moevement.training.arguments import parse  # noqa: E402
 from megatron_moevement.training.data.batches import MicroBatches  # noqa: E402
 from megatron_moevement.training.job import build_job  # noqa: E402
-from megatron_moevement.training.loop import TrainingLoop, open_reporter  # noqa: E402
+from megatron_moevement.training.loop import TrainingLoop  # noqa: E402
+from megatron_moevement.training.reported_job import open_reporter  # noqa: E402
 from megatron_moevement.training.steps import build_datasets, open_steps  # noqa: E402
 from megatron_moevement.training.stop_request import StopSources  # noqa: E402
 

@@ -13,6 +13,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from megatron_moevement.backends.backend import Pin
+from megatron_moevement.policy.outcome.account import RecoveryAccount
 from megatron_moevement.runtime.coordination.generation import Generation
 from megatron_moevement.runtime.observation.events import Events
 from megatron_moevement.settings.launch import Launch
@@ -31,6 +32,7 @@ class Protected:
         domain: what this process may be lost together with.
         train_iters: the last step.
         say: tells the user a line, on one rank.
+        recovered: is given each recovery once its ranks go on; every rank calls it.
         saves: folders of durable checkpoints.
     """
 
@@ -40,6 +42,7 @@ class Protected:
     domain: str
     train_iters: int
     say: Callable[[str], None]
+    recovered: Callable[[RecoveryAccount], None]
     saves: Sequence[Path]
 
 

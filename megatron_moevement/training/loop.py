@@ -14,7 +14,6 @@ from megatron_moevement.errors import UserError
 from megatron_moevement.integrations.megatron.datasets import Datasets
 from megatron_moevement.policy.recovery.lifecycle import Event
 from megatron_moevement.policy.watching.slow_ranks import SlowRankWatch
-from megatron_moevement.runtime.coordination.agreement import as_user_error, together
 from megatron_moevement.runtime.coordination.commit_barrier import StopRequest
 from megatron_moevement.runtime.coordination.generation import Generation
 from megatron_moevement.runtime.coordination.ledger import loss_to_hex
@@ -27,8 +26,8 @@ from megatron_moevement.training.ending import Ending, reason_to_stop
 from megatron_moevement.training.evaluation import evaluate
 from megatron_moevement.training.fault_injection import injected_faults, tell_what_lies_behind
 from megatron_moevement.training.job import Job
-from megatron_moevement.training.reporting.flops import flops_per_iteration
-from megatron_moevement.training.reporting.reporter import ReportedRun, Reporter
+from megatron_moevement.training.reported_job import reporter_everywhere
+from megatron_moevement.training.reporting.reporter import Reporter
 from megatron_moevement.training.resident import Resident
 from megatron_moevement.training.starting import protect, start_from
 from megatron_moevement.training.step import StepOutcome, TrainStep
@@ -56,7 +55,7 @@ def train(job: Job, stop: StopSources, resident: Resident, generation: Generatio
     is_first = generation.number == 0  # later a save that fails ends nobody
     if is_first and not recover_only:  # which writes nothing where there is nothing to recover
         job.checkpoints.check_writable()
-    with _reporter_everywhere(job, generation) as reporter:
+    with reporter_everywhere(job, generation) as reporter:
         resident.announce(reporter.events)
         generation.observe(
             lambda phase: reporter.events.emit(
@@ -328,39 +327,3 @@ def _collection(run: Run) -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
-
-
-@contextlib.contextmanager
-def _reporter_everywhere(job: Job, generation: Generation) -> Iterator[Reporter]:
-    """Opens the reporter on all ranks or on none: only some of them write scalars or logs."""
-
-    def open_own() -> Reporter:
-        return generation.own(lambda: open_reporter(job, generation.number))
-
-    with as_user_error():
-        reporter = together(open_own, job.device)
-    with reporter:
-        yield reporter
-
-
-def open_reporter(job: Job, generation: int = 0) -> Reporter:
-    """Returns what reports the job on this rank in a generation; close it."""
-    arguments = job.arguments
-    reported = ReportedRun(
-        rank=job.launch.rank,
-        world_size=job.launch.world_size,
-        generation=generation,
-        train_iters=int(arguments.run.train_iters or 0),
-        global_batch_size=job.batches.global_batch_size,
-        seq_length=arguments.data.seq_length,
-        flops_per_iteration=flops_per_iteration(
-            arguments.architecture,
-            arguments.moe,
-            seq_length=arguments.data.seq_length,
-            padded_vocab_size=job.vocab_size,
-            global_batch_size=job.batches.global_batch_size,
-        ),
-        device=job.device,
-        save=arguments.checkpointing.save,
-    )
-    return Reporter(arguments.logging, reported)

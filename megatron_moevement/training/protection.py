@@ -8,7 +8,7 @@ import importlib.metadata
 import logging
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from megatron_moevement.policy.job.guarantee import (
 )
 from megatron_moevement.policy.job.ranks import Layout
 from megatron_moevement.policy.job.segments import Ends
+from megatron_moevement.policy.outcome.account import RecoveryAccount
 from megatron_moevement.policy.window.weight_gradients import ExpertKernels
 from megatron_moevement.runtime.coordination.generation import Generation
 from megatron_moevement.runtime.observation.events import Events
@@ -40,7 +41,11 @@ _KERNEL_LIBRARIES = ("apex", "flash_attn", "flash_attn_3", "transformer_engine")
 
 @contextlib.contextmanager
 def open_strategy(
-    job: Job, events: Events, carried: ResidentState, generation: Generation
+    job: Job,
+    events: Events,
+    carried: ResidentState,
+    generation: Generation,
+    recovered: Callable[[RecoveryAccount], None] = lambda account: None,
 ) -> Iterator[Strategy]:
     """Yields what protects a job for a generation; every rank calls it, in step.
 
@@ -48,6 +53,7 @@ def open_strategy(
 
     Args:
         events: told of windows, plans and replays.
+        recovered: is given each recovery.
 
     Raises:
         UserError: there is not enough memory, or what lies there is another job's.
@@ -61,6 +67,7 @@ def open_strategy(
         domain=settings.moevement_failure_domain or job.launch.failure_domain,
         train_iters=int(job.arguments.run.train_iters or 0),
         say=_say,
+        recovered=recovered,
         saves=[Path(one) for one in dict.fromkeys((saving.save, saving.load)) if one is not None],
     )
     strategy = carried.open(protected)

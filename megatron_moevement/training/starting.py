@@ -45,7 +45,7 @@ def protect(
     """
 
     def recover() -> tuple[Strategy, Recovered | StartOver]:
-        own = open_strategy(job, reporter.events, resident.kept, generation)
+        own = open_strategy(job, reporter.events, resident.kept, generation, reporter.recovery)
         strategy = opened.enter_context(own)
         return strategy, strategy.recover(job.checkpoints.newest())
 

@@ -4,6 +4,7 @@
 import socket
 
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from megatron_moevement.runtime.observation.events import EventName
 from tests.harness.interruption import Run
@@ -20,7 +21,8 @@ def test_a_loss_and_its_outage_are_reported(megatron_fork_server, text, tmp_path
     flags = ("--moevement-replicas=1", "--moevement-faults", f"{struck}:backward@1")
     program = restartable_program(CASE, megatron_fork_server, text, 1, *flags)
     run = Run(program, tmp_path)
-    with run.start() as job:
+    curves = tmp_path / "curves"
+    with run.start("--tensorboard-dir", str(curves)) as job:
         ranks = job.wait().ranks
     assert [rank.exit_code for rank in ranks] == [0, -9, 0]
     (fault,) = events_of(run, EventName.FAULT_DETECTED, generation=1)
@@ -37,6 +39,7 @@ def test_a_loss_and_its_outage_are_reported(megatron_fork_server, text, tmp_path
     outage_s = fault.fields["noticed_s"] - fault.fields["last_step_s"]
     assert survivor.fields["breakdown_s"]["detect"] == pytest.approx(outage_s)
     assert any("resumed at step" in one and "(detect " in one for one in lines)
+    check_drawn(curves, recovered[0])
     protection = [
         event
         for event in events_of(run, EventName.PROTECTION, generation=None)
@@ -47,3 +50,22 @@ def test_a_loss_and_its_outage_are_reported(megatron_fork_server, text, tmp_path
     last = CASE.train_iters
     assert lines[-1].endswith(f"done: iteration {last} of {last} is trained")
     assert ranks[2].stderr.count("done:") == 0
+
+
+def check_drawn(curves, recovered):
+    """Checks that a recovery is in TensorBoard, from a process that was a spare before."""
+    accumulator = EventAccumulator(str(curves))
+    accumulator.Reload()
+    drawn = {
+        name.removeprefix("moevement/recovery-"): accumulator.Scalars(name)
+        for name in accumulator.Tags()["scalars"]
+        if name.startswith("moevement/recovery-")
+    }
+    assert {point.step for points in drawn.values() for point in points} == {recovered.iteration}
+    assert len(drawn.pop("time")) == 1
+    (replayed,) = drawn.pop("replayed-steps")
+    assert replayed.value > 0
+    assert {name: [point.value for point in points] for name, points in drawn.items()} == {
+        "generation": [1.0],
+        f"verdict/{recovered.fields['verdict']}": [1.0],
+    }

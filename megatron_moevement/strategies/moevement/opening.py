@@ -133,7 +133,10 @@ class MoEvement(ResidentState):
         )
         tiers = open_tiers(settings, store.identity.run_id, objects, generation, events)
         return SparseCheckpointing(
-            RankSession(objects, live, memory, carried, events, schedules, say, tiers),
+            RankSession(
+                *(objects, live, memory, carried, events, schedules),
+                *(say, protected.recovered, tiers),
+            ),
             replicas=told.replicas,
             audit=ReplicaAudit(settings.moevement_audit_interval, objects, events, say),
             protection=_watch_protection(settings, objects, plan, protected),

@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Callable
 
 from megatron_moevement.integrations.megatron.snapshots import LiveOperators
+from megatron_moevement.policy.outcome.account import RecoveryAccount
 from megatron_moevement.runtime.coordination.generation import Generation
 from megatron_moevement.runtime.observation.events import Events
 from megatron_moevement.strategies.live_objects import LiveObjects
@@ -25,6 +26,7 @@ class RankSession:
         events: gets windows, plans and replays.
         schedules: that windows go by.
         say: prints a line for the user, on rank 0.
+        recovered: is given each recovery, on every rank.
         tiers: to which persisted windows are written; None where no flag asks for any.
     """
 
@@ -35,6 +37,7 @@ class RankSession:
     events: Events
     schedules: ScheduleChanges
     say: Callable[[str], None]
+    recovered: Callable[[RecoveryAccount], None]
     tiers: Tiers | None = None
 
     @property

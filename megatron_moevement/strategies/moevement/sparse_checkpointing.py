@@ -133,8 +133,7 @@ class SparseCheckpointing(Strategy):
         rollbacks = planning.next_rollbacks(agreed)
         self._restart_windows(progress, rollbacks, plan)
         if plan is not None:
-            rejoin = Rejoin(session, agreed.facts, plan, laps)
-            session.say(rejoin.went_back(progress.committed).line)
+            Rejoin(session, agreed.facts, plan, laps).went_back(progress.committed)
         return None
 
     def _carry_out(
@@ -302,7 +301,7 @@ class SparseCheckpointing(Strategy):
         """Waits for all ranks, and until this rank's slots have their copies again."""
         if self._rejoin is not None:
             self._capture.await_landed()  # the witness has compared the newest slot, too
-            self._session.say(self._rejoin.rejoin().line)
+            self._rejoin.rejoin()
             self._rejoin = None
             self._boundaries.train()
 

@@ -17,6 +17,7 @@ from datetime import datetime, timedelta
 import torch
 
 from megatron_moevement.errors import UserError
+from megatron_moevement.policy.outcome.account import RecoveryAccount
 from megatron_moevement.policy.watching.slow_ranks import (
     QUICK_STEPS_IN_A_ROW,
     STEPS_IN_A_ROW,
@@ -38,6 +39,8 @@ from megatron_moevement.training.reporting.memory import memory_scalars
 from megatron_moevement.training.reporting.plots import AT_END, VALIDATION
 from megatron_moevement.training.reporting.progress_bar import ProgressDisplay, open_progress
 from megatron_moevement.training.reporting.progress_log import ProgressLog
+from megatron_moevement.training.reporting.recovery_scalars import recovery_scalars
+from megatron_moevement.training.reporting.wandb_run import NO_LATER_LAUNCH, WandbRun
 from megatron_moevement.training.reporting.writers import ScalarWriters, open_writers
 
 logger = logging.getLogger(__name__)
@@ -49,6 +52,7 @@ class ReportedRun:
 
     Attributes:
         generation: restarts before.
+        wandb: the job as Weights & Biases is to show it.
     """
 
     rank: int
@@ -60,6 +64,7 @@ class ReportedRun:
     flops_per_iteration: int
     device: torch.device
     save: str | None
+    wandb: WandbRun = NO_LATER_LAUNCH
 
     @property
     def is_last_rank(self) -> bool:
@@ -98,7 +103,7 @@ class Reporter(Closing):
         )
         try:
             if run.is_last_rank:
-                self._writers = open_writers(config, run.save)
+                self._writers = open_writers(config, run.save, run.wandb)
             if config.log_progress and run.save is not None and run.rank == 0:
                 self._progress_log = ProgressLog(run.save, run.world_size)
         except BaseException:
@@ -157,6 +162,11 @@ class Reporter(Closing):
         display.advance_to(entry.step, entry.loss)
         if entry.step % self._config.log_interval == 0:
             self._end_interval(display)
+
+    def recovery(self, account: RecoveryAccount) -> None:
+        """Draws a recovery, at the step that it led to; every rank calls it."""
+        self._writers.add(recovery_scalars(account), account.target)
+        self._writers.flush()
 
     def past_losses(self, losses: Mapping[int, float], target: int) -> None:
         """Records the newest losses before a recovery again; every rank calls it.

@@ -5,12 +5,19 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from megatron_moevement.errors import UserError
+from megatron_moevement.training.reporting import recovery_scalars
 from megatron_moevement.training.reporting.arguments import LoggingConfig
+from megatron_moevement.training.reporting.wandb_run import (
+    NO_LATER_LAUNCH,
+    WandbRun,
+    init_arguments,
+)
 
 SAMPLES_SUFFIX = " vs samples"
 """Ends the name of a scalar that is drawn over consumed samples instead of iterations."""
@@ -30,20 +37,22 @@ class ScalarWriter(Protocol):
 
 
 class WandbWriter:
-    """Sends scalars to Weights & Biases."""
+    """Sends scalars to Weights & Biases, to one run over restarts and launches of a job."""
 
-    def __init__(self, config: LoggingConfig, directory: str) -> None:
+    def __init__(self, config: LoggingConfig, run: WandbRun, directory: str) -> None:
         self._wandb = importlib.import_module("wandb")
-        self._run: Any = self._wandb.init(
-            dir=directory,
-            name=config.wandb_exp_name,
-            project=config.wandb_project,
-            entity=config.wandb_entity or None,
-        )
+        self._run: Any = self._wandb.init(**init_arguments(config, run, directory, os.environ))
 
     def add_scalar(self, name: str, value: float, step: int) -> None:
-        """Adds one point; Weights & Biases has one axis only, the iterations."""
-        if not name.endswith(SAMPLES_SUFFIX):
+        """Adds one point; Weights & Biases has one axis only, the iterations, and never goes back.
+
+        Steps that a job repeats are left out, as they are there already. A recovery that led back
+        to an earlier one comes with the newest.
+        """
+        newest = int(self._run.step)
+        if name.startswith(recovery_scalars.PREFIX):
+            step = max(step, newest)
+        if step >= newest and not name.endswith(SAMPLES_SUFFIX):
             self._run.log({name: value}, step=step)
 
     def flush(self) -> None:
@@ -85,8 +94,14 @@ class ScalarWriters:
         self._writers = ()
 
 
-def open_writers(config: LoggingConfig, save: str | None) -> ScalarWriters:
+def open_writers(
+    config: LoggingConfig, save: str | None, run: WandbRun = NO_LATER_LAUNCH
+) -> ScalarWriters:
     """Opens the writers that are asked for; the last rank calls it.
+
+    Args:
+        save: folder of the checkpoints.
+        run: the job as Weights & Biases is to show it.
 
     Raises:
         UserError: a writer can't be opened.
@@ -97,7 +112,7 @@ def open_writers(config: LoggingConfig, save: str | None) -> ScalarWriters:
     if config.wandb_project:
         directory = config.wandb_save_dir or str(Path(save or ".") / "wandb")
         Path(directory).mkdir(parents=True, exist_ok=True)
-        writers.append(WandbWriter(config, directory))
+        writers.append(WandbWriter(config, run, directory))
     return ScalarWriters(writers)
 
 

@@ -8,6 +8,9 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from megatron_moevement.errors import UserError
+from megatron_moevement.policy.job.guarantee import Level
+from megatron_moevement.policy.outcome.account import RankAccount, RecoveryAccount
+from megatron_moevement.policy.recovery.plan import Verdict
 from megatron_moevement.runtime.coordination.progress import IterationCosts, Spent
 from megatron_moevement.runtime.observation.events import EventName, read_events
 from megatron_moevement.training.reporting.plots import losses_from_events
@@ -262,3 +265,19 @@ def test_phase_times_are_printed_where_they_are_known(logging_config, reported_r
         reporter.phase_times(None)
         reporter.phase_times("(min, max) time across ranks (ms):")
     assert capsys.readouterr().out == "(min, max) time across ranks (ms):\n"
+
+
+def test_a_recovery_is_drawn_at_the_step_that_it_led_to(logging_config, reported_run, tmp_path):
+    own = RankAccount(3, None, {"detect": 1.0, "replay": 2.5}, owed_copies=0)
+    account = RecoveryAccount(2, Verdict.LOCALIZED, (1,), 40, Level.EXACT, [own])
+    for rank in (0, 1):
+        config = logging_config("--tensorboard-dir", str(tmp_path / str(rank)))
+        with Reporter(config, reported_run(rank=rank)) as reporter:
+            reporter.recovery(account)
+    assert _scalars(tmp_path / "1") == {
+        "moevement/recovery-time": {40: 3.5},
+        "moevement/recovery-replayed-steps": {40: 3.0},
+        "moevement/recovery-generation": {40: 2.0},
+        "moevement/recovery-verdict/LOCALIZED": {40: 1.0},
+    }
+    assert not (tmp_path / "0").exists()  # the last rank alone draws

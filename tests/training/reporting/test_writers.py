@@ -7,7 +7,10 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from megatron_moevement.errors import UserError
+from megatron_moevement.training.reporting import recovery_scalars
+from megatron_moevement.training.reporting.wandb_run import WandbRun
 from megatron_moevement.training.reporting.writers import ScalarWriters, open_writers
+from tests.harness.wandb_file import wandb_configuration, wandb_history
 
 
 def _points(directory, name):
@@ -80,13 +83,49 @@ def test_all_writers_are_closed_when_one_fails():
 
 
 @pytest.mark.skipif(importlib.util.find_spec("wandb") is None, reason="wandb is not installed")
-def test_scalars_go_to_weights_and_biases_too(logging_config, tmp_path, monkeypatch):
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    config = logging_config(
-        "--wandb-project", "moe", "--wandb-exp-name", "first", "--wandb-save-dir", str(tmp_path)
-    )
-    writers = open_writers(config, None)
-    writers.add({"lm loss": 1.0}, 1, 8)
-    writers.add({"lm loss": 0.5}, 2, 16)
-    writers.close()
-    assert list(tmp_path.glob("wandb/offline-run-*/*.wandb"))
+class TestWeightsAndBiases:
+    """With the package itself, which keeps in a folder what it would send."""
+
+    @pytest.fixture(autouse=True)
+    def offline(self, monkeypatch):
+        monkeypatch.setenv("WANDB_MODE", "offline")
+
+    @pytest.fixture
+    def report(self, logging_config, tmp_path):
+        """Reports scalars as a process of a run does; returns what was recorded, by step."""
+        flags = ("--wandb-project", "moe", "--wandb-exp-name", "first")
+        config = logging_config(*flags, "--wandb-save-dir", str(tmp_path))
+
+        def write(*points):
+            before = set(tmp_path.glob("wandb/offline-run-*/*.wandb"))
+            writers = open_writers(config, None, WandbRun("abc", {"lr": 0.25}))
+            for scalars, step in points:
+                writers.add(scalars, step, 8 * step)
+            writers.close()
+            (written,) = set(tmp_path.glob("wandb/offline-run-*/*.wandb")) - before
+            return written
+
+        return write
+
+    def test_a_later_process_goes_on_with_the_run(self, report):
+        first = report(({"lm loss": 1.0}, 1), ({"lm loss": 0.5}, 2))
+        second = report(({"lm loss": 0.25}, 3))
+        assert first != second
+        assert first.name == second.name  # run-ID.wandb
+        assert wandb_history(first) == {1: {"lm loss": 1.0}, 2: {"lm loss": 0.5}}
+        assert wandb_history(second)[3] == {"lm loss": 0.25}
+        for path in (first, second):
+            assert wandb_configuration(path)["lr"] == 0.25
+
+    def test_steps_that_are_repeated_are_left_out_and_their_recovery_is_not(self, report, capfd):
+        time = f"{recovery_scalars.PREFIX}-time"
+        written = report(
+            ({"lm loss": 1.0}, 1),
+            ({"lm loss": 0.5}, 2),
+            ({time: 9.0}, 0),
+            ({"lm loss": 7.0}, 1),
+            ({"lm loss": 0.25}, 3),
+        )
+        assert "monotonically" not in capfd.readouterr().err  # a warning for each of them
+        found = wandb_history(written)
+        assert found == {1: {"lm loss": 1.0}, 2: {"lm loss": 0.5, time: 9.0}, 3: {"lm loss": 0.25}}

@@ -157,13 +157,10 @@ class Rejoin:
             boundaries_unknown=0 if sent is None else len(sent.unknown),
         )
 
-    def rejoin(self) -> RecoveryAccount:
+    def rejoin(self) -> None:
         """Waits for all ranks, and for a copy of each slot of the window that is replayed from.
 
         Further copies are made while training goes on.
-
-        Returns:
-            What all ranks tell of the recovery, the restart before it included.
 
         Raises:
             UnverifiedReplayError: on all ranks: a replay differed from the first time, though the
@@ -188,12 +185,12 @@ class Rejoin:
         ranks = self._gather()
         self._judge(ranks)
         self._carried.trusted = {}
-        return self._tell(plan.target, ranks)
+        self._tell(plan.target, ranks)
 
-    def went_back(self, step: int) -> RecoveryAccount:
+    def went_back(self, step: int) -> None:
         """Tells of a rollback to a step once the job can go on."""
         self._laps.end("fetch")
-        return self._tell(step, self._gather())
+        self._tell(step, self._gather())
 
     def _gather(self) -> list[RankAccount]:
         """Returns what each rank tells of the recovery."""
@@ -208,8 +205,8 @@ class Rejoin:
         told = all_gather_json(own.document(), self._objects.device)
         return [RankAccount.of_document(one) for one in told]
 
-    def _tell(self, target: int, ranks: Sequence[RankAccount]) -> RecoveryAccount:
-        """Records the recovery, and puts together what all ranks tell of it."""
+    def _tell(self, target: int, ranks: Sequence[RankAccount]) -> None:
+        """Reports what all ranks tell of the recovery, the restart before it included."""
         self._carried.outage = NO_OUTAGE
         own = ranks[dist.get_rank()]
         account = self._account(target, ranks)
@@ -232,7 +229,8 @@ class Rejoin:
             owed_copies=own.owed_copies,
             moved_copies=own.moved_copies,
         )
-        return account
+        self._session.say(account.line)
+        self._session.recovered(account)
 
     def _judge(self, ranks: Sequence[RankAccount]) -> None:
         """Lets nobody train on a state that was promised and differs; on all ranks alike."""
