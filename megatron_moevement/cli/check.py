@@ -289,12 +289,14 @@ _UNITS = (("GB", 10**9), ("MB", 10**6), ("kB", 10**3), ("B", 1))
 
 def _figures(forecast: JobForecast, node: NodeForecast, host_bytes: int) -> dict[str, int]:
     account, on_host = node.account, forecast.computes_on_host
+    saves = any(one.saving_bytes for one in forecast.processes)
     return {
         "own X": account.own_slots_bytes,
         "log Y": account.logs_bytes,
         "copies": account.held_slots_bytes,
         "journal": account.ledger_bytes,
         **({"model": node.state_bytes} if on_host else {}),
+        **({"saves": node.saving_bytes} if saves else {}),
         "host": host_bytes,
         "in files": node.file_bytes,
         "reserve": node.reserve_bytes,
@@ -337,6 +339,7 @@ def _document(arguments: Arguments, found: Preflight) -> dict[str, Any]:
                 "reserve_bytes": one.reserve_bytes,
                 "pinned_bytes": 0 if forecast.computes_on_host else one.pinned_bytes,
                 "state_bytes": one.state_bytes,
+                "saving_bytes": one.saving_bytes,
             }
             for one in forecast.processes
         ],

@@ -19,6 +19,9 @@ class Checkpointing:
     save_retain_interval: int | None = count(
         None, "keep only checkpoints at multiples of this, and the newest"
     )
+    async_save: bool = flag(
+        False, "write checkpoints beside training, from a copy of the state in host memory"
+    )
     ckpt_format: str = flag("torch_dist", "format of checkpoints", choices=("torch_dist",))
     ckpt_step: int | None = not_negative(None, "load this iteration instead of the newest")
     finetune: bool = flag(False, "take the weights alone and start at iteration 0")

@@ -1,22 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Saving and resuming of a job: every rank calls each method in the same step."""
+"""Resuming of a job, which also saves: every rank calls each method in the same step."""
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
 import itertools
 import mmap
-import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
 from megatron_moevement.errors import UserError
-from megatron_moevement.integrations.megatron.durable import DurableState, UnloadableError
+from megatron_moevement.integrations.megatron.durable import UnloadableError
 from megatron_moevement.integrations.megatron.megatron_checkpoint import misfit as optimizer_misfit
 from megatron_moevement.integrations.megatron.unsharded_state import (
     UnshardedState,
@@ -24,21 +20,12 @@ from megatron_moevement.integrations.megatron.unsharded_state import (
 )
 from megatron_moevement.policy.recovery.newest_state import Durable
 from megatron_moevement.runtime.coordination.agreement import (
-    AgreementError,
     all_gather_json,
     as_user_error,
     on_first_rank,
-    together,
 )
-from megatron_moevement.runtime.faults.fault_points import NO_FAULTS, FaultPoints
-from megatron_moevement.settings.checkpointing import Checkpointing
-from megatron_moevement.settings.faults import FaultPoint
-from megatron_moevement.training.checkpoints import (
-    CheckpointFolder,
-    FileRecord,
-    checkpoint_files,
-    record_file,
-)
+from megatron_moevement.training.checkpoint_saving import CheckpointSaving, check_space
+from megatron_moevement.training.checkpoints import CheckpointFolder
 from megatron_moevement.training.megatron_checkpoints import (
     check_loadable,
     damage_without_list,
@@ -46,40 +33,12 @@ from megatron_moevement.training.megatron_checkpoints import (
     what_was_taken,
 )
 
-_SPARE_BYTES = 16 << 20
-"""Room that a save leaves for the small files beside the tensors."""
 _HISTORY_BYTES = mmap.PAGESIZE
 """The file that names the history of training is written before the first save."""
 
 
-@dataclasses.dataclass(eq=False)
-class CheckpointStore:
+class CheckpointStore(CheckpointSaving):
     """The durable checkpoints of a job."""
-
-    settings: Checkpointing
-    state: DurableState
-    model: dict[str, Any]
-    """Describes the model; a checkpoint of another model is refused."""
-    device: torch.device
-    faults: FaultPoints = NO_FAULTS
-    run: dict[str, str] = dataclasses.field(default_factory=dict)
-    """Tells whose checkpoints they are (`identity.checkpoint_mark`)."""
-
-    @property
-    def _saves(self) -> CheckpointFolder | None:
-        """The folder `--save`."""
-        return None if self.settings.save is None else CheckpointFolder(Path(self.settings.save))
-
-    def check_writable(self) -> None:
-        """Checks at start that `--save` can be written.
-
-        Raises:
-            UserError: it can't.
-        """
-        if (folder := self._saves) is None:
-            return
-        with as_user_error(f"--save {self.settings.save} is not writable: "):
-            on_first_rank(folder.check_writable, self.device)
 
     def check_room(self, train_iters: int) -> None:
         """Checks at start that `--save` has room for one checkpoint, unless none is to come.
@@ -93,71 +52,13 @@ class CheckpointStore:
 
         def check() -> None:
             if next(iter(self._loadable()), 0) < train_iters:
-                _check_space(folder.root, needed + _HISTORY_BYTES, folder.left_over_bytes())
+                check_space(folder.root, needed + _HISTORY_BYTES, folder.left_over_bytes())
 
         with as_user_error(
             f"--save {folder.root} has no room for a checkpoint: ",
             "; make room or give another folder",
         ):
             on_first_rank(check, self.device)
-
-    def save(self, iteration: int, common: Mapping[str, Any]) -> str | None:
-        """Saves S_iteration; a failure leaves earlier checkpoints and the training untouched.
-
-        Returns:
-            None, or why it failed.
-        """
-        folder = self._saves
-        assert folder is not None
-        try:
-            self._write(folder, iteration, common)
-        except AgreementError as error:
-            if dist.get_rank() == 0:
-                folder.abandon(iteration)
-            return str(error)
-        self._retain(folder, iteration)
-        return None
-
-    def _retain(self, folder: CheckpointFolder, newest: int) -> None:
-        """Removes what need not be kept; what can't be removed now, a later save removes."""
-        interval = self.settings.save_retain_interval
-        if interval is not None and dist.get_rank() == 0:
-            with contextlib.suppress(OSError):
-                folder.retain(interval, newest)
-
-    def _write(self, folder: CheckpointFolder, iteration: int, common: Mapping[str, Any]) -> None:
-        on_first_rank(lambda: folder.begin(iteration), self.device)
-        writing = folder.writing(iteration)
-        needed = self._needed_bytes()
-        on_first_rank(lambda: _check_space(writing, needed), self.device)
-        left_out = self.settings.left_out
-        marks = {"iteration": iteration, "model": self.model, "run": self.run}
-        self.state.save(
-            writing,
-            {**common, **marks, "left_out": list(left_out)},
-            with_optimizer="optim" not in left_out,
-            with_random_state="rng" not in left_out,
-        )
-        records = self._record_files(writing)
-        self.faults.strike(iteration, FaultPoint.SAVE)
-        on_first_rank(lambda: folder.commit(iteration, records), self.device)
-
-    def _needed_bytes(self) -> int:
-        own = all_gather_json(self.state.size_bytes(), self.device)
-        return int(sum(own)) + _SPARE_BYTES
-
-    def _record_files(self, folder: Path) -> dict[str, FileRecord]:
-        """Has each rank read back its share of the files; returns the records of all."""
-
-        def record_share() -> dict[str, dict[str, Any]]:
-            share = list(checkpoint_files(folder))[dist.get_rank() :: dist.get_world_size()]
-            return {name: vars(record_file(folder / name)) for name in share}
-
-        own = together(record_share, self.device)
-        merged: dict[str, FileRecord] = {}
-        for records in all_gather_json(own, self.device):
-            merged |= {name: FileRecord(**record) for name, record in records.items()}
-        return merged
 
     def begin_history(self) -> None:
         """Begins a history of training: what is in `--save` already was saved by others.
@@ -351,9 +252,3 @@ def _damage(folder: CheckpointFolder, iteration: int) -> str | None:
     if manifest is None:
         return damage_without_list(folder.path(iteration))
     return folder.damage(iteration, sorted(manifest)[dist.get_rank() :: dist.get_world_size()])
-
-
-def _check_space(folder: Path, needed_bytes: int, to_be_freed_bytes: int = 0) -> None:
-    free = shutil.disk_usage(folder).free + to_be_freed_bytes
-    if free < needed_bytes:
-        raise OSError(f"{folder}: {needed_bytes} bytes are needed and {free} are free")

@@ -108,8 +108,8 @@ DECIDING: Mapping[type[Any], Deciding] = {
     Checkpointing: Deciding(
         resolved=_names("load ckpt_step finetune no_load_optim no_load_rng"),
         nothing=_names(
-            """save save_interval save_retain_interval no_save_optim no_save_rng ckpt_format
-            use_checkpoint_args exit_on_missing_checkpoint"""
+            """save async_save save_interval save_retain_interval no_save_optim no_save_rng
+            ckpt_format use_checkpoint_args exit_on_missing_checkpoint"""
         ),
     ),
     FaultTolerance: Deciding(

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import gc
 import time
 from collections.abc import Callable, Iterator
@@ -16,7 +15,6 @@ from megatron_moevement.policy.recovery.lifecycle import Event
 from megatron_moevement.policy.watching.slow_ranks import SlowRankWatch
 from megatron_moevement.runtime.coordination.commit_barrier import StopRequest
 from megatron_moevement.runtime.coordination.generation import Generation
-from megatron_moevement.runtime.coordination.ledger import loss_to_hex
 from megatron_moevement.runtime.observation.events import EventName
 from megatron_moevement.runtime.observation.watch import Moment, Watch
 from megatron_moevement.settings.run import Run
@@ -29,6 +27,7 @@ from megatron_moevement.training.job import Job
 from megatron_moevement.training.reported_job import reporter_everywhere
 from megatron_moevement.training.reporting.reporter import Reporter
 from megatron_moevement.training.resident import Resident
+from megatron_moevement.training.saving import Saving
 from megatron_moevement.training.starting import protect, start_from
 from megatron_moevement.training.step import StepOutcome, TrainStep
 from megatron_moevement.training.steps import build_datasets, open_steps
@@ -127,7 +126,8 @@ class TrainingLoop:
         self._watch = watch or Watch()
         self._stepped = stepped
         self._train_iters = int(job.arguments.run.train_iters or 0)
-        self._saved: int | None = step.progress.committed if target is None else None
+        saved = step.progress.committed if target is None else None
+        self._saving = generation.own(lambda: Saving(job, reporter, self._watch, generation, saved))
         factor = job.arguments.fault_tolerance.moevement_slow_rank_factor
         self._slow_ranks = SlowRankWatch(factor)
         self._why: str | None = None
@@ -140,7 +140,7 @@ class TrainingLoop:
             self._reporter.past_losses(self._job.ledger.losses(), self._target)
             if self._is_bare:  # before a window is persisted nothing else is near
                 with self._pause():
-                    self._save(self._target)
+                    self._saving.save_now(self._step.progress)
             if self._after(self._target, stop):
                 return self._end()
         else:
@@ -161,8 +161,8 @@ class TrainingLoop:
         assert self._target is not None
         self._catch_up(self._target)
         self._generation.advance(Event.ENDS)
-        self._save(self._target)
-        if self._saved != self._target:
+        self._saving.save_now(self._step.progress)
+        if self._saving.saved != self._target:
             raise UserError(
                 f"the state of step {self._target} is not saved in "
                 f"{self._job.arguments.checkpointing.save}; it is still in memory"
@@ -188,21 +188,24 @@ class TrainingLoop:
 
     def _end(self) -> Ending:
         self._generation.advance(Event.ENDS)
-        self._save(self._step.progress.committed)
+        self._saving.save_now(self._step.progress)
         if self._step.progress.committed == self._train_iters:
             self._evaluate_at_end()
         self._watch.learn(Moment.END, self._job.device)
         if (
             self._job.arguments.checkpointing.save is None
-            or self._saved == self._step.progress.committed
+            or self._saving.saved == self._step.progress.committed
         ):
             self._strategy.finish()
         progress = self._step.progress
-        return Ending(progress, is_saved=self._saved == progress.committed, why=self._why)
+        return Ending(progress, is_saved=self._saving.saved == progress.committed, why=self._why)
 
     def iterate(self) -> bool:
         """Trains one step and does what is due after it; returns whether the job ends here."""
         outcome = self._one_step()
+        if self._saving.in_flight and not outcome.is_writing:
+            with self._pause():
+                self._saving.finish()
         return self._after(outcome.entry.step, outcome.stop)
 
     def _after(self, iteration: int, stop: StopRequest = StopRequest.NONE) -> bool:
@@ -220,7 +223,7 @@ class TrainingLoop:
                 if evaluates:
                     self._evaluate(iteration, iteration // run.eval_interval - 1, "validation")
                 if saves:
-                    self._save(iteration)
+                    self._saving.save(self._step.progress)
         self._why = reason_to_stop(run, iteration, stop)
         return self._why is not None
 
@@ -234,7 +237,7 @@ class TrainingLoop:
     def _one_step(self) -> StepOutcome:
         started_s, began_s = time.perf_counter(), time.time()
         self._watch.begin_step()
-        outcome = self._step.run(self._stop.request())
+        outcome = self._step.run(self._stop.request(), is_writing=self._saving.is_writing)
         # Not before the first step, which compiles and loads what the later ones use.
         self._generation.ping()
         self._watch.end_step()
@@ -291,26 +294,6 @@ class TrainingLoop:
         )
         duration = timedelta(seconds=time.perf_counter() - started_s)
         self._reporter.evaluation(iteration, split, loss, duration, is_final=is_final)
-
-    def _save(self, iteration: int) -> None:
-        """Saves S_iteration unless that is done or not wanted; a failure is reported only."""
-        if self._job.arguments.checkpointing.save is None or iteration == self._saved:
-            return
-        progress = self._step.progress
-        losses = self._job.ledger.losses()
-        common = {
-            "progress": dataclasses.asdict(progress),
-            "losses": {str(k): loss_to_hex(loss) for k, loss in losses.items()},
-        }
-        started_s = time.perf_counter()
-        self._watch.begin_save()
-        failure = self._job.checkpoints.save(iteration, common)
-        self._watch.end_save()
-        duration = timedelta(seconds=time.perf_counter() - started_s)
-        self._reporter.checkpoint(iteration, duration, failure)
-        if failure is None:
-            self._saved = iteration
-        self._watch.learn(Moment.SAVED, self._job.device)
 
 
 @contextlib.contextmanager

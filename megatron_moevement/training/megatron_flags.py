@@ -326,10 +326,6 @@ FEATURES: Mapping[str, Feature] = {
         "--moevement-faults injects faults",
         "--error-injection-",
     ),
-    "save in the background": Feature(
-        "it is not covered yet; saves are synchronous",
-        "--async-save",
-    ),
     "local checkpoints": Feature(
         "--moevement-strategy keeps snapshots in memory instead",
         "--non-persistent- --replication --replication-",

@@ -69,12 +69,14 @@ def preflight(
     """
     settings = arguments.fault_tolerance
     identity = identify(arguments)
+    saving_bytes: list[int] = []
     forecast = foresee(
         settings,
-        _ranks(arguments, identity, cluster, backend),
+        _ranks(arguments, identity, cluster, backend, saving_bytes),
         cluster,
         train_iters=int(arguments.run.train_iters or 0),
         device=device,
+        saving_bytes=saving_bytes,
     )
     if not is_here:
         return Preflight(forecast, None, (), obstacles(forecast, None))
@@ -101,9 +103,18 @@ def _refusals(*checks: Callable[[], object]) -> Iterator[str]:
 
 
 def _ranks(
-    arguments: Arguments, identity: RunIdentity, cluster: Cluster, backend: Backend
+    arguments: Arguments,
+    identity: RunIdentity,
+    cluster: Cluster,
+    backend: Backend,
+    saving_bytes: list[int],
 ) -> Iterator[LiveObjects]:
-    """Yields what each rank would train, built without memory for it, one after the other."""
+    """Yields what each rank would train, built without memory for it, one after the other.
+
+    Args:
+        saving_bytes: gets what each would copy to write a checkpoint beside training.
+    """
+    saving = arguments.checkpointing
     layers = int(arguments.architecture.num_layers or 0)
     size = arguments.world_size
     for rank in range(size):
@@ -114,6 +125,8 @@ def _ranks(
             part = build_part(
                 *(arguments, identity, launch, backend, groups), faults=faults, known=OwnKeys.ALONE
             )
+            if saving.async_save and saving.save is not None:
+                saving_bytes.append(part.durable.size_bytes())
             yield live_objects_of(part)
 
 

@@ -51,11 +51,13 @@ class StepOutcome:
     Attributes:
         own_s: how long each rank computed, its waits for others left out; empty where that is not
             known.
+        is_writing: whether any rank still writes its part of a checkpoint.
     """
 
     entry: LedgerEntry
     stop: StopRequest
     own_s: tuple[float, ...] = ()
+    is_writing: bool = False
 
 
 class _OwnTime:
@@ -91,11 +93,12 @@ class TrainStep:
     """Called before the commit; it raises an error where the barrier may have been aborted."""
     faults: FaultPoints = NO_FAULTS
 
-    def run(self, stop: StopRequest) -> StepOutcome:
+    def run(self, stop: StopRequest, *, is_writing: bool = False) -> StepOutcome:
         """Trains the next step.
 
         Args:
             stop: whether this rank wants the job to end after the step.
+            is_writing: whether it still writes its part of a checkpoint.
 
         Raises:
             DivergenceError: on all ranks, with the state unchanged.
@@ -129,6 +132,7 @@ class TrainStep:
             measured=covered.measured,
             replica_rng=self.strategy.replica_rng(),
             own_s=own_s,
+            is_writing=is_writing,
         )
         agreement = self.strategy.agree_within_stage(vote) or self.barrier.wait(vote)
         strike(FaultPoint.AFTER_BARRIER)
@@ -139,7 +143,7 @@ class TrainStep:
         strike(FaultPoint.GATHER)
         self.optimizer.gather()
         self.strategy.after_step()
-        return StepOutcome(entry=entry, stop=agreement.stop, own_s=agreement.own_s)
+        return StepOutcome(entry, agreement.stop, agreement.own_s, agreement.is_writing)
 
     def _commit(
         self,

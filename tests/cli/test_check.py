@@ -106,6 +106,23 @@ def test_everything_is_there_as_json(megatron_fork_server):
     assert found["machine"]["addresses"] == ["127.0.0.1"] * 3
 
 
+def test_the_copy_of_a_save_beside_training_is_host_memory(megatron_fork_server, tmp_path):
+    size = ["-n", "3", "--spares=1", NODE, "--json"]
+    flags = ["--inprocess-restart", f"--save={tmp_path}"]
+    found = [
+        json.loads(check(megatron_fork_server, *size, flags=[*flags, *more])[1])
+        for more in ([], ["--async-save"])
+    ]
+    without, beside = ([one["saving_bytes"] for one in each["processes"]] for each in found)
+    assert without == [0, 0, 0]
+    assert beside[2] == 0  # a process without a rank saves nothing
+    assert all(beside[:2])
+    nodes = [each["nodes"]["0"] for each in found]
+    assert "saves" not in nodes[0]
+    assert nodes[1]["saves"] == sum(beside)
+    assert nodes[1]["host"] - nodes[0]["host"] == sum(beside)
+
+
 OBSTACLES = {
     "too few domains": (["-n", "2"], [], "--moevement-replicas 1 needs 2 failure domains"),
     "one domain by name": (

@@ -99,6 +99,18 @@ def test_a_launch_that_nothing_struck_has_start_up_steps_and_an_end():
     assert account.effective_training_time_ratio == pytest.approx(8 / 18)
 
 
+def test_of_a_checkpoint_that_is_written_beside_training_its_waits_are_the_save():
+    history = [
+        event(0, EventName.PROCESS_START),
+        *training(5, 10),
+        event(16, EventName.CHECKPOINT_BEGUN, duration_s=0.5),
+        event(17, EventName.CHECKPOINT_SAVED, duration_s=0.25, written_s=1.0),
+        event(18, EventName.PHASE, phase=Phase.ENDING.value),
+    ]
+    parts = seconds(account_of(read([history])).processes[0])
+    assert parts[Part.SAVE] == pytest.approx(0.75)
+
+
 def test_a_recovery_is_divided_into_its_parts_from_the_newest_step_on():
     history = [
         event(0, EventName.PROCESS_START),

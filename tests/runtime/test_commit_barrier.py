@@ -41,7 +41,8 @@ def wait_with(votes):
         if "stop" in changes:
             changes["stop"] = StopRequest(changes["stop"])
         agreement = CommitBarrier(torch.device("cpu")).wait(vote_of(**changes))
-        return [agreement.loss, agreement.num_tokens, agreement.stop.name, *agreement.own_s]
+        told = [agreement.loss, agreement.num_tokens, agreement.stop.name, *agreement.own_s]
+        return [*told, "writing"] if agreement.is_writing else told
     except DisagreementError as error:
         return str(error)
     finally:
@@ -75,6 +76,12 @@ def test_all_learn_how_long_each_has_computed(fork_server):
     votes = [{"own_s": own_s} for own_s in (0.25, 0.0, 3600.000001)]
     votes[0] |= {"loss": 1.0, "num_tokens": 1}
     assert outcome(fork_server, votes) == [1.0, 1, "NONE", 0.25, 0.0, 3600.000001]
+
+
+@pytest.mark.parametrize(("writing", "told"), [((0, 1, 0), ["writing"]), ((0, 0, 0), [])])
+def test_all_learn_whether_any_still_writes_its_part_of_a_checkpoint(fork_server, writing, told):
+    votes = [{"loss": 1.0, "is_writing": bool(one)} for one in writing]
+    assert outcome(fork_server, votes) == [1.0, 0, "NONE", *told]
 
 
 @pytest.mark.parametrize("grad_norm", [0.0, SMALLEST, 12.5, None])

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a rank says of its work to whoever watches it."""
 
+from datetime import timedelta
+
 from megatron_moevement.policy.watching.section_limits import OUTSIDE
 from megatron_moevement.runtime.observation.watch import Moment, Section, Watch, Work
 
@@ -48,6 +50,13 @@ def test_a_save_is_a_section_of_its_own():
     watch.begin_save()
     watch.end_save()
     assert watch.said == ["beat", "setup ends", "checkpointing begins", "checkpointing ends"]
+
+
+def test_a_save_that_is_written_beside_training_may_be_waited_for_as_long():
+    watch = Watch()
+    watch.begin_save()
+    watch.end_save(timedelta(hours=1))
+    assert watch.longest_s(Moment.SAVED)[Section.CHECKPOINTING.value] == 3600.0
 
 
 def test_after_an_interrupt_whatever_was_open_is_the_set_up():

@@ -17,6 +17,7 @@ from tests.harness.log_lines import log_lines
 pytestmark = pytest.mark.distributed
 
 SPARE_BYTES = 16 << 20
+ASYNC = ("--async-save",)
 WORLD_SIZES = [pytest.param(1, marks=pytest.mark.slow), 2]
 """Two ranks show more than one does."""
 
@@ -92,26 +93,33 @@ def test_a_digest_that_does_not_fit_on_the_disk_is_told_in_one_line(
     assert "No space left" in line
 
 
-@pytest.mark.parametrize("world_size", [1, 2])
+WAYS = [
+    pytest.param(1, (), id="1"),
+    pytest.param(2, (), id="2"),
+    pytest.param(2, ASYNC, id="async"),
+]
+
+
+@pytest.mark.parametrize(("world_size", "flags"), WAYS)
 def test_a_full_disk_fails_the_save_and_not_the_training(
-    world_size, saved, megatron_fork_server, tmp_path
+    world_size, flags, saved, megatron_fork_server, tmp_path
 ):
-    argv = ["--save", str(tmp_path), "--save-interval", "2", "--train-iters", "6"]
+    argv = ["--save", str(tmp_path), "--save-interval", "2", "--train-iters", "6", *flags]
     with small_disk(tmp_path, asked_bytes(saved / "iter_0000002")):
         goes_on_after_failed_saves(
             megatron_fork_server, argv, tmp_path, [2], ["4", "6", "6"], world_size
         )
 
 
-@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize(("world_size", "flags"), WAYS)
 @pytest.mark.parametrize("limit_bytes", [16384, 65536])  # the log is a file, too
 def test_a_write_that_fails_halfway_leaves_the_checkpoints_before_it(
-    limit_bytes, world_size, saved, megatron_fork_server, tmp_path
+    limit_bytes, world_size, flags, saved, megatron_fork_server, tmp_path
 ):
     folder = tmp_path / "copy"
     subprocess.run(["cp", "-r", str(saved), str(folder)], check=True)
     argv = ["--load", str(folder), "--save", str(folder), "--save-interval", "2"]
-    argv += ["--train-iters", "6", "--override-opt-param-scheduler", "--no-load-rng"]
+    argv += ["--train-iters", "6", "--override-opt-param-scheduler", "--no-load-rng", *flags]
     goes_on_after_failed_saves(
         megatron_fork_server, argv, folder, [4, 2], ["6", "6"], world_size, limit_bytes
     )

@@ -26,16 +26,9 @@ from megatron.core.dist_checkpointing.core import (
 from megatron.core.dist_checkpointing.mapping import ShardedObject, ShardedTensor
 from megatron.core.dist_checkpointing.state_dict_utils import save_preprocess
 from megatron.core.dist_checkpointing.strategies.base import StrategyAction, get_default_strategy
-from megatron.core.dist_checkpointing.strategies.torch import (
-    MCoreSavePlanner,
-    _replace_state_dict_keys_with_sharded_keys,
-    mcore_to_pyt_state_dict,
-)
 from megatron.core.distributed import DistributedDataParallel
 from megatron.core.utils import unwrap_model
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemWriter
-from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
 
 from megatron_moevement.errors import MoEvementError
 from megatron_moevement.integrations.megatron import megatron_checkpoint, random_state
@@ -49,6 +42,11 @@ from megatron_moevement.integrations.megatron.sharded_request import (
     only_sharded,
     sharded_leaves,
     without_extra_state,
+)
+from megatron_moevement.integrations.megatron.sharded_writing import (
+    SavedData,
+    ShardedPart,
+    plan_writing,
 )
 from megatron_moevement.integrations.megatron.unsharded_state import (
     COMMON_KEY,
@@ -102,6 +100,26 @@ class DurableState:
         Raises:
             AgreementError: on all ranks, if any rank could not write.
         """
+        part, data = self.begin_save(
+            *(folder, common), with_optimizer=with_optimizer, with_random_state=with_random_state
+        )
+        self.finish_save(folder, part, together(lambda: part.write(data), self.device))
+
+    def begin_save(
+        self,
+        folder: Path,
+        common: Mapping[str, Any],
+        *,
+        with_optimizer: bool = True,
+        with_random_state: bool = True,
+    ) -> tuple[ShardedPart, SavedData]:
+        """Writes what all ranks have in common, and plans what each writes by itself.
+
+        Takes and raises what `save` does.
+
+        Returns:
+            What this rank has to write, and the live tensors that it is made of.
+        """
         self.optimizer.complete_parameters()
         state = self._sharded_state(
             is_loading=False, model_only=not with_optimizer, with_random_state=with_random_state
@@ -128,8 +146,18 @@ class DurableState:
         )
         write_common = get_default_strategy(StrategyAction.SAVE_COMMON, "torch", 1).save_common
         together(lambda: write_common(common_part, folder), self.device)
-        together(lambda: _write_sharded(sharded, folder), self.device)
+        return together(lambda: plan_writing(sharded, folder, self.device), self.device)
 
+    def finish_save(self, folder: Path, part: ShardedPart, results: list[Any]) -> None:
+        """Makes a checkpoint of what all ranks have written.
+
+        Args:
+            results: what `part.write` returned.
+
+        Raises:
+            AgreementError: on all ranks, if the first one could not write.
+        """
+        part.finish(results)
         config = CheckpointingConfig(BACKEND, VERSION)
         on_first_rank(lambda: save_config(config, str(folder)), self.device)
 
@@ -350,24 +378,3 @@ def _in_short(error: BaseException) -> str:
     """Returns what an exception says, without upstream's list of all names beside a missing one."""
     text = str(error.args[0] if isinstance(error, KeyError) else error) or type(error).__name__
     return textwrap.shorten(text.partition(": [")[0], _LONGEST_REASON, placeholder=" ...")
-
-
-def _write_sharded(state: dict[str, Any], folder: Path) -> None:
-    """Writes the sharded part in upstream's format, in this process.
-
-    Upstream's own writer hands it to a process that it keeps for ever, and that starts by importing
-    the program again.
-
-    Raises:
-        OSError: on all ranks, if one could not write.
-    """
-    state, _, _ = _replace_state_dict_keys_with_sharded_keys(state, keep_only_main_replica=True)
-    try:
-        save_distributed(
-            mcore_to_pyt_state_dict(state, is_loading=False),
-            storage_writer=FileSystemWriter(folder, sync_files=True),
-            planner=MCoreSavePlanner(dedup_replicated_tensors=False, flatten_state_dict=False),
-        )
-    except CheckpointException as error:  # torch's is no `Exception` and ends what lets it pass
-        rank, (cause, _) = min(error.failures.items(), key=lambda failure: failure[0])
-        raise OSError(f"rank {rank} could not write into {folder}: {cause}") from error

@@ -31,10 +31,12 @@ _LAPS = RECOVERY[RECOVERY.index(Part.BUILD) :]
 
 _MARKS = {
     *(EventName.PHASE, EventName.ITERATION, EventName.REPLAY, EventName.EVALUATION),
-    *(EventName.CHECKPOINT_SAVED, EventName.CHECKPOINT_FAILED, EventName.FAULT_DETECTED),
-    *(EventName.PROCESS_START, EventName.RECOVERED),
+    *(EventName.CHECKPOINT_BEGUN, EventName.CHECKPOINT_SAVED, EventName.CHECKPOINT_FAILED),
+    *(EventName.FAULT_DETECTED, EventName.PROCESS_START, EventName.RECOVERED),
 }
 """Where a process goes from one thing to the next; all others come in the midst of it."""
+
+_SAVES = {EventName.CHECKPOINT_BEGUN, EventName.CHECKPOINT_SAVED, EventName.CHECKPOINT_FAILED}
 
 
 class Claims:
@@ -98,7 +100,7 @@ class Claims:
         elif event is EventName.EVALUATION:
             begun_us = now_us - duration_us if "duration_s" in fields else self._last_us
             self._claim(Layer.MEASURED, begun_us, now_us, Part.EVALUATION)
-        elif event in {EventName.CHECKPOINT_SAVED, EventName.CHECKPOINT_FAILED}:
+        elif event in _SAVES:
             self._claim(Layer.MEASURED, now_us - duration_us, now_us, Part.SAVE)
         elif event is EventName.RECOVERED:
             self._recover(fields, now_us)

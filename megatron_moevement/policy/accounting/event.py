@@ -29,6 +29,9 @@ class EventName(Enum):
     AUDIT = "audit"
     REPLAY_DIFFERED = "replay_differed"
     RECOVERED = "recovered"
+    CHECKPOINT_BEGUN = "checkpoint_begun"
+    """One is written beside training from now on."""
+
     CHECKPOINT_SAVED = "checkpoint_saved"
     CHECKPOINT_FAILED = "checkpoint_failed"
     SCHEDULE = "schedule"

@@ -82,6 +82,7 @@ class ProcessForecast:
             is room.
         state_bytes: weights, gradients, master weights and moments, where the model computes;
             activations are not counted.
+        saving_bytes: host memory of the copy that a checkpoint is written from beside training.
     """
 
     host: Host
@@ -89,6 +90,7 @@ class ProcessForecast:
     account: MemoryAccount
     reserve_bytes: int
     state_bytes: int
+    saving_bytes: int = 0
 
     @property
     def file_bytes(self) -> int:
@@ -109,6 +111,7 @@ class NodeForecast:
     file_bytes: int
     reserve_bytes: int
     state_bytes: int
+    saving_bytes: int
 
     @classmethod
     def of(cls, processes: Sequence[ProcessForecast]) -> NodeForecast:
@@ -120,6 +123,7 @@ class NodeForecast:
             sum(one.file_bytes for one in processes),
             sum(one.reserve_bytes for one in processes),
             sum(one.state_bytes for one in processes),
+            sum(one.saving_bytes for one in processes),
         )
 
 
@@ -195,4 +199,5 @@ class JobForecast:
     def host_bytes(self, node: int) -> int:
         """Returns the host memory that a node has to have."""
         found = self.nodes[node]
-        return found.account.total_bytes + (found.state_bytes if self.computes_on_host else 0)
+        state_bytes = found.state_bytes if self.computes_on_host else 0
+        return found.account.total_bytes + state_bytes + found.saving_bytes

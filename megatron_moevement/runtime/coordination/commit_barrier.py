@@ -69,6 +69,7 @@ class Vote:
             to know.
         own_s: how long this rank has computed in the step, in seconds; None on all ranks where
             that is not known.
+        is_writing: whether this rank still writes its part of a checkpoint.
     """
 
     step: int
@@ -83,6 +84,7 @@ class Vote:
     measured: Reduced = NOT_MEASURED
     replica_rng: ReplicaRng | None = None
     own_s: float | None = None
+    is_writing: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,6 +108,8 @@ class Agreement:
     """Whether within every group of replicas all ranks have the same random streams."""
     own_s: tuple[float, ...] = ()
     """How long each rank has computed in the step; empty where that is not known."""
+    is_writing: bool = False
+    """Whether any rank still writes its part of a checkpoint."""
 
 
 class DisagreementError(MoEvementError, RuntimeError):
@@ -137,6 +141,7 @@ class _Numbers(NamedTuple):
     to_holder: int
     iteration: int
     stall: int
+    writing: int
     step: int
     norm: int
     overflow: int
@@ -161,6 +166,7 @@ def _encode(vote: Vote) -> _Numbers:
         *coverage_vote(vote.window_start, vote.copies),
         *vote.schedule,
         *vote.measured,
+        int(vote.is_writing),
         *alike_everywhere,
         *(-value for value in alike_everywhere),
     )
@@ -217,6 +223,7 @@ class CommitBarrier:
             measured=(greatest.to_host, greatest.to_holder, greatest.iteration, greatest.stall),
             rng_equal=_are_equal(reduced[len(state) :][: len(streams)]),
             own_s=tuple(value / _PER_SECOND for value in reduced[len(state) + len(streams) :]),
+            is_writing=bool(greatest.writing),
         )
 
     def _check_alike(self, step: int, greatest: _Numbers) -> float | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Mapping
+from datetime import timedelta
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -102,9 +103,16 @@ class Watch:
             self._end(Section.SETUP)
         self._begin(Section.CHECKPOINTING)
 
-    def end_save(self) -> None:
-        """Ends it."""
+    def end_save(self, beside: timedelta | None = None) -> None:
+        """Ends it, or a part of one that is written beside training.
+
+        Args:
+            beside: how long that one was written; the next may have to wait as long for its end.
+        """
         self._end(Section.CHECKPOINTING)
+        name = Section.CHECKPOINTING.value
+        if beside is not None:
+            self._longest_s[name] = max(self._longest_s[name], beside.total_seconds())
         self._saves += 1
 
     def longest_s(self, moment: Moment) -> Mapping[str, float | None]:

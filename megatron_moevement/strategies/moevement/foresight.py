@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 
 from megatron_moevement.backends.backend import BackendName
@@ -39,12 +39,15 @@ def foresee(
     *,
     train_iters: int,
     device: BackendName,
+    saving_bytes: Sequence[int] = (),
 ) -> JobForecast:
     """Plans a job as its ranks would, and forecasts what it takes.
 
     Args:
         ranks: each as it would be built, ascending; one after the other is looked at.
         device: what the job computes on.
+        saving_bytes: of the copy that each rank writes a checkpoint from, when all were looked at;
+            empty where none is made.
     """
     members, states = [], []
     for objects in ranks:
@@ -60,7 +63,7 @@ def foresee(
     job = PlannedJob(lenient, members, ends, train_iters)
     plan = plan_of(job)
     return JobForecast(
-        processes=_processes(plan, cluster, states),
+        processes=_processes(plan, cluster, states, saving_bytes),
         schedule=plan.schedule,
         replicas=(plan.placement.requested, plan.placement.replicas),
         lag=LAG,
@@ -89,7 +92,9 @@ def _spares(settings: FaultTolerance, cluster: Cluster, members: list[Member]) -
     return tuple(Spare(host.process, host.domain, _NOWHERE, network="") for host in waiting)
 
 
-def _processes(plan: JobPlan, cluster: Cluster, states: list[int]) -> tuple[ProcessForecast, ...]:
+def _processes(
+    plan: JobPlan, cluster: Cluster, states: Sequence[int], saving_bytes: Sequence[int]
+) -> tuple[ProcessForecast, ...]:
     return tuple(
         ProcessForecast(
             host=host,
@@ -97,6 +102,7 @@ def _processes(plan: JobPlan, cluster: Cluster, states: list[int]) -> tuple[Proc
             account=plan.account_of(host),
             reserve_bytes=0 if host.rank is not None else plan.reserve_of(host.process).total_bytes,
             state_bytes=0 if host.rank is None else states[host.process],
+            saving_bytes=0 if host.rank is None or not saving_bytes else saving_bytes[host.process],
         )
         for host in sorted(plan.hosts, key=lambda host: host.process)
     )

@@ -241,21 +241,48 @@ class Reporter(Closing):
             self._writers.add({f"{name} ppl": perplexity(loss)}, iteration, samples)
         self._writers.flush()
 
-    def checkpoint(self, iteration: int, duration: timedelta, failure: str | None) -> None:
+    def checkpoint_begun(self, iteration: int, duration: timedelta) -> None:
+        """Reports that a durable checkpoint is written beside training; every rank calls it.
+
+        Args:
+            duration: that training took to begin it.
+        """
+        duration_s = duration.total_seconds()
+        self.events.emit(EventName.CHECKPOINT_BEGUN, iteration, duration_s=duration_s)
+        if self._run.rank == 0:
+            self.print_line(
+                f"  scheduled an async checkpoint save at iteration {iteration:7d} to "
+                f"{self._run.save}"
+            )
+
+    def checkpoint(
+        self,
+        iteration: int,
+        duration: timedelta,
+        failure: str | None,
+        written: timedelta | None = None,
+    ) -> None:
         """Reports a save of a durable checkpoint; every rank calls it.
 
         Args:
+            duration: that training waited for it, since it was begun.
             failure: None, or why there is no such checkpoint.
+            written: how long this rank wrote beside training; None: it did not.
         """
         duration_s = duration.total_seconds()
+        beside = {} if written is None else {"written_s": written.total_seconds()}
         if failure is not None:
             self.events.emit(
-                EventName.CHECKPOINT_FAILED, iteration, duration_s=duration_s, reason=failure
+                EventName.CHECKPOINT_FAILED,
+                iteration,
+                duration_s=duration_s,
+                reason=failure,
+                **beside,
             )
             if self._run.rank == 0:
                 logger.warning("no checkpoint of iteration %d: %s", iteration, failure)
             return
-        self.events.emit(EventName.CHECKPOINT_SAVED, iteration, duration_s=duration_s)
+        self.events.emit(EventName.CHECKPOINT_SAVED, iteration, duration_s=duration_s, **beside)
         if self._run.rank == 0:
             self.print_line(
                 f"  successfully saved checkpoint from iteration {iteration:7d} to {self._run.save}"
