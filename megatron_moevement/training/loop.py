@@ -237,7 +237,7 @@ class TrainingLoop:
     def _one_step(self) -> StepOutcome:
         started_s, began_s = time.perf_counter(), time.time()
         self._watch.begin_step()
-        outcome = self._step.run(self._stop.request(), is_writing=self._saving.is_writing)
+        outcome = self._step.run(self._stop.request(), self._saving.is_writing)
         # Not before the first step, which compiles and loads what the later ones use.
         self._generation.ping()
         self._watch.end_step()

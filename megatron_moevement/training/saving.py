@@ -52,9 +52,8 @@ class Saving(Closing):
         """Whether a checkpoint is begun and has no name yet; the same on all ranks."""
         return self._write is not None
 
-    @property
     def is_writing(self) -> bool:
-        """Whether this rank still writes its part of it."""
+        """Returns whether this rank still writes its part of it."""
         return self._write is not None and not self._write.is_over
 
     def save(self, progress: Progress) -> None:

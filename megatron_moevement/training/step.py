@@ -93,12 +93,12 @@ class TrainStep:
     """Called before the commit; it raises an error where the barrier may have been aborted."""
     faults: FaultPoints = NO_FAULTS
 
-    def run(self, stop: StopRequest, *, is_writing: bool = False) -> StepOutcome:
+    def run(self, stop: StopRequest, is_writing: Callable[[], bool] = lambda: False) -> StepOutcome:
         """Trains the next step.
 
         Args:
             stop: whether this rank wants the job to end after the step.
-            is_writing: whether it still writes its part of a checkpoint.
+            is_writing: returns whether it still writes its part of a checkpoint.
 
         Raises:
             DivergenceError: on all ranks, with the state unchanged.
@@ -132,7 +132,7 @@ class TrainStep:
             measured=covered.measured,
             replica_rng=self.strategy.replica_rng(),
             own_s=own_s,
-            is_writing=is_writing,
+            is_writing=is_writing(),
         )
         agreement = self.strategy.agree_within_stage(vote) or self.barrier.wait(vote)
         strike(FaultPoint.AFTER_BARRIER)
