@@ -127,7 +127,7 @@ class CheckpointSaving:
 
         def begin() -> None:
             begun, data = self._begin(iteration, common)
-            found.append((begun, together(lambda: CopiedData(begun.part.plan, data), self.device)))
+            found.append((begun, together(lambda: CopiedData(begun.part, data), self.device)))
 
         failure = self._tried(iteration, begin)
         return found[0] if failure is None else failure

@@ -59,7 +59,7 @@ def train(folder, flags, holds=None, awaited_in=None, copies=True, signal_in=Non
         if hold is not None:
             over = hold_first_write(begun, None if hold == UNTIL_AWAITED else hold)
         if not copies:
-            checkpoint_saving.CopiedData = lambda plan, data: data
+            checkpoint_saving.CopiedData = lambda part, data: data
         with Generation() as generation:
             run_loop(job, stop, Resident(job.arguments, job.backend), generation)
         return [events(folder), job.digests()]
@@ -75,11 +75,11 @@ def events(folder):
     ]
 
 
-def outcome(server, folder, *flags, **options):
+def outcome(server, folder, *flags, layout=LAYOUT, **options):
     """Returns what all ranks did, which is the same, what they came to, and rank 0's lines."""
     names = ("holds", "awaited_in", "copies", "signal_in")
     given = dict.fromkeys(names) | {"copies": True} | options
-    flags = [*LAYOUT, f"--train-iters={TRAIN_ITERS}", *flags]
+    flags = [*layout, f"--train-iters={TRAIN_ITERS}", *flags]
     args = [str(folder), flags, *(given[n] for n in names)]
     result = server.run(train, world_size=2, args=args).check()
     (done, _), (others, _) = result.values
@@ -146,6 +146,17 @@ def test_it_has_the_bytes_of_one_that_is_written_at_once(at_once, beside):
     assert names == set(folder.manifest(SAVED))
 
 
+def test_so_has_one_of_an_optimizer_whose_state_is_whole_on_each_rank(
+    megatron_fork_server, tmp_path
+):
+    layout = ("--pipeline-model-parallel-size=2", "--bf16")
+    at_once, beside = tmp_path / "at-once", tmp_path / "beside"
+    outcome(megatron_fork_server, at_once, f"--save-interval={SAVED}", layout=layout)
+    holds = {"0": SAVED + 2, "1": SAVED + 2}
+    outcome(megatron_fork_server, beside, *ASYNC, holds=holds, layout=layout)
+    assert files_of(beside) == files_of(at_once)
+
+
 def test_without_the_copy_it_would_have_bytes_of_later_steps(
     megatron_fork_server, at_once, tmp_path
 ):
@@ -187,3 +198,38 @@ def test_a_signal_ends_a_job_with_what_it_writes_and_with_its_last_state(
     ]
     folder = CheckpointFolder(tmp_path / "save")
     assert (folder.latest(), folder.iterations()) == (last, [last, SAVED])
+
+
+def give_up(folder):
+    """Gives a write up in its first item, which takes long; returns what came of it."""
+    import threading  # noqa: PLC0415
+
+    from megatron_moevement.training.background_write import BackgroundWrite  # noqa: PLC0415
+
+    entered, leave, asked = threading.Event(), threading.Event(), []
+    with tiny_job(f"--save={folder}") as job:
+        begun, data = job.checkpoints.begin(1, {})
+
+        class Slow:
+            def resolve_data(self, item):
+                asked.append(item)
+                entered.set()
+                leave.wait()
+                return data.resolve_data(item)
+
+        write = BackgroundWrite(begun, Slow())
+        entered.wait()
+        write.close()  # does not wait for a disk that hangs
+        was_over = write.is_over
+        leave.set()
+        write.wait(lambda: None)
+        try:
+            write.take()
+        except Exception as error:  # noqa: BLE001  (returned)
+            return [was_over, type(error).__name__, len(asked), len(begun.part.plan.items) > 1]
+
+
+def test_a_write_that_is_given_up_ends_before_its_next_item(megatron_fork_server, tmp_path):
+    job = megatron_fork_server.run(give_up, world_size=1, args=[str(tmp_path)])
+    assert job.check().values == ([False, "GivenUpError", 1, True],)
+    assert CheckpointFolder(tmp_path).iterations() == []

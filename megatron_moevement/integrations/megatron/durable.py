@@ -62,6 +62,8 @@ from megatron_moevement.runtime.coordination.agreement import (
 
 BACKEND, VERSION = "torch_dist", 1
 _LONGEST_REASON = 200
+_GATHERED_BYTES = 3 * torch.float32.itemsize
+"""Of a weight: master and moments, as upstream gathers them of the distributed optimizer."""
 
 
 class UnloadableError(MoEvementError):
@@ -146,7 +148,10 @@ class DurableState:
         )
         write_common = get_default_strategy(StrategyAction.SAVE_COMMON, "torch", 1).save_common
         together(lambda: write_common(common_part, folder), self.device)
-        return together(lambda: plan_writing(sharded, folder, self.device), self.device)
+        gathers = not self.optimizer.is_state_whole
+        return together(
+            lambda: plan_writing(sharded, folder, self.device, has_gathered=gathers), self.device
+        )
 
     def finish_save(self, folder: Path, part: ShardedPart, results: list[Any]) -> None:
         """Makes a checkpoint of what all ranks have written.
@@ -170,18 +175,20 @@ class DurableState:
             "dense": parallel_state.get_data_parallel_rank(with_context_parallel=True) == 0,
             "expert": parallel_state.get_expert_data_parallel_rank() == 0,
         }
-        weights = sum(
-            parameter.nbytes
+        written = [
+            parameter
             for chunk in self.chunks
             for parameter in chunk.parameters()
             if writes["dense" if getattr(parameter, "allreduce", True) else "expert"]
-        )
+        ]
+        weights = sum(parameter.nbytes for parameter in written)
+        if not self.optimizer.is_state_whole:  # upstream gathers it to write it
+            return int(weights + sum(_GATHERED_BYTES * each.numel() for each in written))
         optimizer = sum(
             value.nbytes
             for access in self.optimizer.masters
             for group in access.part.param_groups
-            if access.is_sharded  # each rank has a shard of its own
-            or writes["expert" if group.get("is_expert_parallel") else "dense"]
+            if writes["expert" if group.get("is_expert_parallel") else "dense"]
             for parameter in group["params"]
             for value in (parameter, *access.part.optimizer.state.get(parameter, {}).values())
             if isinstance(value, torch.Tensor)

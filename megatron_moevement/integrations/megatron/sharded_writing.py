@@ -29,6 +29,7 @@ from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
 from torch.distributed.checkpoint.storage import WriteResult
 
+from megatron_moevement.integrations.megatron.megatron_checkpoint import is_of_optimizer
 from megatron_moevement.runtime.coordination.agreement import on_first_rank
 
 
@@ -42,10 +43,13 @@ class SavedData(Protocol):
 class CopiedData:
     """What a rank writes, in host memory, as it was when the copy was made."""
 
-    def __init__(self, plan: SavePlan, data: SavedData) -> None:
-        """Copies all of it, from device or host; bytes have been made from objects already."""
+    def __init__(self, part: ShardedPart, data: SavedData) -> None:
+        """Copies from device or host what the job goes on with.
+
+        Bytes, and what was gathered for this save, have been made for it already.
+        """
         self._items: Mapping[MetadataIndex, Any] = {
-            item.index: _copy(item, data.resolve_data(item)) for item in plan.items
+            item.index: _copy(part, item, data.resolve_data(item)) for item in part.plan.items
         }
 
     def resolve_data(self, write_item: WriteItem) -> Any:
@@ -53,11 +57,14 @@ class CopiedData:
         return self._items[write_item.index]
 
 
-def _copy(item: WriteItem, value: Any) -> Any:
+def _copy(part: ShardedPart, item: WriteItem, value: Any) -> Any:
     if item.type is WriteItemType.BYTE_IO:
         return value
     tensor: torch.Tensor = value.detach()
-    return tensor.clone() if tensor.is_cpu else tensor.cpu()
+    if not tensor.is_cpu:
+        return tensor.cpu()
+    is_gathered = part.has_gathered and is_of_optimizer(item.index.fqn)
+    return tensor if is_gathered else tensor.clone()
 
 
 class _GuardedData:
@@ -89,12 +96,14 @@ class ShardedPart:
 
     Attributes:
         metadata: of the whole checkpoint, on the first rank.
+        has_gathered: whether the optimizer's state was gathered for this save alone.
     """
 
     writer: FileSystemWriter
     plan: SavePlan
     metadata: Metadata | None
     device: torch.device
+    has_gathered: bool
 
     @property
     def prefix(self) -> str:
@@ -138,9 +147,12 @@ class ShardedPart:
 
 
 def plan_writing(
-    state: dict[str, Any], folder: Path, device: torch.device
+    state: dict[str, Any], folder: Path, device: torch.device, *, has_gathered: bool
 ) -> tuple[ShardedPart, SavedData]:
     """Plans what each rank writes into a folder; every rank calls it, in step.
+
+    Args:
+        has_gathered: whether the optimizer's state was gathered for this save alone.
 
     Returns:
         This rank's part, and its data: the live tensors.
@@ -160,4 +172,4 @@ def plan_writing(
         raise OSError(f"rank {rank} could not write into {folder}: {cause}") from error
     data = writer.planner
     del writer.planner
-    return ShardedPart(writer, plan, metadata, device), data
+    return ShardedPart(writer, plan, metadata, device, has_gathered), data
