@@ -79,7 +79,7 @@ RUNS = {
     r"\./scripts/test\.sh -m slow tests/launch/test_slurm\.py": By(
         "tests/launch/test_slurm.py", "test_what_a_job_loses_changes_no_bit"
     ),
-    r"\./scripts/tier_campaign\.sh .*": SLOW,
+    r"TIER_KILLS=200 \./scripts/tier_campaign\.sh .*": SLOW,
     r"\./scripts/explore\.sh --report": By(
         "tests/testing/test_explorer_pieces.py",
         "test_the_report_names_totals_histograms_and_failures",

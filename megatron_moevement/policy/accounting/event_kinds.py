@@ -56,6 +56,8 @@ _WINDOW = {
     "lag": "steps between its last one and the newest committed one",
 }
 _DURATION = "how long it took"
+_WAITED = "how long training waited for it, since it was begun"
+_WRITTEN = "how long this rank wrote beside training, with `--async-save`"
 
 EVENT_KINDS: Mapping[EventName, EventKind] = {
     EventName.LAUNCHED: EventKind(
@@ -260,13 +262,20 @@ EVENT_KINDS: Mapping[EventName, EventKind] = {
             "moved_copies": "copies that have found another process",
         },
     ),
+    EventName.CHECKPOINT_BEGUN: EventKind(
+        Recorder.RANKS,
+        "a durable checkpoint is being written beside training (`--async-save`)",
+        {"duration_s": "how long training took to begin it"},
+    ),
     EventName.CHECKPOINT_SAVED: EventKind(
-        Recorder.RANKS, "a durable checkpoint is there", {"duration_s": _DURATION}
+        Recorder.RANKS,
+        "a durable checkpoint is there",
+        {"duration_s": _WAITED, "written_s": _WRITTEN},
     ),
     EventName.CHECKPOINT_FAILED: EventKind(
         Recorder.RANKS,
         "a durable checkpoint could not be written; training goes on",
-        {"duration_s": _DURATION, "reason": "of the failure"},
+        {"duration_s": _WAITED, "written_s": _WRITTEN, "reason": "of the failure"},
     ),
     EventName.SCHEDULE: EventKind(
         Recorder.RANKS,
