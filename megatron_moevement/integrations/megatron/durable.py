@@ -260,10 +260,11 @@ class DurableState:
             request[megatron_checkpoint.RANDOM_STATE] = megatron_checkpoint.sharded_random_state(
                 is_loading=True
             )
-        self._check_weights(request, folder)
+        saved = dist_checkpointing.load_tensors_metadata(str(folder))
+        self._check_weights(request, saved)
         lies_in_buckets = megatron_checkpoint.lies_in_buckets(common)
         if with_optimizer and lies_in_buckets:
-            self._check_buckets(request, folder)
+            self._check_buckets(request, saved)
         state = fetch(request, folder)
         self._take_model(state)
         if with_optimizer:
@@ -295,7 +296,7 @@ class DurableState:
         self.optimizer.set_adam_step(steps)
         self.optimizer.load_scalers(scalers)
 
-    def _check_weights(self, request: Mapping[str, Any], folder: Path) -> None:
+    def _check_weights(self, request: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
         """Refuses a checkpoint with weights that no rank asks for: upstream would leave them.
 
         Raises:
@@ -305,7 +306,6 @@ class DurableState:
             {leaf.key for key, _ in self._named_chunks() for leaf in sharded_leaves(request[key])}
         )
         asked = {key for keys in all_gather_json(own, self.device) for key in keys}
-        saved = dist_checkpointing.load_tensors_metadata(str(folder))
         extra = sorted(
             key
             for key in saved
@@ -315,7 +315,7 @@ class DurableState:
             more = f" and {len(extra) - 1} more" if len(extra) > 1 else ""
             raise UnloadableError(f"this model has no weight {extra[0]}{more}")
 
-    def _check_buckets(self, request: Mapping[str, Any], folder: Path) -> None:
+    def _check_buckets(self, request: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
         """Refuses an optimizer's state that lies in other buckets than those of this job.
 
         Raises:
@@ -331,12 +331,12 @@ class DurableState:
         asked = {
             (key, tuple(shape)) for each in all_gather_json(own, self.device) for key, shape in each
         }
-        saved = {
+        there = {
             (key, tuple(tensor.global_shape))
-            for key, tensor in dist_checkpointing.load_tensors_metadata(str(folder)).items()
+            for key, tensor in saved.items()
             if megatron_checkpoint.is_of_optimizer(key)
         }
-        if asked != saved:
+        if asked != there:
             raise UnloadableError(
                 "its optimizer state lies in other buckets than here (dp_reshardable): give "
                 "--no-load-optim to take its weights alone, or the parallel sizes and "
