@@ -18,7 +18,7 @@ NOTHING = "nothing"
 SIZES: Mapping[str, int] = {
     NOTHING: staging.PIECE_BYTES,
     "a whole slot": 1 << 50,
-    **{f"{mib} MiB": mib << 20 for mib in (32, 16, 8, 4, 2)},
+    **{f"{mib} MiB": mib << 20 for mib in (64, 32, 16, 8, 4)},
 }
 """Bytes of a piece, by what is copied at a time; in this order."""
 _ROUNDS = 2
