@@ -38,6 +38,9 @@ Pin = Callable[["torch.Tensor"], Callable[[], None]]
 class CopyStream(Protocol):
     """Where copies from the device to the host run, beside the computation."""
 
+    checksum_threads: int
+    """So many threads may read at once what was copied; the computation needs the other cores."""
+
     def fork(self) -> Callable[[], None]:
         """Marks the end of what the calling thread has enqueued on the device.
 

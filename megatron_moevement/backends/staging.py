@@ -8,7 +8,7 @@ from itertools import groupby
 
 import torch
 
-PIECE_BYTES = 4 << 20
+PIECE_BYTES = 16 << 20
 """So much is copied at a time: the computation's own copies to the host wait for no more."""
 
 _Pair = tuple[torch.Tensor, torch.Tensor]

@@ -14,7 +14,7 @@ from megatron_moevement.runtime.capture.capture import Capture, HostCopies
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(120)]
 
-PIECE_BYTES = 4 << 20  # as docs/understand/sparse_checkpoints.md says
+PIECE_BYTES = 16 << 20  # as docs/understand/sparse_checkpoints.md says
 LARGE = 5 * PIECE_BYTES + 5
 SLEEP_CYCLES = 1_000_000_000  # about half a second
 

@@ -13,6 +13,8 @@ import torch
 class LateStream:
     """Holds copies back until somebody waits for them, then runs them in a random order."""
 
+    checksum_threads = 2
+
     def __init__(self, seed: int, longest_wait_s: float = 0.005, join_s: float = 0.0) -> None:
         """Makes a stream; the same seed gives the same order.
 

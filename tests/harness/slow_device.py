@@ -83,6 +83,8 @@ class SlowDevice(Closing):
 class SlowCopyStream:
     """A side stream for copies to the host."""
 
+    checksum_threads = 2
+
     def __init__(self, device: SlowDevice, stream: _Stream) -> None:
         """Binds the stream; `SlowDevice.copy_stream` calls it."""
         self._device = device

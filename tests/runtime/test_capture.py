@@ -9,6 +9,9 @@ import torch
 
 from megatron_moevement.backends.cpu import HostCopyStream
 from megatron_moevement.runtime.capture.capture import Capture, CaptureError, HostCopies
+from megatron_moevement.runtime.slots import slot_record
+from megatron_moevement.runtime.slots.mapped_file import checksum_of
+from megatron_moevement.runtime.slots.slot_record import SlotPart
 from tests.harness.late_stream import LateStream
 
 pytestmark = pytest.mark.timeout(30)
@@ -176,3 +179,53 @@ def test_closing_after_a_failure_returns_and_lands_nothing_more():
     assert landed == []
     with pytest.raises(CaptureError):
         capture.check()
+
+
+def parts_of(stream, payload, places):
+    """Returns the parts of a snapshot, made on the capture's thread, and which threads read it."""
+    found, threads = [], set()
+
+    def landed():
+        found.extend(capture.parts_of(memoryview(payload), places))
+
+    def checksum(data):
+        threads.add(threading.current_thread().name)
+        return checksum_of(data)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(slot_record, "checksum_of", checksum)
+        with Capture(stream) as capture:
+            capture.begin([], landed)
+            capture.await_landed()
+    return found, threads
+
+
+@pytest.mark.parametrize("stream", [HostCopyStream(), LateStream(0)], ids=["one", "more"])
+def test_parts_have_the_checksums_of_their_bytes_whatever_reads_them(stream):
+    payload = bytes(range(250))
+    places = {"a": slice(0, 10), "b": slice(10, 10), "c": slice(64, 200), "d": slice(200, 250)}
+    found, threads = parts_of(stream, payload, places)
+    assert found == [
+        SlotPart.of(name, place.start, memoryview(payload)[place]) for name, place in places.items()
+    ]
+    is_alone = stream.checksum_threads == 1
+    assert all((name == "capture") is is_alone for name in threads)
+
+
+def test_parts_are_read_by_as_many_threads_as_a_device_leaves_cores(monkeypatch):
+    stream = LateStream(0)
+    together = threading.Barrier(stream.checksum_threads, timeout=10)
+    monkeypatch.setattr(slot_record, "checksum_of", lambda data: together.wait() and len(data))
+    places = {str(number): slice(number, number + 1) for number in range(4)}
+    with Capture(stream) as capture:
+        capture.begin([], lambda: capture.parts_of(memoryview(bytes(4)), places))
+        capture.await_landed()
+    assert not any(thread.name.startswith("checksums") for thread in threading.enumerate())
+
+
+def test_a_part_that_can_not_be_read_fails_the_snapshot(monkeypatch):
+    monkeypatch.setattr(slot_record, "checksum_of", lambda data: 1 // 0)
+    with Capture(LateStream(0)) as capture:
+        capture.begin([], lambda: capture.parts_of(memoryview(bytes(4)), {"a": slice(0, 4)}))
+        with pytest.raises(CaptureError, match="division"):
+            capture.await_landed()

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import torch
@@ -20,6 +21,8 @@ import torch
 from megatron_moevement.backends.backend import CopyStream
 from megatron_moevement.errors import MoEvementError
 from megatron_moevement.runtime.capture.background import Background
+from megatron_moevement.runtime.priority import lower_priority
+from megatron_moevement.runtime.slots.slot_record import SlotPart
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,6 +61,11 @@ class Capture(Background[_Snapshot]):
         self._copied = 0
         self.copy_s = 0.0
         """How long the copies of the newest snapshot took, once all of it has landed."""
+        self.hash_s = 0.0
+        """How long the checksums of the newest snapshot took."""
+        self._checksums = ThreadPoolExecutor(
+            stream.checksum_threads, "checksums", initializer=lower_priority
+        )
         super().__init__("capture", self._take, _failed)
 
     def begin(
@@ -80,6 +88,28 @@ class Capture(Background[_Snapshot]):
     def await_copies(self) -> timedelta:
         """Waits until the sources may change; returns how long it had to."""
         return self.await_that(lambda: self._copied == self.begun)
+
+    def parts_of(self, payload: memoryview, places: Mapping[str, slice]) -> tuple[SlotPart, ...]:
+        """Returns the parts of a snapshot, with their checksums; its `landed` calls this.
+
+        Args:
+            payload: the snapshot in host memory.
+            places: where in it each part lies, by name.
+        """
+        began_s = time.perf_counter()
+
+        def part_of(name: str, place: slice) -> SlotPart:
+            return SlotPart.of(name, place.start, payload[place])
+
+        compute = map if self._stream.checksum_threads == 1 else self._checksums.map
+        parts = tuple(compute(part_of, places.keys(), places.values()))
+        self.hash_s = time.perf_counter() - began_s
+        return parts
+
+    def close(self) -> None:
+        """Ends the threads, once all is done that was handed over."""
+        super().close()
+        self._checksums.shutdown()
 
     def _take(self, snapshot: _Snapshot) -> None:
         snapshot.order()

@@ -28,7 +28,7 @@ from megatron_moevement.runtime.peers.sender import SlotSender
 from megatron_moevement.runtime.peers.server import ReplicaServer
 from megatron_moevement.runtime.peers.stored_slots import StoredSlots
 from megatron_moevement.runtime.slots.ring_file import RingFile, RingShape
-from megatron_moevement.runtime.slots.slot_record import SlotPart, SlotRecord
+from megatron_moevement.runtime.slots.slot_record import SlotRecord
 from megatron_moevement.runtime.slots.store_identity import StoreIdentity
 from megatron_moevement.runtime.transport.handshake import Session
 from megatron_moevement.runtime.transport.transport import Address
@@ -141,22 +141,16 @@ def _capture(capture: Capture, ring: RingFile, source: torch.Tensor, step: int, 
     target = torch.frombuffer(buffer, dtype=torch.uint8)
     ends = [load.slot_bytes * number // load.parts for number in range(load.parts + 1)]
     pieces = [slice(*pair) for pair in itertools.pairwise(ends)]
-    hash_s = 0.0
 
     def landed() -> None:
-        nonlocal hash_s
-        began_s = time.perf_counter()
-        parts = tuple(
-            SlotPart.of(str(number), piece.start, buffer[piece])
-            for number, piece in enumerate(pieces)
-        )
-        hash_s = time.perf_counter() - began_s
+        places = {str(number): piece for number, piece in enumerate(pieces)}
+        parts = capture.parts_of(buffer, places)
         ring.publish(SlotRecord(0, Window(step, 1), 0, step, load.slot_bytes, parts))
 
     ring.invalidate(step)
     capture.begin((HostCopies([source[piece]], [target[piece]]) for piece in pieces), landed)
     capture.await_landed()
-    return Work(load.slot_bytes, capture.copy_s + hash_s)
+    return Work(load.slot_bytes, capture.copy_s + capture.hash_s)
 
 
 def _send(sender: SlotSender, ring: RingFile, step: int, holders: Iterable[int]) -> dict[int, str]:

@@ -48,25 +48,23 @@ class SlotContents:
         """Returns what is captured of S_step."""
         return self.layouts[self.timetable.at(step).digest][self.timetable.slot_of(step)]
 
-    def record(self, step: int, payload: memoryview) -> SlotRecord:
-        """Returns the record of S_step, with the checksums of its parts.
-
-        Args:
-            payload: its bytes: those of the layout, and the extras behind them.
-        """
+    def places(self, step: int, payload_bytes: int) -> dict[str, slice]:
+        """Returns where each part of S_step lies: the layout's, and behind them the extras."""
         layout = self.layout(step)
-        places = [(part.name, part.offset, part.size_bytes) for part in layout.parts]
-        places.append((EXTRAS, layout.size_bytes, len(payload) - layout.size_bytes))
+        places = {
+            part.name: slice(part.offset, part.offset + part.size_bytes) for part in layout.parts
+        }
+        return places | {EXTRAS: slice(layout.size_bytes, payload_bytes)}
+
+    def record(self, step: int, payload_bytes: int, parts: tuple[SlotPart, ...]) -> SlotRecord:
+        """Returns the record of S_step."""
         return SlotRecord(
             rollbacks=self.rollbacks,
             window=self.timetable.window_of(step),
             slot=self.timetable.slot_of(step),
             step=step,
-            payload_bytes=len(payload),
-            parts=tuple(
-                SlotPart.of(name, offset, payload[offset : offset + size])
-                for name, offset, size in places
-            ),
+            payload_bytes=payload_bytes,
+            parts=parts,
         )
 
 
@@ -185,11 +183,11 @@ class WindowCapture:
 
     def _landed(self, step: int, payload_bytes: int) -> None:
         """Makes the checksums of a slot and sends it off; on the capture's thread."""
-        began_s = time.perf_counter()
-        record = self._contents.record(step, self._file.buffer(step)[:payload_bytes])
-        hash_s = time.perf_counter() - began_s
+        payload = self._file.buffer(step)[:payload_bytes]
+        parts = self._capture.parts_of(payload, self._contents.places(step, payload_bytes))
+        record = self._contents.record(step, payload_bytes, parts)
         told_bytes = 0 if record.is_empty else payload_bytes  # scalars say nothing of bandwidths
-        self.profiler.captured(told_bytes, self._capture.copy_s, hash_s)
+        self.profiler.captured(told_bytes, self._capture.copy_s, self._capture.hash_s)
         if not self._admits(record):
             return
         self._faults.strike(step, FaultPoint.PUBLISH)
