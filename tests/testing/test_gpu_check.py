@@ -13,10 +13,11 @@ import torch
 from megatron_moevement.runtime.observation.events import EventName, EventRecord
 from tests.harness.gpu_check import __main__ as command
 from tests.harness.gpu_check import marked_tests, pieces, synchronizations, throughput
+from tests.harness.gpu_check.device_work import device_time_of
 from tests.harness.gpu_check.jobs import Ended, judged
 from tests.harness.gpu_check.measured_jobs import Measured
 from tests.harness.gpu_check.part import PARTS
-from tests.harness.gpu_check.results import Conditions, Result, State, newest
+from tests.harness.gpu_check.results import Conditions, Result, Scale, State, newest
 from tests.harness.gpu_check.waits import STEP, waits_of
 from tests.harness.nccl_like import install
 
@@ -152,13 +153,54 @@ def test_one_added_wait_in_a_step_is_the_barriers_and_two_are_too_many():
     assert synchronizations.judged(steps_alone, steps_alone).problems
 
 
+def on_device(name, ts, stream, cat, dur):
+    return {**event(name, ts, stream, cat, dur), "args": {"stream": stream}}
+
+
+def test_the_time_of_the_device_is_told_by_what_it_does_and_for_whom():
+    """Milliseconds of a step; two steps of 100 us."""
+    did = [
+        *(on_device("gemm", ts, 7, "kernel", 20) for ts in (10, 60, 210, 260)),
+        on_device("Memcpy DtoH (Device -> Pinned)", 40, 7, "gpu_memcpy", 8),
+        on_device("Memcpy HtoD (Pinned -> Device)", 240, 7, "gpu_memcpy", 4),
+        on_device("cast", 10, 20, "kernel", 6),
+        on_device("Memcpy DtoH (Device -> Pinned)", 20, 20, "gpu_memcpy", 30),
+        on_device("between two steps", 150, 7, "kernel", 1000),
+    ]
+    assert device_time_of(trace(did)) == {
+        "step, ms": 0.1,
+        "kernels, ms": 0.04,
+        "copies to the host, ms": 0.004,
+        "idle, ms": 0.054,
+        "kernels of other streams, ms": 0.003,
+        "copies to the host of other streams, ms": 0.015,
+    }
+    assert device_time_of(trace()) == {}
+
+
+@pytest.mark.parametrize(("pair_s", "pairs"), [(10.0, 4), (150.0, 2), (500.0, 1)])
+def test_no_pair_begins_that_would_end_too_late(monkeypatch, tmp_path, pair_s, pairs):
+    now_s, ran = [0.0], []
+
+    def run(folder, name, flags, *, warm_up):
+        now_s[0] += pair_s / 2
+        ran.append(name)
+        return job(1.0, 5)
+
+    monkeypatch.setattr(throughput, "flags_of", lambda scale: ())
+    monkeypatch.setattr(throughput, "run_measured", run)
+    monkeypatch.setattr(throughput, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    throughput.measure(Scale.FULL, tmp_path)
+    assert ran == [f"{kind}{pair}" for pair in range(pairs) for kind in ("off", "on")]
+
+
 class Iteration:
     def __init__(self, duration_s, captured_bytes):
         self.fields = {"duration_s": duration_s, "stall_s": 0.1, "captured_bytes": captured_bytes}
 
 
 def job(duration_s, captured_bytes=0):
-    return Measured([Iteration(duration_s, captured_bytes)] * 3, 1 << 30, {}, [])
+    return Measured([Iteration(duration_s, captured_bytes)] * 3, 1 << 30, {}, {}, [])
 
 
 @pytest.mark.parametrize(
@@ -210,16 +252,15 @@ def test_what_a_recovery_lacks_is_a_problem(recovered):
     assert len(judged(ended("bits"), recovered, "GLOBAL", []).problems) == 1
 
 
-def test_iterations_are_told_apart_by_the_size_of_their_pieces():
-    names = [name for name in pieces.SIZES for _ in range(2)] * 2
-    times = {name: 0.01 * place for place, name in enumerate(pieces.SIZES)}
+def test_iterations_are_told_apart_by_the_way_of_their_copies():
+    names = [name for name in pieces.WAYS for _ in range(2)] * 2
+    times = {name: 0.01 * place for place, name in enumerate(pieces.WAYS)}
     iterations = [
         SimpleNamespace(fields={"duration_s": times[name], "copy_s": 0.002, "stall_s": 0.0})
         for name in names
     ]
-    assert pieces.by_size(iterations, 2) == {
-        f"{name} at a time": f"{time * 1e3:.1f} ms (copies 2.0, stall 0.0)"
-        for name, time in times.items()
+    assert pieces.by_way(iterations, 2) == {
+        name: f"{time * 1e3:.1f} ms (copies 2.0, stall 0.0)" for name, time in times.items()
     }
 
 

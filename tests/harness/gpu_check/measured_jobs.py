@@ -35,11 +35,13 @@ class Measured:
     Attributes:
         iterations: its events, of the steps that count.
         waits: as `waits_of` returns them.
+        device: as `device_time_of` returns it.
     """
 
     iterations: Sequence[EventRecord]
     peak_bytes: int
     waits: Mapping[str, Any]
+    device: Mapping[str, float]
     failures: Sequence[str]
 
 
@@ -84,5 +86,6 @@ def run_measured(
         iterations=[event for event in iterations if event.iteration > warm_up],
         peak_bytes=found.get("peak_bytes", 0),
         waits=found.get("waits", {}),
+        device=found.get("device", {}),
         failures=ended.failures,
     )

@@ -2,7 +2,8 @@
 """The training program, measured: `--measure=FILE --profile=FIRST:STEPS --pieces=FIRST:STEPS`.
 
 These come first. It writes the most memory that it took, and of some steps, if asked to, which
-calls waited for the device. FIRST is a step from 1 on; of pieces, how many steps come before.
+calls waited for the device, and what the device did. FIRST is a step from 1 on; of pieces, how many
+steps come before.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))  # where tests.harness is
 
 from megatron_moevement.backends.backend import choose, load
+from tests.harness.gpu_check.device_work import device_time_of
 from tests.harness.gpu_check.waits import STEP, waits_of
 
 backend = load(choose(None))
@@ -36,7 +38,7 @@ class Profile:
         """Profiles nothing yet."""
         self._first, self._end = first, first + steps
         self._profiler: Any = torch.profiler.profile()
-        self.waits: dict[str, Any] = {}
+        self.found: dict[str, Any] = {"waits": {}, "device": {}}
 
     def install(self) -> None:
         """Profiles the steps when they come."""
@@ -62,7 +64,7 @@ class Profile:
             trace = Path(folder) / "trace.json"
             self._profiler.export_chrome_trace(str(trace))
             events = json.loads(trace.read_text(encoding="utf-8"))["traceEvents"]
-        self.waits = waits_of(events)
+        self.found = {"waits": waits_of(events), "device": device_time_of(events)}
 
 
 def measured(file: str, profiled: str, pieced: str, flags: list[str]) -> int:
@@ -75,7 +77,7 @@ def measured(file: str, profiled: str, pieced: str, flags: list[str]) -> int:
     if steps:
         pieces.install(before, steps)
     code = main(flags)
-    found = {"peak_bytes": backend.peak_memory_bytes(), "waits": profile.waits}
+    found = {"peak_bytes": backend.peak_memory_bytes(), **profile.found}
     Path(file).write_text(json.dumps(found), encoding="utf-8")
     return code
 

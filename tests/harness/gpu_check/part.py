@@ -54,6 +54,7 @@ PARTS = {
         Part("frozen-time", "frozen", "time_steps", "a step with frozen operators: its time"),
         Part("throughput", "throughput", "measure", "each iteration captured, against off"),
         Part("pieces", "pieces", "measure", "each iteration captured, by the size of copies"),
+        Part("device-time", "device_time", "measure", "what the device does in a step", gpus=1),
         Part(
             "synchronizations",
             "synchronizations",

@@ -4,17 +4,37 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 STEP = "gpu-check step"
 """Name of the range of a step in the trace, on the training thread."""
+_Event = Mapping[str, Any]
 WAITING = frozenset(
     {"cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "cudaMemcpy"}
 )
 
 
-def waits_of(events: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+def steps_of(events: Iterable[_Event]) -> list[_Event]:
+    """Returns the ranges of the steps on the training thread; a GPU's timeline shows them again."""
+    return [
+        event
+        for event in events
+        if event.get("name") == STEP
+        and event.get("ph") == "X"
+        and event.get("cat") == "user_annotation"
+    ]
+
+
+def within(steps: Sequence[_Event], events: Iterable[_Event]) -> Iterator[_Event]:
+    """Yields the events that begin in a step."""
+    ranges = [(step["ts"], step["ts"] + step["dur"]) for step in steps]
+    for event in events:
+        if any(begin <= event.get("ts", -1) < end for begin, end in ranges):
+            yield event
+
+
+def waits_of(events: Iterable[_Event]) -> dict[str, Any]:
     """Counts them within the steps of a trace.
 
     Args:
@@ -25,17 +45,9 @@ def waits_of(events: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         steps together: on the training thread, and on others.
     """
     listed = list(events)
-    steps = [event for event in listed if event.get("name") == STEP and event.get("ph") == "X"]
-    # On a GPU the range shows again, on the device's timeline.
-    steps = [event for event in steps if event.get("cat") == "user_annotation"]
+    steps = steps_of(listed)
     threads = {event["tid"] for event in steps}
-    ranges = [(event["ts"], event["ts"] + event["dur"]) for event in steps]
-    calls = [
-        event
-        for event in listed
-        if event.get("cat") == "cuda_runtime"
-        and any(begin <= event["ts"] < end for begin, end in ranges)
-    ]
+    calls = [event for event in within(steps, listed) if event.get("cat") == "cuda_runtime"]
     waiting = [event for event in calls if event["name"] in WAITING]
     own = Counter(event["name"] for event in waiting if event["tid"] in threads)
     others = Counter(event["name"] for event in waiting if event["tid"] not in threads)
