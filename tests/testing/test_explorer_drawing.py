@@ -96,6 +96,7 @@ def test_jobs_are_asymmetric_often_enough():
     assert {job.training.source for job in jobs} == set(Source)
     assert {job.protection.order for job in jobs} == {each.value for each in Ordering}
     assert sum(job.protection.bandwidths > 0 for job in jobs) > 100
+    assert sum(job.training.saves_beside for job in jobs) > 50
 
 
 def test_whole_failure_domains_are_struck():

@@ -47,6 +47,8 @@ _ORDERED = 0.4
 _ORDERS = tuple(each.value for each in Ordering if each is not Ordering.INDEX)
 _CHOOSING = 0.3
 """Of all jobs: those that choose their own W."""
+_SAVED_BESIDE = 0.5
+"""Of the jobs that save while they train."""
 _LARGEST = 8
 _MORE_STEPS = 8
 """At least, where W is chosen: a smaller one comes after several windows with slack."""
@@ -81,7 +83,15 @@ The shards of the rest differ in size. It takes a wide embedding, narrow experts
 
 def draw_job(random: Random) -> DrawnJob:
     """Draws a job."""
-    return _with_schedules(_draw_plain(random))
+    return _with_saves(_with_schedules(_draw_plain(random)))
+
+
+def _with_saves(job: DrawnJob) -> DrawnJob:
+    """Lets some jobs save beside training; what is drawn otherwise stays the same."""
+    if not job.training.save_every:
+        return job
+    beside = Random(f"saves of {job}").random() < _SAVED_BESIDE  # noqa: S311
+    return dataclasses.replace(job, training=dataclasses.replace(job.training, saves_beside=beside))
 
 
 def _with_schedules(job: DrawnJob) -> DrawnJob:

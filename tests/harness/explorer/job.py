@@ -112,6 +112,7 @@ class Training:
         recompute: what backward computes again.
         evaluate_every: steps; 0: never.
         save_every: steps; 0: at the end only.
+        saves_beside: whether saves are written beside training.
         loads: whether a launch loads what was saved.
         source: of the samples.
     """
@@ -130,6 +131,8 @@ class Training:
     recompute: str = "stored"
     evaluate_every: int = 0
     save_every: int = 0
+    # Not in the text that other draws are seeded by: the seeds of --without stay.
+    saves_beside: bool = dataclasses.field(default=False, repr=False)
     loads: bool = True
     source: Source = Source.MOCK
 
@@ -240,6 +243,7 @@ class DrawnJob:
         """
         flags = [f"--save={folder}"]
         flags += [f"--save-interval={self.training.save_every}"] if self.training.save_every else []
+        flags += ["--async-save"] if self.training.saves_beside else []
         flags += [f"--load={folder}"] if self.training.loads else []
         return tuple(flags)
 

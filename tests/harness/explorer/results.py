@@ -145,6 +145,7 @@ def features(scenario: Scenario) -> tuple[str, ...]:
         "small buckets": bool(training.bucket),
         "evaluation": bool(training.evaluate_every),
         "saves": bool(training.save_every),
+        "saves beside": training.saves_beside,
         "no load": not training.loads,
         "W by what is measured": bool(protection.bandwidths),
         "no replica copy": not protection.copies_state,
