@@ -26,8 +26,7 @@ from megatron_moevement.runtime.transport.interface import own_address
 from megatron_moevement.settings.fault_tolerance import FaultTolerance
 from megatron_moevement.settings.launch import Launch
 from megatron_moevement.settings.nccl_environment import check_environment, prepare_environment
-from megatron_moevement.strategies.live_objects import LiveObjects
-from megatron_moevement.strategies.moevement.foresight import foresee
+from megatron_moevement.strategies.moevement.foresight import BuiltRank, foresee
 from megatron_moevement.training.arguments import Arguments
 from megatron_moevement.training.job import build_part
 from megatron_moevement.training.protection import live_objects_of
@@ -69,14 +68,12 @@ def preflight(
     """
     settings = arguments.fault_tolerance
     identity = identify(arguments)
-    saving_bytes: list[int] = []
     forecast = foresee(
         settings,
-        _ranks(arguments, identity, cluster, backend, saving_bytes),
+        _ranks(arguments, identity, cluster, backend),
         cluster,
         train_iters=int(arguments.run.train_iters or 0),
         device=device,
-        saving_bytes=saving_bytes,
     )
     if not is_here:
         return Preflight(forecast, None, (), obstacles(forecast, None))
@@ -103,17 +100,9 @@ def _refusals(*checks: Callable[[], object]) -> Iterator[str]:
 
 
 def _ranks(
-    arguments: Arguments,
-    identity: RunIdentity,
-    cluster: Cluster,
-    backend: Backend,
-    saving_bytes: list[int],
-) -> Iterator[LiveObjects]:
-    """Yields what each rank would train, built without memory for it, one after the other.
-
-    Args:
-        saving_bytes: gets what each would copy to write a checkpoint beside training.
-    """
+    arguments: Arguments, identity: RunIdentity, cluster: Cluster, backend: Backend
+) -> Iterator[BuiltRank]:
+    """Yields what each rank would train, built without memory for it, one after the other."""
     saving = arguments.checkpointing
     layers = int(arguments.architecture.num_layers or 0)
     size = arguments.world_size
@@ -125,9 +114,9 @@ def _ranks(
             part = build_part(
                 *(arguments, identity, launch, backend, groups), faults=faults, known=OwnKeys.ALONE
             )
-            if saving.async_save and saving.save is not None:
-                saving_bytes.append(part.durable.size_bytes())
-            yield live_objects_of(part)
+            saves_beside = saving.async_save and saving.save is not None
+            saving_bytes = part.durable.size_bytes() if saves_beside else 0
+            yield BuiltRank(live_objects_of(part), saving_bytes)
 
 
 def _addresses(settings: FaultTolerance, cluster: Cluster) -> Iterator[str]:

@@ -32,28 +32,38 @@ from megatron_moevement.strategies.moevement.protection.spares import Spare
 _NOWHERE = ("", 0)
 
 
+@dataclasses.dataclass(frozen=True)
+class BuiltRank:
+    """A rank as it would be built.
+
+    Attributes:
+        saving_bytes: of the copy that it writes a checkpoint from beside training.
+    """
+
+    objects: LiveObjects
+    saving_bytes: int = 0
+
+
 def foresee(
     settings: FaultTolerance,
-    ranks: Iterable[LiveObjects],
+    ranks: Iterable[BuiltRank],
     cluster: Cluster,
     *,
     train_iters: int,
     device: BackendName,
-    saving_bytes: Sequence[int] = (),
 ) -> JobForecast:
     """Plans a job as its ranks would, and forecasts what it takes.
 
     Args:
-        ranks: each as it would be built, ascending; one after the other is looked at.
+        ranks: ascending; one after the other is looked at.
         device: what the job computes on.
-        saving_bytes: of the copy that each rank writes a checkpoint from, when all were looked at;
-            empty where none is made.
     """
-    members, states = [], []
-    for objects in ranks:
+    members, sizes = [], []
+    for rank in ranks:
+        objects = rank.objects
         live = LiveOperators(objects.chunks, objects.optimizer)
         members.append(member_of(objects, live, cluster.domain_of(objects.process)))
-        states.append(state_bytes(objects.chunks, objects.optimizer))
+        sizes.append((state_bytes(objects.chunks, objects.optimizer), rank.saving_bytes))
         ends = objects.ends
     members[0] = dataclasses.replace(members[0], spares=_spares(settings, cluster, members))
     # What a job is refused for is an obstacle beside the others, and the forecast shows why.
@@ -63,7 +73,7 @@ def foresee(
     job = PlannedJob(lenient, members, ends, train_iters)
     plan = plan_of(job)
     return JobForecast(
-        processes=_processes(plan, cluster, states, saving_bytes),
+        processes=_processes(plan, cluster, sizes),
         schedule=plan.schedule,
         replicas=(plan.placement.requested, plan.placement.replicas),
         lag=LAG,
@@ -93,16 +103,25 @@ def _spares(settings: FaultTolerance, cluster: Cluster, members: list[Member]) -
 
 
 def _processes(
-    plan: JobPlan, cluster: Cluster, states: Sequence[int], saving_bytes: Sequence[int]
+    plan: JobPlan, cluster: Cluster, sizes: Sequence[tuple[int, int]]
 ) -> tuple[ProcessForecast, ...]:
-    return tuple(
-        ProcessForecast(
-            host=host,
-            node=cluster.node_of(host.process),
-            account=plan.account_of(host),
-            reserve_bytes=0 if host.rank is not None else plan.reserve_of(host.process).total_bytes,
-            state_bytes=0 if host.rank is None else states[host.process],
-            saving_bytes=0 if host.rank is None or not saving_bytes else saving_bytes[host.process],
+    """Forecasts each process.
+
+    Args:
+        sizes: bytes of the state of each rank, and of the copy that it saves from.
+    """
+    processes = []
+    for host in sorted(plan.hosts, key=lambda host: host.process):
+        is_rank = host.rank is not None
+        state, saving = sizes[host.process] if is_rank else (0, 0)
+        processes.append(
+            ProcessForecast(
+                host=host,
+                node=cluster.node_of(host.process),
+                account=plan.account_of(host),
+                reserve_bytes=0 if is_rank else plan.reserve_of(host.process).total_bytes,
+                state_bytes=state,
+                saving_bytes=saving,
+            )
         )
-        for host in sorted(plan.hosts, key=lambda host: host.process)
-    )
+    return tuple(processes)
