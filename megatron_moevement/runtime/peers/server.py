@@ -143,11 +143,15 @@ class ReplicaServer(Closing):
     def _serve(self, channel: Channel, caller: str) -> None:
         """Answers one peer until it hangs up or breaks the protocol."""
         lower_priority()
-        try:
-            process = answer_call(channel, self._me, Deadline(_HANDSHAKE_TIME))
+
+        def admit(process: int) -> None:
+            nonlocal caller
             caller = f"process {process} at {caller}"
             if not self._admission.prove(channel):
                 raise ProtocolError("too many peers")
+
+        try:
+            answer_call(channel, self._me, Deadline(_HANDSHAKE_TIME), admit)
             while True:
                 channel.await_message()
                 deadline = Deadline(self._deadline)

@@ -14,6 +14,7 @@ import hashlib
 import hmac
 import secrets
 import struct
+from collections.abc import Callable
 
 from megatron_moevement.errors import MoEvementError
 from megatron_moevement.policy.copies.commit import is_current
@@ -110,8 +111,17 @@ def call(channel: Channel, me: Session, process: int, deadline: Deadline) -> Non
     _expect(channel, Kind.WELCOME, deadline)
 
 
-def answer_call(channel: Channel, me: Session, deadline: Deadline) -> int:
-    """Lets a caller prove that it is a process of this job and generation; returns its number.
+def answer_call(
+    channel: Channel,
+    me: Session,
+    deadline: Deadline,
+    admit: Callable[[int], None] = lambda process: None,
+) -> None:
+    """Lets a caller prove that it is a process of this job and generation.
+
+    Args:
+        admit: called with its number when it has proved that, before it learns of it: what it sends
+            then must not come to one that takes it for a stranger. What it raises ends the call.
 
     Raises:
         ProtocolError: it does not prove it.
@@ -137,8 +147,8 @@ def answer_call(channel: Channel, me: Session, deadline: Deadline) -> int:
         reason = f"a caller of generation {hello.generation} in generation {me.generation}"
         channel.send(Kind.REFUSED, me.generation, {"reason": reason}, None, deadline)
         raise RefusedError(reason)
+    admit(parties.client)
     channel.send(Kind.WELCOME, me.generation, {}, None, deadline)
-    return parties.client
 
 
 def _expect(channel: Channel, kind: Kind, deadline: Deadline) -> Message:

@@ -64,9 +64,10 @@ def proved(monkeypatch):
     """Counts the callers that have proved to a server who they are."""
     callers, answer_call = [], server_module.answer_call
 
-    def counted(*arguments):
-        callers.append(answer_call(*arguments))
-        return callers[-1]
+    def counted(channel, me, deadline, admit):
+        answer_call(
+            channel, me, deadline, lambda process: (admit(process), callers.append(process))
+        )
 
     monkeypatch.setattr(server_module, "answer_call", counted)
     return callers

@@ -8,6 +8,7 @@ import logging
 import pickle
 import socket
 import struct
+import threading
 import time
 import tracemalloc
 from datetime import timedelta
@@ -21,6 +22,7 @@ from megatron_moevement.runtime.peers.sender import FetchError, SilentPeerError
 from megatron_moevement.runtime.peers.server import ReplicaServer
 from megatron_moevement.runtime.peers.slot_messages import Share, share_document
 from megatron_moevement.runtime.slots.slot_record import SlotRecord
+from megatron_moevement.runtime.transport.admission import Admission
 from megatron_moevement.runtime.transport.handshake import Session, call
 from megatron_moevement.runtime.transport.tcp import TCP
 from megatron_moevement.runtime.transport.transport import Deadline
@@ -310,6 +312,33 @@ def test_callers_of_one_address_do_not_shut_out_those_of_another(job):
         for _ in range(200):
             stack.enter_context(socket.create_connection(server.address, 10, ("127.0.0.2", 0)))
         call(slow, owner.me, 1, Deadline(DEADLINE))
+
+
+def test_who_is_welcomed_has_that_room_already(job, monkeypatch):
+    owner, holder = job(2)
+    send, strangers, entered = Channel.send, [], threading.Semaphore(0)
+    enter = Admission.enter
+
+    def count(admission, channel, host):
+        left = enter(admission, channel, host)
+        entered.release()
+        return left
+
+    def send_after_strangers(channel, kind, *rest, **more):
+        if kind is Kind.WELCOME:
+            strangers.extend(socket.create_connection(server.address) for _ in range(3))
+            assert all(entered.acquire(timeout=10) for _ in range(4))
+        send(channel, kind, *rest, **more)
+
+    monkeypatch.setattr(Admission, "enter", count)
+    monkeypatch.setattr(Channel, "send", send_after_strangers)
+    with (
+        few_strangers(holder, max_unproven=2) as server,
+        Channel(TCP.dial(server.address, Deadline(DEADLINE))) as peer,
+    ):
+        call(peer, owner.me, 1, Deadline(DEADLINE))
+        for stranger in strangers:
+            stranger.close()
 
 
 def test_peers_have_room_of_their_own(job):
