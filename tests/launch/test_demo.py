@@ -20,7 +20,17 @@ def runs(tmp_path_factory):
     return tmp_path_factory.mktemp("runs")
 
 
-def demo(runs, *flags):
+@pytest.fixture
+def demo(runs, shared_memory):
+    """Returns what runs the demo, with a store of the test's own."""
+
+    def run(*flags):
+        return run_demo(runs, f"--moevement-store-dir={shared_memory}", *flags)
+
+    return run
+
+
+def run_demo(runs, *flags):
     """Runs the demo; returns what it came to and its newest folder."""
     environment = {**os.environ, "RUNS": str(runs), "ITERATIONS": str(ITERATIONS)}
     result = subprocess.run(
@@ -29,8 +39,8 @@ def demo(runs, *flags):
     return result, max((runs / "demo").glob("2*"))
 
 
-def test_a_killed_rank_costs_no_bit(runs):
-    result, folder = demo(runs)
+def test_a_killed_rank_costs_no_bit(demo):
+    result, folder = demo()
     assert result.returncode == 0, result.stdout + result.stderr
     verdict = r"^validation loss \d\.\d{4} is low enough: 0\.3 nats below the unigram entropy"
     assert re.search(verdict, result.stdout, re.MULTILINE)
@@ -48,23 +58,23 @@ def test_a_killed_rank_costs_no_bit(runs):
     assert int(newest.read_text()) == ITERATIONS
 
 
-def test_it_fails_when_the_model_does_not_learn(runs):
-    result, folder = demo(runs, "--lr", "1e-9")
+def test_it_fails_when_the_model_does_not_learn(demo):
+    result, folder = demo("--lr", "1e-9")
     assert result.returncode == 1, result.stdout + result.stderr
     assert re.search(r"^validation loss \d\.\d{4} is too high:", result.stdout, re.MULTILINE)
     assert not (folder / "killed" / "events").exists()
 
 
-def test_it_fails_when_a_stage_replays_that_lost_nothing(runs):
-    result, _ = demo(runs, "--moevement-no-upstream-log")
+def test_it_fails_when_a_stage_replays_that_lost_nothing(demo):
+    result, _ = demo("--moevement-no-upstream-log")
     assert result.returncode == 1, result.stdout + result.stderr
     assert "generation 1: GLOBAL, stages 0, 1 replayed" in result.stdout
     assert "same bits:" not in result.stdout
 
 
-def test_it_fails_when_a_bit_differs(runs):
+def test_it_fails_when_a_bit_differs(demo):
     # The killed job begins with a checkpoint, and its random streams as at the very start.
-    result, _ = demo(runs, "--no-load-rng", "--hidden-dropout", "0.1")
+    result, _ = demo("--no-load-rng", "--hidden-dropout", "0.1")
     assert result.returncode == 1, result.stdout + result.stderr
     assert "generation 1: LOCALIZED" in result.stdout
     assert "the two digests differ" in result.stderr
