@@ -35,8 +35,8 @@ class SlotScalars:
         scalers: state of each chained optimizer's loss scaler.
         scheduler: position in the schedules of learning rate and weight decay.
         random_state: this rank's random streams, as step k + 1 finds them.
-        state: stands for all masters, moments and buffers of this rank in S_k; None where it was
-            not computed.
+        state: stands for the masters and buffers of this rank in S_k, in the last slot of a window
+            for its moments as well; None where it was not computed.
     """
 
     progress: Progress

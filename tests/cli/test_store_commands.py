@@ -118,7 +118,7 @@ def test_inspect_shows_processes_slots_and_holders(store_dir, capsys):
 def test_inspect_tells_programs_everything(store_dir, capsys):
     document = json.loads("".join(said(capsys, "inspect", "--json", "--store-dir", store_dir)))
     (run,) = document["runs"]
-    assert (run["run_id"], run["fingerprint"], run["format_version"]) == ("run-1", "0123abcd", 3)
+    assert (run["run_id"], run["fingerprint"], run["format_version"]) == ("run-1", "0123abcd", 4)
     first = run["processes"][0]
     assert first["locked_by"] is None
     assert first["bytes"] > 4 * 4 * 200

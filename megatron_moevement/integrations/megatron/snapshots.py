@@ -134,9 +134,15 @@ class LiveOperators:
                 if isinstance(counter, torch.Tensor):
                     counter.fill_(step)
 
-    def digest(self) -> Callable[[], str] | None:
-        """Returns what computes the digest of the FULL state of all operators: see `digest_of`."""
-        return digest_of(piece for operator in sorted(self._full) for piece in self._full[operator])
+    def digest(self, content: Content = Content.FULL) -> Callable[[], str] | None:
+        """Returns what computes the digest of all operators: see `digest_of`.
+
+        Args:
+            content: FULL reads all of the state, COMPUTE what the rest follows from: masters, from
+                which compute weights are cast, and buffers.
+        """
+        pieces = self._full if content is Content.FULL else self._compute
+        return digest_of(piece for operator in sorted(pieces) for piece in pieces[operator])
 
     @torch.no_grad()
     def complete(self) -> None:

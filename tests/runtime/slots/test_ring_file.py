@@ -157,7 +157,7 @@ def test_a_file_system_that_fills_up_meanwhile_refuses_the_ring_too(shared_memor
     [
         (StoreIdentity("run-2", "0123abcd"), "its run id is run-1, this job's is run-2"),
         (StoreIdentity("run-1", "ffff"), "its fingerprint is 0123abcd, this job's is ffff"),
-        (StoreIdentity("run-1", "0123abcd", 4), "its format version is 3, this job's is 4"),
+        (StoreIdentity("run-1", "0123abcd", 5), "its format version is 4, this job's is 5"),
     ],
 )
 def test_the_file_of_another_job_is_refused(ring, other, words):

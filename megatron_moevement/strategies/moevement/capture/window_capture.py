@@ -16,6 +16,7 @@ from megatron_moevement.integrations.megatron.snapshots import DIGEST_CHARACTERS
 from megatron_moevement.policy.copies.commit import may_vote
 from megatron_moevement.policy.copies.retention import retain
 from megatron_moevement.policy.copies.slot_ring import SlotRing
+from megatron_moevement.policy.job.state_recipe import Content
 from megatron_moevement.policy.watching.measurements import NOT_MEASURED, Reduced, are_due
 from megatron_moevement.policy.window.schedule import Window
 from megatron_moevement.policy.window.timetable import Timetable
@@ -56,6 +57,15 @@ class SlotContents:
         }
         return places | {EXTRAS: slice(layout.size_bytes, payload_bytes)}
 
+    def digested(self, step: int) -> Content:
+        """Returns what the digest in the slot of S_step covers.
+
+        The state at the end of a window is the one that a conversion is compared with. Masters show
+        what any other step changed, and take a third of the reading.
+        """
+        is_last = step == self.timetable.window_of(step).last
+        return Content.FULL if is_last else Content.COMPUTE
+
     def record(self, step: int, payload_bytes: int, parts: tuple[SlotPart, ...]) -> SlotRecord:
         """Returns the record of S_step."""
         return SlotRecord(
@@ -79,7 +89,7 @@ class WindowCapture:
         ring: SlotRing,
         *,
         faults: FaultPoints = NO_FAULTS,
-        state_digest: Callable[[], Callable[[], str] | None] = lambda: None,
+        state_digest: Callable[[Content], Callable[[], str] | None] = lambda content: None,
         admits: Callable[[SlotRecord], bool] = lambda _: True,
     ) -> None:
         """Goes on where a former launch ended, or begins.
@@ -87,8 +97,8 @@ class WindowCapture:
         Args:
             copies: has the file that receives the slots, and carries them to their holders.
             ring: what the ring file holds that is needed.
-            state_digest: returns what computes, on the capture's thread, the digest of all of the
-                live state.
+            state_digest: returns what computes, on the capture's thread, the digest of the live
+                state: of all of it in the last slot of a window, in others of its masters.
             admits: is asked, on the capture's thread, whether a slot may be kept.
         """
         self._capture = capture
@@ -135,7 +145,7 @@ class WindowCapture:
         layout = self._contents.layout(step)
         self._file.invalidate(step)
         memory = self._file.buffer(step)
-        digest = self._state_digest()
+        digest = self._state_digest(self._contents.digested(step))
         stand_in = None if digest is None else "0" * DIGEST_CHARACTERS
         extras = dataclasses.replace(scalars, state=stand_in).encode()
         payload_bytes = layout.size_bytes + len(extras)

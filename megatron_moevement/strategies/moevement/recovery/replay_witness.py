@@ -2,7 +2,8 @@
 """The witness of a replay: compares what it computes with what the job kept of the first time.
 
 Slots are compared by the digests of their first captures. Every slot also carries a digest of the
-rank's whole state, so that a dense state can be compared although its slot holds a part of it.
+rank's masters, the last one of a window of its whole state, so that a dense state can be compared
+although its slot holds a part of it.
 """
 
 from __future__ import annotations
