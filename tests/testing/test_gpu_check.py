@@ -15,7 +15,7 @@ from tests.harness.gpu_check import __main__ as command
 from tests.harness.gpu_check import marked_tests, pieces, synchronizations, throughput
 from tests.harness.gpu_check.device_work import device_time_of
 from tests.harness.gpu_check.jobs import Ended, judged
-from tests.harness.gpu_check.measured_jobs import Measured
+from tests.harness.gpu_check.measured_jobs import PROGRAM, Measured
 from tests.harness.gpu_check.part import PARTS
 from tests.harness.gpu_check.results import Conditions, Result, Scale, State, newest
 from tests.harness.gpu_check.waits import STEP, waits_of
@@ -114,6 +114,16 @@ def test_a_skipped_test_is_a_problem(tmp_path):
     assert found.problems == ["a.waits: skipped: needs"]
     report.write_text("<testsuites/>")
     assert marked_tests.judged(report).problems == ["no test is marked"]
+
+
+def test_the_measured_program_reads_nothing_of_megatron_before_its_backend(tmp_path):
+    head, found, _ = PROGRAM.read_text().partition("backend = load")
+    assert found
+    head += 'sys.exit(sum(name.startswith("megatron.core") for name in sys.modules))\n'
+    (tmp_path / "head.py").write_text(head)
+    environment = {**os.environ, "PYTHONPATH": str(SCRIPT.parents[1])}
+    ended = subprocess.run([sys.executable, tmp_path / "head.py"], env=environment, check=False)
+    assert ended.returncode == 0
 
 
 def event(name, ts, tid, cat="cuda_runtime", dur=1):
