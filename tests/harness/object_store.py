@@ -38,6 +38,7 @@ def object_store() -> Iterator[ObjectStore]:
     with served() as environment, pytest.MonkeyPatch.context() as patch:
         for name, value in environment.items():
             patch.setenv(name, value)
+        fsspec.get_filesystem_class("s3").clear_instance_cache()  # of another module's server
         system = fsspec.filesystem("s3")
         system.ls("")  # a library's own threads begin here, not in a test
         yield ObjectStore(system, environment)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The training program that writes its tiers slowly: a part takes about as long as three steps."""
+"""The training program that writes its tiers slowly: a slot takes about as long as a step."""
 
 import sys
 import time

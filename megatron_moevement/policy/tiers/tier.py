@@ -29,7 +29,8 @@ class TierName(NamedTuple):
 
     Attributes:
         rollbacks: how many rollbacks to a durable checkpoint lie behind the state.
-        committed: k, the step that training had reached when the window was persisted.
+        committed: k, the step to which a launch replays: the one after the last slot, with which
+            the window was persisted at the earliest.
         writers: stands for the generation of the job that wrote it, as 16 hexadecimal digits.
     """
 
@@ -51,6 +52,11 @@ class TierName(NamedTuple):
         if match is None:
             raise ValueError(f"{name!r} names no tier")
         return cls(int(match[1]), int(match[2]), match[3])
+
+    @classmethod
+    def of(cls, rollbacks: int, window: Window, writers: str) -> TierName:
+        """Returns the name of a window's tier, from its first slot on."""
+        return cls(rollbacks, window.last + 1, writers)
 
 
 class PartName(NamedTuple):

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A rank's part of a tier: what its journal says, and its slots of the window.
 
-Two files: the bytes of losses and slots, one after the other, and JSON that describes them. The
-second has the checksum of the first in it, and its own in its name.
+Two files: the bytes of slots and losses, one after the other, and JSON that describes them. The
+second has the checksum of the first in it, and its own in its name. A slot is written as soon as it
+has been captured, so that little is left to write once the window is persisted.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from megatron_moevement.errors import MoEvementError
 from megatron_moevement.policy.copies.journal_state import JournalState
 from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.policy.tiers.tier import PartName, TierName
+from megatron_moevement.policy.window.schedule import Window
 from megatron_moevement.runtime.slots.mapped_file import checksum_of
 from megatron_moevement.runtime.slots.ring_file import RingFile
 from megatron_moevement.runtime.slots.slot_record import (
@@ -30,7 +32,7 @@ from megatron_moevement.runtime.slots.slot_record import (
 from megatron_moevement.runtime.slots.store_identity import StoreIdentity
 from megatron_moevement.runtime.tiers.target import Target
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 PIECE_BYTES = 1 << 20
 """Copied at a time: that is as long as other threads of the process wait."""
 _MOST_BYTES = 1 << 30
@@ -43,6 +45,30 @@ class LostSlotError(MoEvementError):
 
 class DamagedPartError(MoEvementError):
     """A part does not read as it was written."""
+
+
+@dataclasses.dataclass(frozen=True)
+class WindowSlots:
+    """Where the slots of a window lie, from the first that is captured on.
+
+    Attributes:
+        tier: to which they are written.
+        ring: training overwrites them there, in the end.
+    """
+
+    tier: TierName
+    window: Window
+    ring: RingFile
+
+    def record(self, step: int) -> SlotRecord | None:
+        """Returns the record of the slot of S_step; None where the ring does not hold it.
+
+        Raises:
+            ValueError: the ring is closed.
+        """
+        record = self.ring.record(step)
+        own = (self.window, self.tier.rollbacks)
+        return None if record is None or (record.window, record.rollbacks) != own else record
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +91,7 @@ class Part:
 
     Attributes:
         slots: of the window, one for each of its steps.
-        loss_bytes: how many bytes of losses lie before the slots.
+        loss_bytes: how many bytes of losses lie after the slots.
         checksum: of the file with the bytes.
     """
 
@@ -130,44 +156,47 @@ def data_name(tier: TierName, rank: LogicalRank) -> str:
 
 def write_part(
     target: Target,
-    tier: TierName,
-    ring: RingFile,
-    told: Told,
+    slots: WindowSlots,
     *,
-    losses: Iterable[bytes],
+    await_slot: Callable[[int], None],
+    await_persisted: Callable[[], tuple[Told, Iterable[bytes]]],
     proceed: Callable[[], None],
 ) -> PartName:
     """Writes the part of a rank; what can't be written in whole is not there.
 
     Args:
-        ring: of the rank's slots; training may overwrite them meanwhile.
-        losses: those up to the state's step, as a journal has them.
+        await_slot: returns when the slot of a step has been captured, or is gone.
+        await_persisted: returns when the window is persisted: what a journal says then, and the
+            losses up to its step, as a journal has them.
         proceed: is called before each piece; raises what ends the writing.
 
     Raises:
         LostSlotError: training needed a buffer before it was read, or a slot is damaged.
         Exception: the target refuses.
     """
-    rank, window = ring.owner, told.state.persisted
-    assert window is not None
-    name, digest = data_name(tier, rank), xxhash.xxh3_64()
-    slots = tuple(_held(ring, told.state, step) for step in range(window.start, window.last + 1))
-    loss_bytes = size_bytes = 0
+    ring, window = slots.ring, slots.window
+    name, digest = data_name(slots.tier, ring.owner), xxhash.xxh3_64()
+    records, loss_bytes = [], 0
     with target.create(name) as file:
+        for step in range(window.start, window.last + 1):
+            await_slot(step)
+            record = _held(slots, step)
+            for piece in _pieces(ring, record, proceed):
+                digest.update(piece)
+                file.write(piece)
+            records.append(record)
+            target.sync(file)
+        told, losses = await_persisted()
         for piece in losses:
             digest.update(piece)
             file.write(piece)
             loss_bytes += len(piece)
-        for record in slots:
-            for piece in _pieces(ring, record, proceed):
-                digest.update(piece)
-                file.write(piece)
-                size_bytes += len(piece)
-    part = Part(rank, ring.identity, told, slots, loss_bytes, digest.intdigest())
+    part = Part(ring.owner, ring.identity, told, tuple(records), loss_bytes, digest.intdigest())
     encoded = part.encoded()
-    written = PartName(rank, checksum_of(encoded), size_bytes)
+    size_bytes = sum(each.size_bytes for record in records for each in record.parts)
+    written = PartName(ring.owner, checksum_of(encoded), size_bytes)
     try:
-        with target.create(f"{tier}/{written}") as file:
+        with target.create(f"{slots.tier}/{written}") as file:
             file.write(encoded)
     except BaseException:
         target.remove(name)
@@ -175,9 +204,9 @@ def write_part(
     return written
 
 
-def _held(ring: RingFile, state: JournalState, step: int) -> SlotRecord:
-    record = ring.record(step)
-    if record is None or (record.window, record.rollbacks) != (state.persisted, state.rollbacks):
+def _held(slots: WindowSlots, step: int) -> SlotRecord:
+    record = slots.record(step)
+    if record is None:
         raise LostSlotError(f"the slot of step {step} was overwritten before it was read")
     return record
 
@@ -240,8 +269,6 @@ def load_slots(target: Target, tier: TierName, part: Part, ring: RingFile, rollb
     digest = xxhash.xxh3_64()
     try:
         with target.read(data_name(tier, part.owner)) as file:
-            losses = _read(file, part.loss_bytes)
-            digest.update(losses)
             for record in part.slots:
                 if not ring.has_room_for(record):
                     raise DamagedPartError(f"no room for the slot of step {record.step}")
@@ -250,6 +277,8 @@ def load_slots(target: Target, tier: TierName, part: Part, ring: RingFile, rollb
                 for each in record.parts:
                     _load(file, each, payload, digest)
                 ring.publish(dataclasses.replace(record, rollbacks=rollbacks))
+            losses = _read(file, part.loss_bytes)
+            digest.update(losses)
     except (FileNotFoundError, MalformedRecordError) as error:
         raise DamagedPartError(f"the slots of {part.owner}: {error}") from error
     if digest.intdigest() != part.checksum:

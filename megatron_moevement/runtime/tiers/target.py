@@ -40,6 +40,10 @@ class Target(ABC):
         """Returns a file to be written, which is there at the end of the `with`."""
 
     @abstractmethod
+    def sync(self, file: IO[bytes]) -> None:
+        """Brings what was written so far to where it stays, so that less is left for the end."""
+
+    @abstractmethod
     def read(self, name: str) -> AbstractContextManager[IO[bytes]]:
         """Returns a file to be read.
 
@@ -82,13 +86,17 @@ class Folder(Target):
         try:
             with open(os.open(creating, flags, 0o600), "wb") as file:
                 yield file
-                file.flush()
-                os.fsync(file.fileno())
+                self.sync(file)
             creating.rename(path)
             _sync(path.parent)
         except BaseException:
             creating.unlink(missing_ok=True)
             raise
+
+    def sync(self, file: IO[bytes]) -> None:
+        """Brings what was written so far to the disk."""
+        file.flush()
+        os.fsync(file.fileno())
 
     def read(self, name: str) -> AbstractContextManager[IO[bytes]]:
         """Returns a file to be read."""
@@ -150,6 +158,9 @@ class Url(Target):
             with contextlib.suppress(Exception):  # what could not be written may not be there
                 self._system.rm_file(path)
             raise
+
+    def sync(self, file: IO[bytes]) -> None:
+        """Does nothing: the library sends what it has as soon as it is enough for one request."""
 
     def read(self, name: str) -> AbstractContextManager[IO[bytes]]:
         """Returns a file to be read."""

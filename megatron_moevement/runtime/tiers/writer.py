@@ -7,8 +7,9 @@ import dataclasses
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
+from typing import TypeVar
 
 from megatron_moevement.errors import MoEvementError
 from megatron_moevement.policy.job.ranks import LogicalRank
@@ -24,7 +25,6 @@ from megatron_moevement.runtime.closing import Closing
 from megatron_moevement.runtime.interrupts.interrupt_safe_event import InterruptSafeEvent
 from megatron_moevement.runtime.priority import IDLE_NICE, lower_priority
 from megatron_moevement.runtime.slots.journal import Journal
-from megatron_moevement.runtime.slots.ring_file import RingFile
 from megatron_moevement.runtime.tiers.manifests import (
     begun_tiers,
     parts_there,
@@ -32,19 +32,21 @@ from megatron_moevement.runtime.tiers.manifests import (
     whole_tiers,
     write_manifest,
 )
-from megatron_moevement.runtime.tiers.part import LostSlotError, Told, write_part
+from megatron_moevement.runtime.tiers.part import LostSlotError, Told, WindowSlots, write_part
 from megatron_moevement.runtime.tiers.target import FLAG, Target
 
 logger = logging.getLogger(__name__)
 
-_FIRST_LOOK = timedelta(seconds=0.05)
-_LONGEST_LOOK = timedelta(seconds=2)
+_FIRST_LOOK_S = 0.05
+_LONGEST_LOOK_S = 2.0
 """Between looks whether the parts of other ranks are there: ever longer, as others need longer."""
 _IDLE = timedelta(hours=1)
 _LOSSES = 1 << 16
 _NONE = TierName(-1, -1, "")
 _PATIENCE_S = 1.0
 """A call of the target that takes longer ends by itself, after its generation."""
+
+F = TypeVar("F")
 
 
 class _ClosedError(MoEvementError):
@@ -60,11 +62,15 @@ class Due:
         journal: has the losses.
     """
 
-    name: TierName
+    slots: WindowSlots
     told: Told
-    ring: RingFile
     journal: Journal
     began_s: float
+
+    @property
+    def name(self) -> TierName:
+        """Of its tier."""
+        return self.slots.tier
 
     def losses(self) -> Iterator[bytes]:
         """Yields those of the steps up to the state's, so many at a time."""
@@ -98,24 +104,35 @@ class TierWriter(Closing):
         self._is_first = own == ranks[0]
         self._keep = keep
         self._written = written
+        self._captured: WindowSlots | None = None
         self._due: Due | None = None
-        self._awaited: list[Due] = []
+        self._taken = _NONE
         self._former = _NONE
-        self._look = _FIRST_LOOK
+        self._awaited: list[Due] = []
+        self._look_s = _FIRST_LOOK_S
+        self._next_look_s = 0.0
         self._failures = 0
         self._is_closed = False
         self._news = InterruptSafeEvent()
         self._thread = threading.Thread(target=self._run, name="tier-writer", daemon=True)
         self._thread.start()
 
+    def captured(self, slots: WindowSlots) -> None:
+        """Takes note that a window has another slot, so that it is written; returns at once."""
+        self._captured = slots
+        self._news.tell()
+
     def offer(self, due: Due) -> None:
-        """Takes a window to be written, unless an earlier one still is; returns at once."""
-        earlier = self._due
-        if earlier is None:
-            self._due = due
-            self._news.tell()
-        else:
-            self._failed(due.name, f"that of step {earlier.name.committed} is still being written")
+        """Takes note that a window is persisted; returns at once.
+
+        One that an earlier one has kept waiting until then is given up: its slots go.
+        """
+        former, self._due = self._due, due
+        if former is not None and former.name > self._taken:
+            self._failed(
+                former.name, f"that of step {self._taken.committed} is still being written"
+            )
+        self._news.tell()
 
     def close(self) -> None:
         """Ends the thread; what is being written is given up, and never counts."""
@@ -125,62 +142,115 @@ class TierWriter(Closing):
 
     def _run(self) -> None:
         lower_priority(IDLE_NICE)
-        while not self._is_closed:
+        try:
+            while True:
+                slots = self._await(self._next)
+                self._taken = slots.tier
+                try:
+                    self._write(slots)
+                except _ClosedError:
+                    raise
+                except Exception as error:  # noqa: BLE001  (libraries of fsspec raise what they like)
+                    self._failed(slots.tier, f"{type(error).__name__}: {error}")
+        except _ClosedError:
+            return
+
+    def _next(self) -> WindowSlots | None:
+        """Returns the window to write next: the older of those that were noted."""
+        for slots in (None if self._due is None else self._due.slots, self._captured):
+            if slots is not None and slots.tier > self._taken:
+                return slots
+        return None
+
+    def _await(self, find: Callable[[], F | None]) -> F:
+        """Returns what is found, as soon as it is; looks after former tiers until then.
+
+        Raises:
+            _ClosedError: the generation is over.
+        """
+        while True:
+            self._proceed()
+            if self._is_first:
+                self._look_after_others()
+            found = find()
+            if found is not None:
+                return found
             self._news.wait(self._next_look())
-            due = self._due
-            try:
-                if due is not None:
-                    self._write(due)
-                else:
-                    self._declare()
-            except _ClosedError:
-                return
-            except Exception as error:  # noqa: BLE001  (libraries of fsspec raise what they like)
-                name = self._former if due is None else due.name
-                self._failed(name, f"{type(error).__name__}: {error}")
-            if due is not None:
-                self._due = None
-                self._news.tell()
+
+    def _look_after_others(self) -> None:
+        """Looks whether other ranks have written their parts, when it is time to."""
+        due = self._due
+        is_new = due is not None and due.name > self._former
+        if not is_new and (not self._awaited or time.monotonic() < self._next_look_s):
+            return
+        try:
+            if due is not None and is_new:
+                self._begin(due)
+            else:
+                self._declare()
+        except Exception as error:  # noqa: BLE001  (as above)
+            self._failed(self._former, f"{type(error).__name__}: {error}")
+        self._next_look_s = time.monotonic() + self._look_s
+        self._look_s = min(2 * self._look_s, _LONGEST_LOOK_S)
 
     def _next_look(self) -> timedelta:
         """Returns how long to wait for news before a look at the target."""
         if not self._awaited:
             return _IDLE
-        look, self._look = self._look, min(2 * self._look, _LONGEST_LOOK)
-        return look
+        return timedelta(seconds=max(0.0, self._next_look_s - time.monotonic()))
 
-    def _write(self, due: Due) -> None:
-        if self._is_first:
-            self._begin(due)
+    def _write(self, slots: WindowSlots) -> None:
+        """Writes the slots of a window as they come, and the rest once it is persisted."""
+        name, taken = slots.tier, []
+
+        def await_slot(step: int) -> None:
+            self._await(lambda: slots.record(step) or self._due_from(name))
+
+        def await_persisted() -> tuple[Told, Iterable[bytes]]:
+            due = self._await(lambda: self._due_from(name))
+            if due.name != name:
+                raise LostSlotError("the window after it is persisted already")
+            taken.append(due)
+            return due.told, due.losses()
+
         try:
             write_part(
-                *(self._target, due.name, due.ring, due.told),
-                losses=due.losses(),
+                *(self._target, slots),
+                await_slot=await_slot,
+                await_persisted=await_persisted,
                 proceed=self._proceed,
             )
         except LostSlotError as error:
-            self._failed(due.name, f"{error}")
+            self._failed(name, f"{error}")
         except ValueError:
-            if not self._is_closed:
-                raise
+            self._proceed()
+            raise
         else:
-            if self._is_first:
-                self._look = _FIRST_LOOK
-                self._awaited.append(due)
-            else:
-                self._failures = 0
+            self._wrote(taken)
+
+    def _due_from(self, name: TierName) -> Due | None:
+        """Returns the newest window that is persisted, if it is this one or a later one."""
+        due = self._due
+        return due if due is not None and due.name >= name else None
+
+    def _wrote(self, written: list[Due]) -> None:
+        if self._is_first:
+            self._awaited += written
+            self._look_s, self._next_look_s = _FIRST_LOOK_S, 0.0
+        else:
+            self._failures = 0
 
     def _begin(self, due: Due) -> None:
         """Makes room, and waits no longer for a tier whose slots are gone by now on all ranks."""
+        former, self._former = self._former, due.name
         self._declare()
-        for old in [each for each in self._awaited if each.name < self._former]:
+        for old in [each for each in self._awaited if each.name < former]:
             there = {part.rank for part in parts_there(self._target, old.name)}
             lacking = [str(rank) for rank in self._ranks if rank not in there]
             if not lacking:
                 continue
             self._awaited.remove(old)
             self._failed(old.name, f"{len(lacking)} parts are lacking, as that of {lacking[0]}")
-        self._former = due.name
         self._remove_old(due)
 
     def _proceed(self) -> None:
@@ -199,9 +269,7 @@ class TierWriter(Closing):
                 return
 
     def _publish(self, due: Due, parts: tuple[PartName, ...]) -> None:
-        window = due.told.state.persisted
-        assert window is not None
-        identity = due.ring.identity
+        window, identity = due.slots.window, due.slots.ring.identity
         manifest = Manifest(due.name, window, identity.run_id, identity.fingerprint, parts)
         write_manifest(self._target, manifest)
         self._written(manifest, time.monotonic() - due.began_s)

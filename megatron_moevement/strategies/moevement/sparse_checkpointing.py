@@ -249,8 +249,8 @@ class SparseCheckpointing(Strategy):
                 memory.log.drop_before(retain(agreed, 0).oldest_log_step)
         if history.persisted is not None and history.persisted != before.persisted:
             self._protection.at_edge(step, history.persisted, covered.copies, memory.store.folder)
-            if session.tiers is not None and replay is None:
-                session.tiers.at_edge(memory)
+        if session.tiers is not None and replay is None:
+            session.tiers.at_commit(memory, before.persisted)
         self._captured.captured_bytes = self._captured.metadata_bytes = 0
         session.schedules.popularity.committed(entry)
         if replay is not None:

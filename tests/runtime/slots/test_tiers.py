@@ -3,46 +3,30 @@
 
 import contextlib
 import dataclasses
-import logging
-import os
-import queue
-import threading
 
 import pytest
 
 from megatron_moevement.errors import UserError
-from megatron_moevement.policy.copies.journal_state import JournalState
-from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.policy.tiers.tier import Manifest, TierName
 from megatron_moevement.policy.window.schedule import Window
-from megatron_moevement.policy.window.timetable import Timetable, TimetableEntry
-from megatron_moevement.runtime.slots.journal import Journal, JournalShape
 from megatron_moevement.runtime.slots.ring_file import RingFile
 from megatron_moevement.runtime.tiers import target as targets
 from megatron_moevement.runtime.tiers.manifests import (
-    begun_tiers,
     parts_there,
     read_manifest,
-    whole_tiers,
     write_manifest,
 )
 from megatron_moevement.runtime.tiers.part import (
     DamagedPartError,
     LostSlotError,
-    Told,
     load_slots,
     read_part,
     write_part,
 )
 from megatron_moevement.runtime.tiers.target import open_target
-from megatron_moevement.runtime.tiers.writer import Due, TierWriter
 
-from .conftest import IDENTITY, OWNER, fill
+from .conftest import IDENTITY, OWNER, WINDOW, fill, named, slots_of, told
 
-WINDOW = Window(2, 2)
-STATE = JournalState(3, Timetable((TimetableEntry(0, 0, 2, "d"),)), 5, WINDOW, OWNER)
-OTHER = LogicalRank(pp=2)
-PATIENCE_S = 60
 LOSSES = b"what a journal has"
 
 
@@ -54,26 +38,12 @@ def test_a_bucket_that_is_not_there_is_not_made(object_store, place):
     assert object_store.system.ls("") == []
 
 
-@pytest.fixture
-def full(ring):
-    """Returns a ring with the slots of the window."""
-    for step in (2, 3):
-        record = fill(ring, step, byte=step)
-        ring.publish(dataclasses.replace(record, rollbacks=3))
-    return ring
-
-
-def named(committed=5, writers="0" * 16):
-    return TierName(3, committed, writers)
-
-
-def told(owner=OWNER):
-    return Told(dataclasses.replace(STATE, rank=owner), {4: b"{}", 5: b'{"a": 1}'}, {"d": b"x"})
-
-
-def write(target, ring, name=None, proceed=lambda: None):
+def write(target, ring, name=None, window=WINDOW, proceed=lambda: None):
     return write_part(
-        *(target, name or named(), ring, told()), losses=[LOSSES[:3], LOSSES[3:]], proceed=proceed
+        *(target, slots_of(ring, name, window)),
+        await_slot=lambda step: None,
+        await_persisted=lambda: (told(), [LOSSES[:3], LOSSES[3:]]),
+        proceed=proceed,
     )
 
 
@@ -193,188 +163,17 @@ def test_a_damaged_slot_is_not_written(target, full):
     assert parts_there(target, named()) == []
 
 
-@pytest.mark.parametrize("state", [{"rollbacks": 4}, {"persisted": Window(2, 2, 1)}])
-def test_slots_of_another_history_are_not_written(target, full, state):
-    other = dataclasses.replace(told(), state=dataclasses.replace(STATE, **state))
+@pytest.mark.parametrize(
+    ("name", "window"), [(TierName(4, 5, "0" * 16), WINDOW), (None, Window(2, 2, 1))]
+)
+def test_slots_of_another_history_are_not_written(target, full, name, window):
     with pytest.raises(LostSlotError):
-        write_part(
-            target, named(), full, other, losses=[LOSSES[:3], LOSSES[3:]], proceed=lambda: None
-        )
+        write(target, full, name, window)
 
 
 def test_a_url_that_nothing_reads_is_an_error():
     with pytest.raises(UserError, match="--moevement-tier-dir nothing://x"):
         open_target("nothing://x", "run-1")
-
-
-class Job:
-    """Writers of two ranks, with a journal, and what the first one says of whole tiers."""
-
-    def __init__(self, target, ring, folder, keep=1):
-        self.target = target
-        self.ring = ring
-        self.rings = {OWNER: ring, OTHER: self._other(folder)}
-        self.journal = Journal.create(folder / "journal", IDENTITY, JournalShape(4, 50, 20))
-        self.whole = queue.SimpleQueue()
-        self.writers = {
-            rank: TierWriter(
-                *(target, (OWNER, OTHER), rank, keep),
-                lambda manifest, duration_s: self.whole.put((manifest, duration_s)),
-            )
-            for rank in self.rings
-        }
-
-    def _other(self, folder):
-        other = RingFile.create(folder / "other.ring", IDENTITY, OTHER, self.ring.shape)
-        for record in self.ring.records():
-            other.buffer(record.step)[:] = self.ring.buffer(record.step)
-            other.publish(record)
-        return other
-
-    def offer(self, rank, name):
-        self.writers[rank].offer(Due(name, told(rank), self.rings[rank], self.journal, 0.0))
-
-    def close(self):
-        for writer in self.writers.values():
-            writer.close()
-        self.rings[OTHER].close()
-        self.journal.close()
-
-    def wait(self):
-        return self.whole.get(timeout=PATIENCE_S)
-
-
-@pytest.fixture
-def job(target, full, shared_memory):
-    with contextlib.closing(Job(target, full, shared_memory)) as made:
-        yield made
-
-
-def test_a_tier_is_whole_once_all_parts_are_there_and_the_oldest_goes(job):
-    first, second = named(5), named(7)
-    job.offer(OTHER, first)
-    job.offer(OWNER, first)
-    manifest, _ = job.wait()
-    assert manifest == read_manifest(job.target, first)
-    assert {part.rank for part in manifest.parts} == {OWNER, OTHER}
-    assert manifest.size_bytes == 2 * 2 * (40 + 100 + 21)
-    job.offer(OWNER, second)
-    job.offer(OTHER, second)
-    assert job.wait()[0].name == second
-    job.close()
-    assert whole_tiers(job.target) == [second]
-    assert begun_tiers(job.target) == [second]
-
-
-def test_a_tier_without_the_part_of_a_rank_is_never_whole(job, caplog):
-    for committed in (5, 7, 9, 11, 13, 15):
-        job.offer(OWNER, named(committed))
-        while job.writers[OWNER]._due is not None:
-            threading.Event().wait(0.01)
-    job.offer(OTHER, named(15))
-    assert job.wait()[0].name == named(15)
-    job.close()
-    assert whole_tiers(job.target) == [named(15)]
-    assert job.whole.empty()
-    lines = [one.getMessage() for one in caplog.records]
-    assert [line.split(" in ")[0] for line in lines] == [
-        f"no tier of step {committed}" for committed in (5, 7, 11)
-    ]
-    assert f"1 parts are lacking, as that of {OTHER}" in lines[0]
-
-
-def test_the_thread_that_writes_has_the_lowest_priority(job):
-    thread = job.writers[OWNER]._thread.native_id
-    job.offer(OWNER, named(5))
-    while len(parts_there(job.target, named(5))) < 1:
-        threading.Event().wait(0.01)
-    assert os.getpriority(os.PRIO_PROCESS, thread) == 19
-
-
-def test_training_does_not_wait_for_a_target_that_hangs(full, shared_memory, tmp_path, caplog):
-    target, entered, released = open_target(str(tmp_path), "run"), threading.Event(), []
-    create = target.create
-
-    @contextlib.contextmanager
-    def hang(name):
-        entered.set()
-        while not released:
-            threading.Event().wait(0.01)
-        with create(name) as file:
-            yield file
-
-    target.create = hang
-    with contextlib.closing(Job(target, full, shared_memory)) as job:
-        job.offer(OWNER, named(5))
-        assert entered.wait(PATIENCE_S)
-        job.offer(OWNER, named(7))  # returns at once
-        assert "no tier of step 7" in caplog.text
-        assert "that of step 5 is still being written" in caplog.text
-        released.append(None)
-        job.offer(OTHER, named(5))
-        assert job.wait()[0].name == named(5)
-
-
-def test_what_a_target_refuses_is_a_line_and_the_next_window_is_written(job, caplog, monkeypatch):
-    real, refused = job.target.create, []
-
-    def refuse(name):
-        refused.append(name)
-        raise OSError(28, "No space left on device")
-
-    job.target.create = refuse
-    for count in range(1, 5):
-        job.offer(OWNER, named(5))
-        while len(refused) < count or job.writers[OWNER]._due is not None:
-            threading.Event().wait(0.01)
-    lines = [one for one in caplog.records if "No space left on device" in one.getMessage()]
-    assert [one.levelno for one in lines] == [logging.WARNING] * 3  # of the first, second, fourth
-    job.target.create = real
-    job.offer(OWNER, named(9))
-    job.offer(OTHER, named(9))
-    assert job.wait()[0].name == named(9)
-
-
-def test_what_never_becomes_whole_makes_room_though_nothing_else_can_be_written(job, caplog):
-    job.offer(OWNER, named(5))
-    while len(parts_there(job.target, named(5))) < 1 or job.writers[OWNER]._due is not None:
-        threading.Event().wait(0.01)
-
-    def refuse(name):
-        raise OSError(28, "No space left on device")
-
-    job.target.create = refuse
-    for committed in (7, 9):
-        assert begun_tiers(job.target) == [named(5)]
-        job.offer(OWNER, named(committed))
-        while job.writers[OWNER]._due is not None:
-            threading.Event().wait(0.01)
-    assert begun_tiers(job.target) == []
-
-
-def test_a_manifest_that_could_not_be_written_is_tried_again(job, caplog):
-    real, refused = job.target.create, []
-
-    def refuse(name):
-        if name.endswith(".manifest") and len(refused) < 2:
-            refused.append(name)
-            raise OSError(28, "No space left on device")
-        return real(name)
-
-    job.target.create = refuse
-    job.offer(OTHER, named(5))
-    job.offer(OWNER, named(5))
-    assert job.wait()[0].name == named(5)
-    assert len(refused) == 2
-    assert "No space left on device" in caplog.text
-
-
-def test_a_writer_that_is_closed_declares_nothing(job):
-    job.writers[OWNER].close()
-    job.offer(OTHER, named(5))
-    while len(parts_there(job.target, named(5))) < 1:
-        threading.Event().wait(0.01)
-    assert whole_tiers(job.target) == []
 
 
 def test_a_folder_in_which_another_user_may_rename_is_refused(tmp_path, full):

@@ -8,7 +8,9 @@ import secrets
 import time
 from typing import Protocol
 
+from megatron_moevement.policy.copies.journal_state import JournalState
 from megatron_moevement.policy.tiers.tier import Manifest, TierName, is_due
+from megatron_moevement.policy.window.schedule import Window
 from megatron_moevement.runtime.coordination.agreement import (
     as_user_error,
     broadcast_json,
@@ -18,7 +20,7 @@ from megatron_moevement.runtime.coordination.generation import Generation
 from megatron_moevement.runtime.observation.events import EventName, Events
 from megatron_moevement.runtime.slots.journal import Journal
 from megatron_moevement.runtime.slots.ring_file import RingFile
-from megatron_moevement.runtime.tiers.part import Told
+from megatron_moevement.runtime.tiers.part import Told, WindowSlots
 from megatron_moevement.runtime.tiers.target import Target, open_target
 from megatron_moevement.runtime.tiers.writer import Due, TierWriter
 from megatron_moevement.settings.fault_tolerance import FaultTolerance
@@ -55,18 +57,39 @@ class Tiers:
     writers: str
     writer: TierWriter | None
 
-    def at_edge(self, memory: Written) -> None:
-        """Takes note that the journal has another persisted window; waits for nothing."""
-        journal = memory.journal
-        state = journal.state
-        if self.writer is None or state is None or state.persisted is None:
+    def at_commit(self, memory: Written, former: Window | None) -> None:
+        """Takes note of what a step has brought to be written; waits for nothing.
+
+        Args:
+            memory: its journal has the step.
+            former: the window that was persisted before the step.
+        """
+        state = memory.journal.state
+        if self.writer is None or state is None:
             return
-        if not is_due(state.timetable, state.persisted, self.interval):
-            return
-        entries = {step: journal.entry(step) for step in journal.entries()}
-        name = TierName(state.rollbacks, state.committed, self.writers)
-        told = Told(state, entries, journal.schedules())
-        self.writer.offer(Due(name, told, memory.own_ring, journal, time.monotonic()))
+        start = state.timetable.first_step
+        if state.persisted is not None:
+            start = state.persisted.last + 1
+            if state.persisted != former and self._is_due(state, state.persisted):
+                self.writer.offer(self._due(state, state.persisted, memory))
+        window = state.timetable.window_of(start)
+        if self._is_due(state, window):
+            self.writer.captured(self._slots(state, window, memory))
+
+    def _is_due(self, state: JournalState, window: Window) -> bool:
+        return is_due(state.timetable, window, self.interval)
+
+    def _due(self, state: JournalState, window: Window, memory: Written) -> Due:
+        journal, slots = memory.journal, self._slots(state, window, memory)
+        reached = slots.tier.committed
+        entries = {step: journal.entry(step) for step in journal.entries() if step <= reached}
+        told = Told(dataclasses.replace(state, committed=reached), entries, journal.schedules())
+        return Due(slots, told, journal, time.monotonic())
+
+    def _slots(self, state: JournalState, window: Window, memory: Written) -> WindowSlots:
+        return WindowSlots(
+            TierName.of(state.rollbacks, window, self.writers), window, memory.own_ring
+        )
 
 
 def open_tiers(
