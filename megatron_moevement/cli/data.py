@@ -100,6 +100,7 @@ def _add_prepare(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -
         help="processes that tokenize (default: the cores of this machine); output is the same",
     )
     add("--overwrite", action="store_true", help="replace a data set that is there")
+    add_json_flag(parser)
 
 
 def _add_inspect(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -154,7 +155,14 @@ def _prepare(args: argparse.Namespace) -> int:
     )
     with _progress_bar(args.output_prefix) as on_progress:
         manifest = prepare.prepare(work, on_progress)
-    print(f"{args.output_prefix}: {_summary(manifest)}")
+    document = {
+        "prefix": args.output_prefix,
+        "bytes_by_file": {
+            str(path): path.stat().st_size for path in prepare.output_paths(args.output_prefix)
+        },
+        "manifest": dataclasses.asdict(manifest),
+    }
+    show(args, document, [f"{args.output_prefix}: {_summary(manifest)}"])
     return ExitCode.DONE
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from megatron_moevement.errors import UserError
 from megatron_moevement.runtime.observation.events import EventRecord, select_events
 from megatron_moevement.runtime.stores.store import default_store_dir
-from megatron_moevement.training.arguments import parse
+from megatron_moevement.training.arguments import Arguments, parse
 
 
 def add_store_dir(parser: argparse.ArgumentParser) -> None:
@@ -46,12 +46,12 @@ def read_text(path: Path) -> str:
         raise UserError(f"can't read {path}: it is no UTF-8 text") from error
 
 
-def check_flags(flags: Sequence[str], ranks: int) -> None:
-    """Checks the flags of a job before its ranks are started: they are those of this command.
+def check_flags(flags: Sequence[str], ranks: int) -> Arguments:
+    """Returns what the flags of a job say, before its ranks are started: they are this command's.
 
     Raises:
         UserError: there are none, or the training program would refuse them.
     """
     if not flags:
         raise UserError("give the flags of the job, those of pretrain_moe.py, after --")
-    parse(flags, ranks)
+    return parse(flags, ranks)

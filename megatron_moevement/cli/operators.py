@@ -12,7 +12,7 @@ from rich.table import Table
 
 from megatron_moevement.cli.inputs import check_flags
 from megatron_moevement.cli.launch import GRACE, PROGRAM, Job, launch
-from megatron_moevement.cli.output import add_json_flag, show
+from megatron_moevement.cli.output import add_json_flag, document_alone, show
 from megatron_moevement.errors import ExitCode, UserError
 from megatron_moevement.policy.job.operators import OperatorKind
 from megatron_moevement.policy.job.ranks import LogicalRank
@@ -48,7 +48,8 @@ def run(args: argparse.Namespace) -> int:
     check_flags(args.flags, args.ranks)
     with tempfile.TemporaryDirectory(prefix="moevement-operators-") as folder:
         file = Path(folder) / "operators.json"
-        code = _build((*args.flags, f"--moevement-operators={file}"), args.ranks)
+        with document_alone(args):
+            code = _build((*args.flags, f"--moevement-operators={file}"), args.ranks)
         if code != ExitCode.DONE:
             return code
         text = file.read_text()

@@ -1,14 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What listing commands print: tables and lines for people, or one JSON document for programs."""
+"""What commands print: tables and lines for people, or one JSON document for programs."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
-from collections.abc import Sequence
+import os
+import sys
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rich.console import Console, RenderableType
+
+_OUTPUT, _ERROR = 1, 2
+"""The descriptors of standard output and standard error, which started processes inherit."""
 
 
 def add_json_flag(parser: argparse.ArgumentParser, text: str = "as JSON, for programs") -> None:
@@ -16,11 +22,32 @@ def add_json_flag(parser: argparse.ArgumentParser, text: str = "as JSON, for pro
     parser.add_argument("--json", action="store_true", help=text)
 
 
+@contextlib.contextmanager
+def document_alone(args: argparse.Namespace) -> Iterator[None]:
+    """Where JSON is asked for, keeps all but the document from standard output.
+
+    What this process prints meanwhile goes to standard error, and so does what processes print that
+    it starts meanwhile. Call it from the main thread.
+    """
+    if not args.json:
+        yield
+        return
+    sys.stdout.flush()
+    kept = os.dup(_OUTPUT)
+    os.dup2(_ERROR, _OUTPUT)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(kept, _OUTPUT)
+        os.close(kept)
+
+
 def show(args: argparse.Namespace, document: Any, shown: Sequence[RenderableType]) -> None:
     """Prints the document where JSON is asked for, else what is shown to people."""
     if args.json:
         print(json.dumps(document, indent=1))
         return
-    console = Console(highlight=False)
+    console = Console(highlight=False, emoji=False)  # ":x:" in a path stays what it is
     for each in shown:
         console.print(each, soft_wrap=isinstance(each, str), markup=False)

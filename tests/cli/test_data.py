@@ -59,6 +59,18 @@ def test_inspect_tells_programs_everything(prepared, capsys):
     }
 
 
+def test_prepare_tells_programs_what_it_made(tmp_path, capsys):
+    (tmp_path / "a.txt").write_text("Hello")
+    prefix = tmp_path / "out"
+    words = ("--input", tmp_path / "a.txt", "--output-prefix", prefix, "--json")
+    assert run("prepare", *words) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document.pop("manifest") == json.loads(Path(f"{prefix}.json").read_text())
+    sizes = {str(path): path.stat().st_size for path in tmp_path.glob("out.*") if path.is_file()}
+    assert document == {"prefix": str(prefix), "bytes_by_file": sizes}
+    assert {Path(name).suffix for name in sizes} == {".bin", ".idx", ".json"}
+
+
 def test_inspect_does_not_let_data_drive_the_terminal(prepared, capsys):
     run("inspect", prepared)
     out = capsys.readouterr().out

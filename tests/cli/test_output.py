@@ -1,22 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What listing commands print: one document for programs, with `--json`."""
+"""What commands print: one document for programs, with `--json`."""
 
 import argparse
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from megatron_moevement.cli import build_parser, main
+from megatron_moevement.cli.convert import document
+from megatron_moevement.cli.output import show
+from megatron_moevement.training.checkpoints import CheckpointFolder, record_file
 from megatron_moevement.training.presets import PARAMETERS
 from tests.cli.test_recoveries import told
 
 ROOT = Path(__file__).resolve().parents[2]
-LISTINGS = {
+WITH_DOCUMENT = {
     "account",
     "check",
     "clean",
+    "convert",
     "data inspect",
+    "data prepare",
     "events",
     "explain",
     "inspect",
@@ -53,9 +61,9 @@ def commands(parser, *above):
         yield " ".join(above), parser
 
 
-def test_every_command_that_lists_has_the_flag():
+def test_every_command_that_has_something_to_show_has_the_flag():
     found = dict(commands(build_parser()))
-    assert {name for name, own in found.items() if "--json" in own.flags} == LISTINGS
+    assert {name for name, own in found.items() if "--json" in own.flags} == WITH_DOCUMENT
 
 
 def test_presets(printed):
@@ -87,3 +95,54 @@ def test_recoveries(printed, tmp_path):
     assert (recovery["verdict"], recovery["target"], recovery["scope"]) == ("LOCALIZED", 9, [1])
     assert recovery["duration_s"] == pytest.approx(3.75)
     assert recovery["time"].endswith("+00:00")
+
+
+PRINTING = """
+import argparse, subprocess, sys
+from megatron_moevement.cli.output import document_alone, show
+rank = [sys.executable, "-c", "print('of a rank')"]
+args = argparse.Namespace(json=sys.argv[1] == "json")
+print("before")
+try:
+    with document_alone(args):
+        print("of this process")
+        subprocess.run(rank, check=True)
+        raise ValueError
+except ValueError:
+    subprocess.run(rank, check=True)
+    show(args, {"made": 1}, [])
+"""
+
+
+@pytest.mark.parametrize("shape", ["json", "text"])
+def test_what_is_printed_before_a_document_goes_to_standard_error(shape):
+    command = [sys.executable, "-c", PRINTING, shape]
+    buffered = {**os.environ, "PYTHONUNBUFFERED": ""}
+    ended = subprocess.run(command, check=True, capture_output=True, text=True, env=buffered)
+    meanwhile = ["of this process", "of a rank"]
+    if shape == "json":
+        assert ended.stdout == 'before\nof a rank\n{\n "made": 1\n}\n'
+        assert sorted(ended.stderr.splitlines()) == sorted(meanwhile)
+    else:
+        assert sorted(ended.stdout.splitlines()) == sorted(["before", *meanwhile, "of a rank"])
+        assert ended.stderr == ""
+
+
+def test_the_document_of_a_conversion_names_the_checkpoint_that_it_saved(tmp_path):
+    folder = CheckpointFolder(tmp_path)
+    for step, content in ((8, "older training, newer step"), (6, "what was converted")):
+        writing = folder.begin(step)
+        (writing / "a").write_text(content)
+        (writing / "b").write_text("b")
+        folder.commit(step, {name: record_file(writing / name) for name in ("a", "b")})
+    assert document(folder) == {
+        "checkpoint": f"{tmp_path}/iter_0000006",
+        "step": 6,
+        "files": 2,
+        "bytes": len("what was convertedb"),
+    }
+
+
+def test_people_see_a_path_as_it_is(capsys):
+    show(argparse.Namespace(json=False), None, ["runs/:fire:/[red]"])
+    assert capsys.readouterr().out == "runs/:fire:/[red]\n"

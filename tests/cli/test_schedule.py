@@ -172,8 +172,9 @@ def test_a_wrong_name_of_a_picture_is_told_before_the_plan(capsys):
     ],
 )
 def test_commands_that_start_a_job_check_its_flags_themselves(command, flags, message, capfd):
-    assert main([command, "-n", "2", "--", *flags]) == 2
-    error = capfd.readouterr().err
+    assert main([command, "-n", "2", "--json", "--", *flags]) == 2
+    output, error = capfd.readouterr()
+    assert output == ""
     assert error.startswith(f"moevement {command}: ")
     assert message in error
 

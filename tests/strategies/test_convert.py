@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What killed jobs left in memory becomes a checkpoint that needs no strategy."""
 
+import json
 import os
 import subprocess
 import sys
@@ -138,7 +139,7 @@ def test_the_command_starts_the_ranks_of_the_job(megatron_fork_server, text, tmp
     run = killed(megatron_fork_server, text, tmp_path, case)
     flags = case.protected_program(megatron_fork_server, text).flags
     command = [
-        *(sys.executable, "-m", "megatron_moevement.cli", "convert", "-n", "3", "--"),
+        *(sys.executable, "-m", "megatron_moevement.cli", "convert", "-n", "3", "--json", "--"),
         *(*flags, f"--train-iters={case.train_iters}"),
         *(f"--save={run.checkpoints}", f"--moevement-store-dir={run.store}"),
     ]
@@ -150,5 +151,10 @@ def test_the_command_starts_the_ranks_of_the_job(megatron_fork_server, text, tmp
         check=False,
     )
     assert ended.returncode == 0, ended.stderr
-    assert "successfully saved checkpoint from iteration" in ended.stdout
-    assert len(saved_in(run.checkpoints)) == 1
+    assert "successfully saved checkpoint from iteration" in ended.stderr
+    (saved,) = saved_in(run.checkpoints)
+    document = json.loads(ended.stdout)
+    assert document["checkpoint"] == f"{run.checkpoints}/{saved}"
+    assert saved == f"iter_{document['step']:07d}"
+    written = [path.stat().st_size for path in (run.checkpoints / saved).iterdir()]
+    assert (document["files"], document["bytes"]) == (len(written), sum(written))
