@@ -13,6 +13,8 @@ from typing import Any
 
 from rich.console import Console, RenderableType
 
+from megatron_moevement.errors import ExitCode
+
 _OUTPUT, _ERROR = 1, 2
 """The descriptors of standard output and standard error, which started processes inherit."""
 
@@ -44,9 +46,16 @@ def document_alone(args: argparse.Namespace) -> Iterator[None]:
 
 
 def show(args: argparse.Namespace, document: Any, shown: Sequence[RenderableType]) -> None:
-    """Prints the document where JSON is asked for, else what is shown to people."""
+    """Prints the document where JSON is asked for, else what is shown to people.
+
+    Ends the process with 1, without a word, where its reader has left, as behind `| head`.
+    """
     if args.json:
-        print(json.dumps(document, indent=1))
+        try:
+            print(json.dumps(document, indent=1), flush=True)
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), _OUTPUT)  # for what Python flushes at its end
+            raise SystemExit(ExitCode.FAILURE) from None
         return
     console = Console(highlight=False, emoji=False)  # ":x:" in a path stays what it is
     for each in shown:

@@ -143,6 +143,15 @@ def test_the_document_of_a_conversion_names_the_checkpoint_that_it_saved(tmp_pat
     }
 
 
+def test_a_reader_that_has_left_ends_the_command_without_a_word():
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "megatron_moevement.cli", "presets", "--json"]
+    with os.fdopen(writer, "wb") as pipe:
+        ended = subprocess.run(command, stdout=pipe, stderr=subprocess.PIPE, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (1, "")
+
+
 def test_people_see_a_path_as_it_is(capsys):
     show(argparse.Namespace(json=False), None, ["runs/:fire:/[red]"])
     assert capsys.readouterr().out == "runs/:fire:/[red]\n"
