@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Sequence
 
 from rich.table import Table
 
@@ -24,6 +24,8 @@ from the start of the first launch to the end of the last one. Give several fold
 launch has one of its own.
 """
 _SECOND = 1e6
+_MOST_COLUMNS = 5
+"""Of processes: more do not fit on a screen of 80 characters."""
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -55,8 +57,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _table(account: JobAccount) -> Table:
-    """Returns a row for each part, and a column for each process."""
-    names = [f"process {one.process}" for one in account.processes]
+    """Returns a row for each part, and a column for each process, or for the least and the most."""
+    number = len(account.processes)
+    names = [f"p{one.process}" for one in account.processes]
+    if number > _MOST_COLUMNS:
+        names = [f"least of {number}", f"most of {number}"]
     table = Table("part (s)", *names, "all", "share")
     for column in table.columns[1:]:
         column.justify = "right"
@@ -65,16 +70,20 @@ def _table(account: JobAccount) -> Table:
     for part in Part:
         if part not in every_us:
             continue
-        own = [_of(one.parts_us, part) for one in account.processes]
-        table.add_row(part.value, *own, _of(every_us, part), _share(every_us[part], whole_us))
-    own = [f"{sum(one.parts_us.values()) / _SECOND:.2f}" for one in account.processes]
+        own = _columns([one.parts_us.get(part, 0) for one in account.processes])
+        (every,) = _columns([every_us[part]])
+        table.add_row(part.value, *own, every, _share(every_us[part], whole_us))
+    own = _columns([sum(one.parts_us.values()) for one in account.processes])
     table.add_section()
-    table.add_row("sum", *own, f"{whole_us / _SECOND:.2f}", "100.0 %")
+    table.add_row("sum", *own, *_columns([whole_us]), "100.0 %")
     return table
 
 
-def _of(parts_us: Mapping[Part, int], part: Part) -> str:
-    return f"{parts_us[part] / _SECOND:.2f}" if part in parts_us else ""
+def _columns(times_us: Sequence[int]) -> list[str]:
+    """Returns a text for each time, or for the least and the most of many; nothing for none."""
+    if len(times_us) > _MOST_COLUMNS:
+        times_us = [min(times_us), max(times_us)]
+    return [f"{time_us / _SECOND:.2f}" if time_us else "" for time_us in times_us]
 
 
 def _share(part_us: int, whole_us: int) -> str:

@@ -2,12 +2,15 @@
 """`moevement account` prints the account of all launches of a job."""
 
 import json
+import re
 
 import pytest
 
 from megatron_moevement.cli import main
 from megatron_moevement.errors import ExitCode
+from megatron_moevement.policy.job.ranks import Layout
 from megatron_moevement.runtime.observation.events import EventLog, EventName
+from tests.harness.synthetic_run import Shape, SyntheticRun
 
 
 @pytest.fixture
@@ -25,6 +28,28 @@ def test_the_table_has_a_row_for_each_part_and_their_sum(run_dir, capsys):
     printed = capsys.readouterr().out
     assert all(name in printed for name in ("useful", "stall", "sum", "no fault was noticed"))
     assert "5 steps on 1 rank\n" in printed
+
+
+@pytest.mark.parametrize("processes", [5, 6])
+def test_of_many_processes_the_least_and_the_most_are_shown(
+    processes, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setenv("COLUMNS", "80")
+    shape = Shape(layout=Layout(pp=2, dp=2), spares=processes - 4, steps=40, faults=1)
+    SyntheticRun(shape).write(tmp_path / "events")
+    assert main(["account", str(tmp_path / "events"), "--json"]) == ExitCode.DONE
+    found = [one["parts_s"] for one in json.loads(capsys.readouterr().out)["processes"]]
+    assert main(["account", str(tmp_path / "events")]) == ExitCode.DONE
+    lines = [line for line in capsys.readouterr().out.splitlines() if line[0] in "│┃"]
+    head, *rows = ([cell.strip() for cell in re.split("[│┃]", line)[1:-1]] for line in lines)
+    shown = {name: own for name, *own, _, _ in rows}
+    for part in ("useful", "lost", "spare", "gone"):
+        own = [one.get(part, 0.0) for one in found]
+        if processes == 6:
+            own = [min(own), max(own)]
+        assert shown[part] == [f"{one_s:.2f}" if one_s else "" for one_s in own]
+    names = ["least of 6", "most of 6"] if processes == 6 else [f"p{rank}" for rank in range(5)]
+    assert head == ["part (s)", *names, "all", "share"]
 
 
 def test_the_document_adds_up(run_dir, capsys):
