@@ -100,11 +100,14 @@ def _lines(account: JobAccount) -> list[str]:
         f"goodput {account.goodput_steps_per_s:.3f} steps/s",
     ]
     between_s, recover_s = account.time_between_failures_s, account.time_to_recover_s
+    if account.was_lost:
+        lines.append("the newest launch ended because processes were lost")
     if between_s is None:
         lines.append("no fault was noticed")
     else:
         faults = "1 fault" if account.faults == 1 else f"{account.faults} faults"
-        repair = "none has ended" if recover_s is None else f"{recover_s:.1f} s to recover"
+        none = "training has gone on after none"
+        repair = none if recover_s is None else f"{recover_s:.1f} s to recover"
         lines.append(f"{faults}: as seen, {between_s:.1f} s between failures, {repair}")
     for outage in account.outages:
         begun = timestamp(outage.start_us / _SECOND)

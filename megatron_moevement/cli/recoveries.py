@@ -53,7 +53,8 @@ def run(args: argparse.Namespace) -> int:
         "recoveries": [_document(each) for each in ended],
         "open_fault": None if open_fault is None else timestamp(open_fault.time),
     }
-    show(args, document, lines or [f"no recovery in {args.event_dir}: no fault was noticed"])
+    nothing = f"no recovery in {args.event_dir}: no process met others again after a fault"
+    show(args, document, lines or [nothing])
     if args.require is None:
         return ExitCode.DONE
     wanted = Verdict(args.require)

@@ -68,7 +68,9 @@ def test_what_is_required_decides_the_exit_code(tmp_path, capsys):
 
 def test_a_run_without_a_fault_says_so(tmp_path, capsys):
     assert recoveries(tmp_path) == 0
-    assert capsys.readouterr().out == f"no recovery in {tmp_path}: no fault was noticed\n"
+    assert capsys.readouterr().out == (
+        f"no recovery in {tmp_path}: no process met others again after a fault\n"
+    )
 
 
 def test_a_fault_that_no_recovery_ended_is_told(tmp_path, capsys):

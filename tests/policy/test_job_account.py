@@ -228,6 +228,34 @@ def test_a_launch_that_has_ended_well_is_no_fault_for_the_next_one():
     assert seconds(account.processes[0])[Part.DOWN] == 15
 
 
+@pytest.mark.parametrize(
+    ("codes", "faults"),
+    [((-9, 75), 1), ((-9, -9), 1), ((-9, 0), 0), ((-9, 130), 0), ((1, 2), 0), ((-9,), 0)],
+)
+def test_a_loss_that_ends_the_job_is_a_fault_before_a_launch_goes_on(codes, faults):
+    ends = [ended(9, process, code) for process, code in enumerate(codes)]
+    histories = [[launched(rank), *training(1, 5)] for rank in range(2)]
+    account = account_of(read([*histories, ends]))
+    assert (account.faults, len(account.outages)) == (faults, 0)
+
+
+def test_once_a_launch_has_gone_on_the_loss_before_it_counts_once():
+    launches = [
+        [launched(0, launch=name, at=at), *training(at + 1, 3, first=first)]
+        for name, at, first in (("a", 0, 1), ("b", 20, 4))
+    ]
+    ends = [ended(5, 0, 75, launch="a"), ended(26, 0, 0, launch="b")]
+    account = account_of(read([*launches, ends]))
+    assert (account.launches, account.faults, account.was_lost) == (2, 1, False)
+
+
+def test_a_job_that_stops_in_a_recovery_has_the_faults_of_the_recovery():
+    restart = itertools.islice(restarted(10, generation=1, since=6), 1)
+    history = [launched(0), *training(1, 5), *restart]
+    account = account_of(read([history, [ended(20, 0, 75)]]))
+    assert (account.faults, account.was_lost, len(account.outages)) == (1, True, 1)
+
+
 def test_launches_with_names_are_told_apart_where_they_overlap():
     launches = [
         [launched(0, launch=name, at=at), *training(at + 1, 3)] for name, at in (("a", 0), ("b", 3))

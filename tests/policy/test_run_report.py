@@ -149,7 +149,9 @@ def test_curves_are_those_of_the_steps(run, found):
 
 def test_a_job_that_stopped_names_the_first_process_that_ended():
     run = SyntheticRun(Shape(layout=SMALL.layout, spares=0, steps=30, faults=1, ends_well=False))
-    ending = report(run)["ending"]
+    found = report(run)
+    ending = found["ending"]
+    assert (found["account"]["faults"], found["incidents"]) == (1, [])
     assert ending["code"] == 75
     (lost,) = ending["casualties"]
     assert lost["host"].startswith("node")

@@ -117,7 +117,8 @@ function lossInBrief(incident) {
 
 function recoveriesSection() {
   if (!run.incidents.length) {
-    return make("section", null, make("h2", { text: "Outages" }), make("p", { text: "No fault was noticed." }));
+    const text = run.account.faults ? "Training has not gone on after a fault yet." : "No fault was noticed.";
+    return make("section", null, make("h2", { text: "Outages" }), make("p", { text }));
   }
   const longest = Math.max(...run.incidents.map((one) => one.duration_s), 1e-9);
   const rows = run.incidents.map((incident) => {

@@ -57,6 +57,7 @@ class JobAccount:
         steps: that the job has at its end and has trained in these launches.
         processes: each with its time.
         outages: in the order of time.
+        was_lost: whether the newest launch ended because processes were lost.
     """
 
     begun_us: int
@@ -66,6 +67,7 @@ class JobAccount:
     steps: int
     processes: Sequence[ProcessAccount]
     outages: Sequence[Outage]
+    was_lost: bool
 
     @property
     def parts_us(self) -> Mapping[Part, int]:
@@ -89,8 +91,9 @@ class JobAccount:
 
     @property
     def faults(self) -> int:
-        """Restarts in place and relaunches."""
-        return sum(outage.faults for outage in self.outages)
+        """Restarts in place, relaunches, and the loss that the newest launch ended with."""
+        is_open = any(outage.end_us is None for outage in self.outages)
+        return sum(outage.faults for outage in self.outages) + (self.was_lost and not is_open)
 
     @property
     def time_between_failures_s(self) -> float | None:
@@ -164,6 +167,7 @@ def account_of(histories: Mapping[str, History]) -> JobAccount | None:
         steps=job.steps(),
         processes=processes,
         outages=outages,
+        was_lost=job.launches[-1].was_lost,
     )
 
 

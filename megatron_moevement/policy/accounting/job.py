@@ -8,6 +8,11 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from megatron_moevement.policy.accounting.life import End, GenerationOfLife, Life
 
+KEPT_CODE = 75
+"""Of a process that stopped because others were lost, with its state kept."""
+_BY_USERS = frozenset({0, 130})
+"""Of processes that have finished, and of those that Ctrl-C ended."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Outage:
@@ -88,6 +93,14 @@ class Launch:
     def ended_well(self) -> bool:
         """Whether a process says that training has come to an end."""
         return any(life.code == 0 for life in self.lives.values())
+
+    @property
+    def was_lost(self) -> bool:
+        """Whether all processes have ended because they, or others, were lost."""
+        codes = [life.code for life in self.lives.values() if life.code is not None]
+        if len(codes) < len(self.lives) or not _BY_USERS.isdisjoint(codes):
+            return False
+        return any(code == KEPT_CODE or code < 0 for code in codes)
 
     @property
     def stepped_us(self) -> int:

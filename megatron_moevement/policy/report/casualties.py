@@ -8,12 +8,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from megatron_moevement.policy.accounting.job import Job, Launch
+from megatron_moevement.policy.accounting.job import KEPT_CODE, Job, Launch
 
 HAS_ENDED = "its process has ended"
 """The reason that others have where there is no more to it than its end."""
-KEPT_CODE = 75
-"""Of a process that stopped because others were lost, with its state kept."""
 NAMED = 64
 """So many casualties of one outage are listed; they begin with the first."""
 _TOGETHER_US = 5_000_000
