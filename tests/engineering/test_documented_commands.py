@@ -76,7 +76,7 @@ RUNS = {
     r"\./scripts/demo_recovery\.sh": SLOW,
     r"\./scripts/(setup|test)\.sh": By(".ci/run", "./scripts/test.sh"),  # which sets up
     r"\./scripts/mutations\.sh": SLOW,
-    r"\./scripts/test\.sh -m slow tests/launch/test_slurm\.py": By(
+    r"\./scripts/test\.sh -m 'slow or not slow' tests/launch/test_slurm\.py": By(
         "tests/launch/test_slurm.py", "test_what_a_job_loses_changes_no_bit"
     ),
     r"TIER_KILLS=200 \./scripts/tier_campaign\.sh .*": SLOW,

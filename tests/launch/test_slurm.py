@@ -3,7 +3,7 @@
 
 As root, after apt-get install -y slurmctld slurmd slurm-client munge:
 
-    ./scripts/test.sh -m slow tests/launch/test_slurm.py
+    ./scripts/test.sh -m 'slow or not slow' tests/launch/test_slurm.py
 """
 
 import json
@@ -21,6 +21,13 @@ from tests.harness.slurm_job import Case
 ROOT = Path(__file__).resolve().parents[2]
 LOCAL = ROOT / "scripts" / "slurm_local.sh"
 HAS_SLURM = all(map(shutil.which, ("slurmctld", "slurmd", "munged", "srun"))) and not os.getuid()
+
+TRIALS = [
+    pytest.param(case, number, marks=pytest.mark.slow if number or case is not Case.PROCESS else ())
+    for number in range(3)
+    for case in Case
+    if case is not Case.NOTHING
+]
 
 pytestmark = pytest.mark.skipif(not HAS_SLURM, reason="Slurm is not installed, or not as root")
 
@@ -51,10 +58,8 @@ def test_a_command_has_nodes_of_its_own():
     assert done.stdout.split() == ["n1", "n2", "n3"], done.stderr
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("case", [case for case in Case if case is not Case.NOTHING])
-@pytest.mark.parametrize("number", range(3))
+@pytest.mark.parametrize(("case", "number"), TRIALS)
 def test_what_a_job_loses_changes_no_bit(case, number, undisturbed, tmp_path, capsys):
     seed = secrets.token_hex(4)
     digest, printed = run(case, seed, tmp_path / "job")
