@@ -25,6 +25,7 @@ pytestmark = [pytest.mark.distributed, pytest.mark.timeout(300)]
 CASE = Case.of("vpp2 bf16 distributed grouped", 3)
 RUN_ID = "tiered"
 SLOW = Path(__file__).with_name("slow_tier_pretrain.py")
+OTHER_KERNELS = SLOW.with_name("other_kernels_pretrain.py")
 PATIENCE_S = 100
 LONGEST_WRITING_S = 2.0
 REPLAY = EventName.REPLAY
@@ -193,6 +194,21 @@ def test_a_tier_becomes_a_checkpoint_on_other_machines(run, uninterrupted, tmp_p
     third = f"--moevement-store-dir={tmp_path}/third"
     assert digest_differences(run.finish(f"--load={elsewhere}", third), uninterrupted(CASE)) == []
     assert run.taken == [name.committed]  # the checkpoint is as new as the tier
+
+
+@pytest.mark.slow
+def test_machines_that_compute_otherwise_go_on_from_a_tier_and_promise_no_bits(run, uninterrupted):
+    kill_with_two_tiers(run)
+    run.lose_memory()
+    name, other = run.newest, {"MKL_CBWR": "COMPATIBLE"}
+    run._program = dataclasses.replace(run._program, path=OTHER_KERNELS, env=other)
+    with run.start() as job:
+        result = job.wait().check()
+    line = "guarantee CONSISTENT: a recovery loses nothing, bits may differ: rank 0 has another "
+    assert f"{line}MKL_CBWR than at first" in result.ranks[0].stdout + result.ranks[0].stderr
+    assert run.taken == [name.committed]
+    assert not all(event.fields["replay_verified"] for event in events_of(run, REPLAY, None))
+    assert digest_differences(run._digest(), uninterrupted(CASE)) != []
 
 
 @pytest.mark.slow

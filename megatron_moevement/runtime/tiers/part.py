@@ -17,6 +17,7 @@ import xxhash
 
 from megatron_moevement.errors import MoEvementError
 from megatron_moevement.policy.copies.journal_state import JournalState
+from megatron_moevement.policy.job.guarantee import Computation
 from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.policy.tiers.tier import PartName, TierName
 from megatron_moevement.policy.window.schedule import Window
@@ -73,16 +74,21 @@ class WindowSlots:
 
 @dataclasses.dataclass(frozen=True)
 class Told:
-    """What a journal says when a window is persisted, but for the losses.
+    """What a rank has to tell besides its slots when a window is persisted, but for the losses.
 
     Attributes:
+        state: of its journal, as the two after it.
         entries: ledger entries by their steps, as many as are retained.
         schedules: that the state names, by their digests.
+        computation: what decided the bits of the rank.
+        host: the name of its machine.
     """
 
     state: JournalState
     entries: Mapping[int, bytes]
     schedules: Mapping[str, bytes]
+    computation: Computation
+    host: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,6 +118,8 @@ class Part:
             "state": told.state.document(),
             "entries": [[step, told.entries[step].decode()] for step in sorted(told.entries)],
             "schedules": {digest: data.hex() for digest, data in told.schedules.items()},
+            "computation": told.computation.document(),
+            "host": told.host,
             "slots": [record_document(record) for record in self.slots],
             "loss_bytes": self.loss_bytes,
             "checksum": f"{self.checksum:016x}",
@@ -136,6 +144,8 @@ class Part:
                 JournalState.of_document(document["state"]),
                 {int(step): text.encode() for step, text in document["entries"]},
                 {digest: bytes.fromhex(text) for digest, text in schedules},
+                Computation.of_document(document["computation"]),
+                str(document["host"]),
             )
             return cls(
                 LogicalRank.parse(document["owner"]),

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Sequence
 from itertools import chain
 
@@ -47,4 +48,17 @@ def agree_on_guarantee(
     else:
         guarantee = decide_guarantee(job)
     carried.promise = Promise(job, guarantee)
+    return guarantee
+
+
+def agree_with_origin(origin: Computations, carried: CarriedState) -> Guarantee:
+    """Returns what a job may rely on that goes on from what other processes have computed.
+
+    Args:
+        origin: what they computed with, in the order of ranks; the same on all ranks.
+        carried: what this process takes over a restart; learns the result.
+    """
+    promise = carried.promise
+    guarantee = decide_guarantee(promise.origin, origin, promise.guarantee)
+    carried.promise = dataclasses.replace(promise, guarantee=guarantee)
     return guarantee

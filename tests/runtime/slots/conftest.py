@@ -8,6 +8,7 @@ import fsspec
 import pytest
 
 from megatron_moevement.policy.copies.journal_state import JournalState
+from megatron_moevement.policy.job.guarantee import Computation, DeviceKind, Kernels
 from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.policy.tiers.tier import TierName
 from megatron_moevement.policy.window.schedule import Window
@@ -85,7 +86,13 @@ def named(committed=5, writers="0" * 16):
 
 
 def told(owner=OWNER):
-    return Told(dataclasses.replace(STATE, rank=owner), {4: b"{}", 5: b'{"a": 1}'}, {"d": b"x"})
+    return Told(
+        dataclasses.replace(STATE, rank=owner),
+        {4: b"{}", 5: b'{"a": 1}'},
+        {"d": b"x"},
+        Computation(DeviceKind.CPU, Kernels.ANY, 3, {"model": "m"}, {"MKL_CBWR": "AVX2"}),
+        "host-1",
+    )
 
 
 def slots_of(ring, name=None, window=WINDOW):

@@ -158,8 +158,10 @@ def test_what_a_target_refuses_is_a_line_and_the_next_window_is_written(job, cap
     for count in range(1, 5):
         job.offer(OWNER, named(count))
         job.wait_for_failures(OWNER, count)
-    lines = [one for one in caplog.records if "No space left on device" in one.getMessage()]
-    assert [one.levelno for one in lines] == [logging.WARNING] * 3  # of the first, second, fourth
+    told = "No space left on device"
+    wait_until(lambda: caplog.text.count(told) == 3)  # of the first, second and fourth
+    lines = [one for one in caplog.records if told in one.getMessage()]
+    assert [one.levelno for one in lines] == [logging.WARNING] * 3
     job.target.create = real
     job.offer(OWNER, named(9))
     job.offer(OTHER, named(9))

@@ -28,6 +28,7 @@ from megatron_moevement.runtime.coordination.agreement import (
 from megatron_moevement.runtime.coordination.commit_barrier import DisagreementError
 from megatron_moevement.runtime.observation.events import EventName
 from megatron_moevement.settings.faults import FaultPoint
+from megatron_moevement.strategies.moevement.agreed_guarantee import agree_with_origin
 from megatron_moevement.strategies.moevement.carried_state import Agreed
 from megatron_moevement.strategies.moevement.protection.left_state import (
     gather_facts,
@@ -121,9 +122,15 @@ class Planning:
         tiers = self._session.tiers
         if tiers is None:
             return False
-        return restore_newest(
-            tiers.target, self._memory, self._objects, facts, plan, say=self._session.say
-        )
+        say = self._session.say
+        origin = restore_newest(tiers.target, self._memory, self._objects, facts, plan, say=say)
+        if origin is None:
+            return False
+        before = self._carried.promise.guarantee
+        guarantee = agree_with_origin(origin, self._carried)
+        if guarantee != before:
+            say(f"guarantee {guarantee}")
+        return True
 
     def _keep(self, facts: Facts) -> None:
         """Writes down what a plan is made from, before anything is done or where none comes."""

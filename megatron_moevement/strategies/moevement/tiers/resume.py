@@ -10,11 +10,12 @@ import dataclasses
 import functools
 import logging
 import time
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from megatron_moevement.errors import UserError
 from megatron_moevement.policy.facts.facts import Facts
+from megatron_moevement.policy.job.guarantee import Computation, Computations
 from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.policy.recovery.histories import next_rollbacks
 from megatron_moevement.policy.recovery.plan import Plan
@@ -61,7 +62,7 @@ def restore_newest(
     plan: Plan | None,
     *,
     say: Callable[[str], None],
-) -> bool:
+) -> Computations | None:
     """Puts the newest tier into memory, where nothing else leads as far; every rank calls it.
 
     Args:
@@ -71,13 +72,14 @@ def restore_newest(
         say: prints a line for the user, on rank 0.
 
     Returns:
-        Whether memory has it now; then it has nothing else.
+        What its bits were computed with, in the order of ranks; memory has it now, and nothing
+        else. None where none was needed.
 
     Raises:
         UserError: on all ranks: the target can't be read, or the tier is of a job of other flags.
     """
     if not may_begin_with_tier(facts):
-        return False
+        return None
     is_first = objects.rank == objects.layout.ranks[0]
     with as_user_error(
         f"can't read {FLAG} {target.place}: ", f"; make it readable, or leave {FLAG} out"
@@ -99,10 +101,10 @@ def restore_newest(
             found = gather_together(
                 functools.partial(_restored, source, memory, objects.rank), objects.device
             )
-        reasons = [reason for reason in found if reason is not None]
+        reasons = [restored["reason"] for restored in found if "reason" in restored]
         if not reasons:
             say(f"goes on from the tier of step {name.committed} in {target.place}")
-            return True
+            return _computations(found)
         memory.store.clear()
         if is_first:
             logger.warning(
@@ -111,11 +113,24 @@ def restore_newest(
                 target.place,
                 reasons[0],
             )
-    return False
+    return None
 
 
-def _restored(source: Source, memory: HostMemory, rank: LogicalRank) -> str | None:
-    """Returns why a tier can't be used; None once this rank's part of it is in memory.
+def _computations(found: Sequence[Mapping[str, Any]]) -> Computations:
+    """Returns what ranks computed with; what they have in common is there once."""
+    known: dict[str, Computation] = {}
+    for restored in found:
+        document = restored["computation"]
+        known.setdefault(repr(document), Computation.of_document(document))
+    by_rank = tuple(known[repr(restored["computation"])] for restored in found)
+    return Computations(by_rank, tuple(restored["host"] for restored in found))
+
+
+def _restored(source: Source, memory: HostMemory, rank: LogicalRank) -> dict[str, Any]:
+    """Puts this rank's part of a tier into memory.
+
+    Returns:
+        The computation and the host of the rank that wrote it; or why the tier can't be used.
 
     Raises:
         UserError: it is of a job of other flags, or there is no room for it.
@@ -125,12 +140,12 @@ def _restored(source: Source, memory: HostMemory, rank: LogicalRank) -> str | No
         _check(manifest, memory, source)
         name = manifest.part_of(rank)
         if name is None:
-            return f"it has no part of {rank}"
+            return {"reason": f"it has no part of {rank}"}
         part = read_part(source.target, source.name, name)
         _put(source, memory, part)
     except (DamagedPartError, OSError) as error:
-        return str(error)
-    return None
+        return {"reason": str(error)}
+    return {"computation": part.told.computation.document(), "host": part.told.host}
 
 
 def _check(manifest: Manifest, memory: HostMemory, source: Source) -> None:

@@ -9,6 +9,7 @@ import time
 from typing import Protocol
 
 from megatron_moevement.policy.copies.journal_state import JournalState
+from megatron_moevement.policy.job.guarantee import Computation
 from megatron_moevement.policy.tiers.tier import Manifest, TierName, is_due
 from megatron_moevement.policy.window.schedule import Window
 from megatron_moevement.runtime.coordination.agreement import (
@@ -49,12 +50,16 @@ class Tiers:
         target: where they lie.
         interval: every so many persisted windows one is written.
         writers: stands for this generation of the job, the same on all ranks.
+        computation: what decides the bits of this rank.
+        host: the name of its machine.
         writer: the thread that writes; None where nothing is trained.
     """
 
     target: Target
     interval: int
     writers: str
+    computation: Computation
+    host: str
     writer: TierWriter | None
 
     def at_commit(self, memory: Written, former: Window | None) -> None:
@@ -83,7 +88,11 @@ class Tiers:
         journal, slots = memory.journal, self._slots(state, window, memory)
         reached = slots.tier.committed
         entries = {step: journal.entry(step) for step in journal.entries() if step <= reached}
-        told = Told(dataclasses.replace(state, committed=reached), entries, journal.schedules())
+        told = Told(
+            dataclasses.replace(state, committed=reached),
+            *(entries, journal.schedules()),
+            *(self.computation, self.host),
+        )
         return Due(slots, told, journal, time.monotonic())
 
     def _slots(self, state: JournalState, window: Window, memory: Written) -> WindowSlots:
@@ -132,4 +141,8 @@ def open_tiers(
         return TierWriter(target, ranks, objects.rank, keep, written)
 
     writer = None if settings.moevement_recover_only else generation.own(begin)
-    return Tiers(target, settings.moevement_tier_interval, writers, writer)
+    return Tiers(
+        *(target, settings.moevement_tier_interval, writers),
+        *(objects.computation, objects.host),
+        writer,
+    )
