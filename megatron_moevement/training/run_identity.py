@@ -24,7 +24,7 @@ from megatron_moevement.backends.backend import choose
 from megatron_moevement.errors import UserError
 from megatron_moevement.integrations.megatron.fork.series import load_series
 from megatron_moevement.runtime.coordination.agreement import as_user_error, gather_together
-from megatron_moevement.runtime.slots.store_identity import RunIdentity
+from megatron_moevement.runtime.slots.store_identity import DEVICE, TORCH, RunIdentity
 from megatron_moevement.settings.run import num_microbatches
 from megatron_moevement.strategies.registry import STRATEGIES
 from megatron_moevement.training.arguments import Arguments
@@ -130,7 +130,8 @@ def given(arguments: Arguments) -> dict[str, Any]:
         "tokenizer": dict(data.tokenizer.unique_identifiers),
         "ranks": arguments.world_size,
         "--global-batch-size": _global_batch_size(arguments),
-        "device": choose(arguments.run.moevement_backend).value,
+        DEVICE: choose(arguments.run.moevement_backend).value,
+        TORCH: torch.__version__,
         "software": _software(),
         **_schedules(arguments),
     }
@@ -164,14 +165,13 @@ def _global_batch_size(arguments: Arguments) -> int:
 
 
 def _software() -> dict[str, str]:
-    """Returns the versions of what computes; libraries below torch belong to the guarantee."""
+    """Returns versions besides torch's; libraries below torch belong to the guarantee."""
     series = load_series()
     patches = "".join(patch.digest for patch in series.patches)
     return {
         "moevement": megatron_moevement.__version__,
         "megatron-core": series.upstream.tag,
         "patches": hashlib.sha256(patches.encode()).hexdigest()[:16],
-        "torch": torch.__version__,
     }
 
 

@@ -157,3 +157,26 @@ def test_equal_states_give_equal_text_whatever_order_sets_have_in_a_process():
     assert [list(encode_random_state(state)) for state in states] == [
         ["python", "numpy", "tracker", "device", "host"]
     ] * 2
+
+
+def restore_streams_of_gpu():
+    """Returns what each stream gives before and after a state of another kind of device."""
+    from megatron_moevement.integrations.megatron.random_state import (  # noqa: PLC0415
+        random_state,
+        restore_random_state,
+    )
+
+    with tiny_job():
+        state = random_state()
+        state["device"] = torch.zeros(16, dtype=torch.uint8)
+        state["tracker"] = dict.fromkeys(state["tracker"], state["device"])
+        first = {stream: draw(stream) for stream in (*STREAMS, EXPERT_STREAM)}
+        restore_random_state(state)
+        return first, {stream: draw(stream) for stream in (*STREAMS, EXPERT_STREAM)}
+
+
+def test_streams_of_another_kind_of_device_leave_those_of_this_one(megatron_fork_server):
+    (found,) = megatron_fork_server.run(restore_streams_of_gpu, world_size=1).check().values
+    first, again = found
+    restored = {stream for stream in first if first[stream] == again[stream]}
+    assert restored == {"python", "numpy", "host"}

@@ -54,7 +54,7 @@ def test_other_names_are_none(text):
 
 def test_a_manifest_is_read_back_and_adds_up():
     parts = tuple(PartName(rank, place, 10 + place) for place, rank in enumerate(RANKS))
-    manifest = Manifest(TierName(1, 9, "a" * 16), Window(4, 4), "run", "0123", parts)
+    manifest = Manifest(TierName(1, 9, "a" * 16), Window(4, 4), parts)
     assert Manifest.of_document(manifest.document()) == manifest
     assert manifest.size_bytes == sum(10 + place for place in range(len(RANKS)))
     assert manifest.part_of(RANKS[2]) == parts[2]

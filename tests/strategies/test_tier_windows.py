@@ -43,7 +43,7 @@ class History:
         self.journal = Journal.create(folder / "journal", StoreIdentity("run", "0123"), shape)
         self.heard = Heard()
         self._memory = types.SimpleNamespace(journal=self.journal, own_ring=None)
-        self._tiers = Tiers(None, interval, WRITERS, None, "host-1", self.heard)
+        self._tiers = Tiers(None, interval, WRITERS, None, self.heard)
         self._persisted = None
 
     def commit(self, step, persisted):

@@ -23,8 +23,10 @@ from tests.harness.restarted_run import events_of, restartable_program
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(300)]
 
 CASE = Case.of("vpp2 bf16 distributed grouped", 3)
+NOTHING_DRAWN = Case.of("vpp2 bf16 distributed grouped no-dropout", 3)
 RUN_ID = "tiered"
 SLOW = Path(__file__).with_name("slow_tier_pretrain.py")
+GPU_LIKE = SLOW.with_name("gpu_like_pretrain.py")
 OTHER_KERNELS = SLOW.with_name("other_kernels_pretrain.py")
 PATIENCE_S = 100
 LONGEST_WRITING_S = 2.0
@@ -194,6 +196,29 @@ def test_a_tier_becomes_a_checkpoint_on_other_machines(run, uninterrupted, tmp_p
     third = f"--moevement-store-dir={tmp_path}/third"
     assert digest_differences(run.finish(f"--load={elsewhere}", third), uninterrupted(CASE)) == []
     assert run.taken == [name.committed]  # the checkpoint is as new as the tier
+
+
+@pytest.mark.slow
+def test_a_tier_of_gpus_becomes_a_checkpoint_without_any(
+    megatron_fork_server, text, tmp_path, uninterrupted
+):
+    run = TieredRun(megatron_fork_server, text, tmp_path, case=NOTHING_DRAWN)
+    cpus = run._program
+    run._program = dataclasses.replace(cpus, path=GPU_LIKE)
+    kill_with_two_tiers(run)
+    run.lose_memory()
+    run._program = cpus
+    elsewhere = tmp_path / "elsewhere"
+    with run.start("--moevement-recover-only", f"--save={elsewhere}") as job:
+        result = job.wait().check()
+    said = result.ranks[0].stdout + result.ranks[0].stderr
+    assert "guarantee CONSISTENT" in said
+    assert "rank 0 has another device than at first" in said
+    assert "the random streams of the device start again from --seed" in said
+    assert run.taken == [run.newest.committed]
+    second = f"--moevement-store-dir={tmp_path}/second"
+    finished = run.finish(f"--load={elsewhere}", second, "--moevement-tier-dir=/proc/refuses")
+    assert digest_differences(finished, uninterrupted(NOTHING_DRAWN)) == []
 
 
 @pytest.mark.slow

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a run is: the content of files counts, under whatever path they lie."""
 
+import dataclasses
+
 import pytest
 from tokenizers import Tokenizer, models
 
@@ -56,3 +58,14 @@ def test_a_run_that_is_as_long_in_samples_is_another_run():
     assert in_samples.run.train_iters == in_iterations.run.train_iters == 8
     one, other = given(in_samples), given(in_iterations)
     assert {name for name in one if one[name] != other[name]} == {"steps of the learning rate"}
+
+
+def test_the_portable_fingerprint_is_that_of_the_run_on_any_machine():
+    one, other = identify(tiny_arguments()), identify(tiny_arguments("--lr=0.003"))
+    assert one.portable_fingerprint != other.portable_fingerprint
+    for name in ("device", "torch"):
+        moved = dataclasses.replace(one, deciding={**one.deciding, name: "another"})
+        assert moved.fingerprint != one.fingerprint
+        assert moved.portable_fingerprint == one.portable_fingerprint
+    for changed in ({"deciding": {**one.deciding, "ranks": "9"}}, {"layout": {"--w": "9"}}):
+        assert dataclasses.replace(one, **changed).portable_fingerprint != one.portable_fingerprint

@@ -5,12 +5,15 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import logging
 import random
 from typing import Any
 
 import numpy as np
 import torch
 from megatron.core import tensor_parallel
+
+logger = logging.getLogger(__name__)
 
 TRACKER = "tracker"
 _OUTSIDE_OF_ANY = "default-rng"
@@ -46,6 +49,8 @@ def random_state() -> dict[str, Any]:
 def restore_random_state(state: dict[str, Any]) -> None:
     """Puts all streams back to what `random_state` returned.
 
+    Those of another kind of device go on as the seed began them: none of its states fits.
+
     Raises:
         KeyError: the state comes from a rank with other streams; none has changed.
     """
@@ -56,9 +61,15 @@ def restore_random_state(state: dict[str, Any]) -> None:
     random.setstate(state["python"])
     np.random.set_state(state["numpy"])
     torch.set_rng_state(state["host"])
-    if "device" in state:
-        torch.cuda.set_rng_state(state["device"])
-    tracker.set_states({name: stream.clone() for name, stream in state[TRACKER].items()})
+    if ("device" in state) != torch.cuda.is_available():
+        logger.warning(
+            "the random streams of the device start again from --seed: what is loaded was computed "
+            "on another kind of device"
+        )
+    else:
+        if "device" in state:
+            torch.cuda.set_rng_state(state["device"])
+        tracker.set_states({name: stream.clone() for name, stream in state[TRACKER].items()})
     # An interrupt inside of `fork` leaves a name there: the next fork would overwrite the stream of
     # that name with the default one.
     tracker._current_state_name = _OUTSIDE_OF_ANY  # noqa: SLF001

@@ -92,15 +92,11 @@ class Manifest(Document):
     """Declares a tier whole.
 
     Attributes:
-        run_id: of the run that it belongs to.
-        fingerprint: of what decides the meaning of its bytes.
         parts: one of each rank.
     """
 
     name: TierName
     window: Window
-    run_id: str
-    fingerprint: str
     parts: tuple[PartName, ...]
 
     @property

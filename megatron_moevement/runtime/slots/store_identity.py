@@ -20,6 +20,10 @@ _RUN_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 RUN_NAME = "run.json"
 """Beside the files of a process: what its run is."""
 
+DEVICE = "device"
+TORCH = "torch"
+_OF_MACHINES = frozenset({DEVICE, TORCH})
+"""What decides bits, and nothing of what the bytes of a slot mean."""
 _SHOWN_CHARACTERS = 120
 _FINGERPRINT = re.compile(r"[!-~]{1,200}")
 
@@ -49,6 +53,12 @@ class RunIdentity(Document):
     def fingerprint(self) -> str:
         """Digest of what decides the meaning of a slot's bytes."""
         return _digest({"run": self.digest, **self.layout})
+
+    @property
+    def portable_fingerprint(self) -> str:
+        """The fingerprint but for the machines: slots are read on others, to no equal bits."""
+        rest = {name: text for name, text in self.deciding.items() if name not in _OF_MACHINES}
+        return _digest({"run": _digest(rest), **self.layout})
 
     def differences(self, other: RunIdentity) -> list[str]:
         """Returns in what another run differs, as `name value there (here: value)`."""

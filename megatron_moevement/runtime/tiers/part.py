@@ -17,6 +17,7 @@ import xxhash
 
 from megatron_moevement.errors import MoEvementError
 from megatron_moevement.policy.copies.journal_state import JournalState
+from megatron_moevement.policy.document import Document
 from megatron_moevement.policy.job.guarantee import Computation
 from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.policy.tiers.tier import PartName, TierName
@@ -73,6 +74,21 @@ class WindowSlots:
 
 
 @dataclasses.dataclass(frozen=True)
+class Author(Document):
+    """The rank that wrote a part.
+
+    Attributes:
+        computation: what decided its bits.
+        host: the name of its machine.
+        fingerprint: of what the bytes of its slots mean, whatever machines they are on.
+    """
+
+    computation: Computation
+    host: str
+    fingerprint: str
+
+
+@dataclasses.dataclass(frozen=True)
 class Told:
     """What a rank has to tell besides its slots when a window is persisted, but for the losses.
 
@@ -80,15 +96,12 @@ class Told:
         state: of its journal, as the two after it.
         entries: ledger entries by their steps, as many as are retained.
         schedules: that the state names, by their digests.
-        computation: what decided the bits of the rank.
-        host: the name of its machine.
     """
 
     state: JournalState
     entries: Mapping[int, bytes]
     schedules: Mapping[str, bytes]
-    computation: Computation
-    host: str
+    author: Author
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,8 +131,7 @@ class Part:
             "state": told.state.document(),
             "entries": [[step, told.entries[step].decode()] for step in sorted(told.entries)],
             "schedules": {digest: data.hex() for digest, data in told.schedules.items()},
-            "computation": told.computation.document(),
-            "host": told.host,
+            "author": told.author.document(),
             "slots": [record_document(record) for record in self.slots],
             "loss_bytes": self.loss_bytes,
             "checksum": f"{self.checksum:016x}",
@@ -144,8 +156,7 @@ class Part:
                 JournalState.of_document(document["state"]),
                 {int(step): text.encode() for step, text in document["entries"]},
                 {digest: bytes.fromhex(text) for digest, text in schedules},
-                Computation.of_document(document["computation"]),
-                str(document["host"]),
+                Author.of_document(document["author"]),
             )
             return cls(
                 LogicalRank.parse(document["owner"]),

@@ -269,8 +269,7 @@ class TierWriter(Closing):
                 return
 
     def _publish(self, due: Due, parts: tuple[PartName, ...]) -> None:
-        window, identity = due.slots.window, due.slots.ring.identity
-        manifest = Manifest(due.name, window, identity.run_id, identity.fingerprint, parts)
+        manifest = Manifest(due.name, due.slots.window, parts)
         write_manifest(self._target, manifest)
         self._written(manifest, time.monotonic() - due.began_s)
 

@@ -27,7 +27,7 @@ DETERMINISTIC = {
     "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
 }
 """Variables that equal bits need on a GPU, beside `--deterministic-mode`."""
-_WINDOW, _STEPS, _FAULT = 3, 18, 12
+_WINDOW, STEPS, FAULT = 3, 18, 12
 _MODEL = {
     Scale.SMALL: (),
     Scale.FULL: (
@@ -39,7 +39,7 @@ _MODEL = {
         "--seq-length=128",
     ),
 }
-_PROTECTED = (
+PROTECTED = (
     "--moevement-strategy=moevement",
     f"--moevement-window={_WINDOW}",
     "--moevement-no-replica-copy",
@@ -83,11 +83,14 @@ class Jobs:
     ranks: int = 1
     program: Path | None = None
 
-    def run(self, name: str, *flags: str, spares: int = 0) -> Ended:
+    def run(
+        self, name: str, *flags: str, spares: int = 0, env: Mapping[str, str] | None = None
+    ) -> Ended:
         """Runs a job to its end.
 
         Args:
             name: of its digest and its events; launches of one name go on with each other.
+            env: variables of its own.
         """
         own = self.folder / name
         (own / "communicators").mkdir(parents=True, exist_ok=True)
@@ -97,13 +100,14 @@ class Jobs:
         command += [] if self.program is None else ["--program", str(self.program)]
         command += ["--", *self.flags, f"--moevement-event-dir={own / 'events'}"]
         command += [f"--moevement-state-digest={digest}", *flags]
-        env = {**os.environ, "OMP_NUM_THREADS": "1", FOLDER_VARIABLE: str(own / "communicators")}
+        variables = {**os.environ, "OMP_NUM_THREADS": "1"}
+        variables[FOLDER_VARIABLE] = str(own / "communicators")
         if "--deterministic-mode" in self.flags:
-            env |= DETERMINISTIC
+            variables |= DETERMINISTIC
         result = subprocess.run(
             command,
             cwd=ROOT,
-            env=env,
+            env={**variables, **(env or {})},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -116,11 +120,11 @@ class Jobs:
 
 def relaunch(scale: Scale, folder: Path) -> Found:
     """Kills a job of one rank, launches it again, and compares it with one that is not killed."""
-    jobs = Jobs(folder, _flags(scale, folder))
+    jobs = Jobs(folder, flags_of(scale, folder))
     with tempfile.TemporaryDirectory(prefix="store-", dir=folder) as store:
-        protected = (*_PROTECTED, "--moevement-replicas=0", f"--moevement-store-dir={store}")
+        protected = (*PROTECTED, "--moevement-replicas=0", f"--moevement-store-dir={store}")
         plain = jobs.run("plain")
-        faults = ("--moevement-run-id=relaunch", "--moevement-faults", f"{_FAULT}:barrier")
+        faults = ("--moevement-run-id=relaunch", "--moevement-faults", f"{FAULT}:barrier")
         killed, again = (jobs.run("killed", *protected, *faults) for _ in range(2))
     problems = [] if killed.code else ["no fault struck"]
     return judged(plain, again, "GLOBAL", problems)
@@ -148,11 +152,11 @@ def _restart(
     verdict: str,
     program: Path | None = SHARING,
 ) -> Found:
-    jobs = Jobs(folder, (*_flags(scale, folder), *layout), ranks=2, program=program)
+    jobs = Jobs(folder, (*flags_of(scale, folder), *layout), ranks=2, program=program)
     with tempfile.TemporaryDirectory(prefix="store-", dir=folder) as store:
         plain = jobs.run("plain")
-        faults = ("--inprocess-restart", "--moevement-faults", f"{_FAULT}:backward@1")
-        flags = (*_PROTECTED, "--moevement-replicas=1", f"--moevement-store-dir={store}", *faults)
+        faults = ("--inprocess-restart", "--moevement-faults", f"{FAULT}:backward@1")
+        flags = (*PROTECTED, "--moevement-replicas=1", f"--moevement-store-dir={store}", *faults)
         restarted = jobs.run("restarted", *flags, spares=1)
     return judged(plain, restarted, verdict, [])
 
@@ -162,7 +166,7 @@ def judged(plain: Ended, recovered: Ended, verdict: str, problems: Sequence[str]
     found = [*problems, *plain.failures, *recovered.failures]
     if plain.digest is None or recovered.digest != plain.digest:
         found.append("the digests differ, or there is none")
-    plans = _fields(recovered, EventName.PLAN)
+    plans = fields_of(recovered, EventName.PLAN)
     verdicts = sorted({plan["verdict"] for plan in plans})
     if verdicts != [verdict]:
         found.append(f"the verdict is to be {verdict}, and is {verdicts}")
@@ -172,7 +176,7 @@ def judged(plain: Ended, recovered: Ended, verdict: str, problems: Sequence[str]
         found.append(f"only steps {sorted(steps)} were replayed")
     if not all(event.fields["replay_verified"] for event in replays):
         found.append("a replay was not what the first computation was")
-    recoveries = _fields(recovered, EventName.RECOVERED)
+    recoveries = fields_of(recovered, EventName.RECOVERED)
     figures = {
         "verdict": ", ".join(verdicts),
         "steps replayed": len(steps),
@@ -184,11 +188,13 @@ def judged(plain: Ended, recovered: Ended, verdict: str, problems: Sequence[str]
     return Found(figures, found)
 
 
-def _fields(ended: Ended, name: EventName) -> list[Mapping[str, Any]]:
+def fields_of(ended: Ended, name: EventName) -> list[Mapping[str, Any]]:
+    """Returns what the events of a name have."""
     return [event.fields for event in ended.events if event.event is name]
 
 
-def _flags(scale: Scale, folder: Path) -> tuple[str, ...]:
+def flags_of(scale: Scale, folder: Path) -> tuple[str, ...]:
+    """Returns the flags of every job of a part; its data go into the folder."""
     text = folder / "text"
     text.mkdir()
     return (
@@ -199,7 +205,7 @@ def _flags(scale: Scale, folder: Path) -> tuple[str, ...]:
         "--moe-grouped-gemm",
         "--hidden-dropout=0.1",
         "--attention-dropout=0.1",
-        f"--train-iters={_STEPS}",
+        f"--train-iters={STEPS}",
         "--deterministic-mode",
         "--moevement-no-progress-bar",
     )

@@ -47,6 +47,7 @@ PARTS = {
         Part("log", "copies", "log", "the upstream log: bits, bandwidth"),
         Part("experts", "experts", "compare", "grouped experts, some or all without tokens"),
         Part("relaunch", "jobs", "relaunch", "killed and launched again: same bits"),
+        Part("tier", "tiers", "convert", "a tier becomes a checkpoint on a CPU"),
         Part("restart-pp2", "jobs", "restart_stages", "a stage is lost, ranks share a GPU"),
         Part("restart-ep2", "jobs", "restart_experts", "an expert rank is lost, the same"),
         Part("restart-nccl", "jobs", "restart_nccl", "a stage is lost, over NCCL", gpus=3),

@@ -17,7 +17,7 @@ import torch
 
 VARIABLE = "NCCL_LIKE_ABORT"
 """Names an `Abort` as `GARBAGE` or `GARBAGE,neighbours`."""
-FOLDER_VARIABLE = "NCCL_LIKE_FOLDER"
+FOLDER_VARIABLE = "LIKE_NCCL_FOLDER"
 """Where the ranks of a job note which communicators they have aborted."""
 
 

@@ -16,12 +16,13 @@ from megatron_moevement.policy.window.timetable import Timetable, TimetableEntry
 from megatron_moevement.runtime.slots.ring_file import RingFile, RingShape
 from megatron_moevement.runtime.slots.slot_record import EXTRAS, SlotPart, SlotRecord
 from megatron_moevement.runtime.slots.store_identity import StoreIdentity
-from megatron_moevement.runtime.tiers.part import Told, WindowSlots
+from megatron_moevement.runtime.tiers.part import Author, Told, WindowSlots
 from megatron_moevement.runtime.tiers.target import open_target
 
 IDENTITY = StoreIdentity("run-1", "0123abcd")
 OWNER = LogicalRank(pp=1, ep=1)
 WINDOW = Window(2, 2)
+COMPUTATION = Computation(DeviceKind.CPU, Kernels.ANY, 3, {"model": "m"}, {"MKL_CBWR": "AVX2"})
 STATE = JournalState(3, Timetable((TimetableEntry(0, 0, 2, "d"),)), 5, WINDOW, OWNER)
 
 
@@ -90,8 +91,7 @@ def told(owner=OWNER):
         dataclasses.replace(STATE, rank=owner),
         {4: b"{}", 5: b'{"a": 1}'},
         {"d": b"x"},
-        Computation(DeviceKind.CPU, Kernels.ANY, 3, {"model": "m"}, {"MKL_CBWR": "AVX2"}),
-        "host-1",
+        Author(COMPUTATION, "host-1", "0123abcd"),
     )
 
 

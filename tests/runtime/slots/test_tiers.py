@@ -98,7 +98,7 @@ def test_a_part_with_one_wrong_byte_is_none(tmp_path, full, shared_memory, place
 def test_a_description_or_manifest_with_one_wrong_byte_is_none(tmp_path, full):
     target = open_target(str(tmp_path / "tiers"), "run-1")
     part = write(target, full)
-    write_manifest(target, Manifest(named(), WINDOW, "run-1", "0123abcd", (part,)))
+    write_manifest(target, Manifest(named(), WINDOW, (part,)))
     for path, read in (
         (next((tmp_path / "tiers").rglob("*.json")), lambda: read_part(target, named(), part)),
         (next((tmp_path / "tiers").rglob("*.manifest")), lambda: read_manifest(target, named())),

@@ -10,17 +10,15 @@ import dataclasses
 import functools
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from megatron_moevement.errors import UserError
 from megatron_moevement.policy.facts.facts import Facts
 from megatron_moevement.policy.job.guarantee import Computation, Computations
-from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.policy.recovery.histories import next_rollbacks
 from megatron_moevement.policy.recovery.plan import Plan
 from megatron_moevement.policy.tiers.tier import (
-    Manifest,
     TierName,
     may_begin_with_tier,
     newer_than,
@@ -34,6 +32,7 @@ from megatron_moevement.runtime.slots.journal import losses_of
 from megatron_moevement.runtime.stores.store import RingRole
 from megatron_moevement.runtime.tiers.manifests import read_manifest, whole_tiers
 from megatron_moevement.runtime.tiers.part import (
+    Author,
     DamagedPartError,
     Part,
     load_slots,
@@ -99,12 +98,12 @@ def restore_newest(
         source = Source(target, name, next_rollbacks([*eras, name.rollbacks], now_s))
         with as_user_error():
             found = gather_together(
-                functools.partial(_restored, source, memory, objects.rank), objects.device
+                functools.partial(_restored, source, memory, objects), objects.device
             )
         reasons = [restored["reason"] for restored in found if "reason" in restored]
         if not reasons:
             say(f"goes on from the tier of step {name.committed} in {target.place}")
-            return _computations(found)
+            return _computations(Author.of_document(each["author"]) for each in found)
         memory.store.clear()
         if is_first:
             logger.warning(
@@ -116,41 +115,39 @@ def restore_newest(
     return None
 
 
-def _computations(found: Sequence[Mapping[str, Any]]) -> Computations:
+def _computations(authors: Iterable[Author]) -> Computations:
     """Returns what ranks computed with; what they have in common is there once."""
     known: dict[str, Computation] = {}
-    for restored in found:
-        document = restored["computation"]
-        known.setdefault(repr(document), Computation.of_document(document))
-    by_rank = tuple(known[repr(restored["computation"])] for restored in found)
-    return Computations(by_rank, tuple(restored["host"] for restored in found))
+    by_rank, hosts = [], []
+    for author in authors:
+        by_rank.append(known.setdefault(repr(author.computation), author.computation))
+        hosts.append(author.host)
+    return Computations(by_rank, hosts)
 
 
-def _restored(source: Source, memory: HostMemory, rank: LogicalRank) -> dict[str, Any]:
+def _restored(source: Source, memory: HostMemory, objects: LiveObjects) -> dict[str, Any]:
     """Puts this rank's part of a tier into memory.
 
     Returns:
-        The computation and the host of the rank that wrote it; or why the tier can't be used.
+        The rank that wrote it, or why the tier can't be used.
 
     Raises:
         UserError: it is of a job of other flags, or there is no room for it.
     """
     try:
-        manifest = read_manifest(source.target, source.name)
-        _check(manifest, memory, source)
-        name = manifest.part_of(rank)
+        name = read_manifest(source.target, source.name).part_of(objects.rank)
         if name is None:
-            return {"reason": f"it has no part of {rank}"}
+            return {"reason": f"it has no part of {objects.rank}"}
         part = read_part(source.target, source.name, name)
+        _check(part.told.author, objects, source)
         _put(source, memory, part)
     except (DamagedPartError, OSError) as error:
         return {"reason": str(error)}
-    return {"computation": part.told.computation.document(), "host": part.told.host}
+    return {"author": part.told.author.document()}
 
 
-def _check(manifest: Manifest, memory: HostMemory, source: Source) -> None:
-    identity = memory.store.identity
-    if (manifest.run_id, manifest.fingerprint) != (identity.run_id, identity.fingerprint):
+def _check(author: Author, objects: LiveObjects, source: Source) -> None:
+    if author.fingerprint != objects.identity.portable_fingerprint:
         raise UserError(
             f"{source.name} in {source.target.place} was written by a job of other flags: launch "
             f"with those to go on from it, or give another {FLAG} to begin without it"

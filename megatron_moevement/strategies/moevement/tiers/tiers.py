@@ -9,7 +9,6 @@ import time
 from typing import Protocol
 
 from megatron_moevement.policy.copies.journal_state import JournalState
-from megatron_moevement.policy.job.guarantee import Computation
 from megatron_moevement.policy.tiers.tier import Manifest, TierName, is_due
 from megatron_moevement.policy.window.schedule import Window
 from megatron_moevement.runtime.coordination.agreement import (
@@ -21,7 +20,7 @@ from megatron_moevement.runtime.coordination.generation import Generation
 from megatron_moevement.runtime.observation.events import EventName, Events
 from megatron_moevement.runtime.slots.journal import Journal
 from megatron_moevement.runtime.slots.ring_file import RingFile
-from megatron_moevement.runtime.tiers.part import Told, WindowSlots
+from megatron_moevement.runtime.tiers.part import Author, Told, WindowSlots
 from megatron_moevement.runtime.tiers.target import Target, open_target
 from megatron_moevement.runtime.tiers.writer import Due, TierWriter
 from megatron_moevement.settings.fault_tolerance import FaultTolerance
@@ -50,16 +49,14 @@ class Tiers:
         target: where they lie.
         interval: every so many persisted windows one is written.
         writers: stands for this generation of the job, the same on all ranks.
-        computation: what decides the bits of this rank.
-        host: the name of its machine.
+        author: this rank.
         writer: the thread that writes; None where nothing is trained.
     """
 
     target: Target
     interval: int
     writers: str
-    computation: Computation
-    host: str
+    author: Author
     writer: TierWriter | None
 
     def at_commit(self, memory: Written, former: Window | None) -> None:
@@ -90,8 +87,7 @@ class Tiers:
         entries = {step: journal.entry(step) for step in journal.entries() if step <= reached}
         told = Told(
             dataclasses.replace(state, committed=reached),
-            *(entries, journal.schedules()),
-            *(self.computation, self.host),
+            *(entries, journal.schedules(), self.author),
         )
         return Due(slots, told, journal, time.monotonic())
 
@@ -141,8 +137,5 @@ def open_tiers(
         return TierWriter(target, ranks, objects.rank, keep, written)
 
     writer = None if settings.moevement_recover_only else generation.own(begin)
-    return Tiers(
-        *(target, settings.moevement_tier_interval, writers),
-        *(objects.computation, objects.host),
-        writer,
-    )
+    author = Author(objects.computation, objects.host, objects.identity.portable_fingerprint)
+    return Tiers(target, settings.moevement_tier_interval, writers, author, writer)
