@@ -201,7 +201,7 @@ class TierWriter(Closing):
 
     def _write(self, slots: WindowSlots) -> None:
         """Writes the slots of a window as they come, and the rest once it is persisted."""
-        name, taken = slots.tier, []
+        name, persisted = slots.tier, []
 
         def await_slot(step: int) -> None:
             self._await(lambda: slots.record(step) or self._due_from(name))
@@ -210,7 +210,7 @@ class TierWriter(Closing):
             due = self._await(lambda: self._due_from(name))
             if due.name != name:
                 raise LostSlotError("the window after it is persisted already")
-            taken.append(due)
+            persisted.append(due)
             return due.told, due.losses()
 
         try:
@@ -226,7 +226,7 @@ class TierWriter(Closing):
             self._proceed()
             raise
         else:
-            self._wrote(taken)
+            self._wrote(persisted)
 
     def _due_from(self, name: TierName) -> Due | None:
         """Returns the newest window that is persisted, if it is this one or a later one."""
