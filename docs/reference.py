@@ -31,7 +31,8 @@ _EVENTS = """# Events
 With `--moevement-event-dir DIR` each process of a job writes a file of events there, one JSON
 object a line; [account.md](account.md#what-it-is-made-from) has how many, and what becomes of old
 ones. `moevement events --json` prints what is on this page for programs.
-`python docs/reference.py` writes it from the code; a test compares them.
+`python docs/reference.py` writes it from the code; a test compares them. Lines of the log, and exit
+codes, are in the [runbook](runbook.md).
 
 Names that end in `_s` are seconds, in `_bytes` bytes. Readers skip what they don't have."""
 
@@ -78,10 +79,11 @@ def events_page() -> str:
         "## Which there are",
         "",
     ]
-    lines += ["| event | recorded by | meaning |", "|---|---|---|"]
+    lines += ["| event | recorded by | meaning | what to do |", "|---|---|---|---|"]
     for name, kind in EVENT_KINDS.items():
         link = f"[`{name.value}`](#{name.value})"
-        lines.append(f"| {link} | {kind.recorder.value} | {_escaped(kind.meaning)} |")
+        cells = (link, kind.recorder.value, kind.meaning, kind.action)
+        lines.append(f"| {' | '.join(map(_escaped, cells))} |")
     for name, kind in EVENT_KINDS.items():
         recurs = "; it recurs, and of old ones only sums are kept" if name in PERIODIC else ""
         lines += ["", f"## `{name.value}`", ""]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`moevement events`: what the events of a job are, and their fields."""
+"""`moevement events`: what the events of a job are, what to do about each, and their fields."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from megatron_moevement.policy.accounting.event_kinds import COMMON_FIELDS, EVEN
 HELP = "show what is recorded in --moevement-event-dir, with all fields"
 DESCRIPTION = """
 Lists the events that processes record in the folder of --moevement-event-dir, which process records
-each, and the meaning of every field. It reads no folder.
+each, what is to be done about it, and the meaning of every field. It reads no folder.
 """
 
 
@@ -30,6 +30,7 @@ def run(args: argparse.Namespace) -> int:
         name.value: {
             "recorder": kind.recorder.value,
             "meaning": kind.meaning,
+            "action": kind.action,
             "fields": {**COMMON_FIELDS, **kind.fields},
         }
         for name, kind in EVENT_KINDS.items()
@@ -37,7 +38,8 @@ def run(args: argparse.Namespace) -> int:
     table = Table("event", "field", "meaning")
     _add(table, "(each)", "", COMMON_FIELDS)
     for name, kind in EVENT_KINDS.items():
-        _add(table, name.value, f"{kind.recorder.value}: {kind.meaning}", kind.fields)
+        text = f"{kind.recorder.value}: {kind.meaning}\nto do: {kind.action}"
+        _add(table, name.value, text, kind.fields)
     show(args, document, [table])
     return ExitCode.DONE
 

@@ -9,11 +9,16 @@ from pathlib import Path
 
 import pytest
 
+from megatron_moevement.cli import COMMANDS
 from megatron_moevement.errors import ExitCode
+from megatron_moevement.policy.accounting.event import EventName
+from megatron_moevement.policy.accounting.event_kinds import EVENT_KINDS
+from megatron_moevement.training.arguments import build_parser
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "megatron_moevement"
 RUNBOOK = ROOT / "docs" / "operate" / "runbook.md"
+EVENTS = RUNBOOK.with_name("events.md")
 HOLE = "..."
 """What stands for what differs from line to line."""
 LEVELS = {"warning", "error", "exception", "critical"}
@@ -244,6 +249,29 @@ def test_every_exit_code_is_there(page):
     assert {code - 128 for code in codes if code > 128 and code not in {*ExitCode}} == {
         *(signal.SIGABRT, signal.SIGBUS, signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM)
     }
+
+
+def actions_in(events):
+    """Returns what a page of events has to do for each, by its name."""
+    section = events.partition("## Which there are")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| \[`(\w+)`\].*\| ([^|]*) \|$", section, re.MULTILINE)
+    return {EventName(name): action.strip() for name, action in rows}
+
+
+def test_every_event_has_an_action_on_the_page_that_the_runbook_names(page):
+    assert "(events.md#which-there-are)" in page
+    actions = actions_in(EVENTS.read_text(encoding="utf-8"))
+    assert actions == {name: kind.action for name, kind in EVENT_KINDS.items()}
+    assert all(actions.values())
+
+
+def test_actions_name_fields_events_commands_and_flags_that_there_are():
+    flags = build_parser().flags
+    for name, kind in EVENT_KINDS.items():
+        known = {*kind.fields, *(each.value for each in EventName)}
+        known |= {f"moevement {command}" for command in COMMANDS}
+        assert set(re.findall(r"`([^`]+)`", kind.action)) <= known, name
+        assert set(re.findall(r"--[a-z-]+", kind.action)) <= flags, name
 
 
 def test_a_line_that_is_missing_or_invented_is_found(page):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each event means, which process records it, and its fields: for people and other programs.
+"""What each event means, who records it, what to do about it, and its fields.
 
 `moevement events` prints it. A test compares the fields with those that the code records.
 """
@@ -31,12 +31,15 @@ class EventKind:
     """One kind of event.
 
     Attributes:
+        action: for the person on call; `` `name` `` is a field of the event, another
+            event, or a command.
         fields: what each field is, by its name. `_s` are seconds, `_bytes` bytes; a time is in
             seconds since the epoch.
     """
 
     recorder: Recorder
     meaning: str
+    action: str
     fields: Mapping[str, str]
 
 
@@ -50,6 +53,7 @@ COMMON_FIELDS = {
 }
 """What every event has."""
 
+_NOTHING = "nothing"
 _WINDOW = {
     "start": "first step of the window",
     "size": "W of the window",
@@ -63,6 +67,7 @@ EVENT_KINDS: Mapping[EventName, EventKind] = {
     EventName.LAUNCHED: EventKind(
         Recorder.PROCESS,
         "a process runs, before it meets any other",
+        _NOTHING,
         {
             "schema": "version of the events",
             "launch": "name of the launch, of MOEVEMENT_LAUNCH; null without one",
@@ -73,10 +78,13 @@ EVENT_KINDS: Mapping[EventName, EventKind] = {
             "slurm_job": "SLURM_JOB_ID; null without Slurm",
         },
     ),
-    EventName.SPARE: EventKind(Recorder.SPARE, "it waits for a place in a generation", {}),
+    EventName.SPARE: EventKind(
+        Recorder.SPARE, "it waits for a place in a generation", _NOTHING, {}
+    ),
     EventName.PROCESS_START: EventKind(
         Recorder.RANKS,
         "it has a place for the first time",
+        _NOTHING,
         {
             "entered_s": "when its generation began for it",
             "joined_s": "when it had met the others",
@@ -87,6 +95,7 @@ EVENT_KINDS: Mapping[EventName, EventKind] = {
         Recorder.LAUNCHER,
         "a process has ended; it records its own end where no launcher does, without `launch`, "
         "`process`, `host` and `started_s`",
+        "nothing where `code` is 0; else the runbook has what to do for each exit code",
         {
             "code": "its exit code, negative for a signal",
             "child": "its process number on its machine; null where the launcher has none",
@@ -99,6 +108,7 @@ EVENT_KINDS: Mapping[EventName, EventKind] = {
     EventName.PHASE: EventKind(
         Recorder.RANKS,
         "the process begins to do something else",
+        "nothing; a process that hangs in one is killed after --inprocess-hard-timeout",
         {
             "phase": "planning, loading, settling, restoring, replaying, standing by, rejoining, "
             "training, paused (evaluates or saves) or ending"
@@ -107,6 +117,7 @@ EVENT_KINDS: Mapping[EventName, EventKind] = {
     EventName.ITERATION: EventKind(
         Recorder.RANKS,
         "committed steps, up to `iteration`; rank 0 adds from `loss` on",
+        "nothing; where `stall_s` is much of `duration_s`, copies are too slow: `moevement check`",
         {
             "steps": "how many; durations, waits and bytes are sums over them",
             "duration_s": "of the steps themselves",
@@ -136,6 +147,7 @@ EVENT_KINDS: Mapping[EventName, EventKind] = {
     EventName.EVALUATION: EventKind(
         Recorder.RANKS,
         "an evaluation",
+        _NOTHING,
         {
             "split": "validation or test",
             "loss": "its loss",
@@ -146,11 +158,13 @@ EVENT_KINDS: Mapping[EventName, EventKind] = {
     EventName.WINDOW_PERSISTED: EventKind(
         Recorder.FIRST_RANK,
         "every slot of a window has its copies: a recovery may begin with it",
+        "nothing; where none comes any more, the log has why copies fail",
         {**_WINDOW, "copies": "the fewest of one of its slots, besides that of its own process"},
     ),
     EventName.PROTECTION: EventKind(
         Recorder.RANKS,
         "the level of protection has changed",
+        "nothing where `level` is full; else replace lost hosts, or start more spares",
         {
             "level": "full, reduced or no copies",
             "copies": "the fewest of a slot of the newest persisted window",
@@ -163,6 +177,7 @@ EVENT_KINDS: Mapping[EventName, EventKind] = {
     EventName.TIER_WRITTEN: EventKind(
         Recorder.FIRST_RANK,
         "a persisted window is complete in --moevement-tier-dir",
+        _NOTHING,
         {
             "start": _WINDOW["start"],
             "size": _WINDOW["size"],
@@ -173,6 +188,7 @@ EVENT_KINDS: Mapping[EventName, EventKind] = {
     EventName.FAULT_INJECTED: EventKind(
         Recorder.ONE_RANK,
         "a fault on purpose strikes this process",
+        "nothing: --moevement-faults asked for it",
         {
             "kind": "kill, stop, exception, exit or segfault",
             "place": "in the step; null of one that a time decides",
@@ -182,6 +198,7 @@ EVENT_KINDS: Mapping[EventName, EventKind] = {
     EventName.FAULT_DETECTED: EventKind(
         Recorder.SURVIVORS,
         "a survivor has joined the others again, after processes were lost or training failed",
+        "look at the hosts in `losses`; take out one that is there again and again",
         {
             "noticed_s": "when this process was interrupted",
             "phase": "what it did then; null before any",
@@ -198,6 +215,7 @@ EVENT_KINDS: Mapping[EventName, EventKind] = {
     EventName.PLAN: EventKind(
         Recorder.RANKS,
         "the plan of a recovery, the same on all ranks",
+        "nothing; where `lost_steps` is not 0, or `verdict` is ABORT, `reason` has the cause",
         {
             "verdict": "RESUME, COPIED, LOCALIZED, GLOBAL, RESTART, ROLLBACK or ABORT",
             "reason": "of the verdict, in a line",
@@ -214,6 +232,7 @@ EVENT_KINDS: Mapping[EventName, EventKind] = {
     EventName.REPLAY: EventKind(
         Recorder.REPLAYING,
         "a step was replayed",
+        "nothing; where `replay_verified` is false, as for `replay_differed`",
         {
             "duration_s": _DURATION,
             "active": "operators with their whole state",
@@ -228,6 +247,8 @@ EVENT_KINDS: Mapping[EventName, EventKind] = {
     EventName.AUDIT: EventKind(
         Recorder.RANKS,
         "ranks that hold the same state have compared it (--moevement-audit-interval)",
+        "nothing without `differences`; else take out the devices of the odd ranks, and go back to "
+        "a checkpoint before that step",
         {
             "operators": "that were compared",
             "differences": "operators that differ: `operator`, `odd` ranks, all `ranks` with it",
@@ -236,6 +257,7 @@ EVENT_KINDS: Mapping[EventName, EventKind] = {
     EventName.REPLAY_DIFFERED: EventKind(
         Recorder.RANKS,
         "a replay ended with other bits than the first time",
+        "what `consequence` asks for; test the devices of `ranks`, if it is repeated",
         {
             "ranks": "on which it did",
             "consequence": "what follows from it",
@@ -245,6 +267,7 @@ EVENT_KINDS: Mapping[EventName, EventKind] = {
     EventName.RECOVERED: EventKind(
         Recorder.RANKS,
         "a recovery is over: training goes on",
+        "nothing more than for its `fault_detected`",
         {
             "verdict": "of its plan",
             "scope": "pipeline stages that replayed",
@@ -265,21 +288,25 @@ EVENT_KINDS: Mapping[EventName, EventKind] = {
     EventName.CHECKPOINT_BEGUN: EventKind(
         Recorder.RANKS,
         "a durable checkpoint is being written beside training (`--async-save`)",
+        _NOTHING,
         {"duration_s": "how long training took to begin it"},
     ),
     EventName.CHECKPOINT_SAVED: EventKind(
         Recorder.RANKS,
         "a durable checkpoint is there",
+        _NOTHING,
         {"duration_s": _WAITED, "written_s": _WRITTEN},
     ),
     EventName.CHECKPOINT_FAILED: EventKind(
         Recorder.RANKS,
         "a durable checkpoint could not be written; training goes on",
+        "see to room and rights of --save before the next one",
         {"duration_s": _WAITED, "written_s": _WRITTEN, "reason": "of the failure"},
     ),
     EventName.SCHEDULE: EventKind(
         Recorder.RANKS,
         "all ranks have agreed on another schedule of windows",
+        _NOTHING,
         {
             "version": "its number",
             "first_step": "from which it is in force",
@@ -290,6 +317,7 @@ EVENT_KINDS: Mapping[EventName, EventKind] = {
     EventName.WINDOW_CHOSEN: EventKind(
         Recorder.RANKS,
         "another W is proposed (--moevement-window auto)",
+        _NOTHING,
         {
             "former": "W until then",
             "window": "W that is proposed",
@@ -307,6 +335,7 @@ EVENT_KINDS: Mapping[EventName, EventKind] = {
     EventName.POPULARITY: EventKind(
         Recorder.FIRST_RANK,
         "how much experts were used in a window",
+        _NOTHING,
         {
             "ordering": "by what they are ordered",
             "total": "of all scores",
@@ -319,16 +348,19 @@ EVENT_KINDS: Mapping[EventName, EventKind] = {
     EventName.LOSSES: EventKind(
         Recorder.FIRST_RANK,
         "losses of the newest steps again: before a recovery, no process may have recorded them",
+        _NOTHING,
         {"losses": "of the steps up to `iteration`; null where none is there"},
     ),
     EventName.SLOT_DAMAGED: EventKind(
         Recorder.ONE_RANK,
         "a slot has changed in this process's memory; no recovery uses it",
+        "nothing, once: a copy replaces it; test the machine's memory, if it is repeated",
         {"owner": "the rank whose slot it is", "parts": "that have changed"},
     ),
     EventName.SLOW_RANK: EventKind(
         Recorder.FIRST_RANK,
         "a rank computes longer than the others",
+        "look at clocks, temperature and neighbours of the device of `rank`",
         {
             "rank": "which one",
             "own_s": "a step takes it",
