@@ -37,7 +37,7 @@ MODEL = (
     " --pipeline-model-parallel-size=2 --expert-model-parallel-size=2"
     f" --micro-batch-size=2 --global-batch-size=8 --train-iters={STEPS}"
     " --lr-warmup-fraction=0 --eval-iters=0 --log-interval=1 --save-interval=100000"
-    " --moevement-event-interval=1 --moevement-window=3 --moevement-no-progress-bar"
+    " --moevement-window=3 --moevement-no-progress-bar"
 ).split()
 
 

@@ -8,6 +8,11 @@ import dataclasses
 import importlib.util
 
 from megatron_moevement.errors import UserError
+from megatron_moevement.policy.accounting.event_interval import (
+    LONGER,
+    MOST_RANKS_WITH_EVERY_STEP,
+    event_interval,
+)
 from megatron_moevement.runtime.observation.events import Recording
 from megatron_moevement.settings.flags import flag, read_flags
 
@@ -38,9 +43,10 @@ class LoggingConfig:
     moevement_event_dir: str | None = flag(
         None, "write events as JSON lines, a file for each process", metavar="DIR"
     )
-    moevement_event_interval: int = flag(
-        1,
-        "iterations that one event of a process stands for; faults are written at once",
+    moevement_event_interval: int | None = flag(
+        None,
+        "iterations that one event of a process stands for; faults are written at once "
+        f"(default: 1, with more than {MOST_RANKS_WITH_EVERY_STEP} ranks {LONGER})",
         metavar="ITERATIONS",
     )
     moevement_event_bytes: int = flag(
@@ -53,10 +59,11 @@ class LoggingConfig:
     )
     moevement_no_progress_bar: bool = flag(False, "no progress bar on the terminal")
 
-    @property
-    def recording(self) -> Recording:
-        """How much is recorded of events."""
-        return Recording(self.moevement_event_interval, self.moevement_event_bytes)
+    def recording(self, ranks: int) -> Recording:
+        """Returns how much a process of a job of so many ranks records of events."""
+        given = self.moevement_event_interval
+        interval = event_interval(ranks) if given is None else given
+        return Recording(interval, self.moevement_event_bytes)
 
     @classmethod
     def from_args(cls, values: argparse.Namespace) -> LoggingConfig:
@@ -67,9 +74,10 @@ class LoggingConfig:
         """
         config = read_flags(cls, values)
         for name, least in _LEAST.items():
-            if getattr(config, name) < least:
+            value = getattr(config, name)
+            if value is not None and value < least:
                 option = f"--{name.replace('_', '-')}"
-                raise UserError(f"{option} {getattr(config, name)} must be at least {least}")
+                raise UserError(f"{option} {value} must be at least {least}")
         if config.timing_log_level not in range(3):
             raise UserError(f"--timing-log-level {config.timing_log_level} must be 0, 1 or 2")
         if not 0 <= config.logging_level <= 50:

@@ -98,8 +98,9 @@ class Reporter(Closing):
         self._display: ProgressDisplay | None = None
         self._writers = ScalarWriters()
         self._progress_log: ProgressLog | None = None
+        self._recording = config.recording(run.world_size)
         self.events: Events = open_events(
-            config.moevement_event_dir, run.rank, run.generation, config.recording
+            config.moevement_event_dir, run.rank, run.generation, self._recording
         )
         try:
             if run.is_last_rank:
@@ -177,7 +178,7 @@ class Reporter(Closing):
             losses: of all steps.
             target: the newest of them.
         """
-        first = max(1, target - 2 * self._config.moevement_event_interval)
+        first = max(1, target - 2 * self._recording.interval)
         told = [losses.get(step) for step in range(first, target + 1)]
         self.events.emit(EventName.LOSSES, target, losses=told)
 

@@ -29,6 +29,7 @@ def test_flags_reach_the_config(logging_config):
     [
         (["--log-interval", "0"], "--log-interval 0 must be at least 1"),
         (["--tensorboard-log-interval", "-1"], "--tensorboard-log-interval -1 must be at least 1"),
+        (["--moevement-event-interval", "0"], "--moevement-event-interval 0 must be at least 1"),
         (["--timing-log-level", "3"], "--timing-log-level 3 must be 0, 1 or 2"),
         (["--wandb-project", "moe"], "--wandb-project needs --wandb-exp-name"),
     ],
@@ -42,3 +43,13 @@ def test_values_out_of_range_are_refused(logging_config, argv, message):
 def test_weights_and_biases_must_be_installed_when_asked_for(logging_config):
     with pytest.raises(UserError, match="wandb is not installed; pip install wandb"):
         logging_config("--wandb-project", "moe", "--wandb-exp-name", "first")
+
+
+@pytest.mark.parametrize(
+    ("argv", "ranks", "interval"), [([], 64, 1), ([], 65, 10), (["1"], 65, 1), (["7"], 2, 7)]
+)
+def test_the_number_of_ranks_decides_the_interval_of_events_unless_it_is_given(
+    logging_config, argv, ranks, interval
+):
+    flags = (f"--moevement-event-interval={value}" for value in argv)
+    assert logging_config(*flags).recording(ranks).interval == interval

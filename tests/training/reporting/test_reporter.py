@@ -212,6 +212,19 @@ def test_rank_0_records_the_losses_before_a_recovery_again(
     assert sorted(ranks) == [0, 0, 0, 1, 1]  # of steps 8, and 9 at the end
 
 
+def test_events_of_many_ranks_stand_for_more_steps(
+    logging_config, reported_run, step_arguments, tmp_path
+):
+    config = logging_config("--moevement-event-dir", str(tmp_path))
+    with Reporter(config, reported_run(rank=0, world_size=65)) as reporter:
+        reporter.past_losses(dict.fromkeys(range(1, 31), 1.0), 30)
+        for k in range(31, 42):
+            reporter.step(*step_arguments(k))
+    again, *steps = read_events(tmp_path)
+    assert again.fields["losses"] == [1.0] * 21  # of two intervals, and the newest one
+    assert [(one.iteration, one.fields["steps"]) for one in steps] == [(40, 10), (41, 1)]
+
+
 def test_evaluations_on_the_way_and_at_the_end_are_told_apart(logging_config, reported_run, capsys):
     with Reporter(logging_config(), reported_run()) as reporter:
         reporter.evaluation(3, "validation", 2.0, timedelta(seconds=1))
