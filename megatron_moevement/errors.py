@@ -28,11 +28,15 @@ class MoEvementError(Exception):
 class UserError(MoEvementError):
     """Something the user can mend.
 
-    Programs print the message as one line on standard error, without a traceback, and exit with
-    `exit_code`. The message says what is wrong, where, and what to do about it.
+    Programs print each message as one line on standard error, without a traceback, and exit with
+    `exit_code`. A message says what is wrong, where, and what to do about it.
+
+    Attributes:
+        messages: several, if several things are to be mended that do not depend on each other.
     """
 
     exit_code: ClassVar[ExitCode] = ExitCode.BAD_ARGUMENTS
 
-    def __init__(self, message: str) -> None:
-        super().__init__(" ".join(message.split()))
+    def __init__(self, *messages: str) -> None:
+        self.messages = tuple(" ".join(message.split()) for message in messages)
+        super().__init__("\n".join(self.messages))

@@ -94,5 +94,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return int(args.run(args))
     except UserError as error:
-        print(f"moevement {args.command}: {error}", file=sys.stderr)
+        for message in error.messages:
+            print(f"moevement {args.command}: {message}", file=sys.stderr)
         return ExitCode.BAD_ARGUMENTS

@@ -123,7 +123,7 @@ def _run(args: argparse.Namespace, launch: Launch) -> int:
             links = leader.measure(found.forecast)
             refused = tuple(links.obstacles)
         except UserError as error:
-            refused = (str(error),)
+            refused = error.messages
         found = dataclasses.replace(
             found, obstacles=tuple(dict.fromkeys((*found.obstacles, *refused)))
         )

@@ -375,7 +375,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return run(parser.parse_args(argv))
     except UserError as error:
-        print(f"{NAME}: {error}", file=sys.stderr)
+        for message in error.messages:
+            print(f"{NAME}: {message}", file=sys.stderr)
         return ExitCode.BAD_ARGUMENTS
 
 

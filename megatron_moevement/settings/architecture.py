@@ -9,6 +9,7 @@ import importlib.util
 from enum import Enum
 
 from megatron_moevement.errors import UserError
+from megatron_moevement.settings.checks import Checks
 from megatron_moevement.settings.flags import (
     SHARE,
     count,
@@ -164,25 +165,37 @@ _NEED_TRANSFORMER_ENGINE = frozenset({"layernorm", "moe_act"})
 """Recomputed modules that upstream implements in TransformerEngine's modules or its FP8 alone."""
 
 
-def check_architecture(architecture: Architecture, moe: MixtureOfExperts) -> None:
-    """Checks what concerns the network alone.
+def check_sizes(architecture: Architecture) -> None:
+    """Checks that the sizes are given that every network has.
 
     Raises:
-        UserError: a size is missing, or sizes don't divide.
+        UserError: one is missing.
     """
+    checks = Checks()
     for name in ("num_layers", "hidden_size", "num_attention_heads"):
         if getattr(architecture, name) is None:
-            raise UserError(f"--{name.replace('_', '-')} is missing: give it or --model-preset")
+            checks.refuse(f"--{name.replace('_', '-')} is missing: give it or --model-preset")
+    checks.end()
+
+
+def check_architecture(architecture: Architecture, moe: MixtureOfExperts) -> None:
+    """Checks what concerns the network alone, one that has its sizes.
+
+    Raises:
+        UserError: sizes don't divide, or flags contradict each other.
+    """
+    checks = Checks()
     if architecture.swiglu and architecture.squared_relu:
-        raise UserError("--swiglu and --squared-relu exclude each other; give one of them")
-    _check_heads(architecture)
-    _check_recomputation(architecture)
-    _check_moe(architecture, moe)
+        checks.refuse("--swiglu and --squared-relu exclude each other; give one of them")
+    checks.passes(_check_heads, architecture)
+    checks.passes(_check_recomputation, architecture)
+    checks.passes(_check_moe, architecture, moe)
     if not architecture.is_local and not _has_transformer_engine():
-        raise UserError(
+        checks.refuse(
             "--transformer-impl transformer_engine: TransformerEngine is not installed; "
             "install it (it comes with the NGC PyTorch image) or use --transformer-impl local"
         )
+    checks.end()
 
 
 def with_layers(architecture: Architecture, *, on_gpu: bool) -> Architecture:
@@ -215,36 +228,39 @@ def _check_heads(architecture: Architecture) -> None:
 
 
 def _check_recomputation(architecture: Architecture) -> None:
+    checks = Checks()
     full = architecture.recompute_granularity == "full"
     for name in ("recompute_method", "recompute_num_layers"):
         option = f"--{name.replace('_', '-')}"
         given = getattr(architecture, name) is not None
         if full and not given:
-            raise UserError(f"--recompute-granularity full needs {option}")
+            checks.refuse(f"--recompute-granularity full needs {option}")
         if given and not full:
-            raise UserError(f"{option} needs --recompute-granularity full")
+            checks.refuse(f"{option} needs --recompute-granularity full")
     if architecture.recompute_modules and architecture.recompute_granularity != "selective":
-        raise UserError("--recompute-modules needs --recompute-granularity selective")
+        checks.refuse("--recompute-modules needs --recompute-granularity selective")
     unknown = _NEED_TRANSFORMER_ENGINE.intersection(architecture.recompute_modules or ())
     if architecture.is_local and unknown:
-        raise UserError(
+        checks.refuse(
             f"--recompute-modules {' '.join(sorted(unknown))} needs --transformer-impl "
             "transformer_engine; local modules recompute core_attn, mlp, moe and shared_experts"
         )
+    checks.end()
 
 
 def _check_moe(architecture: Architecture, moe: MixtureOfExperts) -> None:
+    checks = Checks()
     if isinstance(moe.moe_layer_freq, tuple) and len(moe.moe_layer_freq) != architecture.num_layers:
-        raise UserError(
+        checks.refuse(
             f"--moe-layer-freq lists {len(moe.moe_layer_freq)} layers and --num-layers is "
             f"{architecture.num_layers}; list each layer once"
         )
     if moe.num_experts is not None and moe.moe_router_topk > moe.num_experts:
-        raise UserError(
+        checks.refuse(
             f"--moe-router-topk {moe.moe_router_topk} exceeds --num-experts {moe.num_experts}"
         )
     if len(moe.moe_aux_loss_coeff) != len(moe.moe_router_load_balancing_type):
-        raise UserError(
+        checks.refuse(
             "--moe-aux-loss-coeff must have one value for each --moe-router-load-balancing-type"
         )
     if (
@@ -253,11 +269,12 @@ def _check_moe(architecture: Architecture, moe: MixtureOfExperts) -> None:
         and not architecture.disable_bias_linear
     ):
         # upstream's MLP adds an expert's bias to a view in place, which autograd forbids
-        raise UserError("--num-experts: local experts have no biases: --disable-bias-linear")
+        checks.refuse("--num-experts: local experts have no biases: --disable-bias-linear")
     if moe.moe_shared_expert_gate and moe.moe_shared_expert_intermediate_size is None:
-        raise UserError("--moe-shared-expert-gate needs --moe-shared-expert-intermediate-size")
-    _check_balancing(moe)
-    _check_expert_groups(moe)
+        checks.refuse("--moe-shared-expert-gate needs --moe-shared-expert-intermediate-size")
+    checks.passes(_check_balancing, moe)
+    checks.passes(_check_expert_groups, moe)
+    checks.end()
 
 
 def _check_balancing(moe: MixtureOfExperts) -> None:

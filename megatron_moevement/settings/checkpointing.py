@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from megatron_moevement.errors import UserError
+from megatron_moevement.settings.checks import Checks
 from megatron_moevement.settings.flags import count, flag, not_negative
 
 
@@ -49,10 +49,12 @@ def check_checkpointing(checkpointing: Checkpointing) -> None:
     Raises:
         UserError: a flag lacks its folder.
     """
+    checks = Checks()
     for name in ("save_interval", "save_retain_interval"):
         value = getattr(checkpointing, name)
         if value is not None and checkpointing.save is None:
-            raise UserError(f"--{name.replace('_', '-')} needs --save DIR")
+            checks.refuse(f"--{name.replace('_', '-')} needs --save DIR")
     for name in ("ckpt_step", "finetune", "use_checkpoint_args", "exit_on_missing_checkpoint"):
         if getattr(checkpointing, name) not in (None, False) and checkpointing.load is None:
-            raise UserError(f"--{name.replace('_', '-')} needs --load DIR")
+            checks.refuse(f"--{name.replace('_', '-')} needs --load DIR")
+    checks.end()

@@ -17,6 +17,7 @@ from megatron_moevement.policy.faults.fault_schedule import (
     poisson_faults,
     trace_faults,
 )
+from megatron_moevement.settings.checks import Checks
 from megatron_moevement.settings.faults import Fault
 from megatron_moevement.settings.flags import SEED, Range, flag
 
@@ -103,19 +104,19 @@ def check_fault_injection(settings: FaultInjection, world_size: int, train_iters
         UserError: there is no such rank or step, two faults strike one rank at one place, the
             trace can't be read, or there are two sources of drawn faults.
     """
-    _check_scripted(settings.moevement_faults, world_size, train_iters)
+    checks = Checks()
+    checks.passes(_check_scripted, settings.moevement_faults, world_size, train_iters)
     if settings.moevement_mtbf is not None and settings.moevement_fault_trace is not None:
-        raise UserError("--moevement-mtbf and --moevement-fault-trace exclude each other")
+        checks.refuse("--moevement-mtbf and --moevement-fault-trace exclude each other")
     if settings.moevement_fault_trace is not None:
-        next(settings.timed_faults(world_size))
+        checks.passes(lambda: next(settings.timed_faults(world_size)))
     for name in ("moevement_fault_seed", "moevement_fault_kinds", "moevement_fault_trace_speed"):
         given = getattr(settings, name) != getattr(FaultInjection(), name)
         traced = settings.moevement_fault_trace is not None
         if given and not (traced if name == "moevement_fault_trace_speed" else settings.draws):
             sources = "" if name == "moevement_fault_trace_speed" else "--moevement-mtbf or "
-            raise UserError(
-                f"--{name.replace('_', '-')} needs {sources}--moevement-fault-trace FILE"
-            )
+            checks.refuse(f"--{name.replace('_', '-')} needs {sources}--moevement-fault-trace FILE")
+    checks.end()
 
 
 def _check_scripted(faults: tuple[Fault, ...], world_size: int, train_iters: int) -> None:

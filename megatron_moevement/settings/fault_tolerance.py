@@ -10,6 +10,7 @@ from typing import Any
 from megatron_moevement.errors import UserError
 from megatron_moevement.policy.copies.retention import LAG, largest_window, max_replayed_steps
 from megatron_moevement.policy.window.ordering import Ordering
+from megatron_moevement.settings.checks import Checks
 from megatron_moevement.settings.flags import (
     AT_LEAST_1,
     PROBABILITY,
@@ -275,24 +276,26 @@ def check_fault_tolerance(settings: FaultTolerance, save: str | None) -> None:
     Raises:
         UserError: a name can't be that of a folder, or a flag lacks another one.
     """
-    _check_windows(settings)
+    checks = Checks()
+    checks.passes(_check_windows, settings)
     if settings.moevement_recover_only and not settings.is_on:
-        raise UserError(
+        checks.refuse(
             "--moevement-recover-only recovers what a strategy left in memory: give "
             "--moevement-strategy moevement, and the other flags of the job"
         )
     if settings.moevement_recover_only and save is None:
-        raise UserError("--moevement-recover-only saves a checkpoint: give --save DIR")
+        checks.refuse("--moevement-recover-only saves a checkpoint: give --save DIR")
     if settings.moevement_tier_dir is not None and not settings.is_on:
-        raise UserError(
+        checks.refuse(
             "--moevement-tier-dir has windows of a strategy: give --moevement-strategy moevement, "
             "or leave it out"
         )
     name = settings.moevement_run_id
     if name is not None and (not name or "/" in name or name.startswith(".")):
-        raise UserError(
+        checks.refuse(
             f"--moevement-run-id {name!r} is no name for a folder: use letters, digits and dashes"
         )
+    checks.end()
 
 
 def _check_windows(settings: FaultTolerance) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 
 from megatron_moevement.errors import UserError
+from megatron_moevement.settings.checks import Checks
 from megatron_moevement.settings.flags import count, flag, not_negative, positive, probability
 from megatron_moevement.settings.run import Run
 
@@ -83,17 +84,35 @@ class Lengths:
 
 
 def check_optimization(optimization: Optimization, run: Run) -> None:
-    """Checks what concerns the optimizer and its schedules.
+    """Checks what concerns the optimizer and its schedules, of a run that has a length.
 
     Raises:
         UserError: a value is missing or out of range.
     """
+    checks = Checks()
+    checks.passes(_check_learning_rate, optimization)
+    checks.passes(_check_schedule, optimization, run)
+    checks.passes(_check_weight_decay, optimization)
+    if optimization.override_opt_param_scheduler and (
+        optimization.use_checkpoint_opt_param_scheduler
+    ):
+        checks.refuse(
+            "--override-opt-param-scheduler and --use-checkpoint-opt-param-scheduler "
+            "exclude each other"
+        )
+    checks.end()
+
+
+def _check_learning_rate(optimization: Optimization) -> None:
     if optimization.lr is None:
         raise UserError("--lr is missing: give the largest learning rate")
     for name in ("min_lr", "lr_warmup_init"):
         if getattr(optimization, name) > optimization.lr:
             option = f"--{name.replace('_', '-')} {getattr(optimization, name)}"
             raise UserError(f"{option} exceeds --lr {optimization.lr}")
+
+
+def _check_schedule(optimization: Optimization, run: Run) -> None:
     unit, other = ("samples", "iters") if run.train_samples is not None else ("iters", "samples")
     for name in ("lr_decay", "lr_warmup", "lr_wsd_decay"):
         if getattr(optimization, f"{name}_{other}"):
@@ -111,14 +130,6 @@ def check_optimization(optimization: Optimization, run: Run) -> None:
     if optimization.lr_decay_style == "WSD" and not 0 < (lengths.annealing or 0) <= lengths.decay:
         raise UserError(
             f"--lr-decay-style WSD needs --lr-wsd-decay-{unit}, at most {lengths.decay}"
-        )
-    _check_weight_decay(optimization)
-    if optimization.override_opt_param_scheduler and (
-        optimization.use_checkpoint_opt_param_scheduler
-    ):
-        raise UserError(
-            "--override-opt-param-scheduler and --use-checkpoint-opt-param-scheduler "
-            "exclude each other"
         )
 
 

@@ -7,6 +7,7 @@ import dataclasses
 
 from megatron_moevement.errors import UserError
 from megatron_moevement.settings.architecture import Architecture, MixtureOfExperts
+from megatron_moevement.settings.checks import Checks
 from megatron_moevement.settings.flags import count, flag, positive
 from megatron_moevement.settings.pipeline_layout import check_layout, parts_of
 
@@ -75,32 +76,43 @@ class Parallelism:
             (self.account_for_embedding_in_pipeline_split, self.account_for_loss_in_pipeline_split)
         )
 
+    @property
+    def expert_tensor_parallel(self) -> int:
+        """Over how many ranks each expert is divided."""
+        return self.expert_tensor_parallel_size or self.tensor_model_parallel_size
+
     def data_parallel_size(self, world_size: int) -> int:
         """Returns the number of data-parallel replicas of the dense part (Megatron's DP)."""
         return world_size // (self.tensor_model_parallel_size * self.pipeline_model_parallel_size)
 
 
 def check_parallelism(
-    parallelism: Parallelism, architecture: Architecture, moe: MixtureOfExperts, world_size: int
+    parallelism: Parallelism, architecture: Architecture, moe: MixtureOfExperts
 ) -> None:
-    """Checks that the model can be spread over `world_size` ranks.
+    """Checks that the model can be spread over ranks; it has its sizes.
 
     Raises:
         UserError: sizes don't divide or flags contradict each other.
     """
-    _check_world(parallelism, world_size)
-    _check_tensor_parallel(parallelism, architecture, moe)
-    _check_experts(parallelism, moe, world_size)
-    _check_stages(parallelism, architecture)
+    checks = Checks()
+    checks.passes(_check_tensor_parallel, parallelism, architecture, moe)
+    checks.passes(_check_experts, parallelism, moe)
+    checks.passes(_check_stages, parallelism, architecture)
     if parallelism.overlap_param_gather and not (
         parallelism.use_distributed_optimizer and parallelism.overlap_grad_reduce
     ):
-        raise UserError(
+        checks.refuse(
             "--overlap-param-gather needs --use-distributed-optimizer and --overlap-grad-reduce"
         )
+    checks.end()
 
 
-def _check_world(parallelism: Parallelism, world_size: int) -> None:
+def check_world(parallelism: Parallelism, world_size: int) -> None:
+    """Checks that `world_size` ranks can be divided as the flags say.
+
+    Raises:
+        UserError: they can't.
+    """
     tp = parallelism.tensor_model_parallel_size
     pp = parallelism.pipeline_model_parallel_size
     if world_size % (tp * pp):
@@ -108,34 +120,41 @@ def _check_world(parallelism: Parallelism, world_size: int) -> None:
             f"{world_size} ranks can't be divided into tensor parallel {tp} x pipeline parallel "
             f"{pp}; start a multiple of {tp * pp} ranks or change the sizes"
         )
+    ep, expert_tp = parallelism.expert_model_parallel_size, parallelism.expert_tensor_parallel
+    if world_size % (ep * expert_tp * pp):
+        raise UserError(
+            f"{world_size} ranks can't be divided into expert parallel {ep} x expert tensor "
+            f"parallel {expert_tp} x pipeline parallel {pp}"
+        )
 
 
 def _check_tensor_parallel(
     parallelism: Parallelism, architecture: Architecture, moe: MixtureOfExperts
 ) -> None:
+    checks = Checks()
     tp = parallelism.tensor_model_parallel_size
     heads = int(architecture.num_attention_heads or 0)
     if heads % tp:
-        raise UserError(
+        checks.refuse(
             f"--num-attention-heads {heads} is no multiple of --tensor-model-parallel-size {tp}"
         )
-    _check_widths(tp, parallelism.expert_tensor_parallel_size or tp, architecture, moe)
+    checks.passes(_check_widths, tp, parallelism.expert_tensor_parallel, architecture, moe)
     groups = architecture.num_query_groups
     if architecture.group_query_attention and (heads % groups or groups % tp):
-        raise UserError(
+        checks.refuse(
             f"--num-query-groups {groups} must divide --num-attention-heads {heads} and be a "
             f"multiple of --tensor-model-parallel-size {tp}"
         )
     if tp > 1 and moe.num_experts is not None and not parallelism.sequence_parallel:
-        raise UserError(
-            "--tensor-model-parallel-size above 1 with experts needs --sequence-parallel"
-        )
+        checks.refuse("--tensor-model-parallel-size above 1 with experts needs --sequence-parallel")
+    checks.end()
 
 
 def _check_widths(
     tp: int, expert_tp: int, architecture: Architecture, moe: MixtureOfExperts
 ) -> None:
     """Checks that each matrix can be cut: `tp` pieces of the dense ones, `expert_tp` of experts."""
+    checks = Checks()
     dense, experts = "--tensor-model-parallel-size", "--expert-tensor-parallel-size"
     shared = moe.moe_shared_expert_intermediate_size
     cuts = (
@@ -146,21 +165,15 @@ def _check_widths(
     )
     for name, width, divisor_name, divisor in cuts:
         if width is not None and width % divisor:
-            raise UserError(f"{name} {width} is no multiple of {divisor_name} {divisor}")
+            checks.refuse(f"{name} {width} is no multiple of {divisor_name} {divisor}")
+    checks.end()
 
 
-def _check_experts(parallelism: Parallelism, moe: MixtureOfExperts, world_size: int) -> None:
+def _check_experts(parallelism: Parallelism, moe: MixtureOfExperts) -> None:
     ep = parallelism.expert_model_parallel_size
     if ep > 1 and (moe.num_experts is None or moe.num_experts % ep):
         raise UserError(
             f"--num-experts {moe.num_experts} is no multiple of --expert-model-parallel-size {ep}"
-        )
-    expert_tp = parallelism.expert_tensor_parallel_size or parallelism.tensor_model_parallel_size
-    ranks = ep * expert_tp * parallelism.pipeline_model_parallel_size
-    if world_size % ranks:
-        raise UserError(
-            f"{world_size} ranks can't be divided into expert parallel {ep} x expert tensor "
-            f"parallel {expert_tp} x pipeline parallel {parallelism.pipeline_model_parallel_size}"
         )
 
 

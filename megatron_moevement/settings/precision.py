@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from megatron_moevement.errors import UserError
 from megatron_moevement.policy.job.state_recipe import NumberType
+from megatron_moevement.settings.checks import Checks
 from megatron_moevement.settings.flags import count, flag, positive
 
 
@@ -44,12 +44,14 @@ def check_precision(precision: Precision) -> None:
     Raises:
         UserError: the flags contradict each other.
     """
+    checks = Checks()
     if precision.bf16 and precision.fp16:
-        raise UserError("--bf16 and --fp16 exclude each other; give one of them")
+        checks.refuse("--bf16 and --fp16 exclude each other; give one of them")
     if precision.loss_scale is not None and precision.compute_type is NumberType.FP32:
-        raise UserError("--loss-scale scales nothing in FP32; drop it or give --fp16")
+        checks.refuse("--loss-scale scales nothing in FP32; drop it or give --fp16")
     if precision.min_loss_scale <= 0 or precision.min_loss_scale > precision.initial_loss_scale:
-        raise UserError(
+        checks.refuse(
             f"--min-loss-scale {precision.min_loss_scale} must be positive and at most "
             f"--initial-loss-scale {precision.initial_loss_scale}"
         )
+    checks.end()

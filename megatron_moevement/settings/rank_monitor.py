@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from megatron_moevement.errors import UserError
+from megatron_moevement.settings.checks import Checks
 from megatron_moevement.settings.flags import flag, not_negative
 
 
@@ -31,9 +31,11 @@ def check_rank_monitoring(settings: RankMonitoring, save: str | None) -> None:
     Raises:
         UserError: one is missing.
     """
+    checks = Checks()
     if not settings.calc_ft_timeouts:
         return
     if not settings.enable_ft_package:
-        raise UserError("--calc-ft-timeouts: the ranks are not monitored; give --enable-ft-package")
+        checks.refuse("--calc-ft-timeouts: the ranks are not monitored; give --enable-ft-package")
     if save is None:
-        raise UserError("--calc-ft-timeouts keeps its limits in --save: give --save DIR")
+        checks.refuse("--calc-ft-timeouts keeps its limits in --save: give --save DIR")
+    checks.end()

@@ -8,6 +8,7 @@ from datetime import timedelta
 from enum import Enum
 
 from megatron_moevement.errors import UserError
+from megatron_moevement.settings.checks import Checks
 from megatron_moevement.settings.flags import count, flag, not_negative, seconds
 
 
@@ -119,14 +120,16 @@ def check_restart(settings: InProcessRestart) -> None:
     Raises:
         UserError: one must be less than another one and is not.
     """
+    checks = Checks()
     if not settings.inprocess_restart:
         return
     times = settings.times
     for smaller, larger in _SMALLER:
         if times[smaller] >= times[larger]:
-            raise UserError(
+            checks.refuse(
                 f"{_shown(settings, smaller)} must be less than {_shown(settings, larger)}"
             )
+    checks.end()
 
 
 def _shown(settings: InProcessRestart, name: str) -> str:

@@ -7,6 +7,7 @@ import dataclasses
 
 from megatron_moevement.backends.backend import BackendName
 from megatron_moevement.errors import UserError
+from megatron_moevement.settings.checks import Checks
 from megatron_moevement.settings.flags import SEED, count, flag, not_negative, positive
 
 
@@ -34,17 +35,27 @@ class Run:
     )
 
 
-def check_run(run: Run, data_parallel_size: int) -> None:
-    """Checks batches and lengths.
+def check_run(run: Run) -> None:
+    """Checks batches and lengths alone.
 
     Raises:
-        UserError: a value is missing or sizes don't divide.
+        UserError: a value is missing.
     """
+    checks = Checks()
     for name in ("micro_batch_size", "train_iters"):
         if getattr(run, name) is None:
-            raise UserError(f"--{name.replace('_', '-')} is missing")
+            checks.refuse(f"--{name.replace('_', '-')} is missing")
     if run.manual_gc_interval and not run.manual_gc:
-        raise UserError("--manual-gc-interval needs --manual-gc")
+        checks.refuse("--manual-gc-interval needs --manual-gc")
+    checks.end()
+
+
+def check_batches(run: Run, data_parallel_size: int) -> None:
+    """Checks that batches can be divided among ranks; the run has its values.
+
+    Raises:
+        UserError: they can't.
+    """
     per_step = int(run.micro_batch_size or 0) * data_parallel_size
     if run.global_batch_size is None:
         return

@@ -13,18 +13,26 @@ from megatron_moevement.settings.architecture import (
     Architecture,
     MixtureOfExperts,
     check_architecture,
+    check_sizes,
 )
 from megatron_moevement.settings.checkpointing import Checkpointing, check_checkpointing
+from megatron_moevement.settings.checks import Checks
 from megatron_moevement.settings.fault_injection import FaultInjection, check_fault_injection
 from megatron_moevement.settings.fault_tolerance import FaultTolerance, check_fault_tolerance
 from megatron_moevement.settings.flags import add_flags, read_flags
 from megatron_moevement.settings.optimization import Optimization, check_optimization
-from megatron_moevement.settings.parallelism import Parallelism, check_parallelism
+from megatron_moevement.settings.parallelism import Parallelism, check_parallelism, check_world
 from megatron_moevement.settings.parser import UserParser, add_version
 from megatron_moevement.settings.precision import Precision, check_precision
 from megatron_moevement.settings.rank_monitor import RankMonitoring, check_rank_monitoring
 from megatron_moevement.settings.restart import InProcessRestart, check_restart
-from megatron_moevement.settings.run import Run, check_run, in_iterations, num_microbatches
+from megatron_moevement.settings.run import (
+    Run,
+    check_batches,
+    check_run,
+    in_iterations,
+    num_microbatches,
+)
 from megatron_moevement.strategies.registry import STRATEGIES
 from megatron_moevement.training.checkpoint_arguments import network_in
 from megatron_moevement.training.data.arguments import DataConfig, DataFlags, check_positions
@@ -51,12 +59,8 @@ GROUPS: Mapping[str, tuple[str, type[Any]]] = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Arguments:
-    """Everything the command line says, by topic, and how many ranks train.
-
-    Attributes:
-        without_effect: flags of Megatron-LM that were given and change nothing here.
-    """
+class Topics:
+    """What the command line says, but for data and reports."""
 
     architecture: Architecture
     moe: MixtureOfExperts
@@ -70,6 +74,16 @@ class Arguments:
     restart: InProcessRestart
     monitoring: RankMonitoring
     fault_injection: FaultInjection
+
+
+@dataclasses.dataclass(frozen=True)
+class Arguments(Topics):
+    """Everything the command line says, by topic, and how many ranks train.
+
+    Attributes:
+        without_effect: flags of Megatron-LM that were given and change nothing here.
+    """
+
     data: DataConfig
     logging: LoggingConfig
     world_size: int
@@ -106,7 +120,8 @@ def parse(argv: Sequence[str], processes: int, launched: int | None = None) -> A
         launched: how many of them train, unless a flag says otherwise (default: all).
 
     Raises:
-        UserError: a flag is unknown, missing, out of range, or contradicts another one.
+        UserError: a flag is unknown, missing, out of range, or contradicts another one; what can
+            be found at once has a message each.
     """
     parser = build_parser()
     resolved = accepted(with_yaml(argv, parser.flags), parser)
@@ -116,75 +131,106 @@ def parse(argv: Sequence[str], processes: int, launched: int | None = None) -> A
     if given.use_checkpoint_args and given.load is not None:
         parser.set_defaults(**network_in(given.load, given.ckpt_step))
     values = parser.parse_args(resolved.rest)
-    topics = {name: read_flags(group, values) for name, (_, group) in GROUPS.items()}
-    topics["fault_tolerance"] = topics["fault_tolerance"].resolved()
-    ranks = topics["restart"].active_ranks(processes, processes if launched is None else launched)
-    arguments = Arguments(
-        **topics,
-        data=DataConfig.from_args(values),
-        logging=LoggingConfig.from_args(values),
-        world_size=ranks,
-        without_effect=resolved.without_effect,
-    )
-    arguments = _settled(arguments)
-    _check(arguments)
-    return arguments
-
-
-def _settled(arguments: Arguments) -> Arguments:
-    """Returns the arguments with what other flags decide: samples counted as iterations."""
-    parallelism, without_effect = arguments.parallelism, arguments.without_effect
-    if parallelism.sequence_parallel and parallelism.tensor_model_parallel_size == 1:
+    topics = Topics(**{name: read_flags(group, values) for name, (_, group) in GROUPS.items()})
+    topics = dataclasses.replace(topics, fault_tolerance=topics.fault_tolerance.resolved())
+    without_effect = resolved.without_effect
+    if topics.parallelism.sequence_parallel and topics.parallelism.tensor_model_parallel_size == 1:
         # Nothing is split over one rank; Megatron-LM drops the flag, too.
-        parallelism = dataclasses.replace(parallelism, sequence_parallel=False)
+        dropped = dataclasses.replace(topics.parallelism, sequence_parallel=False)
+        topics = dataclasses.replace(topics, parallelism=dropped)
         without_effect = (*without_effect, "--sequence-parallel")
-    return dataclasses.replace(
-        arguments,
-        parallelism=parallelism,
-        run=in_iterations(arguments.run, parallelism.data_parallel_size(arguments.world_size)),
+    checks = Checks()
+    data = checks.result(DataConfig.from_args, values)
+    logging = checks.result(LoggingConfig.from_args, values)
+    launched = processes if launched is None else launched
+    ranks = checks.result(topics.restart.active_ranks, processes, launched)
+    topics = _check(checks, topics, data, ranks)
+    checks.end()
+    assert data is not None
+    assert logging is not None
+    assert ranks is not None
+    return Arguments(
+        **vars(topics),
+        data=data,
+        logging=logging,
+        world_size=ranks,
         without_effect=without_effect,
     )
 
 
-def _check(arguments: Arguments) -> None:
-    """Checks each topic alone, then what several of them must agree in."""
-    world_size = arguments.world_size
-    check_restart(arguments.restart)
-    check_rank_monitoring(arguments.monitoring, arguments.checkpointing.save)
-    check_architecture(arguments.architecture, arguments.moe)
-    check_parallelism(arguments.parallelism, arguments.architecture, arguments.moe, world_size)
-    check_precision(arguments.precision)
-    check_run(arguments.run, arguments.parallelism.data_parallel_size(world_size))
-    check_optimization(arguments.optimization, arguments.run)
-    check_checkpointing(arguments.checkpointing)
-    check_fault_tolerance(arguments.fault_tolerance, arguments.checkpointing.save)
-    check_fault_injection(
-        arguments.fault_injection, world_size, int(arguments.run.train_iters or 0)
-    )
-    check_positions(arguments.data, arguments.architecture.position_embedding_type)
-    _check_sequence(arguments)
-    _check_interleaving(arguments)
+def _check(checks: Checks, topics: Topics, data: DataConfig | None, ranks: int | None) -> Topics:
+    """Checks each topic alone, then what several of them must agree in.
+
+    Args:
+        data: None if they are refused.
+        ranks: that train; None if they are refused.
+
+    Returns:
+        The topics, with the length of the run in iterations.
+    """
+    checks.passes(check_restart, topics.restart)
+    checks.passes(check_rank_monitoring, topics.monitoring, topics.checkpointing.save)
+    checks.passes(check_precision, topics.precision)
+    checks.passes(check_checkpointing, topics.checkpointing)
+    checks.passes(check_fault_tolerance, topics.fault_tolerance, topics.checkpointing.save)
+    divides = ranks is not None and checks.passes(check_world, topics.parallelism, ranks)
+    fits = False
+    if checks.passes(check_sizes, topics.architecture):
+        network = (topics.architecture, topics.moe)
+        checks.passes(check_architecture, *network)
+        fits = checks.passes(check_parallelism, topics.parallelism, *network)
+    if data is not None:
+        checks.passes(check_positions, data, topics.architecture.position_embedding_type)
+        checks.passes(_check_length, topics.architecture, data.seq_length)
+        checks.passes(_check_sequence, topics.parallelism, data.seq_length)
+    if ranks is None or not divides:
+        return topics  # batches might be divided among no ranks
+    return _check_run(checks, topics, ranks, fits=fits)
 
 
-def _check_sequence(arguments: Arguments) -> None:
-    length = arguments.data.seq_length
-    longest = arguments.architecture.max_position_embeddings
+def _check_run(checks: Checks, topics: Topics, ranks: int, *, fits: bool) -> Topics:
+    """Checks what depends on the length of the run, and on batches.
+
+    Args:
+        fits: whether the network can be spread over ranks.
+
+    Returns:
+        The topics, with that length in iterations.
+    """
+    data_parallel_size = topics.parallelism.data_parallel_size(ranks)
+    run = checks.result(in_iterations, topics.run, data_parallel_size)
+    if run is None:
+        return topics
+    topics = dataclasses.replace(topics, run=run)
+    whole = checks.passes(check_run, run)
+    if run.train_iters is not None:
+        checks.passes(check_optimization, topics.optimization, run)
+        checks.passes(check_fault_injection, topics.fault_injection, ranks, run.train_iters)
+    if whole and checks.passes(check_batches, run, data_parallel_size) and fits:
+        checks.passes(_check_interleaving, topics, data_parallel_size)
+    return topics
+
+
+def _check_length(architecture: Architecture, length: int) -> None:
+    longest = architecture.max_position_embeddings
     if longest is not None and longest < length:
         raise UserError(f"--seq-length {length} exceeds --max-position-embeddings {longest}")
-    tp = arguments.parallelism.tensor_model_parallel_size
-    if arguments.parallelism.sequence_parallel and length % tp:
+
+
+def _check_sequence(parallelism: Parallelism, length: int) -> None:
+    tp = parallelism.tensor_model_parallel_size
+    if parallelism.sequence_parallel and length % tp:
         raise UserError(
             f"--sequence-parallel: --seq-length {length} is no multiple of "
             f"--tensor-model-parallel-size {tp}"
         )
 
 
-def _check_interleaving(arguments: Arguments) -> None:
-    parallelism = arguments.parallelism
-    if parallelism.virtual_stages(int(arguments.architecture.num_layers or 0)) is None:
+def _check_interleaving(topics: Topics, data_parallel_size: int) -> None:
+    if topics.parallelism.virtual_stages(int(topics.architecture.num_layers or 0)) is None:
         return
-    stages = parallelism.pipeline_model_parallel_size
-    count = num_microbatches(arguments.run, parallelism.data_parallel_size(arguments.world_size))
+    stages = topics.parallelism.pipeline_model_parallel_size
+    count = num_microbatches(topics.run, data_parallel_size)
     if count % stages:
         raise UserError(
             f"an interleaved schedule needs a multiple of {stages} micro-batches (the pipeline "

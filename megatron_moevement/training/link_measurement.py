@@ -114,7 +114,7 @@ def take_part(meeting: Meeting, launch: Launch, flags: Sequence[str], patience: 
             own.measure()
             return meeting.await_end()
     except UserError as error:
-        meeting.post(Note.REFUSAL, str(error))
+        meeting.post(Note.REFUSAL, "; ".join(error.messages))
     except EndedError:
         pass
     return meeting.await_end()

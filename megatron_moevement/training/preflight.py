@@ -96,7 +96,7 @@ def _refusals(*checks: Callable[[], object]) -> Iterator[str]:
         try:
             check()
         except UserError as error:
-            yield str(error)
+            yield from error.messages
 
 
 def _ranks(

@@ -43,11 +43,17 @@ def refusal(server: ForkServer, argv: Sequence[str], world_size: int) -> str:
 
 def only_line(text: str) -> str:
     """Returns the only line in which the program said that something is wrong."""
+    (line,) = refused_lines(text)
+    return line
+
+
+def refused_lines(text: str) -> list[str]:
+    """Returns the lines in which the program said that something is wrong."""
     told = list(log_lines(text))
     assert len(told) == len(text.splitlines()), text
-    (line,) = [line for line in told if line.level != "INFO"]
-    assert (line.level, line.program) == ("ERROR", "pretrain_moe.py")
-    return line.text
+    lines = [line for line in told if line.level != "INFO"]
+    assert {(line.level, line.program) for line in lines} == {("ERROR", "pretrain_moe.py")}
+    return [line.text for line in lines]
 
 
 def tree(folder: Path) -> dict[Path, bytes | None]:

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Self
 
 from megatron_moevement.errors import UserError
+from megatron_moevement.settings.checks import Checks
 from megatron_moevement.settings.flags import flag, read_flags
 from megatron_moevement.training.data.manifest import manifest_path, read_manifest
 from megatron_moevement.training.data.tokenizer_spec import TokenizerSpec
@@ -111,19 +112,22 @@ class DataConfig:
             UserError: a value is missing, wrong or contradicts another; a file is missing; the
                 data was made with another tokenizer or holds ids that the vocabulary lacks.
         """
-        flags = read_flags(DataFlags, args)
-        _check_numbers(flags)
+        flags, checks = read_flags(DataFlags, args), Checks()
+        checks.passes(_check_numbers, flags)
         if flags.reset_attention_mask:
-            raise UserError(
+            checks.refuse(
                 "--reset-attention-mask: the model computes causal attention over the whole "
                 "sample, with no mask between documents; leave the flag out"
             )
-        source = _read_source(flags)
-        tokenizer = _read_tokenizer(flags)
+        source = checks.result(_read_source, flags)
+        tokenizer = checks.result(_read_tokenizer, flags)
+        for prefix in () if source is None else data_prefixes(source):
+            if checks.passes(check_prefix, prefix) and tokenizer is not None:
+                checks.passes(check_tokenizer, prefix, tokenizer)
+        checks.end()
+        assert source is not None
+        assert tokenizer is not None
         vocab_size = max(tokenizer.vocab_size, flags.vocab_size or 0)
-        for prefix in data_prefixes(source):
-            check_prefix(prefix)
-            check_tokenizer(prefix, tokenizer)
         return cls(
             source=source,
             tokenizer=tokenizer,
@@ -305,12 +309,14 @@ def _read_tokenizer(flags: DataFlags) -> Tokenizer:
 
 
 def _check_numbers(flags: DataFlags) -> None:
+    checks = Checks()
     for name in ("seq_length", "make_vocab_size_divisible_by", "num_dataset_builder_threads"):
         value = getattr(flags, name)
         if value is None or value < 1:
-            raise UserError(f"--{name.replace('_', '-')} must be a positive integer")
+            checks.refuse(f"--{name.replace('_', '-')} must be a positive integer")
     if flags.num_workers < 0:
-        raise UserError(f"--num-workers {flags.num_workers} must be 0 or more")
+        checks.refuse(f"--num-workers {flags.num_workers} must be 0 or more")
+    checks.end()
 
 
 def _as_float(word: str) -> float | None:

@@ -14,6 +14,7 @@ from megatron_moevement.policy.accounting.event_interval import (
     event_interval,
 )
 from megatron_moevement.runtime.observation.events import Recording
+from megatron_moevement.settings.checks import Checks
 from megatron_moevement.settings.flags import flag, read_flags
 
 
@@ -72,17 +73,19 @@ class LoggingConfig:
         Raises:
             UserError: a value is out of range, or Weights & Biases is asked for and missing.
         """
+        checks = Checks()
         config = read_flags(cls, values)
         for name, least in _LEAST.items():
             value = getattr(config, name)
             if value is not None and value < least:
                 option = f"--{name.replace('_', '-')}"
-                raise UserError(f"{option} {value} must be at least {least}")
+                checks.refuse(f"{option} {value} must be at least {least}")
         if config.timing_log_level not in range(3):
-            raise UserError(f"--timing-log-level {config.timing_log_level} must be 0, 1 or 2")
+            checks.refuse(f"--timing-log-level {config.timing_log_level} must be 0, 1 or 2")
         if not 0 <= config.logging_level <= 50:
-            raise UserError(f"--logging-level {config.logging_level} must be from 0 to 50")
-        _check_wandb(config)
+            checks.refuse(f"--logging-level {config.logging_level} must be from 0 to 50")
+        checks.passes(_check_wandb, config)
+        checks.end()
         return config
 
 
