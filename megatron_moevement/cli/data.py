@@ -28,6 +28,12 @@ from rich.text import Text
 
 from megatron_moevement.cli.output import add_json_flag, show
 from megatron_moevement.errors import ExitCode, UserError
+from megatron_moevement.integrations.megatron.tiktoken import (
+    DEFAULT_SPLITTING,
+    PATTERNS,
+    SPECIAL_TOKENS,
+    Splitting,
+)
 from megatron_moevement.training.data.arguments import check_prefix, check_tokenizer
 from megatron_moevement.training.data.documents import InputFormat, Search
 from megatron_moevement.training.data.manifest import Manifest, read_manifest
@@ -127,11 +133,31 @@ def _add_tokenizer_flags(parser: argparse.ArgumentParser, default: TokenizerType
     parser.add_argument(
         "--tokenizer-model",
         metavar="PATH",
-        help="tokenizer.json, a folder that holds one, or a model of SentencePiece",
+        help="tokenizer.json, a folder that holds one, a model of SentencePiece, or tokens (.json)",
+    )
+    parser.add_argument(
+        "--tiktoken-pattern",
+        choices=PATTERNS,
+        default=DEFAULT_SPLITTING.pattern,
+        help=f"how the TikTokenizer cuts text (default: {DEFAULT_SPLITTING.pattern})",
+    )
+    parser.add_argument(
+        "--tiktoken-num-special-tokens",
+        type=int,
+        metavar="N",
+        default=DEFAULT_SPLITTING.num_special,
+        help=f"its ids before those of its file (default: {DEFAULT_SPLITTING.num_special})",
+    )
+    parser.add_argument(
+        "--tiktoken-special-tokens",
+        nargs="+",
+        metavar="TOKEN",
+        help=f"its special tokens (default: {' '.join(SPECIAL_TOKENS)})",
     )
     parser.add_argument("--vocab-file", metavar="FILE", help="vocab.json of the GPT2BPETokenizer")
     parser.add_argument("--merge-file", metavar="FILE", help="merges.txt of the GPT2BPETokenizer")
-    parser.add_argument("--vocab-size", type=int, help="number of ids of the NullTokenizer")
+    ids = "number of ids of the NullTokenizer; of the TikTokenizer, special ones included"
+    parser.add_argument("--vocab-size", type=int, help=ids)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -244,6 +270,11 @@ def _spec(
         errors,
         vocab_file=args.vocab_file,
         merge_file=args.merge_file,
+        splitting=Splitting(
+            args.tiktoken_pattern,
+            args.tiktoken_num_special_tokens,
+            None if args.tiktoken_special_tokens is None else tuple(args.tiktoken_special_tokens),
+        ),
     )
 
 

@@ -132,7 +132,7 @@ DECIDING: Mapping[type[Any], Deciding] = {
         ),
         resolved=_names(
             """data_path train_data_path split tokenizer_type tokenizer_model vocab_size vocab_file
-            merge_file"""
+            merge_file tiktoken_pattern tiktoken_num_special_tokens tiktoken_special_tokens"""
         ),
         nothing=_names(
             """valid_data_path test_data_path data_cache_path mmap_bin_files num_workers

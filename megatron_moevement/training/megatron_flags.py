@@ -346,9 +346,9 @@ FEATURES: Mapping[str, Feature] = {
     "other tokenizer": Feature(
         "--help lists those that read their files",
         """--legacy-tokenizer --tokenizer-sentencepiece-legacy --tokenizer-metadata
-        --tokenizer-special-tokens --tiktoken- --vocab-extra-ids --padded-vocab-size""",
+        --tokenizer-special-tokens --vocab-extra-ids --padded-vocab-size""",
         values={
-            "--tokenizer-type": "TikTokenizer MultimodalTokenizer NullMultimodalTokenizer "
+            "--tokenizer-type": "MultimodalTokenizer NullMultimodalTokenizer "
             "SFTTokenizer BertWordPieceLowerCase BertWordPieceCase"
         },
     ),

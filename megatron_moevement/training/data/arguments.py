@@ -14,6 +14,12 @@ from collections.abc import Sequence
 from typing import Self
 
 from megatron_moevement.errors import UserError
+from megatron_moevement.integrations.megatron.tiktoken import (
+    DEFAULT_SPLITTING,
+    PATTERNS,
+    SPECIAL_TOKENS,
+    Splitting,
+)
 from megatron_moevement.settings.checks import Checks
 from megatron_moevement.settings.flags import flag, read_flags
 from megatron_moevement.training.data.manifest import manifest_path, read_manifest
@@ -47,7 +53,19 @@ class DataFlags:
     seq_length: int | None = flag(None, "tokens per sample")
     tokenizer_type: TokenizerType | None = flag(None, "tokenizer of the data")
     tokenizer_model: str | None = flag(
-        None, "tokenizer.json, a folder that holds one, or a model of SentencePiece"
+        None, "tokenizer.json, a folder that holds one, a model of SentencePiece, or tokens (.json)"
+    )
+    tiktoken_pattern: str = flag(
+        DEFAULT_SPLITTING.pattern, "how the TikTokenizer cuts text", choices=PATTERNS
+    )
+    tiktoken_num_special_tokens: int = flag(
+        DEFAULT_SPLITTING.num_special, "ids of the TikTokenizer before those of its file"
+    )
+    tiktoken_special_tokens: tuple[str, ...] | None = flag(
+        None,
+        f"special tokens of the TikTokenizer (default: {' '.join(SPECIAL_TOKENS)})",
+        nargs="+",
+        metavar="TOKEN",
     )
     vocab_file: str | None = flag(None, "vocab.json of the GPT2BPETokenizer", metavar="FILE")
     merge_file: str | None = flag(None, "merges.txt of the GPT2BPETokenizer", metavar="FILE")
@@ -297,6 +315,11 @@ def _read_tokenizer(flags: DataFlags) -> Tokenizer:
         flags.vocab_size,
         vocab_file=flags.vocab_file,
         merge_file=flags.merge_file,
+        splitting=Splitting(
+            flags.tiktoken_pattern,
+            flags.tiktoken_num_special_tokens,
+            flags.tiktoken_special_tokens,
+        ),
     )
     tokenizer = spec.build()
     needed = tokenizer.vocab_size - (kind is TokenizerType.NULL)

@@ -26,6 +26,7 @@ class TokenizerType(Enum):
     SENTENCE_PIECE = "SentencePieceTokenizer"
     GPT_SENTENCE_PIECE = "GPTSentencePieceTokenizer"
     LLAMA_2 = "Llama2Tokenizer"
+    TIKTOKEN = "TikTokenizer"
     NULL = "NullTokenizer"
 
 
