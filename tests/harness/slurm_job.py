@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[2]
 STEPS = 120
 NODES, TASKS_PER_NODE, SPARES = 3, 2, 2
 WORDS = 300
-PATIENCE_S = 240.0
+PATIENCE_S = 400.0
 POLL_S = 0.2
 MODEL = (
     "--model-preset=tiny --num-layers=4 --hidden-size=64 --num-attention-heads=4 --num-experts=4"

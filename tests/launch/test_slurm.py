@@ -58,7 +58,7 @@ def test_a_command_has_nodes_of_its_own():
     assert done.stdout.split() == ["n1", "n2", "n3"], done.stderr
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(("case", "number"), TRIALS)
 def test_what_a_job_loses_changes_no_bit(case, number, undisturbed, tmp_path, capsys):
     seed = secrets.token_hex(4)
