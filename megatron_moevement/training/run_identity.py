@@ -85,7 +85,7 @@ def identify(arguments: Arguments) -> RunIdentity:
     except OSError as error:
         raise UserError(f"can't read the data: {error}") from error
     texts = {name: _text(value) for name, value in deciding.items()}
-    lineage = RunIdentity(texts, {}).digest
+    lineage = RunIdentity(texts, {}).portable_digest
     texts[_ORIGIN] = find_origin(arguments.checkpointing, lineage)
     settings = arguments.fault_tolerance
     sizes = STRATEGIES[settings.moevement_strategy].sizes
@@ -98,7 +98,7 @@ def identify(arguments: Arguments) -> RunIdentity:
 def checkpoint_mark(identity: RunIdentity) -> dict[str, str]:
     """Returns what a checkpoint of a run tells of it, for `find_origin` to read."""
     rest = {name: text for name, text in identity.deciding.items() if name != _ORIGIN}
-    return {"lineage": RunIdentity(rest, {}).digest, "origin": identity.deciding[_ORIGIN]}
+    return {"lineage": RunIdentity(rest, {}).portable_digest, "origin": identity.deciding[_ORIGIN]}
 
 
 def given(arguments: Arguments) -> dict[str, Any]:

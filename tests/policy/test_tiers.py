@@ -85,7 +85,7 @@ def test_a_tier_is_whole_with_the_parts_of_all_ranks_alone(parts):
 def test_the_newest_whole_ones_and_those_under_way_stay(whole, begun, awaited, now, keep):
     removed = of_no_use(whole, begun, awaited, now, keep)
     stay = (whole | begun) - set(removed)
-    under_way = awaited | {name for name in begun if name.writers == now.writers and name >= now}
+    under_way = awaited | {name for name in begun if name >= now}
     assert stay <= whole | under_way
     assert sorted(whole)[-keep:] == sorted(whole & stay)[-keep:]
     assert under_way & begun <= stay

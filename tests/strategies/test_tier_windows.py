@@ -26,10 +26,14 @@ class Heard:
 
     def __init__(self):
         self.due = []
+        self.passed = []
         self.captured_window = None
 
     def captured(self, slots):
         self.captured_window = slots.window
+
+    def passed_over(self, name):
+        self.passed.append(name.committed)
 
     def offer(self, due):
         self.due.append(due)
@@ -81,3 +85,14 @@ def test_a_tier_leads_to_the_step_after_its_window_however_late_that_is_persiste
             assert due.told.state.persisted == due.slots.window
             losses = b"".join(due.losses())
             assert losses == history.journal.loss_bytes(range(reached + 1))
+
+
+@pytest.mark.parametrize(("interval", "passed"), [(1, [8, 11]), (2, [11])])
+def test_windows_that_are_persisted_together_with_a_later_one_are_reported(
+    shared_memory, interval, passed
+):
+    history = History(shared_memory, interval)
+    with contextlib.closing(history.journal):
+        history.commit(5, WINDOWS[0])
+        history.commit(14, WINDOWS[3])
+        assert history.heard.passed == passed

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, models
 from megatron_moevement.training.arguments import parse
 from megatron_moevement.training.data import content
 from megatron_moevement.training.deciding import DECIDING
-from megatron_moevement.training.run_identity import given, identify
+from megatron_moevement.training.run_identity import checkpoint_mark, given, identify
 from tests.harness.random_text import prepare_random_text
 from tests.harness.tiny_job import TINY, tiny_arguments
 
@@ -69,3 +69,10 @@ def test_the_portable_fingerprint_is_that_of_the_run_on_any_machine():
         assert moved.portable_fingerprint == one.portable_fingerprint
     for changed in ({"deciding": {**one.deciding, "ranks": "9"}}, {"layout": {"--w": "9"}}):
         assert dataclasses.replace(one, **changed).portable_fingerprint != one.portable_fingerprint
+
+
+def test_a_run_goes_on_from_its_own_checkpoint_on_any_machine():
+    one = identify(tiny_arguments())
+    moved = dataclasses.replace(one, deciding={**one.deciding, "device": "another"})
+    assert checkpoint_mark(moved) == checkpoint_mark(one)
+    assert checkpoint_mark(identify(tiny_arguments("--lr=0.003"))) != checkpoint_mark(one)

@@ -147,10 +147,11 @@ def of_no_use(
         whole: those that have a manifest.
         begun: those of which anything is there.
         awaited: those of which parts are still to come.
-        now: the newest that this rank has been given; others may be at a later one already.
+        now: the newest that this rank has been given; others, or those of a newer generation, may
+            be at a later one already.
         keep: how many whole ones stay.
     """
-    later = {name for name in begun if name.writers == now.writers and name >= now}
+    later = {name for name in begun if name >= now}
     kept = {*sorted(whole)[-keep:], *awaited, *later}
     return tuple(sorted({*whole, *begun} - kept))
 

@@ -55,10 +55,15 @@ class RunIdentity(Document):
         return _digest({"run": self.digest, **self.layout})
 
     @property
-    def portable_fingerprint(self) -> str:
-        """The fingerprint but for the machines: slots are read on others, to no equal bits."""
+    def portable_digest(self) -> str:
+        """The digest but for the machines: on others the same is computed, to no equal bits."""
         rest = {name: text for name, text in self.deciding.items() if name not in _OF_MACHINES}
-        return _digest({"run": _digest(rest), **self.layout})
+        return _digest(rest)
+
+    @property
+    def portable_fingerprint(self) -> str:
+        """The fingerprint but for the machines: the bytes of a slot mean the same on others."""
+        return _digest({"run": self.portable_digest, **self.layout})
 
     def differences(self, other: RunIdentity) -> list[str]:
         """Returns in what another run differs, as `name value there (here: value)`."""

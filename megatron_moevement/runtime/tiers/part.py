@@ -49,6 +49,10 @@ class DamagedPartError(MoEvementError):
     """A part does not read as it was written."""
 
 
+class NoRoomError(MoEvementError):
+    """A slot is larger than the room that this process has for one."""
+
+
 @dataclasses.dataclass(frozen=True)
 class WindowSlots:
     """Where the slots of a window lie, from the first that is captured on.
@@ -285,6 +289,7 @@ def load_slots(target: Target, tier: TierName, part: Part, ring: RingFile, rollb
 
     Raises:
         DamagedPartError: bytes are not those that were captured; some slots may be in the ring.
+        NoRoomError: one does not fit.
         Exception: the target refuses.
     """
     digest = xxhash.xxh3_64()
@@ -292,7 +297,7 @@ def load_slots(target: Target, tier: TierName, part: Part, ring: RingFile, rollb
         with target.read(data_name(tier, part.owner)) as file:
             for record in part.slots:
                 if not ring.has_room_for(record):
-                    raise DamagedPartError(f"no room for the slot of step {record.step}")
+                    raise NoRoomError(f"no room for the slot of step {record.step}")
                 ring.invalidate(record.step)
                 payload = ring.buffer(record.step)
                 for each in record.parts:

@@ -7,7 +7,7 @@ import dataclasses
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import TypeVar
 
@@ -105,7 +105,7 @@ class TierWriter(Closing):
         self._keep = keep
         self._written = written
         self._captured: WindowSlots | None = None
-        self._due: Due | None = None
+        self._dues: Mapping[TierName, Due] = {}
         self._taken = _NONE
         self._former = _NONE
         self._awaited: list[Due] = []
@@ -127,12 +127,16 @@ class TierWriter(Closing):
 
         One that an earlier one has kept waiting until then is given up: its slots go.
         """
-        former, self._due = self._due, due
-        if former is not None and former.name > self._taken:
-            self._failed(
-                former.name, f"that of step {self._taken.committed} is still being written"
-            )
+        taken = self._taken
+        for late in [name for name in self._dues if name > taken]:
+            self._failed(late, f"that of step {taken.committed} is still being written")
+        writing = {name: former for name, former in self._dues.items() if name == taken}
+        self._dues = {**writing, due.name: due}
         self._news.tell()
+
+    def passed_over(self, name: TierName) -> None:
+        """Takes note that a later window was persisted at once with one that was to be written."""
+        self._failed(name, "a later window was persisted with it")
 
     def close(self) -> None:
         """Ends the thread; what is being written is given up, and never counts."""
@@ -148,16 +152,16 @@ class TierWriter(Closing):
                 self._taken = slots.tier
                 try:
                     self._write(slots)
-                except _ClosedError:
-                    raise
                 except Exception as error:  # noqa: BLE001  (libraries of fsspec raise what they like)
+                    self._proceed()
                     self._failed(slots.tier, f"{type(error).__name__}: {error}")
         except _ClosedError:
             return
 
     def _next(self) -> WindowSlots | None:
         """Returns the window to write next: the older of those that were noted."""
-        for slots in (None if self._due is None else self._due.slots, self._captured):
+        captured = self._captured  # first: a later one may be noted after a due one was looked for
+        for slots in (*(due.slots for due in self._dues.values()), captured):
             if slots is not None and slots.tier > self._taken:
                 return slots
         return None
@@ -179,7 +183,8 @@ class TierWriter(Closing):
 
     def _look_after_others(self) -> None:
         """Looks whether other ranks have written their parts, when it is time to."""
-        due = self._due
+        dues = self._dues
+        due = dues[max(dues)] if dues else None
         is_new = due is not None and due.name > self._former
         if not is_new and (not self._awaited or time.monotonic() < self._next_look_s):
             return
@@ -189,6 +194,7 @@ class TierWriter(Closing):
             else:
                 self._declare()
         except Exception as error:  # noqa: BLE001  (as above)
+            self._proceed()
             self._failed(self._former, f"{type(error).__name__}: {error}")
         self._next_look_s = time.monotonic() + self._look_s
         self._look_s = min(2 * self._look_s, _LONGEST_LOOK_S)
@@ -229,9 +235,10 @@ class TierWriter(Closing):
             self._wrote(persisted)
 
     def _due_from(self, name: TierName) -> Due | None:
-        """Returns the newest window that is persisted, if it is this one or a later one."""
-        due = self._due
-        return due if due is not None and due.name >= name else None
+        """Returns a window once it is persisted, or a later one is; None before."""
+        dues = self._dues
+        later = max((other for other in dues if other > name), default=name)
+        return dues.get(name) or dues.get(later)
 
     def _wrote(self, written: list[Due]) -> None:
         if self._is_first:
@@ -275,9 +282,10 @@ class TierWriter(Closing):
 
     def _remove_old(self, now: Due) -> None:
         """Removes what is of no use; what other ranks may be writing stays."""
-        awaited = [each.name for each in self._awaited]
+        awaited = [self._taken, *(each.name for each in self._awaited)]
         whole, begun = whole_tiers(self._target), begun_tiers(self._target)
         for name in of_no_use(whole, begun, awaited, now.name, self._keep):
+            self._proceed()  # what was listed may be old by now, and a newer writer's be there
             remove_tier(self._target, name)
 
     def _failed(self, name: TierName, why: str) -> None:

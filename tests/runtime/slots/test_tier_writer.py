@@ -11,6 +11,7 @@ import threading
 import pytest
 
 from megatron_moevement.policy.job.ranks import LogicalRank
+from megatron_moevement.policy.tiers.tier import Manifest
 from megatron_moevement.runtime.slots.journal import Journal, JournalShape
 from megatron_moevement.runtime.slots.ring_file import RingFile
 from megatron_moevement.runtime.tiers.manifests import (
@@ -18,11 +19,13 @@ from megatron_moevement.runtime.tiers.manifests import (
     parts_there,
     read_manifest,
     whole_tiers,
+    write_manifest,
 )
 from megatron_moevement.runtime.tiers.target import open_target
 from megatron_moevement.runtime.tiers.writer import Due, TierWriter
 
-from .conftest import IDENTITY, OWNER, fill, named, slots_of, told
+from .conftest import IDENTITY, OWNER, WINDOW, fill, named, slots_of, told
+from .test_tiers import write
 
 OTHER = LogicalRank(pp=2)
 PATIENCE_S = 60
@@ -94,9 +97,9 @@ def test_a_tier_is_whole_once_all_parts_are_there_and_the_oldest_goes(job):
     job.offer(OWNER, second)
     job.offer(OTHER, second)
     assert job.wait()[0].name == second
+    wait_until(lambda: begun_tiers(job.target) == [second])
     job.close()
     assert whole_tiers(job.target) == [second]
-    assert begun_tiers(job.target) == [second]
 
 
 def test_a_tier_without_the_part_of_a_rank_is_never_whole(job, caplog):
@@ -239,3 +242,52 @@ def test_a_window_that_was_never_persisted_is_not_written(job, caplog):
     job.wait_for_part(OWNER, second)
     assert parts_there(job.target, first) == []
     assert "no tier of step 5" in caplog.text
+
+
+def test_a_window_that_was_read_in_time_is_written_though_the_next_one_is_persisted(job):
+    first, second = named(5), named(7)
+    writer = job.writers[OWNER]
+    real, entered, released = job.target.sync, threading.Event(), threading.Event()
+
+    def hang(file):
+        real(file)
+        entered.set()
+        assert released.wait(PATIENCE_S)
+
+    job.target.sync = hang
+    writer.captured(slots_of(job.ring, first))
+    assert entered.wait(PATIENCE_S)
+    job.offer(OWNER, first)
+    job.offer(OWNER, second)
+    released.set()
+    job.wait_for_part(OWNER, first)
+    job.wait_for_part(OWNER, second)
+    assert writer._failures == 0
+
+
+def test_a_writer_that_hangs_beyond_its_end_removes_nothing(job):
+    """Its generation is over; another one has written a tier in the meantime."""
+    job.offer(OTHER, named(5))
+    job.wait_for_part(OTHER, named(5))
+    real, entered, released = job.target.names, threading.Event(), threading.Event()
+
+    def hang(folder=""):
+        found = real(folder)
+        if not entered.is_set() and not folder:
+            entered.set()
+            assert released.wait(PATIENCE_S)
+        return found
+
+    job.target.names = hang
+    writer = job.writers[OWNER]
+    job.offer(OWNER, named(7))
+    assert entered.wait(PATIENCE_S)
+    writer.close()
+    later = named(7, "f" * 16)
+    part = write(job.target, job.ring, later)
+    write_manifest(job.target, Manifest(later, WINDOW, (part,)))
+    released.set()
+    writer._thread.join(PATIENCE_S)
+    assert not writer._thread.is_alive()
+    assert whole_tiers(job.target) == [later]
+    assert begun_tiers(job.target) == [named(5), later]

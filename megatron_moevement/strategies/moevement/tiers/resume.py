@@ -34,6 +34,7 @@ from megatron_moevement.runtime.tiers.manifests import read_manifest, whole_tier
 from megatron_moevement.runtime.tiers.part import (
     Author,
     DamagedPartError,
+    NoRoomError,
     Part,
     load_slots,
     read_part,
@@ -143,6 +144,11 @@ def _restored(source: Source, memory: HostMemory, objects: LiveObjects) -> dict[
         _put(source, memory, part)
     except (DamagedPartError, OSError) as error:
         return {"reason": str(error)}
+    except NoRoomError as error:
+        raise UserError(
+            f"{source.name} in {source.target.place}: {error}; launch with the kind of device that "
+            f"wrote it, or without {FLAG}"
+        ) from error
     return {"author": part.told.author.document()}
 
 

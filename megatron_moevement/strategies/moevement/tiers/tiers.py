@@ -72,11 +72,25 @@ class Tiers:
         start = state.timetable.first_step
         if state.persisted is not None:
             start = state.persisted.last + 1
-            if state.persisted != former and self._is_due(state, state.persisted):
-                self.writer.offer(self._due(state, state.persisted, memory))
+            if state.persisted != former:
+                self._report_passed_over(self.writer, state, former)
+                if self._is_due(state, state.persisted):
+                    self.writer.offer(self._due(state, state.persisted, memory))
         window = state.timetable.window_of(start)
         if self._is_due(state, window):
             self.writer.captured(self._slots(state, window, memory))
+
+    def _report_passed_over(
+        self, writer: TierWriter, state: JournalState, former: Window | None
+    ) -> None:
+        """Reports windows that became persisted at once with a later one: their slots are going."""
+        if former is None or state.persisted is None or not state.timetable.has(former):
+            return
+        window = state.timetable.window_of(former.last + 1)
+        while window.start < state.persisted.start:
+            if self._is_due(state, window):
+                writer.passed_over(TierName.of(state.rollbacks, window, self.writers))
+            window = state.timetable.window_of(window.last + 1)
 
     def _is_due(self, state: JournalState, window: Window) -> bool:
         return is_due(state.timetable, window, self.interval)
