@@ -13,6 +13,7 @@ from megatron_moevement.policy.window.schedule import Window
 from megatron_moevement.policy.window.timetable import Timetable, TimetableEntry
 from megatron_moevement.runtime.slots.journal import Journal, JournalShape
 from megatron_moevement.runtime.slots.store_identity import StoreIdentity
+from megatron_moevement.runtime.stores.origin_file import Origin, lacking_in, write_origin
 from megatron_moevement.strategies.moevement.tiers.tiers import Tiers
 
 WRITERS = "a" * 16
@@ -46,7 +47,9 @@ class History:
         shape = JournalShape(8, 50, 30, schedule_bytes=20)
         self.journal = Journal.create(folder / "journal", StoreIdentity("run", "0123"), shape)
         self.heard = Heard()
-        self._memory = types.SimpleNamespace(journal=self.journal, own_ring=None)
+        self.folder = folder
+        store = types.SimpleNamespace(folder=folder)
+        self._memory = types.SimpleNamespace(journal=self.journal, own_ring=None, store=store)
         self._tiers = Tiers(None, interval, WRITERS, None, self.heard)
         self._persisted = None
 
@@ -85,6 +88,21 @@ def test_a_tier_leads_to_the_step_after_its_window_however_late_that_is_persiste
             assert due.told.state.persisted == due.slots.window
             losses = b"".join(due.losses())
             assert losses == history.journal.loss_bytes(range(reached + 1))
+
+
+def test_memory_is_its_own_once_a_window_that_is_all_its_own_is_persisted(shared_memory):
+    folder = shared_memory / "run" / "process-3"
+    folder.mkdir(parents=True)
+    origin = Origin(WINDOWS[2].start, ("rank 0 has another GPU than at first",))
+    write_origin(folder, origin)
+    history = History(folder, 1)
+    with contextlib.closing(history.journal):
+        for step, window in ((8, WINDOWS[1]), (9, WINDOWS[1])):
+            history.commit(step, window)
+            assert lacking_in(folder.parent) == origin.lacking
+        history.commit(11, WINDOWS[2])
+        assert lacking_in(folder.parent) == ()
+        history.commit(14, WINDOWS[3])
 
 
 @pytest.mark.parametrize(("interval", "passed"), [(1, [8, 11]), (2, [11])])

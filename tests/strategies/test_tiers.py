@@ -237,6 +237,23 @@ def test_machines_that_compute_otherwise_go_on_from_a_tier_and_promise_no_bits(r
 
 
 @pytest.mark.slow
+def test_so_they_do_though_they_die_before_a_window_of_their_own_is_persisted(run):
+    kill_with_two_tiers(run)
+    run.lose_memory()
+    name, other = run.newest, {"MKL_CBWR": "COMPATIBLE"}
+    run._program = dataclasses.replace(run._program, path=OTHER_KERNELS, env=other)
+    with run.start("--moevement-faults", f"{name.committed + 2}:barrier") as job:
+        assert 0 not in job.wait().exit_codes
+    with run.start() as job:
+        result = job.wait().check()
+    said = result.ranks[0].stdout + result.ranks[0].stderr
+    assert "guarantee CONSISTENT: a recovery loses nothing, bits may differ: " in said
+    assert "goes on from the tier" not in said
+    assert run.taken == [name.committed, name.committed + 1]
+    assert list(run.store.rglob("origin.json")) == []
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("lost", [(), (0,), (1,)])
 def test_what_is_newer_in_memory_wins(run, uninterrupted, lost):
     kill_with_two_tiers(run, ahead=2)

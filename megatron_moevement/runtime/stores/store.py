@@ -31,6 +31,7 @@ from megatron_moevement.runtime.stores.store_lock import StoreLock, lock_owner
 logger = logging.getLogger(__name__)
 
 LOCK_NAME = "lock"
+ORIGIN_NAME = "origin.json"
 JOURNAL_NAME = "journal"
 _FOLDER = re.compile(r"process-(\d+)")
 _RING = re.compile(r"(own|held)-(pp\d+\.dp\d+\.tp\d+\.cp\d+\.ep\d+)\.ring")
@@ -238,7 +239,8 @@ class StoreDirectory(Closing):
     @property
     def is_empty(self) -> bool:
         """Whether nothing is there but the lock, and what is said of the run."""
-        return {path.name for path in self.folder.iterdir()} <= {LOCK_NAME, RUN_NAME, STATUS_NAME}
+        told = {LOCK_NAME, RUN_NAME, STATUS_NAME, ORIGIN_NAME}
+        return {path.name for path in self.folder.iterdir()} <= told
 
     @property
     def is_pinned(self) -> bool:

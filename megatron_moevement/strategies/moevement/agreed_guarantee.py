@@ -15,17 +15,18 @@ from megatron_moevement.strategies.moevement.carried_state import (
 )
 
 
-def judge(job: Computations, carried: CarriedState) -> list[str] | None:
+def judge(job: Computations, carried: CarriedState, left: Sequence[str] = ()) -> list[str] | None:
     """Returns what a survivor finds lacking, which compares with the generation before.
 
     Args:
         job: all ranks, as they compute in the present generation.
+        left: what memory on this machine lacks, which others have computed.
 
     Returns:
-        None on a newcomer.
+        None on a newcomer whose machine has no such memory.
     """
     if carried.promise == NO_PROMISE:
-        return None
+        return [*decide_guarantee(job).lacking, *left] if left else None
     return list(decide_guarantee(job, carried.promise.origin, carried.promise.guarantee).lacking)
 
 

@@ -26,6 +26,7 @@ from megatron_moevement.runtime.coordination.agreement import (
 from megatron_moevement.runtime.coordination.generation import Generation
 from megatron_moevement.runtime.coordination.progress import START
 from megatron_moevement.runtime.slots.store_identity import StoreIdentity
+from megatron_moevement.runtime.stores.origin_file import lacking_in
 from megatron_moevement.runtime.stores.place import store_place
 from megatron_moevement.runtime.stores.store import StoreDirectory
 from megatron_moevement.runtime.upstream_log.log import UpstreamLog
@@ -105,7 +106,8 @@ class MoEvement(ResidentState):
         job = PlannedJob(settings, told.members, objects.ends, protected.train_iters)
         slots = shared_slots(job, former, told.bases, objects.device)
         plan = plan_of(job, generation.number, former, slots)
-        _agree(plan, told, objects, carried, say)
+        root, run_id = store_place(settings, objects.identity)
+        _agree(plan, told, objects, carried, say, left=lacking_in(root / run_id))
         self._plan = plan
         store, held = _open_store(settings, objects, carried.store, generation, protected.saves)
         plan = keep_placement(plan, held)
@@ -197,17 +199,22 @@ def _agree(
     objects: LiveObjects,
     carried: CarriedState,
     say: Callable[[str], None],
+    *,
+    left: Sequence[str],
 ) -> None:
     """Checks that all ranks have the same plan, and agrees on what the job may rely on.
 
     Says where copies are fewer than asked for, where anybody can take part, and the guarantee where
     it is another one.
 
+    Args:
+        left: what memory on this machine lacks, which others have computed.
+
     Raises:
         UnlikePlansError: on all ranks: one has another plan.
     """
     check_alike(gather_unlike(plan.schedule.digest, objects.device))
-    judged = gather_distinct(judge(told.computations, carried), objects.device)
+    judged = gather_distinct(judge(told.computations, carried, left), objects.device)
     if plan.warning is not None:
         say(plan.warning)
     before = carried.promise

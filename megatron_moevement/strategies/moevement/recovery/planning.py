@@ -27,6 +27,7 @@ from megatron_moevement.runtime.coordination.agreement import (
 )
 from megatron_moevement.runtime.coordination.commit_barrier import DisagreementError
 from megatron_moevement.runtime.observation.events import EventName
+from megatron_moevement.runtime.stores.origin_file import Origin, write_origin
 from megatron_moevement.settings.faults import FaultPoint
 from megatron_moevement.strategies.moevement.agreed_guarantee import agree_with_origin
 from megatron_moevement.strategies.moevement.carried_state import Agreed
@@ -123,13 +124,17 @@ class Planning:
         if tiers is None:
             return False
         say = self._session.say
-        origin = restore_newest(tiers.target, self._memory, self._objects, facts, plan, say=say)
-        if origin is None:
+        found = restore_newest(tiers.target, self._memory, self._objects, facts, plan, say=say)
+        if found is None:
             return False
         before = self._carried.promise.guarantee
-        guarantee = agree_with_origin(origin, self._carried)
+        guarantee = agree_with_origin(found.computations, self._carried)
         if guarantee != before:
             say(f"guarantee {guarantee}")
+            origin = Origin(found.name.committed, guarantee.lacking)
+            folder = self._memory.store.folder
+            with as_user_error(f"can't write into {folder}: "):
+                together(lambda: write_origin(folder, origin), self._objects.device)
         return True
 
     def _keep(self, facts: Facts) -> None:

@@ -54,6 +54,13 @@ class Source(NamedTuple):
     rollbacks: int
 
 
+class Restored(NamedTuple):
+    """A tier that memory has now, and what its bits were computed with."""
+
+    name: TierName
+    computations: Computations
+
+
 def restore_newest(
     target: Target,
     memory: HostMemory,
@@ -62,7 +69,7 @@ def restore_newest(
     plan: Plan | None,
     *,
     say: Callable[[str], None],
-) -> Computations | None:
+) -> Restored | None:
     """Puts the newest tier into memory, where nothing else leads as far; every rank calls it.
 
     Args:
@@ -72,8 +79,7 @@ def restore_newest(
         say: prints a line for the user, on rank 0.
 
     Returns:
-        What its bits were computed with, in the order of ranks; memory has it now, and nothing
-        else. None where none was needed.
+        What memory has now, and nothing else; None where no tier was needed.
 
     Raises:
         UserError: on all ranks: the target can't be read, or the tier is of a job of other flags.
@@ -104,7 +110,8 @@ def restore_newest(
         reasons = [restored["reason"] for restored in found if "reason" in restored]
         if not reasons:
             say(f"goes on from the tier of step {name.committed} in {target.place}")
-            return _computations(Author.of_document(each["author"]) for each in found)
+            authors = (Author.of_document(each["author"]) for each in found)
+            return Restored(name, _computations(authors))
         memory.store.clear()
         if is_first:
             logger.warning(
