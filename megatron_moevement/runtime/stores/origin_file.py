@@ -5,15 +5,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
-import os
 from pathlib import Path
 
 from megatron_moevement.policy.document import Document
-from megatron_moevement.runtime.slots.mapped_file import CREATING_SUFFIX
+from megatron_moevement.runtime.stores.record_file import read_record, write_record
 from megatron_moevement.runtime.stores.store import ORIGIN_NAME, process_folders
-
-_MAX_BYTES = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,22 +27,12 @@ class Origin(Document):
 
 def write_origin(folder: Path, origin: Origin) -> None:
     """Writes it into the folder of a process, whole or not at all."""
-    creating = folder / f"{ORIGIN_NAME}{CREATING_SUFFIX}"
-    creating.unlink(missing_ok=True)
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    with open(os.open(creating, flags, 0o600), "w", encoding="utf-8") as file:
-        file.write(json.dumps(origin.document()))
-    creating.rename(folder / ORIGIN_NAME)
+    write_record(folder / ORIGIN_NAME, origin)
 
 
 def read_origin(folder: Path) -> Origin | None:
     """Returns what the folder of a process has; None where nothing readable is there."""
-    try:
-        descriptor = os.open(folder / ORIGIN_NAME, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        with open(descriptor, "rb") as file:
-            return Origin.of_document(json.loads(file.read(_MAX_BYTES)))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return None
+    return read_record(folder / ORIGIN_NAME, Origin.of_document)
 
 
 def lacking_in(run_folder: Path) -> tuple[str, ...]:

@@ -4,14 +4,13 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 from pathlib import Path
 
 from megatron_moevement.errors import UserError
 from megatron_moevement.runtime.slots.journal import stored_state
-from megatron_moevement.runtime.slots.mapped_file import CREATING_SUFFIX
 from megatron_moevement.runtime.slots.store_identity import RUN_NAME, RunIdentity
+from megatron_moevement.runtime.stores.record_file import read_record, write_record
 from megatron_moevement.runtime.stores.store import (
     JOURNAL_NAME,
     LOCK_NAME,
@@ -19,8 +18,6 @@ from megatron_moevement.runtime.stores.store import (
     process_folders,
 )
 from megatron_moevement.runtime.stores.store_lock import lock_owner
-
-_MAX_BYTES = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,22 +36,12 @@ class LeftRun:
 
 def write_run(folder: Path, identity: RunIdentity) -> None:
     """Writes into the folder of a process what its run is, whole or not at all."""
-    creating = folder / f"{RUN_NAME}{CREATING_SUFFIX}"
-    creating.unlink(missing_ok=True)
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    with open(os.open(creating, flags, 0o600), "w", encoding="utf-8") as file:
-        file.write(json.dumps(identity.document()))
-    creating.rename(folder / RUN_NAME)
+    write_record(folder / RUN_NAME, identity)
 
 
 def read_run(folder: Path) -> RunIdentity | None:
     """Returns what the run of a process's folder is; None where nothing readable says so."""
-    try:
-        descriptor = os.open(folder / RUN_NAME, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        with open(descriptor, "rb") as file:
-            return RunIdentity.out_of(json.loads(file.read(_MAX_BYTES)))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return None
+    return read_record(folder / RUN_NAME, RunIdentity.out_of)
 
 
 def check_layout(run_folders: list[Path], identity: RunIdentity) -> None:
