@@ -9,16 +9,13 @@ import threading
 BACKGROUND_NICE = 10
 """A tenth of the share of a core that a training thread gets where both want the same core."""
 
-IDLE_NICE = 19
-"""The lowest that there is, of threads that training waits for in no case."""
 
-
-def lower_priority(nice: int = BACKGROUND_NICE) -> None:
+def lower_priority() -> None:
     """Lowers the calling thread's priority for good, so that it takes cores that training leaves.
 
     Where training leaves none, it gets its share later: training waits for it then, and only then.
     A thread whose priority is as low already stays as it is.
     """
     thread = threading.get_native_id()  # Linux: each thread has its own
-    if os.getpriority(os.PRIO_PROCESS, thread) < nice:
-        os.setpriority(os.PRIO_PROCESS, thread, nice)
+    if os.getpriority(os.PRIO_PROCESS, thread) < BACKGROUND_NICE:
+        os.setpriority(os.PRIO_PROCESS, thread, BACKGROUND_NICE)

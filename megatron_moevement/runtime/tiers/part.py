@@ -2,8 +2,8 @@
 """A rank's part of a tier: what its journal says, and its slots of the window.
 
 Two files: the bytes of slots and losses, one after the other, and JSON that describes them. The
-second has the checksum of the first in it, and its own in its name. A slot is written as soon as it
-has been captured, so that little is left to write once the window is persisted.
+second has the checksums of what is in the first, and its own in its name. A slot is written as soon
+as it has been captured, so that little is left to write once the window is persisted.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import IO, Any
 
+import numpy as np
 import xxhash
 
 from megatron_moevement.errors import MoEvementError
@@ -34,9 +35,9 @@ from megatron_moevement.runtime.slots.slot_record import (
 from megatron_moevement.runtime.slots.store_identity import StoreIdentity
 from megatron_moevement.runtime.tiers.target import Target
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 PIECE_BYTES = 1 << 20
-"""Copied at a time: that is as long as other threads of the process wait."""
+"""Copied at a time, while other threads of the process go on."""
 _MOST_BYTES = 1 << 30
 """Of a description: what says that it has more is none."""
 
@@ -115,7 +116,7 @@ class Part:
     Attributes:
         slots: of the window, one for each of its steps.
         loss_bytes: how many bytes of losses lie after the slots.
-        checksum: of the file with the bytes.
+        loss_checksum: theirs; each part of a slot has its own.
     """
 
     owner: LogicalRank
@@ -123,7 +124,7 @@ class Part:
     told: Told
     slots: tuple[SlotRecord, ...]
     loss_bytes: int
-    checksum: int
+    loss_checksum: int
 
     def encoded(self) -> bytes:
         """Returns it as the bytes of its file."""
@@ -138,7 +139,7 @@ class Part:
             "author": told.author.document(),
             "slots": [record_document(record) for record in self.slots],
             "loss_bytes": self.loss_bytes,
-            "checksum": f"{self.checksum:016x}",
+            "loss_checksum": f"{self.loss_checksum:016x}",
         }
         return json.dumps(document).encode()
 
@@ -168,7 +169,7 @@ class Part:
                 told,
                 tuple(record_of_document(each) for each in document["slots"]),
                 int(document["loss_bytes"]),
-                int(document["checksum"], 16),
+                int(document["loss_checksum"], 16),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise DamagedPartError(f"no part of a tier: {error!r}") from error
@@ -201,21 +202,20 @@ def write_part(
     """
     ring, window = slots.ring, slots.window
     name, digest = data_name(slots.tier, ring.owner), xxhash.xxh3_64()
-    records, loss_bytes = [], 0
+    records, loss_bytes, scratch = [], 0, memoryview(bytearray(PIECE_BYTES))
     with target.create(name) as file:
         for step in range(window.start, window.last + 1):
             await_slot(step)
             record = _held(slots, step)
-            for piece in _pieces(ring, record, proceed):
-                digest.update(piece)
+            for piece in _pieces(ring, record, scratch, proceed):
                 file.write(piece)
             records.append(record)
             target.sync(file)
         told, losses = await_persisted()
-        for piece in losses:
-            digest.update(piece)
-            file.write(piece)
-            loss_bytes += len(piece)
+        for some in losses:
+            digest.update(some)
+            file.write(some)
+            loss_bytes += len(some)
     part = Part(ring.owner, ring.identity, told, tuple(records), loss_bytes, digest.intdigest())
     encoded = part.encoded()
     size_bytes = sum(each.size_bytes for record in records for each in record.parts)
@@ -236,8 +236,13 @@ def _held(slots: WindowSlots, step: int) -> SlotRecord:
     return record
 
 
-def _pieces(ring: RingFile, record: SlotRecord, proceed: Callable[[], None]) -> Iterator[bytes]:
+def _pieces(
+    ring: RingFile, record: SlotRecord, scratch: memoryview, proceed: Callable[[], None]
+) -> Iterator[memoryview]:
     """Yields the bytes of a slot's parts; after each part it is sure that they were its own.
+
+    Args:
+        scratch: for a copy of each piece: the ring can be closed however long its writing takes.
 
     Raises:
         LostSlotError: they were not.
@@ -246,8 +251,8 @@ def _pieces(ring: RingFile, record: SlotRecord, proceed: Callable[[], None]) -> 
         digest, end = xxhash.xxh3_64(), part.offset + part.size_bytes
         for start in range(part.offset, end, PIECE_BYTES):
             proceed()
-            # A copy: whatever the target does with it, the ring can be closed and overwritten.
-            piece = bytes(ring.payload(record)[start : min(start + PIECE_BYTES, end)])
+            piece = scratch[: min(PIECE_BYTES, end - start)]
+            _copy(ring.payload(record)[start : start + len(piece)], piece)
             digest.update(piece)
             yield piece
         if digest.intdigest() != part.checksum:
@@ -255,6 +260,11 @@ def _pieces(ring: RingFile, record: SlotRecord, proceed: Callable[[], None]) -> 
             if ring.record(record.step) != record:
                 why = "was overwritten before it was read"
             raise LostSlotError(f"{part.name} in the slot of step {record.step} {why}")
+
+
+def _copy(source: memoryview, target: memoryview) -> None:
+    """Copies bytes while other threads go on, as they do not where Python itself copies."""
+    np.copyto(np.frombuffer(target, np.uint8), np.frombuffer(source, np.uint8))
 
 
 def read_part(target: Target, tier: TierName, name: PartName) -> Part:
@@ -292,7 +302,6 @@ def load_slots(target: Target, tier: TierName, part: Part, ring: RingFile, rollb
         NoRoomError: one does not fit.
         Exception: the target refuses.
     """
-    digest = xxhash.xxh3_64()
     try:
         with target.read(data_name(tier, part.owner)) as file:
             for record in part.slots:
@@ -301,22 +310,20 @@ def load_slots(target: Target, tier: TierName, part: Part, ring: RingFile, rollb
                 ring.invalidate(record.step)
                 payload = ring.buffer(record.step)
                 for each in record.parts:
-                    _load(file, each, payload, digest)
+                    _load(file, each, payload)
                 ring.publish(dataclasses.replace(record, rollbacks=rollbacks))
             losses = _read(file, part.loss_bytes)
-            digest.update(losses)
     except (FileNotFoundError, MalformedRecordError) as error:
         raise DamagedPartError(f"the slots of {part.owner}: {error}") from error
-    if digest.intdigest() != part.checksum:
-        raise DamagedPartError(f"the slots of {part.owner} have another checksum")
+    if checksum_of(losses) != part.loss_checksum:
+        raise DamagedPartError(f"the losses of {part.owner} have another checksum")
     return losses
 
 
-def _load(file: IO[bytes], part: SlotPart, payload: memoryview, digest: xxhash.xxh3_64) -> None:
+def _load(file: IO[bytes], part: SlotPart, payload: memoryview) -> None:
     place = payload[part.offset : part.offset + part.size_bytes]
     for start in range(0, part.size_bytes, PIECE_BYTES):
         piece = _read(file, min(PIECE_BYTES, part.size_bytes - start))
-        digest.update(piece)
         place[start : start + len(piece)] = piece
     if checksum_of(place) != part.checksum:
         raise DamagedPartError(f"{part.name} has another checksum than when it was captured")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The writer of tiers: a thread that training never waits for, at the lowest priority."""
+"""The writer of tiers: a thread that training never waits for."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from megatron_moevement.policy.tiers.tier import (
 )
 from megatron_moevement.runtime.closing import Closing
 from megatron_moevement.runtime.interrupts.interrupt_safe_event import InterruptSafeEvent
-from megatron_moevement.runtime.priority import IDLE_NICE, lower_priority
+from megatron_moevement.runtime.priority import lower_priority
 from megatron_moevement.runtime.slots.journal import Journal
 from megatron_moevement.runtime.tiers.manifests import (
     begun_tiers,
@@ -145,7 +145,7 @@ class TierWriter(Closing):
         self._thread.join(_PATIENCE_S)
 
     def _run(self) -> None:
-        lower_priority(IDLE_NICE)
+        lower_priority()
         try:
             while True:
                 slots = self._await(self._next)

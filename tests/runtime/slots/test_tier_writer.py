@@ -3,6 +3,7 @@
 
 import contextlib
 import dataclasses
+import io
 import logging
 import os
 import queue
@@ -12,6 +13,7 @@ import pytest
 
 from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.policy.tiers.tier import Manifest
+from megatron_moevement.runtime.priority import BACKGROUND_NICE
 from megatron_moevement.runtime.slots.journal import Journal, JournalShape
 from megatron_moevement.runtime.slots.ring_file import RingFile
 from megatron_moevement.runtime.tiers.manifests import (
@@ -118,11 +120,11 @@ def test_a_tier_without_the_part_of_a_rank_is_never_whole(job, caplog):
     assert f"1 parts are lacking, as that of {OTHER}" in lines[0]
 
 
-def test_the_thread_that_writes_has_the_lowest_priority(job):
+def test_the_thread_that_writes_has_a_low_priority(job):
     thread = job.writers[OWNER]._thread.native_id
     job.offer(OWNER, named(5))
     job.wait_for_part(OWNER, named(5))
-    assert os.getpriority(os.PRIO_PROCESS, thread) == 19
+    assert os.getpriority(os.PRIO_PROCESS, thread) == BACKGROUND_NICE
 
 
 def test_training_does_not_wait_for_a_target_that_hangs(full, shared_memory, tmp_path, caplog):
@@ -149,6 +151,31 @@ def test_training_does_not_wait_for_a_target_that_hangs(full, shared_memory, tmp
         released.append(None)
         job.offer(OTHER, named(9))
         assert job.wait()[0].name == named(9)
+
+
+class HangingFile(io.BytesIO):
+    """A file whose target takes nothing until it is released."""
+
+    def __init__(self):
+        super().__init__()
+        self.entered, self.released = threading.Event(), threading.Event()
+
+    def write(self, data):
+        self.entered.set()
+        assert self.released.wait(PATIENCE_S)
+        return super().write(data)
+
+
+def test_a_write_that_hangs_keeps_no_memory_of_a_ring_that_was_closed(job):
+    file = HangingFile()
+    job.target.create = lambda _: contextlib.nullcontext(file)
+    job.offer(OTHER, named(5))
+    assert file.entered.wait(PATIENCE_S)
+    ring = job.rings[OTHER]
+    ring.close()
+    assert ring._mapping.closed
+    file.released.set()
+    job.wait_for_failures(OTHER, 1)
 
 
 def test_what_a_target_refuses_is_a_line_and_the_next_window_is_written(job, caplog, monkeypatch):
