@@ -15,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.harness.fork_server import ForkServer
+from tests.harness.leaks import folder_prefix
 from tests.harness.leaks_fixture import (  # noqa: F401  (a plugin of two names)
     BESIDE_OTHERS,
     fail_on_leaks,
@@ -42,7 +43,9 @@ settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        BESIDE_OTHERS, action="store_true", help="another run makes files in shared memory"
+        BESIDE_OTHERS,
+        action="store_true",
+        help="another run starts ranks, which make files in shared memory",
     )
 
 
@@ -54,8 +57,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def _mark_one_at_a_time(items: list[pytest.Item]) -> None:
     for item in items:
-        uses_shared_memory = "shared_memory" in getattr(item, "fixturenames", ())
-        if uses_shared_memory or item.get_closest_marker("distributed"):
+        if item.get_closest_marker("distributed"):
             item.add_marker("one_at_a_time")
 
 
@@ -107,6 +109,6 @@ def megatron_fork_server() -> Iterator[ForkServer]:
 @pytest.fixture
 def shared_memory() -> Iterator[Path]:
     """Returns a folder in /dev/shm that is gone after the test."""
-    folder = Path(tempfile.mkdtemp(prefix="moevement-test-", dir="/dev/shm"))
+    folder = Path(tempfile.mkdtemp(prefix=folder_prefix(), dir="/dev/shm"))
     yield folder
     shutil.rmtree(folder)

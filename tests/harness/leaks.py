@@ -14,6 +14,7 @@ import contextlib
 import dataclasses
 import gc
 import os
+import re
 import sys
 import threading
 import time
@@ -25,6 +26,9 @@ SETTLING_TIME_S = 2.0
 """Limit for what ends on its own: the kernel shows a thread a moment longer than `join` waits."""
 _POLL_S = 0.01
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  (looked at, nothing is created)
+
+
+_FOLDER = re.compile(r"moevement-test-of-(\d+)-")
 
 
 class ResourceKind(Enum):
@@ -55,6 +59,14 @@ class LeakError(AssertionError):
     def __init__(self, leaked: tuple[Resource, ...]) -> None:
         super().__init__("leaked: " + "; ".join(str(resource) for resource in leaked))
         self.leaked = leaked
+
+
+def folder_prefix() -> str:
+    """Begins the name of a folder in shared memory that a test of this process has.
+
+    Another run of tests beside this one has its own, and looks after them.
+    """
+    return f"moevement-test-of-{os.getpid()}-"
 
 
 def open_resources() -> frozenset[Resource]:
@@ -138,7 +150,9 @@ def _shared_memory() -> Iterator[Resource]:
     if not _SHARED_MEMORY.is_dir():
         return
     for entry in os.scandir(_SHARED_MEMORY):
-        yield Resource(ResourceKind.SHARED_MEMORY, entry.path, f"inode {entry.inode()}")
+        of_a_run = _FOLDER.match(entry.name)
+        if of_a_run is None or int(of_a_run[1]) == os.getpid():
+            yield Resource(ResourceKind.SHARED_MEMORY, entry.path, f"inode {entry.inode()}")
 
 
 def _process_groups() -> Iterator[Resource]:

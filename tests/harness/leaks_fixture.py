@@ -10,7 +10,7 @@ import pytest
 from tests.harness.leaks import ResourceKind, leaked_since, open_resources
 
 BESIDE_OTHERS = "--beside-others"
-"""Says that another run of tests makes files in shared memory meanwhile, and this one none."""
+"""Says that another run of tests starts ranks meanwhile, which make files in shared memory."""
 _FAILED = pytest.StashKey[bool]()
 
 

@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -18,13 +19,14 @@ from tests.harness import leaks
 from tests.harness.leaks import (
     LeakError,
     ResourceKind,
+    folder_prefix,
     leaked_since,
     no_leaks,
     open_resources,
 )
 
 pytest_plugins = ["pytester"]
-pytestmark = pytest.mark.usefixtures("shared_memory")  # beside nobody else who makes files there
+pytestmark = pytest.mark.one_at_a_time  # beside nobody else who makes files in shared memory
 
 _UNTIL_STDIN_CLOSES = [sys.executable, "-c", "import sys; sys.stdin.read()"]
 
@@ -119,6 +121,19 @@ def test_a_file_left_in_shared_memory_is_a_leak(shared_memory_name):
     with pytest.raises(LeakError, match=shared_memory_name.name) as caught, no_leaks():
         shared_memory_name.write_bytes(b"left behind")
     assert _kinds(caught) == [ResourceKind.SHARED_MEMORY]
+
+
+@pytest.mark.parametrize("is_own", [True, False])
+def test_a_folder_in_shared_memory_is_a_leak_of_the_run_whose_tests_have_it(monkeypatch, is_own):
+    process = os.getpid() if is_own else 1
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "getpid", lambda: process)
+        prefix = folder_prefix()
+    before = open_resources()
+    folder = tempfile.mkdtemp(prefix=prefix, dir="/dev/shm")
+    leaked = leaked_since(before)
+    os.rmdir(folder)
+    assert [each.identity for each in leaked] == [folder] * is_own
 
 
 @pytest.mark.usefixtures("clean_in_the_end")
