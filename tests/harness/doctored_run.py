@@ -53,6 +53,7 @@ class Run:
         self.clock = 0.0
         self.newest = 13
         self.copies = 2
+        self.tier = 0
 
     def of_generation(self, generation: int) -> None:
         """Writes down the facts of a generation, and what the policy makes of them."""
@@ -112,6 +113,9 @@ class Run:
                 if step == 12:
                     window = {"start": 9, "size": 3, "lag": 1, "copies": self.copies}
                     events.emit(EventName.WINDOW_PERSISTED, step, **window)
+            if self.tier and rank == 0:
+                tier = {"start": self.tier - 3, "size": 3, "tier_bytes": 1, "duration_s": 1.0}
+                events.emit(EventName.TIER_WRITTEN, self.tier, **tier)
 
     def _gather(self, folder: Path, facts: Facts) -> None:
         self.clock += 0.01

@@ -30,6 +30,9 @@ def launch(*faults, spares=0, kills=()):
 
 PP2 = DrawnJob(Layout(pp=2), Model(), Training(steps=16, source=Source.TEXT), Protection(window=3))
 SAVING = dataclasses.replace(PP2, training=dataclasses.replace(PP2.training, save_every=5))
+TIERED = dataclasses.replace(
+    PP2, protection=Protection(window=3, tier_interval=1, tiers_by_url=True)
+)
 WITHOUT_EXPERTS = DrawnJob(
     Layout(pp=2, dp=2, ep=2, vpp=2),
     Model(every=2, experts=8, topk=1),
@@ -60,6 +63,11 @@ SCENARIOS = {
         WITHOUT_EXPERTS,
         launch(kills=[Kill(5, None, 0.1)]),
     ),
+    "the loss of all memory, with tiers": (
+        TIERED,
+        launch(spares=1, kills=[Kill(12, None, 0.3, forgets=True)]),
+        launch("kill:14:backward@0", spares=1),
+    ),
     "slots of which one expert-parallel rank has no part": (
         LOPSIDED[0],
         launch("kill:9:barrier@1", spares=1),
@@ -71,6 +79,7 @@ SLOW = {
     "a stage without experts, and the death of all",
     "those ahead are lost while the one behind is cut in its roll-forward",
     "too few spares, and a relaunch",
+    "the loss of all memory, with tiers",
 }
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from enum import Enum
 from random import Random
 
@@ -15,6 +16,7 @@ from tests.harness.explorer.job import DrawnJob
 
 MOST_PROCESSES = 8
 """Of a launch, spares counted: two cores have to run them."""
+_MOST_STRIKES = 4
 IN_REPLAYS = (FaultPoint.FETCH, FaultPoint.REPLAY, FaultPoint.DENSE)
 """Places that a process comes to in a recovery alone, in a step of the window or a replayed one."""
 IN_RECOVERIES = tuple(place for place in FaultPoint if not place.is_of_step)
@@ -27,6 +29,8 @@ _LONGEST_END_S = 1.2
 """After the last step was reported: until all processes of a small job have ended."""
 _AT_THE_END = 0.1
 """Of the histories, those whose last launch loses processes while it ends."""
+_WITHOUT_MEMORY = 0.7
+"""Of the deaths of all processes of a job with tiers, those after which no memory is left."""
 _LONGEST_START_S = 6.0
 """From the start of a launch: until a small job trains."""
 
@@ -86,7 +90,7 @@ class _Draft:
 
 def draw_history(random: Random, job: DrawnJob) -> History:
     """Draws what happens to a job."""
-    count = random.choices([1, 2, 3, 4], [4, 4, 2, 1])[0]
+    count = random.choices(range(1, _MOST_STRIKES + 1), [4, 4, 2, 1])[0]
     steps = sorted(_draw_step(random, job) for _ in range(count))
     launches: list[Launch] = []
     draft = _Draft()
@@ -107,7 +111,26 @@ def draw_history(random: Random, job: DrawnJob) -> History:
     ends = Random(f"end {job} {launches}")  # noqa: S311
     if ends.random() < _AT_THE_END:
         launches[-1] = _struck_at_its_end(ends, job, launches[-1])
-    return History(tuple(launches))
+    return History(tuple(_without_memory(job, launches)))
+
+
+def _without_memory(job: DrawnJob, launches: list[Launch]) -> Iterator[Launch]:
+    """Yields launches whose end mostly takes all memory with it, where there are tiers."""
+    if not job.protection.tier_interval:
+        yield from launches
+        return
+    random = Random(f"memory {job} {launches}")  # noqa: S311  (as above)
+    strikes = sum(len(launch.faults) + len(launch.kills) for launch in launches)
+    for launch in launches:
+        kills = launch.kills
+        if launch is launches[-1] and strikes < _MOST_STRIKES and not launch.ends_whole:
+            kills = (*kills, Kill(_draw_step(random, job), None, _draw_wait(random)))
+        forgets = random.random() < _WITHOUT_MEMORY
+        kills = tuple(
+            dataclasses.replace(kill, forgets=True) if forgets and kill.is_whole else kill
+            for kill in kills
+        )
+        yield dataclasses.replace(launch, kills=kills)
 
 
 def _struck_at_its_end(random: Random, job: DrawnJob, launch: Launch) -> Launch:

@@ -49,6 +49,8 @@ _CHOOSING = 0.3
 """Of all jobs: those that choose their own W."""
 _SAVED_BESIDE = 0.5
 """Of the jobs that save while they train."""
+_TIERED = 0.3
+"""Of all jobs: those that write persisted windows to a folder."""
 _LARGEST = 8
 _MORE_STEPS = 8
 """At least, where W is chosen: a smaller one comes after several windows with slack."""
@@ -83,7 +85,17 @@ The shards of the rest differ in size. It takes a wide embedding, narrow experts
 
 def draw_job(random: Random) -> DrawnJob:
     """Draws a job."""
-    return _with_saves(_with_schedules(_draw_plain(random)))
+    return _with_tiers(_with_saves(_with_schedules(_draw_plain(random))))
+
+
+def _with_tiers(job: DrawnJob) -> DrawnJob:
+    """Lets some jobs write tiers; what is drawn otherwise stays the same."""
+    random = Random(f"tiers of {job}")  # noqa: S311
+    if random.random() >= _TIERED:
+        return job
+    interval, by_url = weighted(random, ((3, 1), (1, 2))), random.random() < 1 / 3
+    protection = dataclasses.replace(job.protection, tier_interval=interval, tiers_by_url=by_url)
+    return dataclasses.replace(job, protection=protection)
 
 
 def _with_saves(job: DrawnJob) -> DrawnJob:

@@ -49,6 +49,11 @@ class Launch:
     kills: tuple[Kill, ...] = ()
 
     @property
+    def ends_whole(self) -> bool:
+        """Whether all processes are killed in it."""
+        return any(kill.is_whole for kill in self.kills)
+
+    @property
     def stops(self) -> bool:
         """Whether a process hangs in it."""
         return any(fault.kind is FaultKind.STOP for fault in self.faults)

@@ -151,6 +151,8 @@ class Protection:
         logs: whether there is an upstream log.
         adopts: whether who takes the place of a dead process takes over what that one left.
         domain: processes of a failure domain.
+        tier_interval: every so many persisted windows are written to a tier; 0: none.
+        tiers_by_url: whether they go through fsspec.
     """
 
     window: int = 4
@@ -162,6 +164,9 @@ class Protection:
     logs: bool = True
     adopts: bool = True
     domain: int = 1
+    # Not in the text that other draws are seeded by, as above.
+    tier_interval: int = dataclasses.field(default=0, repr=False)
+    tiers_by_url: bool = dataclasses.field(default=False, repr=False)
 
     @property
     def surrounding_flags(self) -> tuple[str, ...]:
@@ -234,6 +239,19 @@ class DrawnJob:
         flags += [] if protection.logs else ["--moevement-no-upstream-log"]
         flags += [] if protection.adopts else [NO_ADOPTION]
         return tuple(flags)
+
+    def tier_flags(self, folder: Path) -> tuple[str, ...]:
+        """Returns the flags of its tiers.
+
+        Args:
+            folder: theirs.
+        """
+        protection = self.protection
+        if not protection.tier_interval:
+            return ()
+        place = folder.absolute().as_uri() if protection.tiers_by_url else folder
+        interval = f"--moevement-tier-interval={protection.tier_interval}"
+        return (f"--moevement-tier-dir={place}", interval)
 
     def saving_flags(self, folder: Path) -> tuple[str, ...]:
         """Returns the flags of its durable checkpoints.

@@ -24,6 +24,7 @@ from tests.harness.explorer.verdicts_of_recoveries import (
     check_replays,
     check_targets,
 )
+from tests.harness.explorer.verdicts_of_tiers import check_tiers
 from tests.harness.interruption import digest_differences
 
 
@@ -64,6 +65,7 @@ CHECKS: dict[str, Check] = {
     "copies": check_copies,
     "lost work": check_lost_work,
     "replays": check_replays,
+    "tiers": check_tiers,
     "leftovers": check_leftovers,
     "output": check_output,
     "account": check_account,

@@ -51,7 +51,17 @@ def longest_row(results: Iterable[Result]) -> int:
 
 def _totals(groups: dict[str, Sequence[Result]]) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0))
-    for name in ("", "seeds", "wrong", "in a row", "hours", "recoveries", "replayed", "lost"):
+    for name in (
+        "",
+        "seeds",
+        "wrong",
+        "in a row",
+        "hours",
+        "recoveries",
+        "replayed",
+        "lost",
+        "from tiers",
+    ):
         table.add_column(name, justify="left" if not name else "right")
     for name, results in groups.items():
         table.add_row(
@@ -63,6 +73,7 @@ def _totals(groups: dict[str, Sequence[Result]]) -> Table:
             str(sum(len(result.verdicts) for result in results)),
             str(sum(sum(result.replayed) for result in results)),
             str(sum(sum(result.lost) for result in results)),
+            str(sum(len(result.from_tiers) for result in results)),
         )
     return table
 

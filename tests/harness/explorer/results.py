@@ -38,6 +38,7 @@ class Result:
         replayed: the most steps that each recovery replayed.
         lost: committed steps that were lost, of each recovery that lost any.
         launches: of the job.
+        from_tiers: steps of the tiers that they went on from.
         story: folder of a failure.
     """
 
@@ -56,6 +57,7 @@ class Result:
     replayed: tuple[int, ...]
     lost: tuple[int, ...]
     launches: int
+    from_tiers: tuple[int, ...] = ()
     story: str = ""
 
     @property
@@ -129,6 +131,7 @@ def result_of(
         replayed=tuple(each.plan.replayed_steps for each in recoveries if each.plan is not None),
         lost=tuple(steps for steps in lost if steps > 0),
         launches=len(outcome.launches),
+        from_tiers=tuple(step for _, step in timeline.from_tiers),
     )
 
 
@@ -153,6 +156,7 @@ def features(scenario: Scenario) -> tuple[str, ...]:
         "no upstream log": not protection.logs,
         "no adoption": not protection.adopts,
         "domains of two": protection.domain > 1,
+        "tiers": bool(protection.tier_interval),
     }
     chosen = (
         training.precision,

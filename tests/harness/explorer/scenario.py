@@ -70,6 +70,7 @@ class Scenario:
             *self.job.training_flags(text),
             *self.job.protection_flags(),
             *self.job.saving_flags(folder / "checkpoints"),
+            *self.job.tier_flags(folder / "tiers"),
             *(flag for flag in RESTARTABLE if flag != NO_ADOPTION),
             *time_outs(launch, run_s),
             f"--inprocess-active-world-size={self.job.layout.ranks}",

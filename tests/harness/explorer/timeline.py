@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 
@@ -14,6 +15,8 @@ from megatron_moevement.policy.recovery.recovery_planner import plan_start
 from megatron_moevement.runtime.observation.events import EventName, EventRecord
 from tests.harness.explorer.job import Protection
 from tests.harness.explorer.outcome import LaunchOutcome, Outcome
+
+_FROM_TIER = re.compile(r"goes on from the tier of step (\d+) in ")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,6 +166,40 @@ class Timeline:
             else:
                 said = max(said, lost or 0)
         return found
+
+    @cached_property
+    def from_tiers(self) -> list[tuple[int, int]]:
+        """The launches that went on from tiers, and their steps, as they were reported."""
+        return [
+            (number, int(step))
+            for number, launch in enumerate(self.launches)
+            for process in range(len(launch.pids))
+            for step in _FROM_TIER.findall(launch.output(process))
+        ]
+
+    def newest_tier(self, recovery: Recovery) -> int | None:
+        """Returns the step of the newest tier that was whole before the generation of a recovery.
+
+        Those of a history that was given up for what is durable do not count.
+        """
+        given_up = [
+            one.time
+            for one in self.recoveries
+            if one.time < recovery.time
+            and (
+                one.plan is None or one.plan.verdict is Verdict.ROLLBACK or one.plan.is_from_durable
+            )
+        ]
+        began, place = max(given_up, default=0.0), (recovery.launch, recovery.facts.generation)
+        return max(
+            (
+                event.iteration
+                for number in range(recovery.launch + 1)
+                for event in self.of(number, EventName.TIER_WRITTEN)
+                if event.time > began and (number, event.generation) < place
+            ),
+            default=None,
+        )
 
     def has_come_back(self, recovery: Recovery) -> bool:
         """Returns whether a recovery was carried out before the next one began, on any rank."""
