@@ -46,6 +46,13 @@ def facts_of(
                 persisted=None if is_new else window,
                 holdings=() if is_new else tuple(held),
                 is_new=is_new,
+                holders=_holders(layout, places, rank),
             )
         )
     return Facts(0, layout, Ends.INDEPENDENT, 0, tuple(processes))
+
+
+def _holders(layout: Layout, places: Mapping[int, int], rank: int) -> tuple[int, ...]:
+    """Returns the processes that keep copies for a rank: those of the next two stages."""
+    ranks = [(rank + layout.ranks_per_stage * each) % layout.num_ranks for each in (1, 2)]
+    return tuple(dict.fromkeys(places[one] for one in ranks if one != rank))

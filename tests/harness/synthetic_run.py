@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -157,6 +157,7 @@ class SyntheticRun:
         if again:
             self._recover(self._times(self._now - 8.0, 0), [], range(shape.layout.pp), "GLOBAL")
         else:
+            self._publish(self._now, self._places)
             self._now += 3.0
             for process in self._places.values():
                 self._phase(process, Phase.LOADING)
@@ -252,6 +253,17 @@ class SyntheticRun:
             found.append(found[-1] + self._random.uniform(least, most))
         return Times(fault, *found)
 
+    def _publish(self, at_s: float, new: Collection[int]) -> None:
+        """Has all ranks publish what a start or a recovery is planned from."""
+        self.facts[round(at_s * 1e9)] = facts_of(
+            self.shape.layout,
+            places=self._places,
+            new=new,
+            step=self._step,
+            window=self._window,
+            host_of=self._host,
+        )
+
     def _recover(
         self, times: Times, losses: Sequence[Any], scope: Sequence[int] | range, verdict: str
     ) -> None:
@@ -259,14 +271,7 @@ class SyntheticRun:
         steps = self._random.randrange(WINDOW, 2 * WINDOW)
         new = {rank for rank, one in self._places.items() if self._is_new(one)}
         per = self.shape.layout.ranks_per_stage
-        self.facts[round(times.planned * 1e9)] = facts_of(
-            self.shape.layout,
-            places=self._places,
-            new=new if losses else (),
-            step=self._step,
-            window=self._window,
-            host_of=self._host,
-        )
+        self._publish(times.planned, new if losses else ())
         for rank, process in self._places.items():
             if losses:
                 self._join(process, times, losses, is_new=rank in new)

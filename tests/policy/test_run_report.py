@@ -2,6 +2,7 @@
 """The report of a run: who was lost, what each outage cost, and that everything adds up."""
 
 import functools
+import itertools
 
 import pytest
 
@@ -92,6 +93,17 @@ def test_an_outage_has_its_plan_its_proof_and_the_holders_of_its_facts(found):
     assert holders["copies"] == 1  # of two, one was lost
     assert set(holders["held"][0].values()) == {holders["window"][1] - holders["window"][0] + 1}
     assert found["layout"]["ranks_per_stage"] == 2
+
+
+def test_holders_of_copies_are_there_from_the_start_and_with_each_change(found):
+    placements = found["placements"]
+    assert placements[0]["at"] < min(one["start"] for one in found["incidents"])
+    assert all(a["ranks"] != b["ranks"] for a, b in itertools.pairwise(placements))
+    for placement in placements:
+        assert len(placement["ranks"]) == 4
+        for process, holders in placement["ranks"]:
+            assert holders
+            assert process not in holders
 
 
 def test_protection_is_that_of_the_time_before_and_after(found):

@@ -69,6 +69,18 @@ function windowsTable() {
   rows, "Window schedules")];
 }
 
+function placementsTable() {
+  const { placements } = run;
+  if (!placements.length) return null;
+  const most = Math.max(...placements.map((one) => one.ranks.length));
+  const ranks = Array.from({ length: most }, (_, rank) => ({ title: `rank ${rank}` }));
+  const names = (processes) => processes.map((n) => `p${n}`).join(", ") || "none";
+  const rows = placements.map((one) => [clockTime(one.at, false), one.generation,
+    ...one.ranks.map(([process, holders]) => `p${process}: ${names(holders)}`)]);
+  return asTable(`Holders of copies (${plural(placements.length, "placement")})`, () =>
+    table([{ title: "UTC, from" }, { title: "restarts", number: true }, ...ranks], rows, "Holders of copies"));
+}
+
 function levelsTable() {
   if (!run.protection.length) return null;
   const rows = run.protection.map((one) => [one.step, clockTime(one.at, false), one.level,
@@ -80,7 +92,7 @@ function levelsTable() {
 
 function protectionSection() {
   const { curves } = run;
-  const more = [windowsTable(), levelsTable()].flat().filter(Boolean);
+  const more = [windowsTable(), placementsTable(), levelsTable()].flat().filter(Boolean);
   return chartSection("protection", "Windows, slots and holders", [
     curvesChart("Window size and lag", "in steps: W, and how far the newest persisted window is behind",
       [{ name: "W", data: curves.size }, { name: "lag", data: curves.lag }], plain, { whole: true }),

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Holders: which process kept which rank's window when a recovery began, from its facts."""
+"""Holders: which process keeps which rank's slots, and what it had of them, from facts."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from megatron_moevement.policy.facts.facts import Facts
@@ -11,6 +11,27 @@ from megatron_moevement.policy.window.schedule import Window
 
 DRAWN = 64
 """Of more ranks than this only the fewest copies are reported."""
+
+
+def placements_document(facts: Iterable[tuple[float, Facts]]) -> list[dict[str, Any]]:
+    """Returns which processes keep copies of each rank's slots, from when on.
+
+    Args:
+        facts: of each start and recovery, with its time in seconds, in the order of time.
+
+    Returns:
+        For each placement that differs from the one before: `at`, `generation`, and `ranks`, for
+        each of them its process and those that keep its copies. None where there are many ranks.
+    """
+    found: list[dict[str, Any]] = []
+    for at_s, each in facts:
+        if each.layout.num_ranks > DRAWN:
+            return []
+        by_rank = [each.by_rank[rank] for rank in each.layout.ranks if rank in each.by_rank]
+        ranks = [[one.process, list(one.holders)] for one in by_rank]
+        if not found or ranks != found[-1]["ranks"]:
+            found.append({"at": at_s, "generation": each.generation, "ranks": ranks})
+    return found
 
 
 def holders_document(facts: Facts) -> dict[str, Any]:

@@ -13,13 +13,13 @@ from megatron_moevement.policy.accounting.account import (
     spans_of,
 )
 from megatron_moevement.policy.accounting.event import History
-from megatron_moevement.policy.accounting.job import Job
+from megatron_moevement.policy.accounting.job import Job, Launch
 from megatron_moevement.policy.accounting.life import Life
 from megatron_moevement.policy.accounting.parts import RECOVERY, Part
 from megatron_moevement.policy.facts.facts import Facts
 from megatron_moevement.policy.job.ranks import Layout
 from megatron_moevement.policy.report.casualties import Describe, how_it_ended
-from megatron_moevement.policy.report.holders import holders_document
+from megatron_moevement.policy.report.holders import holders_document, placements_document
 from megatron_moevement.policy.report.incidents import Clock, casualty_document, incidents_of
 from megatron_moevement.policy.report.observed import Observed, Place
 from megatron_moevement.policy.report.timeline import PARTS, SPANS, encoded
@@ -60,27 +60,19 @@ def report_of(
     ending = dict(how_it_ended(job, last_us, describe))
     clock = Clock(job.begun_us)
     ending["casualties"] = [casualty_document(one, clock) for one in ending["casualties"]]
-    layout = _layout(facts, incidents, clock)
+    known = [(clock(at_us) or 0.0, each) for at_us, each in facts]
+    layout = _layout(known, incidents)
     return {
         "begun_s": job.begun_us / _SECOND,
         "runs": sorted({life.run_id for life in _lives(job) if life.run_id is not None}),
         "layout": layout,
         "parts": [{"name": part.value, "group": _GROUPS.get(part, "rest")} for part in PARTS],
         "account": _account(account),
-        "launches": [
-            {
-                "name": name,
-                "start": clock(launch.begun_us),
-                "end": clock(launch.until_us),
-                "processes": len(launch.lives),
-                "slurm_job": next((one.slurm_job for one in launch.lives.values()), None),
-            }
-            for launch in job.launches
-            for name in [next((one.launch for one in launch.lives.values()), None)]
-        ],
+        "launches": [_launch(one, clock) for one in job.launches],
         "ending": ending,
         "incidents": incidents,
         "timeline": _timeline(job, account, histories, clock),
+        "placements": placements_document(known),
         "protection": [
             {"at": clock(one.at_us), "step": one.step, **one.fields} for one in observed.protected
         ],
@@ -93,6 +85,17 @@ def report_of(
 
 def _lives(job: Job) -> Iterable[Life]:
     return (life for launch in job.launches for life in launch.lives.values())
+
+
+def _launch(launch: Launch, clock: Clock) -> Mapping[str, Any]:
+    first = next(iter(launch.lives.values()), None)
+    return {
+        "name": None if first is None else first.launch,
+        "start": clock(launch.begun_us),
+        "end": clock(launch.until_us),
+        "processes": len(launch.lives),
+        "slurm_job": None if first is None else first.slurm_job,
+    }
 
 
 def _observed(job: Job, histories: Mapping[str, History]) -> Observed:
@@ -110,15 +113,12 @@ def _observed(job: Job, histories: Mapping[str, History]) -> Observed:
 
 
 def _layout(
-    facts: Iterable[tuple[int, Facts]],
-    incidents: Sequence[dict[str, Any]],
-    clock: Clock,
+    facts: Iterable[tuple[float, Facts]], incidents: Sequence[dict[str, Any]]
 ) -> Mapping[str, int] | None:
     """Gives each incident the holders of its facts; returns the layout, None where none has it."""
     layout: Layout | None = None
-    for at_us, each in facts:
+    for at_s, each in facts:
         layout = each.layout
-        at_s = clock(at_us) or 0.0
         of = [one for one in incidents if one["end"] is None or at_s <= one["end"]]
         if of and at_s >= of[0]["start"]:
             of[0]["holders"] = holders_document(each)
