@@ -32,6 +32,7 @@ BUILD = Path(__file__).resolve().parents[1] / "build"
 """On a disk, as tiers are."""
 INTERVAL = 2
 """Windows, of which one is written."""
+AT_A_TIME = 20
 LATER = 2
 """A slot is written so many steps after its own."""
 
@@ -94,7 +95,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             tiers = (f"--moevement-tier-dir={folder}", f"--moevement-tier-interval={INTERVAL}")
             own = (*PROTECTED, f"--moevement-window={options.window}", *tiers, *flags)
             with running(program(options.mode, options, own)) as job:
-                steps = job.await_steps(0, options.dropped + options.steps)
+                last = options.dropped + options.steps
+                for count in range(options.dropped, last, AT_A_TIME):  # patience is for so many
+                    job.await_steps(0, count)
+                steps = job.await_steps(0, last)
                 written = job.events(EventName.TIER_WRITTEN, 0)
             starts = [one.fields["start"] for one in written]
             starts = [start for start in starts if start >= options.dropped]
