@@ -5,12 +5,12 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+from tests.harness.benchmarks import BENCHMARKS, benchmark
+
 SMALL = (
     "--num-layers=2",
     "--hidden-size=32",
@@ -23,12 +23,7 @@ SMALL = (
 
 @pytest.fixture(scope="module")
 def overhead():
-    sys.path.insert(0, str(BENCHMARKS))
-    try:
-        import overhead  # noqa: PLC0415  (its neighbours are beside it)
-    finally:
-        sys.path.remove(str(BENCHMARKS))
-    return overhead
+    return benchmark("overhead")
 
 
 def steps(overhead, duration_s, cpu_s, captured_bytes=0.0):

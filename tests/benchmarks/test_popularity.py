@@ -1,12 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The chosen order leaves out in a run what it says, and is never worse than that by index."""
 
-import sys
-from pathlib import Path
-
 import pytest
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+from tests.harness.benchmarks import benchmark
 
 pytestmark = pytest.mark.distributed
 
@@ -22,9 +19,7 @@ SMALL = (
 
 def rows(skewness):
     """Returns the rows of the benchmark for a small model."""
-    sys.path.insert(0, str(BENCHMARKS))
-    import popularity  # noqa: PLC0415
-
+    popularity = benchmark("popularity")
     found = popularity.rows_of((*popularity.FLAGS, *SMALL), 3, skewness, seed=1, ranks=2)
     return [[row.experts, row.order, row.flops, row.skipped, row.predicted] for row in found]
 

@@ -1,26 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Steps with and without the writing of a tier are told apart."""
 
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 from megatron_moevement.runtime.observation.events import EventName, EventRecord
+from tests.harness.benchmarks import benchmark
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 W = 3
 
 
 @pytest.fixture(scope="module")
 def tier_steps():
-    sys.path.insert(0, str(BENCHMARKS))
-    try:
-        import tier_steps  # noqa: PLC0415  (its neighbours are beside it)
-    finally:
-        sys.path.remove(str(BENCHMARKS))
-    return tier_steps
+    return benchmark("tier_steps")
 
 
 def test_a_step_lasts_from_rank_to_rank_until_its_last_one_has_it(tier_steps):

@@ -3,28 +3,19 @@
 
 import contextlib
 import io
-import sys
-from pathlib import Path
 
 import pytest
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+from tests.harness.benchmarks import benchmark
+
 ITERATIONS = 5
 
 pytestmark = pytest.mark.distributed
 
 
-def benchmark():
-    """Imports the benchmark, which imports its neighbour; in a rank, where Megatron may be."""
-    sys.path.insert(0, str(BENCHMARKS))
-    import training_loop  # noqa: PLC0415
-
-    return training_loop
-
-
 def compared():
     """Returns the losses of both sides."""
-    found = benchmark().compare(1, ITERATIONS)
+    found = benchmark("training_loop").compare(1, ITERATIONS)
     return [found.ours, found.theirs]
 
 
@@ -32,14 +23,16 @@ def judged(limit):
     """Returns the exit code of the command, and the lines that it prints."""
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
-        code = benchmark().main(["--blocks=1", "--iterations=1", f"--limit={limit}"])
+        code = benchmark("training_loop").main(["--blocks=1", "--iterations=1", f"--limit={limit}"])
     return [code, printed.getvalue().splitlines()]
 
 
 def complaints(*cases):
     """Returns what the benchmark says of losses, and of a ratio under a limit of 1.03."""
     return [
-        benchmark().Comparison(ours, [3.0, 2.0, 1.0], ratio, 1.0, [ratio]).complaints(1.03)
+        benchmark("training_loop")
+        .Comparison(ours, [3.0, 2.0, 1.0], ratio, 1.0, [ratio])
+        .complaints(1.03)
         for ours, ratio in cases
     ]
 
