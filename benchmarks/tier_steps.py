@@ -88,9 +88,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--window", type=int, default=4, help="W")
     parser.add_argument("--iteration-s", type=float, default=1.0, help="waits of a step (overlap)")
     options, flags = parser.parse_known_args(argv)
+    BUILD.mkdir(exist_ok=True)
     pairs: list[tuple[float, float]] = []
     for _ in range(options.jobs):
-        BUILD.mkdir(exist_ok=True)
         with tempfile.TemporaryDirectory(dir=BUILD) as folder:
             tiers = (f"--moevement-tier-dir={folder}", f"--moevement-tier-interval={INTERVAL}")
             own = (*PROTECTED, f"--moevement-window={options.window}", *tiers, *flags)
