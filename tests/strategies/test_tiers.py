@@ -347,9 +347,9 @@ def test_kills_at_random_moments_of_writing_lose_no_whole_tier(
                 expected.append(run.newest.committed)
                 lost = run.reached - run.newest.committed
                 seen.setdefault((bool(program), interval), []).append(lost)
-                # One is being written, and the next waits: a third one that is due is reported.
+                # The last slot and the manifest are written while the next window is captured.
                 is_late = any("no tier of step" in rank.stderr for rank in result.ranks)
-                assert is_late or lost <= 3 * interval * case.window
+                assert is_late or lost < (interval + 1) * case.window
         assert digest_differences(run.finish(), uninterrupted(case)) == []
         assert run.taken[: len(expected)] == expected
     sys.stdout.write(f"{combination}: {kills} kills, {torn} left a torn tier; W = {case.window}\n")
