@@ -23,6 +23,7 @@ from megatron_moevement.policy.tiers.tier import (
     of_no_use,
     parts_of_all,
     reached_by,
+    trained_again,
 )
 from megatron_moevement.policy.window.schedule import Window
 from megatron_moevement.policy.window.timetable import Timetable, TimetableEntry
@@ -121,10 +122,32 @@ def test_no_process_that_trains_goes_back_to_a_tier():
     facts = Job(Layout(pp=3), step=13).facts()
     absent = LiveState(Condition.ABSENT)
     gone = [dataclasses.replace(process, live=absent) for process in facts.processes]
-    assert not may_begin_with_tier(facts)
-    assert may_begin_with_tier(dataclasses.replace(facts, processes=tuple(gone)))
+    plan = plan_recovery(facts)
+    assert not may_begin_with_tier(facts, plan)
+    assert may_begin_with_tier(dataclasses.replace(facts, processes=tuple(gone)), plan)
     one = (facts.processes[0], *gone[1:])
-    assert not may_begin_with_tier(dataclasses.replace(facts, processes=one))
+    assert not may_begin_with_tier(dataclasses.replace(facts, processes=one), plan)
+
+
+def test_states_that_a_plan_gives_up_for_what_is_durable_are_given_up_for_a_tier():
+    facts = dataclasses.replace(Job(Layout(pp=3), step=13).facts(), durable=10)
+    again = plan_from_durable(facts, "a window is lost")
+    assert again.verdict is Verdict.GLOBAL  # all train again what the ledger has
+    assert may_begin_with_tier(facts, again)
+    lost = plan_from_durable(dataclasses.replace(facts, processes=()), "all is lost")
+    assert lost.verdict is Verdict.ROLLBACK
+    assert may_begin_with_tier(facts, lost)
+
+
+@pytest.mark.parametrize(("reached", "again"), [(10, 3), (13, 0), (14, 0)])
+def test_what_is_done_again_after_a_tier_is_known_where_a_rollback_knows_it(reached, again):
+    facts, name = Job(Layout(pp=3), step=13).facts(), TierName(0, reached, "f" * 16)
+    back = plan_from_durable(dataclasses.replace(facts, processes=()), "all is lost")
+    known = dataclasses.replace(back, target=4, lost_steps=9)
+    assert trained_again(known, name) == again
+    assert trained_again(dataclasses.replace(known, lost_steps=None), name) is None
+    assert trained_again(plan_recovery(facts), name) is None
+    assert trained_again(None, name) is None
 
 
 def test_failures_in_a_row_are_reported_ever_more_rarely():

@@ -68,6 +68,10 @@ SCENARIOS = {
         launch(spares=1, kills=[Kill(12, None, 0.3, forgets=True)]),
         launch("kill:14:backward@0", spares=1),
     ),
+    "a loss without a copy, with tiers": (
+        dataclasses.replace(TIERED, protection=dataclasses.replace(TIERED.protection, replicas=0)),
+        launch(spares=1, kills=[Kill(12, (0,), 0.3, forgets=True)]),
+    ),
     "slots of which one expert-parallel rank has no part": (
         LOPSIDED[0],
         launch("kill:9:barrier@1", spares=1),

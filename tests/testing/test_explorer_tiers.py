@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The oracle finds a whole tier that was passed over, and one that led less far than reported."""
+"""The oracle finds a whole tier that was passed over."""
 
 import pytest
 
+from megatron_moevement.policy.recovery.plan import Verdict
 from megatron_moevement.runtime.observation.events import EventLog, EventName
 from tests.harness.doctored_run import DURABLE, SCENARIO, Run, RunThatGoesBack
 from tests.harness.explorer.timeline import Timeline
@@ -25,10 +26,12 @@ def test_a_whole_tier_that_leads_further_is_not_passed_over(back, monkeypatch, t
     assert len(complaints_of(back.outcome(monkeypatch))) == found
 
 
-@pytest.mark.parametrize(("tier", "found"), [(DURABLE, 0), (DURABLE + 1, 1)])
-def test_who_goes_on_from_a_tier_comes_to_its_step(back, monkeypatch, tier, found):
-    back.said[0] += f"goes on from the tier of step {tier} in /tiers/run\n"
-    assert len(complaints_of(back.outcome(monkeypatch))) == found
+def test_a_rollback_in_place_gives_states_up_for_no_less_than_a_tier(back, monkeypatch):
+    back.facts = back.found_first
+    back.planned()
+    assert back.plan.verdict is Verdict.ROLLBACK
+    back.tier = DURABLE + 1
+    assert len(complaints_of(back.outcome(monkeypatch))) == 1
 
 
 def test_a_tier_does_not_count_where_a_state_that_trains_is_left(tmp_path, monkeypatch):

@@ -179,12 +179,15 @@ def reached_by(plan: Plan | None, durable: int) -> Reached:
     return Reached(plan.rollbacks, plan.target)
 
 
-def may_begin_with_tier(facts: Facts) -> bool:
-    """Returns whether a generation may go on from a tier: no process has a state that trains.
+def may_begin_with_tier(facts: Facts, plan: Plan | None) -> bool:
+    """Returns whether a generation may go on from a tier: no state that trains is given up for it.
 
-    That is so when a job is launched, and in restarts until it has brought a state back.
+    That is so when a job is launched, in restarts until it has brought a state back, and where the
+    plan gives up all states for what is durable.
     """
-    return all(process.live.condition is Condition.ABSENT for process in facts.processes)
+    return reached_by(plan, facts.durable).rollbacks is None or all(
+        process.live.condition is Condition.ABSENT for process in facts.processes
+    )
 
 
 def newer_than(whole: Iterable[TierName], reached: Reached) -> tuple[TierName, ...]:
@@ -194,6 +197,17 @@ def newer_than(whole: Iterable[TierName], reached: Reached) -> tuple[TierName, .
     else:
         found = [name for name in whole if name[:2] > (reached.rollbacks, reached.step)]
     return tuple(sorted(found, reverse=True))
+
+
+def trained_again(plan: Plan | None, name: TierName) -> int | None:
+    """Returns how many committed steps are done again after a tier; None where no process knows.
+
+    Args:
+        plan: without the tier.
+    """
+    if plan is None or plan.lost_steps is None or reached_by(plan, 0).rollbacks is not None:
+        return None
+    return max(0, plan.target + plan.lost_steps - name.committed)
 
 
 def is_reported(failures: int) -> bool:

@@ -47,7 +47,7 @@ def checksum_of(data: bytes | bytearray | memoryview) -> int:
     return xxhash.xxh3_64_intdigest(data)
 
 
-def checksum_of_pieces(pieces: Iterable[memoryview]) -> int:
+def checksum_of_pieces(pieces: Iterable[bytes | memoryview]) -> int:
     """Returns the checksum of bytes that come in pieces."""
     digest = xxhash.xxh3_64()
     for piece in pieces:

@@ -23,7 +23,7 @@ from megatron_moevement.policy.job.guarantee import Computation
 from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.policy.tiers.tier import PartName, TierName
 from megatron_moevement.policy.window.schedule import Window
-from megatron_moevement.runtime.slots.mapped_file import checksum_of
+from megatron_moevement.runtime.slots.mapped_file import checksum_of, checksum_of_pieces
 from megatron_moevement.runtime.slots.ring_file import RingFile
 from megatron_moevement.runtime.slots.slot_record import (
     MalformedRecordError,
@@ -315,18 +315,48 @@ def load_slots(target: Target, tier: TierName, part: Part, ring: RingFile, rollb
             losses = _read(file, part.loss_bytes)
     except (FileNotFoundError, MalformedRecordError) as error:
         raise DamagedPartError(f"the slots of {part.owner}: {error}") from error
-    if checksum_of(losses) != part.loss_checksum:
-        raise DamagedPartError(f"the losses of {part.owner} have another checksum")
+    _check_losses(part, losses)
     return losses
 
 
-def _load(file: IO[bytes], part: SlotPart, payload: memoryview) -> None:
-    place = payload[part.offset : part.offset + part.size_bytes]
-    for start in range(0, part.size_bytes, PIECE_BYTES):
-        piece = _read(file, min(PIECE_BYTES, part.size_bytes - start))
-        place[start : start + len(piece)] = piece
-    if checksum_of(place) != part.checksum:
+def check_slots(target: Target, tier: TierName, part: Part) -> None:
+    """Reads all slots and losses of a part, and keeps none of them.
+
+    Raises:
+        DamagedPartError: bytes are not those that were captured.
+        Exception: the target refuses.
+    """
+    try:
+        with target.read(data_name(tier, part.owner)) as file:
+            for record in part.slots:
+                for each in record.parts:
+                    _check(each, checksum_of_pieces(_read_pieces(file, each)))
+            _check_losses(part, _read(file, part.loss_bytes))
+    except FileNotFoundError as error:
+        raise DamagedPartError(f"the slots of {part.owner}: {error}") from error
+
+
+def _check(part: SlotPart, checksum: int) -> None:
+    if checksum != part.checksum:
         raise DamagedPartError(f"{part.name} has another checksum than when it was captured")
+
+
+def _check_losses(part: Part, losses: bytes) -> None:
+    if checksum_of(losses) != part.loss_checksum:
+        raise DamagedPartError(f"the losses of {part.owner} have another checksum")
+
+
+def _read_pieces(file: IO[bytes], part: SlotPart) -> Iterator[bytes]:
+    for start in range(0, part.size_bytes, PIECE_BYTES):
+        yield _read(file, min(PIECE_BYTES, part.size_bytes - start))
+
+
+def _load(file: IO[bytes], part: SlotPart, payload: memoryview) -> None:
+    place, start = payload[part.offset : part.offset + part.size_bytes], 0
+    for piece in _read_pieces(file, part):
+        place[start : start + len(piece)] = piece
+        start += len(piece)
+    _check(part, checksum_of(place))
 
 
 def _read(file: IO[bytes], size_bytes: int) -> bytes:

@@ -19,6 +19,7 @@ from megatron_moevement.runtime.tiers.manifests import (
 from megatron_moevement.runtime.tiers.part import (
     DamagedPartError,
     LostSlotError,
+    check_slots,
     load_slots,
     read_part,
     write_part,
@@ -85,9 +86,14 @@ def test_a_part_with_one_wrong_byte_is_none(tmp_path, full, shared_memory, place
             pytest.raises(DamagedPartError),
         ):
             load_slots(target, named(), read_part(target, named(), name), copy, rollbacks=8)
+        with pytest.raises(DamagedPartError):
+            check_slots(target, named(), read_part(target, named(), name))
         data[offset] ^= 1
         path.write_bytes(data)
+    check_slots(target, named(), read_part(target, named(), name))
     path.write_bytes(bytes(data[:-1]))
+    with pytest.raises(DamagedPartError):
+        check_slots(target, named(), read_part(target, named(), name))
     with (
         contextlib.closing(empty_copy(full, shared_memory)) as copy,
         pytest.raises(DamagedPartError),

@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import time
 
 import torch.distributed as dist
 
+from megatron_moevement.errors import UserError
 from megatron_moevement.policy.facts.facts import Condition, Facts, InconsistentFactsError
 from megatron_moevement.policy.facts.facts_document import FACTS, dump_facts
 from megatron_moevement.policy.outcome.replay_doubt import within
@@ -30,7 +32,7 @@ from megatron_moevement.runtime.observation.events import EventName
 from megatron_moevement.runtime.stores.origin_file import Origin, write_origin
 from megatron_moevement.settings.faults import FaultPoint
 from megatron_moevement.strategies.moevement.agreed_guarantee import agree_with_origin
-from megatron_moevement.strategies.moevement.carried_state import Agreed
+from megatron_moevement.strategies.moevement.carried_state import GIVEN_UP, Agreed
 from megatron_moevement.strategies.moevement.protection.left_state import (
     gather_facts,
     read_left_state,
@@ -39,6 +41,8 @@ from megatron_moevement.strategies.moevement.protection.left_state import (
 from megatron_moevement.strategies.moevement.recovery.replicas import Replicas
 from megatron_moevement.strategies.moevement.session import RankSession
 from megatron_moevement.strategies.moevement.tiers.resume import restore_newest
+
+logger = logging.getLogger(__name__)
 
 
 class Planning:
@@ -119,23 +123,40 @@ class Planning:
         return any(all_gather_json(taken, self._objects.device))
 
     def _takes_tier(self, facts: Facts, plan: Plan | None) -> bool:
-        """Returns whether memory has a tier now, which leads further than the plan."""
+        """Returns whether memory has a tier now, or lacks what the plan was made from."""
         tiers = self._session.tiers
         if tiers is None:
             return False
-        say = self._session.say
-        found = restore_newest(tiers.target, self._memory, self._objects, facts, plan, say=say)
-        if found is None:
+        try:
+            found, is_cleared = restore_newest(
+                *(tiers.target, self._memory, self._objects, facts, plan),
+                give_up=self._give_up,
+                say=self._session.say,
+            )
+        except UserError as error:
+            if all(process.live.condition is Condition.ABSENT for process in facts.processes):
+                raise  # a launch must not begin at the first step by mistake
+            if dist.get_rank() == 0:
+                logger.warning("%s; the restart goes back to what is durable", error)
             return False
+        if found is None:
+            return is_cleared
         before = self._carried.promise.guarantee
         guarantee = agree_with_origin(found.computations, self._carried)
         if guarantee != before:
-            say(f"guarantee {guarantee}")
+            self._session.say(f"guarantee {guarantee}")
             origin = Origin(found.name.committed, guarantee.lacking)
             folder = self._memory.store.folder
             with as_user_error(f"can't write into {folder}: "):
                 together(lambda: write_origin(folder, origin), self._objects.device)
         return True
+
+    def _give_up(self) -> None:
+        """Gives up the state of this process and its log, which are of steps after a tier's."""
+        if not self._carried.is_new:
+            self._carried.live = GIVEN_UP
+        if self._memory.log is not None:
+            self._memory.log.clear()
 
     def _keep(self, facts: Facts) -> None:
         """Writes down what a plan is made from, before anything is done or where none comes."""

@@ -17,12 +17,13 @@ from megatron_moevement.errors import UserError
 from megatron_moevement.policy.facts.facts import Facts
 from megatron_moevement.policy.job.guarantee import Computation, Computations
 from megatron_moevement.policy.recovery.histories import next_rollbacks
-from megatron_moevement.policy.recovery.plan import Plan
+from megatron_moevement.policy.recovery.plan import Plan, Verdict
 from megatron_moevement.policy.tiers.tier import (
     TierName,
     may_begin_with_tier,
     newer_than,
     reached_by,
+    trained_again,
 )
 from megatron_moevement.runtime.coordination.agreement import (
     as_user_error,
@@ -36,6 +37,7 @@ from megatron_moevement.runtime.tiers.part import (
     DamagedPartError,
     NoRoomError,
     Part,
+    check_slots,
     load_slots,
     read_part,
 )
@@ -61,6 +63,18 @@ class Restored(NamedTuple):
     computations: Computations
 
 
+class Outcome(NamedTuple):
+    """What came of the search for a tier.
+
+    Attributes:
+        restored: None where there is none, or none is needed.
+        is_cleared: whether memory lacks what it had before.
+    """
+
+    restored: Restored | None = None
+    is_cleared: bool = False
+
+
 def restore_newest(
     target: Target,
     memory: HostMemory,
@@ -68,24 +82,55 @@ def restore_newest(
     facts: Facts,
     plan: Plan | None,
     *,
+    give_up: Callable[[], None],
     say: Callable[[str], None],
-) -> Restored | None:
+) -> Outcome:
     """Puts the newest tier into memory, where nothing else leads as far; every rank calls it.
+
+    What memory leads to is kept until all bytes of a tier were found to be right.
 
     Args:
         memory: of this process; nothing of it is open yet.
         facts: of all processes.
         plan: that they lead to.
+        give_up: is called before memory has the tier: no state of this process counts any more.
         say: prints a line for the user, on rank 0.
-
-    Returns:
-        What memory has now, and nothing else; None where no tier was needed.
 
     Raises:
         UserError: on all ranks: the target can't be read, or the tier is of a job of other flags.
     """
-    if not may_begin_with_tier(facts):
-        return None
+    if not may_begin_with_tier(facts, plan):
+        return Outcome()
+    whole, now_s = _whole(target, objects)
+    eras = [process.rollbacks for process in facts.processes]
+    is_needed = plan is not None and plan.verdict is not Verdict.ROLLBACK
+    is_cleared = False
+    for name in newer_than(whole, reached_by(plan, facts.durable)):
+        source = Source(target, name, next_rollbacks([*eras, name.rollbacks], now_s))
+        check = functools.partial(_check, source, objects, reads_all=is_needed and not is_cleared)
+        found = _gathered(check, objects)
+        reasons = [each["reason"] for each in found if "reason" in each]
+        if not reasons:
+            give_up()
+            is_cleared = True
+            put = _gathered(functools.partial(_restore, source, memory, objects), objects)
+            reasons = [each["reason"] for each in put if "reason" in each]
+        if not reasons:
+            say(_line(source, trained_again(plan, name)))
+            authors = (Author.of_document(each["author"]) for each in found)
+            return Outcome(Restored(name, _computations(authors)), is_cleared)
+        if is_cleared:
+            memory.store.clear()
+        if objects.rank == objects.layout.ranks[0]:
+            logger.warning(
+                "the tier of step %d in %s can't be used, an older one is looked for: %s",
+                *(name.committed, target.place, reasons[0]),
+            )
+    return Outcome(None, is_cleared)
+
+
+def _whole(target: Target, objects: LiveObjects) -> tuple[list[TierName], int]:
+    """Returns the tiers that are whole, and the time, as the first rank finds both."""
     is_first = objects.rank == objects.layout.ranks[0]
     with as_user_error(
         f"can't read {FLAG} {target.place}: ", f"; make it readable, or leave {FLAG} out"
@@ -99,28 +144,18 @@ def restore_newest(
             objects.device,
         )
     texts, now_s = listed[0]
-    whole = [TierName.parse(text) for text in texts]
-    eras = [process.rollbacks for process in facts.processes]
-    for name in newer_than(whole, reached_by(plan, facts.durable)):
-        source = Source(target, name, next_rollbacks([*eras, name.rollbacks], now_s))
-        with as_user_error():
-            found = gather_together(
-                functools.partial(_restored, source, memory, objects), objects.device
-            )
-        reasons = [restored["reason"] for restored in found if "reason" in restored]
-        if not reasons:
-            say(f"goes on from the tier of step {name.committed} in {target.place}")
-            authors = (Author.of_document(each["author"]) for each in found)
-            return Restored(name, _computations(authors))
-        memory.store.clear()
-        if is_first:
-            logger.warning(
-                "the tier of step %d in %s can't be used, an older one is looked for: %s",
-                name.committed,
-                target.place,
-                reasons[0],
-            )
-    return None
+    return [TierName.parse(text) for text in texts], now_s
+
+
+def _gathered(call: Callable[[], dict[str, Any]], objects: LiveObjects) -> list[dict[str, Any]]:
+    """Returns what a call gives on each rank."""
+    with as_user_error():
+        return gather_together(call, objects.device)
+
+
+def _line(source: Source, again: int | None) -> str:
+    more = "" if again is None else f"; {again} committed steps are done again"
+    return f"goes on from the tier of step {source.name.committed} in {source.target.place}{more}"
 
 
 def _computations(authors: Iterable[Author]) -> Computations:
@@ -133,22 +168,50 @@ def _computations(authors: Iterable[Author]) -> Computations:
     return Computations(by_rank, hosts)
 
 
-def _restored(source: Source, memory: HostMemory, objects: LiveObjects) -> dict[str, Any]:
-    """Puts this rank's part of a tier into memory.
+def _check(source: Source, objects: LiveObjects, *, reads_all: bool) -> dict[str, Any]:
+    """Looks at this rank's part of a tier.
+
+    Args:
+        reads_all: its slots, too.
 
     Returns:
         The rank that wrote it, or why the tier can't be used.
 
     Raises:
-        UserError: it is of a job of other flags, or there is no room for it.
+        UserError: it is of a job of other flags.
     """
     try:
-        name = read_manifest(source.target, source.name).part_of(objects.rank)
-        if name is None:
-            return {"reason": f"it has no part of {objects.rank}"}
-        part = read_part(source.target, source.name, name)
-        _check(part.told.author, objects, source)
-        _put(source, memory, part)
+        part = _part(source, objects)
+        if part.told.author.fingerprint != objects.identity.portable_fingerprint:
+            raise UserError(
+                f"{source.name} in {source.target.place} was written by a job of other flags: "
+                f"launch with those to go on from it, or give another {FLAG} to begin without it"
+            )
+        if reads_all:
+            check_slots(source.target, source.name, part)
+    except (DamagedPartError, OSError) as error:
+        return {"reason": str(error)}
+    return {"author": part.told.author.document()}
+
+
+def _part(source: Source, objects: LiveObjects) -> Part:
+    name = read_manifest(source.target, source.name).part_of(objects.rank)
+    if name is None:
+        raise DamagedPartError(f"it has no part of {objects.rank}")
+    return read_part(source.target, source.name, name)
+
+
+def _restore(source: Source, memory: HostMemory, objects: LiveObjects) -> dict[str, Any]:
+    """Puts this rank's part of a tier into memory.
+
+    Returns:
+        Why the tier can't be used, if it can't.
+
+    Raises:
+        UserError: there is no room for it.
+    """
+    try:
+        _put(source, memory, _part(source, objects))
     except (DamagedPartError, OSError) as error:
         return {"reason": str(error)}
     except NoRoomError as error:
@@ -156,15 +219,7 @@ def _restored(source: Source, memory: HostMemory, objects: LiveObjects) -> dict[
             f"{source.name} in {source.target.place}: {error}; launch with the kind of device that "
             f"wrote it, or without {FLAG}"
         ) from error
-    return {"author": part.told.author.document()}
-
-
-def _check(author: Author, objects: LiveObjects, source: Source) -> None:
-    if author.fingerprint != objects.identity.portable_fingerprint:
-        raise UserError(
-            f"{source.name} in {source.target.place} was written by a job of other flags: launch "
-            f"with those to go on from it, or give another {FLAG} to begin without it"
-        )
+    return {}
 
 
 def _put(source: Source, memory: HostMemory, part: Part) -> None:

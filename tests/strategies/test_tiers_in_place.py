@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A restart in place that has lost more than there are copies goes on from the newest tier."""
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from megatron_moevement.policy.facts.facts_document import FACTS, load_facts
+from megatron_moevement.runtime.observation.events import kept_documents
+from megatron_moevement.runtime.stores.store import process_folders
+from megatron_moevement.runtime.tiers.manifests import whole_tiers
+from tests.harness.interruption import digest_differences
+from tests.harness.protected_run import plans_of
+
+from .test_tiers import CASE, TieredRun, kill_with_two_tiers, restartable
+
+pytestmark = [pytest.mark.distributed, pytest.mark.timeout(300)]
+
+UNREADABLE = Path(__file__).with_name("unreadable_tier_pretrain.py")
+
+
+@pytest.mark.slow
+def test_tiers_that_are_damaged_take_nothing_from_memory(
+    megatron_fork_server, text, tmp_path, uninterrupted
+):
+    """A rank's memory is lost; the ledger of the others leads to the newest step all the same."""
+    flags = ("--moevement-replicas=0", "--save-interval=5")
+    run = TieredRun(megatron_fork_server, text, tmp_path, *flags)
+    kill_with_two_tiers(run, ahead=2)
+    (run_folder,) = run.store.iterdir()
+    shutil.rmtree(process_folders(run_folder)[1])
+    newest = run.newest.committed
+    for path in Path(run.target.place).rglob("pp1*.slots"):
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 1
+        path.write_bytes(data)
+    assert digest_differences(run.finish(), uninterrupted(CASE)) == []
+    assert run.taken[0] > newest
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", [None, UNREADABLE])
+def test_a_restart_without_a_copy_goes_on_from_a_tier_that_it_can_read(
+    megatron_fork_server, text, tmp_path, uninterrupted, path
+):
+    program = {} if path is None else {"path": path}
+    flags = ("--moevement-replicas=0", "--moevement-no-adoption")
+    run = TieredRun(megatron_fork_server, text, tmp_path, *flags, make=restartable, **program)
+    with run.start() as job:
+        while len(whole_tiers(run.target)) < 2 and not job.has_ended:
+            job.poll()
+        newest = run.newest.committed
+        job.kill(1)
+        result = job.wait()
+    assert sorted(result.exit_codes) == [-9, 0, 0], result.describe()
+    assert digest_differences(run._digest(), uninterrupted(CASE)) == []
+    plans = [(plan["verdict"], plan["target"]) for plan in plans_of(run)]
+    said = "".join(rank.stdout + rank.stderr for rank in result.ranks)
+    if path is None:
+        assert plans[-1][0] == "GLOBAL"
+        assert plans[-1][1] >= newest
+        facts = [
+            load_facts(path.read_text(), path.name) for path in kept_documents(run.events, FACTS)
+        ]
+        assert facts[-1].generation == 1
+        logs = [log for process in facts[-1].processes for log in process.logs]
+        assert not any(log.steps for log in logs)  # of the steps that were given up
+        assert re.search(r"goes on from the tier of step \d+ in \S+; \d+ committed steps", said)
+    else:
+        assert "goes on from the tier" not in said
+        assert "Input/output error" in said
+        assert "the restart goes back to what is durable" in said
