@@ -13,7 +13,12 @@ from megatron_moevement.policy.window.schedule import Window
 from megatron_moevement.policy.window.timetable import Timetable, TimetableEntry
 from megatron_moevement.runtime.slots.journal import Journal, JournalShape
 from megatron_moevement.runtime.slots.store_identity import StoreIdentity
-from megatron_moevement.runtime.stores.origin_file import Origin, lacking_in, write_origin
+from megatron_moevement.runtime.stores.origin_file import (
+    Origin,
+    forget_origin,
+    lacking_in,
+    write_origin,
+)
 from megatron_moevement.strategies.moevement.tiers.tiers import Tiers
 
 WRITERS = "a" * 16
@@ -48,8 +53,7 @@ class History:
         self.journal = Journal.create(folder / "journal", StoreIdentity("run", "0123"), shape)
         self.heard = Heard()
         self.folder = folder
-        store = types.SimpleNamespace(folder=folder)
-        self._memory = types.SimpleNamespace(journal=self.journal, own_ring=None, store=store)
+        self._memory = types.SimpleNamespace(journal=self.journal, own_ring=None)
         self._tiers = Tiers(None, interval, WRITERS, None, self.heard)
         self._persisted = None
 
@@ -90,19 +94,16 @@ def test_a_tier_leads_to_the_step_after_its_window_however_late_that_is_persiste
             assert losses == history.journal.loss_bytes(range(reached + 1))
 
 
-def test_memory_is_its_own_once_a_window_that_is_all_its_own_is_persisted(shared_memory):
-    folder = shared_memory / "run" / "process-3"
+def test_memory_is_its_own_once_a_window_that_is_all_its_own_is_persisted(tmp_path):
+    folder = tmp_path / "run" / "process-3"
     folder.mkdir(parents=True)
-    origin = Origin(WINDOWS[2].start, ("rank 0 has another GPU than at first",))
+    origin = Origin(8, ("rank 0 has another GPU than at first",))
     write_origin(folder, origin)
-    history = History(folder, 1)
-    with contextlib.closing(history.journal):
-        for step, window in ((8, WINDOWS[1]), (9, WINDOWS[1])):
-            history.commit(step, window)
-            assert lacking_in(folder.parent) == origin.lacking
-        history.commit(11, WINDOWS[2])
-        assert lacking_in(folder.parent) == ()
-        history.commit(14, WINDOWS[3])
+    forget_origin(folder, 5)
+    assert lacking_in(folder.parent) == origin.lacking
+    forget_origin(folder, 8)
+    assert lacking_in(folder.parent) == ()
+    forget_origin(folder, 11)
 
 
 @pytest.mark.parametrize(("interval", "passed"), [(1, [8, 11]), (2, [11])])

@@ -17,6 +17,7 @@ from megatron_moevement.policy.copies.protection_level import (
 )
 from megatron_moevement.policy.window.schedule import Window
 from megatron_moevement.runtime.observation.events import EventName, Events
+from megatron_moevement.runtime.stores.origin_file import forget_origin
 from megatron_moevement.runtime.stores.status_file import write_status
 
 
@@ -52,6 +53,7 @@ class ProtectionWatch:
             copies: the fewest of one of its slots, of all ranks.
             folder: of this process's files.
         """
+        forget_origin(folder, window.start)
         found = protection_of(self._shape, copies)
         lag = step - window.last
         edge = {"start": window.start, "size": window.size, "lag": lag}

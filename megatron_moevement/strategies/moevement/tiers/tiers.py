@@ -20,8 +20,6 @@ from megatron_moevement.runtime.coordination.generation import Generation
 from megatron_moevement.runtime.observation.events import EventName, Events
 from megatron_moevement.runtime.slots.journal import Journal
 from megatron_moevement.runtime.slots.ring_file import RingFile
-from megatron_moevement.runtime.stores.origin_file import forget_origin
-from megatron_moevement.runtime.stores.store import StoreDirectory
 from megatron_moevement.runtime.tiers.part import Author, Told, WindowSlots
 from megatron_moevement.runtime.tiers.target import Target, open_target
 from megatron_moevement.runtime.tiers.writer import Due, TierWriter
@@ -33,10 +31,6 @@ _WRITERS_BYTES = 8
 
 class Written(Protocol):
     """What a window is written from: a process's memory."""
-
-    @property
-    def store(self) -> StoreDirectory:
-        """Its files."""
 
     @property
     def own_ring(self) -> RingFile:
@@ -79,7 +73,6 @@ class Tiers:
         if state.persisted is not None:
             start = state.persisted.last + 1
             if state.persisted != former:
-                forget_origin(memory.store.folder, state.persisted.start)
                 self._report_passed_over(self.writer, state, former)
                 if self._is_due(state, state.persisted):
                     self.writer.offer(self._due(state, state.persisted, memory))
