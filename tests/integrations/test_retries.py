@@ -32,7 +32,7 @@ def stopped_after(retries, states):
 
 def test_too_few_processes_stop_the_job():
     states = [State(), State(world_size=4, iteration=1), State(world_size=3, iteration=2)]
-    assert stopped_after(limits(), states) == (2, "3 processes are left and 4 are needed")
+    assert stopped_after(limits(), states) == (2, "the job needs 4 processes and has 3")
 
 
 def test_as_many_restarts_as_wanted():

@@ -12,7 +12,7 @@ from megatron_moevement.policy.report.last_lines import JobEnd, ProcessStop
 KILLED = -signal.SIGKILL
 LOST = Casualty(process=5, rank=1, host="node8", end="was killed", reason=HAS_ENDED)
 HUNG = Casualty(process=5, rank=1, host="node8", reason="no progress")
-FEW = "3 processes are left and 4 are needed"
+FEW = "the job needs 4 processes and has 3"
 
 
 def describe(code):

@@ -157,7 +157,7 @@ def test_first_in_place_and_with_too_few_left_in_the_job(uninterrupted, tmp_path
     assert run.verdicts() == [(1, "GLOBAL"), (0, "GLOBAL")]
     assert run.struck() == ["kill", "kill"]
     assert re.search(
-        r"1 processes are left and 2 are needed, after rank . on \S+ \(process ..*; "
+        r"the job needs 2 processes and has 1, after rank . on \S+ \(process ..*; "
         "its state is in memory",
         run.log,
     )

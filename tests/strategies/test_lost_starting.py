@@ -120,7 +120,7 @@ def test_without_a_spare_the_others_say_so_and_end(megatron_fork_server, text, t
     _, result = start_and_lose(megatron_fork_server, text, tmp_path, "barrier", 1, spares=0)
     assert list(result.exit_codes) == [1, KILLED], result.describe()
     (line,) = [line for line in result.ranks[0].stderr.splitlines() if "stops" in line]
-    assert "1 processes are there and 2 are needed" in line
+    assert "the job needs 2 processes and has 1" in line
 
 
 @pytest.mark.slow

@@ -231,7 +231,7 @@ SHOWN_BY = {
     ),
     "connecting-thread": (
         test_a_process_that_dies_while_ranks_connect_delays_nobody,
-        "processes are left and 4 are needed",  # how many depends on who connects when
+        "the job needs 4 processes and has ",  # how many depends on who connects when
     ),
     "confirmed-steps": (
         functools.partial(

@@ -91,7 +91,7 @@ def test_without_a_spare_the_survivors_stop_and_a_relaunch_loses_nothing(
     codes = [code for process, code in enumerate(result.exit_codes) if process not in lost]
     assert codes == [STATE_FLUSHED] * 3, result.describe()
     committed = max(event.iteration for event in events_of(run, EventName.ITERATION, None))
-    lost_last = f"are needed, after rank 1 on {socket.gethostname()} (process {lost[1]})"
+    lost_last = f"and has 3, after rank 1 on {socket.gethostname()} (process {lost[1]})"
     for rank in result.ranks:
         if rank.exit_code == STATE_FLUSHED:
             line = rank.stderr.splitlines()[-1]

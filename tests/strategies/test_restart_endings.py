@@ -84,7 +84,7 @@ def test_a_spare_that_is_left_alone_says_that_it_has_nothing(megatron_fork_serve
     assert result.exit_codes == (*(-signal.SIGKILL for _ in ranks), 1), result.describe()
     (line,) = [one for one in result.ranks[-1].stderr.splitlines() if "stops" in one]
     assert re.search(
-        r"are needed, after \S+ lost \d processes .*; it keeps no state of the job", line
+        r"and has 1, after \S+ lost \d processes .*; it keeps no state of the job", line
     )
 
 

@@ -307,8 +307,8 @@ def _numbered(called: tuple[int, ...], launch: Launch) -> tuple[int, ...]:
         raise DiscardedError("it came too late: the others have begun without it")
     if len(called) < launch.world_size:
         raise RestartsEndedError(
-            f"{len(called)} processes are there and {launch.world_size} are needed: others were "
-            "lost before they had begun"
+            f"the job needs {launch.world_size} processes and has {len(called)}: others were lost "
+            "before they had begun"
         )
     os.environ["RANK"] = str(called.index(launch.process))
     os.environ["WORLD_SIZE"] = str(len(called))

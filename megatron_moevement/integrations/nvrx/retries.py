@@ -52,7 +52,7 @@ class BoundedRetries(Initialize):  # type: ignore[misc]  # upstream is not typed
             raise StartAgainAbort(str(error)) from error
         if state.world_size < self.active_ranks or state.active_world_size < self.active_ranks:
             raise RestartAbort(
-                f"{state.world_size} processes are left and {self.active_ranks} are needed"
+                f"the job needs {self.active_ranks} processes and has {state.world_size}"
             )
         if self.max_restarts is not None and state.iteration > self.max_restarts:
             raise RestartAbort(f"--inprocess-max-iterations {self.max_restarts} is reached")
