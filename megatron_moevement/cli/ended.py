@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import socket
 import time
 from datetime import timedelta
 
@@ -65,8 +66,9 @@ def _note_gone(launch: Launch, status: int) -> None:
     from megatron_moevement.runtime.coordination.roll_call import note_gone  # noqa: PLC0415
 
     try:
-        store = store_at(launch.control_store, _PATIENCE)
-    except UserError:  # the job has ended, too
+        with socket.create_connection(launch.control_store, _PATIENCE.total_seconds()):
+            store = store_at(launch.control_store, _PATIENCE)
+    except (OSError, UserError):  # the job has ended, too
         return
     end = describe_status(status)
     note_gone(store, launch.process, launch.secret, launch.attempt, end=end)
