@@ -33,6 +33,7 @@ def steps(overhead, duration_s, cpu_s, captured_bytes=0.0):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 @pytest.mark.timeout(300)
 def test_a_small_job_is_measured_with_protection_and_without(tmp_path):

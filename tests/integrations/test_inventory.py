@@ -8,6 +8,7 @@ import torch
 
 from megatron_moevement.runtime.coordination.commit_barrier import StopRequest
 from megatron_moevement.runtime.coordination.progress import START
+from tests.harness.default_run import slow_but
 from tests.harness.tiny_job import tiny_job
 
 pytestmark = pytest.mark.distributed
@@ -42,6 +43,7 @@ JOBS = {
         "--pipeline-model-parallel-size=2 --num-layers=4 --num-virtual-stages-per-pipeline-rank=2",
     ),
 }
+QUICK = ("grouped", "shared", "dense-first-untied", "pp2-tied", "ep2-sharded-fp16", "vpp2")
 ADAM = {"master", "exp_avg", "exp_avg_sq", "step"}
 
 
@@ -99,7 +101,7 @@ def count_owners(flags):
         return {str(state.operator): sorted(state.compute) for state in inventory}
 
 
-@pytest.mark.parametrize("name", JOBS)
+@pytest.mark.parametrize("name", slow_but(QUICK, JOBS))
 def test_every_tensor_belongs_to_exactly_one_operator(megatron_fork_server, name):
     ranks, flags = JOBS[name]
     job = megatron_fork_server.run(count_owners, world_size=ranks, args=[flags.split()])

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from megatron_moevement.policy.job.state_recipe import Content
+from tests.harness.default_run import slow_but
 from tests.harness.tiny_job import tiny_job
 
 pytestmark = pytest.mark.distributed
@@ -60,7 +61,7 @@ def dirty_each(flags):
         return {kind: [len(counts), sorted(set(counts))] for kind, counts in seen.items()}
 
 
-@pytest.mark.parametrize("name", JOBS)
+@pytest.mark.parametrize("name", slow_but(("bf16-grouped", "sharded-fp16", "pp2-tied"), JOBS))
 def test_every_tensor_is_captured_in_the_full_state_of_one_operator(megatron_fork_server, name):
     """But for compute weights, which follow from masters, and counters: they go with scalars."""
     ranks, flags = JOBS[name]
@@ -89,7 +90,7 @@ def lose_all(flags):
         ]
 
 
-@pytest.mark.parametrize("name", JOBS)
+@pytest.mark.parametrize("name", slow_but(("bf16-grouped", "sharded-fp16", "pp2-tied"), JOBS))
 def test_full_brings_back_every_bit_and_compute_those_of_the_model(megatron_fork_server, name):
     ranks, flags = JOBS[name]
     job = megatron_fork_server.run(lose_all, world_size=ranks, args=[flags.split()]).check()

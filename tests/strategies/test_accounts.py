@@ -94,6 +94,7 @@ def test_a_job_that_lost_a_rank_adds_up_and_needs_every_kind_of_event_for_it(kil
         assert list(complaints_of([without(run.events, kind, tmp_path / kind)], ended)), kind
 
 
+@pytest.mark.slow
 def test_a_job_that_records_intervals_adds_up_too(megatron_fork_server, text, tmp_path):
     flags = ("--moevement-event-interval=5", "--moevement-event-bytes=65536")
     run = Run(restartable_program(CASE, megatron_fork_server, text, 1, *flags), tmp_path)

@@ -54,7 +54,7 @@ def test_a_job_that_measures_and_is_killed_ends_with_the_same_bits(
     [
         pytest.param(None, 1.2, id="never", marks=pytest.mark.slow),
         pytest.param(18, 1.2, id="between choice and edge", marks=pytest.mark.slow),
-        pytest.param(26, 1.2, id="under the smaller W"),
+        pytest.param(26, 1.2, id="under the smaller W", marks=pytest.mark.slow),
         pytest.param(41, 0.01, id="under empty slots"),
     ],
 )

@@ -33,10 +33,7 @@ from tests.harness.pairwise import pairs_of
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(400)]
 
 BY_NAME = {row.name: row for row in ROWS}
-QUICK = (
-    "segfault-boundary-send-pp2-ep2-last-last-outside-first-neighbour-fp32-replicated-w2",
-    "kill-commit-vpp2-first-first-outside-second-same-stage-fp32-replicated-w2",
-)
+QUICK = ("segfault-boundary-send-pp2-ep2-last-last-outside-first-neighbour-fp32-replicated-w2",)
 IN_RECOVERIES = {FaultPoint.FETCH, FaultPoint.REPLAY, FaultPoint.DENSE}
 IN_STEPS = {place for place in FaultPoint if place.is_of_step} - IN_RECOVERIES
 

@@ -70,6 +70,7 @@ def test_a_loss_in_the_first_window_loses_no_step(
     assert digest_differences(digest, uninterrupted(CASE)) == []
 
 
+@pytest.mark.slow
 def test_a_loss_in_the_first_window_after_a_checkpoint_was_loaded_loses_no_step(
     megatron_fork_server, text, uninterrupted, tmp_path
 ):

@@ -59,8 +59,10 @@ def live_through(generations):
         ([{}, {"0": 2}, {"0": 1}, {"1": 1, "2": 1}], [0, 1, 1, 1]),
     ],
 )
-def test_a_newcomer_is_compared_with_what_the_job_began_with(fork_server, generations, lacking):
-    found = fork_server.run(live_through, world_size=3, args=[generations]).check().values
+def test_a_newcomer_is_compared_with_what_the_job_began_with(
+    megatron_fork_server, generations, lacking
+):
+    found = megatron_fork_server.run(live_through, world_size=3, args=[generations]).check().values
     assert all(one == found[0] for one in found)
     assert [min(len(one), 1) for one in found[0]] == lacking
 

@@ -46,6 +46,7 @@ def flushed_files(folder):
     return {path: path.stat().st_size for path in folder.glob("*/process-*/*")}
 
 
+@pytest.mark.slow
 def test_a_death_before_the_stores_are_opened_loses_nothing_that_was_flushed(
     megatron_fork_server, text, uninterrupted, tmp_path
 ):

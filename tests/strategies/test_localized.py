@@ -76,7 +76,7 @@ CASES = {
     "middle of a dense model, survivors behind": ("dense", Loss((1,), (1,), behind=(0,), rolled=1)),
     "nobody": ("pp2", Loss(behind=(0,), rolled=1, verdict="RESUME")),
 }
-QUICK = ("torn commit", "one after the other", "nobody")
+QUICK = ("torn commit", "one after the other")
 
 
 @pytest.fixture

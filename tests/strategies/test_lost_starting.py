@@ -61,7 +61,7 @@ def start_and_lose(server, text, folder, place, process, spares, *flags):
     return run, result
 
 
-@pytest.mark.parametrize("place", slow_but(("imports", "unsaid"), PLACES))
+@pytest.mark.parametrize("place", slow_but(("unsaid",), PLACES))
 @pytest.mark.parametrize("process", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_spare_takes_the_place_of_who_dies_in_the_start(
     megatron_fork_server, text, uninterrupted, tmp_path, place, process

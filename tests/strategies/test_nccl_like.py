@@ -119,6 +119,7 @@ def test_ranks_that_wait_for_a_slow_newcomer_are_not_taken_for_hung(
     replace_a_killed_rank(run, uninterrupted)
 
 
+@pytest.mark.slow
 def test_ranks_that_wait_for_a_slow_one_in_a_save_are_not_taken_for_hung(
     megatron_fork_server, text, uninterrupted, tmp_path
 ):

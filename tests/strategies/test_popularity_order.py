@@ -85,7 +85,7 @@ def protection(folder):
     )
 
 
-@pytest.mark.parametrize("name", slow_but(("in the window",), LOSSES))
+@pytest.mark.parametrize("name", slow_but((), LOSSES))
 def test_what_a_lost_stage_has_counted_is_counted_in_its_replay(
     megatron_fork_server, text, tmp_path, plainly_trained, name
 ):

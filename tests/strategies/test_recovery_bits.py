@@ -39,14 +39,17 @@ NOT_ALWAYS_PASSED = (
     FaultPoint.SAVE,
 )
 PLACES = [place for place in FaultPoint if place.is_of_step and place not in NOT_ALWAYS_PASSED]
-EXAMPLES = (
+QUICK = (
     Case.of("edp3 fp16 distributed bias", 3),
+    Case.of("pp2-ep2 bf16 distributed-overlap grouped global-aux linear", 2),
+    Case.of("dense vpp2 bf16 distributed dropout", 3),
+)
+EXAMPLES = (
+    *QUICK,
     Case.of("vpp2 fp16 replicated grouped", 2),
     Case.of("pp2-ep2 bf16 distributed grouped", 5),
     Case.of("tp2 fp32 seq-aux recomputed evaluation", 3),
-    Case.of("pp2-ep2 bf16 distributed-overlap grouped global-aux linear", 2),
     Case.of("edp3 bf16 replicated-overlap allgather", 1),
-    Case.of("dense vpp2 bf16 distributed dropout", 3),
     Case.of("dense tp2 fp16 replicated recomputed", 2),
 )
 COVER = tuple(
@@ -59,7 +62,10 @@ COVER = tuple(
     for row in cover_pairs(FACTORS | PROTECTION)
 )
 CASES = [
-    *(pytest.param(case, id=case.name) for case in EXAMPLES),
+    *(
+        pytest.param(case, id=case.name, marks=[] if case in QUICK else [pytest.mark.slow])
+        for case in EXAMPLES
+    ),
     *(
         pytest.param(case, id=f"cover{number:02}-{case.name}", marks=pytest.mark.slow)
         for number, case in enumerate(COVER)

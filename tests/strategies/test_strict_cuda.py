@@ -51,7 +51,11 @@ def holders_of(contexts):
 
 @pytest.mark.parametrize(
     ("fault", "verdict"),
-    [("1:barrier@1", "ROLLBACK"), ("4:backward@1", "GLOBAL"), ("14:backward@1", "GLOBAL")],
+    [
+        pytest.param("1:barrier@1", "ROLLBACK", marks=pytest.mark.slow),
+        pytest.param("4:backward@1", "GLOBAL", marks=pytest.mark.slow),
+        ("14:backward@1", "GLOBAL"),
+    ],
 )
 def test_survivors_pin_their_memory_again_on_their_own_devices(
     megatron_fork_server, text, uninterrupted, tmp_path, fault, verdict
@@ -76,6 +80,7 @@ def test_a_spare_pins_its_memory_before_a_rank_is_lost_and_nothing_in_the_recove
     assert all(float(time_s) < fault.time for time_s, _ in pinned)
 
 
+@pytest.mark.slow
 def test_a_spare_makes_the_rings_of_copies_before_a_rank_is_lost_and_none_in_the_recovery(
     megatron_fork_server, text, uninterrupted, tmp_path
 ):
@@ -90,6 +95,7 @@ def test_a_spare_makes_the_rings_of_copies_before_a_rank_is_lost_and_none_in_the
     assert all(time_s < fault.time for time_s, _, size in made if size > rings[0] // 2)
 
 
+@pytest.mark.slow
 def test_who_adopts_a_ring_pins_it_while_others_do_not_wait(
     megatron_fork_server, text, uninterrupted, tmp_path
 ):

@@ -36,29 +36,37 @@ def share_all(knows, flags, committed):
 
 
 @pytest.mark.parametrize("builder", [0, 1, 2])
-def test_newcomers_take_over_identity_keys_and_counts(fork_server, builder):
+def test_newcomers_take_over_identity_keys_and_counts(megatron_fork_server, builder):
     knows = [[False, False, [-1, 0, 0]]] * 3
     knows[(builder + 1) % 3] = [True, False, [7, 4, 2]]
     knows[builder] = [True, True, [6, 4, 5]]
-    result = fork_server.run(share_all, world_size=3, args=[knows, ["f"] * 3, [7, 5, 0]]).check()
+    result = megatron_fork_server.run(
+        share_all, world_size=3, args=[knows, ["f"] * 3, [7, 5, 0]]
+    ).check()
     assert list(result.values) == [[RUN.document(), KEYS, [7, 4, 6]]] * 3
 
 
-def test_where_nobody_knows_the_run_it_is_still_to_be_found(fork_server):
+def test_where_nobody_knows_the_run_it_is_still_to_be_found(megatron_fork_server):
     knows = [[False, False, [-1, 0, 0]]] * 2
-    result = fork_server.run(share_all, world_size=2, args=[knows, ["f"] * 2, [0, 0]]).check()
+    result = megatron_fork_server.run(
+        share_all, world_size=2, args=[knows, ["f"] * 2, [0, 0]]
+    ).check()
     assert list(result.values) == [[None, None, [0, 4, 0]]] * 2
 
 
-def test_survivors_among_themselves_keep_what_they_know(fork_server):
+def test_survivors_among_themselves_keep_what_they_know(megatron_fork_server):
     knows = [[True, True, [3, 4, 0]]] * 2
-    result = fork_server.run(share_all, world_size=2, args=[knows, ["f"] * 2, [3, 4]]).check()
+    result = megatron_fork_server.run(
+        share_all, world_size=2, args=[knows, ["f"] * 2, [3, 4]]
+    ).check()
     assert list(result.values) == [[RUN.document(), KEYS, [4, 4, 0]]] * 2
 
 
-def test_other_flags_are_refused_on_all_ranks(fork_server):
+def test_other_flags_are_refused_on_all_ranks(megatron_fork_server):
     knows = [[False, False, [-1, 0, 0]]] * 3
-    result = fork_server.run(share_all, world_size=3, args=[knows, ["f", "f", "g"], [0] * 3])
+    result = megatron_fork_server.run(
+        share_all, world_size=3, args=[knows, ["f", "f", "g"], [0] * 3]
+    )
     values = list(result.check().values)
     assert len(set(values)) == 1
     assert "flags that decide bits differ between ranks 0 and 2" in values[0]

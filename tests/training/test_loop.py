@@ -174,7 +174,7 @@ def test_the_time_of_a_job_is_counted_from_the_start_of_its_program(
     assert saved_in(tmp_path) == ["iter_0000001"]
 
 
-@pytest.mark.parametrize("signalled", [[0], [1], [0, 1]])
+@pytest.mark.parametrize("signalled", [[1], pytest.param([0, 1], marks=pytest.mark.slow)])
 def test_a_signal_to_any_rank_ends_all_after_one_step_and_saves(
     megatron_fork_server, tmp_path, save, signalled
 ):

@@ -241,9 +241,9 @@ SLOW = pytest.mark.slow
 @pytest.mark.parametrize(
     ("before", "after", "flags", "with_optimizer"),
     [
-        ("EP2", "EP2", (DISTRIBUTED,), True),
+        pytest.param("EP2", "EP2", (DISTRIBUTED,), True, marks=SLOW),
         ("PP2", "VPP2", (DISTRIBUTED,), True),
-        ("TP2", "PP2", (), True),
+        pytest.param("TP2", "PP2", (), True, marks=SLOW),
         # Megatron-LM numbers its optimizers: experts of a group of their own have one of their own
         ("EP2", "TP2", (DISTRIBUTED,), False),
         pytest.param("PP2 x EP2", "EP2", (DISTRIBUTED,), True, marks=SLOW),
@@ -269,7 +269,7 @@ def test_megatron_lm_loads_what_is_saved_here(before, after, flags, with_optimiz
     ("before", "after", "flags", "kind"),
     [
         ("EP2", "TP2", (DISTRIBUTED,), RESHARDABLE),
-        ("TP2", "PP2", (), RESHARDABLE),
+        pytest.param("TP2", "PP2", (), RESHARDABLE, marks=SLOW),
         pytest.param("PP2 x EP2", "VPP2", (DISTRIBUTED,), RESHARDABLE, marks=SLOW),
         ("EP2", "EP2", (DISTRIBUTED,), BY_BUCKETS),
         pytest.param("PP2 x EP2", "PP2 x EP2", (DISTRIBUTED, OVERLAP), BY_BUCKETS, marks=SLOW),

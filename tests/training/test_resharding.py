@@ -130,7 +130,7 @@ def flags_of(layout):
     "layout",
     mostly_slow(
         LAYOUTS,
-        {"one rank, sequential experts", "TP2", "VPP2", "EP4", "EP2, distributed optimizer"},
+        {"TP2", "VPP2", "EP2, distributed optimizer"},
     ),
 )
 def test_a_checkpoint_goes_on_in_another_layout(layout, plain, trainer):

@@ -42,12 +42,11 @@ CONTROL = Combination.of("tp2 fp32 seq-aux recomputed evaluation")
 """With dropout, and without overflows that skip a step."""
 OVERLAPPED = Combination.of("pp2-ep2 bf16 distributed-overlap grouped global-aux linear")
 EXAMPLES = {
-    Combination.of("vpp2 fp16 replicated grouped"): (Stop.NEVER, Stop.SIGKILL, Stop.SIGTERM),
-    Combination.of("pp2-ep2 bf16 distributed grouped"): (Stop.NEVER, Stop.SIGKILL),
+    Combination.of("vpp2 fp16 replicated grouped"): (Stop.SIGKILL, Stop.SIGTERM),
+    Combination.of("pp2-ep2 bf16 distributed grouped"): (Stop.NEVER,),
     Combination.of("edp3 fp16 distributed bias"): (Stop.SIGTERM,),
-    CONTROL: (Stop.NEVER, Stop.EXIT_INTERVAL),
+    CONTROL: (Stop.EXIT_INTERVAL,),
     OVERLAPPED: (Stop.SIGKILL,),
-    Combination.of("tp4 bf16 distributed grouped bias no-z-loss"): (Stop.SIGKILL,),
     Combination.of("pp2-dp2-ep2 bf16 replicated-overlap allgather seq-aux"): (Stop.SIGKILL,),
 }
 """What runs by default, and how each is stopped; small jobs in more ways than large ones."""

@@ -154,7 +154,7 @@ def test_a_copy_that_is_damaged_in_memory_is_passed_over(
     assert digest_differences(run._digest(), digest_of(STAGES)) == []
 
 
-@pytest.mark.parametrize("role", ["own", "held"])
+@pytest.mark.parametrize("role", slow_but(("held",), ("own", "held")))
 def test_a_slot_that_is_found_damaged_when_it_is_needed_leads_to_another_plan(
     megatron_fork_server, text, digest_of, tmp_path, role
 ):
