@@ -22,6 +22,7 @@ from megatron_moevement.integrations.megatron.group_keys import gather_as_upstre
 from megatron_moevement.integrations.megatron.group_references import GroupReferences
 from megatron_moevement.integrations.megatron.process_groups import abandon_groups
 from megatron_moevement.policy.outcome.futility import Futility, InVainError
+from megatron_moevement.policy.outcome.outage import OutageBegin
 from megatron_moevement.policy.recovery.lifecycle import Phase
 from megatron_moevement.runtime.coordination.generation import Generation, Interruption, Loss
 from megatron_moevement.runtime.faults.fault_points import NO_FAULTS
@@ -227,20 +228,17 @@ class Resident:
                 run_id=run_id,
             )
         else:
-            detect_s = max(0.0, noticed_s - (self._stepped_s or noticed_s))
-            teardown_s = self._entered_s - noticed_s
-            rendezvous_s = self._joined_s - self._entered_s
-            parts = {"detect": detect_s, "teardown": teardown_s, "rendezvous": rendezvous_s}
-            self.kept.note_outage(parts, self._joined_s)
+            begin = OutageBegin.between(noticed_s, self._stepped_s, self._entered_s, self._joined_s)
+            self.kept.note_outage(begin.durations_s, self._joined_s)
             events.emit(
                 EventName.FAULT_DETECTED,
                 self.committed,
-                noticed_s=noticed_s,
+                noticed_s=begin.noticed_s,
                 phase=None if self._interrupted is None else self._interrupted.value,
                 losses=[dataclasses.asdict(loss) for loss in losses],
                 last_step_s=self._stepped_s,
-                teardown_s=teardown_s,
-                rendezvous_s=rendezvous_s,
+                teardown_s=begin.teardown_s,
+                rendezvous_s=begin.rendezvous_s,
                 builds=self.builds,
                 threads=len(os.listdir("/proc/self/task")),
                 descriptors=len(os.listdir("/proc/self/fd")),
