@@ -2,6 +2,7 @@
 """Proposed schedules: there is room for them, and they travel off the training thread."""
 
 import logging
+from unittest.mock import Mock
 
 import pytest
 import torch.distributed as dist
@@ -62,6 +63,19 @@ def test_what_fails_is_tried_again_when_asked_for(store, caplog):
     exchange.propose(1, lambda: schedule_of(INVENTORY, 3))
     exchange.close()
     assert exchange.proposed.schedule.window == 3
+
+
+def test_a_store_that_is_lost_meanwhile_is_one_line(store, caplog, monkeypatch):
+    exchange = ScheduleExchange("first", INVENTORY)
+    lost = dist.DistNetworkError("Connection reset by peer\nException raised from recvBytes")
+    monkeypatch.setattr(exchange, "_store", Mock(get=Mock(side_effect=lost)))
+    with caplog.at_level(logging.WARNING):
+        exchange.fetch(1)
+        exchange.close()
+    (record,) = caplog.records
+    expected = "a proposed schedule is not agreed on yet: Connection reset by peer"
+    assert (record.getMessage(), record.exc_info) == (expected, None)
+    assert exchange.proposed is None
 
 
 def test_a_schedule_of_other_operators_is_not_taken(store, caplog):

@@ -91,6 +91,9 @@ class ScheduleExchange:
         def attempt() -> None:
             try:
                 run()
+            except dist.DistError as error:  # the store's process is lost, as in any restart
+                reason, *_ = str(error).splitlines()
+                logger.warning("a proposed schedule is not agreed on yet: %s", reason)
             except Exception:
                 logger.warning("a proposed schedule is not agreed on yet", exc_info=True)
 
