@@ -68,6 +68,11 @@ class RingShape(Document):
         """Bytes of the file: what has to be announced before it is created."""
         return self.buffers_offset + self.capacity * page_aligned(self.buffer_bytes)
 
+    def has_room_for(self, record: SlotRecord) -> bool:
+        """Returns whether a slot's payload and record fit."""
+        room = _descriptor_bytes(self.max_parts) - _GUARD.size
+        return record.payload_bytes <= self.buffer_bytes and len(encode_record(record)) <= room
+
 
 class RingFile(MappedFile):
     """The slots of one logical rank in preallocated, equally large buffers of one file.
@@ -189,10 +194,7 @@ class RingFile(MappedFile):
 
     def has_room_for(self, record: SlotRecord) -> bool:
         """Returns whether a slot's payload and record fit."""
-        room = self._descriptor_bytes - _GUARD.size
-        return (
-            record.payload_bytes <= self.shape.buffer_bytes and len(encode_record(record)) <= room
-        )
+        return self.shape.has_room_for(record)
 
     def records(self) -> tuple[SlotRecord, ...]:
         """Returns the slots with an intact descriptor, by step; payloads are not looked at."""

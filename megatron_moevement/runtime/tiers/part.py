@@ -50,10 +50,6 @@ class DamagedPartError(MoEvementError):
     """A part does not read as it was written."""
 
 
-class NoRoomError(MoEvementError):
-    """A slot is larger than the room that this process has for one."""
-
-
 @dataclasses.dataclass(frozen=True)
 class WindowSlots:
     """Where the slots of a window lie, from the first that is captured on.
@@ -299,14 +295,11 @@ def load_slots(target: Target, tier: TierName, part: Part, ring: RingFile, rollb
 
     Raises:
         DamagedPartError: bytes are not those that were captured; some slots may be in the ring.
-        NoRoomError: one does not fit.
         Exception: the target refuses.
     """
     try:
         with target.read(data_name(tier, part.owner)) as file:
             for record in part.slots:
-                if not ring.has_room_for(record):
-                    raise NoRoomError(f"no room for the slot of step {record.step}")
                 ring.invalidate(record.step)
                 payload = ring.buffer(record.step)
                 for each in record.parts:

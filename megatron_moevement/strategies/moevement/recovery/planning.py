@@ -40,7 +40,11 @@ from megatron_moevement.strategies.moevement.protection.left_state import (
 )
 from megatron_moevement.strategies.moevement.recovery.replicas import Replicas
 from megatron_moevement.strategies.moevement.session import RankSession
-from megatron_moevement.strategies.moevement.tiers.resume import restore_newest
+from megatron_moevement.strategies.moevement.tiers.resume import (
+    Outcome,
+    Restored,
+    restore_newest,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -71,17 +75,19 @@ class Planning:
         facts, newest, plan = self._propose(durable)
         if has_no_use_of_memory(plan) and self._finds_more():
             facts, newest, plan = self._propose(durable)
-        if self._takes_tier(facts, plan):
-            facts, newest, plan = self._propose(durable)
-        self._keep(facts)
         eras = tuple(process.rollbacks for process in facts.processes)
+        outcome = self._look_for_tier(facts, plan)
+        if outcome.is_cleared:
+            facts, newest, plan = self._propose(durable)
+            eras += tuple(process.rollbacks for process in facts.processes)
+        self._keep(facts)
         agreed = Agreed(newest, plan, eras, facts.is_continuing)
         if plan is not None:
             if unlike := gather_unlike(plan.digest, objects.device):
                 raise DisagreementError(f"ranks have different plans: {sorted(set(unlike))}")
             objects.faults.strike_outside(FaultPoint.PLAN)
             self._carried.agreed = agreed
-            self._tell(plan)
+            self._tell(plan, outcome.trained_again)
         return agreed
 
     def _propose(self, durable: Durable) -> tuple[Facts, Facts, Plan | None]:
@@ -122,39 +128,52 @@ class Planning:
             taken += self._memory.look_for_left()
         return any(all_gather_json(taken, self._objects.device))
 
-    def _takes_tier(self, facts: Facts, plan: Plan | None) -> bool:
-        """Returns whether memory has a tier now, or lacks what the plan was made from."""
+    def _look_for_tier(self, facts: Facts, plan: Plan | None) -> Outcome:
+        """Puts a tier into memory where none of the processes leads as far."""
         tiers = self._session.tiers
         if tiers is None:
-            return False
+            return Outcome()
+        gave_up = []
+
+        def give_up() -> None:
+            gave_up.append(True)
+            self._give_up()
+
         try:
-            found, is_cleared = restore_newest(
+            outcome = restore_newest(
                 *(tiers.target, self._memory, self._objects, facts, plan),
-                give_up=self._give_up,
+                give_up=give_up,
                 say=self._session.say,
             )
+            if outcome.restored is not None:
+                self._take_over(outcome.restored)
         except UserError as error:
-            if all(process.live.condition is Condition.ABSENT for process in facts.processes):
+            if all(process.is_new for process in facts.processes):
                 raise  # a launch must not begin at the first step by mistake
             if dist.get_rank() == 0:
-                logger.warning("%s; the restart goes back to what is durable", error)
-            return False
-        if found is None:
-            return is_cleared
+                logger.warning("%s; the restart goes on without a tier", error)
+            if gave_up:
+                self._memory.store.clear()  # some ranks may have put there what others have not
+            return Outcome(is_cleared=bool(gave_up))
+        return outcome
+
+    def _take_over(self, restored: Restored) -> None:
+        """Agrees on the guarantee of what memory has now, and notes what it lacks beside it."""
         before = self._carried.promise.guarantee
-        guarantee = agree_with_origin(found.computations, self._carried)
+        guarantee = agree_with_origin(restored.computations, self._carried)
         if guarantee != before:
             self._session.say(f"guarantee {guarantee}")
-            origin = Origin(found.name.committed, guarantee.lacking)
+        if guarantee.lacking:
+            origin = Origin(restored.name.committed, guarantee.lacking)
             folder = self._memory.store.folder
             with as_user_error(f"can't write into {folder}: "):
                 together(lambda: write_origin(folder, origin), self._objects.device)
-        return True
 
     def _give_up(self) -> None:
         """Gives up the state of this process and its log, which are of steps after a tier's."""
         if not self._carried.is_new:
             self._carried.live = GIVEN_UP
+        self._carried.trusted = {}  # copies of slots that no process has any more
         if self._memory.log is not None:
             self._memory.log.clear()
 
@@ -206,7 +225,12 @@ class Planning:
         newest = durable.newest(is_continuing=facts.is_continuing)
         return dataclasses.replace(facts, durable=newest)
 
-    def _tell(self, plan: Plan) -> None:
+    def _tell(self, plan: Plan, trained_again: int | None = None) -> None:
+        """Reports a plan.
+
+        Args:
+            trained_again: committed steps after a tier that it begins with; None without one.
+        """
         self._session.events.emit(
             EventName.PLAN,
             plan.target,
@@ -216,7 +240,7 @@ class Planning:
             scope=sorted(plan.start_of),
             window=None if plan.window is None else plan.window.start,
             replayed_steps=plan.replayed_steps,
-            lost_steps=plan.lost_steps,
+            lost_steps=plan.lost_steps if trained_again is None else trained_again,
             roll_forward=[str(one.rank) for one in plan.roll_forward],
             copies=[str(one.rank) for one in plan.copies],
             digest=plan.digest,

@@ -17,7 +17,7 @@ from megatron_moevement.errors import UserError
 from megatron_moevement.policy.facts.facts import Facts
 from megatron_moevement.policy.job.guarantee import Computation, Computations
 from megatron_moevement.policy.recovery.histories import next_rollbacks
-from megatron_moevement.policy.recovery.plan import Plan, Verdict
+from megatron_moevement.policy.recovery.plan import Plan
 from megatron_moevement.policy.tiers.tier import (
     TierName,
     may_begin_with_tier,
@@ -35,7 +35,6 @@ from megatron_moevement.runtime.tiers.manifests import read_manifest, whole_tier
 from megatron_moevement.runtime.tiers.part import (
     Author,
     DamagedPartError,
-    NoRoomError,
     Part,
     check_slots,
     load_slots,
@@ -69,10 +68,12 @@ class Outcome(NamedTuple):
     Attributes:
         restored: None where there is none, or none is needed.
         is_cleared: whether memory lacks what it had before.
+        trained_again: committed steps after the tier, as far as any process remembers them.
     """
 
     restored: Restored | None = None
     is_cleared: bool = False
+    trained_again: int | None = None
 
 
 def restore_newest(
@@ -103,11 +104,12 @@ def restore_newest(
         return Outcome()
     whole, now_s = _whole(target, objects)
     eras = [process.rollbacks for process in facts.processes]
-    is_needed = plan is not None and plan.verdict is not Verdict.ROLLBACK
     is_cleared = False
     for name in newer_than(whole, reached_by(plan, facts.durable)):
         source = Source(target, name, next_rollbacks([*eras, name.rollbacks], now_s))
-        check = functools.partial(_check, source, objects, reads_all=is_needed and not is_cleared)
+        check = functools.partial(
+            _check, source, memory, objects, reads_all=plan is not None and not is_cleared
+        )
         found = _gathered(check, objects)
         reasons = [each["reason"] for each in found if "reason" in each]
         if not reasons:
@@ -116,9 +118,10 @@ def restore_newest(
             put = _gathered(functools.partial(_restore, source, memory, objects), objects)
             reasons = [each["reason"] for each in put if "reason" in each]
         if not reasons:
-            say(_line(source, trained_again(plan, name)))
+            again = trained_again(plan, name)
+            say(_line(source, again))
             authors = (Author.of_document(each["author"]) for each in found)
-            return Outcome(Restored(name, _computations(authors)), is_cleared)
+            return Outcome(Restored(name, _computations(authors)), is_cleared, again)
         if is_cleared:
             memory.store.clear()
         if objects.rank == objects.layout.ranks[0]:
@@ -168,7 +171,9 @@ def _computations(authors: Iterable[Author]) -> Computations:
     return Computations(by_rank, hosts)
 
 
-def _check(source: Source, objects: LiveObjects, *, reads_all: bool) -> dict[str, Any]:
+def _check(
+    source: Source, memory: HostMemory, objects: LiveObjects, *, reads_all: bool
+) -> dict[str, Any]:
     """Looks at this rank's part of a tier.
 
     Args:
@@ -178,8 +183,9 @@ def _check(source: Source, objects: LiveObjects, *, reads_all: bool) -> dict[str
         The rank that wrote it, or why the tier can't be used.
 
     Raises:
-        UserError: it is of a job of other flags.
+        UserError: it is of a job of other flags, or there is no room for it.
     """
+    shape = memory.plan.rings[objects.rank]
     try:
         part = _part(source, objects)
         if part.told.author.fingerprint != objects.identity.portable_fingerprint:
@@ -187,6 +193,13 @@ def _check(source: Source, objects: LiveObjects, *, reads_all: bool) -> dict[str
                 f"{source.name} in {source.target.place} was written by a job of other flags: "
                 f"launch with those to go on from it, or give another {FLAG} to begin without it"
             )
+        for record in part.slots:
+            if not shape.has_room_for(record):
+                raise UserError(
+                    f"{source.name} in {source.target.place}: no room for the slot of step "
+                    f"{record.step}; launch with the kind of device that wrote it, or without "
+                    f"{FLAG}"
+                )
         if reads_all:
             check_slots(source.target, source.name, part)
     except (DamagedPartError, OSError) as error:
@@ -206,19 +219,11 @@ def _restore(source: Source, memory: HostMemory, objects: LiveObjects) -> dict[s
 
     Returns:
         Why the tier can't be used, if it can't.
-
-    Raises:
-        UserError: there is no room for it.
     """
     try:
         _put(source, memory, _part(source, objects))
     except (DamagedPartError, OSError) as error:
         return {"reason": str(error)}
-    except NoRoomError as error:
-        raise UserError(
-            f"{source.name} in {source.target.place}: {error}; launch with the kind of device that "
-            f"wrote it, or without {FLAG}"
-        ) from error
     return {}
 
 
