@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
-from megatron_moevement.cli.inputs import check_event_dir
+from megatron_moevement.cli.inputs import check_event_dir, damage_refused
 from megatron_moevement.cli.output import add_json_flag, show
 from megatron_moevement.errors import ExitCode, UserError
 from megatron_moevement.policy.accounting.account import JobAccount, account_of
@@ -46,10 +46,8 @@ def run(args: argparse.Namespace) -> int:
     for event_dir in args.event_dirs:
         check_event_dir(event_dir)
         histories.update(histories_in(event_dir))
-    try:
+    with damage_refused(*args.event_dirs):
         account = account_of(histories)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{', '.join(args.event_dirs)}: an event is damaged: {error!r}") from error
     if account is None:
         raise UserError(f"{', '.join(args.event_dirs)}: no events yet")
     show(args, account.document(), [_table(account), *_lines(account)])

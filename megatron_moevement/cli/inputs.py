@@ -4,13 +4,17 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from megatron_moevement.errors import UserError
 from megatron_moevement.runtime.observation.events import EventRecord, select_events
 from megatron_moevement.runtime.stores.store import default_store_dir
 from megatron_moevement.training.arguments import Arguments, parse
+
+DAMAGE = (ValueError, KeyError, TypeError, AttributeError, OverflowError)
+"""What comes of an event that lacks a field, or has another value there than a job writes."""
 
 
 def add_store_dir(parser: argparse.ArgumentParser) -> None:
@@ -28,6 +32,19 @@ def events_in(event_dir: str, wanted: Callable[[EventRecord], bool]) -> list[Eve
     """Returns some events of a run, in the order of time; the folder must be there."""
     check_event_dir(event_dir)
     return select_events(event_dir, wanted)
+
+
+@contextlib.contextmanager
+def damage_refused(*event_dirs: str) -> Iterator[None]:
+    """Makes one line of what an event is damaged in, where folders of events are read.
+
+    Raises:
+        UserError: an event lacks a field, or has another value there than a job writes.
+    """
+    try:
+        yield
+    except DAMAGE as error:
+        raise UserError(f"{', '.join(event_dirs)}: an event is damaged: {error!r}") from error
 
 
 def check_event_dir(event_dir: str) -> None:

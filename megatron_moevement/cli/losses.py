@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from rich.table import Table
 
-from megatron_moevement.cli.inputs import events_in
+from megatron_moevement.cli.inputs import damage_refused, events_in
 from megatron_moevement.cli.output import add_json_flag, show
 from megatron_moevement.errors import ExitCode, UserError
 from megatron_moevement.training.data.manifest import read_manifest
@@ -45,7 +45,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Prints first and last losses; draws the curves and judges the last one if asked to."""
     margin = _margin(args)
-    training, validation, final = losses_from_events(events_in(args.event_dir, has_losses))
+    with damage_refused(args.event_dir):
+        training, validation, final = losses_from_events(events_in(args.event_dir, has_losses))
     if not training:
         raise UserError(f"{args.event_dir} holds no events of iterations")
     table = Table("loss (nats per token)", "first", "last")

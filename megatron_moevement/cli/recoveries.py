@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from megatron_moevement.cli.inputs import events_in
+from megatron_moevement.cli.inputs import damage_refused, events_in
 from megatron_moevement.cli.output import add_json_flag, show
 from megatron_moevement.errors import ExitCode
 from megatron_moevement.policy.outcome.recoveries import EndedRecovery, ended_recoveries
@@ -39,11 +39,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Prints the recoveries; judges them if asked to."""
-    events = events_in(args.event_dir, lambda one: one.event in _OF_RECOVERIES)
-    ended = ended_recoveries(events)
+    with damage_refused(args.event_dir):
+        events = events_in(args.event_dir, lambda one: one.event in _OF_RECOVERIES)
+        ended = ended_recoveries(events)
+        lines = [f"{timestamp(each.time_s)} {each.account.line}" for each in ended]
     recoveries = [each.account for each in ended]
     open_fault = _open_fault(events)
-    lines = [f"{timestamp(each.time_s)} {each.account.line}" for each in ended]
     if open_fault is not None:
         lines.append(
             f"{timestamp(open_fault.time)} generation {open_fault.generation}: a fault was "

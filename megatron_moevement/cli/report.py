@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from megatron_moevement.cli.inputs import check_event_dir, read_text
+from megatron_moevement.cli.inputs import check_event_dir, damage_refused, read_text
 from megatron_moevement.cli.job_end import describe_status
 from megatron_moevement.cli.output import add_json_flag, show
 from megatron_moevement.cli.report_page import page_of, write_page
@@ -65,13 +65,12 @@ def report_in(event_dirs: list[str]) -> dict[str, Any]:
     for event_dir in event_dirs:
         check_event_dir(event_dir)
         histories.update(histories_in(event_dir))
-    places = ", ".join(event_dirs)
-    try:
+    with damage_refused(*event_dirs):
         report = report_of(histories, _facts_in(event_dirs), describe_status)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{places}: an event is damaged: {error!r}") from error
     if report is None:
-        raise UserError(f"{places}: no events yet; give the run's --moevement-event-dir")
+        raise UserError(
+            f"{', '.join(event_dirs)}: no events yet; give the run's --moevement-event-dir"
+        )
     return report
 
 

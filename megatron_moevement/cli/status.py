@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from megatron_moevement.cli.inputs import add_store_dir, check_event_dir
+from megatron_moevement.cli.inputs import add_store_dir, check_event_dir, damage_refused
 from megatron_moevement.cli.output import add_json_flag, show
 from megatron_moevement.errors import ExitCode, UserError
 from megatron_moevement.policy.outcome.latest import Latest
@@ -40,12 +40,13 @@ def run(args: argparse.Namespace) -> int:
     """Looks and prints.
 
     Raises:
-        UserError: there is no such folder or run.
+        UserError: there is no such folder or run, or an event is damaged.
     """
     if args.event_dir is not None:
         if args.run_id is not None:
             raise UserError("give EVENT_DIR or --run-id: events are those of one run")
-        document, lines = _of_events(args.event_dir)
+        with damage_refused(args.event_dir):
+            document, lines = _of_events(args.event_dir)
     else:
         document, lines = _of_stores(args.store_dir, args.run_id)
     show(args, document, lines)

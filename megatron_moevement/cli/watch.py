@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -17,17 +18,18 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from megatron_moevement.cli.inputs import check_event_dir
+from megatron_moevement.cli.inputs import DAMAGE, check_event_dir, damage_refused
 from megatron_moevement.cli.job_end import describe_status
 from megatron_moevement.errors import ExitCode, UserError
-from megatron_moevement.policy.accounting.event import EventName
+from megatron_moevement.policy.accounting.event import EventName, EventRecord
 from megatron_moevement.policy.report.newest import Newest, WatchedProcess
 from megatron_moevement.runtime.observation.event_tail import EventTail
 
 HELP = "watch a run in the terminal"
 DESCRIPTION = """
 Shows how far a run is, how protected, what each of its processes does, and its newest losses, from
-its events; renews itself until Ctrl-C.
+its events; renews itself until Ctrl-C. A damaged event does not end it: it is left out, and a line
+of the page has where it is. With --once it is refused.
 """
 _ROWS = 32
 """Of more processes only those are listed that do something else than most."""
@@ -50,26 +52,30 @@ def run(args: argparse.Namespace) -> int:
 
     Raises:
         UserError: a folder is missing, or holds no events where it is to be shown once; there is
-            no terminal to show it in.
+            no terminal to show it in; an event is damaged where it is to be shown once.
     """
     if not args.every > 0:
         raise UserError(f"--every {args.every}: give a number of seconds above 0")
     for event_dir in args.event_dirs:
         check_event_dir(event_dir)
     tails, newest = [EventTail(Path(each)) for each in args.event_dirs], Newest()
-    _read(tails, newest)
     if args.once:
+        with damage_refused(*args.event_dirs):
+            for name, record in _news(tails):
+                newest.take(name, record)
+            shown_once = page(newest, time.time())
         if not newest.processes:
             raise UserError(f"{', '.join(args.event_dirs)}: no events yet")
-        Console(highlight=False).print(page(newest, time.time()))
+        Console(highlight=False).print(shown_once)
         return ExitCode.DONE
     if not sys.stdout.isatty():
         raise UserError("the page needs a terminal; --once prints it as it is now")
     with contextlib.suppress(KeyboardInterrupt):
+        damage = Damage()
         for shown in _screen():
-            shown.update(page(newest, time.time()), refresh=True)
+            take_news(_news(tails), newest, damage)
+            shown.update(lasting_page(newest, time.time(), damage), refresh=True)
             time.sleep(args.every)
-            _read(tails, newest)
     return ExitCode.DONE
 
 
@@ -79,9 +85,54 @@ def page(newest: Newest, now_s: float) -> RenderableType:
     Args:
         now_s: seconds since the epoch.
     """
-    parts: list[RenderableType] = [_heading(newest, now_s), _protection(newest), Text()]
-    parts += [_processes(newest.living(), now_s), Text(), *_losses(newest)]
-    return Group(*parts)
+    return Group(*(line for part in _parts(newest, now_s).values() for line in part()))
+
+
+@dataclasses.dataclass
+class Damage:
+    """How many events a page does without, and what is wrong with the newest of them."""
+
+    count: int = 0
+    newest: str = ""
+
+
+def take_news(news: Iterable[tuple[str, EventRecord]], newest: Newest, damage: Damage) -> None:
+    """Takes in what is new; what is damaged is counted and left out."""
+    for name, record in news:
+        try:
+            newest.take(name, record)
+        except DAMAGE as error:
+            damage.count += 1
+            damage.newest = f"{record.event.value} in {name}: {error!r}"
+
+
+def lasting_page(newest: Newest, now_s: float, damage: Damage) -> RenderableType:
+    """Returns the page while a job goes on, with a line for what damaged events keep from it.
+
+    Args:
+        now_s: seconds since the epoch.
+    """
+    lines: list[RenderableType] = []
+    if damage.count:
+        text = f"events that are damaged and left out: {damage.count}; the newest: {damage.newest}"
+        lines.append(Text(text, style="bold red"))
+    for name, part in _parts(newest, now_s).items():
+        try:
+            lines += part()
+        except DAMAGE as error:
+            text = f"{name}: not shown, an event is damaged: {error!r}"
+            lines.append(Text(text, style="bold red"))
+    return Group(*lines)
+
+
+def _parts(newest: Newest, now_s: float) -> dict[str, Callable[[], Sequence[RenderableType]]]:
+    """Returns what makes each part of the page, so that one can fail without the others."""
+    return {
+        "step": lambda: [_heading(newest, now_s)],
+        "protection": lambda: [_protection(newest), Text()],
+        "processes": lambda: [_processes(newest.living(), now_s), Text()],
+        "losses": lambda: list(_losses(newest)),
+    }
 
 
 def _screen() -> Iterator[Live]:
@@ -90,10 +141,9 @@ def _screen() -> Iterator[Live]:
             yield live
 
 
-def _read(tails: Iterable[EventTail], newest: Newest) -> None:
+def _news(tails: Iterable[EventTail]) -> Iterator[tuple[str, EventRecord]]:
     for tail in tails:
-        for name, record in tail.news():
-            newest.take(name, record)
+        yield from tail.news()
 
 
 def _heading(newest: Newest, now_s: float) -> Text:
@@ -142,8 +192,8 @@ def _processes(found: list[WatchedProcess], now_s: float) -> Table:
         table.add_row(
             "spare" if one.rank < 0 else str(one.rank),
             "" if one.number is None else str(one.number),
-            one.host or "",
-            doing,
+            Text(str(one.host or "")),
+            Text(doing),
             str(one.step) if one.step else "",
             f"{one.host_bytes / 1e9:.2f} GB" if one.host_bytes else "",
             _ago(max(0.0, now_s - one.time_s)),

@@ -88,6 +88,14 @@ def test_a_folder_that_is_not_there_is_bad_input(tmp_path, capsys):
     assert "--moevement-event-dir" in capsys.readouterr().err
 
 
+def test_a_damaged_event_is_refused_in_a_line(tmp_path, capsys):
+    with EventLog(tmp_path, 0, 1) as events:
+        events.emit(EventName.RECOVERED, 9)
+    assert recoveries(tmp_path) == 2
+    damaged = f"{tmp_path}: an event is damaged: KeyError('verdict')"
+    assert capsys.readouterr().err == f"moevement recoveries: {damaged}\n"
+
+
 def test_an_unknown_verdict_is_bad_input(tmp_path, capsys):
     with pytest.raises(SystemExit) as ended:
         recoveries(tmp_path, "--require", "MAGIC")

@@ -3,6 +3,8 @@
 
 import json
 
+import pytest
+
 from megatron_moevement.cli import main
 from megatron_moevement.errors import ExitCode
 from megatron_moevement.runtime.observation.events import EventLog, EventName
@@ -32,6 +34,19 @@ def test_the_newest_of_each_kind_counts_and_an_end_has_no_generation(tmp_path, c
     assert first.startswith("generation 1, step 10 (")
     assert first.endswith("window 6 to 8 persisted with a lag of 1")
     assert second == "protection: full, 1 of 1 copies; a loss ends the job"
+
+
+@pytest.mark.parametrize("lacking", ["level", "wanted", "spares", "costs", "start", "copies"])
+def test_a_damaged_event_is_refused_in_a_line(tmp_path, capsys, lacking):
+    with EventLog(tmp_path, 0, 1) as events:
+        for event, fields in ((EventName.PROTECTION, TOLD), (EventName.WINDOW_PERSISTED, EDGE)):
+            events.emit(event, 10, **{name: fields[name] for name in fields if name != lacking})
+    assert main(["status", str(tmp_path)]) == ExitCode.BAD_ARGUMENTS
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err == (
+        f"moevement status: {tmp_path}: an event is damaged: KeyError('{lacking}')\n"
+    )
 
 
 def test_a_folder_without_events_of_ranks_is_refused(tmp_path, capsys):
