@@ -24,7 +24,7 @@ def add_store_dir(parser: argparse.ArgumentParser) -> None:
         type=Path,
         default=default_store_dir(),
         metavar="DIR",
-        help="the --moevement-store-dir of the run (default: %(default)s)",
+        help="the --moevement-store-dir of the run",
     )
 
 

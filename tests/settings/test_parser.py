@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from megatron_moevement import __version__
+from megatron_moevement.cli import COMMANDS, main
 from megatron_moevement.cli import build_parser as build_command
-from megatron_moevement.cli import main
 from megatron_moevement.errors import UserError
 from megatron_moevement.settings.parser import Parser
 from megatron_moevement.training.arguments import build_parser, parse
@@ -56,6 +56,13 @@ def test_every_flag_with_a_value_shows_its_default(build):
     for parser, action in found:
         text = shown(parser, action)
         assert "(default: " in text or "(required)" in text, text
+
+
+@pytest.mark.parametrize("build", [build_parser, build_command])
+def test_no_help_shows_how_it_is_put_together(build):
+    texts = {own.prog: own.format_help() for own in parsers(build())}
+    assert len(texts) > len(COMMANDS) or build is build_parser
+    assert {name: text for name, text in texts.items() if "%(" in text or "%%" in text} == {}
 
 
 @pytest.mark.parametrize("build", [build_parser, build_command])
