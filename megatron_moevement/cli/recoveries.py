@@ -21,7 +21,8 @@ DESCRIPTION = """
 Prints one line for each recovery of a run, from its events, with the time at which it ended, and
 one if a fault was noticed after which no recovery has ended.
 """
-_OF_RECOVERIES = {EventName.FAULT_DETECTED, EventName.RECOVERED}
+OF_RECOVERIES = frozenset({EventName.FAULT_DETECTED, EventName.RECOVERED})
+"""Events that recoveries are made from."""
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -40,19 +41,16 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Prints the recoveries; judges them if asked to."""
     with damage_refused(args.event_dir):
-        events = events_in(args.event_dir, lambda one: one.event in _OF_RECOVERIES)
+        events = events_in(args.event_dir, lambda one: one.event in OF_RECOVERIES)
         ended = ended_recoveries(events)
-        lines = [f"{timestamp(each.time_s)} {each.account.line}" for each in ended]
+        lines = [recovery_line(each) for each in ended]
     recoveries = [each.account for each in ended]
-    open_fault = _open_fault(events)
-    if open_fault is not None:
-        lines.append(
-            f"{timestamp(open_fault.time)} generation {open_fault.generation}: a fault was "
-            "noticed, and no recovery has ended since"
-        )
+    fault = open_fault(events)
+    if fault is not None:
+        lines.append(fault_line(fault))
     document = {
-        "recoveries": [_document(each) for each in ended],
-        "open_fault": None if open_fault is None else timestamp(open_fault.time),
+        "recoveries": [recovery_document(each) for each in ended],
+        "open_fault": None if fault is None else timestamp(fault.time),
     }
     nothing = f"no recovery in {args.event_dir}: no process met others again after a fault"
     show(args, document, lines or [nothing])
@@ -70,14 +68,28 @@ def run(args: argparse.Namespace) -> int:
     return ExitCode.FAILURE if wrong or not recoveries else ExitCode.DONE
 
 
-def _open_fault(events: Sequence[EventRecord]) -> EventRecord | None:
+def recovery_line(ended: EndedRecovery) -> str:
+    """Returns a recovery for people, with the time at which it ended."""
+    return f"{timestamp(ended.time_s)} {ended.account.line}"
+
+
+def fault_line(fault: EventRecord) -> str:
+    """Returns a fault after which no recovery has ended, for people."""
+    return (
+        f"{timestamp(fault.time)} generation {fault.generation}: a fault was noticed, and no "
+        "recovery has ended since"
+    )
+
+
+def open_fault(events: Sequence[EventRecord]) -> EventRecord | None:
     """Returns the first sign of a fault after the newest recovery, if there is one."""
     last = max((one.time for one in events if one.event is EventName.RECOVERED), default=0.0)
     later = (one for one in events if one.event is EventName.FAULT_DETECTED and one.time > last)
     return next(later, None)
 
 
-def _document(ended: EndedRecovery) -> dict[str, Any]:
+def recovery_document(ended: EndedRecovery) -> dict[str, Any]:
+    """Returns a recovery for programs."""
     account = ended.account
     return {
         "time": timestamp(ended.time_s),

@@ -5,15 +5,24 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from megatron_moevement.cli.inputs import add_store_dir, check_event_dir, damage_refused
 from megatron_moevement.cli.output import add_json_flag, show
+from megatron_moevement.cli.recoveries import (
+    OF_RECOVERIES,
+    fault_line,
+    open_fault,
+    recovery_document,
+    recovery_line,
+)
 from megatron_moevement.errors import ExitCode, UserError
 from megatron_moevement.policy.outcome.latest import Latest
-from megatron_moevement.runtime.observation.events import EventName, histories_in
+from megatron_moevement.policy.outcome.recoveries import ended_recoveries
+from megatron_moevement.runtime.observation.events import EventName, EventRecord, histories_in
+from megatron_moevement.runtime.observation.timestamp import timestamp
 from megatron_moevement.runtime.stores.status_file import read_status
 from megatron_moevement.runtime.stores.store import LOCK_NAME, process_folders
 from megatron_moevement.runtime.stores.store_listing import run_folders
@@ -21,8 +30,9 @@ from megatron_moevement.runtime.stores.store_lock import lock_owner
 
 HELP = "show how protected a running job is"
 DESCRIPTION = """
-Prints step, newest persisted window, copies, spares, and what a single loss would cost. Without
-EVENT_DIR it looks at the runs that keep something in the memory of this machine.
+Prints step, newest persisted window, copies, spares, what a single loss would cost, and the newest
+recovery. Without EVENT_DIR it looks at the runs that keep something in the memory of this machine;
+recoveries are in events alone.
 """
 
 
@@ -89,32 +99,51 @@ def _of_stores(store_dir: Path, run_id: str | None) -> tuple[dict[str, Any], lis
 
 def _of_events(event_dir: str) -> tuple[dict[str, Any], list[str]]:
     check_event_dir(event_dir)
-    latest = Latest()
+    latest, of_recoveries = Latest(), list[EventRecord]()
     for name, read in histories_in(event_dir).items():
         for one in read():
             latest.take(one, name)
+            if one.event in OF_RECOVERIES:
+                of_recoveries.append(one)
     if latest.time_s is None:
         raise UserError(f"{event_dir} has no events of ranks yet")
     lines = [f"generation {latest.generation}, step {latest.step} {_ago(latest.time_s)}"]
     last = latest.events.get(EventName.PROTECTION)
     window = latest.events.get(EventName.WINDOW_PERSISTED)
+    recoveries, recovery_lines = _newest_recovery(of_recoveries)
     document = {
         "generation": latest.generation,
         "step": latest.step,
         "time": latest.time_s,
         "protection": None if last is None else dict(last.fields),
         "window": None if window is None else dict(window.fields),
+        **recoveries,
     }
     if last is None or window is None:
         lines.append("protection: no window is persisted yet")
-        return document, lines
-    fields = last.fields
-    told = f"protection: {fields['level']}, {window.fields['copies']} of {fields['wanted']} copies"
-    spares = fields["spares"]
+    else:
+        lines[0] += f", window {_window(window.fields)}"
+        lines.append(_protection(last.fields, window.fields))
+    return document, lines + recovery_lines
+
+
+def _protection(level: Mapping[str, Any], window: Mapping[str, Any]) -> str:
+    told = f"protection: {level['level']}, {window['copies']} of {level['wanted']} copies"
+    spares = level["spares"]
     told += "" if spares is None else f", spares left: {spares}"
-    lines[0] += f", window {_window(window.fields)}"
-    lines.append("; ".join([told, *fields["costs"]]))
-    return document, lines
+    return "; ".join([told, *level["costs"]])
+
+
+def _newest_recovery(events: Iterable[EventRecord]) -> tuple[dict[str, Any], list[str]]:
+    """Returns the newest recovery, and a fault after it, for the document and in lines."""
+    ordered = sorted(events, key=lambda one: one.time)
+    ended, fault = ended_recoveries(ordered), open_fault(ordered)
+    document = {
+        "recovery": recovery_document(ended[-1]) if ended else None,
+        "open_fault": None if fault is None else timestamp(fault.time),
+    }
+    lines = [f"newest recovery: {recovery_line(ended[-1])}"] if ended else []
+    return document, lines if fault is None else [*lines, fault_line(fault)]
 
 
 def _window(told: Mapping[str, Any]) -> str:
