@@ -5,7 +5,7 @@
 # Network, /dev/shm and host names are the command's own, so that nothing else of the machine is touched.
 # NODES=3: virtual nodes n1, n2, ... in the partitions `work` and `urgent`; jobs of `urgent` preempt
 # those of `work`, which are queued again. SLURM_LOCAL has, for the command, the folder of daemons and logs.
-# A node fails when its daemon and its steps are killed: see fail_node in tests/launch/slurm_cluster.py.
+# A node fails when its daemon and its steps are killed: see fail_node in tests/harness/slurm_job.py.
 set -euo pipefail
 
 if [ -z "${SLURM_LOCAL_INSIDE:-}" ]; then

@@ -60,6 +60,17 @@ def test_pages_name_files_that_exist():
     assert {name for name in names if not (ROOT / name).exists()} == set()
 
 
+def test_sources_name_scripts_and_tests_that_exist():
+    found = subprocess.run(
+        ["git", "grep", "-IhoE", r"\b(tests|scripts|benchmarks)/[a-z_/]+\.(py|sh|sbatch|json)\b"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert {name for name in found.stdout.split() if not (ROOT / name).exists()} == set()
+
+
 def test_every_page_is_in_the_index():
     index = (DOCS / "README.md").read_text(encoding="utf-8")
     pages = {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")} - {"README.md"}
