@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
-from megatron_moevement.cli.inputs import check_event_dir, damage_refused
+from megatron_moevement.cli.inputs import EVENT_DIR, damage_refused, event_folder
 from megatron_moevement.cli.output import add_json_flag, show
 from megatron_moevement.errors import ExitCode, UserError
 from megatron_moevement.policy.accounting.account import JobAccount, account_of
@@ -30,9 +30,7 @@ _MOST_COLUMNS = 5
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Adds its flags."""
-    parser.add_argument(
-        "event_dirs", metavar="RUN_DIR", nargs="+", help="the run's --moevement-event-dir"
-    )
+    parser.add_argument("event_dirs", metavar="RUN_DIR", nargs="+", help=EVENT_DIR)
     add_json_flag(parser)
 
 
@@ -44,8 +42,7 @@ def run(args: argparse.Namespace) -> int:
     """
     histories = {}
     for event_dir in args.event_dirs:
-        check_event_dir(event_dir)
-        histories.update(histories_in(event_dir))
+        histories.update(histories_in(event_folder(event_dir)))
     with damage_refused(*args.event_dirs):
         account = account_of(histories)
     if account is None:

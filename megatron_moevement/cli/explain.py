@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import RenderableType
 from rich.table import Table
 
-from megatron_moevement.cli.inputs import read_text
+from megatron_moevement.cli.inputs import event_folder, read_text
 from megatron_moevement.cli.output import add_json_flag, show
 from megatron_moevement.errors import ExitCode, UserError
 from megatron_moevement.policy.facts.facts import Condition, Facts, InconsistentFactsError
@@ -43,7 +43,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "facts",
         type=Path,
         metavar="EVENT_DIR | FACTS.json",
-        help="folder of a job's events, or a file with what its processes published",
+        help="folder of a job's events, or the folder that has it as `events`, or a file with what "
+        "its processes published",
     )
     add_json_flag(parser, "the plans as JSON, by file")
 
@@ -51,7 +52,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Plans and prints."""
     is_one = not args.facts.is_dir()
-    files = [args.facts] if is_one else kept_documents(args.facts, FACTS)
+    files = [args.facts] if is_one else _facts_in(args.facts)
     if not files:
         raise UserError(
             f"{args.facts} holds no facts of a recovery; give the --moevement-event-dir of a job "
@@ -66,6 +67,10 @@ def run(args: argparse.Namespace) -> int:
         shown += _explanation(facts, plan)
     show(args, document, shown)
     return ExitCode.DONE
+
+
+def _facts_in(folder: Path) -> list[Path]:
+    return kept_documents(folder, FACTS) or kept_documents(event_folder(str(folder)), FACTS)
 
 
 def _plan(facts: Facts, path: Path) -> Plan | None:

@@ -9,12 +9,17 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from megatron_moevement.errors import UserError
-from megatron_moevement.runtime.observation.events import EventRecord, select_events
+from megatron_moevement.runtime.observation.events import EventRecord, histories_in, select_events
 from megatron_moevement.runtime.stores.store import default_store_dir
 from megatron_moevement.training.arguments import Arguments, parse
 
 DAMAGE = (ValueError, KeyError, TypeError, AttributeError, OverflowError)
 """What comes of an event that lacks a field, or has another value there than a job writes."""
+
+EVENT_DIR = "the run's --moevement-event-dir, or the folder that has it as `events`"
+"""What a command that reads events is given."""
+_EVENTS = "events"
+"""The folder of events in that of a run of `scripts/train_moe.sbatch`."""
 
 
 def add_store_dir(parser: argparse.ArgumentParser) -> None:
@@ -30,8 +35,7 @@ def add_store_dir(parser: argparse.ArgumentParser) -> None:
 
 def events_in(event_dir: str, wanted: Callable[[EventRecord], bool]) -> list[EventRecord]:
     """Returns some events of a run, in the order of time; the folder must be there."""
-    check_event_dir(event_dir)
-    return select_events(event_dir, wanted)
+    return select_events(event_folder(event_dir), wanted)
 
 
 @contextlib.contextmanager
@@ -47,10 +51,18 @@ def damage_refused(*event_dirs: str) -> Iterator[None]:
         raise UserError(f"{', '.join(event_dirs)}: an event is damaged: {error!r}") from error
 
 
-def check_event_dir(event_dir: str) -> None:
-    """Refuses what is no folder."""
-    if not Path(event_dir).is_dir():
+def event_folder(event_dir: str) -> Path:
+    """Returns the folder with the events of a run, from what a command was given.
+
+    Raises:
+        UserError: that is no folder.
+    """
+    given = Path(event_dir)
+    if not given.is_dir():
         raise UserError(f"{event_dir} is no folder; give the run's --moevement-event-dir")
+    below = given / _EVENTS
+    has_them_below = below.is_dir() and not histories_in(given) and histories_in(below)
+    return below if has_them_below else given
 
 
 def read_text(path: Path) -> str:

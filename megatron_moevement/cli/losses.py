@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from rich.table import Table
 
-from megatron_moevement.cli.inputs import damage_refused, events_in
+from megatron_moevement.cli.inputs import EVENT_DIR, damage_refused, events_in
 from megatron_moevement.cli.output import add_json_flag, show
 from megatron_moevement.errors import ExitCode, UserError
 from megatron_moevement.training.data.manifest import read_manifest
@@ -28,7 +28,7 @@ DESCRIPTION = __doc__
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Adds its flags."""
-    parser.add_argument("event_dir", metavar="DIR", help="the run's --moevement-event-dir")
+    parser.add_argument("event_dir", metavar="DIR", help=EVENT_DIR)
     add_json_flag(parser, "every loss as JSON, for programs")
     parser.add_argument("--picture", metavar="FILE", help="draw the curves into this PNG")
     parser.add_argument(

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from megatron_moevement.cli.inputs import damage_refused, events_in
+from megatron_moevement.cli.inputs import EVENT_DIR, damage_refused, events_in
 from megatron_moevement.cli.output import add_json_flag, show
 from megatron_moevement.errors import ExitCode
 from megatron_moevement.policy.outcome.recoveries import EndedRecovery, ended_recoveries
@@ -27,7 +27,7 @@ OF_RECOVERIES = frozenset({EventName.FAULT_DETECTED, EventName.RECOVERED})
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Adds its flags."""
-    parser.add_argument("event_dir", metavar="DIR", help="the run's --moevement-event-dir")
+    parser.add_argument("event_dir", metavar="DIR", help=EVENT_DIR)
     add_json_flag(parser)
     parser.add_argument(
         "--require",

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from megatron_moevement.cli.inputs import check_event_dir, damage_refused, read_text
+from megatron_moevement.cli.inputs import EVENT_DIR, damage_refused, event_folder, read_text
 from megatron_moevement.cli.job_end import describe_status
 from megatron_moevement.cli.output import add_json_flag, show
 from megatron_moevement.cli.report_page import page_of, write_page
@@ -30,9 +30,7 @@ PAGE = "report.html"
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Adds its flags."""
-    parser.add_argument(
-        "event_dirs", metavar="RUN_DIR", nargs="+", help="the run's --moevement-event-dir"
-    )
+    parser.add_argument("event_dirs", metavar="RUN_DIR", nargs="+", help=EVENT_DIR)
     parser.add_argument(
         "--out", type=Path, metavar="FILE", help=f"the page (default: {PAGE} in the last RUN_DIR)"
     )
@@ -62,11 +60,11 @@ def report_in(event_dirs: list[str]) -> dict[str, Any]:
         UserError: a folder is missing, or there is no event in any, or one is damaged.
     """
     histories = {}
-    for event_dir in event_dirs:
-        check_event_dir(event_dir)
-        histories.update(histories_in(event_dir))
+    folders = [event_folder(each) for each in event_dirs]
+    for folder in folders:
+        histories.update(histories_in(folder))
     with damage_refused(*event_dirs):
-        report = report_of(histories, _facts_in(event_dirs), describe_status)
+        report = report_of(histories, _facts_in(folders), describe_status)
     if report is None:
         raise UserError(
             f"{', '.join(event_dirs)}: no events yet; give the run's --moevement-event-dir"
@@ -74,9 +72,9 @@ def report_in(event_dirs: list[str]) -> dict[str, Any]:
     return report
 
 
-def _facts_in(event_dirs: list[str]) -> Iterator[tuple[int, Facts]]:
+def _facts_in(folders: list[Path]) -> Iterator[tuple[int, Facts]]:
     """Yields the facts of recoveries with their times, in microseconds since the epoch."""
-    files = [file for event_dir in event_dirs for file in kept_documents(event_dir, FACTS)]
+    files = [file for folder in folders for file in kept_documents(folder, FACTS)]
     for file in sorted(files, key=lambda file: file.name):
         at_ns = int(file.name.partition("-")[0])
         yield at_ns // 1000, load_facts(read_text(file), str(file))

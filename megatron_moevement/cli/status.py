@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from megatron_moevement.cli.inputs import add_store_dir, check_event_dir, damage_refused
+from megatron_moevement.cli.inputs import EVENT_DIR, add_store_dir, damage_refused, event_folder
 from megatron_moevement.cli.output import add_json_flag, show
 from megatron_moevement.cli.recoveries import (
     OF_RECOVERIES,
@@ -38,9 +38,7 @@ recoveries are in events alone.
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of `moevement status`."""
-    parser.add_argument(
-        "event_dir", metavar="EVENT_DIR", nargs="?", help="the run's --moevement-event-dir"
-    )
+    parser.add_argument("event_dir", metavar="EVENT_DIR", nargs="?", help=EVENT_DIR)
     parser.add_argument("--run-id", metavar="ID", help="of this run alone")
     add_store_dir(parser)
     add_json_flag(parser)
@@ -98,9 +96,8 @@ def _of_stores(store_dir: Path, run_id: str | None) -> tuple[dict[str, Any], lis
 
 
 def _of_events(event_dir: str) -> tuple[dict[str, Any], list[str]]:
-    check_event_dir(event_dir)
     latest, of_recoveries = Latest(), list[EventRecord]()
-    for name, read in histories_in(event_dir).items():
+    for name, read in histories_in(event_folder(event_dir)).items():
         for one in read():
             latest.take(one, name)
             if one.event in OF_RECOVERIES:

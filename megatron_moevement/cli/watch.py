@@ -18,7 +18,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from megatron_moevement.cli.inputs import DAMAGE, check_event_dir, damage_refused
+from megatron_moevement.cli.inputs import DAMAGE, EVENT_DIR, damage_refused, event_folder
 from megatron_moevement.cli.job_end import describe_status
 from megatron_moevement.errors import ExitCode, UserError
 from megatron_moevement.policy.accounting.event import EventName, EventRecord
@@ -38,9 +38,7 @@ _OLD_S = 10.0
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Adds its flags."""
-    parser.add_argument(
-        "event_dirs", metavar="RUN_DIR", nargs="+", help="the run's --moevement-event-dir"
-    )
+    parser.add_argument("event_dirs", metavar="RUN_DIR", nargs="+", help=EVENT_DIR)
     parser.add_argument(
         "--every", type=float, default=2.0, metavar="SECONDS", help="renew so often (default: 2)"
     )
@@ -56,12 +54,10 @@ def run(args: argparse.Namespace) -> int:
     """
     if not args.every > 0:
         raise UserError(f"--every {args.every}: give a number of seconds above 0")
-    for event_dir in args.event_dirs:
-        check_event_dir(event_dir)
-    tails, newest = [EventTail(Path(each)) for each in args.event_dirs], Newest()
+    tails, newest = Tails(args.event_dirs), Newest()
     if args.once:
         with damage_refused(*args.event_dirs):
-            for name, record in _news(tails):
+            for name, record in tails.news():
                 newest.take(name, record)
             shown_once = page(newest, time.time())
         if not newest.processes:
@@ -73,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
     with contextlib.suppress(KeyboardInterrupt):
         damage = Damage()
         for shown in _screen():
-            take_news(_news(tails), newest, damage)
+            take_news(tails.news(), newest, damage)
             shown.update(lasting_page(newest, time.time(), damage), refresh=True)
             time.sleep(args.every)
     return ExitCode.DONE
@@ -86,6 +82,31 @@ def page(newest: Newest, now_s: float) -> RenderableType:
         now_s: seconds since the epoch.
     """
     return Group(*(line for part in _parts(newest, now_s).values() for line in part()))
+
+
+class Tails:
+    """Reads the events of a run on and on, also where their folder is made later.
+
+    Raises:
+        UserError: what is given is no folder.
+    """
+
+    def __init__(self, event_dirs: Sequence[str]) -> None:
+        """Has read nothing."""
+        self._event_dirs = event_dirs
+        self._tails: dict[Path, EventTail] = {}
+        self._look()
+
+    def news(self) -> Iterator[tuple[str, EventRecord]]:
+        """Yields what was recorded since the last look, with the names of the files."""
+        with contextlib.suppress(UserError):  # it may be gone for a moment
+            self._look()
+        for tail in self._tails.values():
+            yield from tail.news()
+
+    def _look(self) -> None:
+        for folder in map(event_folder, self._event_dirs):
+            self._tails.setdefault(folder, EventTail(folder))
 
 
 @dataclasses.dataclass
@@ -139,11 +160,6 @@ def _screen() -> Iterator[Live]:
     with Live(screen=True, auto_refresh=False) as live:
         while True:
             yield live
-
-
-def _news(tails: Iterable[EventTail]) -> Iterator[tuple[str, EventRecord]]:
-    for tail in tails:
-        yield from tail.news()
 
 
 def _heading(newest: Newest, now_s: float) -> Text:

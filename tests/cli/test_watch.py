@@ -151,6 +151,15 @@ def test_a_damaged_event_does_not_end_it(tmp_path):
         assert watching.poll() is None
 
 
+def test_events_whose_folder_is_made_later_are_shown(tmp_path):
+    with watched(tmp_path) as (_, reader):
+        read_until(reader, b"run ?", 1)
+        tmp_path.rename(tmp_path.with_name("away"))
+        read_until(reader, b"run ?", 3)
+        run_of().write(tmp_path / "events")
+        read_until(reader, b"run synthetic", 1)
+
+
 @contextlib.contextmanager
 def watched(folder):
     """Gives a process that shows a page of a folder, and where to read it."""
