@@ -13,6 +13,7 @@ from megatron_moevement.cli import COMMANDS
 from megatron_moevement.errors import ExitCode
 from megatron_moevement.policy.accounting.event import EventName
 from megatron_moevement.policy.accounting.event_kinds import EVENT_KINDS
+from megatron_moevement.policy.recovery.plan import Verdict
 from megatron_moevement.training.arguments import build_parser
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -154,6 +155,21 @@ FROM_OTHER_CODE = {
     ],
 }
 """Lines that a module prints and other code puts together: what the runbook quotes of them."""
+OF_PROGRESS = {
+    "generation ...: LOCALIZED...": "policy/outcome/account.py",
+    "ROLLBACK: ...": "strategies/moevement/recovery/planning.py",
+    "goes on from the tier of step ... in ...": "strategies/moevement/tiers/resume.py",
+    "process ... goes on with what process ... left": "runtime/stores/adoption.py",
+    "protection: ...": "policy/copies/protection_level.py",
+    "rank ... is slow no more: ...": "training/reporting/reporter.py",
+    "step ...: window schedule ... is in force from step ... on, W = ...": (
+        "strategies/moevement/schedules/schedule_changes.py"
+    ),
+    "ends after iteration ... of ... by ...; its state is ...; launch it again to go on": (
+        "training/ending.py"
+    ),
+}
+"""Lines that warn of nothing and that the runbook explains, with the modules that word them."""
 OF_SCRIPTS = {"launch ... ends with exit code ...": ROOT / "scripts" / "train_moe.sbatch"}
 
 
@@ -193,7 +209,8 @@ def missing_in(page):
 def invented_by(page):
     """Returns the quotes of a page that no code prints."""
     texts = printed()
-    elsewhere = {quote for known in FROM_OTHER_CODE.values() for quote in known} | {*OF_SCRIPTS}
+    elsewhere = {quote for known in FROM_OTHER_CODE.values() for quote in known}
+    elsewhere |= {*OF_SCRIPTS, *OF_PROGRESS}
     return {
         quote
         for quote in quotes(page) - elsewhere
@@ -240,6 +257,28 @@ def test_their_words_are_in_the_code():
             assert any(part in text for text in strings), part
     for quote, script in OF_SCRIPTS.items():
         assert all(part in script.read_text(encoding="utf-8") for part in parts(quote))
+
+
+def words_it(tree, quote):
+    """Returns whether a module has a line, in which any verdict may stand for one."""
+    general = re.sub("|".join(verdict.value for verdict in Verdict), HOLE, quote)
+    found = (text_of(node) for node in ast.walk(tree))
+    texts = {formatted(text) for text in found if text is not None}
+    return any(shows(general, text) for text in texts)
+
+
+def test_lines_of_progress_are_there_and_are_lines_of_the_code(page):
+    assert [quote for quote in OF_PROGRESS if f"| `{quote}` |" not in page] == []
+    trees = dict(modules())
+    wrong = [quote for quote, name in OF_PROGRESS.items() if not words_it(trees[name], quote)]
+    assert wrong == []
+
+
+def test_a_line_of_progress_that_is_worded_otherwise_is_found():
+    tree = ast.parse("def f():\n    say(f'{verdict}: {reason}')\n    logger.info('rank %d', 1)\n")
+    assert words_it(tree, "ROLLBACK: ...")
+    assert words_it(tree, "rank ...")
+    assert not words_it(tree, "rank ... is lost")
 
 
 def test_every_exit_code_is_there(page):
