@@ -25,6 +25,7 @@ from megatron_moevement.training.evaluation import evaluate
 from megatron_moevement.training.fault_injection import injected_faults, tell_what_lies_behind
 from megatron_moevement.training.job import Job
 from megatron_moevement.training.reported_job import reporter_everywhere
+from megatron_moevement.training.reporting.interval import Totals
 from megatron_moevement.training.reporting.reporter import Reporter
 from megatron_moevement.training.resident import Resident
 from megatron_moevement.training.saving import Saving
@@ -237,7 +238,10 @@ class TrainingLoop:
     def _one_step(self) -> StepOutcome:
         started_s, began_s = time.perf_counter(), time.time()
         self._watch.begin_step()
-        outcome = self._step.run(self._stop.request(), self._saving.is_writing)
+        counts_zeros = self._counts_zeros(self._step.progress.committed + 1)
+        outcome = self._step.run(
+            self._stop.request(), self._saving.is_writing, counts_zeros=counts_zeros
+        )
         # Not before the first step, which compiles and loads what the later ones use.
         self._generation.ping()
         self._watch.end_step()
@@ -245,16 +249,31 @@ class TrainingLoop:
         duration = timedelta(seconds=time.perf_counter() - started_s)
         ended_s = time.time()
         self._unreported += 1
-        if self._target is None or outcome.entry.step > self._target:
+        if self._is_reported(outcome.entry.step):
             self._report(outcome, duration, began_s, ended_s)
         return outcome
+
+    def _is_reported(self, iteration: int) -> bool:
+        """Returns whether an iteration is new: a replayed one was reported the first time."""
+        return self._target is None or iteration > self._target
+
+    def _counts_zeros(self, iteration: int) -> bool:
+        """Returns whether the zeros of an iteration are logged; the same answer on every rank.
+
+        Not in a replay: a stage that replays alone would wait for the others.
+        """
+        return (
+            self._job.arguments.logging.log_num_zeros_in_grad
+            and self._is_reported(iteration)
+            and self._reporter.wants_collected(iteration)
+        )
 
     def _report(
         self, outcome: StepOutcome, duration: timedelta, began_s: float, ended_s: float
     ) -> None:
         iteration = outcome.entry.step
         auxiliary = None
-        if self._reporter.wants_auxiliary_losses(iteration):
+        if self._reporter.wants_collected(iteration):
             passes = self._unreported * self._job.batches.num_microbatches
             auxiliary = self._job.metrics.collect(passes)
             self._unreported = 0
@@ -263,6 +282,7 @@ class TrainingLoop:
             *(auxiliary, self._strategy.costs()),
             began_s=began_s,
             ended_s=ended_s,
+            totals=Totals(num_zeros=outcome.num_zeros),
         )
         self._slow_ranks, changed = self._slow_ranks.after(outcome.own_s)
         for one in changed:

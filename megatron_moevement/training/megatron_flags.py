@@ -76,7 +76,7 @@ WITHOUT_EFFECT = _words(
     --lazy-mpu-init --no-align-grad-reduce --no-align-param-gather
     --no-gradient-reduce-div-fusion --no-scatter-gather-tensors-in-pipeline --moe-extended-tp
     --no-async-tensor-model-parallel-allreduce --no-clone-scatter-output-in-embedding
-    --onnx-safe --log-params-norm --log-num-zeros-in-grad --log-device-memory-used
+    --onnx-safe --log-params-norm --log-device-memory-used
     --log-memory-interval --log-energy --log-max-attention-logit --log-throughput-to-tensorboard
     --log-l2-norm-grad-to-tensorboard --log-runtime-to-tensorboard --runtime-time-unit
     --throughput-window-size --memory-keys --no-barrier-with-level-1-timing --no-filter-warnings

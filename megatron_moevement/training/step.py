@@ -52,12 +52,14 @@ class StepOutcome:
         own_s: how long each rank computed, its waits for others left out; empty where that is not
             known.
         is_writing: whether any rank still writes its part of a checkpoint.
+        num_zeros: elements of the gradients that are zero; None: not counted, or they overflowed.
     """
 
     entry: LedgerEntry
     stop: StopRequest
     own_s: tuple[float, ...] = ()
     is_writing: bool = False
+    num_zeros: int | None = None
 
 
 class _OwnTime:
@@ -93,12 +95,20 @@ class TrainStep:
     """Called before the commit; it raises an error where the barrier may have been aborted."""
     faults: FaultPoints = NO_FAULTS
 
-    def run(self, stop: StopRequest, is_writing: Callable[[], bool] = lambda: False) -> StepOutcome:
+    def run(
+        self,
+        stop: StopRequest,
+        is_writing: Callable[[], bool] = lambda: False,
+        *,
+        counts_zeros: bool = False,
+    ) -> StepOutcome:
         """Trains the next step.
 
         Args:
             stop: whether this rank wants the job to end after the step.
             is_writing: returns whether it still writes its part of a checkpoint.
+            counts_zeros: whether to count zeros of the gradients; the same on every rank, and
+                never in a step that only some ranks train.
 
         Raises:
             DivergenceError: on all ranks, with the state unchanged.
@@ -117,6 +127,7 @@ class TrainStep:
                 f"step {step}: the gradient norm is {statistics.norm}; the step was not applied"
             )
         own_s = own_time.seconds()
+        num_zeros = self.optimizer.count_zeros(statistics) if counts_zeros else None
         covered = self.strategy.await_commit(step)
         strike(FaultPoint.BARRIER)
         vote = Vote(
@@ -143,7 +154,7 @@ class TrainStep:
         strike(FaultPoint.GATHER)
         self.optimizer.gather()
         self.strategy.after_step()
-        return StepOutcome(entry, agreement.stop, agreement.own_s, agreement.is_writing)
+        return StepOutcome(entry, agreement.stop, agreement.own_s, agreement.is_writing, num_zeros)
 
     def _commit(
         self,

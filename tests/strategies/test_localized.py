@@ -101,6 +101,14 @@ def test_only_the_lost_stage_replays_and_no_bit_differs(run_of, plain, name):
     run.check(losses, found)
 
 
+def test_a_stage_that_replays_alone_waits_for_nobody_to_log_its_sums(run_of, plain):
+    job, loss = CASES["first of two"]
+    run = run_of(job)
+    found = run.train([loss], "--log-interval=1", "--log-num-zeros-in-grad")
+    assert differences(found, plain(job)) == []
+    run.check([loss], found)
+
+
 @pytest.mark.slow
 def test_without_a_log_all_stages_replay(run_of, plain):
     run, loss = run_of("pp2"), Loss((1,), (0, 1), verdict="GLOBAL")

@@ -307,3 +307,56 @@ def test_garbage_is_collected_after_the_steps_that_were_asked_for(
     )
     assert found == [2] * times
     assert is_enabled
+
+
+def logged_totals(flags):
+    """Trains a job; returns its digests, the totals of each step, and its iteration lines."""
+    import contextlib  # noqa: PLC0415
+    import io  # noqa: PLC0415
+
+    from megatron_moevement.runtime.coordination.generation import Generation  # noqa: PLC0415
+    from megatron_moevement.training import loop  # noqa: PLC0415
+    from megatron_moevement.training.resident import Resident  # noqa: PLC0415
+    from megatron_moevement.training.stop_request import StopSources  # noqa: PLC0415
+
+    step, totals, printed = loop.Reporter.step, {}, io.StringIO()
+
+    def noted(self, entry, *args, **kwargs):
+        totals[entry.step] = kwargs["totals"].scalars()
+        step(self, entry, *args, **kwargs)
+
+    loop.Reporter.step = noted
+    try:
+        with tiny_job(*flags) as job, contextlib.redirect_stdout(printed):
+            loop.train(job, StopSources(None), Resident(job.arguments, job.backend), Generation())
+            digests = job.digests()
+    finally:
+        loop.Reporter.step = step
+    lines = [line for line in printed.getvalue().splitlines() if " iteration " in line]
+    return [digests, totals, lines]
+
+
+TOTALS = {"--log-num-zeros-in-grad": ("num-zeros", " num zeros: ")}
+
+
+def test_what_is_summed_over_the_model_is_logged_and_changes_no_bit(megatron_fork_server):
+    layout = ["--pipeline-model-parallel-size=2", "--expert-model-parallel-size=2", "--bf16"]
+    flags = [*layout, "--use-distributed-optimizer", "--train-iters=4", "--log-interval=2"]
+    flags += ["--moevement-no-progress-bar"]
+    plain, logged = (
+        megatron_fork_server.run(logged_totals, world_size=4, args=[[*flags, *more]]).check().values
+        for more in ([], TOTALS)
+    )
+    assert [rank[0] for rank in logged] == [rank[0] for rank in plain]
+    assert all(not any(rank[1].values()) for rank in plain)
+    names = {name for name, _ in TOTALS.values()}
+    assert all(rank[1] == logged[0][1] for rank in logged)
+    assert {step: set(named) for step, named in logged[0][1].items()} == {
+        "1": set(),
+        "2": names,
+        "3": set(),
+        "4": names,
+    }
+    for _, words in TOTALS.values():
+        assert [line.count(words) for line in logged[-1][2]] == [1, 1]
+        assert [line.count(words) for line in plain[-1][2]] == [0, 0]

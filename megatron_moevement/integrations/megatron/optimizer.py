@@ -31,6 +31,7 @@ from megatron_moevement.integrations.megatron.masters import (
     has_gradient,
     prepare_alone,
 )
+from megatron_moevement.integrations.megatron.optimizer_totals import count_zeros
 from megatron_moevement.integrations.megatron.transformer_config import same_names, torch_dtype
 from megatron_moevement.policy.job.state_recipe import RECIPES, StateRecipe
 from megatron_moevement.runtime.faults.fault_points import Strike, pass_by
@@ -112,6 +113,7 @@ class SplitOptimizer:
         mend_empty_parts(self.parts)
         self.masters = tuple(map(access_of, self.parts))
         self._chunks = chunks
+        self._device = next(chunks[0].parameters()).device
         self._frozen: tuple[torch.Tensor, ...] = ()
         for part in self.parts:
             scaler = getattr(part, "grad_scaler", None)
@@ -193,6 +195,17 @@ class SplitOptimizer:
             if master is not None:
                 drop_gradient(master)
         return statistics
+
+    def count_zeros(self, statistics: GradientStatistics) -> int | None:
+        """Returns how many elements of the gradients are zero, by collectives.
+
+        Args:
+            statistics: what `prepare` returned, where it made collectives itself.
+
+        Returns:
+            None where a gradient overflowed: they are not applied.
+        """
+        return None if statistics.overflow else count_zeros(self.parts, self._device)
 
     def clip_factor(self, statistics: GradientStatistics) -> float:
         """Returns the factor that clipping applies to all gradients, 1 when it applies none."""

@@ -24,6 +24,9 @@ class LoggingConfig:
 
     log_interval: int = flag(100, "iterations between iteration lines")
     log_throughput: bool = flag(False, "TFLOP/s per GPU in the iteration line")
+    log_num_zeros_in_grad: bool = flag(
+        False, "zeros in the gradients, in the iteration line and as a scalar"
+    )
     log_progress: bool = flag(False, "append to progress.txt in --save at each checkpoint")
     timing_log_level: int = flag(0, "time the phases of a step: 0 none, 1 few, 2 all")
     timing_log_option: str = flag(

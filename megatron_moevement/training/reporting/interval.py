@@ -12,6 +12,25 @@ LM_LOSS = "lm loss"
 
 
 @dataclasses.dataclass(frozen=True)
+class Totals:
+    """Numbers over the whole model, where they were asked for.
+
+    Attributes:
+        num_zeros: elements of the gradients that are zero; None when the gradients overflowed.
+    """
+
+    num_zeros: int | None = None
+
+    def scalars(self) -> dict[str, float]:
+        """Returns those that there are, by Megatron's names."""
+        named = {"num-zeros": self.num_zeros}
+        return {name: value for name, value in named.items() if value is not None}
+
+
+NO_TOTALS = Totals()
+
+
+@dataclasses.dataclass(frozen=True)
 class StepReport:
     """What one committed step reports, the same numbers on every rank.
 
@@ -33,6 +52,7 @@ class StepReport:
     loss_scale: float
     grad_norm: float | None
     is_skipped: bool
+    totals: Totals = NO_TOTALS
 
     def losses(self) -> dict[str, float]:
         """Returns all losses by their names in lines and scalars."""

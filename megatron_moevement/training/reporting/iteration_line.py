@@ -11,6 +11,8 @@ import math
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 
+from megatron_moevement.training.reporting.interval import NO_TOTALS, Totals
+
 MAX_PERPLEXITY_LOSS = 20.0
 """Perplexities are computed of at most this loss, as upstream does: e**20 says enough."""
 
@@ -42,6 +44,7 @@ class IterationReport:
     grad_norm: float | None
     skipped_iterations: int
     nan_iterations: int
+    totals: Totals = NO_TOTALS
 
 
 def iteration_line(report: IterationReport, now: datetime) -> str:
@@ -62,6 +65,8 @@ def iteration_line(report: IterationReport, now: datetime) -> str:
     fields.append(f"loss scale: {report.loss_scale:.1f}")
     if report.grad_norm is not None:
         fields.append(f"grad norm: {report.grad_norm:.3f}")
+    if report.totals.num_zeros is not None:
+        fields.append(f"num zeros: {float(report.totals.num_zeros)}")  # as upstream has it
     fields.append(f"number of skipped iterations: {report.skipped_iterations:3d}")
     fields.append(f"number of nan iterations: {report.nan_iterations:3d}")
     return f" [{now:%Y-%m-%d %H:%M:%S.%f}] " + " | ".join(fields) + " |"

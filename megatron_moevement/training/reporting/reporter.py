@@ -28,7 +28,13 @@ from megatron_moevement.runtime.coordination.ledger import LedgerEntry
 from megatron_moevement.runtime.coordination.progress import NO_COSTS, IterationCosts, Progress
 from megatron_moevement.runtime.observation.events import EventName, Events, open_events
 from megatron_moevement.training.reporting.arguments import LoggingConfig
-from megatron_moevement.training.reporting.interval import LM_LOSS, Interval, StepReport
+from megatron_moevement.training.reporting.interval import (
+    LM_LOSS,
+    NO_TOTALS,
+    Interval,
+    StepReport,
+    Totals,
+)
 from megatron_moevement.training.reporting.iteration_line import (
     IterationReport,
     evaluation_lines,
@@ -40,6 +46,7 @@ from megatron_moevement.training.reporting.plots import AT_END, VALIDATION
 from megatron_moevement.training.reporting.progress_bar import ProgressDisplay, open_progress
 from megatron_moevement.training.reporting.progress_log import ProgressLog
 from megatron_moevement.training.reporting.recovery_scalars import recovery_scalars
+from megatron_moevement.training.reporting.step_scalars import scalars_over_samples
 from megatron_moevement.training.reporting.wandb_run import NO_LATER_LAUNCH, WandbRun
 from megatron_moevement.training.reporting.writers import ScalarWriters, open_writers
 
@@ -111,8 +118,8 @@ class Reporter(Closing):
             self.close()
             raise
 
-    def wants_auxiliary_losses(self, iteration: int) -> bool:
-        """Whether `step` is to be given the routers' losses; the same answer on every rank."""
+    def wants_collected(self, iteration: int) -> bool:
+        """Whether `step` is to be given what all ranks compute; the same answer on every rank."""
         config = self._config
         if iteration % config.log_interval == 0:
             return True
@@ -129,6 +136,7 @@ class Reporter(Closing):
         *,
         began_s: float | None = None,
         ended_s: float | None = None,
+        totals: Totals = NO_TOTALS,
     ) -> None:
         """Reports one committed step; reporting a step again after a restart does no harm.
 
@@ -148,6 +156,7 @@ class Reporter(Closing):
             loss_scale=entry.loss_scale,
             grad_norm=entry.grad_norm,
             is_skipped=any(entry.found_inf),
+            totals=totals,
         )
         self._consumed_samples = progress.consumed_samples
         self._trained += 1
@@ -345,7 +354,13 @@ class Reporter(Closing):
     def _write_step(self, step: StepReport, costs: IterationCosts) -> None:
         if not self._writers or step.iteration % self._config.tensorboard_log_interval:
             return
-        self._writers.add(self._scalars_over_samples(step), step.iteration, step.consumed_samples)
+        over_samples = scalars_over_samples(
+            step,
+            global_batch_size=self._run.global_batch_size,
+            loss_scale=self._config.log_loss_scale_to_tensorboard,
+            world_size=self._run.world_size if self._config.log_world_size_to_tensorboard else None,
+        )
+        self._writers.add(over_samples, step.iteration, step.consumed_samples)
         scalars = dict(step.auxiliary_losses)
         if costs is not NO_COSTS:
             scalars["moevement/stall-time"] = costs.spent.stall_s
@@ -353,21 +368,6 @@ class Reporter(Closing):
         if self._config.log_memory_to_tensorboard:
             scalars |= memory_scalars(self._run.device)
         self._writers.add(scalars, step.iteration)
-
-    def _scalars_over_samples(self, step: StepReport) -> dict[str, float]:
-        scalars: dict[str, float] = {
-            "batch-size": self._run.global_batch_size,
-            LM_LOSS: step.loss,
-        }
-        if step.learning_rate is not None:
-            scalars["learning-rate"] = step.learning_rate
-        if self._config.log_loss_scale_to_tensorboard:
-            scalars["loss-scale"] = step.loss_scale
-        if self._config.log_world_size_to_tensorboard:
-            scalars["world-size"] = self._run.world_size
-        if step.grad_norm is not None:
-            scalars["grad-norm"] = step.grad_norm
-        return scalars
 
     def _end_interval(self, display: ProgressDisplay) -> None:
         interval, newest = self._interval, self._interval.newest
@@ -386,6 +386,7 @@ class Reporter(Closing):
             grad_norm=newest.grad_norm,
             skipped_iterations=interval.skipped,
             nan_iterations=interval.nans,
+            totals=newest.totals,
         )
         display.print_line(iteration_line(report, datetime.now()))
         if self._config.log_timers_to_tensorboard:

@@ -5,6 +5,7 @@ import dataclasses
 import math
 from datetime import datetime, timedelta
 
+from megatron_moevement.training.reporting.interval import Totals
 from megatron_moevement.training.reporting.iteration_line import (
     IterationReport,
     evaluation_lines,
@@ -48,6 +49,11 @@ def test_the_line_has_the_fields_of_megatron_in_their_order():
 def test_throughput_follows_the_time_when_asked_for():
     line = iteration_line(dataclasses.replace(REPORT, tflops_per_gpu=123.45), NOW)
     assert "(ms): 1234.6 | throughput per GPU (TFLOP/s/GPU): 123.5 | learning rate" in line
+
+
+def test_totals_follow_the_gradient_norm_when_asked_for():
+    line = iteration_line(dataclasses.replace(REPORT, totals=Totals(num_zeros=17)), NOW)
+    assert "grad norm: 1.235 | num zeros: 17.0 | number of skipped" in line
 
 
 def test_what_does_not_exist_is_left_out():

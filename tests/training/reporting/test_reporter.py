@@ -13,6 +13,7 @@ from megatron_moevement.policy.outcome.account import RankAccount, RecoveryAccou
 from megatron_moevement.policy.recovery.plan import Verdict
 from megatron_moevement.runtime.coordination.progress import IterationCosts, Spent
 from megatron_moevement.runtime.observation.events import EventName, read_events
+from megatron_moevement.training.reporting.interval import NO_TOTALS, Totals
 from megatron_moevement.training.reporting.plots import losses_from_events
 from megatron_moevement.training.reporting.reporter import Reporter
 
@@ -129,16 +130,28 @@ def test_what_is_not_asked_for_is_no_scalar(logging_config, reported_run, step_a
     assert scalars.keys() - samples == {"batch-size", "grad-norm", "learning-rate", "lm loss"}
 
 
+def test_totals_are_scalars_over_iterations_and_samples(
+    logging_config, reported_run, step_arguments, tmp_path
+):
+    config = logging_config("--log-interval", "2", "--tensorboard-dir", str(tmp_path))
+    with Reporter(config, reported_run()) as reporter:
+        reporter.step(*step_arguments(1), totals=Totals(num_zeros=0))
+        reporter.step(*step_arguments(2), totals=NO_TOTALS)
+    scalars = _scalars(tmp_path)
+    assert scalars["num-zeros"] == {1: 0.0}
+    assert scalars["num-zeros vs samples"] == {8: 0.0}
+
+
 def test_auxiliary_losses_are_asked_for_when_they_are_shown(logging_config, reported_run, tmp_path):
     with Reporter(logging_config("--log-interval", "3"), reported_run()) as reporter:
-        assert [k for k in range(1, 7) if reporter.wants_auxiliary_losses(k)] == [3, 6]
+        assert [k for k in range(1, 7) if reporter.wants_collected(k)] == [3, 6]
     config = logging_config(
         "--log-interval", "3", "--tensorboard-dir", str(tmp_path), "--tensorboard-log-interval", "2"
     )
     asked = []
     for rank in (0, 1):
         with Reporter(config, reported_run(rank=rank)) as reporter:
-            asked.append([k for k in range(1, 7) if reporter.wants_auxiliary_losses(k)])
+            asked.append([k for k in range(1, 7) if reporter.wants_collected(k)])
     assert asked == [[2, 3, 4, 6]] * 2
 
 
