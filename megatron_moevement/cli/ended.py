@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 import argparse
-import socket
 import time
 from datetime import timedelta
 
 from megatron_moevement.cli.job_end import describe_status, event_dir_of
 from megatron_moevement.errors import ExitCode, UserError
+from megatron_moevement.runtime.interrupts.open_sockets import is_listening
 from megatron_moevement.runtime.observation.process_events import Child, tell_end
 from megatron_moevement.settings.launch import LAUNCH_VARIABLE, Launch
 
@@ -65,10 +65,11 @@ def _note_gone(launch: Launch, status: int) -> None:
     from megatron_moevement.runtime.coordination.meeting import store_at  # noqa: PLC0415
     from megatron_moevement.runtime.coordination.roll_call import note_gone  # noqa: PLC0415
 
+    if not is_listening(*launch.control_store, _PATIENCE):
+        return  # the job has ended, too
     try:
-        with socket.create_connection(launch.control_store, _PATIENCE.total_seconds()):
-            store = store_at(launch.control_store, _PATIENCE)
-    except (OSError, UserError):  # the job has ended, too
+        store = store_at(launch.control_store, _PATIENCE)
+    except UserError:  # it ends meanwhile
         return
     end = describe_status(status)
     note_gone(store, launch.process, launch.secret, launch.attempt, end=end)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 _DESCRIPTORS = Path("/proc/self/fd")
 _PROBES = 10
-_SLICE_S = 1.0
+_SLICE = timedelta(seconds=1)
 _PAUSE_S = 0.05
 
 
@@ -68,6 +68,15 @@ def bound_silence(port: int, limit: timedelta) -> None:
                     connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
+def is_listening(host: str, port: int, patience: timedelta) -> bool:
+    """Returns whether something listens at an address; at once where the machine refuses."""
+    try:
+        with socket.create_connection((host, port), timeout=patience.total_seconds()):
+            return True
+    except OSError:
+        return False
+
+
 def await_listener(host: str, port: int, patience: timedelta) -> None:
     """Returns when something listens at an address, or when the patience is over.
 
@@ -75,10 +84,7 @@ def await_listener(host: str, port: int, patience: timedelta) -> None:
     """
     deadline_s = time.monotonic() + patience.total_seconds()
     while time.monotonic() < deadline_s:
-        with (
-            contextlib.suppress(OSError),
-            socket.create_connection((host, port), timeout=_SLICE_S),
-        ):
+        if is_listening(host, port, _SLICE):
             return
         time.sleep(_PAUSE_S)
 
