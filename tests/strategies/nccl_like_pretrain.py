@@ -78,9 +78,9 @@ def late_abort():
         has_ended.wait(LATE_S)
 
     @functools.wraps(run)
-    def run_to_its_end(self, *arguments):
+    def run_to_its_end(self, *arguments, **named):
         try:
-            outcome = run(self, *arguments)
+            outcome = run(self, *arguments, **named)
         except Exception:
             has_ended.set()
             raise
@@ -105,11 +105,11 @@ def failed_batch():
     is_due = threading.Event()
 
     @functools.wraps(run)
-    def run_and_fail(self, *arguments):
+    def run_and_fail(self, *arguments, **named):
         if self.progress.committed + 1 == FAILED_STEP:
             TrainStep.run = run
             is_due.set()
-        return run(self, *arguments)
+        return run(self, *arguments, **named)
 
     def send_or_fail(self, tensors, peer, tag):
         if is_due.is_set() and self._batch is not None:
