@@ -42,14 +42,18 @@ def test_a_link_to_nothing_is_found(tmp_path):
     assert broken_links(page) == ["#other", "gone.md"]
 
 
-def test_sources_name_pages_that_exist():
+@pytest.mark.parametrize(
+    "names",
+    [
+        r"docs/[a-z_/]+\.(md|svg|json)",
+        r"\b(tests|scripts|benchmarks)/[a-z_/]+\.(py|sh|sbatch|json)\b",
+    ],
+    ids=["pages", "scripts and tests"],
+)
+def test_sources_name_files_that_exist(names):
     # `git grep` exits with 1 where nothing matches, which would be a wrong pattern.
     found = subprocess.run(
-        ["git", "grep", "-IhoE", r"docs/[a-z_/]+\.(md|svg|json)"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
+        ["git", "grep", "-IhoE", names], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert {name for name in found.stdout.split() if not (ROOT / name).exists()} == set()
 
@@ -58,17 +62,6 @@ def test_pages_name_files_that_exist():
     pages = "".join(page.read_text(encoding="utf-8") for page in PAGES)
     names = set(re.findall(r"\b(?:tests|scripts|benchmarks)/[a-z_/]+\.[a-z]+", pages))
     assert {name for name in names if not (ROOT / name).exists()} == set()
-
-
-def test_sources_name_scripts_and_tests_that_exist():
-    found = subprocess.run(
-        ["git", "grep", "-IhoE", r"\b(tests|scripts|benchmarks)/[a-z_/]+\.(py|sh|sbatch|json)\b"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert {name for name in found.stdout.split() if not (ROOT / name).exists()} == set()
 
 
 def test_every_page_is_in_the_index():
