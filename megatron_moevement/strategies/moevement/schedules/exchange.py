@@ -92,7 +92,7 @@ class ScheduleExchange:
             try:
                 run()
             except dist.DistError as error:  # the store's process is lost, as in any restart
-                reason, *_ = str(error).splitlines()
+                reason, _, _ = str(error).partition("\n")
                 logger.warning("a proposed schedule is not agreed on yet: %s", reason)
             except Exception:
                 logger.warning("a proposed schedule is not agreed on yet", exc_info=True)
