@@ -110,6 +110,7 @@ class BackedTokenizer(FileTokenizer):
 class HuggingFaceTokenizer(BackedTokenizer):
     """A HuggingFace tokenizer from a `tokenizer.json`, or a folder that holds one.
 
+    A name on the hub is looked up in the cache of this machine, where `hf download` puts it.
     A folder without `tokenizer.json` is loaded by `transformers`, where that is installed. Nothing
     is ever downloaded, no code of the folder is run. The tokenizer's `eos_token` ends a document.
 
@@ -118,6 +119,7 @@ class HuggingFaceTokenizer(BackedTokenizer):
     """
 
     def __init__(self, model: Path, decode_errors: DecodeErrors = DecodeErrors.STRICT) -> None:
+        model = _in_cache(model) if not model.exists() else model
         backend, sha256 = _load_backend(model)
         folder = model if model.is_dir() else model.parent
         eod = _end_of_document(folder, model, backend)
@@ -187,11 +189,28 @@ class SentencePieceTokenizer(FileTokenizer):
         return str(self._processor.decode_ids(ids))
 
 
+def _in_cache(name: Path) -> Path:
+    """Returns the folder of the files of a name on the hub that were downloaded."""
+    # Slow to import where a path is given.
+    from huggingface_hub import try_to_load_from_cache  # noqa: PLC0415
+    from huggingface_hub.errors import HFValidationError  # noqa: PLC0415
+
+    try:
+        found = try_to_load_from_cache(str(name), "tokenizer.json")
+    except HFValidationError:
+        raise UserError(f"--tokenizer-model {name}: no such file or folder") from None
+    if not isinstance(found, str):
+        raise UserError(
+            f"--tokenizer-model {name}: no such file or folder, and nothing of that name in the "
+            "cache of the Hugging Face hub; to have it there: "
+            f"hf download {name} tokenizer.json tokenizer_config.json"
+        )
+    return Path(found).parent
+
+
 def _load_backend(model: Path) -> tuple[TokenizersBackend, str]:
     """Returns the tokenizer and the SHA-256 of what it was made of."""
     path = model / "tokenizer.json" if model.is_dir() else model
-    if not model.exists():
-        raise UserError(f"--tokenizer-model {model}: no such file or folder")
     if not path.exists():
         backend = _load_with_transformers(model)
         return backend, hashlib.sha256(backend.to_str().encode()).hexdigest()

@@ -6,6 +6,7 @@ import shutil
 
 import numpy as np
 import pytest
+from huggingface_hub import constants
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from megatron.core.tokenizers.text.libraries.sentencepiece_tokenizer import (
@@ -117,6 +118,24 @@ def test_a_file_that_is_no_tokenizer_is_refused(tmp_path):
     spec = TokenizerSpec(TokenizerType.HUGGING_FACE, str(tmp_path))
     with pytest.raises(UserError, match="no HuggingFace tokenizer"):
         spec.build()
+
+
+def test_a_name_on_the_hub_is_what_was_downloaded_of_it(model_folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    name, revision = "someone/a-model", "0123abcd"
+    with pytest.raises(UserError, match=f"hf download {name} tokenizer.json"):
+        TokenizerSpec(TokenizerType.HUGGING_FACE, name).build()
+    cached = tmp_path / "hub" / "models--someone--a-model"
+    shutil.copytree(model_folder, cached / "snapshots" / revision)
+    (cached / "refs").mkdir()
+    (cached / "refs" / "main").write_text(revision)
+    found = TokenizerSpec(TokenizerType.HUGGING_FACE, name).build()
+    assert found.unique_identifiers == HuggingFaceTokenizer(model_folder).unique_identifiers
+
+
+def test_what_is_neither_a_path_nor_a_name_is_refused():
+    with pytest.raises(UserError, match=r"no such file or folder$"):
+        TokenizerSpec(TokenizerType.HUGGING_FACE, "/no/such/folder").build()
 
 
 def test_a_folder_without_a_tokenizer_is_refused(tmp_path):
