@@ -24,6 +24,7 @@ from megatron_moevement.settings.optimization import Optimization, check_optimiz
 from megatron_moevement.settings.parallelism import Parallelism, check_parallelism, check_world
 from megatron_moevement.settings.parser import UserParser, add_version
 from megatron_moevement.settings.precision import Precision, check_precision
+from megatron_moevement.settings.profiling import ProfilingConfig
 from megatron_moevement.settings.rank_monitor import RankMonitoring, check_rank_monitoring
 from megatron_moevement.settings.restart import InProcessRestart, check_restart
 from megatron_moevement.settings.run import (
@@ -86,6 +87,7 @@ class Arguments(Topics):
 
     data: DataConfig
     logging: LoggingConfig
+    profiling: ProfilingConfig
     world_size: int
     without_effect: tuple[str, ...] = ()
 
@@ -109,6 +111,7 @@ def build_parser() -> UserParser:
         add_flags(parser, title, group, names)
     add_flags(parser, "data", DataFlags)
     add_flags(parser, "logging", LoggingConfig)
+    add_flags(parser, "profiling", ProfilingConfig)
     return parser
 
 
@@ -142,17 +145,20 @@ def parse(argv: Sequence[str], processes: int, launched: int | None = None) -> A
     checks = Checks()
     data = checks.result(DataConfig.from_args, values)
     logging = checks.result(LoggingConfig.from_args, values)
+    profiling = checks.result(ProfilingConfig.from_args, values)
     launched = processes if launched is None else launched
     ranks = checks.result(topics.restart.active_ranks, processes, launched)
     topics = _check(checks, topics, data, ranks)
     checks.end()
     assert data is not None
     assert logging is not None
+    assert profiling is not None
     assert ranks is not None
     return Arguments(
         **vars(topics),
         data=data,
         logging=logging,
+        profiling=profiling,
         world_size=ranks,
         without_effect=without_effect,
     )

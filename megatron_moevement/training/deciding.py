@@ -19,6 +19,7 @@ from megatron_moevement.settings.fault_tolerance import FaultTolerance
 from megatron_moevement.settings.optimization import Optimization
 from megatron_moevement.settings.parallelism import Parallelism
 from megatron_moevement.settings.precision import Precision
+from megatron_moevement.settings.profiling import ProfilingConfig
 from megatron_moevement.settings.rank_monitor import RankMonitoring
 from megatron_moevement.settings.restart import InProcessRestart
 from megatron_moevement.settings.run import Run
@@ -146,5 +147,6 @@ DECIDING: Mapping[type[Any], Deciding] = {
     RankMonitoring: Deciding(nothing=_all_of(RankMonitoring)),
     FaultInjection: Deciding(nothing=_all_of(FaultInjection)),
     LoggingConfig: Deciding(nothing=_all_of(LoggingConfig)),
+    ProfilingConfig: Deciding(nothing=_all_of(ProfilingConfig)),
 }
 """By group of flags. A group whose fields are listed one by one needs a line for a new flag."""

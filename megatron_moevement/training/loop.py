@@ -24,8 +24,10 @@ from megatron_moevement.training.ending import Ending, reason_to_stop
 from megatron_moevement.training.evaluation import evaluate
 from megatron_moevement.training.fault_injection import injected_faults, tell_what_lies_behind
 from megatron_moevement.training.job import Job
+from megatron_moevement.training.profiling import Profiling
 from megatron_moevement.training.reported_job import reporter_everywhere
-from megatron_moevement.training.reporting.interval import Totals
+from megatron_moevement.training.reporting.interval import NONE_WANTED, WantedTotals
+from megatron_moevement.training.reporting.memory import memory_line
 from megatron_moevement.training.reporting.reporter import Reporter
 from megatron_moevement.training.resident import Resident
 from megatron_moevement.training.saving import Saving
@@ -86,6 +88,7 @@ def train(job: Job, stop: StopSources, resident: Resident, generation: Generatio
                 watch=resident.watch,
                 stepped=resident.note_step,
             )
+            opened.enter_context(contextlib.closing(loop))
             return loop.convert() if recover_only else loop.run()
 
 
@@ -133,6 +136,12 @@ class TrainingLoop:
         self._slow_ranks = SlowRankWatch(factor)
         self._why: str | None = None
         self._unreported = 0  # steps whose auxiliary losses nobody has asked for yet
+        folder = job.arguments.logging.tensorboard_dir
+        self._profiling = Profiling(job.arguments.profiling, job.launch.rank, job.device, folder)
+
+    def close(self) -> None:
+        """Ends what is recorded of iterations."""
+        self._profiling.close()
 
     def run(self) -> Ending:
         """Trains until the last iteration or a reason to stop, and saves what it reached."""
@@ -238,10 +247,10 @@ class TrainingLoop:
     def _one_step(self) -> StepOutcome:
         started_s, began_s = time.perf_counter(), time.time()
         self._watch.begin_step()
-        counts_zeros = self._counts_zeros(self._step.progress.committed + 1)
-        outcome = self._step.run(
-            self._stop.request(), self._saving.is_writing, counts_zeros=counts_zeros
-        )
+        self._profiling.begin_step(self._step.progress.committed)
+        wanted = self._wanted_totals(self._step.progress.committed + 1)
+        outcome = self._step.run(self._stop.request(), self._saving.is_writing, wanted=wanted)
+        self._profiling.end_step(outcome.entry.step)
         # Not before the first step, which compiles and loads what the later ones use.
         self._generation.ping()
         self._watch.end_step()
@@ -257,16 +266,15 @@ class TrainingLoop:
         """Returns whether an iteration is new: a replayed one was reported the first time."""
         return self._target is None or iteration > self._target
 
-    def _counts_zeros(self, iteration: int) -> bool:
-        """Returns whether the zeros of an iteration are logged; the same answer on every rank.
+    def _wanted_totals(self, iteration: int) -> WantedTotals:
+        """Returns what is summed for the report of an iteration; the same on every rank.
 
-        Not in a replay: a stage that replays alone would wait for the others.
+        Nothing in a replay: a stage that replays alone would wait for the others.
         """
-        return (
-            self._job.arguments.logging.log_num_zeros_in_grad
-            and self._is_reported(iteration)
-            and self._reporter.wants_collected(iteration)
-        )
+        if not (self._is_reported(iteration) and self._reporter.wants_collected(iteration)):
+            return NONE_WANTED
+        config = self._job.arguments.logging
+        return WantedTotals(config.log_num_zeros_in_grad, config.log_params_norm)
 
     def _report(
         self, outcome: StepOutcome, duration: timedelta, began_s: float, ended_s: float
@@ -282,7 +290,7 @@ class TrainingLoop:
             *(auxiliary, self._strategy.costs()),
             began_s=began_s,
             ended_s=ended_s,
-            totals=Totals(num_zeros=outcome.num_zeros),
+            totals=outcome.totals,
         )
         self._slow_ranks, changed = self._slow_ranks.after(outcome.own_s)
         for one in changed:
@@ -290,6 +298,15 @@ class TrainingLoop:
         log_interval = self._job.arguments.logging.log_interval
         if iteration % log_interval == 0:
             self._reporter.phase_times(self._job.timers.report(log_interval))
+        self._report_memory(iteration)
+
+    def _report_memory(self, iteration: int) -> None:
+        config = self._job.arguments.logging
+        is_due = config.log_memory_interval and iteration % config.log_memory_interval == 0
+        if is_due and self._job.position.dp == 0:
+            rank, of_all = self._job.launch.rank, config.log_device_memory_used
+            line = memory_line(rank, iteration, self._job.device, of_all_processes=of_all)
+            self._reporter.print_line(line)
 
     def _evaluate_at_end(self) -> None:
         run = self._job.arguments.run

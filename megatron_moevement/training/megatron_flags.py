@@ -76,12 +76,11 @@ WITHOUT_EFFECT = _words(
     --lazy-mpu-init --no-align-grad-reduce --no-align-param-gather
     --no-gradient-reduce-div-fusion --no-scatter-gather-tensors-in-pipeline --moe-extended-tp
     --no-async-tensor-model-parallel-allreduce --no-clone-scatter-output-in-embedding
-    --onnx-safe --log-params-norm --log-device-memory-used
-    --log-memory-interval --log-energy --log-max-attention-logit --log-throughput-to-tensorboard
+    --onnx-safe --log-energy --log-max-attention-logit --log-throughput-to-tensorboard
     --log-l2-norm-grad-to-tensorboard --log-runtime-to-tensorboard --runtime-time-unit
     --throughput-window-size --memory-keys --no-barrier-with-level-1-timing --no-filter-warnings
     --modules-to-filter --set-level-for-all-loggers --save-config-filepath --config-logger-dir
-    --dump-param-to-param-group-map --profile --profile- --use-pytorch-profiler
+    --dump-param-to-param-group-map
     --record-memory-history --memory-snapshot-path --record-shapes --nvtx-ranges
     --empty-unused-memory-level --train-sync-interval
     --check-weight-hash-across-dp-replicas-interval --exit-signal-handler-for-dataloader

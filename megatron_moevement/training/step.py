@@ -38,6 +38,12 @@ from megatron_moevement.runtime.faults.fault_points import NO_FAULTS, FaultPoint
 from megatron_moevement.runtime.interrupts.interruptible_wait import waited_s
 from megatron_moevement.settings.faults import FaultPoint
 from megatron_moevement.strategies.strategy import Covered, Strategy
+from megatron_moevement.training.reporting.interval import (
+    NO_TOTALS,
+    NONE_WANTED,
+    Totals,
+    WantedTotals,
+)
 
 
 class DivergenceError(MoEvementError, RuntimeError):
@@ -52,14 +58,14 @@ class StepOutcome:
         own_s: how long each rank computed, its waits for others left out; empty where that is not
             known.
         is_writing: whether any rank still writes its part of a checkpoint.
-        num_zeros: elements of the gradients that are zero; None: not counted, or they overflowed.
+        totals: those that were wanted.
     """
 
     entry: LedgerEntry
     stop: StopRequest
     own_s: tuple[float, ...] = ()
     is_writing: bool = False
-    num_zeros: int | None = None
+    totals: Totals = NO_TOTALS
 
 
 class _OwnTime:
@@ -100,15 +106,14 @@ class TrainStep:
         stop: StopRequest,
         is_writing: Callable[[], bool] = lambda: False,
         *,
-        counts_zeros: bool = False,
+        wanted: WantedTotals = NONE_WANTED,
     ) -> StepOutcome:
         """Trains the next step.
 
         Args:
             stop: whether this rank wants the job to end after the step.
             is_writing: returns whether it still writes its part of a checkpoint.
-            counts_zeros: whether to count zeros of the gradients; the same on every rank, and
-                never in a step that only some ranks train.
+            wanted: what is summed over the ranks besides.
 
         Raises:
             DivergenceError: on all ranks, with the state unchanged.
@@ -127,7 +132,7 @@ class TrainStep:
                 f"step {step}: the gradient norm is {statistics.norm}; the step was not applied"
             )
         own_s = own_time.seconds()
-        num_zeros = self.optimizer.count_zeros(statistics) if counts_zeros else None
+        num_zeros = self.optimizer.count_zeros(statistics) if wanted.num_zeros else None
         covered = self.strategy.await_commit(step)
         strike(FaultPoint.BARRIER)
         vote = Vote(
@@ -153,8 +158,12 @@ class TrainStep:
             entry = self._commit(statistics, agreement, random_before, covered, strike)
         strike(FaultPoint.GATHER)
         self.optimizer.gather()
+        totals = Totals(num_zeros, self._norm(wanted))
         self.strategy.after_step()
-        return StepOutcome(entry, agreement.stop, agreement.own_s, agreement.is_writing, num_zeros)
+        return StepOutcome(entry, agreement.stop, agreement.own_s, agreement.is_writing, totals)
+
+    def _norm(self, wanted: WantedTotals) -> float | None:
+        return self.optimizer.parameters_norm() if wanted.params_norm else None
 
     def _commit(
         self,

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is summed over a whole model is each of its elements once, however ranks share it."""
 
+import math
+
 import pytest
 import torch.distributed as dist
 
@@ -61,8 +63,8 @@ def over_all_ranks(job, value_of):
     return sum({key: value for own in all_pieces for key, value in own.items()}.values())
 
 
-def count_zeros(flags):
-    """Returns what is counted, what every rank's gradients come to, and how many there are."""
+def sum_up(flags):
+    """Returns the sums, and what they are by the pieces of every rank."""
     from megatron_moevement.runtime.coordination.progress import START  # noqa: PLC0415
     from megatron_moevement.training.steps import build_datasets, open_steps  # noqa: PLC0415
 
@@ -74,9 +76,13 @@ def count_zeros(flags):
         statistics = job.optimizer.prepare()
         counted = job.optimizer.count_zeros(statistics)
         expected = over_all_ranks(job, lambda one: int((one.main_grad == 0).sum()))
-        return [counted, expected, over_all_ranks(job, lambda one: one.numel())]
+        norm = job.optimizer.parameters_norm()
+        squares = over_all_ranks(job, lambda one: float(one.detach().double().square().sum()))
+        elements = over_all_ranks(job, lambda one: one.numel())
+        return [counted, expected, elements, norm, math.sqrt(squares)]
 
 
+TWO_ROUNDINGS = 2.0**-22
 SOME = ("pipeline and experts", "tensors and experts that are not split")
 
 
@@ -85,17 +91,21 @@ SOME = ("pipeline and experts", "tensors and experts that are not split")
     "layout",
     [one if one in SOME else pytest.param(one, marks=pytest.mark.slow) for one in LAYOUTS],
 )
-def test_zeros_of_the_gradients_are_counted_once(megatron_fork_server, layout, precision):
+def test_each_element_counts_once(megatron_fork_server, layout, precision):
     flags = [*LAYOUTS[layout], *precision]
     numbers = []
     for kind in ([], ["--use-distributed-optimizer"]):
-        job = megatron_fork_server.run(count_zeros, world_size=4, args=[[*flags, *kind]])
+        job = megatron_fork_server.run(sum_up, world_size=4, args=[[*flags, *kind]])
         numbers.append(job.check().values)
     whole, sharded = numbers
-    counted, expected, elements = whole[0]
+    counted, expected, elements, norm, norm_expected = whole[0]
     assert counted == expected
     assert 0 < counted < elements
     assert [rank[0] for rank in (*whole, *sharded)] == [counted] * 8
+    assert {rank[3] for rank in whole} == {norm}
+    # Each weight's norm is an FP32 number, and shards are cut through weights.
+    assert norm == pytest.approx(norm_expected, rel=TWO_ROUNDINGS)
+    assert [rank[3] for rank in sharded] == pytest.approx([norm] * 4, rel=TWO_ROUNDINGS)
 
 
 def count_zeros_of_an_overflow(flags):

@@ -101,10 +101,13 @@ def test_only_the_lost_stage_replays_and_no_bit_differs(run_of, plain, name):
     run.check(losses, found)
 
 
+SUMS = ("--log-num-zeros-in-grad", "--log-params-norm")
+
+
 def test_a_stage_that_replays_alone_waits_for_nobody_to_log_its_sums(run_of, plain):
     job, loss = CASES["first of two"]
     run = run_of(job)
-    found = run.train([loss], "--log-interval=1", "--log-num-zeros-in-grad")
+    found = run.train([loss], "--log-interval=1", *SUMS)
     assert differences(found, plain(job)) == []
     run.check([loss], found)
 

@@ -28,6 +28,7 @@ from megatron_moevement.settings.flags import flag_name
 from megatron_moevement.settings.optimization import Optimization
 from megatron_moevement.settings.parallelism import Parallelism
 from megatron_moevement.settings.precision import Precision
+from megatron_moevement.settings.profiling import ProfilingConfig
 from megatron_moevement.settings.rank_monitor import RankMonitoring
 from megatron_moevement.settings.restart import InProcessRestart
 from megatron_moevement.settings.run import Run
@@ -61,6 +62,7 @@ GROUPS = (
     FaultInjection,
     DataFlags,
     LoggingConfig,
+    ProfilingConfig,
 )
 SAME_NAMES = {
     Architecture: [TransformerConfig],
@@ -141,9 +143,15 @@ def test_other_words_of_megatron_lm_mean_the_same():
 
 
 def test_what_changes_nothing_is_known():
-    flags = ("--use-flash-attn", "--profile", "--sequence-parallel", "--log-straggler", "--profile")
+    flags = (
+        "--use-flash-attn",
+        "--log-energy",
+        "--sequence-parallel",
+        "--onnx-safe",
+        "--log-energy",
+    )
     told = tiny_arguments(*flags, "--use-mcore-models").without_effect
-    assert told == ("--use-flash-attn", "--profile", "--log-straggler", "--sequence-parallel")
+    assert told == ("--use-flash-attn", "--log-energy", "--onnx-safe", "--sequence-parallel")
 
 
 def test_a_flag_is_in_one_table():

@@ -336,7 +336,10 @@ def logged_totals(flags):
     return [digests, totals, lines]
 
 
-TOTALS = {"--log-num-zeros-in-grad": ("num-zeros", " num zeros: ")}
+TOTALS = {
+    "--log-num-zeros-in-grad": ("num-zeros", " num zeros: "),
+    "--log-params-norm": ("params-norm", " params norm: "),
+}
 
 
 def test_what_is_summed_over_the_model_is_logged_and_changes_no_bit(megatron_fork_server):

@@ -31,7 +31,7 @@ from megatron_moevement.integrations.megatron.masters import (
     has_gradient,
     prepare_alone,
 )
-from megatron_moevement.integrations.megatron.optimizer_totals import count_zeros
+from megatron_moevement.integrations.megatron.optimizer_totals import count_zeros, parameters_norm
 from megatron_moevement.integrations.megatron.transformer_config import same_names, torch_dtype
 from megatron_moevement.policy.job.state_recipe import RECIPES, StateRecipe
 from megatron_moevement.runtime.faults.fault_points import Strike, pass_by
@@ -206,6 +206,10 @@ class SplitOptimizer:
             None where a gradient overflowed: they are not applied.
         """
         return None if statistics.overflow else count_zeros(self.parts, self._device)
+
+    def parameters_norm(self) -> float:
+        """Returns the L2 norm of all master weights, by collectives."""
+        return parameters_norm(self.parts, self._device)
 
     def clip_factor(self, statistics: GradientStatistics) -> float:
         """Returns the factor that clipping applies to all gradients, 1 when it applies none."""

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Numbers over all that the optimizers of a job train, for logging; they decide no bit of it.
 
-They are sums over the same parameters and the same groups as the norm of the gradients: of each
+Both are sums over the same parameters and the same groups as the norm of the gradients: of each
 chained optimizer the model-parallel ranks, with the distributed optimizer all ranks, whose shards
-together are the whole. So whoever can compute that norm in a step can compute these, too.
+together are the whole. So whoever can compute that norm in a step can compute them, too.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -32,6 +33,22 @@ def count_zeros(parts: Sequence[MegatronOptimizer], device: torch.device) -> int
         dist.all_reduce(own, group=part.get_grad_stats_parallel_group())
         total += int(own.item())
     return total
+
+
+def parameters_norm(parts: Sequence[MegatronOptimizer], device: torch.device) -> float:
+    """Returns the L2 norm of all master weights; every rank calls it.
+
+    Source: `calc_params_l2_norm` of megatron/training/utils.py, which takes the experts' compute
+    weights instead, and so with an overlapped gather those of the step before.
+    """
+    total = 0.0
+    for part in parts:
+        own = torch.zeros(1, dtype=torch.float64, device=device)
+        for weight in _counted(part):
+            own += torch.linalg.vector_norm(weight.detach().float()).double().square()
+        dist.all_reduce(own, group=part.get_grad_stats_parallel_group())
+        total += float(own.item())
+    return math.sqrt(total)
 
 
 def _counted(part: MegatronOptimizer) -> Iterator[torch.Tensor]:

@@ -27,6 +27,15 @@ class LoggingConfig:
     log_num_zeros_in_grad: bool = flag(
         False, "zeros in the gradients, in the iteration line and as a scalar"
     )
+    log_params_norm: bool = flag(
+        False, "L2 norm of the weights, in the iteration line and as a scalar"
+    )
+    log_memory_interval: int | None = flag(
+        None, "iterations between lines with the memory of each model-parallel rank"
+    )
+    log_device_memory_used: bool = flag(
+        False, "what all processes use of the GPU, in the line of --log-memory-interval"
+    )
     log_progress: bool = flag(False, "append to progress.txt in --save at each checkpoint")
     timing_log_level: int = flag(0, "time the phases of a step: 0 none, 1 few, 2 all")
     timing_log_option: str = flag(
@@ -94,6 +103,7 @@ class LoggingConfig:
 
 _LEAST = {
     "log_interval": 1,
+    "log_memory_interval": 1,
     "tensorboard_log_interval": 1,
     "tensorboard_queue_size": 1,
     "moevement_event_interval": 1,

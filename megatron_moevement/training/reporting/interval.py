@@ -12,22 +12,33 @@ LM_LOSS = "lm loss"
 
 
 @dataclasses.dataclass(frozen=True)
+class WantedTotals:
+    """Which totals a step computes; the same on every rank, and none in a step of some ranks."""
+
+    num_zeros: bool = False
+    params_norm: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
 class Totals:
     """Numbers over the whole model, where they were asked for.
 
     Attributes:
         num_zeros: elements of the gradients that are zero; None when the gradients overflowed.
+        params_norm: L2 norm of the weights after the step.
     """
 
     num_zeros: int | None = None
+    params_norm: float | None = None
 
     def scalars(self) -> dict[str, float]:
         """Returns those that there are, by Megatron's names."""
-        named = {"num-zeros": self.num_zeros}
+        named = {"num-zeros": self.num_zeros, "params-norm": self.params_norm}
         return {name: value for name, value in named.items() if value is not None}
 
 
 NO_TOTALS = Totals()
+NONE_WANTED = WantedTotals()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -67,6 +67,8 @@ def iteration_line(report: IterationReport, now: datetime) -> str:
         fields.append(f"grad norm: {report.grad_norm:.3f}")
     if report.totals.num_zeros is not None:
         fields.append(f"num zeros: {float(report.totals.num_zeros)}")  # as upstream has it
+    if report.totals.params_norm is not None:
+        fields.append(f"params norm: {report.totals.params_norm:.3f}")
     fields.append(f"number of skipped iterations: {report.skipped_iterations:3d}")
     fields.append(f"number of nan iterations: {report.nan_iterations:3d}")
     return f" [{now:%Y-%m-%d %H:%M:%S.%f}] " + " | ".join(fields) + " |"

@@ -27,3 +27,32 @@ def memory_scalars(device: torch.device) -> dict[str, float]:
     # The kernel may count the peak later than the present.
     peak = max(resident, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
     return {"mem-resident-bytes": resident, "mem-max-resident-bytes": peak}
+
+
+def memory_line(
+    rank: int, iteration: int, device: torch.device, *, of_all_processes: bool = False
+) -> str:
+    """Returns the line of one rank's memory in MiB, as Megatron-LM has it.
+
+    Args:
+        of_all_processes: whether it has what all processes use of the GPU, too.
+
+    Source: `report_memory` of megatron/training/utils.py.
+    """
+    if device.type == "cuda":
+        found = {
+            "allocated": torch.cuda.memory_allocated(device),
+            "max allocated": torch.cuda.max_memory_allocated(device),
+            "reserved": torch.cuda.memory_reserved(device),
+            "max reserved": torch.cuda.max_memory_reserved(device),
+        }
+        if of_all_processes:
+            found["total device memory used"] = torch.cuda.device_memory_used(device)
+    else:
+        scalars = memory_scalars(device)
+        found = {
+            "resident": int(scalars["mem-resident-bytes"]),
+            "max resident": int(scalars["mem-max-resident-bytes"]),
+        }
+    texts = [f"{name}: {size_bytes / (1 << 20):.2f}" for name, size_bytes in found.items()]
+    return f"[Rank {rank}] (after {iteration} iterations) memory (MB) | " + " | ".join(texts)

@@ -52,8 +52,10 @@ def test_throughput_follows_the_time_when_asked_for():
 
 
 def test_totals_follow_the_gradient_norm_when_asked_for():
-    line = iteration_line(dataclasses.replace(REPORT, totals=Totals(num_zeros=17)), NOW)
-    assert "grad norm: 1.235 | num zeros: 17.0 | number of skipped" in line
+    line = iteration_line(
+        dataclasses.replace(REPORT, totals=Totals(num_zeros=17, params_norm=2.5)), NOW
+    )
+    assert "grad norm: 1.235 | num zeros: 17.0 | params norm: 2.500 | number of skipped" in line
 
 
 def test_what_does_not_exist_is_left_out():

@@ -135,11 +135,12 @@ def test_totals_are_scalars_over_iterations_and_samples(
 ):
     config = logging_config("--log-interval", "2", "--tensorboard-dir", str(tmp_path))
     with Reporter(config, reported_run()) as reporter:
-        reporter.step(*step_arguments(1), totals=Totals(num_zeros=0))
+        reporter.step(*step_arguments(1), totals=Totals(num_zeros=0, params_norm=2.0))
         reporter.step(*step_arguments(2), totals=NO_TOTALS)
     scalars = _scalars(tmp_path)
     assert scalars["num-zeros"] == {1: 0.0}
     assert scalars["num-zeros vs samples"] == {8: 0.0}
+    assert scalars["params-norm"] == {1: 2.0}
 
 
 def test_auxiliary_losses_are_asked_for_when_they_are_shown(logging_config, reported_run, tmp_path):
