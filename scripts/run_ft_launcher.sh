@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Trains on this machine under ft_launcher of nvidia-resiliency-ext, which restarts processes:
-#   ./scripts/run_ft_launcher.sh -n N [-s S] [FT_LAUNCHER_FLAGS...] -- FLAGS...
+#   ./scripts/run_ft_launcher.sh -n N [-s S] [--metrics-address HOST:PORT] [FT_LAUNCHER_FLAGS...] -- FLAGS...
 # N ranks train. With --inprocess-restart among FLAGS, S spares stand by, and each process has an
 # agent of its own: an agent stops all of its processes when one dies. The agents meet at a store
-# that no rank hosts; they restart the job when fewer than N processes are left.
+# that no rank hosts; they restart the job when fewer than N processes are left. What hosts that
+# store serves metrics at --metrics-address (docs/operate/metrics.md; default: nowhere).
 set -euo pipefail
 
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)"
@@ -16,12 +17,13 @@ LAUNCHER="$BIN/ft_launcher"
 PROGRAM="$ROOT/pretrain_moe.py"
 [ -f "$PROGRAM" ] || PROGRAM="$("$PYTHON" -c 'import pretrain_moe; print(pretrain_moe.__file__)')"
 
-ranks="" spares=0
+ranks="" spares=0 metrics=()
 own=(--max-restarts 3 --monitor-interval 1 --ft-enable-nic-monitor false)
 while [ $# -gt 0 ]; do
     case "$1" in
     -n) ranks="$2" && shift 2 ;;
     -s) spares="$2" && shift 2 ;;
+    --metrics-address) metrics=("$1" "$2") && shift 2 ;;
     --) shift && break ;;
     *) own+=("$1") && shift ;;
     esac
@@ -41,6 +43,10 @@ in_place=false
 [[ " $* " != *" --inprocess-restart "* ]] || in_place=true
 if [ "$spares" -ne 0 ] && ! "$in_place"; then
     echo "run_ft_launcher.sh: -s needs --inprocess-restart" >&2
+    exit 2
+fi
+if [ "${#metrics[@]}" -ne 0 ] && ! "$in_place"; then
+    echo "run_ft_launcher.sh: --metrics-address needs --inprocess-restart" >&2
     exit 2
 fi
 
@@ -78,19 +84,34 @@ interrupt() {
 }
 trap interrupt INT
 
+# An agent starts this for each rank. Agents lack how a killed rank ended, and record nothing; the
+# environment here is the rank's own. A signal of an agent reaches both this and the rank.
+# shellcheck disable=SC2016 # the process's shell expands these
+TASK='trap : INT TERM
+code=0
+begun="$(date +%s.%N)"
+"$0" -u "$@" || code=$?
+if [ "$code" -ne 0 ] && [ "$code" -ne 130 ]; then # after Ctrl-C no process goes on
+    PYTHONPATH="$(dirname "$1")${PYTHONPATH:+:$PYTHONPATH}" "$0" -m megatron_moevement.cli \
+        ended --code "$code" --begun "$begun" -- "${@:2}" || true
+fi
+exit "$code"'
+rank=(--no-python bash -c "$TASK" "$PYTHON" "$PROGRAM" "$@")
+
 if ! "$in_place"; then
     "${own_session[@]}" "$LAUNCHER" "${own[@]}" --nnodes 1 --nproc-per-node "$ranks" \
-        --rdzv-endpoint 127.0.0.1:0 "$PROGRAM" "$@" &
+        --rdzv-endpoint 127.0.0.1:0 "${rank[@]}" &
     agents=("$!")
     wait "$!"
     exit
 fi
 
 stores="$TMPDIR/stores"
-PYTHONPATH="$ROOT${PYTHONPATH:+:$PYTHONPATH}" "$PYTHON" -m megatron_moevement.cli stores >"$stores" &
+PYTHONPATH="$ROOT${PYTHONPATH:+:$PYTHONPATH}" "$PYTHON" -m megatron_moevement.cli stores \
+    "${metrics[@]}" -- "$@" >"$stores" &
 host="$!"
 until [ -s "$stores" ]; do
-    kill -0 "$host" || exit 1
+    kill -0 "$host" 2>/dev/null || { wait "$host" || exit; }
     sleep 0.05
 done
 for pair in $(<"$stores"); do export "${pair?}"; done
@@ -100,7 +121,7 @@ for ((number = 0; number < processes; number++)); do
     CUDA_VISIBLE_DEVICES="$number" MOEVEMENT_FAILURE_DOMAIN="${MOEVEMENT_FAILURE_DOMAIN:-$number}" \
         "${own_session[@]}" "$LAUNCHER" "${own[@]}" --nnodes "$ranks:$processes" --nproc-per-node 1 \
         --ft-restart-policy min-healthy --rdzv-conf is_host=false \
-        --rdzv-endpoint "$MOEVEMENT_STORE_ADDR:$MOEVEMENT_STORE_PORT" "$PROGRAM" "$@" &
+        --rdzv-endpoint "$MOEVEMENT_STORE_ADDR:$MOEVEMENT_STORE_PORT" "${rank[@]}" &
     agents+=("$!")
 done
 code=0

@@ -19,6 +19,7 @@ import warnings
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from megatron_moevement.cli.job_end import event_dir_of
 from megatron_moevement.cli.metrics import add_metrics_address, open_metrics
 from megatron_moevement.errors import ExitCode, UserError
 from megatron_moevement.runtime.observation.log import open_log
@@ -59,8 +60,11 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     )
     add_metrics_address(parser)
     parser.add_argument(
-        "--event-dir", metavar="DIR", help="the job's --moevement-event-dir, for its metrics"
+        "--event-dir",
+        metavar="DIR",
+        help="the job's --moevement-event-dir, for its metrics (default: that of FLAGS)",
     )
+    parser.add_argument("flags", nargs="*", metavar="FLAGS", help="those of the job, after --")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -77,7 +81,8 @@ def run(args: argparse.Namespace) -> int:
     ports = (args.port, args.port + 1 if args.port else 0)
     with contextlib.ExitStack() as stack:
         stack.enter_context(open_log("moevement stores", "stores"))
-        metrics = open_metrics(stack, args.metrics_address, args.event_dir)
+        event_dir = args.event_dir or event_dir_of(args.flags)
+        metrics = open_metrics(stack, args.metrics_address, event_dir)
         try:
             listeners = [
                 stack.enter_context(socket.create_server((args.interface, port), backlog=1024))

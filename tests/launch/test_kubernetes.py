@@ -72,7 +72,30 @@ def test_its_flags_are_those_of_the_programs():
     values, unknown = build_parser().parse_known_args(RANKS["args"])
     assert unknown == []
     assert values.inprocess_restart
-    assert STORES["command"] == ["moevement", "stores"]
+
+
+@pytest.mark.parametrize("port", ["", "9464"])
+def test_the_pod_of_the_stores_serves_metrics_where_it_is_given_a_port(tmp_path, port):
+    (tmp_path / "moevement").write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    (tmp_path / "moevement").chmod(0o755)
+    default = next(one["value"] for one in STORES["env"] if one["name"] == "METRICS_PORT")
+    assert default == ""
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "POD_IP": "10.0.0.7"}
+    done = subprocess.run(
+        [*STORES["command"], "--port", "29500"],
+        env=environment | {"METRICS_PORT": port},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    events = next(
+        one.partition("=")[2] for one in RANKS["args"] if one.startswith("--moevement-event-dir")
+    )
+    metrics = ["--metrics-address", f"10.0.0.7:{port}", "--event-dir", events] if port else []
+    assert done.stdout.splitlines() == ["stores", "--port", "29500", *metrics]
+    volume = events.split("/")[1]
+    (mount,) = STORES["volumeMounts"]
+    assert (mount["name"], mount["mountPath"]) == (volume, f"/{volume}")
 
 
 def test_the_page_has_the_variables_that_processes_read():
