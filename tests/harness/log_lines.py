@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 _LINE = re.compile(
     r"^(?P<time>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+00:00) (?P<host>\S+) "
-    r"(?P<place>rank \d+|rank \?|spare \d+|launcher) (?P<level>[A-Z]+) "
-    r"(?P<program>pretrain_moe\.py|moevement [a-z]+): (?P<text>.*)$",
+    r"(?P<place>rank \d+|rank \?|spare \d+|launcher|batch|task \d+) (?P<level>[A-Z]+) "
+    r"(?P<program>pretrain_moe\.py|train_moe\.sbatch|moevement [a-z]+): (?P<text>.*)$",
     re.MULTILINE,
 )
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from megatron_moevement.runtime.observation.events import EventName, read_events
+from tests.harness.log_lines import log_lines
 
 ROOT = Path(__file__).resolve().parents[2]
 SRUN = """#!/bin/sh
@@ -42,6 +43,7 @@ def submit(tmp_path):
         environment = os.environ | {
             "PATH": f"{tmp_path}:{os.environ['PATH']}",
             "SLURM_JOB_ID": "77",
+            "SLURMD_NODENAME": "node1",
             "SLURM_JOB_NODELIST": "node[1-2]",
             "SLURM_NTASKS": "16",
             "SLURM_NTASKS_PER_NODE": "8",
@@ -56,7 +58,11 @@ def submit(tmp_path):
             command, env=environment | variables, capture_output=True, text=True, check=False
         )
         assert result.returncode == code, result.stderr
-        run.said = result.stderr.splitlines()
+        lines = list(log_lines(result.stderr))
+        assert len(lines) == len(result.stderr.splitlines()), "each line is one of the log"
+        assert {(one.host, one.place) for one in lines} <= {("node1", "batch")}
+        run.levels = [one.level for one in lines]
+        run.said = [f"{one.program}: {one.text}" for one in lines]
         return result.stdout.splitlines()
 
     return run
@@ -281,10 +287,13 @@ def test_the_last_line_names_who_was_lost_and_where(submit, tmp_path):
         f"{kept.format(2)}{hint}",
         f"{left}the job is queued again",
     ]
+    assert submit.levels == ["ERROR", "ERROR", "WARNING"]
     submit(CODE="75", KILLED="11", RELAUNCHES="0", code=75, SLURM_RESTART_COUNT="10")
     assert submit.said[1:] == [f"{left}submit the job again as it was to go on"]
+    assert submit.levels[1:] == ["ERROR"]
     submit(CODE="0", KILLED="11", SPARES="2")
     assert submit.said == [f"train_moe.sbatch: launch 1 ends with exit code 0; {lost}{hint}"]
+    assert submit.levels == ["INFO"]
     submit(CODE="1", code=1)
     (line,) = submit.said
     assert "exit code 1; on node" in line
@@ -373,7 +382,10 @@ def test_where_the_node_of_the_batch_script_is_lost_one_task_queues_the_job_agai
         (codes / "slept").unlink(missing_ok=True)
     asked = codes / "asked"
     assert (asked.read_text().split() if asked.exists() else []) == ["77"] * queued
-    lines = (codes / "log").read_text().splitlines() if (codes / "log").exists() else []
-    lost = "train_moe.sbatch: node1, where the batch script ran, is lost; "
-    end = "the job is queued again" if queued else "scontrol requeue 77 to go on"
-    assert lines == [lost + end] * (queued or restarts == "10")
+    said = (codes / "log").read_text() if (codes / "log").exists() else ""
+    lines = [(one.place, one.level, one.text) for one in log_lines(said)]
+    level, end = ("WARNING", "the job is queued again")
+    if not queued:
+        level, end = ("ERROR", "scontrol requeue 77 to go on")
+    line = ("task 1", level, f"node1, where the batch script ran, is lost; {end}")
+    assert lines == [line] * (queued or restarts == "10")
