@@ -20,7 +20,10 @@ from rich.text import Text
 WIDTH = 118
 LINES = (
     (r"^(\d\. .*|   SIGKILL .*)$", "bold"),
-    (r"^ \[[^]]*\] (iteration +\d+/ *\d+ \|).*(\| lm loss: \S+ \|).*$", ""),
+    (
+        r"^\S+ \S+ rank \d+ INFO \S+  \[[^]]*\] (iteration +\d+/ *\d+ \|).*(\| lm loss: \S+ \|).*$",
+        "",
+    ),
     (r"^(validation loss .* is low enough: .*)$", "green"),
     (r"^\S+ \S+ (rank \d+ INFO) \S+ (protected by: .*|begins: .*|LOCALIZED: .*)$", ""),
     (r"^\S+ \S+ (rank \d+ INFO) \S+ (step \d+: protection: .*|done: .*)$", ""),

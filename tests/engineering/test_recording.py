@@ -14,7 +14,7 @@ PREFIX = "2026-11-27T10:27:29.153+00:00 node7 rank 0 INFO pretrain_moe.py:"
 OUTPUT = f"""
 1. A job that nothing interrupts: 4 ranks, 2 pipeline stages x 2 expert-parallel ranks.
 {PREFIX} flags, run: --micro-batch-size 4
- [2026-11-27 10:27:17] iteration      160/     200 | consumed | lm loss: 2.48E+00 | loss |
+{PREFIX}  [2026-11-27 10:27:17] iteration      160/     200 | consumed | lm loss: 2.48E+00 | loss |
 {PREFIX} LOCALIZED: stage 1 lost state; from the window of step 170
 same bits: state and losses of the killed job are those of the other one
 """

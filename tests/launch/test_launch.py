@@ -329,10 +329,10 @@ def test_two_pipeline_stages_train_and_one_rank_prints(tmp_path):
     command = [ROOT / "scripts" / "run_local.sh", "-n", "2", "--", *flags]
     result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
-    assert [line.split()[3] for line in result.stdout.splitlines() if " iteration " in line] == [
-        "1/",
-        "2/",
-    ]
+    lines = [line for line in log_lines(result.stdout) if " iteration " in line.text]
+    assert [line.text.split()[3] for line in lines] == ["1/", "2/"]
+    assert {(line.place, line.program) for line in lines} == {("rank 1", "pretrain_moe.py")}
+    assert all(line.text.startswith(" [") for line in lines), "Megatron-LM's text is whole"
 
 
 def test_the_command_is_the_launcher(tmp_path):

@@ -11,7 +11,7 @@ import sys
 import threading
 from datetime import UTC, datetime, timedelta
 
-from megatron_moevement.runtime.observation.log import PACKAGE, open_log
+from megatron_moevement.runtime.observation.log import PACKAGE, lines_for_output, open_log
 from tests.harness.log_lines import log_lines, without_prefixes
 
 logger = logging.getLogger(f"{PACKAGE}.somewhere.below")
@@ -105,6 +105,17 @@ def test_threads_that_are_interrupted_in_a_line_keep_nobody_from_telling_more(mo
         other.start()
         other.join(timeout=10)
     assert told.getvalue().endswith("still here\n")
+
+
+def test_a_text_for_standard_output_is_whole_in_lines_of_the_log():
+    text = "----\n validation loss\n----"
+    with open_log("pretrain_moe.py", "rank ?") as log:
+        log.place = "rank 3"
+        lines = lines_for_output(text)
+    assert [line.text for line in log_lines(lines)] == text.splitlines()
+    assert {(line.place, line.level) for line in log_lines(lines)} == {("rank 3", "INFO")}
+    assert lines.endswith("\n")
+    assert lines_for_output(text) == f"{text}\n", "no program has opened a log"
 
 
 def test_a_stream_that_is_gone_ends_nobody(monkeypatch):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The log of a program: lines on standard error, each with time, host, rank and level.
+"""The log of a program: lines, each with time, host, rank and level; of records on standard error.
 
 A module writes to `logging.getLogger(__name__)` and sets nothing up; a program opens the log. Where
 another program uses this package, what becomes of the records is that program's concern.
@@ -11,6 +11,7 @@ import contextlib
 import logging
 import socket
 import sys
+import time
 from collections.abc import Iterator
 
 from megatron_moevement.runtime.observation.timestamp import timestamp
@@ -46,11 +47,18 @@ class Log(logging.Handler):
 
     def format(self, record: logging.LogRecord) -> str:
         """Returns the lines of a record; each begins like the first."""
-        prefix = (
-            f"{timestamp(record.created)} {self._host} {self.place} {record.levelname} "
-            f"{self._program}: "
-        )
-        return "".join(f"{prefix}{line}\n" for line in super().format(record).splitlines())
+        return self.lines(super().format(record), record.created, record.levelname)
+
+    def lines(self, text: str, time_s: float, level: str) -> str:
+        """Returns the lines of a text, each with its end and what the log has before it.
+
+        Args:
+            text: of one line or several.
+            time_s: seconds since the epoch.
+            level: its name.
+        """
+        prefix = f"{timestamp(time_s)} {self._host} {self.place} {level} {self._program}: "
+        return "".join(f"{prefix}{line}\n" for line in text.splitlines())
 
     def emit(self, record: logging.LogRecord) -> None:
         """Writes a record at once."""
@@ -73,6 +81,17 @@ class Log(logging.Handler):
                 own = logging.getLogger(name)
                 for each in _LEVELS:
                     own.isEnabledFor(each)  # asks under a lock, once; see `createLock`
+
+
+def lines_for_output(text: str) -> str:
+    """Returns the lines of a text for standard output, as the open log would have them.
+
+    Without one, where another program uses this package, they are as they are.
+    """
+    for handler in logging.getLogger(PACKAGE).handlers:
+        if isinstance(handler, Log):
+            return handler.lines(text, time.time(), logging.getLevelName(logging.INFO))
+    return f"{text}\n"
 
 
 @contextlib.contextmanager

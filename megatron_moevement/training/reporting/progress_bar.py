@@ -19,6 +19,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from megatron_moevement.runtime.observation.log import lines_for_output
+
 _REFRESH_INTERVAL_S = 0.1
 
 
@@ -29,8 +31,8 @@ class ProgressDisplay:
         """Shows that an iteration is done, with its loss."""
 
     def print_line(self, text: str) -> None:
-        """Prints text to standard output, undisturbed by what is shown."""
-        sys.stdout.write(text + "\n")
+        """Prints text to standard output as the log has it, undisturbed by what is shown."""
+        sys.stdout.write(lines_for_output(text))
         sys.stdout.flush()
 
     def close(self) -> None:
