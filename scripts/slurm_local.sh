@@ -4,7 +4,8 @@
 #   scripts/slurm_local.sh COMMAND...        (as root; apt-get install -y slurmctld slurmd slurm-client munge)
 # Network, /dev/shm and host names are the command's own, so that nothing else of the machine is touched.
 # NODES=3: virtual nodes n1, n2, ... in the partitions `work` and `urgent`; jobs of `urgent` preempt
-# those of `work`, which are queued again. SLURM_LOCAL has, for the command, the folder of daemons and logs.
+# those of `work`, which are queued again after GRACE_S=0 seconds for a save (GraceTime).
+# SLURM_LOCAL has, for the command, the folder of daemons and logs.
 # A node fails when its daemon and its steps are killed: see fail_node in tests/harness/slurm_job.py.
 set -euo pipefail
 

@@ -28,6 +28,12 @@ from megatron_moevement.runtime.observation.events import EventName, EventRecord
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = 120
 NODES, TASKS_PER_NODE, SPARES = 3, 2, 2
+GRACE_S = 30
+"""That a preempted job gets for its save."""
+HELD_S = 8.0
+"""For which a rank is held up in its save: more than Slurm's KillWait, less than the grace."""
+COPIED_STEPS = 9
+"""Steps after a recovery in which each slot is copied again: three windows."""
 WORDS = 300
 PATIENCE_S = 400.0
 POLL_S = 0.2
@@ -50,9 +56,11 @@ class Case(Enum):
     FIRST_NODE = "first-node"
     TIME_LIMIT = "time-limit"
     PREEMPTION = "preemption"
+    GRACE = "grace"
+    NO_SPARES = "no-spares"
 
 
-QUEUED_AGAIN = frozenset({Case.FIRST_NODE, Case.PREEMPTION})
+QUEUED_AGAIN = frozenset({Case.FIRST_NODE, Case.PREEMPTION, Case.GRACE})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,6 +116,15 @@ class SlurmJob:
             return max((event.iteration for event in self._of(EventName.ITERATION)), default=0)
         return 0
 
+    def recoveries(self) -> int:
+        """Returns how many recoveries a rank has recorded the end of."""
+        return sum(event.logical_rank == 0 for event in self._of(EventName.RECOVERED))
+
+    def saved(self) -> list[int]:
+        """Returns the steps before the last one of which there are checkpoints, in order."""
+        steps = {event.iteration for event in self._of(EventName.CHECKPOINT_SAVED)}
+        return sorted(steps - {STEPS})
+
     def lost_steps(self) -> list[int]:
         """Returns how many committed steps each recovery gave up."""
         return [event.fields["lost_steps"] for event in self._of(EventName.PLAN)]
@@ -118,6 +135,11 @@ class SlurmJob:
     def await_step(self, step: int) -> None:
         """Waits until a rank has recorded a step."""
         self._await(lambda: self.committed() >= step, f"step {step}")
+
+    def await_recovery(self, number: int) -> None:
+        """Waits until so many recoveries have ended and what they restored is copied again."""
+        self._await(lambda: self.recoveries() >= number, f"recovery {number}")
+        self.await_step(self.committed() + COPIED_STEPS)
 
     def await_end(self) -> Outcome:
         """Waits until Slurm counts the job as ended."""
@@ -170,15 +192,29 @@ def report(line: str) -> None:
     sys.stdout.flush()
 
 
-def kill_rank(rank: int) -> None:
-    """Kills the process of a rank, and leaves its shell and its monitors."""
+def _process_of(rank: int) -> int:
+    """Returns the process of a rank, not its shell and not its monitors."""
     own = [
         pid
         for pid, variables in _processes()
         if variables.get("RANK") == str(rank)
         and b"pretrain_moe.py\0" in Path("/proc", str(pid), "cmdline").read_bytes()
     ]
-    os.kill(min(own), signal.SIGKILL)  # its monitors are forked from it
+    return min(own)  # its monitors are forked from it
+
+
+def kill_rank(rank: int) -> None:
+    """Kills the process of a rank, and leaves its shell and its monitors."""
+    os.kill(_process_of(rank), signal.SIGKILL)
+
+
+def hold_rank(rank: int, duration_s: float) -> None:
+    """Stops the process of a rank for a while, against Slurm, which continues it."""
+    process, ends_s = _process_of(rank), time.monotonic() + duration_s
+    while time.monotonic() < ends_s:
+        os.kill(process, signal.SIGSTOP)
+        time.sleep(POLL_S / 10)
+    os.kill(process, signal.SIGCONT)
 
 
 def _parent(pid: int, name: str) -> int | None:
@@ -224,16 +260,41 @@ def strike(case: Case, job: SlurmJob, draw: random.Random) -> None:
         fail_node(f"n{draw.randrange(2, NODES + 1)}", store)
     elif case is Case.FIRST_NODE:
         fail_node("n1", store)
+    elif case is Case.NO_SPARES:
+        use_up_spares(job, draw)
+        fail_node(f"n{draw.randrange(2, NODES + 1)}", store)
+    elif case is Case.GRACE:
+        preempt()
+        hold_rank(draw.randrange(NODES * TASKS_PER_NODE - SPARES), HELD_S)
     else:
-        wrap = "--wrap=sleep 5"
-        _slurm(
-            "sbatch",
-            "--partition=urgent",
-            f"--nodes={NODES + 1}",
-            "--exclusive",
-            "--output=/dev/null",
-            wrap,
-        )
+        preempt()
+
+
+def preempt() -> None:
+    """Submits a short job of all nodes that goes first."""
+    options = ("--partition=urgent", f"--nodes={NODES + 1}", "--exclusive", "--output=/dev/null")
+    _slurm("sbatch", *options, "--wrap=sleep 5")
+
+
+def use_up_spares(job: SlurmJob, draw: random.Random) -> None:
+    """Kills a rank of each node that trains, one after the other has recovered."""
+    firsts = range(0, NODES * TASKS_PER_NODE - SPARES, TASKS_PER_NODE)
+    for number, first in enumerate(firsts, 1):
+        kill_rank(first + draw.randrange(TASKS_PER_NODE))
+        job.await_recovery(number)
+        report(f"recovery {number} has ended, step {job.committed()}")
+
+
+def is_as_promised(case: Case, job: SlurmJob) -> bool:
+    """Whether a job that ended did so as docs/operate/slurm.md has it for its case."""
+    outcome, log = job.outcome(), (job.folder / "log").read_text()
+    held = (outcome.state, outcome.restarts) == ("COMPLETED", int(case in QUEUED_AGAIN))
+    if case is Case.GRACE:
+        held = held and len(job.saved()) == 1 and "it was preempted" in log
+    if case is Case.NO_SPARES:
+        again = "its state is kept: it is launched again in this allocation"
+        held = held and job.recoveries() == SPARES + 1 and log.count(again) == 1
+    return held and not any(job.lost_steps())
 
 
 def main(case: str, seed: str, folder: str) -> int:
@@ -244,9 +305,7 @@ def main(case: str, seed: str, folder: str) -> int:
     strike(Case(case), job, random.Random(f"{case} {seed}"))  # noqa: S311
     outcome = job.await_end()
     report(f"{case}: {outcome}, step {job.committed()}, lost steps {job.lost_steps()}")
-    restarts = int(Case(case) in QUEUED_AGAIN)
-    as_promised = (outcome.state, outcome.restarts) == ("COMPLETED", restarts)
-    return 0 if as_promised and not any(job.lost_steps()) else 1
+    return 0 if is_as_promised(Case(case), job) else 1
 
 
 if __name__ == "__main__":

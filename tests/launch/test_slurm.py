@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness.slurm_job import Case
+from tests.harness.slurm_job import GRACE_S, Case
 
 ROOT = Path(__file__).resolve().parents[2]
 LOCAL = ROOT / "scripts" / "slurm_local.sh"
@@ -35,7 +35,8 @@ pytestmark = pytest.mark.skipif(not HAS_SLURM, reason="Slurm is not installed, o
 def run(case, seed, folder):
     """Runs a case; returns the digest of the state that its job ended with, and what it printed."""
     command = [LOCAL, sys.executable, "-m", "tests.harness.slurm_job", case.value, seed, folder]
-    environment = os.environ | {"NODES": "4"}
+    grace_s = GRACE_S if case is Case.GRACE else 0
+    environment = os.environ | {"NODES": "4", "GRACE_S": str(grace_s)}
     done = subprocess.run(
         command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False
     )
