@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     name = "moevement convert"
     job = Job(args.ranks, 0, PROGRAM, flags, GRACE, log_directory=None, name=name)
     with document_alone(args):
-        code = launch(job)
+        code = launch(job).code
     if code == ExitCode.DONE:
         assert save is not None  # the ranks refuse to begin without it
         show(args, document(CheckpointFolder(Path(save))), [])  # rank 0 has printed it to people

@@ -8,6 +8,7 @@ import time
 from datetime import timedelta
 
 from megatron_moevement.cli.job_end import describe_status, event_dir_of
+from megatron_moevement.cli.output import add_json_flag, show
 from megatron_moevement.errors import ExitCode, UserError
 from megatron_moevement.runtime.interrupts.open_sockets import is_listening
 from megatron_moevement.runtime.observation.process_events import Child, tell_end
@@ -27,7 +28,7 @@ _MOST = 255
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of `moevement ended`."""
-    parser.usage = "moevement ended --code N [--begun SECONDS] -- FLAGS..."
+    parser.usage = "moevement ended --code N [--begun SECONDS] [--json] -- FLAGS..."
     parser.add_argument("--code", type=int, required=True, help="as a shell reports it")
     parser.add_argument(
         "--begun",
@@ -35,6 +36,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="when the process was started, since the epoch (default: now)",
     )
+    add_json_flag(parser, "what was recorded, and where, as JSON")
     parser.add_argument("flags", nargs="*", metavar="FLAGS", help="those of the program")
 
 
@@ -52,27 +54,40 @@ def run(args: argparse.Namespace) -> int:
     begun_s = time.time() if args.begun is None else args.begun
     child = Child(launch.name, launch.process, None, begun_s)
     status = status_of(args.code)
-    tell_end(event_dir_of(args.flags), child, status)
-    _note_gone(launch, status)
+    folder = event_dir_of(args.flags)
+    document = {
+        "launch": launch.name,
+        "process": launch.process,
+        "code": status,
+        "end": describe_status(status),
+        "event_dir": folder if tell_end(folder, child, status) else None,
+        "noted": _note_gone(launch, status),
+    }
+    show(args, document, [])
     return ExitCode.DONE
 
 
-def _note_gone(launch: Launch, status: int) -> None:
-    """Notes in the control store, if it is still served, that a process has ended."""
+def _note_gone(launch: Launch, status: int) -> bool:
+    """Notes in the control store, if it is still served, that a process has ended.
+
+    Returns:
+        Whether it is noted there.
+    """
     if launch.control_store is None or launch.secret is None:
-        return
+        return False
     # They import torch.
     from megatron_moevement.runtime.coordination.meeting import store_at  # noqa: PLC0415
     from megatron_moevement.runtime.coordination.roll_call import note_gone  # noqa: PLC0415
 
     if not is_listening(*launch.control_store, _PATIENCE):
-        return  # the job has ended, too
+        return False  # the job has ended, too
     try:
         store = store_at(launch.control_store, _PATIENCE)
     except UserError:  # it ends meanwhile
-        return
+        return False
     end = describe_status(status)
     note_gone(store, launch.process, launch.secret, launch.attempt, end=end)
+    return True
 
 
 def status_of(code: int) -> int:

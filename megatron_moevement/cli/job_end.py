@@ -13,7 +13,7 @@ import socket
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from megatron_moevement.errors import ExitCode
 from megatron_moevement.policy.report.casualties import Casualty
@@ -98,16 +98,19 @@ def report_death(process: int, status: int) -> None:
 
 def report_end(
     code: int, ends: Sequence[tuple[int, int]], flags: Sequence[str], stop: JobStop | None
-) -> None:
+) -> JobEnd:
     """Reports why a job ended, and what to do, where no process did.
 
     Args:
         ends: number and status of each process, in the order of ends.
         stop: why the processes stopped the job, where they noted it.
+
+    Returns:
+        What is known of the end.
     """
     losses = [] if stop is None else stop.losses
     events = event_dir_of(flags)
-    line = JobEnd(
+    end = JobEnd(
         code,
         ends,
         host=socket.gethostname(),
@@ -115,6 +118,26 @@ def report_end(
         reason=None if stop is None else stop.reason,
         casualties=[Casualty(**dataclasses.asdict(loss)) for loss in losses],
         event_dir=None if events is None else os.path.abspath(events),
-    ).line(describe_status)
+    )
+    line = end.line(describe_status)
     if line is not None:
         logger.log(logging.INFO if code == ExitCode.DONE else logging.ERROR, "%s", line)
+    return end
+
+
+def end_document(end: JobEnd) -> dict[str, Any]:
+    """Returns the end of a job for programs."""
+    return {
+        "code": end.code,
+        "end": describe_status(end.code),
+        "reason": end.reason,
+        "event_dir": end.event_dir,
+        "processes": [
+            {"process": process, "code": status, "end": describe_status(status)}
+            for process, status in end.ends
+        ],
+        "losses": [
+            {name: getattr(one, name) for name in ("process", "rank", "host", "reason")}
+            for one in end.casualties
+        ],
+    }

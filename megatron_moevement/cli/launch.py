@@ -36,12 +36,14 @@ from typing import IO, TYPE_CHECKING
 from megatron_moevement.cli.job_end import (
     RecordedEnds,
     describe_status,
+    end_document,
     event_dir_of,
     report_death,
     report_end,
 )
 from megatron_moevement.cli.left_processes import started_ranks
 from megatron_moevement.cli.metrics import add_metrics_address, open_metrics
+from megatron_moevement.cli.output import add_json_flag, document_alone, show
 from megatron_moevement.cli.stores import allow_connections, serve_store
 from megatron_moevement.errors import ExitCode, UserError
 from megatron_moevement.runtime.observation.log import open_log
@@ -50,6 +52,7 @@ from megatron_moevement.settings.parser import Parser
 from megatron_moevement.settings.secret import SECRET_VARIABLE, Secret, new_secret
 
 if TYPE_CHECKING:
+    from megatron_moevement.policy.report.last_lines import JobEnd
     from megatron_moevement.runtime.coordination.roll_call import JobStop, Store
 
 HELP = "start the ranks of a job on this machine"
@@ -177,8 +180,8 @@ def rank_environment(
     }
 
 
-def launch(job: Job) -> int:
-    """Runs a job to its end and returns its exit code. Call it from the main thread.
+def launch(job: Job) -> JobEnd:
+    """Runs a job to its end and returns how it ended. Call it from the main thread.
 
     Raises:
         UserError: Something that the ranks need is missing; nothing was started.
@@ -214,8 +217,7 @@ def launch(job: Job) -> int:
             exits, stop = _supervise(job, ranks, watched, stores[1], key, ends=ends)
             del stores
             code = job_exit_code(job, exits)
-            report_end(code, [(end.rank, end.status) for end in exits], job.flags, stop)
-            return code
+            return report_end(code, [(end.rank, end.status) for end in exits], job.flags, stop)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
@@ -333,7 +335,8 @@ def _send(processes: Iterable[subprocess.Popen[bytes]], number: int) -> None:
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of `moevement launch`."""
     parser.usage = (
-        "moevement launch -n N [-s S] [--log-dir DIR] [--metrics-address HOST:PORT] -- FLAGS..."
+        "moevement launch -n N [-s S] [--log-dir DIR] [--metrics-address HOST:PORT] [--json] "
+        "-- FLAGS..."
     )
     parser.add_argument("-n", "--ranks", type=int, required=True, help="active ranks")
     parser.add_argument("-s", "--spares", type=int, default=0, help="ranks that stand by")
@@ -351,20 +354,26 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         help="until SIGKILL when a rank has failed, or after Ctrl-C",
     )
     add_metrics_address(parser)
+    add_json_flag(parser, "how the job ended as JSON, and what the ranks print on standard error")
     parser.add_argument("flags", nargs="*", metavar="FLAGS", help="those of the program")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs the job that the command line describes and returns its exit code."""
+    """Runs the job that the command line describes and returns its exit code.
+
+    What its end is reported as to people is a line of the log, so only programs are shown more.
+    """
     if args.ranks < 1 or args.spares < 0 or args.grace_s < 0:
         args.parser.error("-n must be at least 1, -s and --grace-s at least 0")
     grace = timedelta(seconds=args.grace_s)
-    return launch(
-        Job(
-            *(args.ranks, args.spares, args.program, tuple(args.flags), grace, args.log_dir),
-            metrics_address=args.metrics_address,
-        )
+    job = Job(
+        *(args.ranks, args.spares, args.program, tuple(args.flags), grace, args.log_dir),
+        metrics_address=args.metrics_address,
     )
+    with document_alone(args):
+        end = launch(job)
+    show(args, end_document(end), [])
+    return end.code
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
 def _build(flags: tuple[str, ...], ranks: int) -> int:
     if ranks > 1:
         name = "moevement operators"
-        return launch(Job(ranks, 0, PROGRAM, flags, GRACE, log_directory=None, name=name))
+        return launch(Job(ranks, 0, PROGRAM, flags, GRACE, log_directory=None, name=name)).code
     from megatron_moevement.training.program import main  # noqa: PLC0415  (imports much)
 
     return main(flags)

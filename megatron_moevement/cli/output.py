@@ -9,11 +9,12 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from typing import Any
-
-from rich.console import Console, RenderableType
+from typing import TYPE_CHECKING, Any
 
 from megatron_moevement.errors import ExitCode
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 _OUTPUT, _ERROR = 1, 2
 """The descriptors of standard output and standard error, which started processes inherit."""
@@ -45,18 +46,30 @@ def document_alone(args: argparse.Namespace) -> Iterator[None]:
         os.close(kept)
 
 
-def show(args: argparse.Namespace, document: Any, shown: Sequence[RenderableType]) -> None:
+def show(
+    args: argparse.Namespace,
+    document: Any,
+    shown: Sequence[RenderableType],
+    *,
+    in_a_line: bool = False,
+) -> None:
     """Prints the document where JSON is asked for, else what is shown to people.
 
     Ends the process with 1, without a word, where its reader has left, as behind `| head`.
+
+    Args:
+        in_a_line: whether the document takes one line, for those who read it from a command that
+            goes on.
     """
     if args.json:
         try:
-            print(json.dumps(document, indent=1), flush=True)
+            print(json.dumps(document, indent=None if in_a_line else 1), flush=True)
         except BrokenPipeError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), _OUTPUT)  # for what Python flushes at its end
             raise SystemExit(ExitCode.FAILURE) from None
         return
+    from rich.console import Console  # noqa: PLC0415  (launchers import nothing heavy)
+
     console = Console(highlight=False, emoji=False)  # ":x:" in a path stays what it is
     for each in shown:
         console.print(each, soft_wrap=isinstance(each, str), markup=False)

@@ -108,20 +108,26 @@ def _of_events(event_dir: str) -> tuple[dict[str, Any], list[str]]:
     last = latest.events.get(EventName.PROTECTION)
     window = latest.events.get(EventName.WINDOW_PERSISTED)
     recoveries, recovery_lines = _newest_recovery(of_recoveries)
-    document = {
-        "generation": latest.generation,
-        "step": latest.step,
-        "time": latest.time_s,
-        "protection": None if last is None else dict(last.fields),
-        "window": None if window is None else dict(window.fields),
-        **recoveries,
-    }
+    document = {**latest_document(latest), **recoveries}
     if last is None or window is None:
         lines.append("protection: no window is persisted yet")
     else:
         lines[0] += f", window {_window(window.fields)}"
         lines.append(_protection(last.fields, window.fields))
     return document, lines + recovery_lines
+
+
+def latest_document(latest: Latest) -> dict[str, Any]:
+    """Returns how far a job is, and how protected, for programs."""
+    last = latest.events.get(EventName.PROTECTION)
+    window = latest.events.get(EventName.WINDOW_PERSISTED)
+    return {
+        "generation": latest.generation,
+        "step": latest.step,
+        "time": latest.time_s,
+        "protection": None if last is None else dict(last.fields),
+        "window": None if window is None else dict(window.fields),
+    }
 
 
 def _protection(level: Mapping[str, Any], window: Mapping[str, Any]) -> str:

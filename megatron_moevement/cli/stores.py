@@ -16,11 +16,12 @@ import secrets
 import signal
 import socket
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from megatron_moevement.cli.job_end import event_dir_of
 from megatron_moevement.cli.metrics import add_metrics_address, open_metrics
+from megatron_moevement.cli.output import add_json_flag, show
 from megatron_moevement.errors import ExitCode, UserError
 from megatron_moevement.runtime.observation.log import open_log
 from megatron_moevement.settings.launch import LAUNCH_VARIABLE, Address
@@ -59,6 +60,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         help="of the job, spares counted: whether the limit of open files allows them is checked",
     )
     add_metrics_address(parser)
+    add_json_flag(parser, "what the ranks need as JSON, in one line")
     parser.add_argument(
         "--event-dir",
         metavar="DIR",
@@ -93,18 +95,26 @@ def run(args: argparse.Namespace) -> int:
         names = ("MASTER_PORT", "MOEVEMENT_CONTROL_PORT")
         found = {name: each.getsockname()[1] for name, each in zip(names, listeners, strict=True)}
         stores = [serve_store(listener, args.interface) for listener in listeners]
-        shown = "".join(f" {name}={port}" for name, port in found.items())
-        # `ft_launcher` sets its own MASTER_ADDR and MASTER_PORT; these names win over them.
-        shown += f" MOEVEMENT_STORE_ADDR={args.interface} MOEVEMENT_STORE_PORT={found[names[0]]}"
-        if not os.environ.get(SECRET_VARIABLE):
-            shown += f" {SECRET_VARIABLE}={new_secret()}"
-        if not os.environ.get(LAUNCH_VARIABLE):
-            shown += f" {LAUNCH_VARIABLE}={secrets.token_hex(4)}"
-        print(f"MASTER_ADDR={args.interface}{shown} TORCHELASTIC_USE_AGENT_STORE=True", flush=True)
+        needed = _needed(args.interface, found)
+        words = " ".join(f"{name}={value}" for name, value in needed.items())
+        show(args, needed, [words], in_a_line=True)
         metrics()
         signal.sigwait(ends)
         del stores
     return ExitCode.DONE
+
+
+def _needed(interface: str, ports: Mapping[str, int]) -> dict[str, str]:
+    """Returns what the ranks need in their environment."""
+    needed = {"MASTER_ADDR": interface, **{name: str(port) for name, port in ports.items()}}
+    # `ft_launcher` sets its own MASTER_ADDR and MASTER_PORT; these names win over them.
+    needed["MOEVEMENT_STORE_ADDR"] = interface
+    needed["MOEVEMENT_STORE_PORT"] = needed["MASTER_PORT"]
+    if not os.environ.get(SECRET_VARIABLE):
+        needed[SECRET_VARIABLE] = new_secret()
+    if not os.environ.get(LAUNCH_VARIABLE):
+        needed[LAUNCH_VARIABLE] = secrets.token_hex(4)
+    return {**needed, "TORCHELASTIC_USE_AGENT_STORE": "True"}
 
 
 @contextlib.contextmanager

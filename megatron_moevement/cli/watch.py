@@ -12,24 +12,30 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
+from typing import Any
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
 from megatron_moevement.cli.inputs import DAMAGE, EVENT_DIR, damage_refused, event_folder
 from megatron_moevement.cli.job_end import describe_status
+from megatron_moevement.cli.output import add_json_flag, show
+from megatron_moevement.cli.recoveries import recovery_document
+from megatron_moevement.cli.status import latest_document
 from megatron_moevement.errors import ExitCode, UserError
 from megatron_moevement.policy.accounting.event import EventName, EventRecord
-from megatron_moevement.policy.report.newest import Newest, WatchedProcess
+from megatron_moevement.policy.outcome.recoveries import EndedRecovery
+from megatron_moevement.policy.report.newest import Newest, WatchedProcess, WatchedRestart
 from megatron_moevement.runtime.observation.event_tail import EventTail
+from megatron_moevement.runtime.observation.timestamp import timestamp
 
 HELP = "watch a run in the terminal"
 DESCRIPTION = """
 Shows how far a run is, how protected, what each of its processes does, and its newest losses, from
 its events; renews itself until Ctrl-C. A damaged event does not end it: it is left out, and a line
-of the page has where it is. With --once it is refused.
+of the page has where it is. With --once or --json it is refused.
 """
 _ROWS = 32
 """Of more processes only those are listed that do something else than most."""
@@ -43,6 +49,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--every", type=float, default=2.0, metavar="SECONDS", help="renew so often (default: 2)"
     )
     parser.add_argument("--once", action="store_true", help="print it once, and end")
+    add_json_flag(parser, "print once as JSON what the page is made of, and end")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -55,14 +62,14 @@ def run(args: argparse.Namespace) -> int:
     if not args.every > 0:
         raise UserError(f"--every {args.every}: give a number of seconds above 0")
     tails, newest = Tails(args.event_dirs), Newest()
-    if args.once:
+    if args.once or args.json:
         with damage_refused(*args.event_dirs):
             for name, record in tails.news():
                 newest.take(name, record)
-            shown_once = page(newest, time.time())
+            found, shown_once = document(newest), page(newest, time.time())
         if not newest.processes:
             raise UserError(f"{', '.join(args.event_dirs)}: no events yet")
-        Console(highlight=False).print(shown_once)
+        show(args, found, [shown_once])
         return ExitCode.DONE
     if not sys.stdout.isatty():
         raise UserError("the page needs a terminal; --once prints it as it is now")
@@ -82,6 +89,31 @@ def page(newest: Newest, now_s: float) -> RenderableType:
         now_s: seconds since the epoch.
     """
     return Group(*(line for part in _parts(newest, now_s).values() for line in part()))
+
+
+def document(newest: Newest) -> dict[str, Any]:
+    """Returns what the page is made of; times of processes are seconds since the epoch."""
+    return {
+        "run_id": newest.run_id,
+        **latest_document(newest.latest),
+        "step_s": newest.duration_s,
+        "loss": newest.step_fields.get("loss"),
+        "grad_norm": newest.step_fields.get("grad_norm"),
+        "processes": [{**dataclasses.asdict(one), "doing": _doing(one)} for one in newest.living()],
+        "restarts": [_restart_document(one, newest) for one in newest.restarts],
+    }
+
+
+def _restart_document(watched: WatchedRestart, newest: Newest) -> dict[str, Any]:
+    account, plan = watched.restart.account(), watched.restart.plan
+    ended_s = min((one.time for one in watched.restart.recovered), default=0.0)
+    return {
+        "time": timestamp(watched.time_s),
+        "generation": watched.generation,
+        "lost": newest.loss_before(watched, describe_status),
+        "plan": None if plan is None else dict(plan),
+        "recovery": None if account is None else recovery_document(EndedRecovery(ended_s, account)),
+    }
 
 
 class Tails:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The line that a launcher ends a job with: why, and what to do."""
 
+import json
 import os
 import signal
 import subprocess
@@ -72,7 +73,7 @@ def test_another_launcher_records_how_a_process_ended(launched, code, status):
     assert told == {"launch": "a", "process": 3, "code": status, "started_s": 12.5, "child": None}
 
 
-def test_an_end_is_noted_for_the_processes_that_go_on(launched, monkeypatch):
+def test_an_end_is_noted_for_the_processes_that_go_on(launched, monkeypatch, capsys):
     secret = "s" * 32
     command = [sys.executable, "-m", "megatron_moevement.cli", "stores", "--interface", "127.0.0.1"]
     command += ["--port", "0", "--processes", "4"]
@@ -86,13 +87,29 @@ def test_an_end_is_noted_for_the_processes_that_go_on(launched, monkeypatch):
             ("MOEVEMENT_SECRET", secret),
         ):
             monkeypatch.setenv(name, value)
-        assert main(["ended", "--code", "137", "--"]) == ExitCode.DONE
+        assert main(["ended", "--code", "137", "--json", "--"]) == ExitCode.DONE
+        assert json.loads(capsys.readouterr().out)["noted"] is True
         control = store_at(("127.0.0.1", int(port)), timedelta(seconds=10))
         patience = timedelta(seconds=60)
         roll = RollCall(0, 4, secret=Secret(secret.encode()), attempt="0", patience=patience)
         assert roll.ends(control, ()) == {3: "was killed by SIGKILL"}
         stores.terminate()
     assert main(["ended", "--code", "137", "--"]) == ExitCode.DONE  # nobody serves it now
+
+
+@pytest.mark.parametrize("folder", ["events", "of no process"])
+def test_programs_learn_where_an_end_was_recorded(launched, capsys, folder):
+    events = str(launched.parent / folder)
+    flags = ["ended", "--code", "137", "--json", "--", "--moevement-event-dir", events]
+    assert main(flags) == ExitCode.DONE
+    assert json.loads(capsys.readouterr().out) == {
+        "launch": "a",
+        "process": 3,
+        "code": -9,
+        "end": "was killed by SIGKILL",
+        "event_dir": events if folder == "events" else None,
+        "noted": False,
+    }
 
 
 def test_an_end_of_no_launch_or_with_no_code_is_refused(launched, monkeypatch, capsys):

@@ -18,25 +18,6 @@ from megatron_moevement.training.presets import PARAMETERS
 from tests.cli.test_recoveries import told
 
 ROOT = Path(__file__).resolve().parents[2]
-WITH_DOCUMENT = {
-    "account",
-    "check",
-    "clean",
-    "convert",
-    "data inspect",
-    "data prepare",
-    "events",
-    "explain",
-    "inspect",
-    "losses",
-    "operators",
-    "presets",
-    "recoveries",
-    "report",
-    "schedule",
-    "scripts",
-    "status",
-}
 DENSE = ("--num-layers", "4", "--hidden-size", "8", "--vocab-size", "16", "--ffn-hidden-size", "8")
 
 
@@ -61,9 +42,10 @@ def commands(parser, *above):
         yield " ".join(above), parser
 
 
-def test_every_command_that_has_something_to_show_has_the_flag():
+def test_every_command_has_the_flag():
     found = dict(commands(build_parser()))
-    assert {name for name, own in found.items() if "--json" in own.flags} == WITH_DOCUMENT
+    assert {"data prepare", "launch", "stores"} <= found.keys()
+    assert [name for name, own in found.items() if "--json" not in own.flags] == []
 
 
 def test_presets(printed):

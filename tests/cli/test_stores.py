@@ -2,6 +2,8 @@
 """`moevement stores` serves two stores until it is told to end."""
 
 import contextlib
+import json
+import os
 import resource
 import signal
 import socket
@@ -29,6 +31,23 @@ def test_it_serves_both_stores_until_sigterm():
         finally:
             process.send_signal(signal.SIGTERM)
         assert process.wait(20) == 0
+
+
+def test_programs_read_one_line_while_it_serves():
+    environment = {**os.environ, "MOEVEMENT_LAUNCH": "", "MOEVEMENT_SECRET": "s" * 32}
+    command = [*COMMAND, "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        try:
+            needed = json.loads(process.stdout.readline())
+            address = (needed["MASTER_ADDR"], int(needed["MASTER_PORT"]))
+            socket.create_connection(address, 20).close()
+        finally:
+            process.send_signal(signal.SIGTERM)
+        assert process.stdout.read() == ""
+    assert all(isinstance(value, str) for value in needed.values())  # as an environment has them
+    assert needed["MOEVEMENT_STORE_PORT"] == needed["MASTER_PORT"]
+    assert "MOEVEMENT_LAUNCH" in needed
+    assert "MOEVEMENT_SECRET" not in needed  # it stays where it is
 
 
 def test_a_signal_that_is_ignored_from_the_start_does_not_end_it():

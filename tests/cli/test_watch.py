@@ -14,7 +14,8 @@ import pytest
 from rich.console import Console
 
 from megatron_moevement.cli import main
-from megatron_moevement.cli.watch import Damage, lasting_page, page, take_news
+from megatron_moevement.cli.job_end import describe_status
+from megatron_moevement.cli.watch import Damage, document, lasting_page, page, take_news
 from megatron_moevement.errors import ExitCode
 from megatron_moevement.policy.accounting.event import EventName, EventRecord
 from megatron_moevement.policy.job.ranks import Layout
@@ -63,6 +64,34 @@ def test_once_it_prints_step_protection_processes_and_losses(tmp_path, capsys):
     assert "run synthetic  step 39  generation 1" in printed
     assert "protection: full, 2 of 2 copies" in printed
     assert "LOCALIZED" in printed
+
+
+@pytest.mark.parametrize("once", [["--once"], []])
+def test_programs_get_what_the_page_is_made_of(tmp_path, capsys, once):
+    run_of().write(tmp_path / "events")
+    assert main(["watch", *once, str(tmp_path / "events"), "--json"]) == ExitCode.DONE
+    found = json.loads(capsys.readouterr().out)
+    assert (found["run_id"], found["step"], found["generation"]) == ("synthetic", 39, 1)
+    assert found["protection"]["level"] == "full"
+    assert found["window"]["start"] + found["window"]["size"] - 1 <= 39
+    failed = [one for one in found["processes"] if one["code"]]
+    lived = [one for one in found["processes"] if one["rank"] >= 0 and one not in failed]
+    assert [one["rank"] for one in lived] == [0, 1, 2, 3]
+    assert failed
+    assert [one["doing"] for one in failed] == [describe_status(one["code"]) for one in failed]
+    restart = found["restarts"][0]
+    assert "was killed by" in restart["lost"]
+    assert restart["plan"]["verdict"] == restart["recovery"]["verdict"] == "LOCALIZED"
+    assert restart["recovery"]["time"] > restart["time"]
+
+
+def test_programs_see_a_recovery_that_goes_on_by_its_plan():
+    run = run_of()
+    found = document(newest_of(run, max(run.facts) / 1e9 + 0.1))
+    assert found["restarts"][0]["plan"]["verdict"] == "LOCALIZED"
+    assert found["restarts"][0]["recovery"] is None
+    assert "restoring" in {one["doing"] for one in found["processes"]}
+    json.dumps(found)
 
 
 def test_a_recovery_that_goes_on_shows_its_plan(tmp_path):

@@ -237,6 +237,20 @@ def test_the_others_learn_who_has_ended_and_the_launcher_why_they_stop(start, tm
     assert ends == {"1": "was killed by SIGKILL", "2": "ended with exit code 7 (it failed)"}
 
 
+def test_programs_get_the_end_of_the_job_alone_on_standard_output(start, tmp_path):
+    body = """
+    print("of rank", RANK)
+    sys.exit(7 * RANK)
+    """
+    process = start(body, "-n", "1", "-s", "1", "--json")
+    output, errors = process.communicate(timeout=60)
+    found = json.loads(output)
+    assert (process.returncode, found["code"], found["end"]) == (0, 0, "ended with exit code 0")
+    assert {one["process"]: one["code"] for one in found["processes"]} == {0: 0, 1: 7}
+    assert (found["reason"], found["event_dir"], found["losses"]) == (None, None, [])
+    assert {"of rank 0", "of rank 1"} <= set(errors.splitlines())
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signals_are_forwarded_and_the_ranks_decide(start, tmp_path, number):
     process = start(f"serve_until({int(number)})", "-n", "2")

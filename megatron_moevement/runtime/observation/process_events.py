@@ -60,10 +60,16 @@ class ProcessEvents:
         _tell(self._directory, event, generation, **fields)
 
 
-def _tell(directory: str | None, event: EventName, generation: int = 0, **fields: Any) -> None:
-    """Records an event of no rank; a folder that can't be written is for the ranks to refuse."""
+def _tell(directory: str | None, event: EventName, generation: int = 0, **fields: Any) -> bool:
+    """Records an event of no rank; a folder that can't be written is for the ranks to refuse.
+
+    Returns:
+        Whether it could be written.
+    """
     with contextlib.suppress(UserError), open_events(directory, NO_RANK, generation) as events:
         events.emit(event, 0, **fields)
+        return True
+    return False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,15 +89,18 @@ class Child:
     started_s: float
 
 
-def tell_end(directory: str | None, child: Child, code: int) -> None:
+def tell_end(directory: str | None, child: Child, code: int) -> bool:
     """Records how a process ended; nothing where no process has made the folder.
 
     Args:
         code: its exit code, negative for a signal.
+
+    Returns:
+        Whether it is among the events now.
     """
     if directory is None or not Path(directory).is_dir():
-        return
-    _tell(
+        return False
+    return _tell(
         directory,
         EventName.PROCESS_END,
         launch=child.launch,
