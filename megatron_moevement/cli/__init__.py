@@ -8,9 +8,10 @@ import importlib
 import sys
 import warnings
 from collections.abc import Sequence
-from typing import Any, NoReturn, Protocol, cast
+from typing import Protocol, cast
 
 from megatron_moevement.errors import ExitCode, UserError
+from megatron_moevement.settings.completion import add_completion
 from megatron_moevement.settings.parser import Parser, add_version
 
 COMMANDS: tuple[str, ...] = (
@@ -51,29 +52,11 @@ class CommandModule(Protocol):
         """Runs it and returns its exit code; `args.parser` is its parser."""
 
 
-class _PrintCompletion(argparse.Action):
-    """Prints what makes a shell complete this command and its flags, and ends."""
-
-    def __call__(
-        self, parser: argparse.ArgumentParser, namespace: object, values: Any, option: object = None
-    ) -> NoReturn:
-        del namespace, option
-        import shtab  # noqa: PLC0415  (for this alone)
-
-        sys.stdout.write(shtab.complete(parser, values) + "\n")
-        parser.exit()
-
-
 def build_parser(names: Sequence[str] = COMMANDS) -> Parser:
     """Returns the parser of the whole command, or of some sub-commands of it."""
     parser = Parser(prog="moevement", description=__doc__)
     add_version(parser)
-    parser.add_argument(
-        "--print-completion",
-        action=_PrintCompletion,
-        choices=("bash", "zsh", "tcsh"),
-        help="print the completion of a shell, and exit",
-    )
+    add_completion(parser)
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name in names:
         module = cast(CommandModule, importlib.import_module(f"{__name__}.{name}"))

@@ -17,6 +17,7 @@ from megatron_moevement.settings.architecture import (
 )
 from megatron_moevement.settings.checkpointing import Checkpointing, check_checkpointing
 from megatron_moevement.settings.checks import Checks
+from megatron_moevement.settings.completion import add_completion
 from megatron_moevement.settings.fault_injection import FaultInjection, check_fault_injection
 from megatron_moevement.settings.fault_tolerance import FaultTolerance, check_fault_tolerance
 from megatron_moevement.settings.flags import add_flags, read_flags
@@ -96,6 +97,7 @@ def build_parser() -> UserParser:
     """Returns the parser of all flags."""
     parser = UserParser(prog="pretrain_moe.py", description=__doc__)
     add_version(parser)
+    add_completion(parser, is_launched=True)
     parser.add_argument(
         "--model-preset",
         choices=sorted(PRESETS),

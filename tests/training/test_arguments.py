@@ -73,7 +73,9 @@ SAME_NAMES = {
     Optimization: [OptimizerConfig],
 }
 """To which of upstream's configurations `same_names` hands the flags of a group."""
-ARGUMENT_OF_THE_PARSER = {"--yaml-cfg", "--help", "-h", "--model-preset", "--version"}
+ARGUMENT_OF_THE_PARSER = {"--yaml-cfg", "--help", "-h", "--model-preset", "--version"} | {
+    "--print-completion"
+}
 
 
 def shown_flags():
