@@ -127,7 +127,7 @@ RUNS = {
         "tests/cli/test_check_links.py", "test_a_launch_says_how_large_the_job_is"
     ),
     r"torchrun .*pretrain_moe\.py .*": By(
-        "tests/training/test_recipes.py", "test_a_recipe_parses_or_is_refused_for_what_it_asks_for"
+        "tests/launch/test_torchrun.py", "test_torchrun_trains_two_stages_with_protection"
     ),
     r"moevement (account|recoveries|status|report) EVENT_DIR": HERE,
     r"\.venv/bin/moevement recoveries runs/demo/\*/killed/events": By(
@@ -182,7 +182,7 @@ RUNS = {
     r"pip config set .*": HERE,
     r"pip install \.": By(
         "tests/engineering/test_packaging.py",
-        "test_the_wheel_holds_every_module_the_patches_and_the_type_marker",
+        "test_pip_installs_it_and_it_runs_without_the_repository",
     ),
     r"python -m venv /tmp/fresh|/tmp/fresh/bin/pip .*": By(
         "scripts/setup.sh", '"$1" -m venv "$VENV"'

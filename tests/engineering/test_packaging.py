@@ -7,12 +7,14 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tarfile
 import zipfile
 from pathlib import Path
 
 import pytest
 
+from megatron_moevement import __version__
 from megatron_moevement.cli.scripts import SCRIPTS
 from megatron_moevement.integrations.megatron.fork.series import load_series, series_directory
 
@@ -82,6 +84,64 @@ def installed(wheel, tmp_path_factory):
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(site)
     return site
+
+
+@pytest.fixture(scope="module")
+def fresh(source, tmp_path_factory):
+    """Returns an environment into which `pip install .` put the package, beside our libraries."""
+    folder = tmp_path_factory.mktemp("fresh")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "venv"], check=True)
+    libraries = folder / "libraries"
+    libraries.mkdir()
+    for path in Path(sysconfig.get_path("purelib")).iterdir():
+        if "megatron_moevement" not in path.name and path.suffix != ".pth":
+            (libraries / path.name).symlink_to(path)
+    python = folder / "venv" / "bin" / "python"
+    site = ask(python, "import sysconfig; print(sysconfig.get_path('purelib'))", folder)
+    Path(site, "libraries.pth").write_text(f"{libraries}\n")
+    command = [sys.executable, "-m", "pip", "--python", python, "install", "--no-index"]
+    command += ["--disable-pip-version-check", "--no-deps", "--no-build-isolation", "."]
+    subprocess.run(command, cwd=source, env=plain(), check=True, capture_output=True)
+    return python.parent
+
+
+def plain():
+    """Returns the environment without what has Python find the repository."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+
+
+def ask(python, code, folder):
+    command = [python, "-c", code]
+    told = subprocess.run(
+        command, cwd=folder, env=plain(), check=True, capture_output=True, text=True
+    )
+    return told.stdout.strip()
+
+
+def test_pip_installs_it_and_it_runs_without_the_repository(fresh, tmp_path):
+    def moevement(*words):
+        command = [fresh / "moevement", *words]
+        told = subprocess.run(command, cwd=tmp_path, env=plain(), check=True, capture_output=True)
+        return told.stdout.decode()
+
+    where = "import megatron_moevement, pretrain_moe; print(megatron_moevement.__file__)"
+    assert ask(fresh / "python", where, tmp_path).startswith(str(fresh.parent))
+    assert f"moevement {__version__} (megatron-core 0.16.1+moevement." in moevement("--version")
+    assert "usage: moevement launch -n N" in moevement("launch", "--help")
+    for name in SCRIPTS:
+        assert moevement("scripts", name) == (ROOT / "scripts" / name).read_text()
+
+
+@pytest.mark.distributed
+def test_an_installed_package_starts_the_ranks_of_a_job(fresh, tmp_path):
+    """They parse all flags and find the fork: what is wrong is refused by the program."""
+    command = [fresh / "moevement", "launch", "-n", "1", "--json", "--", "--num-layers", "2"]
+    ended = subprocess.run(
+        command, cwd=tmp_path, env=plain(), check=False, capture_output=True, text=True
+    )
+    assert (ended.returncode, json.loads(ended.stdout)["code"]) == (2, 2)
+    assert "pretrain_moe.py: " in ended.stderr
+    assert "--micro-batch-size" in ended.stderr
 
 
 def test_an_installed_package_prints_its_scripts(installed, tmp_path):
