@@ -79,7 +79,7 @@ def _main(argv: Sequence[str], log: Log) -> int:
         stop = StopSources(None if duration is None else timedelta(minutes=duration))
         process_events = ProcessEvents(arguments.logging.moevement_event_dir, launch)
         process_events.launched()
-        with stop.listening():
+        with process_events.ending(), stop.listening():
             try:
                 code = _run(
                     arguments, launch, backend, stop, log=log, process_events=process_events

@@ -97,6 +97,24 @@ def test_an_exception_in_the_backward_pass_fails_the_job(run):
     assert "InjectedFaultError: an exception on purpose" in output
 
 
+@pytest.mark.parametrize(
+    ("flags", "code", "text"),
+    [
+        ("--moevement-faults exception:3:backward", ExitCode.FAILURE, "InjectedFaultError: "),
+        ("--load {}/none --exit-on-missing-checkpoint", ExitCode.BAD_ARGUMENTS, "no checkpoint"),
+    ],
+)
+def test_a_process_that_fails_has_recorded_its_end_with_its_code(run, tmp_path, flags, code, text):
+    job = run(1)
+    codes, output = ended(job, *flags.format(tmp_path).split())
+    assert codes == (code,)
+    assert text in output
+    ends = [one for one in read_events(job.events) if one.event is EventName.PROCESS_END]
+    own, of_launcher = (one.fields for one in ends)
+    assert own == {"code": code, "child": of_launcher["child"]}
+    assert of_launcher["code"] == code
+
+
 @pytest.mark.slow
 def test_drawn_faults_strike_who_and_when_the_seed_says_over_several_launches(run):
     flags = ("--moevement-mtbf=4", "--moevement-fault-seed=3")

@@ -93,8 +93,8 @@ EVENT_KINDS: Mapping[EventName, EventKind] = {
     ),
     EventName.PROCESS_END: EventKind(
         Recorder.LAUNCHER,
-        "a process has ended; it records its own end where no launcher does, without `launch`, "
-        "`process`, `host` and `started_s`",
+        "a process has ended; it records its own end too, with an exception as well, but not where "
+        "a signal kills it, without `launch`, `process`, `host` and `started_s`",
         "nothing where `code` is 0; else the runbook has what to do for each exit code",
         {
             "code": "its exit code, negative for a signal",

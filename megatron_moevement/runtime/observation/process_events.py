@@ -8,10 +8,11 @@ import dataclasses
 import os
 import socket
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from megatron_moevement.errors import UserError
+from megatron_moevement.errors import ExitCode, UserError
 from megatron_moevement.policy.accounting.event import EventName
 from megatron_moevement.runtime.observation.events import open_events
 from megatron_moevement.settings.launch import Launch
@@ -55,6 +56,18 @@ class ProcessEvents:
     def ends(self, code: int) -> None:
         """Records with which code the process ends."""
         self._tell(EventName.PROCESS_END, 0, child=os.getpid(), code=code)
+
+    @contextlib.contextmanager
+    def ending(self) -> Iterator[None]:
+        """Records the end of a process that an exception ends; the exception goes on."""
+        try:
+            yield
+        except UserError as error:
+            self.ends(error.exit_code)
+            raise
+        except Exception:
+            self.ends(ExitCode.FAILURE)  # Python's own, after the traceback
+            raise
 
     def _tell(self, event: EventName, generation: int, **fields: Any) -> None:
         _tell(self._directory, event, generation, **fields)
