@@ -85,10 +85,13 @@ def test_one_rank_records_what_all_share(tmp_path):
             events.emit(EventName.WINDOW_PERSISTED, 4, start=0)
             events.emit(EventName.POPULARITY, 4)
             events.emit(EventName.PROTECTION, 4)
+            events.emit(EventName.SCHEDULE, 4)
+            events.emit(EventName.WINDOW_CHOSEN, 4)
+            events.emit(EventName.PLAN, 4)
     ranks = [(one.event.value, one.logical_rank) for one in read_events(tmp_path)]
     assert sorted(ranks) == [
-        *(("popularity", 0), ("protection", 0), ("protection", 1), ("protection", 2)),
-        ("window_persisted", 0),
+        *(("plan", 0), ("plan", 1), ("plan", 2), ("popularity", 0), ("protection", 0)),
+        *(("schedule", 0), ("window_chosen", 0), ("window_persisted", 0)),
     ]
 
 

@@ -52,8 +52,16 @@ PERIODIC = frozenset(
 
 All others are in their file before training goes on."""
 
-SHARED = frozenset({EventName.WINDOW_PERSISTED, EventName.POPULARITY, EventName.LOSSES})
-"""What is the same on all ranks: rank 0 records it."""
+SHARED = frozenset(
+    {
+        *(EventName.WINDOW_PERSISTED, EventName.PROTECTION, EventName.POPULARITY),
+        *(EventName.LOSSES, EventName.SCHEDULE, EventName.WINDOW_CHOSEN),
+    }
+)
+"""What is the same on all ranks: rank 0 records it.
+
+Plans are, too, but each rank records its own: the next fault may take rank 0 before it has, and
+that they are equal is what is to be seen."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -162,7 +162,7 @@ EVENT_KINDS: Mapping[EventName, EventKind] = {
         {**_WINDOW, "copies": "the fewest of one of its slots, besides that of its own process"},
     ),
     EventName.PROTECTION: EventKind(
-        Recorder.RANKS,
+        Recorder.FIRST_RANK,
         "the level of protection has changed",
         "nothing where `level` is full; else replace lost hosts, or start more spares",
         {
@@ -214,7 +214,8 @@ EVENT_KINDS: Mapping[EventName, EventKind] = {
     ),
     EventName.PLAN: EventKind(
         Recorder.RANKS,
-        "the plan of a recovery, the same on all ranks",
+        "the plan of a recovery, the same on all ranks: another fault may strike some of them "
+        "before they record it",
         "nothing; where `lost_steps` is not 0, or `verdict` is ABORT, `reason` has the cause",
         {
             "verdict": "RESUME, COPIED, LOCALIZED, GLOBAL, RESTART, ROLLBACK or ABORT",
@@ -304,7 +305,7 @@ EVENT_KINDS: Mapping[EventName, EventKind] = {
         {"duration_s": _WAITED, "written_s": _WRITTEN, "reason": "of the failure"},
     ),
     EventName.SCHEDULE: EventKind(
-        Recorder.RANKS,
+        Recorder.FIRST_RANK,
         "all ranks have agreed on another schedule of windows",
         _NOTHING,
         {
@@ -315,7 +316,7 @@ EVENT_KINDS: Mapping[EventName, EventKind] = {
         },
     ),
     EventName.WINDOW_CHOSEN: EventKind(
-        Recorder.RANKS,
+        Recorder.FIRST_RANK,
         "another W is proposed (--moevement-window auto)",
         _NOTHING,
         {
