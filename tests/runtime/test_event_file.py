@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from megatron_moevement.policy.accounting.account import account_of
+from megatron_moevement.policy.accounting.event import DURABLE
+from megatron_moevement.runtime.observation import event_file
 from megatron_moevement.runtime.observation.event_file import EventFile, Part, line_of, parts_of
 from megatron_moevement.runtime.observation.events import (
     EventLog,
@@ -98,13 +100,15 @@ def test_one_rank_records_what_all_share(tmp_path):
 class SlowFile:
     """Lets the thread that writes wait, as on a file system that does not answer."""
 
+    LONGEST_S = 10
+
     def __init__(self, monkeypatch):
         self.may_go = threading.Event()
         write = os.write
 
         def slow(descriptor, data):
             if threading.current_thread() is not threading.main_thread():
-                self.may_go.wait(10)
+                self.may_go.wait(self.LONGEST_S)
             return write(descriptor, data)
 
         monkeypatch.setattr(os, "write", slow)
@@ -120,6 +124,40 @@ def test_a_slow_folder_makes_intervals_longer_and_no_step_is_lost(tmp_path, monk
     assert sum(number for _, number in steps) == 3000
     assert steps[-1][0] == 3000
     assert steps[-1][1] > 1000 > len(steps) - 100
+
+
+def test_what_happens_while_the_folder_is_blocked_holds_up_no_step(tmp_path, monkeypatch):
+    slow = SlowFile(monkeypatch)
+    names = [name for name in EventName if name not in DURABLE]
+    with EventLog(tmp_path, 0, 0, Recording()) as events:
+        began_s = time.monotonic()
+        for number, name in enumerate(names, 1):
+            events.emit(name, number, steps=1)
+        took_s = time.monotonic() - began_s
+        assert not slow.may_go.is_set()
+        slow.may_go.set()
+    assert took_s < SlowFile.LONGEST_S / 2
+    assert [one[:2] for one in found(tmp_path)] == [
+        (name.value, number) for number, name in enumerate(names, 1)
+    ]
+
+
+def test_what_must_be_on_the_disk_waits_for_it_but_not_for_ever(tmp_path, monkeypatch):
+    slow = SlowFile(monkeypatch)
+    monkeypatch.setattr(event_file, "PATIENCE_S", 0.5)
+    with EventLog(tmp_path, 0, 0, Recording()) as events:
+        for name in DURABLE:
+            began_s = time.monotonic()
+            events.emit(name, 1)
+            assert 0.5 <= time.monotonic() - began_s < SlowFile.LONGEST_S / 2
+            assert found(tmp_path) == []
+        slow.may_go.set()
+        events.emit(EventName.PHASE, 2)
+        events.emit(EventName.FAULT_DETECTED, 3)
+        assert [one[0] for one in found(tmp_path)] == [
+            *(name.value for name in DURABLE),
+            *("phase", "fault_detected"),
+        ]
 
 
 def test_what_else_recurs_is_left_out_where_too_much_waits_and_a_line_says_so(
@@ -145,6 +183,8 @@ def record(directory, most_bytes, steps):
             if number % 100 == 0:
                 events.emit(EventName.PHASE, number, phase="paused")
                 events.emit(EventName.PHASE, number, phase="training")
+                while not events._file._lines.empty():
+                    time.sleep(0.001)
     return account_of(histories_in(directory))
 
 

@@ -48,9 +48,18 @@ PERIODIC = frozenset(
         *(EventName.POPULARITY, EventName.AUDIT, EventName.TIER_WRITTEN),
     }
 )
-"""What recurs while nothing happens: it may be written later, and of old ones only sums are kept.
+"""What recurs while nothing happens: of old ones only sums are kept."""
 
-All others are in their file before training goes on."""
+DURABLE = frozenset(
+    {
+        *(EventName.LAUNCHED, EventName.SPARE, EventName.PROCESS_START, EventName.PROCESS_END),
+        *(EventName.FAULT_INJECTED, EventName.FAULT_DETECTED, EventName.PLAN),
+        *(EventName.REPLAY_DIFFERED, EventName.RECOVERED),
+    }
+)
+"""What is in its file, with all before it, before the process goes on: it may die right after it.
+
+No step has any of them; all others are written beside training."""
 
 SHARED = frozenset(
     {

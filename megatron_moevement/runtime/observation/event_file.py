@@ -19,6 +19,7 @@ import re
 import secrets
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
@@ -35,6 +36,8 @@ _WHOLE_PARTS = 3
 """Parts of which everything is kept; each of them, and the file, has a fourth of the room."""
 _MOST_LINES = 1024
 _MOST_AT_ONCE = 64
+PATIENCE_S = 5.0
+"""A folder that does not answer holds up what happens for so long; the line is written later."""
 _SLICE_S = 0.05
 """Of a wait, in which no interrupt arrives."""
 
@@ -86,15 +89,18 @@ class EventFile(Closing):
         return self._lines.qsize() >= _MOST_LINES
 
     def write(self, line: bytes) -> None:
-        """Writes a line before it returns."""
+        """Writes a line before it returns, unless the folder does not answer."""
         ticket: _Ticket = queue.SimpleQueue()
         if self._thread is None:
             self._append(line)
             return
         self._lines.put((line, ticket))  # after what waits
+        until_s = time.monotonic() + PATIENCE_S
         while not self._is_over:
             with contextlib.suppress(queue.Empty):
                 ticket.get(timeout=_SLICE_S)
+                return
+            if time.monotonic() > until_s:
                 return
         self._write_rest()
 

@@ -2,7 +2,8 @@
 """Events of one process as JSON lines: what happened, when, and what it cost.
 
 Whole lines are appended, so records of several threads don't mix. What is written survives the
-death of the process: faults, recoveries and ends are, when they are emitted. Standard library only.
+death of the process: faults, recoveries and ends are, when they are emitted, as long as the folder
+answers. Standard library only.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import Any
 
 from megatron_moevement.errors import UserError
 from megatron_moevement.policy.accounting.event import (
+    DURABLE,
     PERIODIC,
     SHARED,
     EventName,
@@ -91,8 +93,9 @@ class Recording:
 class EventLog(Events):
     """Writes the events of this process, in one generation, to its file.
 
-    What recurs is written by a thread beside training, what happens before `emit` returns. A disk
-    that fails later ends the recording with one line on standard error: training goes on.
+    A thread beside training writes them; faults, recoveries and ends, with all before them, before
+    `emit` returns. A disk that fails later ends the recording with one line on standard error:
+    training goes on.
 
     Raises:
         UserError: the folder or the file can't be written.
@@ -141,11 +144,11 @@ class EventLog(Events):
             self._add(iteration, fields)
         elif event in PERIODIC and self._file.is_behind:
             self._file.leave_out()
-        elif event in PERIODIC:
-            self._file.write_later(self._line(event, iteration, fields))
         else:
-            self._end_steps(threading.get_ident())
-            self._file.write(self._line(event, iteration, fields))
+            if event not in PERIODIC:
+                self._end_steps(threading.get_ident())
+            write = self._file.write if event in DURABLE else self._file.write_later
+            write(self._line(event, iteration, fields))
 
     def keep(self, kind: str, document: str) -> None:
         """Writes a document to a new file, whose name begins with the time and ends with `kind`."""
