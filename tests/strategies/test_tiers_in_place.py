@@ -3,18 +3,22 @@
 
 import re
 import shutil
+import socket
 from pathlib import Path
 
 import pytest
 
+from megatron_moevement.errors import ExitCode
 from megatron_moevement.policy.facts.facts_document import FACTS, load_facts
-from megatron_moevement.runtime.observation.events import kept_documents
+from megatron_moevement.runtime.observation.events import EventName, kept_documents
 from megatron_moevement.runtime.stores.store import process_folders
 from megatron_moevement.runtime.tiers.manifests import whole_tiers
 from tests.harness.interruption import digest_differences
+from tests.harness.log_lines import log_lines
 from tests.harness.protected_run import plans_of
+from tests.harness.restarted_run import events_of
 
-from .test_tiers import CASE, TieredRun, kill_with_two_tiers, restartable
+from .test_tiers import CASE, RUN_ID, TieredRun, kill_with_two_tiers, restartable
 from .unreadable_tier_pretrain import PLACE
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(300)]
@@ -74,3 +78,44 @@ def test_a_restart_without_a_copy_goes_on_from_a_tier_that_it_can_read(
         assert "goes on from the tier" not in said
         assert {"listing": "Input/output error", "loading": "the target hung up"}[failing] in said
         assert "the restart goes on without a tier" in said
+
+
+APART = UNREADABLE.with_name("apart_tiers_pretrain.py")
+
+
+def test_ranks_with_a_disk_each_are_refused_at_the_start_with_their_hosts(
+    megatron_fork_server, text, tmp_path
+):
+    run = TieredRun(megatron_fork_server, text, tmp_path, path=APART)
+    with run.start() as job:
+        result = job.wait()
+    assert set(result.exit_codes) == {ExitCode.BAD_ARGUMENTS}, result.describe()
+    output = "".join(rank.stderr for rank in result.ranks)
+    (line,) = [one.text for one in log_lines(output) if one.level == "ERROR"]
+    host = socket.gethostname()
+    assert f"{tmp_path}/tiers-0/{RUN_ID} is not the same folder for all ranks" in line
+    assert f"rank 1; on {host}) is not what rank 0 on {host} sees" in line
+    assert not list(tmp_path.glob("tiers-*/*/*"))
+    assert events_of(run, EventName.ITERATION, None) == []
+
+
+def test_a_target_that_fails_at_the_start_is_a_line_and_nothing_more(
+    megatron_fork_server, text, tmp_path
+):
+    run = TieredRun(megatron_fork_server, text, tmp_path, place="/proc/refuses")
+    with run.start("--exit-interval=6") as job:
+        result = job.wait().check()
+    (line,) = [one for one in result.ranks[0].stderr.splitlines() if "is not known" in one]
+    assert "--moevement-tier-dir /proc/refuses" in line
+    assert "No such file" in line
+    assert "is not known" not in "".join(rank.stderr for rank in result.ranks[1:])
+
+
+def test_a_good_target_is_seen_by_all_and_nothing_of_that_stays(
+    megatron_fork_server, text, tmp_path
+):
+    run = TieredRun(megatron_fork_server, text, tmp_path)
+    with run.start("--exit-interval=6") as job:
+        result = job.wait().check()
+    assert "is not known" not in "".join(rank.stderr for rank in result.ranks)
+    assert [name for name in run.target.names() if name.startswith("marks")] == []

@@ -25,6 +25,7 @@ from megatron_moevement.runtime.tiers.target import Target, open_target
 from megatron_moevement.runtime.tiers.writer import Due, TierWriter
 from megatron_moevement.settings.fault_tolerance import FaultTolerance
 from megatron_moevement.strategies.live_objects import LiveObjects
+from megatron_moevement.strategies.moevement.tiers.one_place import check_one_place
 
 _WRITERS_BYTES = 8
 
@@ -127,7 +128,8 @@ def open_tiers(
         None where no flag asks for tiers.
 
     Raises:
-        UserError: on all ranks: no library reads such a URL.
+        UserError: on all ranks: no library reads such a URL, or a launch whose ranks write to
+            several places begins.
     """
     place = settings.moevement_tier_dir
     if place is None:
@@ -135,6 +137,8 @@ def open_tiers(
     with as_user_error():
         target = together(lambda: open_target(place, run_id), objects.device)
     writers = broadcast_json(secrets.token_hex(_WRITERS_BYTES), 0, objects.device)
+    if generation.number == 0 and not settings.moevement_recover_only:
+        check_one_place(target, writers, objects.host, objects.device)
 
     def written(manifest: Manifest, duration_s: float) -> None:
         events.emit(
