@@ -128,6 +128,19 @@ def test_a_page_that_cannot_be_written_is_refused(run_dir, tmp_path, capsys):
 
 
 @pytest.mark.skipif(browser.installed() is None, reason="no Chromium is installed")
+def test_a_run_without_popularity_has_what_to_set_for_it(tmp_path):
+    with EventLog(tmp_path / "events", 0, 0) as events:
+        events.emit(EventName.PROCESS_START, 0)
+        events.emit(EventName.ITERATION, 4, duration_s=1.0, loss=2.0)
+    made(tmp_path / "events")
+    with browser.opened(browser.installed()) as tab:
+        tab.open(tmp_path / "events" / "report.html")
+        assert tab.complaints == []
+        shown = tab.run("document.getElementById('experts').textContent")
+    assert "--moevement-order hard, soft, decayed or capacity" in shown
+
+
+@pytest.mark.skipif(browser.installed() is None, reason="no Chromium is installed")
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
 def test_a_browser_shows_it_without_a_complaint(run_dir, width, scheme):
     made(run_dir)

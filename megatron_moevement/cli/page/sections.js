@@ -115,8 +115,10 @@ function machineSection() {
 function expertsSection() {
   const { popularity } = run;
   if (!popularity.scores) {
-    return popularity.orders.length ? make("section", { id: "experts" }, make("h2", { text: "Experts" }),
-      make("p", { text: `A new order of experts was asked for in steps ${popularity.orders.join(", ")}.` })) : null;
+    return make("section", { id: "experts" }, make("h2", { text: "Experts" }), make("p", { text: popularity.orders.length
+      ? `A new order of experts was asked for in steps ${popularity.orders.join(", ")}.`
+      : "No popularity of experts is recorded. It is counted with --moevement-order hard, soft, decayed or capacity, "
+        + "not with index, the default, and shown from the first new order on." }));
   }
   const { scores, experts } = popularity;
   const layers = Array.from({ length: scores.length / experts }, (_, i) => scores.slice(i * experts, (i + 1) * experts));
