@@ -15,11 +15,9 @@ from megatron_moevement.policy.accounting.event import PERIODIC
 from megatron_moevement.policy.accounting.event_kinds import COMMON_FIELDS, EVENT_KINDS
 from megatron_moevement.settings.flags import flag_name
 from megatron_moevement.settings.parser import UserParser, meaning_and_default
-from megatron_moevement.training.arguments import GROUPS, build_parser
-from megatron_moevement.training.data.arguments import DataFlags
+from megatron_moevement.training.arguments import FLAG_GROUPS, build_parser
 from megatron_moevement.training.megatron_flags import FEATURES
 from megatron_moevement.training.refusals import answer, resolve
-from megatron_moevement.training.reporting.arguments import LoggingConfig
 
 PAGES = Path(__file__).resolve().parent
 MEGATRON_LM = PAGES.parent / "tests" / "training" / "megatron_lm_flags.txt"
@@ -64,7 +62,7 @@ def flags_page() -> str:
 
 def _settings(parser: UserParser, *, are_ours: bool) -> Iterator[str]:
     """Yields a table for each group of flags that has some of ours, or of Megatron-LM's."""
-    for title, group in (*GROUPS.values(), ("data", DataFlags), ("logging", LoggingConfig)):
+    for title, group in FLAG_GROUPS:
         rows = list(_rows(parser, group, are_ours=are_ours))
         if rows:
             yield from ("", f"## {title[0].upper()}{title[1:]}", "")

@@ -59,6 +59,14 @@ GROUPS: Mapping[str, tuple[str, type[Any]]] = {
 }
 """For each topic of `Arguments` the title of its flags in `--help`, and these."""
 
+FLAG_GROUPS: Sequence[tuple[str, type[Any]]] = (
+    *GROUPS.values(),
+    ("data", DataFlags),
+    ("logging", LoggingConfig),
+    ("profiling", ProfilingConfig),
+)
+"""All titles and groups of `--help`."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Topics:
@@ -109,11 +117,8 @@ def build_parser() -> UserParser:
         help="settings in Megatron-LM's YAML; flags on the command line override them",
     )
     names = {"moevement_strategy": tuple(STRATEGIES)}
-    for title, group in GROUPS.values():
+    for title, group in FLAG_GROUPS:
         add_flags(parser, title, group, names)
-    add_flags(parser, "data", DataFlags)
-    add_flags(parser, "logging", LoggingConfig)
-    add_flags(parser, "profiling", ProfilingConfig)
     return parser
 
 
