@@ -13,6 +13,7 @@ from megatron_moevement.cli import main
 from megatron_moevement.cli.report_page import json_in_html
 from megatron_moevement.errors import ExitCode
 from megatron_moevement.policy.job.ranks import Layout
+from megatron_moevement.policy.report import holders
 from megatron_moevement.runtime.observation.events import EventLog, EventName
 from tests.harness import browser
 from tests.harness.synthetic_run import Shape, SyntheticRun
@@ -125,6 +126,18 @@ def test_a_page_that_cannot_be_written_is_refused(run_dir, tmp_path, capsys):
     out = tmp_path / "none" / "page.html"
     assert main(["report", str(run_dir), "--out", str(out)]) == ExitCode.BAD_ARGUMENTS
     assert "--out" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(browser.installed() is None, reason="no Chromium is installed")
+def test_of_many_ranks_the_page_has_sums_of_holders_and_where_the_rest_is(run_dir, monkeypatch):
+    monkeypatch.setattr(holders, "DRAWN", 3)
+    made(run_dir)
+    with browser.opened(browser.installed()) as tab:
+        tab.open(run_dir / "report.html")
+        assert tab.complaints == []
+        shown = tab.run("document.getElementById('protection').textContent")
+    assert "Holders of copies (" in shown
+    assert "only sums are here" in shown
 
 
 @pytest.mark.skipif(browser.installed() is None, reason="no Chromium is installed")

@@ -3,11 +3,13 @@
 
 import functools
 import itertools
+from collections import Counter
 
 import pytest
 
 from megatron_moevement.policy.accounting.event import EventName
 from megatron_moevement.policy.job.ranks import Layout
+from megatron_moevement.policy.report import holders
 from megatron_moevement.policy.report.casualties import Casualty, summary
 from megatron_moevement.policy.report.run_report import report_of
 from tests.harness.synthetic_run import Shape, SyntheticRun
@@ -89,9 +91,10 @@ def test_an_outage_has_its_plan_its_proof_and_the_holders_of_its_facts(found):
     assert incident["plan"]["reason"]
     assert incident["recovery"]["verified"]
     assert "equal" in incident["recovery"]["proof"]
-    holders = incident["holders"]
-    assert holders["copies"] == 1  # of two, one was lost
-    assert set(holders["held"][0].values()) == {holders["window"][1] - holders["window"][0] + 1}
+    of_window = incident["holders"]
+    assert of_window["copies"] == 1  # of two, one was lost
+    first, last = of_window["window"]
+    assert set(of_window["held"][0].values()) == {last - first + 1}
     assert found["layout"]["ranks_per_stage"] == 2
 
 
@@ -101,9 +104,24 @@ def test_holders_of_copies_are_there_from_the_start_and_with_each_change(found):
     assert all(a["ranks"] != b["ranks"] for a, b in itertools.pairwise(placements))
     for placement in placements:
         assert len(placement["ranks"]) == 4
-        for process, holders in placement["ranks"]:
-            assert holders
-            assert process not in holders
+        for process, those in placement["ranks"]:
+            assert those
+            assert process not in those
+
+
+def test_of_many_ranks_holders_are_sums(run, monkeypatch, found):
+    monkeypatch.setattr(holders, "DRAWN", 3)
+    facts = [(at_ns // 1000, facts) for at_ns, facts in run.facts.items()]
+    sums = report(run, facts)["placements"]
+    assert len(sums) == len(found["placements"]) > 1
+    assert sums[0]["changed"] == 0
+    for one, whole in zip(sums, found["placements"], strict=True):
+        kept = Counter(holder for _, those in whole["ranks"] for holder in those)
+        assert (one["of"], one["fewest"]) == (4, min(len(those) for _, those in whole["ranks"]))
+        assert (one["most"], one["at"]) == (max(kept.values()), whole["at"])
+    for one, (before, after) in zip(sums[1:], itertools.pairwise(found["placements"]), strict=True):
+        changed = [a != b for a, b in zip(before["ranks"], after["ranks"], strict=True)]
+        assert one["changed"] == sum(changed) > 0
 
 
 def test_protection_is_that_of_the_time_before_and_after(found):

@@ -69,9 +69,20 @@ function windowsTable() {
   rows, "Window schedules")];
 }
 
+function placementSums(placements) {
+  const number = (title) => ({ title, number: true });
+  const rows = placements.filter((one) => !one.ranks).map((one) => [clockTime(one.at, false), one.generation,
+    one.of, one.changed, one.fewest, one.most]);
+  return [asTable(`Holders of copies (${plural(rows.length, "placement")})`, () =>
+    table([{ title: "UTC, from" }, number("restarts"), number("ranks"), number("with another process or other holders"),
+      number("fewest holders of a rank"), number("most ranks of one holder")], rows, "Holders of copies")),
+  make("p", { class: "soft", text: "Of more than 64 ranks only sums are here: the holders of each are in the facts beside the events, *.facts.json." })];
+}
+
 function placementsTable() {
   const { placements } = run;
   if (!placements.length) return null;
+  if (placements.some((one) => !one.ranks)) return placementSums(placements);
   const most = Math.max(...placements.map((one) => one.ranks.length));
   const ranks = Array.from({ length: most }, (_, rank) => ({ title: `rank ${rank}` }));
   const names = (processes) => processes.map((n) => `p${n}`).join(", ") || "none";

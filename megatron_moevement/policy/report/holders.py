@@ -3,14 +3,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import zip_longest
 from typing import Any
 
 from megatron_moevement.policy.facts.facts import Facts
 from megatron_moevement.policy.window.schedule import Window
 
 DRAWN = 64
-"""Of more ranks than this only the fewest copies are reported."""
+"""Of more ranks than this only sums are reported."""
+
+_Placed = tuple[int, tuple[int, ...]]
+"""A rank's process, and those that keep its copies."""
 
 
 def placements_document(facts: Iterable[tuple[float, Facts]]) -> list[dict[str, Any]]:
@@ -21,17 +26,34 @@ def placements_document(facts: Iterable[tuple[float, Facts]]) -> list[dict[str, 
 
     Returns:
         For each placement that differs from the one before: `at`, `generation`, and `ranks`, for
-        each of them its process and those that keep its copies. None where there are many ranks.
+        each of them its process and those that keep its copies. Where there are many ranks, in
+        place of `ranks` their number (`of`), how many of them have another process or other holders
+        than before (`changed`), the fewest holders of one (`fewest`), and of how many one process
+        keeps copies at most (`most`).
     """
     found: list[dict[str, Any]] = []
+    former: list[_Placed] | None = None
     for at_s, each in facts:
-        if each.layout.num_ranks > DRAWN:
-            return []
         by_rank = [each.by_rank[rank] for rank in each.layout.ranks if rank in each.by_rank]
-        ranks = [[one.process, list(one.holders)] for one in by_rank]
-        if not found or ranks != found[-1]["ranks"]:
-            found.append({"at": at_s, "generation": each.generation, "ranks": ranks})
+        placed = [(one.process, tuple(one.holders)) for one in by_rank]
+        if placed == former:
+            continue
+        told = _sums(placed, former) if each.layout.num_ranks > DRAWN else {"ranks": placed}
+        found.append({"at": at_s, "generation": each.generation, **told})
+        former = placed
     return found
+
+
+def _sums(placed: Sequence[_Placed], former: Sequence[_Placed] | None) -> dict[str, int]:
+    """Returns what a placement of many ranks comes to."""
+    kept = Counter(holder for _, holders in placed for holder in holders)
+    before = placed if former is None else former
+    return {
+        "of": len(placed),
+        "changed": sum(now != then for now, then in zip_longest(placed, before)),
+        "fewest": min((len(holders) for _, holders in placed), default=0),
+        "most": max(kept.values(), default=0),
+    }
 
 
 def holders_document(facts: Facts) -> dict[str, Any]:
