@@ -310,6 +310,8 @@ def test_a_node_that_is_lost_takes_no_part_in_the_next_launch(submit):
         ["2", "--ntasks", "16", "--nodelist", "localhost,node2"],
         ["1", "--ntasks", "8", "--nodelist", "localhost"],
     ]
+    submit(CODE="75", LOST="1", RELAUNCHES="0", SPARES="8", code=75)
+    assert submit.said[-1].endswith("nodes that are left: localhost; the job is queued again")
     handed = submit(CODE="75", LOST="1", RELAUNCHES="1", code=75)
     assert handed.count("--kill-on-bad-exit=0") == 1
     assert submit.said[-1].endswith("nodes that are left: localhost; the job is queued again")
