@@ -7,11 +7,13 @@ from random import Random
 
 import pytest
 
+from megatron_moevement.runtime.observation.events import EventName
 from tests.harness.interruption import Run, digest_differences
 from tests.harness.protected_run import Case
 from tests.harness.restarted_run import (
     await_step,
     check_verdicts,
+    events_of,
     kill_rank,
     restartable_program,
 )
@@ -37,5 +39,10 @@ def test_the_copies_of_a_lost_rank_are_with_who_replaced_its_silent_holder(
         result = job.wait()
     assert sorted(result.exit_codes) == [-9, 0, 0, 0, 0], result.describe()
     assert "keeps the copies of pp0.dp0.tp0.cp0.ep0 instead of process 1" in result.describe()
+    (changed,) = events_of(run, EventName.HOLDERS_CHANGED, None)
+    (successor,) = changed.fields["holders"]
+    assert (changed.logical_rank, changed.fields["former"]) == (0, [1])
+    assert changed.iteration >= silent_at
+    assert f"process {successor} keeps the copies of pp0.dp0" in result.describe()
     check_verdicts(run, case, restarts=1)
     assert digest_differences(run._digest(), uninterrupted(case)) == []

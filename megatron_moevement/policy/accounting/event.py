@@ -38,6 +38,7 @@ class EventName(Enum):
     WINDOW_CHOSEN = "window_chosen"
     POPULARITY = "popularity"
     LOSSES = "losses"
+    HOLDERS_CHANGED = "holders_changed"
     SLOT_DAMAGED = "slot_damaged"
     SLOW_RANK = "slow_rank"
 

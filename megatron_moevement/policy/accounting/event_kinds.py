@@ -352,6 +352,13 @@ EVENT_KINDS: Mapping[EventName, EventKind] = {
         _NOTHING,
         {"losses": "of the steps up to `iteration`; null where none is there"},
     ),
+    EventName.HOLDERS_CHANGED: EventKind(
+        Recorder.ONE_RANK,
+        "at the end of a window other processes keep the copies of this rank's slots than before: "
+        "one of those did not answer",
+        "look at the host and the network of who is no holder any more, if it lasts",
+        {"holders": "the processes that keep them now", "former": "those that kept them before"},
+    ),
     EventName.SLOT_DAMAGED: EventKind(
         Recorder.ONE_RANK,
         "a slot has changed in this process's memory; no recovery uses it",

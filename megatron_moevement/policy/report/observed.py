@@ -21,6 +21,7 @@ _NOTED = {
     EventName.CHECKPOINT_SAVED: (),
     EventName.CHECKPOINT_FAILED: ("reason",),
     EventName.REPLAY_DIFFERED: ("consequence", "proof"),
+    EventName.HOLDERS_CHANGED: ("former", "holders"),
     EventName.SLOT_DAMAGED: ("owner", "parts"),
     EventName.SLOW_RANK: ("rank", "own_s", "median_s"),
     EventName.SCHEDULE: ("version", "first_step", "window"),

@@ -141,7 +141,7 @@ class MoEvement(ResidentState):
             ),
             replicas=told.replicas,
             audit=ReplicaAudit(settings.moevement_audit_interval, objects, events, say),
-            protection=_watch_protection(settings, objects, plan, protected),
+            protection=_watch_protection(settings, objects, plan, protected, own.host),
             frozen_work=work,
         )
 
@@ -162,7 +162,7 @@ class MoEvement(ResidentState):
 
 
 def _watch_protection(
-    settings: FaultTolerance, objects: LiveObjects, plan: JobPlan, protected: Protected
+    settings: FaultTolerance, objects: LiveObjects, plan: JobPlan, protected: Protected, own: Host
 ) -> ProtectionWatch:
     shape = JobShape(
         stages=objects.layout.pp,
@@ -172,7 +172,8 @@ def _watch_protection(
         spares=protected.generation.spares,
     )
     generation = protected.generation.number
-    watch = ProtectionWatch(shape, protected.events, protected.say, generation)
+    holders = plan.placement.holders[own.occupied]
+    watch = ProtectionWatch(shape, protected.events, protected.say, generation, holders)
     watch.begin()
     return watch
 

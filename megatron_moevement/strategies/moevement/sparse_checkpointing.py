@@ -248,7 +248,7 @@ class SparseCheckpointing(Strategy):
             if memory.log is not None:  # where an older window was replayed, it is not news
                 memory.log.drop_before(retain(agreed, 0).oldest_log_step)
         if history.persisted is not None and history.persisted != before.persisted:
-            self._protection.at_edge(step, history.persisted, covered.copies, memory.store.folder)
+            self._protection.at_edge(step, history.persisted, covered.copies, memory)
         if session.tiers is not None and replay is None:
             session.tiers.at_commit(memory, before.persisted)
         self._captured.captured_bytes = self._captured.metadata_bytes = 0

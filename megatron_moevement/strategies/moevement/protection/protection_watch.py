@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import torch.distributed as dist
 
@@ -19,20 +18,28 @@ from megatron_moevement.policy.window.schedule import Window
 from megatron_moevement.runtime.observation.events import EventName, Events
 from megatron_moevement.runtime.stores.origin_file import forget_origin
 from megatron_moevement.runtime.stores.status_file import write_status
+from megatron_moevement.strategies.moevement.protection.host_memory import HostMemory
 
 
 class ProtectionWatch:
     """Of one generation; the training thread of every rank calls it."""
 
     def __init__(
-        self, shape: JobShape, events: Events, say: Callable[[str], None], generation: int
+        self,
+        shape: JobShape,
+        events: Events,
+        say: Callable[[str], None],
+        generation: int,
+        holders: tuple[int, ...],
     ) -> None:
         """Begins with nothing reported.
 
         Args:
             events: gets each change, and an edge of each rank.
             generation: its number.
+            holders: the processes that are to keep copies of this rank's slots, at its begin.
         """
+        self._holders = holders
         self._shape = shape
         self._events = events
         self._say = say
@@ -45,15 +52,17 @@ class ProtectionWatch:
         if told and self._generation == 0 and dist.get_rank() == 0:
             self._say(told)
 
-    def at_edge(self, step: int, window: Window, copies: int, folder: Path) -> None:
+    def at_edge(self, step: int, window: Window, copies: int, memory: HostMemory) -> None:
         """Takes note of a window that was persisted.
 
         Args:
             step: the newest committed one.
             copies: the fewest of one of its slots, of all ranks.
-            folder: of this process's files.
+            memory: of this process: its files, and who keeps copies of this rank's slots now.
         """
+        folder = memory.store.folder
         forget_origin(folder, window.start)
+        self._compare(step, memory.copies.holders)
         found = protection_of(self._shape, copies)
         lag = step - window.last
         edge = {"start": window.start, "size": window.size, "lag": lag}
@@ -74,3 +83,10 @@ class ProtectionWatch:
         if dist.get_rank() == 0:
             now = {"time": time.time(), "generation": self._generation, "step": step}
             write_status(folder, {**now, **told, "line": found.line})
+
+    def _compare(self, step: int, holders: tuple[int, ...]) -> None:
+        """Records that others keep copies of this rank's slots than before."""
+        if holders != self._holders:
+            fields = {"holders": holders, "former": self._holders}
+            self._events.emit(EventName.HOLDERS_CHANGED, step, **fields)
+        self._holders = holders
