@@ -63,10 +63,10 @@ def test_w_is_predicted_by_bandwidths_that_are_given(megatron_fork_server):
 
 def test_a_script_of_megatron_lm_is_checked_as_it_is(megatron_fork_server, tmp_path):
     (tmp_path / "job.yaml").write_text("use_flash_attn: true\nmodel_parallel: {bf16: true}\n")
-    flags = ["--profile", "--context-parallel-size", "1", f"--yaml-cfg={tmp_path}/job.yaml"]
+    flags = ["--log-energy", "--context-parallel-size", "1", f"--yaml-cfg={tmp_path}/job.yaml"]
     code, out, err = check(megatron_fork_server, "-n", "2", NODE, flags=flags)
     assert (code, err) == (0, [])
-    assert "without an effect here: --use-flash-attn, --profile\n" in out
+    assert "without an effect here: --use-flash-attn, --log-energy\n" in out
     code, _, (line,) = check(megatron_fork_server, NODE, flags=["--fp8-format", "hybrid"])
     assert code == 2
     assert "FP8 and FP4 (--fp8-format hybrid)" in line

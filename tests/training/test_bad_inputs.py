@@ -225,11 +225,11 @@ def test_all_that_is_refused_is_told_at_once(as_rank, capsys):
 
 @pytest.mark.distributed
 def test_flags_without_an_effect_are_told_once(megatron_fork_server):
-    argv = ["--train-iters=1", "--use-flash-attn", "--profile", "--use-mcore-models"]
+    argv = ["--train-iters=1", "--use-flash-attn", "--log-energy", "--use-mcore-models"]
     result = megatron_fork_server.run(run_tiny, world_size=2, args=[argv]).check()
     assert result.values == (0, 0)
     told = [line.text for rank in result.ranks for line in log_lines(rank.stderr)]
-    line = "without an effect here: --use-flash-attn, --profile"
+    line = "without an effect here: --use-flash-attn, --log-energy"
     assert [one for one in told if "effect" in one] == [line]
 
 
