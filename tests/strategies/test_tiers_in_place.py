@@ -13,6 +13,7 @@ from megatron_moevement.policy.facts.facts_document import FACTS, load_facts
 from megatron_moevement.runtime.observation.events import EventName, kept_documents
 from megatron_moevement.runtime.stores.store import process_folders
 from megatron_moevement.runtime.tiers.manifests import whole_tiers
+from megatron_moevement.runtime.tiers.marks import leave_mark
 from tests.harness.interruption import digest_differences
 from tests.harness.log_lines import log_lines
 from tests.harness.protected_run import plans_of
@@ -115,6 +116,7 @@ def test_a_good_target_is_seen_by_all_and_nothing_of_that_stays(
     megatron_fork_server, text, tmp_path
 ):
     run = TieredRun(megatron_fork_server, text, tmp_path)
+    leave_mark(run.target, "a launch that was killed before", 1)
     with run.start("--exit-interval=6") as job:
         result = job.wait().check()
     assert "is not known" not in "".join(rank.stderr for rank in result.ranks)

@@ -38,13 +38,15 @@ def marked(target: Target, launch: str) -> list[int]:
     return [int(name) for name in target.names(f"{_PREFIX}{launch}") if name.isdecimal()]
 
 
-def remove_marks(target: Target, launch: str) -> None:
-    """Removes the marks of a launch.
+def remove_marks(target: Target) -> None:
+    """Removes the marks of all launches: one that was killed has left its own.
 
     Raises:
         Exception: the target refuses.
     """
-    target.remove(f"{_PREFIX}{launch}")
+    for name in target.names():
+        if name.startswith(_PREFIX):
+            target.remove(name)
 
 
 class _Outcome(Generic[T]):

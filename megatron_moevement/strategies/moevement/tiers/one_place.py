@@ -43,7 +43,7 @@ def check_one_place(target: Target, launch: str, host: str, device: torch.device
     found, blind = broadcast_json(seen, 0, device)
     refused = None if found is None else apart(marks, found)
     if rank == 0 or refused is not None:
-        attempt(lambda: remove_marks(target, launch), PATIENCE_S)
+        attempt(lambda: remove_marks(target), PATIENCE_S)
     if refused is not None:
         raise UserError(
             f"--moevement-tier-dir {target.place} is not the same folder for all ranks: {refused}; "
