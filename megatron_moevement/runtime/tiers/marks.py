@@ -7,7 +7,7 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Generic, TypeVar
 
 from megatron_moevement.runtime.tiers.target import Target
@@ -15,6 +15,8 @@ from megatron_moevement.runtime.tiers.target import Target
 _PREFIX = "marks-"
 _SLICE_S = 0.05
 """Of a wait, in which no interrupt arrives."""
+
+_BETWEEN_LOOKS_S = 0.25
 
 T = TypeVar("T")
 
@@ -29,13 +31,23 @@ def leave_mark(target: Target, launch: str, rank: int) -> None:
         file.write(b"%d" % rank)
 
 
-def marked(target: Target, launch: str) -> list[int]:
+def find_marks(target: Target, launch: str, left: Collection[int], looks_s: float) -> list[int]:
     """Returns the ranks whose marks are there.
+
+    Args:
+        left: the ranks that have left one.
+        looks_s: how long to look for all of these.
 
     Raises:
         Exception: the target refuses.
     """
-    return [int(name) for name in target.names(f"{_PREFIX}{launch}") if name.isdecimal()]
+    until_s = time.monotonic() + looks_s
+    while True:
+        names = target.names(f"{_PREFIX}{launch}")
+        found = [int(name) for name in names if name.isdecimal()]
+        if set(left) <= set(found) or time.monotonic() > until_s:
+            return found
+        time.sleep(_BETWEEN_LOOKS_S)
 
 
 def remove_marks(target: Target) -> None:

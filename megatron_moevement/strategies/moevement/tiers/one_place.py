@@ -11,19 +11,22 @@ import torch.distributed as dist
 from megatron_moevement.errors import UserError
 from megatron_moevement.policy.tiers.sharing import Mark, apart
 from megatron_moevement.runtime.coordination.agreement import all_gather_json, broadcast_json
-from megatron_moevement.runtime.tiers.marks import attempt, leave_mark, marked, remove_marks
+from megatron_moevement.runtime.tiers.marks import attempt, find_marks, leave_mark, remove_marks
 from megatron_moevement.runtime.tiers.target import Target
 
 logger = logging.getLogger(__name__)
 PATIENCE_S = 20.0
 """For each of the calls; a target that takes longer is one that fails, which is harmless."""
+LOOKS_S = 10.0
+"""For marks that a file system may show late; less than the patience."""
 
 
 def check_one_place(target: Target, launch: str, host: str, device: torch.device) -> None:
     """Sees to it that all ranks write to the same place; every rank calls it.
 
-    Rank 0 leaves no mark: it looks at a folder that it has not seen before, so that no cache of a
-    network file system has an older content of it.
+    Rank 0 looks at a folder that it has not seen before and makes one of its own beside it, so that
+    what it remembers of a network file system, also that something is not there, is renewed; and
+    it looks again for a while before it believes that marks are missing.
 
     Args:
         launch: stands for this launch, the same on all ranks.
@@ -33,13 +36,13 @@ def check_one_place(target: Target, launch: str, host: str, device: torch.device
         UserError: on all ranks: they do not.
     """
     rank = dist.get_rank()
-    failure = None
-    if rank:
-        failure = attempt(lambda: leave_mark(target, launch, rank), PATIENCE_S)[1]
+    beside = launch if rank else f"{launch}-first"
+    failure = attempt(lambda: leave_mark(target, beside, rank), PATIENCE_S)[1]
     marks = [Mark(*told) for told in all_gather_json([host, failure], device)]
     seen: tuple[list[int] | None, str | None] = (None, None)
     if rank == 0:
-        seen = attempt(lambda: marked(target, launch), PATIENCE_S)
+        left = {number for number, mark in enumerate(marks) if number and mark.failure is None}
+        seen = attempt(lambda: find_marks(target, launch, left, LOOKS_S), PATIENCE_S)
     found, blind = broadcast_json(seen, 0, device)
     refused = None if found is None else apart(marks, found)
     if rank == 0 or refused is not None:
