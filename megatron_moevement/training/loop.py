@@ -88,7 +88,7 @@ def train(job: Job, stop: StopSources, resident: Resident, generation: Generatio
                 watch=resident.watch,
                 stepped=resident.note_step,
             )
-            opened.enter_context(contextlib.closing(loop))
+            opened.push(loop.leave)
             return loop.convert() if recover_only else loop.run()
 
 
@@ -139,9 +139,16 @@ class TrainingLoop:
         folder = job.arguments.logging.tensorboard_dir
         self._profiling = Profiling(job.arguments.profiling, job.launch.rank, job.device, folder)
 
-    def close(self) -> None:
-        """Ends what is recorded of iterations."""
-        self._profiling.close()
+    def leave(self, failure: type[BaseException] | None, *_: object) -> None:
+        """Ends what is recorded of iterations.
+
+        Args:
+            failure: what ended training; None: it ended well.
+        """
+        if failure is None:
+            self._profiling.close()
+        else:
+            self._profiling.drop()
 
     def run(self) -> Ending:
         """Trains until the last iteration or a reason to stop, and saves what it reached."""

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 import torch
 from torch.profiler import profile, schedule, tensorboard_trace_handler
@@ -71,7 +72,7 @@ class Profiling:
             committed: iterations up to and with this one.
         """
         if self._trace is not None:
-            self._trace.step()
+            self._write(self._trace.step)
         if committed == self._config.profile_step_end:
             self.close()
 
@@ -79,7 +80,28 @@ class Profiling:
         """Stops, and writes what was recorded, if anything is recorded."""
         trace, self._trace = self._trace, None
         if trace is not None:
-            trace.stop()
+            self._write(trace.stop)
+        self._end_capture()
+
+    def drop(self) -> None:
+        """Stops where training has failed: nothing is written, and no kernel is waited for.
+
+        One may wait for ranks that wait for this one.
+        """
+        trace, self._trace = self._trace, None
+        if trace is not None:
+            torch._C._autograd._disable_profiler()  # noqa: SLF001  (`stop` waits for the device)
+        self._end_capture()
+
+    def _write(self, call: Callable[[], None]) -> None:
+        """Makes a call that may write the trace: a full disk ends no training."""
+        try:
+            call()
+        except Exception as error:  # noqa: BLE001  (torch and the disk raise what they like)
+            self._trace = None
+            logger.warning("no trace in %s: %s", self._folder, error)
+
+    def _end_capture(self) -> None:
         if self._is_capturing:
             self._is_capturing = False
             torch.cuda.profiler.stop()  # type: ignore[no-untyped-call]

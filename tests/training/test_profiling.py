@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The iterations that were asked for are profiled, on the ranks that were asked for."""
 
+import errno
 import json
 
 import pytest
@@ -49,6 +50,55 @@ def test_a_job_that_ends_before_writes_what_it_has(megatron_fork_server, tmp_pat
     megatron_fork_server.run(train, world_size=1, args=[[*trace, "--train-iters=4"]]).check()
     (trace,) = tmp_path.glob("*.pt.trace.json*")
     assert steps_in(trace) == 2 + 1  # torch begins one where another ends
+
+
+class BrokenError(Exception):
+    pass
+
+
+def fail_in_a_profiled_step(flags):
+    from megatron_moevement.runtime.coordination.generation import Generation  # noqa: PLC0415
+    from megatron_moevement.training import loop  # noqa: PLC0415
+    from megatron_moevement.training.resident import Resident  # noqa: PLC0415
+    from megatron_moevement.training.stop_request import StopSources  # noqa: PLC0415
+
+    def fail(self, iteration, *_, **__):
+        raise BrokenError
+
+    with tiny_job("--moevement-no-progress-bar", *flags) as job:
+        report, loop.TrainingLoop._report = loop.TrainingLoop._report, fail
+        with pytest.raises(BrokenError):
+            loop.train(job, StopSources(None), Resident(job.arguments, job.backend), Generation())
+        loop.TrainingLoop._report = report
+    return train(flags)
+
+
+@pytest.mark.distributed
+def test_a_failure_stops_the_profiler_without_a_trace_and_a_later_job_has_one(
+    megatron_fork_server, tmp_path
+):
+    flags = ["--profile", "--use-pytorch-profiler", "--profile-step-start=0"]
+    flags += ["--profile-step-end=2", f"--tensorboard-dir={tmp_path}"]
+    megatron_fork_server.run(fail_in_a_profiled_step, world_size=1, args=[flags]).check()
+    (trace,) = tmp_path.glob("*.pt.trace.json*")
+    assert steps_in(trace) == 2
+
+
+def full_disk(flags):
+    from torch.profiler import profile  # noqa: PLC0415
+
+    def refuse(self, path):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    profile.export_chrome_trace = refuse
+    return train(flags)
+
+
+@pytest.mark.distributed
+def test_a_trace_that_cannot_be_written_ends_no_training(megatron_fork_server, tmp_path):
+    flags = [*PROFILED, f"--tensorboard-dir={tmp_path}"]
+    job = megatron_fork_server.run(full_disk, world_size=1, args=[flags]).check()
+    assert f"no trace in {tmp_path}: " in job.ranks[0].stderr
 
 
 def test_an_end_before_the_start_is_refused():
