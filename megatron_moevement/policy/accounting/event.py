@@ -65,13 +65,13 @@ No step has any of them; all others are written beside training."""
 SHARED = frozenset(
     {
         *(EventName.WINDOW_PERSISTED, EventName.PROTECTION, EventName.POPULARITY),
-        *(EventName.LOSSES, EventName.SCHEDULE, EventName.WINDOW_CHOSEN),
+        *(EventName.LOSSES, EventName.WINDOW_CHOSEN),
     }
 )
 """What is the same on all ranks: rank 0 records it.
 
-Plans are, too, but each rank records its own: the next fault may take rank 0 before it has, and
-that they are equal is what is to be seen."""
+Plans and schedules are, too, but each rank records its own: the next fault may take rank 0 before
+it has, and nothing records them again; that plans are equal is to be seen, besides."""
 
 
 @dataclasses.dataclass(frozen=True)

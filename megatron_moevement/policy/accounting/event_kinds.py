@@ -305,7 +305,7 @@ EVENT_KINDS: Mapping[EventName, EventKind] = {
         {"duration_s": _WAITED, "written_s": _WRITTEN, "reason": "of the failure"},
     ),
     EventName.SCHEDULE: EventKind(
-        Recorder.FIRST_RANK,
+        Recorder.RANKS,
         "all ranks have agreed on another schedule of windows",
         _NOTHING,
         {
