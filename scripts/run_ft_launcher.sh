@@ -92,8 +92,8 @@ code=0
 begun="$(date +%s.%N)"
 "$0" -u "$@" || code=$?
 if [ "$code" -ne 0 ] && [ "$code" -ne 130 ]; then # after Ctrl-C no process goes on
-    PYTHONPATH="$(dirname "$1")${PYTHONPATH:+:$PYTHONPATH}" "$0" -m megatron_moevement.cli \
-        ended --code "$code" --begun "$begun" -- "${@:2}" || true
+    PYTHONPATH="$(dirname "$1")${PYTHONPATH:+:$PYTHONPATH}" timeout --foreground --kill-after 1 20 \
+        "$0" -m megatron_moevement.cli ended --code "$code" --begun "$begun" -- "${@:2}" || true
 fi
 exit "$code"'
 rank=(--no-python bash -c "$TASK" "$PYTHON" "$PROGRAM" "$@")

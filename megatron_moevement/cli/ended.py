@@ -55,13 +55,14 @@ def run(args: argparse.Namespace) -> int:
     child = Child(launch.name, launch.process, None, begun_s)
     status = status_of(args.code)
     folder = event_dir_of(args.flags)
+    noted = _note_gone(launch, status)  # first: survivors wait for it, and a folder may not answer
     document = {
         "launch": launch.name,
         "process": launch.process,
         "code": status,
         "end": describe_status(status),
         "event_dir": folder if tell_end(folder, child, status) else None,
-        "noted": _note_gone(launch, status),
+        "noted": noted,
     }
     show(args, document, [])
     return ExitCode.DONE

@@ -101,6 +101,7 @@ def test_an_exception_in_the_backward_pass_fails_the_job(run):
     ("flags", "code", "text"),
     [
         ("--moevement-faults exception:3:backward", ExitCode.FAILURE, "InjectedFaultError: "),
+        ("--moevement-faults exit:3:backward", ExitCode.FAILURE, ""),
         ("--load {}/none --exit-on-missing-checkpoint", ExitCode.BAD_ARGUMENTS, "no checkpoint"),
     ],
 )

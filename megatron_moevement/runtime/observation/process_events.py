@@ -65,6 +65,10 @@ class ProcessEvents:
         except UserError as error:
             self.ends(error.exit_code)
             raise
+        except SystemExit as leaving:
+            code = leaving.code
+            self.ends(code if isinstance(code, int) else int(code is not None))
+            raise
         except Exception:
             self.ends(ExitCode.FAILURE)  # Python's own, after the traceback
             raise
