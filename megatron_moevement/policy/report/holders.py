@@ -4,11 +4,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import zip_longest
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from megatron_moevement.policy.facts.facts import Facts
+from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.policy.window.schedule import Window
 
 DRAWN = 64
@@ -32,26 +32,37 @@ def placements_document(facts: Iterable[tuple[float, Facts]]) -> list[dict[str, 
         keeps copies at most (`most`).
     """
     found: list[dict[str, Any]] = []
-    former: list[_Placed] | None = None
+    former: dict[LogicalRank, _Placed] | None = None
     for at_s, each in facts:
-        by_rank = [each.by_rank[rank] for rank in each.layout.ranks if rank in each.by_rank]
-        placed = [(one.process, tuple(one.holders)) for one in by_rank]
+        placed = {
+            rank: (each.by_rank[rank].process, tuple(each.by_rank[rank].holders))
+            for rank in each.layout.ranks
+            if rank in each.by_rank
+        }
         if placed == former:
             continue
-        told = _sums(placed, former) if each.layout.num_ranks > DRAWN else {"ranks": placed}
+        told = (
+            _sums(placed, former)
+            if each.layout.num_ranks > DRAWN
+            else {"ranks": list(placed.values())}
+        )
         found.append({"at": at_s, "generation": each.generation, **told})
         former = placed
     return found
 
 
-def _sums(placed: Sequence[_Placed], former: Sequence[_Placed] | None) -> dict[str, int]:
+def _sums(
+    placed: Mapping[LogicalRank, _Placed], former: Mapping[LogicalRank, _Placed] | None
+) -> dict[str, int]:
     """Returns what a placement of many ranks comes to."""
-    kept = Counter(holder for _, holders in placed for holder in holders)
+    kept = Counter(holder for _, holders in placed.values() for holder in holders)
     before = placed if former is None else former
     return {
         "of": len(placed),
-        "changed": sum(now != then for now, then in zip_longest(placed, before)),
-        "fewest": min((len(holders) for _, holders in placed), default=0),
+        "changed": sum(
+            placed.get(rank) != before.get(rank) for rank in placed.keys() | before.keys()
+        ),
+        "fewest": min((len(holders) for _, holders in placed.values()), default=0),
         "most": max(kept.values(), default=0),
     }
 
