@@ -9,12 +9,14 @@ from typing import Any, NoReturn
 
 SHELLS = ("bash", "zsh", "tcsh")
 _BEHIND_A_LAUNCHER = """
-# Behind a launcher the flags begin after the name of the program, or after --.
-_behind_a_launcher() {{
-  local at
+# Behind a launcher the flags begin after the name of the program, or behind our own after --.
+_moevement_behind_a_launcher() {{
+  local at word
   for ((at = COMP_CWORD - 1; at > 0; at--)); do
-    case "${{COMP_WORDS[at]##*/}}" in
-    {program} | --)
+    word="${{COMP_WORDS[at]##*/}}"
+    [ "$word" != -- ] || [ "${{COMP_WORDS[0]##*/}}" != run_local.sh ] || word={program}
+    case "$word" in
+    {program})
       COMP_WORDS=({program} "${{COMP_WORDS[@]:at+1}}")
       COMP_CWORD=$((COMP_CWORD - at))
       {function} {program} "${{COMP_WORDS[COMP_CWORD]}}" "${{COMP_WORDS[COMP_CWORD-1]}}"
@@ -24,7 +26,7 @@ _behind_a_launcher() {{
   done
   COMPREPLY=()
 }}
-complete -o bashdefault -o default -F _behind_a_launcher {launchers}
+complete -o bashdefault -o default -F _moevement_behind_a_launcher {launchers}
 """
 """For bash: readers type the name of a launcher, which completion goes by."""
 

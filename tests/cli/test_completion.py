@@ -68,6 +68,7 @@ def test_bash_completes_what_is_typed(words, expected, completed):
         ("run_local.sh -n 2 -- --adam-b", {"--adam-beta1", "--adam-beta2"}),
         ("run_local.sh -n 2 --adam-b", set()),
         ("python other.py --adam-b", set()),
+        ("python other.py -- --adam-b", set()),
     ],
 )
 def test_bash_completes_the_flags_of_a_job_behind_launchers_too(words, expected, completed):
