@@ -34,7 +34,7 @@ class LoggingConfig:
         None, "iterations between lines with the memory of each model-parallel rank"
     )
     log_device_memory_used: bool = flag(
-        False, "what all processes use of the GPU, in the line of --log-memory-interval"
+        False, "what all processes use of the GPU, by NVML, in the line of --log-memory-interval"
     )
     log_progress: bool = flag(False, "append to progress.txt in --save at each checkpoint")
     timing_log_level: int = flag(0, "time the phases of a step: 0 none, 1 few, 2 all")

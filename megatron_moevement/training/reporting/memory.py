@@ -46,8 +46,9 @@ def memory_line(
             "reserved": torch.cuda.memory_reserved(device),
             "max reserved": torch.cuda.max_memory_reserved(device),
         }
-        if of_all_processes:
-            found["total device memory used"] = torch.cuda.device_memory_used(device)
+        used = _used_by_all(device) if of_all_processes else None
+        if used is not None:
+            found["total device memory used"] = used
     else:
         scalars = memory_scalars(device)
         found = {
@@ -56,3 +57,11 @@ def memory_line(
         }
     texts = [f"{name}: {size_bytes / (1 << 20):.2f}" for name, size_bytes in found.items()]
     return f"[Rank {rank}] (after {iteration} iterations) memory (MB) | " + " | ".join(texts)
+
+
+def _used_by_all(device: torch.device) -> int | None:
+    """Returns what all processes use of a GPU; None where the driver's library has no answer."""
+    try:
+        return torch.cuda.device_memory_used(device)
+    except Exception:  # noqa: BLE001  (none of what NVML may raise is worth a job)
+        return None
