@@ -13,12 +13,15 @@ import pytest
 from megatron_moevement.policy.accounting.account import account_of
 from megatron_moevement.policy.accounting.event import DURABLE
 from megatron_moevement.runtime.observation import event_file
+from megatron_moevement.runtime.observation import events as events_module
 from megatron_moevement.runtime.observation.event_file import EventFile, Part, line_of, parts_of
 from megatron_moevement.runtime.observation.events import (
     EventLog,
     EventName,
     Recording,
     histories_in,
+    kept_documents,
+    open_events,
     read_events,
 )
 
@@ -93,7 +96,8 @@ def test_one_rank_records_what_all_share(tmp_path):
     ranks = [(one.event.value, one.logical_rank) for one in read_events(tmp_path)]
     assert sorted(ranks) == [
         *(("plan", 0), ("plan", 1), ("plan", 2), ("popularity", 0), ("protection", 0)),
-        *(("schedule", 0), ("window_chosen", 0), ("window_persisted", 0)),
+        *(("schedule", 0), ("schedule", 1), ("schedule", 2)),
+        *(("window_chosen", 0), ("window_persisted", 0)),
     ]
 
 
@@ -158,6 +162,51 @@ def test_what_must_be_on_the_disk_waits_for_it_but_not_for_ever(tmp_path, monkey
             *(name.value for name in DURABLE),
             *("phase", "fault_detected"),
         ]
+
+
+def test_a_folder_that_does_not_answer_holds_up_no_end_and_no_next_generation(
+    tmp_path, monkeypatch, caplog
+):
+    slow = SlowFile(monkeypatch)
+    monkeypatch.setattr(event_file, "PATIENCE_S", 0.5)
+    began_s = time.monotonic()
+    with EventLog(tmp_path, 0, 0, Recording()) as events:
+        events.emit(EventName.PHASE, 1)
+    assert not events.is_open
+    assert "the folder does not answer" in caplog.text
+    with open_events(str(tmp_path), 0, 1, Recording()) as events:
+        events.emit(EventName.PROCESS_START, 2)
+    assert time.monotonic() - began_s < SlowFile.LONGEST_S / 2
+    slow.may_go.set()
+    while event_file.waits_for(tmp_path):
+        time.sleep(0.01)
+    with open_events(str(tmp_path), 0, 2, Recording()) as events:
+        events.emit(EventName.PROCESS_START, 3)
+    assert [one[:2] for one in found(tmp_path)] == [("phase", 1), ("process_start", 3)]
+    opened = [str(one.readlink()) for one in Path("/proc/self/fd").iterdir() if one.is_symlink()]
+    assert not [path for path in opened if path.startswith(str(tmp_path))]
+
+
+def test_a_document_waits_for_the_folder_but_not_for_ever(tmp_path, monkeypatch, caplog):
+    may_go, open_file = threading.Event(), os.open
+    monkeypatch.setattr(
+        os,
+        "open",
+        lambda path, *rest: (
+            ".partial" in str(path) and may_go.wait(SlowFile.LONGEST_S),
+            open_file(path, *rest),
+        )[1],
+    )
+    monkeypatch.setattr(events_module, "PATIENCE_S", 0.5)
+    with EventLog(tmp_path, 0, 0, Recording()) as events:
+        began_s = time.monotonic()
+        events.keep("facts", "{}")
+        assert 0.5 <= time.monotonic() - began_s < SlowFile.LONGEST_S / 2
+        assert "no answer" in caplog.text
+        assert events.is_open
+        may_go.set()
+        while not kept_documents(tmp_path, "facts"):
+            time.sleep(0.01)
 
 
 def test_what_else_recurs_is_left_out_where_too_much_waits_and_a_line_says_so(

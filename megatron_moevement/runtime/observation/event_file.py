@@ -45,6 +45,19 @@ _Ticket = queue.SimpleQueue[None]
 _Waiting = tuple[bytes, _Ticket | None]
 _own_files: dict[tuple[str, int], Path] = {}
 """By folder and process: the file that the process writes there, in all its generations."""
+_stuck: dict[tuple[str, int], EventFile] = {}
+"""By the same: the file whose thread still waited for the folder when it was closed."""
+
+
+def waits_for(directory: str | Path) -> bool:
+    """Returns whether events of this process still wait for a folder that does not answer."""
+    found = _stuck.get(_stuck_key(directory))
+    return found is not None and not found.is_over
+
+
+def _stuck_key(directory: str | Path) -> tuple[str, int]:
+    """Returns what names a folder and this process, without a look at the folder."""
+    return os.path.abspath(directory), os.getpid()
 
 
 class EventFile(Closing):
@@ -65,9 +78,11 @@ class EventFile(Closing):
         """
         self._read = read
         self._part_bytes = most_bytes // (_WHOLE_PARTS + 1)
+        self._stuck_key = _stuck_key(directory)
         self._lines: queue.SimpleQueue[_Waiting | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._is_over = False
+        self._is_abandoned = False
         self._over: _Ticket = queue.SimpleQueue()
         self._left_out = 0
         self.path, descriptor = _own_file(directory)
@@ -81,7 +96,12 @@ class EventFile(Closing):
     @property
     def is_open(self) -> bool:
         """Whether lines are written: not after the end, nor after a disk has failed."""
-        return self._descriptor is not None
+        return self._descriptor is not None and not self._is_abandoned
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the thread has ended."""
+        return self._is_over
 
     @property
     def is_behind(self) -> bool:
@@ -121,18 +141,34 @@ class EventFile(Closing):
         logger.warning("%s: %s; no more events are recorded", self.path, reason)
 
     def close(self) -> None:
-        """Writes what waits, and closes the file; closing twice is fine."""
-        if self._thread is not None:
+        """Writes what waits, and closes the file; closing twice is fine.
+
+        A folder that does not answer is left to the thread, which closes the file when it does.
+        """
+        if self._thread is not None and not self._is_abandoned:
             self._lines.put(None)
+            until_s = time.monotonic() + PATIENCE_S
             while not self._is_over:  # an interrupted `join` takes its thread for ended
+                if time.monotonic() > until_s:
+                    self._abandon()
+                    return
                 with contextlib.suppress(queue.Empty):
                     self._over.get(timeout=_SLICE_S)
             self._thread.join()
+        if self._is_abandoned:
+            return
         self._write_rest()
         self._let_go()
         if self._left_out:
             logger.warning("%s: %d events were left out: %s", *(self.path, self._left_out, _SLOW))
             self._left_out = 0
+
+    def _abandon(self) -> None:
+        self._is_abandoned = True
+        _stuck[self._stuck_key] = self
+        logger.warning(
+            "%s: the folder does not answer; no more events are recorded until it does", self.path
+        )
 
     def _run(self) -> None:
         try:
@@ -141,6 +177,8 @@ class EventFile(Closing):
         finally:
             self._is_over = True
             self._over.put(None)
+            if self._is_abandoned:
+                self._let_go()
 
     def _write_rest(self) -> None:
         """Writes what waits where no thread is left to do it."""

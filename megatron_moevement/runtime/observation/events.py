@@ -12,6 +12,7 @@ import contextlib
 import dataclasses
 import functools
 import json
+import logging
 import math
 import os
 import re
@@ -35,11 +36,16 @@ from megatron_moevement.policy.accounting.steps import joined
 from megatron_moevement.runtime.closing import Closing
 from megatron_moevement.runtime.observation.event_file import (
     NEW_FILE,
+    PATIENCE_S,
     EventFile,
     files_in,
     parts_of,
+    waits_for,
 )
+from megatron_moevement.runtime.patience import attempt
 from megatron_moevement.runtime.security.ownership import trusted_owners
+
+logger = logging.getLogger(__name__)
 
 __all__ = [
     "EventLog",
@@ -72,6 +78,11 @@ class Events(Closing):
 
     def keep(self, kind: str, document: str) -> None:
         """Writes a document beside the events: all of it, or nothing."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether events are written."""
+        return False
 
     def close(self) -> None:
         """Ends the recording."""
@@ -154,15 +165,17 @@ class EventLog(Events):
         """Writes a document to a new file, whose name begins with the time and ends with `kind`."""
         if not self._file.is_open:
             return
-        name = f"{time.time_ns()}-{self._place['pid']}{_ending(kind)}"
-        partial = self._file.path.with_name(f".{name}.partial")
-        try:
-            with open(os.open(partial, NEW_FILE, 0o644), "w", encoding="utf-8") as file:
-                file.write(document)
-            os.replace(partial, self._file.path.with_name(name))
-        except OSError as error:
-            partial.unlink(missing_ok=True)
-            self._file.give_up(error.strerror)
+        path = self._file.path.with_name(f"{time.time_ns()}-{self._place['pid']}{_ending(kind)}")
+        refusal, silence = attempt(lambda: _write_whole(path, document), PATIENCE_S)
+        if refusal is not None:
+            self._file.give_up(refusal)
+        if silence is not None:
+            logger.warning("%s: %s; it may be missing", path, silence)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether events are written: not after the end, nor after a disk has failed."""
+        return self._file.is_open
 
     def close(self) -> None:
         """Writes what waits and closes the file; what is emitted later is forgotten."""
@@ -200,6 +213,19 @@ class EventLog(Events):
         return json.dumps(record, allow_nan=False).encode() + b"\n"
 
 
+def _write_whole(path: Path, document: str) -> str | None:
+    """Writes a new file, or nothing; returns why it can't be written."""
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        with open(os.open(partial, NEW_FILE, 0o644), "w", encoding="utf-8") as file:
+            file.write(document)
+        os.replace(partial, path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        return error.strerror or str(error)
+    return None
+
+
 def open_events(
     directory: str | None,
     logical_rank: int,
@@ -208,10 +234,12 @@ def open_events(
 ) -> Events:
     """Returns the event log of this process, or one that forgets when there is no directory.
 
+    So it does while the events of a generation before still wait for the directory.
+
     Raises:
         UserError: the folder or the file can't be written.
     """
-    if directory is None:
+    if directory is None or waits_for(directory):
         return Events()
     return EventLog(directory, logical_rank, generation, recording)
 

@@ -14,7 +14,9 @@ from typing import Any
 
 from megatron_moevement.errors import ExitCode, UserError
 from megatron_moevement.policy.accounting.event import EventName
+from megatron_moevement.runtime.observation.event_file import PATIENCE_S
 from megatron_moevement.runtime.observation.events import open_events
+from megatron_moevement.runtime.patience import attempt
 from megatron_moevement.settings.launch import Launch
 
 SCHEMA = 3
@@ -81,12 +83,15 @@ def _tell(directory: str | None, event: EventName, generation: int = 0, **fields
     """Records an event of no rank; a folder that can't be written is for the ranks to refuse.
 
     Returns:
-        Whether it could be written.
+        Whether it was written, before the patience with the folder was over.
     """
-    with contextlib.suppress(UserError), open_events(directory, NO_RANK, generation) as events:
-        events.emit(event, 0, **fields)
-        return True
-    return False
+
+    def write() -> bool:
+        with open_events(directory, NO_RANK, generation) as events:
+            events.emit(event, 0, **fields)
+            return events.is_open
+
+    return bool(attempt(write, PATIENCE_S)[0])
 
 
 @dataclasses.dataclass(frozen=True)

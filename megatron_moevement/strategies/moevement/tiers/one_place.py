@@ -11,7 +11,8 @@ import torch.distributed as dist
 from megatron_moevement.errors import UserError
 from megatron_moevement.policy.tiers.sharing import Mark, apart
 from megatron_moevement.runtime.coordination.agreement import all_gather_json, broadcast_json
-from megatron_moevement.runtime.tiers.marks import attempt, find_marks, leave_mark, remove_marks
+from megatron_moevement.runtime.patience import attempt
+from megatron_moevement.runtime.tiers.marks import find_marks, leave_mark, remove_marks
 from megatron_moevement.runtime.tiers.target import Target
 
 logger = logging.getLogger(__name__)
