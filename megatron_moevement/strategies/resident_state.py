@@ -16,6 +16,7 @@ from megatron_moevement.backends.backend import Pin
 from megatron_moevement.policy.outcome.account import RecoveryAccount
 from megatron_moevement.runtime.coordination.generation import Generation
 from megatron_moevement.runtime.observation.events import Events
+from megatron_moevement.runtime.observation.notices import Notices
 from megatron_moevement.settings.launch import Launch
 from megatron_moevement.strategies.live_objects import LiveObjects
 from megatron_moevement.strategies.strategy import Strategy
@@ -31,7 +32,7 @@ class Protected:
         generation: owns threads and connections.
         domain: what this process may be lost together with.
         train_iters: the last step.
-        say: tells the user a line, on one rank.
+        notices: lines for the user, printed on one rank.
         recovered: is given each recovery once its ranks go on; every rank calls it.
         saves: folders of durable checkpoints.
     """
@@ -41,7 +42,7 @@ class Protected:
     generation: Generation
     domain: str
     train_iters: int
-    say: Callable[[str], None]
+    notices: Notices
     recovered: Callable[[RecoveryAccount], None]
     saves: Sequence[Path]
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.metadata
 import logging
 import os
@@ -29,6 +30,7 @@ from megatron_moevement.policy.outcome.account import RecoveryAccount
 from megatron_moevement.policy.window.weight_gradients import ExpertKernels
 from megatron_moevement.runtime.coordination.generation import Generation
 from megatron_moevement.runtime.observation.events import Events
+from megatron_moevement.runtime.observation.notices import Notices
 from megatron_moevement.strategies.live_objects import LiveObjects
 from megatron_moevement.strategies.resident_state import Protected, ResidentState
 from megatron_moevement.strategies.strategy import Strategy
@@ -66,7 +68,7 @@ def open_strategy(
         generation,
         domain=settings.moevement_failure_domain or job.launch.failure_domain,
         train_iters=int(job.arguments.run.train_iters or 0),
-        say=_say,
+        notices=first_rank_notices(),
         recovered=recovered,
         saves=[Path(one) for one in dict.fromkeys((saving.save, saving.load)) if one is not None],
     )
@@ -186,6 +188,13 @@ def _layout(job: Job) -> Layout:
     )
 
 
-def _say(line: str) -> None:
+def first_rank_notices() -> Notices:
+    """Returns what writes lines to the log of the first rank alone."""
+    return Notices(
+        say=functools.partial(_log, logging.INFO), warn=functools.partial(_log, logging.WARNING)
+    )
+
+
+def _log(level: int, line: str) -> None:
     if dist.get_rank() == 0:
-        logger.info("%s", line)
+        logger.log(level, "%s", line)

@@ -23,6 +23,8 @@ EVENTS = RUNBOOK.with_name("events.md")
 HOLE = "..."
 """What stands for what differs from line to line."""
 LEVELS = {"warning", "error", "exception", "critical"}
+NOTICES = {"warn"}
+"""Methods of `Notices`."""
 ENDS = {
     *("CaptureLostError", "ControlStoreLostError", "DiscardedError", "DivergenceError"),
     *("InVainError", "InitialStateLostError", "LogFullError", "LostAtStartError"),
@@ -84,12 +86,37 @@ def message_of(node, function):
     return text_of(node) or HOLE
 
 
+def tellers_in(function):
+    """Returns the variables of a function that are one of the methods of `Notices`."""
+    return {
+        ast.unparse(each.targets[0])
+        for each in ast.walk(function)
+        if isinstance(each, ast.Assign) and is_notice(each.value)
+    }
+
+
+def is_notice(node):
+    """Returns whether an expression is a method of `Notices`, or a choice between two."""
+    if isinstance(node, ast.IfExp):
+        return is_notice(node.body) or is_notice(node.orelse)
+    return (
+        isinstance(node, ast.Attribute)
+        and node.attr in NOTICES
+        and "notices" in ast.unparse(node.value)
+    )
+
+
 def warnings_in(tree):
     """Yields the formats of what a module logs as a warning or an error."""
     functions = [each for each in ast.walk(tree) if isinstance(each, ast.FunctionDef)]
     calls = ((call, each) for each in functions for call in ast.walk(each))
     for call, function in calls:
-        if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute)):
+        if not isinstance(call, ast.Call):
+            continue
+        if is_notice(call.func) or ast.unparse(call.func) in tellers_in(function):
+            yield formatted(message_of(call.args[0], function))
+            continue
+        if not isinstance(call.func, ast.Attribute):
             continue
         receiver, name = ast.unparse(call.func.value), call.func.attr
         if "logg" in receiver and name in LEVELS:
@@ -141,8 +168,20 @@ FROM_OTHER_CODE = {
     ("runtime/coordination/agreement.py", HOLE * 3): ["--load ... can't be made whole: ..."],
     ("runtime/coordination/meeting.py", HOLE): ["no sign of life within ... s of process ..."],
     ("runtime/tiers/target.py", "... ...: ..."): ["--moevement-tier-dir ...: ..."],
+    ("strategies/moevement/opening.py", HOLE): [
+        "... replicas need ... failure domains, there are ...: keeping ...",
+        "processes have no room for ... copies of each slot within "
+        "--moevement-host-memory-limit-gb: keeping ...",
+    ],
+    ("strategies/moevement/protection/protection_watch.py", "step ...: ..."): ["protection: ..."],
     ("strategies/moevement/protection/reserve.py", HOLE): ["... is not in reserve: ..."],
     ("strategies/moevement/protection/resident_store.py", HOLE): [],  # a refusal of another rank
+    ("strategies/moevement/recovery/planning.py", "...: ..."): ["ROLLBACK: ..."],
+    ("strategies/moevement/schedules/window_chooser.py", HOLE): [
+        "no W up to ... hides its slots behind an iteration: "
+        "the smallest of ... MB is too large, ..."
+    ],
+    ("strategies/moevement/tiers/resume.py", HOLE): ["goes on from the tier of step ... in ..."],
     ("training/left_runs.py", HOLE): [
         "begins with step ... and leaves alone run ..., which no process uses: ..."
     ],
@@ -175,7 +214,7 @@ OF_SCRIPTS = {"launch ... ends with exit code ...": ROOT / "scripts" / "train_mo
 
 def is_put_together(text):
     """Returns whether the words of a line are elsewhere."""
-    return re.search(r"[a-z]{3}", text) is None
+    return re.search(r"[A-Za-z]{3}", text) is None
 
 
 def quotes(page):
@@ -242,7 +281,8 @@ def test_lines_that_are_put_together_elsewhere_are_those_of_the_code():
 
 
 def parts(quote):
-    return [part.strip() for part in quote.split(HOLE) if part.strip()]
+    """Returns the words of a quote; what stands between a verdict and its reason is not theirs."""
+    return [part for each in quote.split(HOLE) if (part := each.strip().rstrip(":"))]
 
 
 def test_their_words_are_in_the_code():

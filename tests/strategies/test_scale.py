@@ -18,6 +18,7 @@ from megatron_moevement.policy.job.segments import Ends
 from megatron_moevement.policy.recovery import recovery_planner
 from megatron_moevement.policy.recovery.newest_state import Durable
 from megatron_moevement.runtime.coordination import agreement
+from megatron_moevement.runtime.observation.notices import Notices
 from megatron_moevement.settings.fault_tolerance import FaultTolerance
 from megatron_moevement.strategies.moevement.agreed_guarantee import agree_on_guarantee, judge
 from megatron_moevement.strategies.moevement.carried_state import CarriedState
@@ -97,7 +98,7 @@ def test_a_recovery_is_planned_once(monkeypatch):
         memory=SimpleNamespace(generation=SimpleNamespace(number=told.facts.generation)),
         carried=SimpleNamespace(agreed=None),
         events=SimpleNamespace(keep=lambda *args: kept.append(args), emit=lambda *_, **__: None),
-        say=kept.append,
+        notices=Notices(kept.append, kept.append),
         tiers=None,
     )
     own = Planning(session, None)

@@ -284,6 +284,11 @@ class Plan:
     lost_steps: int | None = 0
 
     @property
+    def loses_steps(self) -> bool:
+        """Whether committed steps are done again, or nobody knows that none are."""
+        return self.lost_steps != 0
+
+    @property
     def replayed_steps(self) -> int:
         """Steps that the stage furthest back replays, the interrupted step's redo apart."""
         return max((self.target - replay.start for replay in self.replays), default=0)

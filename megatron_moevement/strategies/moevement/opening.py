@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from megatron_moevement.runtime.coordination.agreement import (
 )
 from megatron_moevement.runtime.coordination.generation import Generation
 from megatron_moevement.runtime.coordination.progress import START
+from megatron_moevement.runtime.observation.notices import Notices
 from megatron_moevement.runtime.slots.store_identity import StoreIdentity
 from megatron_moevement.runtime.stores.origin_file import lacking_in
 from megatron_moevement.runtime.stores.place import store_place
@@ -97,7 +98,7 @@ class MoEvement(ResidentState):
         """
         settings, carried = self._settings, self._carried
         objects, generation = protected.objects(), protected.generation
-        events, say = protected.events, protected.say
+        events, notices = protected.events, protected.notices
         live = LiveOperators(objects.chunks, objects.optimizer)
         spares = find_spares(generation) if settings.makes_copies and dist.get_rank() == 0 else ()
         own = member_of(objects, live, protected.domain, spares)
@@ -107,7 +108,7 @@ class MoEvement(ResidentState):
         slots = shared_slots(job, former, told.bases, objects.device)
         plan = plan_of(job, generation.number, former, slots)
         root, run_id = store_place(settings, objects.identity)
-        _agree(plan, told, objects, carried, say, left=lacking_in(root / run_id))
+        _agree(plan, told, objects, carried, notices, left=lacking_in(root / run_id))
         self._plan = plan
         store, held = _open_store(settings, objects, carried.store, generation, protected.saves)
         plan = keep_placement(plan, held)
@@ -129,7 +130,7 @@ class MoEvement(ResidentState):
             memory,
             settings,
             events,
-            say,
+            notices,
             popularity=popularity,
             kernels=objects.expert_kernels,
         )
@@ -137,10 +138,10 @@ class MoEvement(ResidentState):
         return SparseCheckpointing(
             RankSession(
                 *(objects, live, memory, carried, events, schedules),
-                *(say, protected.recovered, tiers),
+                *(notices, protected.recovered, tiers),
             ),
             replicas=told.replicas,
-            audit=ReplicaAudit(settings.moevement_audit_interval, objects, events, say),
+            audit=ReplicaAudit(settings.moevement_audit_interval, objects, events, notices),
             protection=_watch_protection(settings, objects, plan, protected, own.host),
             frozen_work=work,
         )
@@ -173,7 +174,7 @@ def _watch_protection(
     )
     generation = protected.generation.number
     holders = plan.placement.holders[own.occupied]
-    watch = ProtectionWatch(shape, protected.events, protected.say, generation, holders)
+    watch = ProtectionWatch(shape, protected.events, protected.notices, generation, holders)
     watch.begin()
     return watch
 
@@ -199,7 +200,7 @@ def _agree(
     told: Introduction,
     objects: LiveObjects,
     carried: CarriedState,
-    say: Callable[[str], None],
+    notices: Notices,
     *,
     left: Sequence[str],
 ) -> None:
@@ -217,13 +218,15 @@ def _agree(
     check_alike(gather_unlike(plan.schedule.digest, objects.device))
     judged = gather_distinct(judge(told.computations, carried, left), objects.device)
     if plan.warning is not None:
-        say(plan.warning)
+        notices.warn(plan.warning)
     before = carried.promise
     if before == NO_PROMISE and objects.replication_key is None:
-        say(f"{SECRET_VARIABLE} is not set: what listens to the job's network can take part in it")
+        notices.warn(
+            f"{SECRET_VARIABLE} is not set: what listens to the job's network can take part in it"
+        )
     guarantee = agree_on_guarantee(told.computations, judged, carried)
     if before == NO_PROMISE or guarantee != before.guarantee:
-        say(f"guarantee {guarantee}")
+        notices.say(f"guarantee {guarantee}")
 
 
 def _open_store(

@@ -10,6 +10,7 @@ from megatron_moevement.integrations.megatron.snapshots import LiveOperators
 from megatron_moevement.policy.outcome.account import RecoveryAccount
 from megatron_moevement.runtime.coordination.generation import Generation
 from megatron_moevement.runtime.observation.events import Events
+from megatron_moevement.runtime.observation.notices import Notices
 from megatron_moevement.strategies.live_objects import LiveObjects
 from megatron_moevement.strategies.moevement.carried_state import CarriedState
 from megatron_moevement.strategies.moevement.protection.host_memory import HostMemory
@@ -25,7 +26,7 @@ class RankSession:
         memory: this process's store, and its peers.
         events: gets windows, plans and replays.
         schedules: that windows go by.
-        say: prints a line for the user, on rank 0.
+        notices: lines for the user, printed on rank 0.
         recovered: is given each recovery, on every rank.
         tiers: to which persisted windows are written; None where no flag asks for any.
     """
@@ -36,7 +37,7 @@ class RankSession:
     carried: CarriedState
     events: Events
     schedules: ScheduleChanges
-    say: Callable[[str], None]
+    notices: Notices
     recovered: Callable[[RecoveryAccount], None]
     tiers: Tiers | None = None
 

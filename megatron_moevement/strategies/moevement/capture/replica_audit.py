@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable
 
 from megatron_moevement.policy.copies.audit import audit, is_audited
 from megatron_moevement.policy.job.ranks import LogicalRank
@@ -17,6 +16,7 @@ from megatron_moevement.policy.job.state_recipe import Content
 from megatron_moevement.policy.window.timetable import Timetable
 from megatron_moevement.runtime.coordination.agreement import all_gather_json
 from megatron_moevement.runtime.observation.events import EventName, Events
+from megatron_moevement.runtime.observation.notices import Notices
 from megatron_moevement.runtime.slots.ring_file import RingFile
 from megatron_moevement.strategies.live_objects import LiveObjects
 
@@ -35,20 +35,20 @@ class ReplicaAudit:
         interval: int | None,
         objects: LiveObjects,
         events: Events,
-        say: Callable[[str], None],
+        notices: Notices,
     ) -> None:
         """Compares nothing yet.
 
         Args:
             interval: steps from one audit to the next; None: there is none.
-            say: tells the user a line, on one rank.
+            notices: lines for the user, printed on one rank.
         """
         self._objects = objects
         self._events = events
         self._interval = interval
         if interval is not None and not objects.optimizer.is_state_whole:
             self._interval = None
-            say(
+            notices.warn(
                 "--moevement-audit-interval compares nothing: with --use-distributed-optimizer "
                 "each rank has a part of the state of its own"
             )

@@ -4,18 +4,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
 import torch.distributed as dist
 
 from megatron_moevement.policy.copies.protection_level import (
     JobShape,
     Protection,
+    ProtectionLevel,
     protection_of,
     tied_ends,
 )
 from megatron_moevement.policy.window.schedule import Window
 from megatron_moevement.runtime.observation.events import EventName, Events
+from megatron_moevement.runtime.observation.notices import Notices
 from megatron_moevement.runtime.stores.origin_file import forget_origin
 from megatron_moevement.runtime.stores.status_file import write_status
 from megatron_moevement.strategies.moevement.protection.host_memory import HostMemory
@@ -28,7 +29,7 @@ class ProtectionWatch:
         self,
         shape: JobShape,
         events: Events,
-        say: Callable[[str], None],
+        notices: Notices,
         generation: int,
         holders: tuple[int, ...],
     ) -> None:
@@ -36,13 +37,14 @@ class ProtectionWatch:
 
         Args:
             events: gets each change, and an edge of each rank.
+            notices: lines for the user; rank 0 gives them.
             generation: its number.
             holders: the processes that are to keep copies of this rank's slots, at its begin.
         """
         self._holders = holders
         self._shape = shape
         self._events = events
-        self._say = say
+        self._notices = notices
         self._generation = generation
         self._known: Protection | None = None
 
@@ -50,7 +52,7 @@ class ProtectionWatch:
         """Reports once in a job what its shape makes of any loss."""
         told = tied_ends(self._shape.stages, self._shape.ends)
         if told and self._generation == 0 and dist.get_rank() == 0:
-            self._say(told)
+            self._notices.say(told)
 
     def at_edge(self, step: int, window: Window, copies: int, memory: HostMemory) -> None:
         """Takes note of a window that was persisted.
@@ -78,7 +80,9 @@ class ProtectionWatch:
         if found != self._known:
             self._events.emit(EventName.PROTECTION, step, **told)
             if dist.get_rank() == 0:
-                self._say(f"step {step}: {found.line}")
+                full = found.level is ProtectionLevel.FULL
+                tell = self._notices.say if full else self._notices.warn
+                tell(f"step {step}: {found.line}")
         self._known = found
         if dist.get_rank() == 0:
             now = {"time": time.time(), "generation": self._generation, "step": step}

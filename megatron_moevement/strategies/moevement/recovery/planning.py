@@ -143,7 +143,7 @@ class Planning:
             outcome = restore_newest(
                 *(tiers.target, self._memory, self._objects, facts, plan),
                 give_up=give_up,
-                say=self._session.say,
+                notices=self._session.notices,
             )
             if outcome.restored is not None:
                 self._take_over(outcome.restored)
@@ -162,7 +162,7 @@ class Planning:
         before = self._carried.promise.guarantee
         guarantee = agree_with_origin(restored.computations, self._carried)
         if guarantee != before:
-            self._session.say(f"guarantee {guarantee}")
+            self._session.notices.say(f"guarantee {guarantee}")
         if guarantee.lacking:
             origin = Origin(restored.name.committed, guarantee.lacking)
             folder = self._memory.store.folder
@@ -245,4 +245,6 @@ class Planning:
             copies=[str(one.rank) for one in plan.copies],
             digest=plan.digest,
         )
-        self._session.say(f"{plan.verdict.value}: {plan.reason}")
+        notices = self._session.notices
+        tell = notices.warn if plan.loses_steps else notices.say
+        tell(f"{plan.verdict.value}: {plan.reason}")

@@ -229,7 +229,7 @@ class Rejoin:
             owed_copies=own.owed_copies,
             moved_copies=own.moved_copies,
         )
-        self._session.say(account.line)
+        self._session.notices.say(account.line)
         self._session.recovered(account)
 
     def _judge(self, ranks: Sequence[RankAccount]) -> None:

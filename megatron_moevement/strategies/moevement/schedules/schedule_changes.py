@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
@@ -27,6 +26,7 @@ from megatron_moevement.policy.window.timetable import (
 from megatron_moevement.policy.window.weight_gradients import ExpertKernels
 from megatron_moevement.runtime.coordination.agreement import broadcast_json
 from megatron_moevement.runtime.observation.events import EventName, Events
+from megatron_moevement.runtime.observation.notices import Notices
 from megatron_moevement.settings.fault_tolerance import FaultTolerance
 from megatron_moevement.strategies.moevement.protection.host_memory import HostMemory
 from megatron_moevement.strategies.moevement.schedules.exchange import ScheduleExchange
@@ -45,7 +45,7 @@ class ScheduleChanges:
         memory: HostMemory,
         settings: FaultTolerance,
         events: Events,
-        say: Callable[[str], None],
+        notices: Notices,
         *,
         popularity: PopularityWatch,
         kernels: ExpertKernels,
@@ -55,7 +55,7 @@ class ScheduleChanges:
         Args:
             settings: have the changes of the schedule that are wanted, or let W be chosen.
             events: gets a schedule that all ranks have agreed on.
-            say: tells the user of it, on one rank.
+            notices: lines for the user, printed on one rank.
             popularity: what the job knows of its experts.
             kernels: that compute them.
         """
@@ -67,11 +67,11 @@ class ScheduleChanges:
         self._chooser: WindowChooser | None = None
         if settings.chooses_window:
             replicas = memory.plan.placement.replicas
-            self._chooser = WindowChooser(self._maker.sizes, replicas, events, say)
+            self._chooser = WindowChooser(self._maker.sizes, replicas, events, notices)
         self.popularity = popularity
         """What experts are ordered by."""
         self._events = events
-        self._say = say
+        self._notices = notices
         self._known = {planned.digest: planned}
         self._exchange = memory.generation.own(
             lambda: ScheduleExchange(memory.rejoin_barrier, planned.inventory)
@@ -153,7 +153,7 @@ class ScheduleChanges:
             window=newest.window,
             digest=newest.digest,
         )
-        self._say(
+        self._notices.say(
             f"step {history.step}: window schedule {newest.schedule_version} is in force from "
             f"step {newest.first_step} on, W = {newest.window}"
         )

@@ -10,6 +10,7 @@ from megatron_moevement.policy.watching.measurements import Measured
 from megatron_moevement.policy.watching.schedule_maker import Noted, SlotSizes
 from megatron_moevement.policy.watching.window_choice import Reason, WindowChoice
 from megatron_moevement.runtime.observation.events import EventName, Events
+from megatron_moevement.runtime.observation.notices import Notices
 
 
 class WindowChooser:
@@ -23,7 +24,7 @@ class WindowChooser:
         sizes: Callable[[], Mapping[int, SlotSizes]],
         replicas: int,
         events: Events,
-        say: Callable[[str], None],
+        notices: Notices,
     ) -> None:
         """Has chosen nothing.
 
@@ -32,13 +33,13 @@ class WindowChooser:
                 thread that makes schedules.
             replicas: copies of each slot.
             events: gets every change with the numbers behind it.
-            say: tells the user, on one rank.
+            notices: lines for the user, printed on one rank.
         """
         self._make_sizes = sizes
         self._sizes: Mapping[int, SlotSizes] | None = None
         self._replicas = replicas
         self._events = events
-        self._say = say
+        self._notices = notices
         self._choice: WindowChoice | None = None
         self._is_told = False
         self._noted: Noted | None = None
@@ -73,7 +74,7 @@ class WindowChooser:
         self._choice = choice = former.after(noted.measured, largest, self._replicas)
         if choice.reason is Reason.NO_WINDOW_FITS and not self._is_told:
             self._is_told = True
-            self._say(_too_slow(choice, noted.measured, self._sizes))
+            self._notices.warn(_too_slow(choice, noted.measured, self._sizes))
         if (choice.window, choice.used) != (window, used):
             self._tell(noted, choice, largest.get(used or window, largest[window]), largest)
         return choice.window, choice.used
@@ -95,7 +96,7 @@ class WindowChooser:
             **dataclasses.asdict(noted.measured),
         )
         empty = "" if choice.used is None else f", {choice.window - choice.used} of them empty,"
-        self._say(
+        self._notices.say(
             f"step {noted.step}: W = {choice.window}{empty} is proposed instead of {noted.window} "
             f"({choice.reason.value}): {_numbers(choice, noted.measured)}; the largest slot takes "
             f"{slot_bytes / 1e6:.3g} MB instead of {former_bytes / 1e6:.3g}"

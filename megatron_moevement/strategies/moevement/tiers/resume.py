@@ -29,6 +29,7 @@ from megatron_moevement.runtime.coordination.agreement import (
     as_user_error,
     gather_together,
 )
+from megatron_moevement.runtime.observation.notices import Notices
 from megatron_moevement.runtime.slots.journal import losses_of
 from megatron_moevement.runtime.stores.store import RingRole
 from megatron_moevement.runtime.tiers.manifests import read_manifest, whole_tiers
@@ -84,7 +85,7 @@ def restore_newest(
     plan: Plan | None,
     *,
     give_up: Callable[[], None],
-    say: Callable[[str], None],
+    notices: Notices,
 ) -> Outcome:
     """Puts the newest tier into memory, where nothing else leads as far; every rank calls it.
 
@@ -95,7 +96,7 @@ def restore_newest(
         facts: of all processes.
         plan: that they lead to.
         give_up: is called before memory has the tier: no state of this process counts any more.
-        say: prints a line for the user, on rank 0.
+        notices: lines for the user, printed on rank 0.
 
     Raises:
         UserError: on all ranks: the target can't be read, or the tier is of a job of other flags.
@@ -119,7 +120,8 @@ def restore_newest(
             reasons = [each["reason"] for each in put if "reason" in each]
         if not reasons:
             again = trained_again(plan, name)
-            say(_line(source, again))
+            tell = notices.warn if again else notices.say
+            tell(_line(source, again))
             authors = (Author.of_document(each["author"]) for each in found)
             return Outcome(Restored(name, _computations(authors)), is_cleared, again)
         if is_cleared:
