@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`docs/operate/runbook.md` has every line that warns or ends a job, and only lines of the code."""
+"""`docs/operate/runbook.md` has every line of the log, or that ends a job, and no other ones."""
 
 import ast
 import functools
@@ -19,11 +19,12 @@ from megatron_moevement.training.arguments import build_parser
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "megatron_moevement"
 RUNBOOK = ROOT / "docs" / "operate" / "runbook.md"
+SCRIPT = ROOT / "scripts" / "train_moe.sbatch"
 EVENTS = RUNBOOK.with_name("events.md")
 HOLE = "..."
 """What stands for what differs from line to line."""
-LEVELS = {"warning", "error", "exception", "critical"}
-NOTICES = {"warn"}
+LEVELS = {"info", "warning", "error", "exception", "critical"}
+NOTICES = {"say", "warn"}
 """Methods of `Notices`."""
 ENDS = {
     *("CaptureLostError", "ControlStoreLostError", "DiscardedError", "DivergenceError"),
@@ -106,8 +107,8 @@ def is_notice(node):
     )
 
 
-def warnings_in(tree):
-    """Yields the formats of what a module logs as a warning or an error."""
+def lines_in(tree):
+    """Yields the formats of what a module logs, and of its notices."""
     functions = [each for each in ast.walk(tree) if isinstance(each, ast.FunctionDef)]
     calls = ((call, each) for each in functions for call in ast.walk(each))
     for call, function in calls:
@@ -121,7 +122,9 @@ def warnings_in(tree):
         receiver, name = ast.unparse(call.func.value), call.func.attr
         if "logg" in receiver and name in LEVELS:
             message = call.args[0]
-        elif name in {"log", "write"} and re.search("WARNING|ERROR", ast.unparse(call.args[0])):
+        elif name in {"log", "write"} and re.search(
+            "INFO|WARNING|ERROR", ast.unparse(call.args[0])
+        ):
             message = call.args[1]
         else:
             continue
@@ -135,16 +138,28 @@ def ends_in(tree):
             yield normal(text_of(node.args[0]) or HOLE)
 
 
+def script_lines(script):
+    """Returns what a shell script gives to its log, and to variables and functions on the way."""
+    given = r'(?:log_line (?:"[^"]*"|\S+) (?:"[^"]*"|\S+)|\brequeue|\bline=) ?"((?:[^"\\]|\\.)+)"'
+    texts = {
+        re.sub(r"\$\(\([^)]*\)\)|\$\{[^}]*\}|\$\w+|\\`[^`]*\\`", HOLE, found[1])
+        for found in re.finditer(given, script)
+    }
+    return {text for text in texts if not is_put_together(text)}
+
+
 @functools.cache
 def printed():
     """Returns all of them, with the modules that have them."""
     found = {}
     for name, tree in modules():
-        texts = set(warnings_in(tree))
+        texts = set(lines_in(tree))
         if name in A_JOB_ALL_THE_SAME or not name.startswith(NO_JOB):
             texts |= set(ends_in(tree))
         for text in texts:
             found.setdefault(text, set()).add(name)
+    for text in script_lines(SCRIPT.read_text(encoding="utf-8")):
+        found.setdefault(text, set()).add(SCRIPT.name)
     return found
 
 
@@ -173,15 +188,30 @@ FROM_OTHER_CODE = {
         "processes have no room for ... copies of each slot within "
         "--moevement-host-memory-limit-gb: keeping ...",
     ],
+    ("strategies/moevement/protection/protection_watch.py", HOLE): [
+        "any loss has both stages replay: they share the embedding (...)",
+        "a loss in the first or the last stage has both replay: they share the embedding (...)",
+    ],
     ("strategies/moevement/protection/protection_watch.py", "step ...: ..."): ["protection: ..."],
     ("strategies/moevement/protection/reserve.py", HOLE): ["... is not in reserve: ..."],
     ("strategies/moevement/protection/resident_store.py", HOLE): [],  # a refusal of another rank
-    ("strategies/moevement/recovery/planning.py", "...: ..."): ["ROLLBACK: ..."],
+    ("strategies/moevement/recovery/planning.py", "...: ..."): [
+        f"{verdict.value}: ..." for verdict in Verdict
+    ],
+    ("strategies/moevement/recovery/rejoin.py", HOLE): ["generation ...: LOCALIZED..."],
     ("strategies/moevement/schedules/window_chooser.py", HOLE): [
         "no W up to ... hides its slots behind an iteration: "
         "the smallest of ... MB is too large, ..."
     ],
     ("strategies/moevement/tiers/resume.py", HOLE): ["goes on from the tier of step ... in ..."],
+    ("training/banner.py", HOLE): [
+        *("flags, ...: ...", "model: ...", "layout: ...", "memory: ...", "run: ..."),
+        *("protected by: ...", "begins: ..."),
+    ],
+    ("training/ending.py", HOLE): [
+        "done: iteration ... of ... is trained",
+        "ends after iteration ... of ... by ...; its state is ...; launch it again to go on",
+    ],
     ("training/left_runs.py", HOLE): [
         "begins with step ... and leaves alone run ..., which no process uses: ..."
     ],
@@ -194,22 +224,6 @@ FROM_OTHER_CODE = {
     ],
 }
 """Lines that a module prints and other code puts together: what the runbook quotes of them."""
-OF_PROGRESS = {
-    "generation ...: LOCALIZED...": "policy/outcome/account.py",
-    "ROLLBACK: ...": "strategies/moevement/recovery/planning.py",
-    "goes on from the tier of step ... in ...": "strategies/moevement/tiers/resume.py",
-    "process ... goes on with what process ... left": "runtime/stores/adoption.py",
-    "protection: ...": "policy/copies/protection_level.py",
-    "rank ... is slow no more: ...": "training/reporting/reporter.py",
-    "step ...: window schedule ... is in force from step ... on, W = ...": (
-        "strategies/moevement/schedules/schedule_changes.py"
-    ),
-    "ends after iteration ... of ... by ...; its state is ...; launch it again to go on": (
-        "training/ending.py"
-    ),
-}
-"""Lines that warn of nothing and that the runbook explains, with the modules that word them."""
-OF_SCRIPTS = {"launch ... ends with exit code ...": ROOT / "scripts" / "train_moe.sbatch"}
 
 
 def is_put_together(text):
@@ -249,7 +263,6 @@ def invented_by(page):
     """Returns the quotes of a page that no code prints."""
     texts = printed()
     elsewhere = {quote for known in FROM_OTHER_CODE.values() for quote in known}
-    elsewhere |= {*OF_SCRIPTS, *OF_PROGRESS}
     return {
         quote
         for quote in quotes(page) - elsewhere
@@ -282,7 +295,7 @@ def test_lines_that_are_put_together_elsewhere_are_those_of_the_code():
 
 def parts(quote):
     """Returns the words of a quote; what stands between a verdict and its reason is not theirs."""
-    return [part for each in quote.split(HOLE) if (part := each.strip().rstrip(":"))]
+    return [part for each in quote.split(HOLE) if (part := each.strip(": "))]
 
 
 def test_their_words_are_in_the_code():
@@ -295,30 +308,6 @@ def test_their_words_are_in_the_code():
     for known in FROM_OTHER_CODE.values():
         for part in (part for quote in known for part in parts(quote)):
             assert any(part in text for text in strings), part
-    for quote, script in OF_SCRIPTS.items():
-        assert all(part in script.read_text(encoding="utf-8") for part in parts(quote))
-
-
-def words_it(tree, quote):
-    """Returns whether a module has a line, in which any verdict may stand for one."""
-    general = re.sub("|".join(verdict.value for verdict in Verdict), HOLE, quote)
-    found = (text_of(node) for node in ast.walk(tree))
-    texts = {formatted(text) for text in found if text is not None}
-    return any(shows(general, text) for text in texts)
-
-
-def test_lines_of_progress_are_there_and_are_lines_of_the_code(page):
-    assert [quote for quote in OF_PROGRESS if f"| `{quote}` |" not in page] == []
-    trees = dict(modules())
-    wrong = [quote for quote, name in OF_PROGRESS.items() if not words_it(trees[name], quote)]
-    assert wrong == []
-
-
-def test_a_line_of_progress_that_is_worded_otherwise_is_found():
-    tree = ast.parse("def f():\n    say(f'{verdict}: {reason}')\n    logger.info('rank %d', 1)\n")
-    assert words_it(tree, "ROLLBACK: ...")
-    assert words_it(tree, "rank ...")
-    assert not words_it(tree, "rank ... is lost")
 
 
 def test_every_exit_code_is_there(page):
@@ -366,10 +355,18 @@ def test_a_line_that_is_missing_or_invented_is_found(page):
     [
         ("logger.warning('%s of %d is gone', a, b)", "... of ... is gone"),
         ("logger.exception('gone')", "gone"),
+        ("logger.info('%s goes on', a)", "... goes on"),
+        ("self._notices.warn(f'{a} is gone')", "... is gone"),
+        ("tell = notices.warn if a else notices.say; tell('gone')", "gone"),
         ("logger.log(logging.ERROR, f'{a} is gone')", "... is gone"),
         ("text = 'all ' 'is gone'\n    self._lines.write(logging.WARNING, text)", "all is gone"),
     ],
 )
 def test_a_line_of_the_log_is_collected(source, line):
-    assert list(warnings_in(ast.parse(f"def f():\n    {source}\n"))) == [line]
-    assert list(warnings_in(ast.parse("def f():\n    logger.info('done')\n"))) == []
+    assert list(lines_in(ast.parse(f"def f():\n    {source}\n"))) == [line]
+    assert list(lines_in(ast.parse("def f():\n    logger.debug('done')\n"))) == []
+
+
+def test_a_line_of_a_script_is_collected():
+    script = 'log_line "task $1" INFO "$1 of $((n + 1)) is lost" >&2\nrequeue "it ended"\n'
+    assert script_lines(script) == {"... of ... is lost", "it ended"}
