@@ -216,9 +216,9 @@ EVENT_KINDS: Mapping[EventName, EventKind] = {
         Recorder.RANKS,
         "the plan of a recovery, the same on all ranks: another fault may strike some of them "
         "before they record it",
-        "nothing; where `lost_steps` is not 0, or `verdict` is ABORT, `reason` has the cause",
+        "nothing; where `lost_steps` is not 0, `reason` has the cause",
         {
-            "verdict": "RESUME, COPIED, LOCALIZED, GLOBAL, RESTART, ROLLBACK or ABORT",
+            "verdict": "RESUME, COPIED, LOCALIZED, GLOBAL or ROLLBACK",
             "reason": "of the verdict, in a line",
             "target": "step after which training goes on",
             "scope": "pipeline stages that replay",
