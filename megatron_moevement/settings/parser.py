@@ -100,7 +100,41 @@ class Parser(argparse.ArgumentParser):
 
 
 class UserParser(Parser):
-    """One that leaves it to the program to say what is wrong, in a line."""
+    """One that leaves it to the program to say what is wrong, in lines."""
+
+    def read(self, words: Sequence[str]) -> tuple[argparse.Namespace, list[str], list[str]]:
+        """Returns the values of a command line, what nobody knows of it, and what is wrong.
+
+        What a wrong flag was given is left out, so that all of them are found.
+        """
+        wrong: list[str] = []
+        self.exit_on_error = False
+        try:
+            while True:
+                try:
+                    return *self.parse_known_args(words), wrong
+                except argparse.ArgumentError as error:
+                    wrong.append(self._worded(str(error)))
+                    words = self._without(words, error.argument_name)
+        finally:
+            self.exit_on_error = True
+
+    def _without(self, words: Sequence[str], name: str | None) -> list[str]:
+        """Returns a command line without a flag, which argparse names with all of its spellings."""
+        flags = frozenset((name or "").split("/"))
+        kept: list[str] = []
+        is_left_out = False
+        for word in words:
+            if word.startswith("--"):
+                is_left_out = word.partition("=")[0] in flags
+            if not is_left_out:
+                kept.append(word)
+        if len(kept) == len(words):
+            raise UserError(self._worded(f"argument {name} is wrong"))
+        return kept
+
+    def _worded(self, message: str) -> str:
+        return f"{message} (see {self.prog} --help)"
 
     def error(self, message: str) -> NoReturn:
         """Raises what is wrong.
@@ -108,4 +142,4 @@ class UserParser(Parser):
         Raises:
             UserError: always.
         """
-        raise UserError(f"{message} (see {self.prog} --help)")
+        raise UserError(self._worded(message))

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -39,7 +40,7 @@ from megatron_moevement.strategies.registry import STRATEGIES
 from megatron_moevement.training.checkpoint_arguments import network_in
 from megatron_moevement.training.data.arguments import DataConfig, DataFlags, check_positions
 from megatron_moevement.training.presets import PRESETS
-from megatron_moevement.training.refusals import accepted
+from megatron_moevement.training.refusals import Resolved, check_covered, resolve
 from megatron_moevement.training.reporting.arguments import LoggingConfig
 from megatron_moevement.training.yaml_arguments import with_yaml
 
@@ -134,8 +135,8 @@ def parse(argv: Sequence[str], processes: int, launched: int | None = None) -> A
             be found at once has a message each.
     """
     parser = build_parser()
-    resolved = accepted(with_yaml(argv, parser.flags), parser)
-    given = parser.parse_known_args(resolved.rest)[0]
+    resolved = resolve(with_yaml(argv, parser.flags), parser.flags)
+    given = _read(parser, resolved)
     if given.model_preset is not None:
         parser.set_defaults(**PRESETS[given.model_preset])
     if given.use_checkpoint_args and given.load is not None:
@@ -169,6 +170,25 @@ def parse(argv: Sequence[str], processes: int, launched: int | None = None) -> A
         world_size=ranks,
         without_effect=without_effect,
     )
+
+
+def _read(parser: UserParser, resolved: Resolved) -> argparse.Namespace:
+    """Returns what was given, without what it implies.
+
+    Contradictions are looked for later: a value that is refused has others that are none.
+
+    Raises:
+        UserError: with all flags and values that are refused.
+    """
+    checks = Checks()
+    checks.passes(check_covered, resolved, parser)
+    given, unknown, wrong = parser.read(resolved.rest)
+    for message in wrong:
+        checks.refuse(message)
+    if unknown and not resolved.refused:
+        checks.passes(parser.refuse_unknown, unknown)
+    checks.end()
+    return given
 
 
 def _check(checks: Checks, topics: Topics, data: DataConfig | None, ranks: int | None) -> Topics:

@@ -119,6 +119,7 @@ def resolve(argv: Sequence[str], settings: Collection[str]) -> Resolved:
             asked = [one for one in values.split() if one in feature.values[flag].split()]
             if asked:
                 refused.setdefault(name, []).append(" ".join((flag, *asked)))
+                rest = _take(rest, {flag})[1]  # its choices would refuse it again
     for name, flags in tuned.items():
         if name in refused:
             refused[name] += flags
@@ -128,8 +129,8 @@ def resolve(argv: Sequence[str], settings: Collection[str]) -> Resolved:
     return Resolved(tuple(rest), tuple(dict.fromkeys(without)), found_in)
 
 
-def accepted(argv: Sequence[str], parser: Parser) -> Resolved:
-    """Returns `resolve` of a command line that asks for nothing that is not covered.
+def check_covered(resolved: Resolved, parser: Parser) -> None:
+    """Checks that a command line asks for nothing that is not covered.
 
     Args:
         parser: of the settings.
@@ -137,9 +138,8 @@ def accepted(argv: Sequence[str], parser: Parser) -> Resolved:
     Raises:
         UserError: it does; all is told at once, flags that nobody knows included.
     """
-    resolved = resolve(argv, parser.flags)
     if not resolved.refused:
-        return resolved
+        return
     parts = [
         f"{name} ({', '.join(resolved.refused[name])}): {feature.reason}"
         for name, feature in FEATURES.items()
