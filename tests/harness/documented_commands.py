@@ -51,6 +51,16 @@ def commands_of(page: Path) -> list[Command]:
     return [Command(name, text) for block in blocks for text in _commands_in(block, name)]
 
 
+def spans_of(page: Path) -> list[Command]:
+    """Returns the commands in the text of a page, between backticks, with at least one argument."""
+    name = str(page.relative_to(ROOT)) if page.is_relative_to(ROOT) else page.name
+    lines = page.read_text(encoding="utf-8").splitlines()
+    in_blocks = {line for block in _blocks(lines) for line in block}
+    text = "\n".join(line for line in lines if line.strip() not in in_blocks)
+    spans = (" ".join(span.split()) for span in re.findall(r"(?<!`)`([^`]+)`(?!`)", text))
+    return [Command(name, span) for span in spans if _PROGRAM.match(span) and " " in span]
+
+
 def _blocks(lines: Iterable[str]) -> Iterator[list[str]]:
     """Yields the lines of each block of code, between fences or indented after a blank line."""
     block: list[str] = []
