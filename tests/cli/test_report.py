@@ -43,6 +43,14 @@ class Elements(html.parser.HTMLParser):
             self.texts[-1][2] += data
 
 
+HEADINGS = (
+    *("Outages", "Timeline", "Where the time went", "Training", "Windows, slots and holders"),
+    *("Host memory and bandwidth", "Experts"),
+)
+DRAWN = "new Promise((done) => requestAnimationFrame(() => setTimeout(done, 50)))"
+"""Waits until what was asked of the page is drawn."""
+
+
 @pytest.fixture
 def run_dir(tmp_path):
     shape = Shape(layout=Layout(pp=2, dp=2), spares=2, steps=40, faults=2)
@@ -154,7 +162,8 @@ def test_a_run_without_popularity_has_what_to_set_for_it(tmp_path):
 
 
 @pytest.mark.skipif(browser.installed() is None, reason="no Chromium is installed")
-@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 390])
 def test_a_browser_shows_it_without_a_complaint(run_dir, width, scheme):
     made(run_dir)
     with browser.opened(browser.installed()) as tab:
@@ -168,10 +177,32 @@ def test_a_browser_shows_it_without_a_complaint(run_dir, width, scheme):
         lost = [incident["casualties"][0] for incident in document["incidents"]]
         assert lost
         assert all(f"rank {one['rank']} on {one['host']} {one['end']}" in shown for one in lost)
-        for text in ("Outages", "Timeline", "Where the time went", "Training"):
+        for text in HEADINGS:
             assert text in shown
         tab.run("for (const one of document.querySelectorAll('details')) one.open = true")
         tab.run("for (const one of document.querySelectorAll('.recoveries tbody tr')) one.click()")
-        tab.run("new Promise((done) => requestAnimationFrame(() => setTimeout(done, 50)))")
+        tab.run(DRAWN)
         assert tab.complaints == []
         assert tab.run("document.querySelectorAll('details table').length") >= 5
+        replayed = document["incidents"][-1]["recovery"]["scope"]
+        assert replayed
+        assert tab.run("document.querySelectorAll('.stage.scope').length") == len(replayed)
+
+
+@pytest.mark.skipif(browser.installed() is None, reason="no Chromium is installed")
+def test_the_timeline_shows_less_time_where_that_is_asked_for_and_all_again(run_dir):
+    made(run_dir)
+    with browser.opened(browser.installed()) as tab:
+        tab.look(1280, 900, scheme="light")
+        tab.open(run_dir / "report.html")
+        shown = "document.querySelector('#timeline .tools').textContent"
+        canvas = "document.querySelector('#timeline .rows canvas')"
+        picture = f"{canvas}.toDataURL()"
+        whole, before = tab.run(shown), tab.run(picture)
+        tab.run(f"{canvas}.dispatchEvent(new KeyboardEvent('keydown', {{key: '+'}}))")
+        tab.run(DRAWN)
+        assert tab.run(shown) != whole
+        assert tab.run(picture) != before
+        tab.run("document.querySelector('[title=\"Show the whole run\"]').click()")
+        tab.run(DRAWN)
+        assert (tab.run(shown), tab.run(picture)) == (whole, before)

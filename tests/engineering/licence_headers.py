@@ -11,19 +11,24 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-HEADER = "# SPDX-License-Identifier: Apache-2.0"
-SOURCES = ("*.py", "*.sh", "*.sbatch", ".ci/run", "Dockerfile")
-FIRST = ("#!", "# syntax=")
+HEADER = "SPDX-License-Identifier: Apache-2.0"
+HASH = ("*.py", "*.sh", "*.sbatch", ".ci/run", "Dockerfile", "*.yml", "*.yaml")
+COMMENTS = {".js": "// {}", ".css": "/* {} */", ".html": "<!-- {} -->"}
+"""How a comment looks by suffix; everywhere else it begins with `#`."""
+
+SOURCES = (*HASH, *(f"*{suffix}" for suffix in COMMENTS))
+FIRST = ("#!", "# syntax=", "<!DOCTYPE")
 """What only counts in the first line of a file."""
 
 
-def with_header(text: str) -> str:
+def with_header(text: str, suffix: str = "") -> str:
     """Returns the text of a file with the header."""
+    header = COMMENTS.get(suffix, "# {}").format(HEADER)
     lines = text.splitlines(keepends=True)
     place = 1 if text.startswith(FIRST) else 0
-    if lines[place : place + 1] == [f"{HEADER}\n"]:
+    if lines[place : place + 1] == [f"{header}\n"]:
         return text
-    return "".join([*lines[:place], f"{HEADER}\n", *lines[place:]])
+    return "".join([*lines[:place], f"{header}\n", *lines[place:]])
 
 
 def sources() -> list[Path]:
@@ -42,12 +47,12 @@ def main(argv: list[str]) -> int:
     lacking = [
         path
         for path in sources()
-        if with_header(path.read_text("utf-8")) != path.read_text("utf-8")
+        if with_header(path.read_text("utf-8"), path.suffix) != path.read_text("utf-8")
     ]
     for path in lacking:
         sys.stdout.write(f"{path.relative_to(ROOT)}\n")
         if not is_check:
-            path.write_text(with_header(path.read_text("utf-8")), encoding="utf-8")
+            path.write_text(with_header(path.read_text("utf-8"), path.suffix), encoding="utf-8")
     return 1 if is_check and lacking else 0
 
 

@@ -31,6 +31,7 @@ def test_scripts_of_all_kinds_are_looked_at(script):
     found = {path.relative_to(ROOT).as_posix() for path in script.sources()}
     assert {"setup.py", "scripts/train_moe.sbatch", ".ci/run", "Dockerfile"} <= found
     assert "tests/engineering/test_licence_headers.py" in found
+    assert "megatron_moevement/cli/page/page.css" in found
 
 
 @pytest.mark.parametrize("first", ["", "#!/bin/sh\n", "# syntax=docker/dockerfile:1\n"])
@@ -39,3 +40,17 @@ def test_the_header_follows_what_must_be_first_and_is_written_once(script, first
     once = script.with_header(first + rest)
     assert once == first + HEADER + rest
     assert script.with_header(once) == once
+
+
+@pytest.mark.parametrize(
+    ("suffix", "text", "header"),
+    [
+        (".js", "let a;\n", "// SPDX-License-Identifier: Apache-2.0\n"),
+        (".css", "a {}\n", "/* SPDX-License-Identifier: Apache-2.0 */\n"),
+    ],
+)
+def test_comments_are_those_of_the_language(script, suffix, text, header):
+    assert script.with_header(text, suffix) == header + text
+    page = "<!DOCTYPE html>\n<p>\n"
+    first, second, third = script.with_header(page, ".html").splitlines()
+    assert (first, second, third) == ("<!DOCTYPE html>", f"<!-- {script.HEADER} -->", "<p>")
