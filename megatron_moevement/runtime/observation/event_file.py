@@ -83,6 +83,7 @@ class EventFile(Closing):
         self._thread: threading.Thread | None = None
         self._is_over = False
         self._is_abandoned = False
+        self._handing_over = threading.Lock()
         self._over: _Ticket = queue.SimpleQueue()
         self._left_out = 0
         self.path, descriptor = _own_file(directory)
@@ -164,8 +165,12 @@ class EventFile(Closing):
             self._left_out = 0
 
     def _abandon(self) -> None:
-        self._is_abandoned = True
         _stuck[self._stuck_key] = self
+        with self._handing_over:
+            self._is_abandoned = True
+            is_over = self._is_over
+        if is_over:
+            self._let_go()
         logger.warning(
             "%s: the folder does not answer; no more events are recorded until it does", self.path
         )
@@ -175,9 +180,11 @@ class EventFile(Closing):
             while (first := self._lines.get()) is not None and self._write_from(first):
                 pass
         finally:
-            self._is_over = True
+            with self._handing_over:
+                self._is_over = True
+                is_abandoned = self._is_abandoned
             self._over.put(None)
-            if self._is_abandoned:
+            if is_abandoned:
                 self._let_go()
 
     def _write_rest(self) -> None:
