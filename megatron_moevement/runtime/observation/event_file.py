@@ -146,7 +146,9 @@ class EventFile(Closing):
 
         A folder that does not answer is left to the thread, which closes the file when it does.
         """
-        if self._thread is not None and not self._is_abandoned:
+        if self._is_abandoned:
+            return
+        if self._thread is not None:
             self._lines.put(None)
             until_s = time.monotonic() + PATIENCE_S
             while not self._is_over:  # an interrupted `join` takes its thread for ended
@@ -156,8 +158,6 @@ class EventFile(Closing):
                 with contextlib.suppress(queue.Empty):
                     self._over.get(timeout=_SLICE_S)
             self._thread.join()
-        if self._is_abandoned:
-            return
         self._write_rest()
         self._let_go()
         if self._left_out:
