@@ -85,6 +85,8 @@ def _tell(directory: str | None, event: EventName, generation: int = 0, **fields
     Returns:
         Whether it was written, before the patience with the folder was over.
     """
+    if directory is None:
+        return False
 
     def write() -> bool:
         with open_events(directory, NO_RANK, generation) as events:
