@@ -129,8 +129,8 @@ def test_what_commands_name_is_there():
     ("text", "name"),
     [
         ("moevement no-such-command --json", "no-such-command"),
-        ("./scripts/test.sh tests/no/such_test.py", "tests/no/such_test.py"),
-        ("PYTHON=python3.12 ./scripts/no_such.sh -n 2", "./scripts/no_such.sh"),
+        ("./scripts/test.sh tests/no-such.py", "tests/no-such.py"),
+        ("PYTHON=python3.12 ./scripts/no-such.sh -n 2", "./scripts/no-such.sh"),
     ],
 )
 def test_what_is_gone_is_found(text, name):
