@@ -4,8 +4,9 @@
 NCCL_LIKE_MISHAP names what else happens: `slow-build` makes a process that is built in a restart
 take `SLOW_S`, `slow-save` makes rank 1 take as long in its first save, `late-abort` interrupts rank
 2 the first time when the step that it is in has ended, `failed-batch` lets a message of rank 1 fail
-in its batch in step `FAILED_STEP`, as the first one after an abort does. `lost-member` kills rank 1
-in the first restart when all others wait for it to connect. `without-MEND` takes a mend out.
+in its batch in step `FAILED_STEP`, as the first one after an abort does, `failed-end` lets the end
+of the batch fail as well, which torch does not count. `lost-member` kills rank 1 in the first
+restart when all others wait for it to connect. `without-MEND` takes a mend out.
 """
 
 import functools
@@ -94,8 +95,9 @@ def late_abort():
     TrainStep.run = run_to_its_end
 
 
-def failed_batch():
+def failed_batch(*, at_the_end=False):
     from megatron_moevement.training.step import TrainStep  # noqa: PLC0415
+    from tests.harness.nccl_like import calls  # noqa: PLC0415
     from tests.harness.nccl_like.communicator import AbortedError  # noqa: PLC0415
     from tests.harness.nccl_like.group import NcclLikeGroup  # noqa: PLC0415
 
@@ -114,8 +116,13 @@ def failed_batch():
     def send_or_fail(self, tensors, peer, tag):
         if is_due.is_set() and self._batch is not None:
             is_due.clear()
-            raise AbortedError("of this test")
+            if at_the_end:
+                calls.defer(fail)
+            fail()
         return send(self, tensors, peer, tag)
+
+    def fail():
+        raise AbortedError("of this test")
 
     TrainStep.run = run_and_fail
     NcclLikeGroup.send = send_or_fail
@@ -166,6 +173,7 @@ MISHAPS = {
     "slow-save": slow_save,
     "late-abort": late_abort,
     "failed-batch": failed_batch,
+    "failed-end": functools.partial(failed_batch, at_the_end=True),
     "lost-member": lost_member,
 }
 

@@ -170,11 +170,12 @@ def test_a_process_that_dies_while_ranks_connect_delays_nobody(
     assert digest_differences(run._digest(), uninterrupted(PP2_EP2)) == []
 
 
+@pytest.mark.parametrize("mishap", ["failed-batch", "failed-end"])
 def test_a_batch_of_messages_that_fails_leaves_no_group_of_calls_open(
-    megatron_fork_server, text, digest_of, tmp_path
+    megatron_fork_server, text, digest_of, tmp_path, mishap
 ):
     program = restartable_program(PP3, megatron_fork_server, text, 0, *STAGES)
-    run = Run(nccl_like(program, tmp_path, mishap="failed-batch"), tmp_path)
+    run = Run(nccl_like(program, tmp_path, mishap=mishap), tmp_path)
     train_on(run, lost=lambda job: None)
     assert generation_of(run) == 1
     assert digest_differences(run._digest(), digest_of(Case.program, PP3, *STAGES)) == []

@@ -113,10 +113,16 @@ def position() -> Position:
     )
 
 
+_CALLED_ALONE = frozenset(
+    {"tp", "mp", "tp_cp", "dp", "dp_cp", "intra_dp_cp", "expt_dp", "intra_expt_dp", "tp_dp_cp"}
+)
+"""Groups with which Megatron and this package call collectives even where they have one rank."""
+
+
 def connect_groups(
     groups: ProcessGroupCollection, device: torch.device, *, neighbours: bool = False
 ) -> None:
-    """Lets each group of several ranks connect them, the whole job first; every rank calls it.
+    """Lets each group connect its ranks, the whole job first; every rank calls it.
 
     NCCL connects the members of a group at their first call, and all of them must make it. In a
     recovery the first messages of a pipeline group may be those of two stages that replay, while
@@ -124,7 +130,9 @@ def connect_groups(
     never wait for each other, since all ranks connect theirs in the order of the fields.
 
     No abort reaches what connects. So a thread waits in which a restart interrupts nothing; where a
-    member was lost, it ends with the limit of connecting (`settings/nccl_environment.py`).
+    member was lost, it ends with the limit of connecting (`settings/nccl_environment.py`). A group
+    of one rank makes its communicator there too: the training thread may not be able to any more
+    (`runtime/interrupts/group_calls.py`).
 
     Args:
         device: where collectives keep their tensors.
@@ -134,8 +142,12 @@ def connect_groups(
     Source: `maybe_force_nccl_backend_init` of megatron/training/inprocess_restart.py; torch's
     documentation of `batch_isend_irecv`.
     """
-    own = (getattr(groups, field.name, None) for field in dataclasses.fields(groups))
-    members = [group for group in own if isinstance(group, dist.ProcessGroup) and group.size() > 1]
+    members = [
+        group
+        for field in dataclasses.fields(groups)
+        if isinstance(group := getattr(groups, field.name, None), dist.ProcessGroup)
+        and (group.size() > 1 or field.name in _CALLED_ALONE)
+    ]
 
     def connect() -> None:
         if device.type == "cuda":

@@ -275,7 +275,7 @@ class NcclLikeGroup(dist.ProcessGroup):  # type: ignore[misc]  # of a type that 
         """
         if name not in self._communicators:
             late = f"communicator {name} of {size} ranks is made too late"
-            assert self.may_connect or size == 1, late
+            assert self.may_connect, late
             store = dist.PrefixStore(name, self._store)
             with calls.closed():
                 made = Communicator(store, rank, size, _patience(), self._abort)
