@@ -173,12 +173,12 @@ FEATURES: Mapping[str, Feature] = {
     "activation offloading": Feature(
         "copies in flight are not covered yet",
         """--fine-grained-activation-offloading --offload-modules --min-offloaded-
-        --cpu-offloading- --distribute-saved-activations""",
+        --cpu-offloading --cpu-offloading- --distribute-saved-activations""",
     ),
     "FSDP": Feature(
         "its sharding is not covered by the inventory",
-        """--use-megatron-fsdp --use-custom-fsdp --use-torch-fsdp2 --torch-fsdp2- --fsdp-
-        --data-parallel-sharding-strategy --outer-dp-sharding-strategy
+        """--use-megatron-fsdp --megatron-fsdp- --use-custom-fsdp --use-torch-fsdp2 --torch-fsdp2-
+        --fsdp- --data-parallel-sharding-strategy --outer-dp-sharding-strategy
         --suggested-communication-unit-size --enable-full-sharding-in-hsdp
         --create-all-gather-group""",
     ),
@@ -237,11 +237,13 @@ FEATURES: Mapping[str, Feature] = {
     ),
     "other residual connections": Feature(
         "they are of the compute type, before the norms",
-        "--fp32-residual-connection --apply-residual-connection-post-layernorm",
+        """--fp32-residual-connection --apply-residual-connection-post-layernorm
+        --enable-mhc-connections""",
+        tuning="--mhc-",
     ),
     "rotary interpolation": Feature(
         "it is not covered yet",
-        "--rotary-seq-len-interpolation-factor --use-rope-scaling",
+        "--rotary-seq-len-interpolation-factor --use-rope-scaling --rope-type",
         tuning="--rope-scaling-factor",
     ),
     "other positions": Feature(
@@ -311,7 +313,7 @@ FEATURES: Mapping[str, Feature] = {
     ),
     "growing batch size": Feature(
         "a batch size that grows moves the data cursor of a replay",
-        "--rampup-batch-size --decrease-batch-size-if-needed",
+        "--rampup-batch-size --decrease-batch-size-if-needed --step-batch-size-schedule",
     ),
     "skipped iterations": Feature(
         "the data cursor moves with every step",
@@ -323,7 +325,11 @@ FEATURES: Mapping[str, Feature] = {
     ),
     "errors on purpose": Feature(
         "--moevement-faults injects faults",
-        "--error-injection-",
+        "--error-injection- --fault-injector-",
+    ),
+    "other exit signals": Feature(
+        "a job saves and exits at SIGTERM",
+        "--exit-signal",
     ),
     "local checkpoints": Feature(
         "--moevement-strategy keeps snapshots in memory instead",
@@ -342,10 +348,14 @@ FEATURES: Mapping[str, Feature] = {
         "give it as flags; checkpoints are loaded in any layout",
         "--use-mp-args-from-checkpoint-args",
     ),
+    "padded vocabulary": Feature(
+        "it follows from the tokenizer, --vocab-size and --make-vocab-size-divisible-by",
+        "--padded-vocab-size",
+    ),
     "other tokenizer": Feature(
         "--help lists those that read their files",
         """--legacy-tokenizer --tokenizer-sentencepiece-legacy --tokenizer-metadata
-        --tokenizer-special-tokens --vocab-extra-ids --padded-vocab-size""",
+        --tokenizer-special-tokens --vocab-extra-ids""",
         values={
             "--tokenizer-type": "MultimodalTokenizer NullMultimodalTokenizer "
             "SFTTokenizer BertWordPieceLowerCase BertWordPieceCase"

@@ -62,9 +62,9 @@ def _spellings(flag: str) -> tuple[str, str]:
 
 
 def _named(flag: str, names: Collection[str]) -> str | None:
-    """Returns which of the names stands for a flag: the flag, or its beginning up to a hyphen."""
+    """Returns which of the names stands for a flag: the flag, or its longest beginning."""
     ends = [place + 1 for place, letter in enumerate(flag) if letter == "-" and place > 1]
-    return next((one for one in (flag, *(flag[:end] for end in ends)) if one in names), None)
+    return next((one for one in (flag, *(flag[:end] for end in ends[::-1])) if one in names), None)
 
 
 _FEATURE_OF: Mapping[str, str] = {
@@ -102,12 +102,13 @@ def resolve(argv: Sequence[str], settings: Collection[str]) -> Resolved:
         if flag not in settings and (found := answer(flag)) is not None
     }
     given, rest = _take(words, answers)
+    given = _last_of_each(given)
     without = [flag for flag, _ in given if not answers[flag].has_effect]
     refused: dict[str, list[str]] = {}
     tuned: dict[str, list[str]] = {}
     for flag, value in given:
         found = answers[flag]
-        if not found.has_effect or value in found.as_it_is:
+        if not found.has_effect or _is_the_case(value, found.as_it_is):
             continue
         if found.feature is None:
             rest += value.split()  # nobody knows them
@@ -115,7 +116,10 @@ def resolve(argv: Sequence[str], settings: Collection[str]) -> Resolved:
             asking = tuned if found.only_tunes else refused
             asking.setdefault(found.feature, []).append(f"{flag} {value}".strip())
     for name, feature in FEATURES.items():
-        for flag, values in _take(rest, feature.values)[0]:
+        named = _take(rest, feature.values)[0]
+        for flag, values in _last_of_each(named):
+            if [one for one, _ in named].count(flag) > 1:  # its choices would refuse the others
+                rest = [*_take(rest, {flag})[1], flag, *values.split()]
             asked = [one for one in values.split() if one in feature.values[flag].split()]
             if asked:
                 refused.setdefault(name, []).append(" ".join((flag, *asked)))
@@ -169,6 +173,24 @@ def _take(words: Sequence[str], flags: Collection[str]) -> tuple[list[tuple[str,
     """Returns the flags among words with their values, and the other words."""
     taken, rest = _taker(frozenset(flags)).parse_known_args(words)
     return taken.given, rest
+
+
+def _last_of_each(given: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Returns flags with the values that count where a script overrides what it gave before."""
+    return list(dict(given).items())
+
+
+def _is_the_case(value: str, as_it_is: Collection[str]) -> bool:
+    return value in as_it_is or (
+        (number := _number(value)) is not None and number in map(_number, as_it_is)
+    )
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
 
 
 @functools.cache
