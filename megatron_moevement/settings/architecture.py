@@ -56,13 +56,23 @@ def parse_layer_freq(text: str) -> tuple[int, ...] | int:
     raise ValueError(f"{text!r} is neither a positive integer nor a list of 0 (dense) and 1 (MoE)")
 
 
+def default_mlp_width(hidden_size: int, *, is_gated: bool) -> int:
+    """Returns the width that Megatron-LM gives an MLP without `--ffn-hidden-size`.
+
+    A gate is a third matrix: two thirds of the width have as many weights.
+    """
+    return int((4 * hidden_size * 2 / 3) / 64) * 64 if is_gated else 4 * hidden_size
+
+
 @dataclasses.dataclass(frozen=True)
 class Architecture:
     """The transformer around the experts."""
 
     num_layers: int | None = count(None, "number of transformer layers")
     hidden_size: int | None = count(None, "width of the residual stream")
-    ffn_hidden_size: int | None = count(None, "width of the dense MLP (default: 4 x hidden size)")
+    ffn_hidden_size: int | None = count(
+        None, "width of the dense MLP (default: 4 x hidden size; with --swiglu 2/3 of it)"
+    )
     num_attention_heads: int | None = count(None, "number of attention heads")
     kv_channels: int | None = count(None, "width of a head (default: hidden size / heads)")
     group_query_attention: bool = flag(False, "share keys and values among groups of heads")
@@ -98,7 +108,10 @@ class Architecture:
     )
     recompute_num_layers: int | None = count(None, "layers per recomputed unit")
     recompute_modules: tuple[str, ...] | None = flag(
-        None, "modules recomputed by selective granularity (default: core_attn)", nargs="+"
+        None,
+        "modules recomputed by selective granularity (default: core_attn)",
+        choices=("core_attn", "layernorm", "mlp", "moe", "moe_act", "shared_experts"),
+        nargs="+",
     )
     bias_swiglu_fusion: bool = flag(True, "do not fuse SwiGLU (fused on CUDA)")
     bias_dropout_fusion: bool = flag(True, "do not fuse bias, dropout and residual (CUDA)")
@@ -108,6 +121,13 @@ class Architecture:
     gradient_accumulation_fusion: bool = flag(
         True, "do not fuse gradient accumulation into the weight-gradient GEMM (apex)"
     )
+
+    @property
+    def mlp_width(self) -> int:
+        """Width of the dense MLP."""
+        return self.ffn_hidden_size or default_mlp_width(
+            int(self.hidden_size or 0), is_gated=self.swiglu
+        )
 
     @property
     def is_local(self) -> bool:
@@ -188,6 +208,7 @@ def check_architecture(architecture: Architecture, moe: MixtureOfExperts) -> Non
     if architecture.swiglu and architecture.squared_relu:
         checks.refuse("--swiglu and --squared-relu exclude each other; give one of them")
     checks.passes(_check_heads, architecture)
+    checks.passes(_check_mlp_width, architecture, moe)
     checks.passes(_check_recomputation, architecture)
     checks.passes(_check_moe, architecture, moe)
     if not architecture.is_local and not _has_transformer_engine():
@@ -209,6 +230,15 @@ def with_layers(architecture: Architecture, *, on_gpu: bool) -> Architecture:
 
 def _has_transformer_engine() -> bool:
     return importlib.util.find_spec("transformer_engine") is not None
+
+
+def _check_mlp_width(architecture: Architecture, moe: MixtureOfExperts) -> None:
+    is_used = moe.moe_ffn_hidden_size is None or not all(layer_pattern(architecture, moe))
+    if is_used and architecture.mlp_width == 0:
+        raise UserError(
+            f"--swiglu with --hidden-size {architecture.hidden_size} needs --ffn-hidden-size: "
+            "Megatron-LM's default of 2/3 of 4 x hidden size, in steps of 64, is 0"
+        )
 
 
 def _check_heads(architecture: Architecture) -> None:
@@ -239,10 +269,10 @@ def _check_recomputation(architecture: Architecture) -> None:
             checks.refuse(f"{option} needs --recompute-granularity full")
     if architecture.recompute_modules and architecture.recompute_granularity != "selective":
         checks.refuse("--recompute-modules needs --recompute-granularity selective")
-    unknown = _NEED_TRANSFORMER_ENGINE.intersection(architecture.recompute_modules or ())
-    if architecture.is_local and unknown:
+    engines = _NEED_TRANSFORMER_ENGINE.intersection(architecture.recompute_modules or ())
+    if architecture.is_local and engines:
         checks.refuse(
-            f"--recompute-modules {' '.join(sorted(unknown))} needs --transformer-impl "
+            f"--recompute-modules {' '.join(sorted(engines))} needs --transformer-impl "
             "transformer_engine; local modules recompute core_attn, mlp, moe and shared_experts"
         )
     checks.end()

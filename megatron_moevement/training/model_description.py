@@ -11,6 +11,7 @@ from megatron_moevement.settings.architecture import (
     Architecture,
     LoadBalancing,
     MixtureOfExperts,
+    default_mlp_width,
     layer_pattern,
 )
 
@@ -94,7 +95,7 @@ def _effective(flags: Mapping[str, Any]) -> dict[str, Any]:
 def with_defaults(flags: Mapping[str, Any]) -> dict[str, Any]:
     """Returns what a model is described by, with the defaults that depend on other flags."""
     heads, width = flags["num_attention_heads"], flags["hidden_size"]
-    mlp_width = flags["ffn_hidden_size"] or 4 * width
+    mlp_width = flags["ffn_hidden_size"] or default_mlp_width(width, is_gated=flags["swiglu"])
     pattern = _layer_pattern(flags)
     # Auxiliary losses are a matter of the training; this kind chooses experts in its own way.
     is_sinkhorn = _SINKHORN in flags.get("moe_router_load_balancing_type", ())

@@ -62,6 +62,7 @@ def same_names(config: type[Any], *groups: Any) -> dict[str, Any]:
 
 def _network_options(architecture: Architecture) -> dict[str, Any]:
     options = same_names(TransformerConfig, architecture)
+    options["ffn_hidden_size"] = architecture.mlp_width
     options["layernorm_epsilon"] = architecture.norm_epsilon
     options["add_bias_linear"] = not architecture.disable_bias_linear
     options["transformer_impl"] = (architecture.transformer_impl or TransformerImpl.LOCAL).value
@@ -152,8 +153,7 @@ def _moe_options(architecture: Architecture, moe: MixtureOfExperts) -> dict[str,
     options = same_names(TransformerConfig, moe)
     options["num_moe_experts"] = moe.num_experts
     if moe.moe_ffn_hidden_size is None:
-        width = architecture.ffn_hidden_size or 4 * int(architecture.hidden_size or 0)
-        options["moe_ffn_hidden_size"] = width
+        options["moe_ffn_hidden_size"] = architecture.mlp_width
     frequency = moe.moe_layer_freq
     options["moe_layer_freq"] = list(frequency) if isinstance(frequency, tuple) else frequency
     balancing = [kind.value for kind in moe.moe_router_load_balancing_type]

@@ -51,11 +51,11 @@ def _attention(architecture: Architecture, seq_length: int) -> int:
 
 
 def _mlp(architecture: Architecture) -> int:
-    return _projections(architecture) * int(architecture.hidden_size or 0) * _ffn(architecture)
+    return _projections(architecture) * int(architecture.hidden_size or 0) * architecture.mlp_width
 
 
 def _expert_layer(architecture: Architecture, moe: MixtureOfExperts) -> int:
-    expert = moe.moe_ffn_hidden_size or _ffn(architecture)
+    expert = moe.moe_ffn_hidden_size or architecture.mlp_width
     shared = moe.moe_shared_expert_intermediate_size or 0
     active = moe.moe_router_topk * expert + shared
     return _projections(architecture) * int(architecture.hidden_size or 0) * active
@@ -64,7 +64,3 @@ def _expert_layer(architecture: Architecture, moe: MixtureOfExperts) -> int:
 def _projections(architecture: Architecture) -> int:
     """GEMMs of an MLP: in and out, and the gate of SwiGLU."""
     return 3 if architecture.swiglu else 2
-
-
-def _ffn(architecture: Architecture) -> int:
-    return architecture.ffn_hidden_size or 4 * int(architecture.hidden_size or 0)

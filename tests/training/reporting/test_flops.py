@@ -104,7 +104,8 @@ def test_operations_grow_with_the_batch(batch):
 
 def test_defaults_are_those_of_the_model():
     by_default = dataclasses.replace(ARCHITECTURE, ffn_hidden_size=None, kv_channels=None)
-    given = dataclasses.replace(by_default, ffn_hidden_size=4 * WIDTH, kv_channels=WIDTH // HEADS)
+    mlp = 64  # two thirds of 4 x 32, in steps of 64
+    given = dataclasses.replace(by_default, ffn_hidden_size=mlp, kv_channels=WIDTH // HEADS)
     experts = dataclasses.replace(MOE, moe_ffn_hidden_size=None)
-    same = dataclasses.replace(MOE, moe_ffn_hidden_size=4 * WIDTH)
+    same = dataclasses.replace(MOE, moe_ffn_hidden_size=mlp)
     assert _flops(by_default, experts) == _flops(given, same)
