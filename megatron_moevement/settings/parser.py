@@ -45,6 +45,11 @@ def meaning_and_default(action: argparse.Action) -> tuple[str, str | None]:
     return text, as_given(action.default)
 
 
+def _shown(word: str) -> str:
+    """Returns a word with quotes where it would look like others: spaces, and a carriage return."""
+    return word if word.isprintable() and " " not in word and word else repr(word)
+
+
 class _Version(argparse.Action):
     """Prints the version of this package, and those of what it stands on, and ends."""
 
@@ -76,7 +81,8 @@ class Parser(argparse.ArgumentParser):
 
     def refuse_unknown(self, unknown: Sequence[str]) -> NoReturn:
         """Ends with what is not known, and what may have been meant."""
-        self.error(f"unrecognized arguments: {' '.join(unknown)}{self.proposal(unknown)}")
+        words = " ".join(map(_shown, unknown))
+        self.error(f"unrecognized arguments: {words}{self.proposal(unknown)}")
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parses; what is not known is an error of the sub-command that was given it."""

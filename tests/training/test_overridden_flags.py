@@ -64,3 +64,11 @@ def test_a_refusal_names_the_flag_and_its_value(flags):
 @pytest.mark.parametrize("flags", ["--exit-signal SIGTERM", "--rope-type rope"])
 def test_what_is_the_case_is_accepted(flags):
     assert tiny_arguments(*flags.split()).without_effect == ()
+
+
+@pytest.mark.parametrize("word", ["--bf16 --fp16", "--bf16\r", "--bf16\u00a0", ""])
+def test_a_word_that_looks_like_a_flag_is_shown_with_quotes(word):
+    """A quoted variable is one word, and a script may have the line ends of Windows."""
+    with pytest.raises(UserError) as raised:
+        tiny_arguments(word)
+    assert f"unrecognized arguments: {word!r}" in str(raised.value)
