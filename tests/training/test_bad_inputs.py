@@ -120,7 +120,6 @@ PAIR = {
 REFUSED_BY_MEGATRON = {
     "--moe-router-enable-expert-bias": "sigmoid",
     "--moe-pad-expert-input-to-capacity": "moe_expert_capacity_factor",
-    "--recompute-granularity selective --recompute-modules everything": "everything",
 }
 
 
