@@ -62,7 +62,7 @@ def fill_ring(ring: RingFile, slot_bytes: int) -> None:
     """Publishes two windows of slots."""
     size_bytes = slot_bytes // PARTS
     for step in range(STEPS):
-        payload = ring.buffer(step)
+        payload = ring.reserve(step)
         torch.frombuffer(payload, dtype=torch.uint8).fill_(step + 1)
         parts = tuple(
             SlotPart.of(f"op{i}", i * size_bytes, payload[i * size_bytes : (i + 1) * size_bytes])
@@ -105,7 +105,7 @@ def plan() -> None:
 
 def newcomer_s(root: Path, slot_bytes: int, step_bytes: int, *, waits: bool) -> float:
     """Returns how long a process takes for its files and its log once it has a rank."""
-    ring = RingShape(STEPS, slot_bytes, PARTS)
+    ring = RingShape.equal(STEPS, slot_bytes, PARTS)
     kept = ResidentStore()
     if waits:
         kept.pin = lambda memory: lambda: None
@@ -139,7 +139,9 @@ def measure(root: Path, total_bytes: int, repetitions: int) -> dict[str, float]:
                 JournalState(0, schedules, step, Window(0, WINDOW, 0), OWN), step, b"entry", 1.0
             )
         for role, owner in ((RingRole.OWN, OWN), (RingRole.HELD, KEPT)):
-            fill_ring(store.ring(role, owner, RingShape(STEPS, slot_bytes, PARTS)), slot_bytes)
+            fill_ring(
+                store.ring(role, owner, RingShape.equal(STEPS, slot_bytes, PARTS)), slot_bytes
+            )
         fill_log(log, step_bytes)
 
         def facts(generation: int) -> None:

@@ -278,7 +278,7 @@ def measured_rounds(
 
 def bare_loop(size_bytes: int, rounds: int) -> float:
     """Returns the CPU seconds per byte of copying, hashing, sending and receiving."""
-    identity, shape = StoreIdentity("benchmark", "0"), RingShape(2, size_bytes, 1)
+    identity, shape = StoreIdentity("benchmark", "0"), RingShape.equal(2, size_bytes, 1)
     source = memoryview(bytearray(np.random.default_rng(0).bytes(size_bytes)))
     with ExitStack() as stack:
         root = Path(stack.enter_context(tempfile.TemporaryDirectory(dir="/dev/shm")))
@@ -304,8 +304,7 @@ def bare_loop(size_bytes: int, rounds: int) -> float:
 
 
 def _copy_to_peers(step: int, source: memoryview, ring: RingFile, sender: SlotSender) -> None:
-    ring.invalidate(step)
-    buffer = ring.buffer(step)
+    buffer = ring.reserve(step)
     buffer[:] = source
     record = SlotRecord(
         0, Window(step, 1), 0, step, source.nbytes, (SlotPart.of("head", 0, buffer),)

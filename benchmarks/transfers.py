@@ -77,12 +77,12 @@ def time_slots(
     root: Path, size_bytes: int, rounds: int, transport: Transport
 ) -> dict[str, list[float]]:
     """Returns the seconds of each round's send and fetch."""
-    identity, shape = StoreIdentity("benchmark", "0"), RingShape(1, size_bytes, 1)
+    identity, shape = StoreIdentity("benchmark", "0"), RingShape.equal(1, size_bytes, 1)
     with StoreDirectory(root, identity, 0) as own, StoreDirectory(root, identity, 1) as other:
         ring = own.ring(RingRole.OWN, OWNER, shape)
         slots = StoredSlots(other.ring(RingRole.OWN, HOLDER, shape))
         slots.keep(other.ring(RingRole.HELD, OWNER, shape))
-        part = SlotPart.of("head", 0, ring.buffer(0)[:size_bytes])
+        part = SlotPart.of("head", 0, ring.reserve(0)[:size_bytes])
         record = SlotRecord(0, Window(0, 1), 0, 0, size_bytes, (part,))
         ring.publish(record)
         target = memoryview(bytearray(size_bytes))
@@ -97,7 +97,7 @@ def time_slots(
                 sender.send(OWNER, record, payload, (1,))[1].result()
 
             def fetch() -> None:
-                sender.fetch(1, key, target)
+                sender.fetch(1, key, lambda _: target)
 
             pairs = [(_seconds(send), _seconds(fetch)) for _ in range(rounds + 1)]
             payload.release()

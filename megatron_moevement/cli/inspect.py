@@ -220,7 +220,7 @@ def _ring_document(ring: SurveyedRing) -> dict[str, Any]:
         "owner": str(ring.owner),
         "bytes": ring.size_bytes,
         "capacity": ring.capacity,
-        "buffer_bytes": ring.buffer_bytes,
+        "room_bytes": ring.room_bytes,
         "trouble": ring.trouble,
         "slots": [_slot_document(slot) for slot in ring.slots],
     }

@@ -15,6 +15,7 @@ from megatron_moevement.policy.copies import placement
 from megatron_moevement.policy.copies.peer_trouble import Remedy
 from megatron_moevement.policy.copies.placement import Host, Placement
 from megatron_moevement.policy.copies.retention import Retention, retain
+from megatron_moevement.policy.copies.slot_ring import Extent
 from megatron_moevement.policy.facts.facts import Condition, Facts, LiveState, ProcessFacts
 from megatron_moevement.policy.job.operators import OperatorId
 from megatron_moevement.policy.job.ranks import LogicalRank
@@ -363,7 +364,12 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "room-not-awaited",
         "a rank votes although its ring has no room for the slot",
-        Policies(may_vote=lambda ring, acknowledgements: True),
+        Policies(may_vote=lambda *_: True),
+    ),
+    Mutation(
+        "slot-over-the-former",
+        "a slot is written where the one before it lies",
+        Policies(extent_of=lambda step, size_bytes, *_: Extent(0, size_bytes)),
     ),
 )
 

@@ -22,7 +22,7 @@ from tests.harness.strict_cuda.runtime import StrictCudaError, StrictRuntime
 from tests.harness.strict_cuda.streams import StrictEvent
 
 RANK = LogicalRank()
-SHAPE = RingShape(capacity=3, buffer_bytes=5000, max_parts=2)
+SHAPE = RingShape.equal(capacity=3, buffer_bytes=5000, max_parts=2)
 DEVICE = 3
 
 

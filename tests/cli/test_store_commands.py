@@ -26,7 +26,7 @@ from megatron_moevement.runtime.stores.store import (
 from megatron_moevement.settings.fault_tolerance import FaultTolerance
 from tests.harness.one_schedule import one_schedule
 
-RING = RingShape(capacity=4, buffer_bytes=200, max_parts=3)
+RING = RingShape.equal(capacity=4, buffer_bytes=200, max_parts=3)
 JOURNAL = JournalShape(retained_steps=5, entry_bytes=50, last_step=10)
 FIRST, SECOND = LogicalRank(), LogicalRank(dp=1)
 WINDOW = Window(2, 2)
@@ -54,7 +54,7 @@ def opened(folder, process, run_id="run-1"):
 
 
 def write(ring, step):
-    buffer = ring.buffer(step)
+    buffer = ring.reserve(step)
     buffer[:50] = (f"{ring.owner} {step};" * 10).encode()[:50]
     parts = (SlotPart.of("head", 0, buffer[:30]), SlotPart.of(EXTRAS, 32, buffer[32:50]))
     ring.publish(SlotRecord(0, WINDOW, step - 2, step, 50, parts))
@@ -118,7 +118,7 @@ def test_inspect_shows_processes_slots_and_holders(store_dir, capsys):
 def test_inspect_tells_programs_everything(store_dir, capsys):
     document = json.loads("".join(said(capsys, "inspect", "--json", "--store-dir", store_dir)))
     (run,) = document["runs"]
-    assert (run["run_id"], run["fingerprint"], run["format_version"]) == ("run-1", "0123abcd", 4)
+    assert (run["run_id"], run["fingerprint"], run["format_version"]) == ("run-1", "0123abcd", 5)
     first = run["processes"][0]
     assert first["locked_by"] is None
     assert first["bytes"] > 4 * 4 * 200

@@ -16,7 +16,7 @@ BROKEN = """
 from megatron_moevement.policy.copies.slot_ring import SlotRing
 from megatron_moevement.strategies.moevement.capture.window_capture import WindowCapture
 capture = object.__new__(WindowCapture)
-capture._ring = SlotRing(3)
+capture._ring = SlotRing(3, 1)
 assert False
 capture.begin(1, None)
 """

@@ -109,7 +109,9 @@ class CapturedWindows:
         self._schedule = WindowSchedule(Inventory({_RANK: operators}), _W, slots)
         self._layouts = layouts_of(self._schedule, self._live)
         capacity = ring_capacity(_W, 1)
-        self._ring: RingFile = store.ring(RingRole.OWN, _RANK, RingShape(capacity, 1 << 16, 6))
+        self._ring: RingFile = store.ring(
+            RingRole.OWN, _RANK, RingShape.equal(capacity, 1 << 16, 6)
+        )
         self._windows = WindowCapture(
             capture,
             SlotReplicator(
@@ -120,7 +122,7 @@ class CapturedWindows:
                 {self._schedule.digest: self._layouts},
                 rollbacks=0,
             ),
-            SlotRing(capacity),
+            SlotRing(capacity, 1),
             state_digest=self._live.digest,
         )
         self.stalls: list[timedelta] = []
@@ -220,7 +222,8 @@ def capture_over(folder: str, steps: int, link: Link) -> None:
         StoreDirectory(Path(folder), identity, 1) as held,
     ):
         slots = StoredSlots(None)
-        slots.keep(held.ring(RingRole.HELD, _RANK, RingShape(ring_capacity(_W, 1), 1 << 16, 6)))
+        shape = RingShape.equal(ring_capacity(_W, 1), 1 << 16, 6)
+        slots.keep(held.ring(RingRole.HELD, _RANK, shape))
         them = dataclasses.replace(me, process=1)
         with (
             ReplicaServer("127.0.0.1", them, slots, deadline=deadline) as server,

@@ -144,10 +144,10 @@ def _read_journal(path: Path) -> None:
 
 
 def _make_ring(path: Path) -> None:
-    created = RingFile.create(path, IDENTITY, _OWNER, RingShape(3, 500, 2))
+    created = RingFile.create(path, IDENTITY, _OWNER, RingShape.equal(3, 500, 2))
     with contextlib.closing(created) as ring:
         for step in range(3):
-            part = SlotPart.of("head", 0, ring.buffer(step)[:400])
+            part = SlotPart.of("head", 0, ring.reserve(step)[:400])
             ring.publish(SlotRecord(0, Window(0, 3), step, step, 400, (part,)))
 
 

@@ -64,7 +64,7 @@ _SLOT = SlotRecord(0, Window(0, 3), 1, 1, 100, (SlotPart.of("head", 0, memoryvie
 _HISTORY = History(
     _OTHER,
     StoreIdentity("run-1", "0123abcd"),
-    RingShape(3, 500, 2),
+    RingShape.equal(3, 500, 2),
     JournalShape(3, 100, 9),
     JournalState(0, one_schedule(3), 4, Window(0, 3), None),
     {4: b"entry"},
@@ -95,7 +95,7 @@ class Peers:
         """Starts a server that keeps slots in a folder."""
         identity = StoreIdentity("run-1", "0123abcd")
         self._rings = [
-            RingFile.create(folder / f"{owner}.ring", identity, owner, RingShape(3, 500, 2))
+            RingFile.create(folder / f"{owner}.ring", identity, owner, RingShape.equal(3, 500, 2))
             for owner in (_OWN, _OTHER)
         ]
         slots = StoredSlots(self._rings[0])

@@ -20,7 +20,7 @@ from tests.harness.one_schedule import one_schedule
 
 ONE, OTHER = LogicalRank(), LogicalRank(dp=1)
 IDENTITY = StoreIdentity("run-1", "0123abcd")
-RING = RingShape(capacity=5, buffer_bytes=200, max_parts=3)
+RING = RingShape.equal(capacity=5, buffer_bytes=200, max_parts=3)
 JOURNAL = JournalShape(retained_steps=6, entry_bytes=100, last_step=50, schedule_bytes=16)
 WINDOW = Window(3, 3)
 STATE = JournalState(
@@ -64,8 +64,7 @@ def store_slots(memory: SpareMemory, owner: LogicalRank, *steps: int, rollbacks:
         record = SlotRecord(rollbacks, window, slot, step, 100, parts)
         ring = memory._slots.ring_for(owner)  # noqa: SLF001  (where arrivals go)
         assert ring is not None
-        ring.invalidate(step)
-        ring.buffer(step)[:100] = payload
+        ring.reserve(step)[:100] = payload
         ring.publish(record)
 
 

@@ -1,11 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ring of slots: it holds what it must, overwrites nothing, and says when it is full."""
+"""The ring of slots: it holds what it must, overwrites nothing, and is full when it has to be."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megatron_moevement.policy.copies.slot_ring import RingFullError, SlotRing, ring_capacity
+from megatron_moevement.policy.copies.slot_ring import (
+    Extent,
+    RingFullError,
+    SlotRing,
+    extent_of,
+    ring_bytes,
+    ring_capacity,
+)
+from megatron_moevement.policy.window.schedule import SlotRoom
+from megatron_moevement.policy.window.timetable import Timetable, TimetableEntry
+
+LONGEST = 5
+ROOM = SlotRoom(slot_bytes=60, window_bytes=90)
+WINDOWS = st.integers(1, LONGEST).flatmap(
+    lambda window: st.lists(st.integers(1, 60), min_size=window, max_size=window).filter(ROOM.holds)
+)
 
 
 def test_capacity_is_two_windows_and_the_lag():
@@ -18,37 +33,70 @@ def test_impossible_rings_are_refused(window, lag):
         ring_capacity(window, lag)
 
 
-@given(
-    st.integers(1, 6),
-    st.lists(st.one_of(st.none(), st.integers(0, 30)), max_size=40),
-)
-def test_no_two_slots_that_are_held_share_a_buffer(capacity, events):
-    ring = SlotRing(capacity, oldest=3, next_step=3)
-    for event in events:
-        if event is not None:
-            dropped = ring.dropped_before(event)
-            assert list(dropped.steps) == [step for step in ring.steps if step >= event]
-            ring = dropped
-        elif ring.is_full:
-            with pytest.raises(RingFullError, match=f"step {ring.next_step}"):
-                ring.captured()
-        else:
-            ring = ring.captured()
-        buffers = {step % capacity for step in ring.steps}
-        assert len(buffers) == len(ring.steps)
+def changing(windows):
+    """A timetable whose every window has another schedule, of the W that is drawn for it."""
+    entries, start = [], 3
+    for version, window in enumerate(windows):
+        entries.append(TimetableEntry(version, start, window, str(version)))
+        start += window
+    return Timetable(tuple(entries))
+
+
+@given(st.lists(WINDOWS, min_size=4, max_size=12), st.integers(1, 2), st.data())
+def test_no_two_slots_that_are_needed_share_a_byte_however_windows_change(windows, lag, data):
+    """Captures as a job does: a window is dropped once the one after it is persisted, or later."""
+    timetable, sizes = changing(map(len, windows)), [size for window in windows for size in window]
+    ring = SlotRing(ring_capacity(LONGEST, lag), lag, 3, 3)
+    extents: dict[int, Extent] = {}
+    room_bytes = ring_bytes(ROOM, lag)
+    while ring.next_step - 3 < len(sizes) - LONGEST:
+        oldest = timetable.window_of(ring.oldest)
+        later = timetable.window_of(oldest.last + 1)
+        is_complete = ring.next_step > later.last
+        is_full = ring.is_full(timetable)
+        assert is_full == (ring.next_step > later.last + lag)
+        if is_complete and (is_full or data.draw(st.booleans(), label="persisted")):
+            ring = ring.dropped_before(later.start)
+            continue
+        step, size = ring.next_step, sizes[ring.next_step - 3]
+        extent = extent_of(step, size, extents, room_bytes)
+        needed = [extents[other] for other in ring.steps]
+        assert not any(extent.overlaps(other) for other in needed)
+        assert 0 <= extent.offset <= extent.stop <= room_bytes
+        extents[step] = extent
+        ring = ring.captured()
+
+
+def test_a_slot_lies_behind_the_newest_before_it_whatever_came_later():
+    extents = {4: Extent(10, 5), 9: Extent(40, 20)}
+    assert extent_of(5, 3, extents, 100) == (15, 3)
+    assert extent_of(9, 30, extents, 100) == (15, 30)
+    assert extent_of(10, 41, extents, 100) == (0, 41)
+    assert extent_of(3, 100, extents, 100) == (0, 100)
+    with pytest.raises(RingFullError, match="101 bytes in a ring of 100"):
+        extent_of(3, 101, extents, 100)
 
 
 @given(st.integers(1, 6), st.integers(0, 4), st.integers(1, 5))
 def test_training_never_waits_while_acknowledgements_keep_to_the_lag(window, lag, num_windows):
-    ring = SlotRing(ring_capacity(window, lag))
+    ring = SlotRing(ring_capacity(window, lag), lag)
+    timetable = Timetable((TimetableEntry(0, 0, window, "d"),))
     for step in range(num_windows * window + lag):
+        assert not ring.is_full(timetable)
         ring = ring.captured()
         complete = step - (window - 1) - lag  # first step of the window persisted now
         if complete >= 0 and complete % window == 0:
             ring = ring.dropped_before(complete)
 
 
+def test_a_ring_takes_no_more_slots_than_it_has_descriptors():
+    ring = SlotRing(3, 1, 4, 7)
+    with pytest.raises(RingFullError, match="step 7"):
+        ring.captured()
+    assert ring.dropped_before(5).captured().steps == range(5, 8)
+
+
 @pytest.mark.parametrize(("oldest", "next_step"), [(1, 0), (0, 5)])
-def test_a_ring_holds_no_more_than_it_has_buffers(oldest, next_step):
+def test_a_ring_holds_no_more_than_it_has_room_for(oldest, next_step):
     with pytest.raises(ValueError, match="can't hold"):
-        SlotRing(4, oldest=oldest, next_step=next_step)
+        SlotRing(4, 1, oldest=oldest, next_step=next_step)

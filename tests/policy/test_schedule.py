@@ -11,6 +11,7 @@ from megatron_moevement.policy.job.operators import Inventory, Operator, Operato
 from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.policy.window.schedule import (
     InvalidScheduleError,
+    SlotRoom,
     Window,
     WindowSchedule,
     room_of,
@@ -106,15 +107,17 @@ def test_windows_are_ordered_by_their_start():
 
 
 @given(schedules())
-def test_room_for_schedules_is_what_the_largest_slot_of_each_rank_takes(schedule):
+def test_room_for_schedules_is_what_the_largest_slots_of_each_rank_take(schedule):
     dense = WindowSchedule(schedule.inventory, 1, dict.fromkeys(schedule.slots, 0))
     alike = [schedule, dense]
     room = room_of(alike)
-    for rank, size in room.items():
-        assert size == max(max(each.bytes_by_slot[rank]) for each in alike)
-        less = {**room, rank: size - 1}
-        assert all(each.fits_into(room) for each in alike)
+    assert all(each.fits_into(room) for each in alike)
+    for rank, own in room.items():
+        largest = [max(each.bytes_by_slot[rank]) for each in alike]
+        assert own == (max(largest), max(largest[0] * schedule.window, largest[1]))
+        less = {**room, rank: own._replace(slot_bytes=own.slot_bytes - 1)}
         assert not all(each.fits_into(less) for each in alike)
-        own = room_of([schedule])
-        assert schedule.fits_into(own)
-        assert not schedule.fits_into({**own, rank: own[rank] - 1})
+        slots = schedule.bytes_by_slot[rank]
+        assert room_of([schedule])[rank] == (max(slots), max(slots) * schedule.window)
+        assert SlotRoom(max(slots), sum(slots)).holds(slots)
+        assert not SlotRoom(max(slots), sum(slots) - 1).holds(slots)

@@ -37,7 +37,7 @@ def count():
 
     def serve(self, channel, message, deadline):
         answer = answer_to(self, channel, message, deadline)
-        if answer.kind is Kind.FOUND:
+        if answer.kind is Kind.FOUND and answer.payload is not None:  # it was asked for bytes
             slots.append(bytes_of(slot_of_document(answer.document)[1]))
         elif answer.kind is Kind.LOGGED:
             logged.append(len(answer.payload))

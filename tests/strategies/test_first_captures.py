@@ -16,7 +16,7 @@ from megatron_moevement.strategies.moevement.protection.first_captures import (
 from tests.harness.one_schedule import one_schedule
 
 LOST, BYSTANDER = LogicalRank(pp=1), LogicalRank()
-SHAPE = RingShape(capacity=9, buffer_bytes=8, max_parts=1)
+SHAPE = RingShape.equal(capacity=9, buffer_bytes=8, max_parts=1)
 PLAN = Plan(
     1,
     Verdict.LOCALIZED,
@@ -32,7 +32,7 @@ PLAN = Plan(
 def capture(store, owner, steps, rollbacks=7):
     ring, digests = store.ring(RingRole.HELD, owner, SHAPE), {}
     for step in steps:
-        payload = ring.buffer(step)[:8]
+        payload = ring.reserve(step)[:8]
         payload[:] = bytes([step]) * 8
         window = Window(2 + (step - 2) // 3 * 3, 3)
         part = SlotPart.of("head", 0, payload)

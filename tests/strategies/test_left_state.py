@@ -43,7 +43,7 @@ PERSISTED = Window(2, 2, 1)
 STATE = JournalState(
     rollbacks=1, timetable=one_schedule(2, 1), committed=5, persisted=PERSISTED, rank=RANK
 )
-RING = RingShape(capacity=5, buffer_bytes=100, max_parts=2)
+RING = RingShape.equal(capacity=5, buffer_bytes=100, max_parts=2)
 JOURNAL = JournalShape(retained_steps=6, entry_bytes=100, last_step=20, schedule_bytes=8)
 SCHEDULES = dict.fromkeys(STATE.timetable.digests(), b"slots")
 
@@ -55,7 +55,7 @@ def store(tmp_path):
 
 
 def hold(ring, step, rollbacks=1, schedule_version=1):
-    payload = ring.buffer(step)[:40]
+    payload = ring.reserve(step)[:40]
     payload[:] = bytes([step]) * 40
     part = SlotPart.of("head:full", 0, payload)
     window = Window(step - step % 2, 2, schedule_version)

@@ -15,7 +15,7 @@ from megatron_moevement.strategies.moevement.protection.placement_of_holders imp
 from megatron_moevement.strategies.strategy import RecoveryAbortedError
 
 RANKS = [LogicalRank(dp=number) for number in range(6)]
-RING = RingShape(5, 1 << 20, 1)
+RING = RingShape.equal(5, 1 << 20, 1)
 
 
 def plan_of(hosts, replicas=1, limit_bytes=None):

@@ -15,6 +15,7 @@ from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.policy.job.segments import Ends
 from megatron_moevement.policy.window.skipping_schedule import schedule_of
 from megatron_moevement.policy.window.timetable import Proposal
+from megatron_moevement.runtime.slots.ring_file import RingShape
 from megatron_moevement.settings.fault_tolerance import FaultTolerance
 from megatron_moevement.strategies.moevement.protection.job_plan import PlannedJob, plan_of
 from megatron_moevement.strategies.moevement.protection.members import Member
@@ -89,9 +90,9 @@ def test_a_schedule_of_other_operators_is_not_taken(store, caplog):
     assert other.proposed is None
 
 
-def plan_for(**windows):
+def plan_for(inventory=INVENTORY, **windows):
     settings = FaultTolerance(moevement_replicas=0, **windows)
-    member = Member.of(Host(0, "node", LogicalRank()), INVENTORY.by_rank[LogicalRank()], 100, 50)
+    member = Member.of(Host(0, "node", LogicalRank()), inventory.by_rank[LogicalRank()], 100, 50)
     return plan_of(PlannedJob(settings, [member], Ends.INDEPENDENT, 40))
 
 
@@ -104,9 +105,27 @@ def test_there_is_room_for_the_most_and_the_largest_slots_that_limits_allow():
     assert log.max_steps == max_log_steps(5, LAG + 1)
     assert plan.journal.retained_steps == max_replayed_steps(5, LAG) + 2
     others = [schedule_of(INVENTORY, window) for window in (1, 2, 5)]
-    assert [each.fits_into(plan.slot_bytes) for each in others] == [False, True, True]
+    assert [each.fits_into(plan.room) for each in others] == [False, True, True]
+
+
+def test_slots_of_windows_that_may_change_take_what_two_of_them_do():
+    megabyte = 1 << 20
+    large = tuple(Operator(expert, 12 * megabyte, 2 * megabyte) for expert in EXPERTS)
+    inventory = Inventory({LogicalRank(): large})
+    plan = plan_for(inventory, moevement_window=3, moevement_min_window=1, moevement_max_window=5)
+    (ring,) = plan.rings.values()
+    in_order = schedule_of(inventory, 5).bytes_by_slot[LogicalRank()]
+    assert in_order == (20 * megabyte, 18 * megabyte, 16 * megabyte, 14 * megabyte, 12 * megabyte)
+    # Two windows as if all of their slots were as large as the largest, two slots of W = 1.
+    assert 0 < ring.room_bytes - (2 * 5 * 20 + 2 * 60) * megabyte < megabyte
+    assert ring.granule_bytes < megabyte
+    assert [schedule_of(inventory, window).fits_into(plan.room) for window in range(1, 6)] == [
+        True
+    ] * 5
 
 
 def test_a_job_without_limits_takes_no_more_than_its_window_needs():
     (ring,) = plan_for(moevement_window=3).rings.values()
-    assert ring.capacity == ring_capacity(3, LAG)
+    assert ring == RingShape.equal(
+        ring_capacity(3, LAG), ring.buffer_bytes, ring.max_parts, ring.extras_bytes
+    )

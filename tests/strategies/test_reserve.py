@@ -10,8 +10,9 @@ import pytest
 
 from megatron_moevement.errors import UserError
 from megatron_moevement.policy.job.ranks import LogicalRank
+from megatron_moevement.policy.window.schedule import Window
 from megatron_moevement.runtime.slots.nameless_file import NamelessFile
-from megatron_moevement.runtime.slots.ring_file import RingFile, RingShape
+from megatron_moevement.runtime.slots.ring_file import RingFile, RingShape, SlotRecord
 from megatron_moevement.runtime.slots.store_identity import StoreIdentity
 from megatron_moevement.runtime.stores import store as store_module
 from megatron_moevement.runtime.stores.store import RingRole, StoreDirectory
@@ -26,7 +27,7 @@ from megatron_moevement.strategies.moevement.protection.reserve import (
 from tests.harness.kept_spare import await_made
 
 RANK = LogicalRank()
-SHAPE = RingShape(capacity=3, buffer_bytes=5000, max_parts=2)
+SHAPE = RingShape.equal(capacity=3, buffer_bytes=5000, max_parts=2)
 SIZES = ReserveSizes(SHAPE.total_bytes + 8192, 4 * 4096, copies=2)
 PINNED_BYTES = SIZES.ring_bytes + SIZES.log_bytes
 
@@ -50,6 +51,12 @@ class Pins:
     @property
     def pinned_bytes(self):
         return sum(self.sizes.values())
+
+
+def write(ring):
+    """Writes a slot; returns its record."""
+    ring.reserve(2)[:4] = b"slot"
+    return ring.publish(SlotRecord(0, Window(2, 1), 0, 2, 4, ()))
 
 
 @pytest.fixture
@@ -96,9 +103,9 @@ def test_ring_and_log_lie_in_it_and_nothing_else_is_pinned(store, pins):
     log = UpstreamLog(max_steps=3, step_bytes=4096, pin=pins, reserve=memory)
     assert pins.pinned_bytes == PINNED_BYTES
     assert (store.reserve, ring.records()) == (None, ())
-    ring.buffer(2)[:4] = b"slot"
+    record = write(ring)
     again = RingFile.open(ring.path, store.identity)
-    assert bytes(again.buffer(2)[:4]) == b"slot"
+    assert bytes(again.payload(record)) == b"slot"
     assert again.shape == SHAPE
     again.close()
     log.close()
@@ -108,7 +115,7 @@ def test_ring_and_log_lie_in_it_and_nothing_else_is_pinned(store, pins):
 
 def test_what_is_too_small_is_not_used(store, pins):
     memory = take(store, pins)
-    large = RingShape(capacity=9, buffer_bytes=5000, max_parts=2)
+    large = RingShape.equal(capacity=9, buffer_bytes=5000, max_parts=2)
     ring = store.ring(RingRole.OWN, RANK, large)
     assert not ring.is_pinned
     log = UpstreamLog(max_steps=5, step_bytes=4096, pin=pins, reserve=memory)
@@ -132,7 +139,7 @@ def test_a_ring_that_is_being_pinned_counts_as_space_and_is_used_and_nobody_wait
         store.check_space(3 * SHAPE.total_bytes)
     ring = store.ring(RingRole.OWN, RANK, SHAPE)
     ring.pin(lambda _: pytest.fail("pinned again"))
-    ring.buffer(2)[:4] = b"slot"
+    ring.reserve(2)[:4] = b"slot"
     pins.gate.set()
     store.drop_ring(RingRole.OWN, RANK)  # waits until it is pinned, and unpins it
     assert pins.pinned_bytes == SIZES.log_bytes
@@ -153,9 +160,9 @@ def test_rings_of_copies_lie_in_it_and_nothing_of_them_is_allocated_again(store,
     for ring in (*rings, third):
         assert not ring.is_pinned  # no device copies there
         assert ring.records() == ()
-        ring.buffer(1)[:4] = b"slot"
+        record = write(ring)
         again = RingFile.open(ring.path, store.identity)
-        assert (bytes(again.buffer(1)[:4]), again.shape) == (b"slot", SHAPE)
+        assert (bytes(again.payload(record)), again.shape) == (b"slot", SHAPE)
         again.close()
     assert store.reserve is not None  # for its own slots
     assert store.reserve_of_copies == []

@@ -33,11 +33,11 @@ SIZE_BYTES = 60
 def new_ring(folder, name):
     folder.mkdir(exist_ok=True)
     path = folder / f"{name}.ring"
-    return RingFile.create(path, IDENTITY, RANK, RingShape(5, 100, 1))
+    return RingFile.create(path, IDENTITY, RANK, RingShape.equal(5, 100, 1))
 
 
 def capture(ring, step):
-    payload = ring.buffer(step)[:SIZE_BYTES]
+    payload = ring.reserve(step)[:SIZE_BYTES]
     payload[:] = bytes([step]) * SIZE_BYTES
     record = SlotRecord(
         0,
@@ -47,8 +47,7 @@ def capture(ring, step):
         SIZE_BYTES,
         (SlotPart.of("head", 0, payload),),
     )
-    ring.publish(record)
-    return record
+    return ring.publish(record)
 
 
 def await_complete(copies, window):

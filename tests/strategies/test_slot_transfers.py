@@ -18,7 +18,7 @@ from megatron_moevement.strategies.moevement.recovery.slot_transfers import fetc
 
 RANK, PROCESS, OTHER, SILENT = LogicalRank(), 2, 0, 1
 WINDOW = Window(0, 4)
-SHAPE = RingShape(capacity=9, buffer_bytes=8, max_parts=1)
+SHAPE = RingShape.equal(capacity=9, buffer_bytes=8, max_parts=1)
 
 
 class Copies:
@@ -33,7 +33,7 @@ class Copies:
         if process == SILENT:
             raise FetchError("no answer")
         record = self._held.record(key.step)
-        self._own.buffer(record.step)[:8] = self._held.payload(record)
+        self._own.take(record)[:8] = self._held.payload(record)
         self._own.publish(record)
 
     def land_for(self, record, lacking):
@@ -53,7 +53,7 @@ def memory(shared_memory):
 
 def _fill(ring):
     for step in range(WINDOW.size):
-        payload = ring.buffer(step)[:8]
+        payload = ring.reserve(step)[:8]
         payload[:] = bytes([step]) * 8
         part = SlotPart.of("head", 0, payload)
         ring.publish(SlotRecord(0, WINDOW, step, step, 8, (part,)))

@@ -129,8 +129,7 @@ def leave(root, process, last, **changes):
         for step in range(state.persisted.start, last + 1):
             payload = bytes([step]) * 100
             slot = (step - state.persisted.start) % 3
-            ring.invalidate(step)
-            ring.buffer(step)[:100] = payload
+            ring.reserve(step)[:100] = payload
             parts = (SlotPart.of("head", 0, memoryview(payload)),)
             ring.publish(SlotRecord(7, Window(step - slot, 3), slot, step, 100, parts))
     return left.folder

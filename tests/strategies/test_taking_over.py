@@ -14,7 +14,7 @@ from megatron_moevement.strategies.moevement.protection.job_plan import JobPlan
 
 FIRST, SECOND, THIRD = (LogicalRank(pp=stage) for stage in range(3))
 GATE = Operator(OperatorId(OperatorKind.GATE, 0), 12, 2)
-RING = RingShape(3, 1 << 16, 4)
+RING = RingShape.equal(3, 1 << 16, 4)
 
 
 def plan(limit_bytes=None):

@@ -8,16 +8,17 @@ from collections.abc import Sequence
 from megatron_moevement.policy.copies.persistence import Acknowledgements
 from megatron_moevement.policy.copies.slot_ring import SlotRing
 from megatron_moevement.policy.window.schedule import Window
+from megatron_moevement.policy.window.timetable import Timetable
 
 
-def may_vote(ring: SlotRing, acknowledgements: Acknowledgements) -> bool:
+def may_vote(ring: SlotRing, timetable: Timetable, acknowledgements: Acknowledgements) -> bool:
     """Returns whether a rank may come to the barrier, or waits for room for the slot of the step.
 
-    The barrier itself tells that a window is persisted and its predecessor's buffers are free, so
+    The barrier itself tells that a window is persisted and its predecessor's room is free, so
     a full ring waits in front of it, until the rank's own part of a newer window is complete. All
     rings are equally full, hence all ranks wait for the same window.
     """
-    if not ring.is_full:
+    if not ring.is_full(timetable):
         return True
     complete = acknowledgements.newest_complete()
     return complete is not None and complete.start > ring.oldest

@@ -1,21 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ring of slots: the host buffers that a rank's sparse snapshots go round in."""
+"""The ring of slots: the host memory that a rank's sparse snapshots go round in."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
+from typing import NamedTuple
 
 from megatron_moevement.errors import MoEvementError
+from megatron_moevement.policy.window.schedule import SlotRoom
+from megatron_moevement.policy.window.timetable import Timetable
 
 
 class RingFullError(MoEvementError, RuntimeError):
-    """A slot was to be captured while no buffer is free: the optimizer has to wait."""
+    """A slot was to be captured while no room is free: the optimizer has to wait."""
 
 
 def ring_capacity(window: int, lag: int) -> int:
     """Returns how many slots a ring needs: two windows and the lag of acknowledgement.
 
     Args:
+        window: the largest W.
         lag: steps between the last capture of a window and the step at which it is persisted.
 
     Raises:
@@ -26,24 +31,71 @@ def ring_capacity(window: int, lag: int) -> int:
     return 2 * window + lag
 
 
-@dataclasses.dataclass(frozen=True)
-class SlotRing:
-    """Which steps' slots a ring of preallocated, equally large buffers holds.
+def ring_bytes(room: SlotRoom, lag: int) -> int:
+    """Returns how many bytes a ring needs for slots that lie one behind the other.
 
-    Slots are captured at consecutive steps and dropped from the oldest, so the buffer of S_k is
-    k modulo capacity: whoever knows the step knows the place. Buffers are as large as the largest
-    slot; levelled slots waste little, and another schedule with the same W fits without
-    another allocation.
+    Two windows, the slots of the lag, and what is left at the end, where the next slot does not
+    fit: it begins at the start again.
+    """
+    return 2 * room.window_bytes + (lag + 1) * room.slot_bytes
+
+
+class Extent(NamedTuple):
+    """Where a slot lies in a ring.
 
     Attributes:
+        offset: of its first byte.
+    """
+
+    offset: int
+    size_bytes: int
+
+    @property
+    def stop(self) -> int:
+        """Offset of the byte behind it."""
+        return self.offset + self.size_bytes
+
+    def overlaps(self, other: Extent) -> bool:
+        """Returns whether two slots have a byte in common."""
+        return self.offset < other.stop and other.offset < self.stop
+
+
+def extent_of(step: int, size_bytes: int, extents: Mapping[int, Extent], room_bytes: int) -> Extent:
+    """Returns where the slot of S_step lies: behind the one before it, or at the start of the ring.
+
+    Args:
+        extents: of the slots that lie there, by their steps.
+        room_bytes: of the ring.
+
+    Raises:
+        RingFullError: no ring of this size holds it.
+    """
+    if size_bytes > room_bytes:
+        raise RingFullError(f"a slot of {size_bytes} bytes in a ring of {room_bytes}")
+    former = max((other for other in extents if other < step), default=None)
+    start = 0 if former is None else extents[former].stop
+    return Extent(start if start + size_bytes <= room_bytes else 0, size_bytes)
+
+
+@dataclasses.dataclass(frozen=True)
+class SlotRing:
+    """Which steps' slots a ring holds.
+
+    Slots are captured at consecutive steps and dropped from the oldest. Each lies behind the one
+    before it, so a ring whose windows become longer or shorter needs no other memory.
+
+    Attributes:
+        capacity: how many slots it has room for, however small they are.
+        lag: steps between the last capture of a window and the step at which it is persisted.
         oldest: step of the oldest slot held, `next_step` when it is empty.
         next_step: k such that S_k is captured next.
 
     Raises:
-        ValueError: more slots than buffers, or less than none.
+        ValueError: more slots than there is room for, or less than none.
     """
 
     capacity: int
+    lag: int
     oldest: int = 0
     next_step: int = 0
 
@@ -53,24 +105,32 @@ class SlotRing:
                 f"a ring of {self.capacity} can't hold steps {self.oldest} to {self.next_step - 1}"
             )
 
+    def holding(self, oldest: int, next_step: int) -> SlotRing:
+        """Returns the ring with other slots: those from a step on, before another one."""
+        return dataclasses.replace(self, oldest=oldest, next_step=next_step)
+
     @property
     def steps(self) -> range:
         """Steps whose slots are held, ascending."""
         return range(self.oldest, self.next_step)
 
-    @property
-    def is_full(self) -> bool:
-        """Whether the next capture has to wait; the wait counts as stall."""
-        return len(self.steps) == self.capacity
+    def is_full(self, timetable: Timetable) -> bool:
+        """Returns whether the next capture has to wait; the wait counts as stall.
+
+        A ring has room for the oldest window that is needed, the one after it, and as many slots
+        more as that one's acknowledgements take: all rings are full before the same slot.
+        """
+        first = timetable.window_of(max(self.oldest, timetable.first_step))
+        return self.next_step > timetable.window_of(first.last + 1).last + self.lag
 
     def captured(self) -> SlotRing:
         """Returns the ring after the capture of S_next_step.
 
         Raises:
-            RingFullError: every buffer holds a slot that is still needed.
+            RingFullError: there is no room for another one.
         """
-        if self.is_full:
-            raise RingFullError(f"no free buffer for step {self.next_step}: {self.steps} are held")
+        if len(self.steps) == self.capacity:
+            raise RingFullError(f"no room for step {self.next_step}: {self.steps} are held")
         return dataclasses.replace(self, next_step=self.next_step + 1)
 
     def dropped_before(self, step: int) -> SlotRing:

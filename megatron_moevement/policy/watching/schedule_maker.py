@@ -11,7 +11,7 @@ from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.policy.watching.measurements import Measured, Reduced
 from megatron_moevement.policy.window.ordering import Ordering
 from megatron_moevement.policy.window.popularity import Popularity
-from megatron_moevement.policy.window.schedule import WindowSchedule
+from megatron_moevement.policy.window.schedule import SlotRoom, WindowSchedule
 from megatron_moevement.policy.window.skipping_schedule import ExpertOrder, schedule_of
 from megatron_moevement.policy.window.timetable import Timetable, TimetableEntry
 from megatron_moevement.policy.window.weight_gradients import ExpertKernels
@@ -60,14 +60,14 @@ def schedule_by_index(planned: WindowSchedule, window: int) -> WindowSchedule:
 
 
 def slot_sizes(
-    planned: WindowSchedule, windows: Iterable[int], room: Mapping[LogicalRank, int]
+    planned: WindowSchedule, windows: Iterable[int], room: Mapping[LogicalRank, SlotRoom]
 ) -> Mapping[int, SlotSizes]:
     """Returns what slots take for each W that there is room for; it takes a while.
 
     Args:
         planned: that the job began with.
         windows: W, as the job may come to it.
-        room: of each rank for a slot, in bytes.
+        room: of each rank for its slots.
     """
     found = {}
     for window in windows:
@@ -85,13 +85,13 @@ class ScheduleMaker:
     Attributes:
         planned: that the job began with.
         windows: W, as the job may come to it.
-        room: of each rank for a slot, in bytes.
+        room: of each rank for its slots.
         kernels: that compute experts.
     """
 
     planned: WindowSchedule
     windows: range
-    room: Mapping[LogicalRank, int]
+    room: Mapping[LogicalRank, SlotRoom]
     kernels: ExpertKernels
 
     def sizes(self) -> Mapping[int, SlotSizes]:

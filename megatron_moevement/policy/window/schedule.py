@@ -38,19 +38,48 @@ def slot_bytes(parts: Iterable[tuple[int, int, int]], window: int) -> tuple[int,
     return tuple(reversed(priced))
 
 
-def room_of(schedules: Sequence[WindowSchedule]) -> Mapping[LogicalRank, int]:
-    """Returns the bytes of the largest slot of each rank under any of some schedules.
+class SlotRoom(NamedTuple):
+    """The room of a rank for what it captures.
+
+    Attributes:
+        slot_bytes: of a slot.
+        window_bytes: of all slots of a window.
+    """
+
+    slot_bytes: int
+    window_bytes: int
+
+    def beside(self, extra_bytes: int, window: int) -> SlotRoom:
+        """Returns the room where every slot has so many bytes more.
+
+        Args:
+            window: the largest W.
+        """
+        return SlotRoom(self.slot_bytes + extra_bytes, self.window_bytes + window * extra_bytes)
+
+    def holds(self, slots: Sequence[int]) -> bool:
+        """Returns whether there is room for slots of so many bytes, those of one window."""
+        return max(slots) <= self.slot_bytes and sum(slots) <= self.window_bytes
+
+
+def room_of(schedules: Sequence[WindowSchedule]) -> Mapping[LogicalRank, SlotRoom]:
+    """Returns the room of each rank for the slots of any of some schedules.
+
+    A window counts as if all of its slots were as large as its largest: another order of operators
+    has other slots, and fits as long as none is larger.
 
     Args:
         schedules: of one inventory, one at least.
     """
     found = [each.bytes_by_slot for each in schedules]
-    largest: dict[tuple[int, ...], int] = {}  # ranks that capture alike have one tuple of bytes
+    largest: dict[tuple[int, ...], SlotRoom] = {}  # who capture alike have one tuple of bytes
     room = {}
     for rank in found[0]:
         alike = tuple(id(slots[rank]) for slots in found)
         if alike not in largest:
-            largest[alike] = max(max(slots[rank]) for slots in found)
+            slots = [max(each[rank]) for each in found]
+            windows = [len(each[rank]) * size for each, size in zip(found, slots, strict=True)]
+            largest[alike] = SlotRoom(max(slots), max(windows))
         room[rank] = largest[alike]
     return room
 
@@ -175,9 +204,9 @@ class WindowSchedule:
         """
         return self if window == self.window else dataclasses.replace(self, window=window)
 
-    def fits_into(self, room: Mapping[LogicalRank, int]) -> bool:
-        """Returns whether no slot of a rank is larger than the bytes that there are for it."""
-        return all(max(slots) <= room[rank] for rank, slots in self.bytes_by_slot.items())
+    def fits_into(self, room: Mapping[LogicalRank, SlotRoom]) -> bool:
+        """Returns whether each rank has room for its slots."""
+        return all(room[rank].holds(slots) for rank, slots in self.bytes_by_slot.items())
 
     @cached_property
     def digest(self) -> str:

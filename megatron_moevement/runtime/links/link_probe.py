@@ -83,7 +83,7 @@ class LinkProbe(Closing):
             self._own.pin(lambda memory: pin(torch.frombuffer(memory, dtype=torch.uint8)))
 
     def _ring(self, folder: Path, load: Load) -> RingFile:
-        shape = RingShape(1, load.slot_bytes, load.parts)
+        shape = RingShape.equal(1, load.slot_bytes, load.parts)
         ring = RingFile.create(folder / str(load.owner), _IDENTITY, load.owner, shape)
         self._opened.callback(ring.close)
         return ring
@@ -137,7 +137,7 @@ def _rounds() -> Iterator[int]:
 
 def _capture(capture: Capture, ring: RingFile, source: torch.Tensor, step: int, load: Load) -> Work:
     """Copies a slot into a ring and publishes it; returns what copy and checksums took."""
-    buffer = ring.buffer(step)[: load.slot_bytes]
+    buffer = ring.reserve(step)[: load.slot_bytes]
     target = torch.frombuffer(buffer, dtype=torch.uint8)
     ends = [load.slot_bytes * number // load.parts for number in range(load.parts + 1)]
     pieces = [slice(*pair) for pair in itertools.pairwise(ends)]

@@ -265,24 +265,20 @@ class SlotSender(Closing):
             former.close()
         self.account.forgive(process)
 
-    def fetch(self, process: int, key: SlotKey, into: memoryview) -> SlotRecord:
+    def fetch(
+        self, process: int, key: SlotKey, place: Callable[[SlotRecord], memoryview]
+    ) -> SlotRecord:
         """Gets a slot from a peer, straight into memory, and checks every part of it.
 
         Args:
-            into: memory of at least the slot's size; what it holds after an error means nothing.
+            place: returns memory of the slot's size for it; what that holds after an error means
+                nothing.
 
         Raises:
             FetchError: the peer does not give it intact and in time.
         """
         try:
-            record, *others = self._fetch_parts(process, key, into)
-            if any(other != record for other in others):
-                raise ProtocolError(f"process {process} has another slot in its place by now")
-            if record.payload_bytes > into.nbytes:
-                raise RefusedError(
-                    f"slot {key.slot} of {key.owner} has {record.payload_bytes} bytes, there is "
-                    f"room for {into.nbytes}"
-                )
+            record, into = self._fetch_parts(process, key, place)
             if damaged := record.damaged_parts(into):
                 raise DamagedError(
                     f"slot {key.slot} of {key.owner} from process {process}: {damaged[0]} and "
@@ -295,8 +291,10 @@ class SlotSender(Closing):
             ) from error
         return record
 
-    def _fetch_parts(self, process: int, key: SlotKey, into: memoryview) -> list[SlotRecord]:
-        """Fills memory; returns what each that brings a part of the slot says of it.
+    def _fetch_parts(
+        self, process: int, key: SlotKey, place: Callable[[SlotRecord], memoryview]
+    ) -> tuple[SlotRecord, memoryview]:
+        """Fills memory once it is known which, and how much; returns it with what is said of it.
 
         Whatever cuts it, no thread writes there any more when it, or `close`, has returned.
         """
@@ -310,8 +308,19 @@ class SlotSender(Closing):
                 "slot-part-fetcher",
                 connections=MAX_CONNECTIONS,
             )
+            nothing = memoryview(b"")
+            record = carried(self._fetching.ask(partial(_fetch_part, key, 0, nothing)))
+            into = place(record)
+            if record.payload_bytes > into.nbytes:
+                raise RefusedError(
+                    f"slot {key.slot} of {key.owner} has {record.payload_bytes} bytes, there is "
+                    f"room for {into.nbytes}"
+                )
+            into = into[: record.payload_bytes]
             outcomes = self._fetching.fill(into, partial(_fetch_part, key))
-            return [carried(outcome) for outcome in outcomes]
+            if any(carried(outcome) != record for outcome in outcomes):
+                raise ProtocolError(f"process {process} has another slot in its place by now")
+            return record, into
         finally:
             self._end_fetching()
 

@@ -87,6 +87,7 @@ class ReplicaServer(Closing):
         self._lines = SparseLog(logger)
         self._halfway = halfway
         self._lock = threading.Lock()
+        self._placing = threading.Lock()
         self._arrivals = Arrivals()
         self._connections: dict[Channel, threading.Thread] = {}
         self._is_closed = False
@@ -220,11 +221,14 @@ class ReplicaServer(Closing):
             channel.discard(message.payload_bytes, deadline)
             return _refusal(reason)
         with self._arrivals.taking(owner, share.transfer) as intact:
+            with self._placing:  # parts of a slot come over several connections
+                room = ring.take(record)
+            if room is None:
+                channel.discard(message.payload_bytes, deadline)
+                return _refusal(reason)
             if message.payload_bytes:
-                ring.invalidate(record.step)
                 arriving = ArrivingParts(record, share.start)
-                memory = ring.buffer(record.step)[share.start : stop]
-                channel.receive_into(memory, deadline, arriving.add)
+                channel.receive_into(room[share.start : stop], deadline, arriving.add)
                 intact.difference_update(record.names_in(share.start, stop))
                 intact.update(arriving.intact)
             if not share.is_last:
@@ -256,9 +260,10 @@ class ReplicaServer(Closing):
             )
         ring, record = found
         # Who asks for the rest asks for the first bytes, too: all of it is read once.
-        if not wanted.start and (damaged := ring.damaged_parts(record)):
+        if wanted.start < 1 <= wanted.stop and (damaged := ring.damaged_parts(record)):
             return _refusal(f"process {self._me.process} has it damaged: {damaged[0]}")
-        return _Answer(Kind.FOUND, slot_document(key.owner, record), ring.payload(record)[wanted])
+        payload = ring.payload(record)[wanted] or None
+        return _Answer(Kind.FOUND, slot_document(key.owner, record), payload)
 
     def _give_logged(self, message: Message) -> _Answer:
         """Gives a tensor of the upstream log out of its memory; who asked checks what arrives."""

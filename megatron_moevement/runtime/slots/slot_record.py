@@ -9,16 +9,20 @@ from collections.abc import Collection, Iterator
 from typing import Any
 
 from megatron_moevement.errors import MoEvementError
+from megatron_moevement.policy.copies.slot_ring import Extent
 from megatron_moevement.policy.window.schedule import Window
 from megatron_moevement.runtime.slots.mapped_file import checksum_of
 
 EXTRAS = "extras"
 """Name of the part with the scalars and the random state that a lost rank would take with it."""
 
+NOWHERE = Extent(0, 0)
+"""Of a slot that is in no ring yet."""
+
 MAX_NAME_BYTES = 64
 """Room for a part's name; names may be longer where others are shorter."""
 
-_HEAD = struct.Struct("<QQIIIQQI")
+_HEAD = struct.Struct("<QQIIIQQQQI")
 _PART = struct.Struct("<QQQH")
 _MAX_UINT64 = 2**64 - 1
 _MAX_UINT32 = 2**32 - 1
@@ -57,6 +61,8 @@ class SlotRecord:
         rollbacks: how many rollbacks to a durable checkpoint lie behind the state.
         step: k, the payload holds the owner's part of S_k: `window.step_of(slot)`.
         parts: its pieces; what lies between them means nothing.
+        extent: where it lies in the ring of its owner and in those of the holders, with the room
+            behind it.
 
     Raises:
         MalformedRecordError: numbers that don't fit together, or a name twice.
@@ -68,10 +74,11 @@ class SlotRecord:
     step: int
     payload_bytes: int
     parts: tuple[SlotPart, ...]
+    extent: Extent = NOWHERE
 
     def __post_init__(self) -> None:
         small = (self.window.size, self.window.schedule_version, self.slot, len(self.parts))
-        large = (self.rollbacks, self.window.start, self.step, self.payload_bytes)
+        large = (self.rollbacks, self.window.start, self.step, self.payload_bytes, *self.extent)
         numbers = [*small, *large]
         for part in self.parts:
             numbers += (part.offset, part.size_bytes, part.checksum)
@@ -100,6 +107,12 @@ class SlotRecord:
             if part.name == name:
                 return part
         raise KeyError(name)
+
+    @property
+    def operators_bytes(self) -> int:
+        """What it takes without the extras, which lie behind all else."""
+        extras = (part.offset for part in self.parts if part.name == EXTRAS)
+        return next(extras, self.payload_bytes)
 
     @property
     def is_empty(self) -> bool:
@@ -134,7 +147,7 @@ def max_record_bytes(max_parts: int) -> int:
 def encode_record(record: SlotRecord) -> bytes:
     """Returns a record as bytes."""
     place = (record.rollbacks, *record.window, record.slot, record.step)
-    pieces = [_HEAD.pack(*place, record.payload_bytes, len(record.parts))]
+    pieces = [_HEAD.pack(*place, record.payload_bytes, *record.extent, len(record.parts))]
     for part in record.parts:
         name = part.name.encode()
         pieces += (_PART.pack(part.offset, part.size_bytes, part.checksum, len(name)), name)
@@ -148,7 +161,8 @@ def decode_record(data: bytes) -> SlotRecord:
         MalformedRecordError: they hold no record.
     """
     try:
-        rollbacks, *window, slot, step, payload_bytes, count = _HEAD.unpack_from(data)
+        *numbers, count = _HEAD.unpack_from(data)
+        rollbacks, *window, slot, step, payload_bytes, start, room_bytes = numbers
         parts = []
         at = _HEAD.size
         for _ in range(count):
@@ -158,7 +172,8 @@ def decode_record(data: bytes) -> SlotRecord:
             at += length
     except (struct.error, UnicodeDecodeError) as error:
         raise MalformedRecordError(str(error)) from error
-    return SlotRecord(rollbacks, Window(*window), slot, step, payload_bytes, tuple(parts))
+    place = (rollbacks, Window(*window), slot, step)
+    return SlotRecord(*place, payload_bytes, tuple(parts), Extent(start, room_bytes))
 
 
 def record_document(record: SlotRecord) -> dict[str, Any]:
@@ -169,6 +184,7 @@ def record_document(record: SlotRecord) -> dict[str, Any]:
         "slot": record.slot,
         "step": record.step,
         "payload_bytes": record.payload_bytes,
+        "extent": list(record.extent),
         "parts": [
             [part.name, part.offset, part.size_bytes, f"{part.checksum:016x}"]
             for part in record.parts
@@ -191,6 +207,7 @@ def record_of_document(document: Any) -> SlotRecord:
             step=document["step"],
             payload_bytes=document["payload_bytes"],
             parts=tuple(_part_of(each) for each in document["parts"]),
+            extent=Extent(*document["extent"]),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise MalformedRecordError(f"no slot record: {error!r}") from error

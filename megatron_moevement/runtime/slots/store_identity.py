@@ -13,7 +13,7 @@ from pathlib import Path
 from megatron_moevement.errors import MoEvementError, UserError
 from megatron_moevement.policy.document import Document
 
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5
 """Raised with every change of a file's layout."""
 
 _RUN_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")

@@ -51,7 +51,7 @@ class SurveyedRing:
     identity: StoreIdentity | None = None
     size_bytes: int = 0
     capacity: int = 0
-    buffer_bytes: int = 0
+    room_bytes: int = 0
     slots: tuple[SurveyedSlot, ...] = ()
     trouble: str | None = None
 
@@ -178,7 +178,7 @@ def _surveyed_ring(stored: StoredRing, compared: bool) -> SurveyedRing:
         identity=ring.identity,
         size_bytes=ring.total_bytes,
         capacity=ring.capacity,
-        buffer_bytes=ring.shape.buffer_bytes,
+        room_bytes=ring.shape.room_bytes,
         slots=_surveyed_slots(ring, compared),
     )
     ring.close()
@@ -191,5 +191,5 @@ def _surveyed_slots(ring: RingFile, compared: bool) -> tuple[SurveyedSlot, ...]:
         damaged = ring.damaged_parts(record) if compared else ()
         # Its owner may have begun to overwrite it meanwhile: then it is no longer held.
         if ring.record(record.step) == record:
-            slots.append(SurveyedSlot(record, ring.payload_offset(record.step), damaged))
+            slots.append(SurveyedSlot(record, ring.payload_offset(record), damaged))
     return tuple(slots)

@@ -35,7 +35,7 @@ from megatron_moevement.runtime.slots.slot_record import (
 from megatron_moevement.runtime.slots.store_identity import StoreIdentity
 from megatron_moevement.runtime.tiers.target import Target
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 PIECE_BYTES = 1 << 20
 """Copied at a time, while other threads of the process go on."""
 _MOST_BYTES = 1 << 30
@@ -300,8 +300,7 @@ def load_slots(target: Target, tier: TierName, part: Part, ring: RingFile, rollb
     try:
         with target.read(data_name(tier, part.owner)) as file:
             for record in part.slots:
-                ring.invalidate(record.step)
-                payload = ring.buffer(record.step)
+                payload = ring.reserve(record.step, ring.shape.extent_bytes(record.operators_bytes))
                 for each in record.parts:
                     _load(file, each, payload)
                 ring.publish(dataclasses.replace(record, rollbacks=rollbacks))

@@ -91,7 +91,7 @@ def _windows(job: PlannedJob, plan: JobPlan) -> WindowOptions:
     if not is_chosen:
         plan = plan_of(dataclasses.replace(job, settings=automatic))
     limits = range(automatic.min_window, automatic.max_window + 1)
-    sizes = slot_sizes(plan.schedule, limits, plan.slot_bytes)
+    sizes = slot_sizes(plan.schedule, limits, plan.room)
     largest = {window: each.largest_bytes for window, each in sizes.items()}
     return WindowOptions(automatic.first_window, largest, is_chosen)
 

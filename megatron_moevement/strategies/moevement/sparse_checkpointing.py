@@ -17,7 +17,7 @@ from megatron_moevement.integrations.megatron.freezing import Freezing, FrozenWo
 from megatron_moevement.integrations.megatron.optimizer import GradientStatistics
 from megatron_moevement.integrations.megatron.random_state import random_state
 from megatron_moevement.policy.copies.left_stores import may_forget_left
-from megatron_moevement.policy.copies.retention import retain
+from megatron_moevement.policy.copies.retention import LAG, retain
 from megatron_moevement.policy.copies.slot_ring import SlotRing
 from megatron_moevement.policy.facts.facts import Facts
 from megatron_moevement.policy.recovery.lifecycle import Event
@@ -162,8 +162,7 @@ class SparseCheckpointing(Strategy):
 
     def _capture_on(self, own: RankPlan, replay: Replay | None) -> None:
         """Captures what follows the slots that the ring holds."""
-        ring = SlotRing(self._session.memory.own_ring.capacity, own.oldest, own.next_step)
-        self._windows = self._captures(ring, replay)
+        self._windows = self._captures(own.oldest, own.next_step, replay)
         if replay is None or replay.is_dense:
             self._stand_by(own.start)
 
@@ -186,7 +185,7 @@ class SparseCheckpointing(Strategy):
         if memory.log is not None:
             memory.log.clear()
         self._session.carried.live = SurvivingState.dense(objects.scalars(progress))
-        self._windows = self._captures(SlotRing(memory.own_ring.capacity, first, first), None)
+        self._windows = self._captures(first, first, None)
         self._stand_by(first)
 
     def replayed_gradient_stats(self, step: int) -> GradientStatistics | None:
@@ -387,8 +386,9 @@ class SparseCheckpointing(Strategy):
         elif plan.persisted is not None:
             log.drop_before(retain(plan.persisted, 0).oldest_log_step)
 
-    def _captures(self, ring: SlotRing, replay: Replay | None) -> WindowCapture:
+    def _captures(self, oldest: int, next_step: int, replay: Replay | None) -> WindowCapture:
         objects, live = self._session.objects, self._session.live
+        ring = SlotRing(self._session.memory.own_ring.capacity, LAG, oldest, next_step)
         return WindowCapture(
             self._capture,
             self._session.memory.copies,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from megatron_moevement.policy.copies.commit import newest_persisted
 from megatron_moevement.policy.copies.left_stores import may_forget_left
 from megatron_moevement.policy.copies.persistence import SlotKey
+from megatron_moevement.policy.copies.slot_ring import Extent, ring_bytes
 from megatron_moevement.policy.recovery.lifecycle import Phase
 from megatron_moevement.policy.watching.schedule_maker import noted
 from megatron_moevement.policy.window.schedule import Window
@@ -18,6 +19,7 @@ from megatron_moevement.testing.world import arithmetic
 from megatron_moevement.testing.world.counting import count
 from megatron_moevement.testing.world.meter import UNIT_S
 from megatron_moevement.testing.world.process import At, Commands, Process, Run
+from megatron_moevement.testing.world.proposals import SCALARS_BYTES
 from megatron_moevement.testing.world.scenario import Links
 from megatron_moevement.testing.world.simulated_store import StoredSlot
 from megatron_moevement.testing.world.step_model import Section
@@ -139,9 +141,9 @@ class Commits:
         kept = self._world.policies.retain(window, process.timetable.first_step)
         process.store.drop_logs(kept.oldest_log_step)
 
-    def make_room(self, process: Process, key: SlotKey) -> None:
-        """Invalidates the buffer that a slot is about to be written to."""
-        former = process.store.overwritten_by(key, process.ring.capacity)
+    def make_room(self, process: Process, key: SlotKey, extent: Extent) -> None:
+        """Forgets what lies where a slot is about to be written."""
+        former = process.store.overwritten_by(key, extent, process.ring.capacity)
         self._world.invariants.drops(process, former, key)
         process.store.drop_slots(former)
         process.store.slots.pop(key, None)
@@ -162,7 +164,8 @@ class Commits:
         full, compute = self._world.policies.slot_contents(schedule, rank, key.slot)
         content = live.capture(self._world.history, full, compute)
         process.ring = process.ring.captured()
-        self.make_room(process, key)
+        extent = self.extent(process, key, content)
+        self.make_room(process, key, extent)
         process.capturing = key
         self._world.invariants.captured(process, key, content)
         duration = CAPTURE_TIME
@@ -174,14 +177,23 @@ class Commits:
             duration += SLOW_CAPTURE_TIME * self._world.random.random()
         now = self._world.clock
         now.after(duration / 2, self._pass_halfway, process, process.generation)
-        now.after(duration, self._land, process, process.generation, key, content)
+        slot = StoredSlot(content, extent)
+        now.after(duration, self._land, process, process.generation, key, slot)
+
+    def extent(self, process: Process, key: SlotKey, content: SlotContent) -> Extent:
+        """Returns where a slot is captured to."""
+        world, rank = self._world, process.place
+        room_bytes = ring_bytes(world.proposals.room(rank), process.ring.lag)
+        size_bytes = world.link_times.slot_bytes(content) + SCALARS_BYTES
+        extents = process.store.extents(rank)
+        return world.policies.extent_of(key.step, size_bytes, extents, room_bytes)
 
     def _pass_halfway(self, process: Process, generation: int) -> None:
         if process.alive and process.generation == generation:
             self._world.faults.pass_by(process, FaultPoint.COPY)
 
-    def _land(self, process: Process, generation: int, key: SlotKey, content: SlotContent) -> None:
-        live = process.live
+    def _land(self, process: Process, generation: int, key: SlotKey, slot: StoredSlot) -> None:
+        live, content = process.live, slot.content
         if not process.alive or process.generation != generation or live is None:
             return
         if live.step != key.step:
@@ -191,7 +203,7 @@ class Commits:
         self._world.faults.pass_by(process, FaultPoint.PUBLISH)
         if not process.alive:
             return
-        process.store.slots[key] = StoredSlot(content)
+        process.store.slots[key] = dataclasses.replace(slot, content=content)
         process.capturing = None
         process.acknowledgements = process.acknowledgements.landed(key, process.holders)
         self._world.invariants.stored(process, key)

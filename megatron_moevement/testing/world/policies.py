@@ -11,10 +11,11 @@ import dataclasses
 import operator
 from collections.abc import Callable, Mapping, Sequence
 
-from megatron_moevement.policy.copies import commit, persistence, placement, retention
+from megatron_moevement.policy.copies import commit, persistence, placement, retention, slot_ring
 from megatron_moevement.policy.copies import left_stores as adoption
 from megatron_moevement.policy.copies.peer_trouble import Remedy, Trouble
 from megatron_moevement.policy.copies.retention import Retention
+from megatron_moevement.policy.copies.slot_ring import Extent
 from megatron_moevement.policy.facts.facts import Facts
 from megatron_moevement.policy.job.operators import OperatorId
 from megatron_moevement.policy.job.ranks import LogicalRank
@@ -92,6 +93,7 @@ class Policies:
     agreed_version: Callable[[tuple[int, int]], int | None] = agreed_version
     carrying_out: tuple[Action, ...] = tuple(Action)
     may_vote: Callable[..., bool] = commit.may_vote
+    extent_of: Callable[..., Extent] = slot_ring.extent_of
     is_current: Callable[[int, int], bool] = commit.is_current
     coverage_vote: Callable[[int, int], tuple[int, int]] = commit.coverage_vote
     agreed_coverage: Callable[[Sequence[int]], tuple[int, int]] = commit.agreed_coverage

@@ -15,7 +15,7 @@ from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.policy.watching.schedule_maker import ScheduleMaker
 from megatron_moevement.policy.watching.window_choice import Reason, WindowChoice
 from megatron_moevement.policy.window.popularity import Popularity
-from megatron_moevement.policy.window.schedule import room_of
+from megatron_moevement.policy.window.schedule import SlotRoom, room_of
 from megatron_moevement.policy.window.skipping_schedule import schedule_of
 from megatron_moevement.policy.window.timetable import Proposal, due_change, may_propose
 from megatron_moevement.testing.world.process import Process
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from megatron_moevement.testing.world.world import World
 
 TRAVEL_TIME = 6.0
+SCALARS_BYTES = 1
+"""Of every slot, beside the operators."""
 ORDER = "order"
 """Why a schedule with the same W is proposed."""
 EMPTY = "empty slots"
@@ -53,9 +55,9 @@ class Proposals:
         self._slots = {window: size.largest_bytes for window, size in sizes.items()}
         self._made: dict[tuple[int, int], Proposed] = {}
 
-    def room(self, rank: LogicalRank) -> int:
-        """Returns the bytes that there are for a slot of a rank."""
-        return self._maker.room[rank]
+    def room(self, rank: LogicalRank) -> SlotRoom:
+        """Returns the bytes that there are for the slots of a rank."""
+        return self._maker.room[rank].beside(SCALARS_BYTES, self._world.scenario.max_window)
 
     def after_step(self, process: Process) -> None:
         """Sees to it that what is wanted, or proposed by another rank, comes to all."""

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from megatron_moevement.policy.copies.commit import newest_persisted
 from megatron_moevement.policy.copies.persistence import SlotKey
 from megatron_moevement.policy.copies.placement import lacking_holders
-from megatron_moevement.policy.copies.slot_ring import SlotRing
 from megatron_moevement.policy.recovery.lifecycle import Action, Event, Phase
 from megatron_moevement.policy.recovery.plan import (
     Origin,
@@ -164,7 +163,7 @@ class Execution:
             process.live, store.losses = world.durable.load(plan.target, process.rank)
             store.committed = plan.target
         store.rank = process.rank
-        process.ring = SlotRing(process.ring.capacity, plan.target, plan.target)
+        process.ring = process.ring.holding(plan.target, plan.target)
 
     def _load(self) -> Commands:
         """Loads what is durable, to replay from."""
@@ -173,7 +172,7 @@ class Execution:
         process.run, process.live, process.capturing = None, None, None
         yield Sleep(DURABLE_TIME)
         if process.rank is not None:
-            process.ring = SlotRing(process.ring.capacity, start, start)
+            process.ring = process.ring.holding(start, start)
             self._loaded, _ = self._world.durable.load(start, process.rank)
 
     def _share(self) -> Commands:
@@ -271,8 +270,11 @@ class Execution:
             yield world.restarts.awaited()
         assert stored is not None
         yield At(FaultPoint.FETCH)
-        world.commits.make_room(process, own)
-        process.store.slots[own] = StoredSlot(stored.content)
+        extent = stored.extent
+        if fetch.slot.owner != own.owner:  # a replica's ring may be another
+            extent = world.commits.extent(process, own, stored.content)
+        world.commits.make_room(process, own, extent)
+        process.store.slots[own] = StoredSlot(stored.content, extent)
         world.invariants.stored(process, own)
 
     def _copy_state(self, number: int) -> Commands:
@@ -296,7 +298,7 @@ class Execution:
             process.advance(Event.STANDS_BY)
             return
         if plan.edges is WindowEdges.KEPT and not plan.is_from_durable:
-            process.ring = SlotRing(process.ring.capacity, own.oldest, own.next_step)
+            process.ring = process.ring.holding(own.oldest, own.next_step)
         if plan.gives_up(own.rank.pp):
             process.store.logs.clear()
         elif plan.persisted is not None:
@@ -374,7 +376,7 @@ class Execution:
         process.store.forget_windows()
         process.store.ledger.clear()
         process.capturing = None
-        process.ring = SlotRing(process.ring.capacity, target, target)
+        process.ring = process.ring.holding(target, target)
 
     def _rejoin(self) -> Commands:
         """Waits for a copy of each slot of the guarded window, then for everybody."""

@@ -99,8 +99,8 @@ class Replicator:
         if work is not None:
             source.scheduling.meter.sent[parcel.target].append(work)
         self._take_along(target, parcel)
-        world.commits.make_room(target, parcel.key)
-        target.store.slots[parcel.key] = StoredSlot(stored.content)
+        world.commits.make_room(target, parcel.key, stored.extent)
+        target.store.slots[parcel.key] = StoredSlot(stored.content, stored.extent)
         world.invariants.stored(target, parcel.key)
         world.poke(source)
         delay = ACKNOWLEDGE_TIME * (1 + world.random.random())

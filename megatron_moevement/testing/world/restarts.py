@@ -87,7 +87,7 @@ class Restarts:
                 first + offset,
                 domain,
                 rank,
-                SlotRing(world.scenario.ring_capacity),
+                SlotRing(world.scenario.ring_capacity, world.scenario.lag),
                 Timetable.begun(world.shape.schedule, 0),
                 world.shape.schedule,
                 acknowledgements=world.policies.acknowledgements(),

@@ -69,7 +69,7 @@ class ScheduleInvariants:
     def has_room(self, process: Process, key: SlotKey, content: SlotContent) -> None:
         """Checks that a slot is no larger than the memory that was made for it at the start."""
         size, room = self._world.link_times.slot_bytes(content), self._world.proposals.room
-        there = room(process.place)
+        there = room(process.place).slot_bytes
         require(size <= there, "3 memory", process, "captures", size, "bytes for", key, "in", there)
 
     def placed(self, owner: Process) -> None:

@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 
 from megatron_moevement.policy.copies.persistence import SlotKey
+from megatron_moevement.policy.copies.slot_ring import Extent
 from megatron_moevement.policy.facts.facts import Holding, LogExtent
 from megatron_moevement.policy.job.boundary import BoundaryTag, Direction
 from megatron_moevement.policy.job.ranks import LogicalRank
@@ -20,9 +21,14 @@ from megatron_moevement.testing.world.shape import Shape
 
 @dataclasses.dataclass
 class StoredSlot:
-    """A slot in host memory; `intact` is what its checksum says."""
+    """A slot in host memory; `intact` is what its checksum says.
+
+    Attributes:
+        extent: where it lies in its owner's ring and in those of the holders.
+    """
 
     content: SlotContent
+    extent: Extent
     intact: bool = True
 
 
@@ -114,12 +120,19 @@ class Store:
                 return step, known
         return None
 
-    def overwritten_by(self, key: SlotKey, capacity: int) -> tuple[SlotKey, ...]:
-        """Returns the slots that lie in the buffer of another one of the same rank."""
+    def extents(self, owner: LogicalRank) -> dict[int, Extent]:
+        """Returns where the slots of a rank lie, by their steps."""
+        own = sorted(key for key in self.slots if key.owner == owner)
+        return {key.step: self.slots[key].extent for key in own}
+
+    def overwritten_by(self, key: SlotKey, extent: Extent, capacity: int) -> tuple[SlotKey, ...]:
+        """Returns the slots of a rank that lie where another one of it is written, or described."""
         return tuple(
             other
-            for other in self.slots
-            if other != key and other.owner == key.owner and (other.step - key.step) % capacity == 0
+            for other, stored in self.slots.items()
+            if other != key
+            and other.owner == key.owner
+            and (stored.extent.overlaps(extent) or (other.step - key.step) % capacity == 0)
         )
 
     def drop_logs(self, oldest: int) -> None:

@@ -166,7 +166,8 @@ class Machines:
         lacking = [
             key
             for key in store.slots
-            if key not in own.slots and not own.overwritten_by(key, process.ring.capacity)
+            if key not in own.slots
+            and not own.overwritten_by(key, store.slots[key].extent, process.ring.capacity)
         ]
         for key in lacking:
             own.slots[key] = store.slots[key]
@@ -178,7 +179,7 @@ class Machines:
         held, process.store = process.store.slots, store
         store.logs.clear()
         for key, stored in held.items():
-            if not store.overwritten_by(key, process.ring.capacity):
+            if not store.overwritten_by(key, stored.extent, process.ring.capacity):
                 store.slots.setdefault(key, stored)
 
 

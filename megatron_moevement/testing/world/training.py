@@ -196,7 +196,7 @@ def _await_log(world: World, process: Process, run: Run) -> Commands:
 
 def _await_room(world: World, process: Process, run: Run) -> Commands:
     def has_room() -> bool:
-        return world.policies.may_vote(process.ring, process.acknowledgements)
+        return world.policies.may_vote(process.ring, process.timetable, process.acknowledgements)
 
     if not has_room():
         yield Until(has_room, "room for a slot")

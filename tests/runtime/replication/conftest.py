@@ -27,8 +27,8 @@ from megatron_moevement.runtime.transport.tcp import TCP
 TOKEN = b"a secret of this job"
 DEADLINE = timedelta(seconds=20)
 IDENTITY = StoreIdentity("run-1", "0123abcd")
-SHAPE = RingShape(capacity=6, buffer_bytes=5000, max_parts=3)
-LARGE_SHAPE = RingShape(capacity=2, buffer_bytes=8 * 2**20, max_parts=3)
+SHAPE = RingShape.equal(capacity=6, buffer_bytes=5000, max_parts=3)
+LARGE_SHAPE = RingShape.equal(capacity=2, buffer_bytes=8 * 2**20, max_parts=3)
 W = 3
 HEADER = struct.Struct("<4sBBIQQ")
 """Of a message, up to its checksum."""
@@ -91,8 +91,7 @@ def job(shared_memory):
 
 def capture(ring, step, size_bytes=3000):
     """Writes and publishes a slot of three parts, different at every step; returns its record."""
-    ring.invalidate(step)
-    buffer = ring.buffer(step)
+    buffer = ring.reserve(step)
     extras_bytes = 100
     parts = []
     places = (("layers.0.gate", 0, size_bytes // 3), ("head", size_bytes // 3, size_bytes // 2))
@@ -102,8 +101,7 @@ def capture(ring, step, size_bytes=3000):
         parts.append(SlotPart.of(name, offset, buffer[offset : offset + size]))
     start, slot = step - step % W, step % W
     record = SlotRecord(0, Window(start, W), slot, step, size_bytes, tuple(parts))
-    ring.publish(record)
-    return record
+    return ring.publish(record)
 
 
 def key_of(owner, record):

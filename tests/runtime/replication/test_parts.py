@@ -2,6 +2,7 @@
 """A large slot goes to its holder, and comes back, in parts over several connections at a time."""
 
 import dataclasses
+import sys
 import threading
 import time
 
@@ -14,6 +15,7 @@ from megatron_moevement.runtime.peers.connection import PeerConnection
 from megatron_moevement.runtime.peers.sender import DamagedError, FetchError, SilentPeerError
 from megatron_moevement.runtime.peers.slot_messages import Share
 from megatron_moevement.runtime.slots.arrivals import Arrivals
+from megatron_moevement.runtime.slots.ring_file import RingShape
 from megatron_moevement.runtime.slots.slot_record import SlotRecord
 from megatron_moevement.runtime.transport.transport import Deadline
 from tests.harness.loopback_transport import Link, Loopback
@@ -27,12 +29,13 @@ CONNECTIONS = 4
 class Breaking(Loopback):
     """Breaks one of its connections once it has carried so many pieces.
 
-    So many connections wait for each other before their first requests, so that none has two parts.
+    So many connections wait for each other before their first parts, so that none has two. Whoever
+    fetches asks over the first connection what there is, before any part.
     """
 
-    def __init__(self, link=None, *, broken=None, after=2, together=CONNECTIONS):
+    def __init__(self, link=None, *, broken=None, after=2, together=CONNECTIONS, fetches=False):
         super().__init__(link)
-        self.dialed, self._broken, self._after = 0, broken, after
+        self.dialed, self._broken, self._after, self._fetches = 0, broken, after, fetches
         self._dialing, self._requests = threading.Lock(), threading.Barrier(together)
 
     def dial(self, *arguments):
@@ -40,13 +43,15 @@ class Breaking(Loopback):
         with self._dialing:
             self.dialed += 1
             is_broken = self.dialed == self._broken
+            asks = self._fetches and self.dialed % CONNECTIONS == 1
         send, sent = connection.send, []
 
         def send_or_break_off(data, deadline):
             sent.append(len(data))
-            if len(sent) == 3:  # two of the handshake, and one that announces
+            first = 4 if asks else 3  # two of the handshake, and one that announces
+            if len(sent) == first:
                 self._requests.wait(DEADLINE.total_seconds())
-            if is_broken and len(sent) > 3 + self._after:
+            if is_broken and len(sent) > first + self._after:
                 connection.shut_down()
             send(data, deadline)
 
@@ -94,6 +99,25 @@ def test_a_large_slot_arrives_over_several_connections_that_are_all_proved(job, 
     assert len(holder.arrived) == 2
 
 
+@pytest.fixture
+def hasty():
+    """Has threads take turns as often as they can."""
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(interval_s)
+
+
+def test_parts_that_come_at_once_make_room_one_after_the_other(job, monkeypatch, hasty):
+    monkeypatch.setattr(threads_module, "LEAST_PART_BYTES", 2**10)
+    owner, holder = job(2, shape=RingShape.equal(7, 2**14, 3))
+    with owner.sender(holder) as sender:
+        for step in range(3, 153):
+            record = capture(owner.ring, step, size_bytes=2**14)
+            assert sent(sender, owner, record).exception() is None
+            assert holder.held[0].record(step) == record
+
+
 def test_a_small_slot_takes_one_connection(job, proved):
     owner, holder = job(2)
     with owner.sender(holder) as sender:
@@ -135,27 +159,29 @@ def test_closing_ends_all_parts_of_a_transfer(job):
 def test_a_large_slot_is_fetched_over_several_connections_that_are_all_proved(
     job, proved, size_bytes
 ):
-    transport = Breaking(Link(bandwidth_bytes_per_s=20e6))
+    parts = min(size_bytes // 2**20, CONNECTIONS)
+    transport = Breaking(Link(bandwidth_bytes_per_s=20e6), together=parts, fetches=True)
     owner, newcomer = job(2, shape=LARGE_SHAPE, transport=transport)
     record = capture(owner.ring, 3, size_bytes=size_bytes)
     into = memoryview(bytearray(LARGE_SHAPE.buffer_bytes))
     with newcomer.sender(owner) as sender:
-        assert sender.fetch(0, key_of(owner.owner, record), into) == record
+        assert sender.fetch(0, key_of(owner.owner, record), lambda _: into) == record
     assert into[:size_bytes] == owner.ring.payload(record)
-    assert proved == [1] * CONNECTIONS == [1] * transport.dialed
+    # What there is was asked over one more, which may bring a part, too.
+    assert proved == [1] * min(parts + 1, CONNECTIONS) == [1] * transport.dialed
 
 
 @pytest.mark.parametrize("broken", [1, 2, 3, 4])
 def test_a_fetch_of_which_a_part_is_missing_fails_and_another_one_does_not(job, broken):
-    transport = Breaking(broken=broken, after=-1)
+    transport = Breaking(broken=broken, after=-1, fetches=True)
     owner, newcomer = job(2, shape=LARGE_SHAPE, transport=transport)
     record = capture(owner.ring, 3, size_bytes=SIZE_BYTES)
     into = memoryview(bytearray(LARGE_SHAPE.buffer_bytes))
     with newcomer.sender(owner) as sender:
         with pytest.raises(FetchError, match="can't be had from process 0"):
-            sender.fetch(0, key_of(owner.owner, record), into)
+            sender.fetch(0, key_of(owner.owner, record), lambda _: into)
         assert part_threads() == []
-        assert sender.fetch(0, key_of(owner.owner, record), into) == record
+        assert sender.fetch(0, key_of(owner.owner, record), lambda _: into) == record
     assert into[:SIZE_BYTES] == owner.ring.payload(record)
 
 
@@ -172,7 +198,7 @@ def test_parts_of_two_slots_make_none(job, monkeypatch):
         newcomer.sender(owner) as sender,
         pytest.raises(FetchError, match="another slot in its place"),
     ):
-        sender.fetch(0, key_of(owner.owner, record), into)
+        sender.fetch(0, key_of(owner.owner, record), lambda _: into)
 
 
 def test_bytes_that_are_damaged_on_the_way_of_any_part_are_found(job, monkeypatch):
@@ -182,12 +208,12 @@ def test_bytes_that_are_damaged_on_the_way_of_any_part_are_found(job, monkeypatc
     owner.ring.payload(record)[SIZE_BYTES // 2 - 5] ^= 1  # in the part that is the third
     into = memoryview(bytearray(LARGE_SHAPE.buffer_bytes))
     with newcomer.sender(owner) as sender:
-        sender.fetch(0, key_of(owner.owner, record), into)
+        sender.fetch(0, key_of(owner.owner, record), lambda _: into)
         monkeypatch.undo()
         monkeypatch.setattr(threads_module, "LEAST_PART_BYTES", 2**20)
         monkeypatch.setattr(owner.ring, "damaged_parts", lambda record: ())
         with pytest.raises(FetchError, match="head and 0 more parts are damaged"):
-            sender.fetch(0, key_of(owner.owner, record), into)
+            sender.fetch(0, key_of(owner.owner, record), lambda _: into)
 
 
 def test_a_fetch_that_is_interrupted_leaves_no_thread_that_writes(job):
@@ -197,7 +223,7 @@ def test_a_fetch_that_is_interrupted_leaves_no_thread_that_writes(job):
     into = memoryview(bytearray(LARGE_SHAPE.buffer_bytes))
     with newcomer.sender(owner) as sender:
         with interrupted_once(lambda: transport.dialed == CONNECTIONS):
-            sender.fetch(0, key_of(owner.owner, record), into)
+            sender.fetch(0, key_of(owner.owner, record), lambda _: into)
         assert part_threads() == []
 
 

@@ -131,8 +131,8 @@ def test_a_slot_is_fetched_from_whoever_holds_it(job, whose):
         await_acknowledgements(sender)
     source = owner if whose == "its own" else holder
     with newcomer.sender(source) as sender:
-        into = bytearray(SHAPE.buffer_bytes)
-        found = sender.fetch(source.me.process, key_of(owner.owner, record), memoryview(into))
+        into, key = memoryview(bytearray(SHAPE.buffer_bytes)), key_of(owner.owner, record)
+        found = sender.fetch(source.me.process, key, lambda _: into)
     assert found == record
     assert into[: record.payload_bytes] == owner.ring.payload(record)
 
@@ -149,10 +149,10 @@ def test_what_a_peer_does_not_hold_is_not_fetched(job):
             (owner.owner, record.window, record.slot + 1),
         ):
             with pytest.raises(FetchError, match=r"process 0 does not hold slot"):
-                sender.fetch(0, SlotKey(rank, window, slot), into)
+                sender.fetch(0, SlotKey(rank, window, slot), lambda _: into)
         with pytest.raises(FetchError, match="there is room for 10"):
-            sender.fetch(0, key_of(owner.owner, record), into[:10])
-        sender.fetch(0, key_of(owner.owner, record), into)
+            sender.fetch(0, key_of(owner.owner, record), lambda _: into[:10])
+        sender.fetch(0, key_of(owner.owner, record), lambda _: into)
 
 
 def test_no_damaged_part_of_a_held_slot_is_given_and_its_ring_is_doubted(job):
@@ -165,10 +165,10 @@ def test_no_damaged_part_of_a_held_slot_is_given_and_its_ring_is_doubted(job):
             owner.ring.is_doubted = False
             payload[part.offset] ^= 1
             with pytest.raises(FetchError, match=f"process 0 has it damaged: {part.name}"):
-                sender.fetch(0, key_of(owner.owner, record), into)
+                sender.fetch(0, key_of(owner.owner, record), lambda _: into)
             assert owner.ring.is_doubted
             payload[part.offset] ^= 1
-        sender.fetch(0, key_of(owner.owner, record), into)
+        sender.fetch(0, key_of(owner.owner, record), lambda _: into)
 
 
 def test_a_slot_that_is_damaged_at_home_is_reported_and_kept_nowhere(job):
@@ -216,7 +216,7 @@ def test_who_has_no_room_for_an_owner_refuses_and_is_silent_from_then_on(job):
 
 
 def test_a_slot_that_is_larger_than_the_buffers_of_the_holder_is_refused(job):
-    (owner,) = job(1, shape=RingShape(6, 20_000, 3))
+    (owner,) = job(1, shape=RingShape.equal(6, 20_000, 3))
     (holder,) = job(1)
     record = capture(owner.ring, 3, size_bytes=20_000)
     with owner.sender(holder) as sender:
@@ -226,7 +226,7 @@ def test_a_slot_that_is_larger_than_the_buffers_of_the_holder_is_refused(job):
 
 def test_nothing_but_the_ring_holds_the_bytes_of_a_transfer(job):
     size_bytes = 32 * 2**20
-    owner, holder = job(2, shape=RingShape(2, size_bytes, 3))
+    owner, holder = job(2, shape=RingShape.equal(2, size_bytes, 3))
     record = capture(owner.ring, 3, size_bytes=size_bytes)
     with owner.sender(holder) as sender:
         tracemalloc.start()

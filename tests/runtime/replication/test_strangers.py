@@ -31,7 +31,7 @@ from megatron_moevement.runtime.transport.wire import Channel, Kind
 from .conftest import DEADLINE, HEADER, SHAPE, TOKEN, capture, key_of
 
 
-def header(kind=Kind.HELLO, length=0, payload=0, generation=5, *, magic=b"MOEV", version=3):
+def header(kind=Kind.HELLO, length=0, payload=0, generation=5, *, magic=b"MOEV", version=4):
     return HEADER.pack(magic, version, kind, length, payload, generation) + bytes(8)
 
 
@@ -137,7 +137,7 @@ def test_who_has_another_token_is_refused_on_both_sides(job):
         assert sender.account.silent == {1: "the peer does not have the job's token"}
         into = memoryview(bytearray(SHAPE.buffer_bytes))
         with pytest.raises(FetchError, match="does not have the job's token"):
-            sender.fetch(1, key_of(owner.owner, record), into)
+            sender.fetch(1, key_of(owner.owner, record), lambda _: into)
     assert holder.held[0].records() == ()
 
 
@@ -373,4 +373,4 @@ def test_an_owner_that_nobody_knows_is_not_found(job):
     (process,) = job(1)
     record, into = capture(process.ring, 3), memoryview(bytearray(SHAPE.buffer_bytes))
     with process.sender(process) as sender, pytest.raises(FetchError, match="does not hold"):
-        sender.fetch(0, key_of(LogicalRank(cp=7), record), into)
+        sender.fetch(0, key_of(LogicalRank(cp=7), record), lambda _: into)

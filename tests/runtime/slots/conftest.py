@@ -29,7 +29,7 @@ STATE = JournalState(3, Timetable((TimetableEntry(0, 0, 2, "d"),)), 5, WINDOW, O
 @pytest.fixture
 def ring(shared_memory):
     """Returns a small ring in shared memory."""
-    shape = RingShape(capacity=3, buffer_bytes=200, max_parts=3)
+    shape = RingShape.equal(capacity=3, buffer_bytes=200, max_parts=3)
     made = RingFile.create(shared_memory / "own.ring", IDENTITY, OWNER, shape)
     yield made
     made.close()
@@ -37,16 +37,14 @@ def ring(shared_memory):
 
 def fill(ring, step, byte, *, window=2):
     """Writes a slot of three parts into a ring, as a capture does; returns its record."""
-    ring.invalidate(step)
-    buffer = ring.buffer(step)
+    buffer = ring.reserve(step)
     parts = []
     for name, offset, size in (("layers.0.gate", 0, 40), ("head", 48, 100), (EXTRAS, 150, 21)):
         buffer[offset : offset + size] = bytes((byte + each) % 256 for each in range(size))
         parts.append(SlotPart.of(name, offset, buffer[offset : offset + size]))
     start, slot = step - step % window, step % window
     record = SlotRecord(0, Window(start, window), slot, step, 171, tuple(parts))
-    ring.publish(record)
-    return record
+    return ring.publish(record)
 
 
 @pytest.fixture(scope="module")

@@ -27,7 +27,7 @@ from tests.harness.one_schedule import one_schedule
 
 from .conftest import IDENTITY, OWNER, fill
 
-RING = RingShape(capacity=3, buffer_bytes=200, max_parts=3)
+RING = RingShape.equal(capacity=3, buffer_bytes=200, max_parts=3)
 JOURNAL = JournalShape(retained_steps=3, entry_bytes=100, last_step=10)
 STATE = JournalState(
     rollbacks=0, timetable=one_schedule(2), committed=3, persisted=None, rank=OWNER

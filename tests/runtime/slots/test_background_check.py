@@ -23,7 +23,7 @@ PATIENCE_S = 60
 
 @pytest.fixture
 def ring(tmp_path):
-    shape = RingShape(capacity=2, buffer_bytes=2 * PART_BYTES, max_parts=2)
+    shape = RingShape.equal(capacity=2, buffer_bytes=2 * PART_BYTES, max_parts=2)
     made = RingFile.create(
         tmp_path / "ring", StoreIdentity("run", "0123"), LogicalRank(dp=1), shape
     )
@@ -34,7 +34,7 @@ def ring(tmp_path):
 
 
 def hold(ring, step):
-    payload = ring.buffer(step)
+    payload = ring.reserve(step)
     payload[:] = bytes([step + 1]) * len(payload)
     parts = tuple(
         SlotPart.of(name, start, payload[start : start + PART_BYTES])

@@ -46,7 +46,7 @@ def test_a_published_slot_is_read_back_by_whoever_opens_the_file(ring):
     assert other.payload(written) == ring.payload(written)
     assert bytes(other.payload(written)[:3]) == bytes([7, 8, 9])
     assert other.damaged_parts(written) == ()
-    assert (other.owner, other.shape) == (OWNER, RingShape(3, 200, 3))
+    assert (other.owner, other.shape) == (OWNER, RingShape.equal(3, 200, 3))
     assert other.identity == IDENTITY
 
 
@@ -91,10 +91,18 @@ def test_records_come_by_their_step_and_a_step_replaces_that_of_its_buffer(ring)
     assert [record.step for record in reopened(ring).records()] == [3, 5]
 
 
+def test_a_ring_of_another_version_is_damaged_for_who_only_looks(shared_memory):
+    path = shared_memory / "old.ring"
+    header = {"owner": str(OWNER), "capacity": 3, "buffer_bytes": 200, "max_parts": 3}
+    with pytest.raises(DamagedFileError):
+        RingFile._create(path, IDENTITY, header, total_bytes=2 * PAGE_BYTES)
+    with pytest.raises(DamagedFileError, match=r"no ring of this version: KeyError\('room_bytes'"):
+        RingFile.open(path, None, Access.READ)
+
+
 def test_a_slot_without_a_descriptor_is_not_held(ring):
     fill(ring, 4, byte=7)
-    ring.invalidate(7)
-    ring.buffer(7)[:] = bytes(200)
+    ring.reserve(7)[:] = bytes(200)
     assert reopened(ring).records() == ()
 
 
@@ -106,15 +114,16 @@ def test_a_descriptor_counts_in_its_own_place_only(ring):
 
 
 def test_a_buffer_is_memory_that_tensors_and_arrays_share(ring):
-    tensor = torch.frombuffer(ring.buffer(1), dtype=torch.float32)
+    tensor = torch.frombuffer(ring.reserve(1), dtype=torch.float32)
     tensor[:] = torch.arange(50.0)
-    array = np.frombuffer(reopened(ring).buffer(1), dtype=np.float32)
+    record = ring.publish(SlotRecord(0, Window(0, 2), 1, 1, 200, ()))
+    array = np.frombuffer(reopened(ring).payload(record), dtype=np.float32)
     assert array.tolist() == list(range(50))
     assert tensor.data_ptr() % PAGE_BYTES == 0
 
 
 def test_a_tensor_outlives_the_closed_ring(ring):
-    tensor = torch.frombuffer(ring.buffer(1), dtype=torch.uint8)
+    tensor = torch.frombuffer(ring.reserve(1), dtype=torch.uint8)
     ring.close()
     tensor[:] = 3
     assert tensor.sum() == 600
@@ -125,14 +134,14 @@ def test_a_tensor_outlives_the_closed_ring(ring):
 def test_the_file_is_for_its_user_alone_and_has_all_its_bytes(ring):
     status = ring.path.stat()
     assert stat.S_IMODE(status.st_mode) == 0o600
-    assert status.st_size == RingShape(3, 200, 3).total_bytes == ring.total_bytes
+    assert status.st_size == RingShape.equal(3, 200, 3).total_bytes == ring.total_bytes
     assert status.st_blocks * 512 >= status.st_size
 
 
 def test_a_file_system_that_is_too_full_refuses_the_ring_with_the_numbers(shared_memory):
     status = os.statvfs(shared_memory)
     too_much = status.f_bavail * status.f_frsize + PAGE_BYTES
-    shape = RingShape(1, too_much, 1)
+    shape = RingShape.equal(1, too_much, 1)
     needed = rf"needs {shape.total_bytes} bytes and its file system has \d+ left"
     with pytest.raises(UserError, match=needed):
         RingFile.create(shared_memory / "own.ring", IDENTITY, OWNER, shape)
@@ -144,7 +153,7 @@ def test_a_file_system_that_fills_up_meanwhile_refuses_the_ring_too(shared_memor
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (8 * PAGE_BYTES, limits[1]))
     try:
-        shape = RingShape(10, PAGE_BYTES, 1)
+        shape = RingShape.equal(10, PAGE_BYTES, 1)
         with pytest.raises(UserError, match=r"needs \d+ bytes and its file system has \d+ left"):
             RingFile.create(shared_memory / "own.ring", IDENTITY, OWNER, shape)
     finally:
@@ -157,7 +166,7 @@ def test_a_file_system_that_fills_up_meanwhile_refuses_the_ring_too(shared_memor
     [
         (StoreIdentity("run-2", "0123abcd"), "its run id is run-1, this job's is run-2"),
         (StoreIdentity("run-1", "ffff"), "its fingerprint is 0123abcd, this job's is ffff"),
-        (StoreIdentity("run-1", "0123abcd", 5), "its format version is 4, this job's is 5"),
+        (StoreIdentity("run-1", "0123abcd", 6), "its format version is 5, this job's is 6"),
     ],
 )
 def test_the_file_of_another_job_is_refused(ring, other, words):
@@ -194,7 +203,7 @@ def test_a_record_that_does_not_fit_is_refused_before_anything_is_written(ring):
     parts = tuple(SlotPart("x" * 70 + str(each), 0, 1, 0) for each in range(4))
     with pytest.raises(ValueError, match="has room for slots of 3 parts, not of 4"):
         ring.publish(SlotRecord(0, Window(0, 2), 1, 1, 1, parts))
-    with pytest.raises(ValueError, match="201 bytes in a buffer of 200"):
+    with pytest.raises(ValueError, match="201 bytes in a room of 200"):
         ring.publish(SlotRecord(0, Window(0, 2), 1, 1, 201, ()))
     assert ring.records() == (held,)
 
@@ -236,7 +245,7 @@ def test_a_document_that_is_no_record_is_refused(ring, document):
 def test_no_flipped_byte_passes_for_what_was_written(shared_memory):
     """Flips every byte of a file, one at a time."""
     path = shared_memory / "own.ring"
-    ring = RingFile.create(path, IDENTITY, OWNER, RingShape(2, 200, 3))
+    ring = RingFile.create(path, IDENTITY, OWNER, RingShape.equal(2, 200, 3))
     held = {step: fill(ring, step, byte=step) for step in (4, 5)}
     written = {
         (step, part.name): bytes(ring.payload(record)[part.offset : part.offset + part.size_bytes])

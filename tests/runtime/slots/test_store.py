@@ -32,7 +32,7 @@ from tests.harness.one_schedule import one_schedule
 
 from .conftest import IDENTITY, OWNER, fill
 
-RING = RingShape(capacity=3, buffer_bytes=200, max_parts=3)
+RING = RingShape.equal(capacity=3, buffer_bytes=200, max_parts=3)
 JOURNAL = JournalShape(retained_steps=3, entry_bytes=100, last_step=10)
 STATE = JournalState(
     rollbacks=0, timetable=one_schedule(2), committed=3, persisted=None, rank=OWNER
@@ -250,10 +250,10 @@ def test_a_ring_or_journal_of_other_sizes_is_refused(shared_memory):
         store.journal(JOURNAL)
         store.ring(RingRole.OWN, OWNER, RING)
         with pytest.raises(UserError, match=r"'capacity': 3.* needs .*'capacity': 4"):
-            store.ring(RingRole.OWN, OWNER, RingShape(4, 200, 3))
+            store.ring(RingRole.OWN, OWNER, RingShape.equal(4, 200, 3))
         with pytest.raises(UserError, match=r"'retained_steps': 3.* needs .*'retained_steps': 4"):
             store.journal(JournalShape(4, 100, 10))
-        made = store.create_ring(RingRole.OWN, OWNER, RingShape(4, 200, 3))
+        made = store.create_ring(RingRole.OWN, OWNER, RingShape.equal(4, 200, 3))
         assert made.capacity == store.open_ring(RingRole.OWN, OWNER).capacity == 4
 
 

@@ -58,7 +58,7 @@ class Job:
     def _other(self, folder):
         other = RingFile.create(folder / "other.ring", IDENTITY, OTHER, self.ring.shape)
         for record in self.ring.records():
-            other.buffer(record.step)[:] = self.ring.buffer(record.step)
+            other.take(record)[:] = self.ring.buffer(record.step)
             other.publish(record)
         return other
 

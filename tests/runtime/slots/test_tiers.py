@@ -152,8 +152,8 @@ def test_a_slot_that_training_overwrites_meanwhile_is_given_up(target, full, pie
 
     def overwrite():
         if len(passed) == pieces:
-            fill(full, 5, byte=77)  # takes the buffer of S_2
-            fill(full, 6, byte=78)
+            for step in (4, 5, 6):  # S_5 takes the room of S_2
+                fill(full, step, byte=70 + step)
         passed.append(None)
 
     with pytest.raises(LostSlotError, match="overwritten before it was read"):

@@ -139,12 +139,12 @@ class WindowCapture:
         """Begins to capture S_step, which was just committed."""
         if step != self._ring.next_step:
             raise DisagreementError(f"S_{step} after {self._ring.steps}")
-        self._ring = self._ring.captured()
+        needed_from, self._ring = self._ring.oldest, self._ring.captured()
         if self._contents.timetable.slot_of(step) == 0:
             self._faults.strike(step, FaultPoint.WINDOW_EDGE)
         layout = self._contents.layout(step)
-        self._file.invalidate(step)
-        memory = self._file.buffer(step)
+        room_bytes = self._file.shape.extent_bytes(layout.size_bytes)
+        memory = self._file.reserve(step, room_bytes, needed_from)
         digest = self._state_digest(self._contents.digested(step))
         stand_in = None if digest is None else "0" * DIGEST_CHARACTERS
         extras = dataclasses.replace(scalars, state=stand_in).encode()
@@ -157,7 +157,7 @@ class WindowCapture:
         self._faults.strike(step, FaultPoint.CAPTURE)
         self._capture.begin(
             self._copies_of(step, layout, taken, memory),
-            functools.partial(self._landed, step, payload_bytes),
+            functools.partial(self._landed, step, memory[:payload_bytes]),
             copied=functools.partial(_add_digest, behind, scalars, digest),
         )
         self.captured_bytes = layout.captured_bytes
@@ -172,36 +172,38 @@ class WindowCapture:
         copy_wait = self._capture.await_copies()
         started_s = time.perf_counter()
         self._copies.mend()
-        if not may_vote(self._ring, self._copies.acknowledgements):
+        if not self._may_vote():
             self._capture.await_landed()
-        waited = not may_vote(self._ring, self._copies.acknowledgements)
-        self._copies.await_until(lambda: may_vote(self._ring, self._copies.acknowledgements))
+        waited = not self._may_vote()
+        self._copies.await_until(self._may_vote)
         room_wait = timedelta(seconds=time.perf_counter() - started_s)
         self.profiler.waits = (copy_wait, room_wait)
         if self._copies.is_in_trouble:
             self.profiler.is_in_trouble()
-        if self._ring.is_full:
+        if self._ring.is_full(self.timetable):
             self._pace.note(self._ring.next_step, waited=waited and not self._copies.is_in_trouble)
         return self._copies.acknowledgements.newest_complete()
 
+    def _may_vote(self) -> bool:
+        return may_vote(self._ring, self.timetable, self._copies.acknowledgements)
+
     def drop_before(self, window: Window) -> None:
-        """Frees the buffers of the slots before a window that is persisted."""
+        """Frees the room of the slots before a window that is persisted."""
         oldest = retain(window, 0).oldest_slot_step
         if oldest > self._ring.oldest:
             self._ring = self._ring.dropped_before(oldest)
             self._copies.drop_before(window)
 
-    def _landed(self, step: int, payload_bytes: int) -> None:
+    def _landed(self, step: int, payload: memoryview) -> None:
         """Makes the checksums of a slot and sends it off; on the capture's thread."""
-        payload = self._file.buffer(step)[:payload_bytes]
-        parts = self._capture.parts_of(payload, self._contents.places(step, payload_bytes))
-        record = self._contents.record(step, payload_bytes, parts)
-        told_bytes = 0 if record.is_empty else payload_bytes  # scalars say nothing of bandwidths
+        parts = self._capture.parts_of(payload, self._contents.places(step, payload.nbytes))
+        record = self._contents.record(step, payload.nbytes, parts)
+        told_bytes = 0 if record.is_empty else payload.nbytes  # scalars say nothing of bandwidths
         self.profiler.captured(told_bytes, self._capture.copy_s, self._capture.hash_s)
         if not self._admits(record):
             return
         self._faults.strike(step, FaultPoint.PUBLISH)
-        self._file.publish(record)
+        record = self._file.publish(record)
         self._faults.strike(step, FaultPoint.AFTER_PUBLISH)
         self._copies.land(record)
 

@@ -26,8 +26,9 @@ OwnCaptures = Mapping[str, Mapping[Any, str]]
 
 
 def record_digest(record: SlotRecord) -> str:
-    """Returns what stands for a slot: its place, and the checksums of all its parts."""
-    return f"{checksum_of(json.dumps(record_document(record)).encode()):016x}"
+    """Returns what stands for a slot, wherever it lies: the checksums of all its parts."""
+    document = record_document(record) | {"extent": None}
+    return f"{checksum_of(json.dumps(document).encode()):016x}"
 
 
 def captures_of(

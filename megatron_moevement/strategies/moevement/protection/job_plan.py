@@ -16,12 +16,11 @@ from megatron_moevement.errors import MoEvementError, UserError
 from megatron_moevement.policy.copies.memory_budget import MemoryAccount, check_budget
 from megatron_moevement.policy.copies.placement import Host, Placement, Strictness, place_replicas
 from megatron_moevement.policy.copies.retention import LAG, max_log_steps, max_replayed_steps
-from megatron_moevement.policy.copies.slot_ring import ring_capacity
 from megatron_moevement.policy.job.operators import Inventory, OperatorId, OperatorKind
 from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.policy.job.segments import Ends
 from megatron_moevement.policy.window.popularity import room_for
-from megatron_moevement.policy.window.schedule import WindowSchedule, room_of
+from megatron_moevement.policy.window.schedule import SlotRoom, WindowSchedule, room_of
 from megatron_moevement.policy.window.schedule_document import encoded_bytes
 from megatron_moevement.policy.window.skipping_schedule import schedule_of
 from megatron_moevement.runtime.coordination.agreement import (
@@ -90,7 +89,7 @@ class JobPlan:
     Attributes:
         schedule: in which slot each operator is FULL.
         hosts: all processes, those that wait for a place and keep copies included.
-        slot_bytes: the room of each rank for what it captures in a slot.
+        room: of each rank for what it captures.
         logs: sizes of the upstream logs of the ranks that have one.
         basis: of the job that it was made for.
         limit_bytes: host memory that a process may take; None without a limit.
@@ -103,7 +102,7 @@ class JobPlan:
     placement: Placement
     rings: Mapping[LogicalRank, RingShape]
     journal: JournalShape
-    slot_bytes: Mapping[LogicalRank, int] = dataclasses.field(default_factory=dict)
+    room: Mapping[LogicalRank, SlotRoom] = dataclasses.field(default_factory=dict)
     logs: Mapping[LogicalRank, LogShape] = dataclasses.field(default_factory=dict)
     basis: str = ""
     limit_bytes: int | None = None
@@ -298,14 +297,14 @@ def _sized(job: PlannedJob, slots: Sequence[int] | None) -> JobPlan:
         schedule=schedule,
         hosts=(),
         placement=Placement({}, 0, 0),
-        rings=ring_shapes(ring_capacity(largest, LAG), sizes, room),
+        rings=ring_shapes(largest, sizes, room),
         journal=JournalShape(
             max_replayed_steps(largest, LAG) + 2,
             ENTRY_BYTES + room_for(experts),
             job.train_iters,
             encoded_bytes(len(operators)),
         ),
-        slot_bytes=room,
+        room=room,
         # A full ring waits behind the passes of a step: as if copies took one step longer.
         logs=log_shapes(max_log_steps(largest, LAG + 1), sizes),
         basis=job.basis,

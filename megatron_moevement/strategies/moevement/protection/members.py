@@ -11,8 +11,12 @@ from typing import Any, TypeVar
 
 from megatron_moevement.integrations.megatron.slot_layout import ALIGNMENT_BYTES
 from megatron_moevement.policy.copies.placement import Host
+from megatron_moevement.policy.copies.retention import LAG
+from megatron_moevement.policy.copies.slot_ring import ring_bytes, ring_capacity
 from megatron_moevement.policy.job.operators import Operator, OperatorId
 from megatron_moevement.policy.job.ranks import LogicalRank
+from megatron_moevement.policy.window.schedule import SlotRoom
+from megatron_moevement.runtime.slots.mapped_file import PAGE_BYTES, page_aligned
 from megatron_moevement.runtime.slots.ring_file import RingShape
 from megatron_moevement.runtime.upstream_log.log import buffer_bytes
 from megatron_moevement.strategies.moevement.protection.spares import Spare
@@ -111,18 +115,29 @@ class LogShape:
 
 
 def ring_shapes(
-    capacity: int, sizes: Mapping[LogicalRank, RankSizes], room: Mapping[LogicalRank, int]
+    window: int, sizes: Mapping[LogicalRank, RankSizes], room: Mapping[LogicalRank, SlotRoom]
 ) -> Mapping[LogicalRank, RingShape]:
     """Returns the sizes of the rings of all ranks, alignment and extras included.
 
+    Slots of one size lie best in equal buffers; where W may change, they lie one behind the other.
+
     Args:
-        room: for what each rank captures in a slot.
+        window: the largest W.
+        room: for what each rank captures.
     """
+    capacity = ring_capacity(window, LAG)
+    extras_bytes = max(own.extras_bytes for own in sizes.values())  # replicas lie alike
 
     def shape(rank: LogicalRank, own: RankSizes) -> RingShape:
         operators = len(own.operators)
-        slot_bytes = room[rank] + ALIGNMENT_BYTES * operators + own.extras_bytes
-        return RingShape(capacity, slot_bytes, operators + 1)
+        beside_bytes = ALIGNMENT_BYTES * operators + extras_bytes
+        slot_bytes = room[rank].slot_bytes + beside_bytes
+        equal = RingShape.equal(capacity, slot_bytes, operators + 1, extras_bytes)
+        in_pages = room[rank].beside(beside_bytes + PAGE_BYTES, window)
+        room_bytes = page_aligned(ring_bytes(in_pages, LAG))
+        if equal.room_bytes <= room_bytes:
+            return equal
+        return dataclasses.replace(equal, room_bytes=room_bytes, granule_bytes=PAGE_BYTES)
 
     return _shared(sizes, shape)
 

@@ -15,12 +15,14 @@ from operator import methodcaller
 from megatron_moevement.policy.copies.peer_trouble import Remedy, Trouble, successor_of
 from megatron_moevement.policy.copies.persistence import Acknowledgements, SlotKey
 from megatron_moevement.policy.copies.placement import Host, Placement, lacking_holders
+from megatron_moevement.policy.copies.slot_ring import RingFullError
 from megatron_moevement.policy.watching.measurements import Work
 from megatron_moevement.policy.window.schedule import Window
 from megatron_moevement.runtime.faults.fault_points import NO_FAULTS, FaultPoints
 from megatron_moevement.runtime.peers.sender import SlotSender
 from megatron_moevement.runtime.slots.ring_file import RingFile
 from megatron_moevement.runtime.slots.slot_record import SlotRecord
+from megatron_moevement.runtime.transport.handshake import RefusedError
 from megatron_moevement.settings.faults import FaultPoint
 from megatron_moevement.strategies.strategy import CaptureLostError
 
@@ -240,9 +242,19 @@ class SlotReplicator:
         Raises:
             FetchError: the process does not give it intact and in time.
         """
-        self.ring.invalidate(key.step)
-        buffer = self.ring.buffer(key.step)
-        record = self._sender.fetch(process, key, buffer)
+
+        def place(record: SlotRecord) -> memoryview:
+            # In a replica's ring it may lie elsewhere than this rank's own would.
+            room = self.ring.take(record) if key.owner == self.ring.owner else None
+            if room is not None:
+                return room
+            try:
+                needed_from = record.window.start
+                return self.ring.reserve(key.step, record.extent.size_bytes, needed_from)
+            except RingFullError as error:
+                raise RefusedError(str(error)) from error
+
+        record = self._sender.fetch(process, key, place)
         self.moved += 1
         self._faults.strike(key.step, FaultPoint.FETCH)
         self.ring.publish(record)

@@ -80,7 +80,7 @@ class Slots:
                 f"{self.ring.path}: {', '.join(damaged[:3])}; launch again to take another copy"
             )
         self._check_schedule(slot, record)
-        buffer = torch.frombuffer(self.ring.buffer(self.window.step_of(slot)), dtype=torch.uint8)
+        buffer = torch.frombuffer(self.ring.payload(record), dtype=torch.uint8)
         full = set()
         for part in self.layouts[slot].parts:
             live.put_back(part.operator, part.content, list(part.views(buffer)))

@@ -63,7 +63,7 @@ class ScheduleChanges:
         self._memory = memory
         self._changes = settings.changes
         limits = range(settings.min_window, settings.max_window + 1)
-        self._maker = ScheduleMaker(planned, limits, memory.plan.slot_bytes, kernels)
+        self._maker = ScheduleMaker(planned, limits, memory.plan.room, kernels)
         self._chooser: WindowChooser | None = None
         if settings.chooses_window:
             replicas = memory.plan.placement.replicas

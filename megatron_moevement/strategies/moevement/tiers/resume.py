@@ -195,13 +195,11 @@ def _check(
                 f"{source.name} in {source.target.place} was written by a job of other flags: "
                 f"launch with those to go on from it, or give another {FLAG} to begin without it"
             )
-        for record in part.slots:
-            if not shape.has_room_for(record):
-                raise UserError(
-                    f"{source.name} in {source.target.place}: no room for the slot of step "
-                    f"{record.step}; launch with the kind of device that wrote it, or without "
-                    f"{FLAG}"
-                )
+        if not shape.has_room_for_all(part.slots):
+            raise UserError(
+                f"{source.name} in {source.target.place}: no room for its {len(part.slots)} slots; "
+                f"launch with the kind of device and the W that wrote them, or without {FLAG}"
+            )
         if reads_all:
             check_slots(source.target, source.name, part)
     except (DamagedPartError, OSError) as error:
