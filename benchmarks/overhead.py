@@ -309,7 +309,7 @@ def _copy_to_peers(step: int, source: memoryview, ring: RingFile, sender: SlotSe
     record = SlotRecord(
         0, Window(step, 1), 0, step, source.nbytes, (SlotPart.of("head", 0, buffer),)
     )
-    ring.publish(record)
+    record = ring.publish(record)
     payload = ring.payload(record)
     for outcome in sender.send(OWNER, record, payload, range(1, 1 + PEERS)).values():
         outcome.result()

@@ -11,7 +11,7 @@ from megatron_moevement.policy.watching.measurements import NOT_MEASURED, Measur
 from megatron_moevement.policy.watching.schedule_maker import Noted, ScheduleMaker, noted
 from megatron_moevement.policy.window.ordering import Ordering
 from megatron_moevement.policy.window.popularity import Popularity
-from megatron_moevement.policy.window.schedule import room_of
+from megatron_moevement.policy.window.schedule import SlotRoom, room_of
 from megatron_moevement.policy.window.skipping_schedule import schedule_of
 from megatron_moevement.policy.window.timetable import Timetable
 from megatron_moevement.policy.window.weight_gradients import ExpertKernels
@@ -20,8 +20,10 @@ EXPERTS = [OperatorId(OperatorKind.EXPERT, 0, number) for number in range(4)]
 PARTS = tuple(Operator(expert, 1200, 200) for expert in EXPERTS)
 INVENTORY = Inventory({LogicalRank(): PARTS[:2], LogicalRank(ep=1): PARTS[2:]})
 PLANNED = schedule_of(INVENTORY, 2)
-MAKER = ScheduleMaker(PLANNED, range(1, 5), room_of([PLANNED]), ExpertKernels.EACH)
-ROOMY = dataclasses.replace(MAKER, room=room_of([schedule_of(INVENTORY, 1)]))
+MAKER = ScheduleMaker(
+    PLANNED, range(1, 5), room_of([PLANNED, schedule_of(INVENTORY, 4)]), ExpertKernels.EACH
+)
+ROOMY = dataclasses.replace(MAKER, room=room_of([schedule_of(INVENTORY, each) for each in (1, 4)]))
 WORST = Measured(1e6, 1e3, 2.0, 0.5)
 KNOWN = Popularity(Ordering.HARD).after_window([90, 1, 3, 80], 0.5)
 
@@ -37,7 +39,7 @@ def test_what_was_measured_under_a_schedule_counts_for_it_alone():
 def test_w_is_one_whose_slots_have_room():
     assert MAKER.sizes() == {2: (1400, 2600), 3: (1400, 3000), 4: (1400, 3400)}
     assert ROOMY.sizes() == {1: (2400, 2400), **MAKER.sizes()}
-    small = dataclasses.replace(MAKER, room=dict.fromkeys(INVENTORY.by_rank, 0))
+    small = dataclasses.replace(MAKER, room=dict.fromkeys(INVENTORY.by_rank, SlotRoom(0, 0)))
     assert list(small.sizes()) == [2]
 
 

@@ -49,10 +49,11 @@ def rot(process, step):
     publish = RingFile.publish
 
     def damage(self, record):
-        publish(self, record)
+        record = publish(self, record)
         is_copy = self.path.name.startswith(RingRole.HELD.value)
         if os.environ["RANK"] == str(process) and is_copy and record.step >= step:
-            self.buffer(record.step)[record.parts[0].offset] ^= 1
+            self.payload(record)[record.parts[0].offset] ^= 1
+        return record
 
     RingFile.publish = damage
     background_check._BETWEEN_PASSES = timedelta(milliseconds=1)
