@@ -11,4 +11,5 @@ cd "$ROOT"
 export OMP_NUM_THREADS=1
 exec .venv/bin/python -m pytest -q -s -m "slow or not slow" -k "mutat or test_a_slot_that_differs" \
     tests/strategies/test_recovery_mutations.py tests/strategies/test_localized.py \
-    tests/strategies/test_job_plan.py tests/strategies/test_schedule_changes.py "$@"
+    tests/strategies/test_job_plan.py tests/strategies/test_schedule_changes.py \
+    tests/strategies/test_fault_cover.py "$@"

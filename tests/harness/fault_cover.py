@@ -3,7 +3,8 @@
 
 Each job is struck twice: by a fault that happens to a process at an instruction, and by a SIGKILL
 from outside at a random time. Which comes first, and whom the second strikes, are factors, too, so
-at least half of all kills come from outside.
+at least half of all kills come from outside. In two of three jobs the window schedule changes, and
+the fault happens at a moment of that change.
 """
 
 from __future__ import annotations
@@ -11,12 +12,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping
 from random import Random
+from typing import Any
 
 from megatron_moevement.policy.faults.fault_schedule import FaultKind
 from megatron_moevement.settings.faults import Fault, FaultPoint
 from megatron_moevement.testing.lost_states import LostStates
 from tests.harness.combinations import Combination
 from tests.harness.pairwise import Pair, Ties, cover_pairs
+from tests.harness.planned_change import OTHER_WINDOWS, Change, Moment, PlannedChange
 
 UNTIED = "--untie-embeddings-and-output-weights"
 """Two stages that share an embedding replay together, which would be all stages of two."""
@@ -94,10 +97,13 @@ FACTORS: Mapping[str, list[str]] = {
     "order": ["outside-second", "outside-first"],
     "other": ["same-stage", "neighbour"],
     "training": list(TRAININGS),
-    "window": ["4", "2"],
+    "window": ["4", "3", "2"],
+    "change": [change.value for change in Change],
+    "moment": [moment.value for moment in Moment],
 }
 """What happens to a process, where in a step; which layout, stage and rank of the stage it is of;
-whether the kill from outside comes before or after, and to which stage; and what is trained."""
+whether the kill from outside comes before or after, and to which stage; what is trained; and what
+of the window schedule changes, and when in that the process is struck."""
 
 
 def _cell(one: str, one_level: str, other: str, other_level: str) -> Pair:
@@ -108,14 +114,24 @@ IMPOSSIBLE: Mapping[Pair, str] = {
     _cell("layout", "pp2-ep2", "stage", "middle"): "two stages: none is in the middle",
     _cell("layout", "vpp2", "stage", "middle"): "two stages: none is in the middle",
     _cell("layout", "vpp2", "peer", "last"): "a stage is one rank",
+    _cell("phase", "window-edge", "moment", "proposed"): "a change begins with a window, no later",
+    _cell("phase", "window-edge", "moment", "agreed"): "the third step begins one with W = 2 alone",
+    _cell("window", "2", "change", "order"): "with expert parallelism two slots have room for one",
+    **{
+        _cell("change", change.value, "moment", moment.value): "a change has moments, none has none"
+        for change in Change
+        for moment in Moment
+        if (change is Change.NONE) != (moment is Moment.NONE)
+    },
 }
 """The cells that can't occur, each with the reason."""
 
 _LAG = 10
 """Steps that a job may train from the moment of a kill until it is really killed."""
-TRAIN_ITERS = 26
+TRAIN_ITERS = 38
 _TORN = frozenset({*PHASES["commit"], FaultPoint.WINDOW_EDGE, FaultPoint.CAPTURE})
 _ON_A_THREAD = frozenset({FaultPoint.COPY, FaultPoint.PUBLISH, FaultPoint.AFTER_PUBLISH})
+_WITHOUT_LOGS = "--moevement-no-upstream-log"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,8 +147,11 @@ class Row:
         order: whether the kill from outside comes before or after.
         other: whom that one strikes, seen from the first.
         training: what is trained.
-        window: W.
+        window: W at the start.
+        change: of the window schedule.
+        moment: of the change, in which the process is struck.
         turn: which place of the phase, and how many copies of a slot there are.
+        is_global: whether nothing is logged at stage boundaries, so that all stages replay.
     """
 
     kind: str
@@ -144,15 +163,19 @@ class Row:
     other: str
     training: str
     window: str
+    change: str
+    moment: str
     turn: int = 0
+    is_global: bool = False
 
     @property
     def name(self) -> str:
         """A name for a test."""
         where = (self.place.value, self.layout, self.stage, self.peer)
-        return "-".join(
-            [self.kind, *where, self.order, self.other, self.training, f"w{self.window}"]
-        )
+        when = () if self.planned is None else (self.change, self.moment)
+        ends = (f"w{self.window}", *when, *(["global"] if self.is_global else []))
+        outside = f"outside{1 if self.is_outside_first else 2}"
+        return "-".join([self.kind, *where, outside, self.other, self.training, *ends])
 
     @property
     def arranged(self) -> Layout:
@@ -173,16 +196,30 @@ class Row:
         return places[self.turn % len(places)]
 
     @property
+    def planned(self) -> PlannedChange | None:
+        """The change of the window schedule; None where nothing changes."""
+        change = Change(self.change)
+        if change is Change.NONE:
+            return None
+        quiet_from = self.protected_from + self.is_outside_first * _LAG
+        return PlannedChange(change, int(self.window), quiet_from)
+
+    @property
     def protected_from(self) -> int:
         """A step whose commit means that a window is persisted: the ring has no more room."""
-        return 2 * int(self.window) + 1
+        size = int(self.window)
+        largest = max(size, OTHER_WINDOWS[size]) if self.change == Change.WINDOW.value else size
+        return 2 * largest + 1
 
     @property
     def step(self) -> int:
         """The step in which the process is struck, behind a persisted window."""
+        is_edge = self.phase == "window-edge"
+        if self.planned is not None:
+            return self.planned.step(Moment(self.moment), begins_window=is_edge)
         first = self.protected_from + 1 + self.is_outside_first * _LAG
         size = int(self.window)
-        return -(-first // size) * size if self.phase == "window-edge" else first
+        return -(-first // size) * size if is_edge else first
 
     @property
     def lost_stage(self) -> int:
@@ -234,8 +271,13 @@ class Row:
         of it raised reaches the training thread in the next step, before its commit or in it.
         """
         if self.is_deadly or self.place in _TORN:
-            return frozenset({"LOCALIZED"})
-        return frozenset({"RESUME", "LOCALIZED"} if self.place in _ON_A_THREAD else {"RESUME"})
+            return frozenset({self.replayed})
+        return frozenset({"RESUME", self.replayed} if self.place in _ON_A_THREAD else {"RESUME"})
+
+    @property
+    def replayed(self) -> str:
+        """The verdict where a state is lost."""
+        return "GLOBAL" if self.is_global else "LOCALIZED"
 
     def other_rank(self, random: Random) -> int:
         """Draws the logical rank that is killed from outside."""
@@ -256,6 +298,7 @@ class Row:
     def protection(self) -> tuple[str, ...]:
         """Flags that protect it and strike it."""
         save = (f"--save-interval={self.step}",) if self.phase == "save" else ()
+        change = () if self.planned is None else self.planned.flags
         return (
             "--moevement-strategy=moevement",
             f"--moevement-window={self.window}",
@@ -263,16 +306,19 @@ class Row:
             "--moevement-faults",
             str(self.fault),
             *LostStates.REPLAYED.flags,
+            *([_WITHOUT_LOGS] if self.is_global else []),
+            *change,
             *save,
         )
 
 
-def _rows(levels: Iterable[Mapping[str, str]]) -> tuple[Row, ...]:
+def _rows(levels: Iterable[Mapping[str, str]], *, is_global: bool = False) -> tuple[Row, ...]:
     turns = dict.fromkeys(PHASES, -1)
     rows = []
     for one in levels:
         turns[one["phase"]] += 1
-        rows.append(Row(**one, turn=turns[one["phase"]]))
+        named: dict[str, Any] = {**one}
+        rows.append(Row(**named, turn=turns[one["phase"]], is_global=is_global))
     return tuple(rows)
 
 
@@ -280,24 +326,44 @@ COVER = _rows(cover_pairs(FACTORS, IMPOSSIBLE, Ties.RAREST))
 """Every two levels of two factors meet in a row of these, but for the impossible cells."""
 
 
-def _named(*rows: str) -> tuple[Row, ...]:
-    return _rows(dict(zip(FACTORS, levels.split(), strict=True)) for levels in rows)
+def _named(*rows: str, is_global: bool = False) -> tuple[Row, ...]:
+    levels = (dict(zip(FACTORS, row.split(), strict=True)) for row in rows)
+    return _rows(levels, is_global=is_global)
 
 
 LARGE_ROWS = _named(
-    f"kill backward {LARGE} middle last outside-second neighbour bf16-distributed 4",
-    f"stop reduction {LARGE} last first outside-second same-stage bf16-distributed 2",
-    f"exception commit {LARGE} middle first outside-first neighbour bf16-distributed 4",
-    f"exit replicate {LARGE} first last outside-first same-stage bf16-distributed 2",
-    f"segfault barrier {LARGE} last last outside-second neighbour bf16-distributed 4",
+    f"kill backward {LARGE} middle last outside-second neighbour bf16-distributed 4 none none",
+    f"stop reduction {LARGE} last first outside-second same-stage bf16-distributed 2 none none",
+    f"exception commit {LARGE} middle first outside-first neighbour bf16-distributed 4 none none",
+    f"exit replicate {LARGE} first last outside-first same-stage bf16-distributed 2 none none",
+    f"segfault barrier {LARGE} last last outside-second neighbour bf16-distributed 4 none none",
+    f"kill commit {LARGE} middle first outside-second same-stage bf16-distributed 4 window agreed",
+    f"kill snapshot {LARGE} last last outside-second neighbour bf16-distributed 2 window slots",
 )
-"""Every kind of fault and every stage of the largest layout."""
+"""Every kind of fault and every stage of the largest layout, and changes of W.
+
+With W = 3 a job of it did not propose the reversed order."""
 TENSOR_ROWS = _named(
-    f"kill commit {TENSOR} first last outside-second neighbour bf16-distributed 4",
-    f"stop backward {TENSOR} last first outside-first same-stage fp16-overlap 2",
-    f"exception commit {TENSOR} last last outside-second same-stage fp32-replicated 4",
-    f"exit gather {TENSOR} first first outside-second neighbour fp16-overlap 2",
-    f"segfault reduction {TENSOR} last first outside-first neighbour bf16-recomputed 4",
+    f"kill commit {TENSOR} first last outside-second neighbour bf16-distributed 4 none none",
+    f"stop backward {TENSOR} last first outside-first same-stage fp16-overlap 2 none none",
+    f"exception commit {TENSOR} last last outside-second same-stage fp32-replicated 4 none none",
+    f"exit gather {TENSOR} first first outside-second neighbour fp16-overlap 2 none none",
+    f"segfault reduction {TENSOR} last first outside-first neighbour bf16-recomputed 4 none none",
+    f"kill barrier {TENSOR} first first outside-second neighbour fp32-replicated 2 window proposed",
+    f"kill window-edge {TENSOR} last last outside-first same-stage fp32-replicated 3 window edge",
+    f"kill commit {TENSOR} first last outside-second same-stage fp16-overlap 4 order agreed",
 )
 """Every kind of fault, both stages, both peers and every training, with tensor peers."""
-ROWS = (*COVER, *LARGE_ROWS, *TENSOR_ROWS)
+GLOBAL_ROWS = _named(
+    "kill forward pp2-ep2 first last outside-second neighbour bf16-distributed 2 window slots",
+    "kill barrier pp2-ep2 last first outside-second same-stage fp32-replicated 4 order proposed",
+    "kill commit pp3-dp2 middle first outside-second neighbour bf16-recomputed 4 window agreed",
+    "kill window-edge pp3-dp2 last last outside-first same-stage bf16-distributed 3 order edge",
+    "kill gather vpp2 last first outside-first neighbour fp16-overlap 2 window unproposed",
+    "kill snapshot vpp2 first first outside-second same-stage bf16-distributed 4 window edge",
+    f"kill commit {TENSOR} last first outside-second neighbour bf16-recomputed 4 order slots",
+    f"kill backward {LARGE} first last outside-first neighbour bf16-distributed 4 window edge",
+    is_global=True,
+)
+"""Every layout and every moment of a change, in jobs that replay as a whole."""
+ROWS = (*COVER, *LARGE_ROWS, *TENSOR_ROWS, *GLOBAL_ROWS)

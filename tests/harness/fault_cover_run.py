@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import signal
 import time
 from collections.abc import Callable, Iterable
@@ -14,9 +15,11 @@ from megatron_moevement.errors import ExitCode
 from megatron_moevement.policy.faults.fault_schedule import FaultKind
 from megatron_moevement.runtime.observation.events import EventName, EventRecord
 from tests.harness.fault_cover import LARGE, TRAIN_ITERS, Row
+from tests.harness.fault_cover_changes import check_change, replayed_window
 from tests.harness.fork_server import ForkServer, Job, JobFailedError, JobResult
 from tests.harness.interruption import Program, Run, digest_differences
 from tests.harness.protected_run import ALWAYS_TRAINED, PROGRAM
+from tests.harness.punctual_changes import VARIABLE
 from tests.harness.random_text import data_flags
 from tests.harness.restarted_run import (
     RESTARTABLE,
@@ -44,6 +47,8 @@ _LARGE_TIMEOUTS = (
 _TIMEOUT_S = 100.0
 _LARGE_TIMEOUT_S = 280.0
 _POLL_S = 0.02
+CHANGING = Path(__file__).parents[1] / "strategies" / "changing_pretrain.py"
+"""Trains what the training program does, under schedules that change at known steps."""
 
 
 def plain_program(row: Row, server: ForkServer, data: Path) -> Program:
@@ -69,9 +74,10 @@ def struck_program(row: Row, server: ForkServer, data: Path) -> Program:
         *(*plain.flags, *row.protection, *RESTARTABLE, *times),
         f"--inprocess-active-world-size={plain.world_size}",
     )
-    return Program(
-        server, PROGRAM, plain.world_size + row.spares, TRAIN_ITERS, flags, plain.timeout_s
-    )
+    struck = dataclasses.replace(plain, world_size=plain.world_size + row.spares, flags=flags)
+    if row.planned is None:
+        return struck
+    return dataclasses.replace(struck, path=CHANGING, env={VARIABLE: str(row.planned.due)})
 
 
 class StruckRun:
@@ -124,7 +130,7 @@ class StruckRun:
             time.sleep(_POLL_S)
 
     def check(self, uninterrupted: dict[str, Any]) -> None:
-        """Checks ends, bits, verdicts, replays, bystanders and survivors.
+        """Checks ends, bits, verdicts, replays, bystanders, survivors and the change.
 
         Args:
             uninterrupted: the digest of the same training without protection and faults.
@@ -138,7 +144,7 @@ class StruckRun:
         assert not found, f"{len(found)} digests or losses differ, the first: {found[:3]}"
         row = self._row
         faults = [(row.lost_stage, row.verdicts)] if row.restarts else []
-        outside = (self._outside_rank // row.arranged.ranks_per_stage, frozenset({"LOCALIZED"}))
+        outside = (self._outside_rank // row.arranged.ranks_per_stage, frozenset({row.replayed}))
         faults.insert(0 if row.is_outside_first else len(faults), outside)
         for generation, (stage, verdicts) in enumerate(faults, start=1):
             self._check_recovery(generation, stage, verdicts)
@@ -148,6 +154,7 @@ class StruckRun:
         assert len(survivors) >= row.arranged.ranks - len(lost)
         check_survivors(self._run, sorted(survivors), generations=len(faults))
         assert list(self._run.store.rglob("*")) == []
+        check_change(row, self._run)
 
     def _check_fault(self) -> EventRecord:
         """Checks that the fault struck once, where it should; returns its event."""
@@ -171,36 +178,41 @@ class StruckRun:
         assert all(found[pid] in expected[pid] for pid in found), self._result.describe()
 
     def _check_recovery(self, generation: int, stage: int, verdicts: Iterable[str]) -> None:
-        """Checks that the lost stage alone has replayed, and proved it, while others stood by."""
+        """Checks that who has to replay, and nobody else, has replayed and proved it."""
         plans = self._of_all_ranks(EventName.PLAN, generation)
         (fields,) = [plan.fields for plan in plans if plan.logical_rank == 0]
         assert all(plan.fields == fields for plan in plans)
         assert fields["verdict"] in verdicts, (generation, fields["reason"])
-        localized = fields["verdict"] == "LOCALIZED"
-        assert fields["scope"] == ([stage] if localized else []), fields["reason"]
-        steps = fields["target"] - fields["window"] if localized else 0
-        assert steps >= (int(self._row.window) - 1 if localized else 0)
+        is_replayed = fields["verdict"] == self._row.replayed
+        stages = range(self._row.arranged.stages) if self._row.is_global else (stage,)
+        assert fields["scope"] == (list(stages) if is_replayed else []), fields["reason"]
+        steps = fields["target"] - fields["window"] if is_replayed else 0
+        if is_replayed:
+            window = replayed_window(self._run, generation, fields["window"])
+            assert steps >= window.size - 1
         for event in self._of_all_ranks(EventName.RECOVERED, generation):
-            replays = localized and self._stage_of(event) == stage
+            replays = self._stage_of(event) in fields["scope"]
             assert event.fields["verdict"] == fields["verdict"]
             assert event.fields["replayed_steps"] == (steps if replays else 0)
             assert event.fields["replay_verified"] is (True if replays else None)
             forward, backward = event.fields["forward_passes"], event.fields["backward_passes"]
             assert forward == (steps * self._row.arranged.passes if replays else 0)
             assert replays or backward == 0
-        self._check_replays(generation, stage, fields["window"], steps)
+        self._check_replays(generation, fields["scope"], fields["window"], steps)
 
-    def _check_replays(self, generation: int, stage: int, window: int | None, steps: int) -> None:
-        size = self._row.arranged.ranks_per_stage
+    def _check_replays(
+        self, generation: int, scope: Iterable[int], window: int | None, steps: int
+    ) -> None:
         replayed: dict[int, list[int]] = {}
         for event in events_of(self._run, EventName.REPLAY, generation):
             assert event.fields["replay_verified"] is True
-            assert event.fields["boundaries_equal"] > 0
+            assert self._row.is_global or event.fields["boundaries_equal"] > 0
             assert event.fields["boundaries_unequal"] == event.fields["boundaries_unknown"] == 0
             replayed.setdefault(event.logical_rank, []).append(event.iteration)
         expected = list(range((window or 0) + 1, (window or 0) + steps + 1))
-        ranks = range(stage * size, (stage + 1) * size) if steps else ()
-        assert replayed == dict.fromkeys(ranks, expected)
+        ranks = range(self._row.arranged.ranks)
+        size = self._row.arranged.ranks_per_stage
+        assert replayed == {rank: expected for rank in ranks if rank // size in scope}
 
     def _of_all_ranks(self, name: EventName, generation: int) -> list[EventRecord]:
         """Returns the events of a name, of which each rank has written one."""

@@ -4,6 +4,7 @@
 import sys
 
 from megatron_moevement.training.program import main
+from tests.harness import punctual_changes
 from tests.harness.localized_mutations import LOCALIZED_MUTATIONS
 from tests.harness.recovery_mutations import MUTATIONS
 from tests.harness.schedule_mutations import SCHEDULE_MUTATIONS
@@ -11,6 +12,7 @@ from tests.harness.state_mutations import STATE_MUTATIONS
 
 if __name__ == "__main__":
     prefix = "--mutation="
+    punctual_changes.install()
     for argument in sys.argv:
         if argument.startswith(prefix):
             mutations = {**MUTATIONS, **LOCALIZED_MUTATIONS, **SCHEDULE_MUTATIONS}

@@ -188,5 +188,7 @@ if __name__ == "__main__":
     for name in names:
         {**MISHAPS, **WITHOUT}[name]()
     from megatron_moevement.training.program import main
+    from tests.harness import punctual_changes
 
+    punctual_changes.install()
     sys.exit(main(sys.argv[1:]))
