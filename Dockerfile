@@ -17,7 +17,7 @@ RUN python -c 'import sys, tomllib; from importlib.metadata import version; from
         torch.specifier.contains(version("torch"), prereleases=True) or sys.exit(f"{torch} is needed, the image has {version(torch.name)}")'
 
 # What the base image may lack of the other dependencies, whatever versions it constrains pip to.
-RUN grep -E '^(blake3|rich|markdown-it-py|mdurl|nvidia-resiliency-ext|psutil|pygments|shtab|tokenizers|xxhash)==' constraints.txt \
+RUN grep -E '^(blake3|cffi|cryptography|rich|markdown-it-py|mdurl|nvidia-resiliency-ext|psutil|pycparser|pygments|shtab|tokenizers|xxhash)==' constraints.txt \
         >/tmp/requirements.txt \
     && PIP_CONSTRAINT="" python -m pip install --no-cache-dir --no-deps --requirement /tmp/requirements.txt \
     && rm /tmp/requirements.txt

@@ -2,9 +2,10 @@
 """Messages between two processes: a fixed header, JSON of bounded length, and raw bytes.
 
 Nothing is allocated before its length was compared with a limit, and nothing that arrives is ever
-run: no pickle. Once both ends have proved who they are, each message and each payload carries a
-BLAKE3 hash under a key of its connection and direction. Messages are counted in it, so that none
-can be altered, left out, repeated, or sent back.
+run: no pickle. Once both ends have proved who they are, each message carries a BLAKE3 hash under a
+key of its connection and direction. Messages are counted in it, so that none can be altered, left
+out, repeated, or sent back. A payload carries a tag of AES-GMAC under a key that only the hash of
+its message gives: that takes a third of the time, and the interpreter runs other threads meanwhile.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ from enum import IntEnum
 from typing import Any
 
 from blake3 import blake3
+from cryptography.hazmat.primitives.ciphers import AEADEncryptionContext, Cipher
+from cryptography.hazmat.primitives.ciphers.algorithms import AES
+from cryptography.hazmat.primitives.ciphers.modes import GCM
 
 from megatron_moevement.errors import MoEvementError
 from megatron_moevement.runtime.closing import Closing
@@ -32,6 +36,9 @@ _MAGIC = b"MOEV"
 _HEADER = struct.Struct("<4sBBIQQ")
 _CHECKSUM = struct.Struct("<Q")
 """After the header: of header and document. A payload has the checksums of its parts."""
+_PROOF_BYTES = 32
+_PAYLOAD_KEY_BYTES = 32
+_NONCE = bytes(12)
 _SCRATCH_BYTES = 2**16
 _PIECE_BYTES = 2**20
 """Of a payload, so that it is in the processor's cache while it is proved and sent."""
@@ -83,24 +90,26 @@ class _Proofs:
         """Proves by a key of 32 bytes."""
         self._key = key
         self._number = 0
-        self._running = self._next()
-
-    def _next(self) -> blake3:
-        return blake3(struct.pack("<Q", self._number), key=self._key)
+        self._payload: AEADEncryptionContext  # of the message that has begun
 
     def begin(self, *parts: bytes | bytearray) -> bytes:
         """Returns the proof of the next message; of its payload, `add` and `end` do it."""
-        self._running = self._next()
+        hashed = blake3(struct.pack("<Q", self._number), key=self._key)
         self._number += 1
         for part in parts:
-            self._running.update(part)
-        return self._running.digest()
+            hashed.update(part)
+        digest = hashed.digest(_PROOF_BYTES + _PAYLOAD_KEY_BYTES)
+        # The hash goes on for as long as one asks, and no part of it gives another: what is not
+        # sent is a key that no other message has, so one nonce is enough.
+        self._payload = Cipher(AES(digest[_PROOF_BYTES:]), GCM(_NONCE)).encryptor()
+        return digest[:_PROOF_BYTES]
 
     def add(self, piece: memoryview) -> None:
-        self._running.update(piece)
+        self._payload.authenticate_additional_data(piece)
 
     def end(self) -> bytes:
-        return self._running.digest()
+        self._payload.finalize()
+        return self._payload.tag
 
 
 class Channel(Closing):

@@ -8,6 +8,9 @@ from unittest import mock
 
 import pytest
 import xxhash
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.algorithms import AES
+from cryptography.hazmat.primitives.ciphers.modes import GCM
 
 from megatron_moevement.runtime.transport.handshake import answer_call, call
 from megatron_moevement.runtime.transport.transport import Deadline
@@ -31,6 +34,7 @@ def connected(owner, holder):
 
 
 PAYLOAD = memoryview(bytes(range(200)) * 10)
+_TAG_BYTES = 16
 
 
 def sent_by(end):
@@ -57,7 +61,21 @@ def mended(data):
     return start + checksum + text + data[HEADER.size + 8 + length :]
 
 
+def tagged_by(data, secret):
+    """Returns a message whose payload is altered, and tagged by what travels with it."""
+    start = len(data) - _TAG_BYTES - len(PAYLOAD)
+    payload = b"x" + data[start + 1 : -_TAG_BYTES]
+    tagging = Cipher(AES(data[:start][secret]), GCM(bytes(12))).encryptor()
+    tagging.authenticate_additional_data(payload)
+    tagging.finalize()
+    return data[:start] + payload + tagging.tag
+
+
 FORGED = {
+    "a payload that is tagged by the proof": lambda one, two, back: tagged_by(
+        one, slice(-32, None)
+    ),
+    "a payload that is tagged by the header": lambda one, two, back: tagged_by(one, slice(0, 32)),
     "a message that was altered": lambda one, two, back: mended(one),
     "a payload that was altered": lambda one, two, back: one[:-40] + b"x" + one[-39:],
     "a message that was left out": lambda one, two, back: two,
@@ -82,3 +100,10 @@ def test_what_peers_say_arrives_once(job):
         assert received_by(client, server, sent_by(server)) == bytes(PAYLOAD)
         with pytest.raises(ProtocolError, match="not what the peer sent"):
             received_by(client, server, first)
+
+
+def test_no_two_payloads_are_proved_by_one_key(job):
+    client, server = connected(*job(2))
+    with client, server:
+        tags = {sent_by(end)[-_TAG_BYTES:] for end in (client, server) for _ in range(3)}
+    assert len(tags) == 6, "of the same message and payload each"

@@ -26,12 +26,14 @@ from megatron_moevement.runtime.transport.admission import Admission
 from megatron_moevement.runtime.transport.handshake import Session, call
 from megatron_moevement.runtime.transport.tcp import TCP
 from megatron_moevement.runtime.transport.transport import Deadline
-from megatron_moevement.runtime.transport.wire import Channel, Kind
+from megatron_moevement.runtime.transport.wire import PROTOCOL_VERSION, Channel, Kind
 
 from .conftest import DEADLINE, HEADER, SHAPE, TOKEN, capture, key_of
 
 
-def header(kind=Kind.HELLO, length=0, payload=0, generation=5, *, magic=b"MOEV", version=4):
+def header(
+    kind=Kind.HELLO, length=0, payload=0, generation=5, *, magic=b"MOEV", version=PROTOCOL_VERSION
+):
     return HEADER.pack(magic, version, kind, length, payload, generation) + bytes(8)
 
 
