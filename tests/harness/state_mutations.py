@@ -7,7 +7,7 @@ None of them shows in what a replay sends: the proof of the state has to find th
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Any
 
 import torch
@@ -70,8 +70,8 @@ def fetch_bad_copy() -> None:
     """Makes what is fetched in the first recovery bad, behind checksums that fit."""
     fetch = SlotReplicator.fetch
 
-    def spoiled(self: SlotReplicator, process: int, key: SlotKey) -> None:
-        fetch(self, process, key)
+    def spoiled(self: SlotReplicator, process: int, key: SlotKey, needed: Container[int]) -> None:
+        fetch(self, process, key, needed)
         if self._sender._me.generation > 1:  # noqa: SLF001  (it has no name outside)
             return
         ring = self.ring

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from megatron_moevement.policy.copies.persistence import SlotKey
 from megatron_moevement.policy.copies.slot_ring import (
     Extent,
     RingFullError,
@@ -13,13 +14,16 @@ from megatron_moevement.policy.copies.slot_ring import (
     ring_bytes,
     ring_capacity,
 )
-from megatron_moevement.policy.window.schedule import SlotRoom
+from megatron_moevement.policy.job.ranks import LogicalRank
+from megatron_moevement.policy.recovery.plan import RankPlan, SlotFetch
+from megatron_moevement.policy.recovery.slot_choice import fetches_by_place
+from megatron_moevement.policy.window.schedule import SlotRoom, Window
 from megatron_moevement.policy.window.timetable import Timetable, TimetableEntry
 
 LONGEST = 5
-ROOM = SlotRoom(slot_bytes=60, window_bytes=90)
+ROOM = SlotRoom(slot_bytes=20, window_bytes=60)
 WINDOWS = st.integers(1, LONGEST).flatmap(
-    lambda window: st.lists(st.integers(1, 60), min_size=window, max_size=window).filter(ROOM.holds)
+    lambda window: st.lists(st.integers(8, 20), min_size=window, max_size=window).filter(ROOM.holds)
 )
 
 
@@ -44,7 +48,10 @@ def changing(windows):
 
 @given(st.lists(WINDOWS, min_size=4, max_size=12), st.integers(1, 2), st.data())
 def test_no_two_slots_that_are_needed_share_a_byte_however_windows_change(windows, lag, data):
-    """Captures as a job does: a window is dropped once the one after it is persisted, or later."""
+    """Captures as a job does: a window is dropped once the one after it is persisted, or later.
+
+    At times another process takes the rank's place. What nobody has comes from a replica.
+    """
     timetable, sizes = changing(map(len, windows)), [size for window in windows for size in window]
     ring = SlotRing(ring_capacity(LONGEST, lag), lag, 3, 3)
     extents: dict[int, Extent] = {}
@@ -58,21 +65,47 @@ def test_no_two_slots_that_are_needed_share_a_byte_however_windows_change(window
         if is_complete and (is_full or data.draw(st.booleans(), label="persisted")):
             ring = ring.dropped_before(later.start)
             continue
-        step, size = ring.next_step, sizes[ring.next_step - 3]
-        extent = extent_of(step, size, extents, room_bytes)
-        needed = [extents[other] for other in ring.steps]
-        assert not any(extent.overlaps(other) for other in needed)
-        assert 0 <= extent.offset <= extent.stop <= room_bytes
-        extents[step] = extent
+        if ring.steps and data.draw(st.booleans(), label="lost"):
+            of_replica = data.draw(st.sets(st.sampled_from(ring.steps)), label="of a replica")
+            extents = fetched(ring.steps, of_replica, extents, sizes, room_bytes)
+        place(ring.next_step, sizes, extents, ring.steps, room_bytes)
         ring = ring.captured()
 
 
-def test_a_slot_lies_behind_the_newest_before_it_whatever_came_later():
+def place(step, sizes, extents, needed, room_bytes):
+    """Puts a slot where it lies, which takes the room of none that is needed."""
+    extent = extent_of(step, sizes[step - 3], extents, room_bytes)
+    there = [other for other in needed if other in extents]
+    assert not any(extent.overlaps(extents[other]) for other in there)
+    assert 0 <= extent.offset <= extent.stop <= room_bytes
+    extents[step] = extent
+
+
+def fetched(steps, of_replica, former, sizes, room_bytes):
+    """Returns where slots lie in an empty ring that got them in the order of a plan."""
+    rank, replica = LogicalRank(), LogicalRank(dp=1)
+    fetches = tuple(
+        SlotFetch(rank, SlotKey(replica if step in of_replica else rank, Window(step, 1), 0), (1,))
+        for step in steps
+    )
+    plan = RankPlan(rank, 0, None, False, None, fetches, (), steps[0], steps[-1] + 1, None)
+    with_place, without = fetches_by_place(plan)
+    extents = {fetch.slot.step: former[fetch.slot.step] for fetch in with_place}
+    for fetch in without:
+        place(fetch.slot.step, sizes, extents, steps, room_bytes)
+    assert extents.keys() == set(steps)
+    return extents
+
+
+def test_a_slot_lies_behind_the_newest_before_it_or_in_front_of_the_oldest_after_it():
     extents = {4: Extent(10, 5), 9: Extent(40, 20)}
     assert extent_of(5, 3, extents, 100) == (15, 3)
     assert extent_of(9, 30, extents, 100) == (15, 30)
     assert extent_of(10, 41, extents, 100) == (0, 41)
     assert extent_of(3, 100, extents, 100) == (0, 100)
+    assert extent_of(3, 8, extents, 100) == (2, 8)
+    assert extent_of(3, 11, extents, 100) == (89, 11)
+    assert extent_of(3, 11, {}, 100) == (0, 11)
     with pytest.raises(RingFullError, match="101 bytes in a ring of 100"):
         extent_of(3, 101, extents, 100)
 

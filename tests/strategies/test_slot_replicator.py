@@ -336,6 +336,6 @@ def test_a_slot_that_this_rank_has_lost_comes_back(copies, ring, holder):
     payload = bytes(ring.payload(record))
     ring.buffer(3)[:SIZE_BYTES] = bytes(SIZE_BYTES)
     ring.invalidate(3)
-    copies.fetch(1, SlotKey(RANK, record.window, record.slot))
+    copies.fetch(1, SlotKey(RANK, record.window, record.slot), needed=())
     assert ring.record(3) == record
     assert bytes(ring.payload(record)) == payload

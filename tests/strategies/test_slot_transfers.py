@@ -7,9 +7,10 @@ import pytest
 
 from megatron_moevement.policy.copies.persistence import SlotKey
 from megatron_moevement.policy.job.ranks import LogicalRank
-from megatron_moevement.policy.recovery.plan import SlotFetch, SlotSend
+from megatron_moevement.policy.recovery.plan import Origin, RankPlan, SlotFetch, SlotSend
 from megatron_moevement.policy.window.schedule import Window
 from megatron_moevement.runtime.peers.sender import FetchError
+from megatron_moevement.runtime.slots.mapped_file import PAGE_BYTES
 from megatron_moevement.runtime.slots.ring_file import RingShape
 from megatron_moevement.runtime.slots.slot_record import SlotPart, SlotRecord
 from megatron_moevement.runtime.slots.store_identity import StoreIdentity
@@ -18,22 +19,28 @@ from megatron_moevement.strategies.moevement.recovery.slot_transfers import fetc
 
 RANK, PROCESS, OTHER, SILENT = LogicalRank(), 2, 0, 1
 WINDOW = Window(0, 4)
+REPLICA = LogicalRank(dp=1)
 SHAPE = RingShape.equal(capacity=9, buffer_bytes=8, max_parts=1)
+PACKED = RingShape(9, 8, 1, room_bytes=6 * PAGE_BYTES, granule_bytes=PAGE_BYTES)
 
 
 class Copies:
     """Gets slots out of the ring of copies, as from a server; notes what is sent off."""
 
     def __init__(self, own, held):
-        self._own, self._held = own, held
+        self._own, self.held = own, held
         self.asked, self.landed = [], []
 
-    def fetch(self, process, key):
+    def fetch(self, process, key, needed):
         self.asked.append((process, key.slot))
         if process == SILENT:
             raise FetchError("no answer")
-        record = self._held.record(key.step)
-        self._own.take(record)[:8] = self._held.payload(record)
+        record = self.held.record(key.step)
+        if key.owner == RANK:
+            place = self._own.take(record, needed)
+        else:
+            place = self._own.reserve(key.step, record.extent.size_bytes, needed)
+        place[:8] = self.held.payload(record)
         self._own.publish(record)
 
     def land_for(self, record, lacking):
@@ -41,56 +48,91 @@ class Copies:
 
 
 @pytest.fixture
-def memory(shared_memory):
+def memory(shared_memory, request):
     """The memory of a process that kept all slots of a window for the rank that it occupies now."""
+    shape = getattr(request, "param", SHAPE)
     with StoreDirectory(shared_memory, StoreIdentity("run", "0123"), PROCESS) as store:
-        own = store.ring(RingRole.OWN, RANK, SHAPE)
-        held = store.ring(RingRole.HELD, RANK, SHAPE)
+        own = store.ring(RingRole.OWN, RANK, shape)
+        held = store.ring(RingRole.HELD, RANK, shape)
         _fill(held)
         copies = Copies(own, held)
         yield SimpleNamespace(host=SimpleNamespace(process=PROCESS), own_ring=own, copies=copies)
 
 
-def _fill(ring):
-    for step in range(WINDOW.size):
+def _fill(ring, window=WINDOW):
+    for slot in range(window.size):
+        step = window.start + slot
         payload = ring.reserve(step)[:8]
         payload[:] = bytes([step]) * 8
         part = SlotPart.of("head", 0, payload)
-        ring.publish(SlotRecord(0, WINDOW, step, step, 8, (part,)))
+        ring.publish(SlotRecord(0, window, slot, step, 8, (part,)))
 
 
-def fetch_of(slot, *sources):
-    return SlotFetch(RANK, SlotKey(RANK, WINDOW, slot), sources)
+def fetch_of(slot, *sources, owner=RANK):
+    return SlotFetch(RANK, SlotKey(owner, WINDOW, slot), sources)
+
+
+def plan_of(fetches):
+    steps = [fetch.slot.step for fetch in fetches]
+    return RankPlan(
+        RANK,
+        start=min(steps),
+        origin=Origin.WINDOW,
+        converts=True,
+        copied_from=None,
+        fetches=tuple(fetches),
+        sends=(),
+        oldest=min(steps),
+        next_step=max(steps) + 1,
+        guarded=None,
+    )
 
 
 def test_slots_that_were_only_kept_for_the_rank_come_into_its_ring(memory):
     """Else nobody sends them, the window is never complete, and all wait once the ring is full."""
-    fetch_slots(memory, [fetch_of(slot, PROCESS, OTHER) for slot in range(3)])
+    fetch_slots(memory, plan_of([fetch_of(slot, PROCESS, OTHER) for slot in range(3)]))
     assert [record.step for record in memory.own_ring.records()] == [0, 1, 2]
     assert memory.copies.asked == [(PROCESS, 0), (PROCESS, 1), (PROCESS, 2)]
 
 
 def test_a_slot_that_the_ring_has_is_not_fetched_again(memory):
-    fetch_slots(memory, [fetch_of(1, PROCESS)])
-    fetch_slots(memory, [fetch_of(1, PROCESS, OTHER), fetch_of(2, PROCESS)])
+    fetch_slots(memory, plan_of([fetch_of(1, PROCESS)]))
+    fetch_slots(memory, plan_of([fetch_of(1, PROCESS, OTHER), fetch_of(2, PROCESS)]))
     assert memory.copies.asked == [(PROCESS, 1), (PROCESS, 2)]
 
 
 def test_a_slot_of_another_process_replaces_what_the_ring_has(memory):
-    fetch_slots(memory, [fetch_of(1, PROCESS)])
-    fetch_slots(memory, [fetch_of(1, OTHER)])
+    fetch_slots(memory, plan_of([fetch_of(1, PROCESS)]))
+    fetch_slots(memory, plan_of([fetch_of(1, OTHER)]))
     assert memory.copies.asked == [(PROCESS, 1), (OTHER, 1)]
 
 
 def test_the_next_source_gives_what_the_first_one_does_not(memory):
-    fetch_slots(memory, [fetch_of(1, SILENT, OTHER)])
+    fetch_slots(memory, plan_of([fetch_of(1, SILENT, OTHER)]))
     assert memory.copies.asked == [(SILENT, 1), (OTHER, 1)]
     with pytest.raises(FetchError):
-        fetch_slots(memory, [fetch_of(2, SILENT)])
+        fetch_slots(memory, plan_of([fetch_of(2, SILENT)]))
+
+
+@pytest.mark.parametrize("memory", [PACKED], indirect=True)
+@pytest.mark.parametrize(
+    "of_replica", [{4}, {6}, {7}, {4, 5}, {4, 6}, {5, 7}, {4, 5, 6, 7}], ids=str
+)
+def test_slots_of_a_replica_take_the_room_of_no_other(memory, of_replica):
+    ring, window = memory.own_ring, Window(4, 4)  # which begins in the middle of the ring
+    _fill(memory.copies.held, window)
+    ring.reserve(9, PAGE_BYTES)  # of a plan that is no more
+    fetches = [
+        SlotFetch(RANK, SlotKey(owner, window, step - window.start), (OTHER,))
+        for step in range(4, 8)
+        for owner in ([REPLICA] if step in of_replica else [RANK])
+    ]
+    fetch_slots(memory, plan_of(fetches))
+    assert [bytes(ring.payload(ring.held(step)))[0] for step in range(4, 8)] == [4, 5, 6, 7]
 
 
 def test_what_holders_lack_is_sent_to_them(memory):
-    fetch_slots(memory, [fetch_of(slot, PROCESS) for slot in (1, 2)])
+    fetch_slots(memory, plan_of([fetch_of(slot, PROCESS) for slot in (1, 2)]))
     send_slots(memory, [SlotSend(SlotKey(RANK, WINDOW, slot), to) for slot, to in TO.items()])
     assert memory.copies.landed == [*TO.items()]
 

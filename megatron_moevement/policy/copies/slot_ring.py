@@ -63,6 +63,8 @@ class Extent(NamedTuple):
 def extent_of(step: int, size_bytes: int, extents: Mapping[int, Extent], room_bytes: int) -> Extent:
     """Returns where the slot of S_step lies: behind the one before it, or at the start of the ring.
 
+    Where there is none before it, it lies in front of the one after it, or at the ring's end.
+
     Args:
         extents: of the slots that lie there, by their steps.
         room_bytes: of the ring.
@@ -73,8 +75,14 @@ def extent_of(step: int, size_bytes: int, extents: Mapping[int, Extent], room_by
     if size_bytes > room_bytes:
         raise RingFullError(f"a slot of {size_bytes} bytes in a ring of {room_bytes}")
     former = max((other for other in extents if other < step), default=None)
-    start = 0 if former is None else extents[former].stop
-    return Extent(start if start + size_bytes <= room_bytes else 0, size_bytes)
+    if former is not None:
+        start = extents[former].stop
+        return Extent(start if start + size_bytes <= room_bytes else 0, size_bytes)
+    later = min((other for other in extents if other > step), default=None)
+    if later is None:
+        return Extent(0, size_bytes)
+    start = extents[later].offset - size_bytes
+    return Extent(start if start >= 0 else room_bytes - size_bytes, size_bytes)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from megatron_moevement.policy.copies.persistence import SlotKey
 from megatron_moevement.policy.facts.facts import Facts
 from megatron_moevement.policy.job.ranks import LogicalRank
-from megatron_moevement.policy.recovery.plan import SlotsFetch
+from megatron_moevement.policy.recovery.plan import RankPlan, SlotFetch, SlotsFetch
 from megatron_moevement.policy.recovery.stage_status import persisted_of
 from megatron_moevement.policy.window.schedule import Window
 
@@ -125,6 +125,20 @@ def choose_fetches(facts: Facts, wanted: Wanted) -> tuple[SlotsFetch, ...]:
             shared = known.setdefault(tuple(found), tuple(found))
             chosen.append(SlotsFetch(rank, owner, shared, sources))
     return tuple(chosen)
+
+
+def fetches_by_place(own: RankPlan) -> tuple[tuple[SlotFetch, ...], tuple[SlotFetch, ...]]:
+    """Returns a rank's own slots that it gets, and those of replicas in the order of their places.
+
+    Own slots lie where they lay. A replica's gets its place by the slot before it, or after it
+    where there is none: so that none takes the room of another, those behind the oldest own one
+    are placed upwards, then those in front of it downwards.
+    """
+    with_place = tuple(fetch for fetch in own.fetches if fetch.slot.owner == own.rank)
+    others = tuple(fetch for fetch in own.fetches if fetch.slot.owner != own.rank)
+    oldest = with_place[0].slot.step if with_place else 0
+    behind = tuple(fetch for fetch in others if fetch.slot.step > oldest)
+    return with_place, behind + others[: len(others) - len(behind)][::-1]
 
 
 def _by_sources(copies: Mapping[int, int], slots: int) -> Iterator[tuple[list[int], int]]:

@@ -217,7 +217,7 @@ class ReplicaServer(Closing):
             ring = self._slots.ring_for(owner)
         except UserError as error:
             ring, reason = None, str(error)
-        if ring is None or not ring.has_room_for(record):
+        if ring is None or not ring.shape.has_room_for(record):
             channel.discard(message.payload_bytes, deadline)
             return _refusal(reason)
         with self._arrivals.taking(owner, share.transfer) as intact:

@@ -15,7 +15,7 @@ import dataclasses
 import mmap
 import struct
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -115,9 +115,13 @@ class RingShape(Document):
 
     def has_room_for_all(self, records: Sequence[SlotRecord]) -> bool:
         """Returns whether an empty ring has room for slots that follow each other."""
-        taken_bytes = sum(self.extent_bytes(record.operators_bytes) for record in records)
-        is_enough = len(records) <= self.capacity and taken_bytes <= self.room_bytes
-        return is_enough and all(map(self.has_room_for, records))
+        taken_bytes = 0
+        for record in records:
+            size_bytes = self.extent_bytes(record.operators_bytes)
+            if record.payload_bytes > size_bytes or not self.has_room_for(record):
+                return False
+            taken_bytes += size_bytes
+        return len(records) <= self.capacity and taken_bytes <= self.room_bytes
 
     def may_lie_at(self, extent: Extent, payload_bytes: int) -> bool:
         """Returns whether a slot may lie there."""
@@ -208,7 +212,7 @@ class RingFile(MappedFile):
         super().close()
 
     def reserve(
-        self, step: int, size_bytes: int | None = None, needed_from: int | None = None
+        self, step: int, size_bytes: int | None = None, needed: Container[int] = ()
     ) -> memoryview:
         """Returns room for the slot of S_step behind the one before it, to be filled and published.
 
@@ -216,7 +220,7 @@ class RingFile(MappedFile):
 
         Args:
             size_bytes: as `RingShape.extent_bytes` gives it; None: of the largest slot.
-            needed_from: the oldest step whose slot is needed.
+            needed: steps whose slots are.
 
         Raises:
             RingFullError: a slot that is needed lies there.
@@ -225,24 +229,23 @@ class RingFile(MappedFile):
         if size_bytes is None:
             size_bytes = shape.extent_bytes(shape.buffer_bytes)
         extent = shape.extent_of(step, size_bytes, self._extents)
-        if needed_from is not None:
-            for other in self._at(extent, step):
-                if needed_from <= other < step:
-                    raise RingFullError(f"step {step} would take the room of step {other}")
+        for other in self._at(extent, step):
+            if other in needed:
+                raise RingFullError(f"step {step} would take the room of step {other}")
         return self._reserve_at(step, extent)
 
-    def take(self, record: SlotRecord) -> memoryview | None:
+    def take(self, record: SlotRecord, needed: Container[int] = ()) -> memoryview | None:
         """Does the same for a slot of another process: it lies here as it lies there.
 
         Returns:
-            None where it can't lie there, or an older slot of its window does.
+            None where it can't lie there, or one that is needed, or an older one of its window.
         """
         if not self.shape.may_lie_at(record.extent, record.payload_bytes):
             return None
-        own = (record.rollbacks, record.window)
         for step in self._at(record.extent, record.step):
-            other = self.record(step) if step < record.step else None
-            if other is not None and (other.rollbacks, other.window) == own:
+            other = self.record(step)
+            is_before = other is not None and record.follows(other) and not self.was_damaged(other)
+            if is_before or step in needed:
                 return None
         return self._reserve_at(record.step, record.extent)
 
@@ -276,6 +279,12 @@ class RingFile(MappedFile):
         descriptor[: _GUARD.size] = bytes(_GUARD.size)
         self._damaged.pop(self._place(step), None)
 
+    def keep_only(self, steps: Container[int]) -> None:
+        """Forgets the slots of all other steps, and where they lie."""
+        for step in [step for step in self._extents if step not in steps]:
+            self.invalidate(step)
+            del self._extents[step]
+
     def publish(self, record: SlotRecord) -> SlotRecord:
         """Declares a slot held whose payload is complete in its room.
 
@@ -302,10 +311,6 @@ class RingFile(MappedFile):
         descriptor[_CHECKSUM_BYTES : _CHECKSUM_BYTES + len(guarded)] = guarded
         descriptor[:_CHECKSUM_BYTES] = struct.pack("<Q", checksum_of(guarded))
         return record
-
-    def has_room_for(self, record: SlotRecord) -> bool:
-        """Returns whether a slot's payload and record fit."""
-        return self.shape.has_room_for(record)
 
     def records(self) -> tuple[SlotRecord, ...]:
         """Returns the slots with an intact descriptor, by step; payloads are not looked at."""

@@ -18,6 +18,7 @@ from megatron_moevement.policy.recovery.plan import (
     Verdict,
     WindowEdges,
 )
+from megatron_moevement.policy.recovery.slot_choice import fetches_by_place
 from megatron_moevement.policy.window.schedule import WindowSchedule
 from megatron_moevement.policy.window.timetable import Timetable
 from megatron_moevement.settings.faults import FaultPoint
@@ -35,6 +36,7 @@ from megatron_moevement.testing.world.process import (
     Until,
 )
 from megatron_moevement.testing.world.simulated_store import Store, StoredSlot
+from megatron_moevement.testing.world.source_invariants import has_fetched
 from megatron_moevement.testing.world.training import run_step, train
 
 if TYPE_CHECKING:
@@ -248,13 +250,16 @@ class Execution:
 
     def _fetch_slots(self, own: RankPlan) -> Commands:
         """Brings the slots that the plan gives a rank into the own store, checked."""
-        process = self._process
-        for fetch in own.fetches:
+        process, (with_place, without) = self._process, fetches_by_place(own)
+        if without:
+            process.store.keep_only(own.rank, {fetch.slot for fetch in with_place})
+        for fetch in (*with_place, *without):
             key = fetch.slot._replace(owner=fetch.rank)  # a replica's slot becomes its own
             if fetch.source != process.number or key not in process.store.slots:
                 yield Sleep(FETCH_TIME)
                 yield from self._fetch(fetch, key)
             yield Pass()
+        has_fetched(process, own)
 
     def _fetch(self, fetch: SlotFetch, own: SlotKey) -> Commands:
         """Takes a slot from the first of its sources that gives it, whichever replica it was of."""

@@ -9,7 +9,7 @@ from megatron_moevement.policy.copies.slot_ring import Extent, RingFullError
 from megatron_moevement.policy.window.schedule import Window
 from megatron_moevement.runtime.slots.mapped_file import PAGE_BYTES
 from megatron_moevement.runtime.slots.ring_file import RingFile, RingShape
-from megatron_moevement.runtime.slots.slot_record import SlotPart, SlotRecord
+from megatron_moevement.runtime.slots.slot_record import EXTRAS, SlotPart, SlotRecord
 
 from .conftest import IDENTITY, OWNER, fill
 
@@ -64,11 +64,13 @@ def test_a_slot_that_is_needed_is_not_overwritten(packed):
     for step, pages in ((4, 2), (5, 1), (6, 3)):
         write(packed, step, pages)
     with pytest.raises(RingFullError, match="step 7 would take the room of step 4"):
-        packed.reserve(7, 2 * PAGE_BYTES, needed_from=4)
+        packed.reserve(7, 2 * PAGE_BYTES, needed=range(4, 7))
     assert steps_of(packed) == [4, 5, 6]
-    packed.reserve(7, 2 * PAGE_BYTES, needed_from=5)
+    packed.reserve(7, 2 * PAGE_BYTES, needed=range(5, 7))
     assert steps_of(packed) == [5, 6]
-    packed.reserve(5, PAGE_BYTES, needed_from=4)  # captured again: what came later is not needed
+    packed.reserve(
+        5, PAGE_BYTES, needed=range(4, 5)
+    )  # captured again: what came later is not needed
     assert steps_of(packed) == [6]
 
 
@@ -85,6 +87,13 @@ def test_a_slot_takes_the_room_of_no_older_one_of_its_window(packed, changes, ac
     assert (packed.record(4) == held) == (not accepted)
 
 
+def test_a_slot_takes_the_room_of_an_older_one_of_its_window_that_is_damaged(packed):
+    held = write(packed, 4, 2, window=Window(3, 4))
+    packed.payload(held)[0] ^= 1
+    assert packed.damaged_parts(held)
+    assert packed.take(dataclasses.replace(held, slot=3, step=6)) is not None
+
+
 @pytest.mark.parametrize("extent", [(5, 3), (6, 2), (0, 0)])
 def test_a_slot_that_lies_nowhere_is_not_accepted(packed, extent):
     held = write(packed, 4, 2)
@@ -94,6 +103,32 @@ def test_a_slot_that_lies_nowhere_is_not_accepted(packed, extent):
     assert packed.take(dataclasses.replace(held, step=5, slot=1, extent=odd)) is None
 
 
+def test_a_slot_of_another_process_takes_the_room_of_none_that_is_needed(packed):
+    held = write(packed, 6, 2)
+    place = {"window": Window(4, 1), "slot": 0, "step": 4}
+    assert packed.take(dataclasses.replace(held, **place), needed={6}) is None
+    assert packed.record(6) == held
+    assert packed.take(dataclasses.replace(held, **place), needed={5}) is not None
+    assert packed.record(6) is None
+
+
+def test_a_slot_before_all_others_lies_in_front_of_them(packed):
+    for step, pages in ((6, 1), (7, 2)):
+        write(packed, step, pages)
+    assert write(packed, 5, 3).extent.offset == 4 * PAGE_BYTES  # at the end: the first one is at 0
+    assert write(packed, 4, 1).extent.offset == 3 * PAGE_BYTES
+    assert steps_of(packed) == [4, 5, 6, 7]
+
+
+def test_a_ring_that_keeps_some_slots_forgets_the_others_and_where_they_lay(packed):
+    for step, pages in ((4, 2), (5, 1), (6, 3)):
+        write(packed, step, pages)
+    packed.keep_only({5})
+    assert steps_of(packed) == steps_of(RingFile.open(packed.path, IDENTITY)) == [5]
+    assert write(packed, 4, 3).extent.offset == 4 * PAGE_BYTES
+    assert steps_of(packed) == [4, 5]
+
+
 def test_an_empty_ring_has_room_for_slots_that_take_no_more_than_all_of_it(packed):
     one = write(packed, 0, 3)
     assert PACKED.has_room_for_all([one, one])
@@ -101,3 +136,8 @@ def test_an_empty_ring_has_room_for_slots_that_take_no_more_than_all_of_it(packe
     small = dataclasses.replace(one, payload_bytes=9, parts=())
     assert not PACKED.has_room_for_all([small] * 8)
     assert not dataclasses.replace(PACKED, capacity=1).has_room_for_all([one, one])
+    # Captured where extras are larger, it is larger than the room that it would have here.
+    extras = SlotPart(EXTRAS, 0, PAGE_BYTES + 1, 0)
+    assert not PACKED.has_room_for_all(
+        [dataclasses.replace(one, payload_bytes=PAGE_BYTES + 1, parts=(extras,))]
+    )

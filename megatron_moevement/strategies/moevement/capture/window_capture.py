@@ -139,12 +139,12 @@ class WindowCapture:
         """Begins to capture S_step, which was just committed."""
         if step != self._ring.next_step:
             raise DisagreementError(f"S_{step} after {self._ring.steps}")
-        needed_from, self._ring = self._ring.oldest, self._ring.captured()
+        needed, self._ring = self._ring.steps, self._ring.captured()
         if self._contents.timetable.slot_of(step) == 0:
             self._faults.strike(step, FaultPoint.WINDOW_EDGE)
         layout = self._contents.layout(step)
         room_bytes = self._file.shape.extent_bytes(layout.size_bytes)
-        memory = self._file.reserve(step, room_bytes, needed_from)
+        memory = self._file.reserve(step, room_bytes, needed)
         digest = self._state_digest(self._contents.digested(step))
         stand_in = None if digest is None else "0" * DIGEST_CHARACTERS
         extras = dataclasses.replace(scalars, state=stand_in).encode()

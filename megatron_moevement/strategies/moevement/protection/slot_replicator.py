@@ -7,7 +7,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import timedelta
 from operator import methodcaller
@@ -232,12 +232,13 @@ class SlotReplicator:
         """Forgets the slots of older windows."""
         self._sender.account.update(lambda known: known.dropped_before(window))
 
-    def fetch(self, process: int, key: SlotKey) -> None:
+    def fetch(self, process: int, key: SlotKey, needed: Container[int]) -> None:
         """Fetches a slot from a process into the ring.
 
         Args:
             process: who has it.
             key: which one; a replica's, of the same bits, becomes this rank's.
+            needed: steps whose slots stay in the ring.
 
         Raises:
             FetchError: the process does not give it intact and in time.
@@ -245,12 +246,11 @@ class SlotReplicator:
 
         def place(record: SlotRecord) -> memoryview:
             # In a replica's ring it may lie elsewhere than this rank's own would.
-            room = self.ring.take(record) if key.owner == self.ring.owner else None
+            room = self.ring.take(record, needed) if key.owner == self.ring.owner else None
             if room is not None:
                 return room
             try:
-                needed_from = record.window.start
-                return self.ring.reserve(key.step, record.extent.size_bytes, needed_from)
+                return self.ring.reserve(key.step, record.extent.size_bytes, needed)
             except RingFullError as error:
                 raise RefusedError(str(error)) from error
 

@@ -84,7 +84,7 @@ class Execution:
             Action.TAKE_LOADED: lambda: self._take(loaded),
             Action.SETTLE: lambda: self._session.generation.advance(Event.SETTLED),
             Action.OFFER: self._offer_state,
-            Action.FETCH: lambda: fetch_slots(self._memory, self.own.fetches),
+            Action.FETCH: lambda: fetch_slots(self._memory, self.own),
             Action.COPY: lambda: self._copy_state(ledger),
             Action.STAND_BY: self._stand_by,
             Action.AWAIT_ALL: self._await_all,

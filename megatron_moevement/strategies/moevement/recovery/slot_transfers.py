@@ -7,10 +7,11 @@ The plan says all of it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
 from megatron_moevement.policy.copies.persistence import SlotKey
-from megatron_moevement.policy.recovery.plan import SlotFetch, SlotSend
+from megatron_moevement.policy.recovery.plan import RankPlan, SlotFetch, SlotSend
+from megatron_moevement.policy.recovery.slot_choice import fetches_by_place
 from megatron_moevement.runtime.peers.sender import FetchError
 from megatron_moevement.runtime.slots.slot_record import SlotRecord
 from megatron_moevement.strategies.moevement.protection.host_memory import HostMemory
@@ -18,17 +19,28 @@ from megatron_moevement.strategies.moevement.protection.host_memory import HostM
 logger = logging.getLogger(__name__)
 
 
-def fetch_slots(memory: HostMemory, fetches: Iterable[SlotFetch]) -> None:
+def fetch_slots(memory: HostMemory, own: RankPlan) -> None:
     """Gets slots into this rank's ring; its training thread calls it.
 
-    A process that was a spare may have one in the ring of copies that it kept for the rank.
+    A process that was a spare may have one in the ring of copies that it kept for the rank. Those
+    of a replica come last, as they bring no place: it follows from those of the others, so nothing
+    else lies in the ring then.
 
     Raises:
         FetchError: no source of a slot gives it intact and in time.
     """
-    for fetch in fetches:
-        if fetch.source != memory.host.process or _record(memory, fetch.slot) is None:
-            _fetch(memory, fetch)
+    with_place, without = fetches_by_place(own)
+    held = {
+        fetch.slot.step
+        for fetch in with_place
+        if fetch.source == memory.host.process and _record(memory, fetch.slot) is not None
+    }
+    if without:
+        memory.own_ring.keep_only(held)
+    for fetch in (*with_place, *without):
+        if fetch.slot.step not in held:
+            _fetch(memory, fetch, held)
+            held.add(fetch.slot.step)
 
 
 def send_slots(memory: HostMemory, sends: Iterable[SlotSend]) -> None:
@@ -37,11 +49,11 @@ def send_slots(memory: HostMemory, sends: Iterable[SlotSend]) -> None:
         memory.copies.land_for(memory.own_ring.held(send.slot.step), send.to)
 
 
-def _fetch(memory: HostMemory, fetch: SlotFetch) -> None:
+def _fetch(memory: HostMemory, fetch: SlotFetch, needed: Container[int]) -> None:
     """Gets a slot from the first of its sources that gives it whole."""
     for source in fetch.sources:
         try:
-            memory.copies.fetch(source, fetch.slot)
+            memory.copies.fetch(source, fetch.slot, needed)
             return
         except FetchError as error:
             if source == fetch.sources[-1]:
