@@ -4,9 +4,10 @@
 W is the smallest whose largest slot is copied and sent within an iteration (`PathBandwidth`). A
 larger one is taken at once when stalls say so, a smaller one after several windows in a row in
 which it would have left a margin. A smaller W captures more in each step, which may take cores or
-memory from training although nothing waits: where it lengthens iterations, the former W comes back.
-Where a smaller W stalls or costs in spite of the margin, the next try takes twice as many windows.
-So inputs that stay the same end in one W.
+memory from training although nothing waits: where it lengthens iterations, that gives the cost of a
+byte, and the smallest W follows that costs little more than the largest. Where a smaller W stalls
+or costs in spite of the margin, the next try takes twice as many windows. So inputs that stay the
+same end in one W.
 
 Where links are too slow for any W, the largest is taken with as few slots as copies to the host
 admit, so that steps without anything in their slots make up for those with more than their share.
@@ -34,7 +35,7 @@ _SHRUNK_SHARE = 0.75
 _PATIENCE = 3
 """Windows with slack in a row, before the first try of a smaller W."""
 COST_SHARE = 0.01
-"""Of an iteration: so much longer a smaller W may make it.
+"""Of an iteration: so much longer a smaller W may make it than a larger one.
 
 To replay n steps fewer is worth that where a process is lost every 100 n steps.
 """
@@ -190,7 +191,8 @@ def _after_none(choice: WindowChoice, slots: Mapping[int, int], iteration_s: flo
     budget_bytes, trial = choice.budget_bytes, choice.trial
     if trial is not None and choice.calm_windows == _TRIAL and _is_dear(choice, trial):
         patience = _next_patience(choice)
-        return WindowChoice(trial.former, None, Reason.COSTS, budget_bytes, patience=patience)
+        cheap = _cheap(choice, trial, slots)
+        return WindowChoice(cheap, None, Reason.COSTS, budget_bytes, patience=patience)
     fitting = _smallest(slots, _SHRUNK_SHARE * budget_bytes)
     if fitting is None or fitting >= choice.window:
         return dataclasses.replace(choice, slack_windows=0, smaller=1)
@@ -205,6 +207,19 @@ def _after_none(choice: WindowChoice, slots: Mapping[int, int], iteration_s: flo
 
 def _is_dear(choice: WindowChoice, trial: Trial) -> bool:
     return choice.shortest_s > (1 + COST_SHARE) * trial.iteration_s
+
+
+def _cheap(choice: WindowChoice, trial: Trial, slots: Mapping[int, int]) -> int:
+    """Returns the smallest W whose slots lengthen iterations little more than the smallest would.
+
+    Each byte is taken to cost what those did that the trial captured more.
+    """
+    more_bytes = slots[choice.window] - slots[trial.former]
+    if more_bytes <= 0:
+        return trial.former
+    byte_s = (choice.shortest_s - trial.iteration_s) / more_bytes
+    most_bytes = min(slots.values()) + COST_SHARE * trial.iteration_s / byte_s
+    return min(window for window, size in slots.items() if size <= most_bytes)
 
 
 def _next_patience(choice: WindowChoice) -> int:
