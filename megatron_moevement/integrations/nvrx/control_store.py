@@ -18,6 +18,7 @@ from nvidia_resiliency_ext.inprocess.attribution import Interruption, Interrupti
 from nvidia_resiliency_ext.inprocess.store import PrefixStore
 
 from megatron_moevement.integrations.nvrx.sealed_store import SealedStore
+from megatron_moevement.policy.watching.short_lists import slice_s
 from megatron_moevement.runtime.coordination.roll_call import RollCall, newest_round, prefix_of
 from megatron_moevement.runtime.interrupts.open_sockets import bound_silence
 from megatron_moevement.runtime.rebindings import rebind
@@ -26,7 +27,7 @@ from megatron_moevement.settings.launch import Address
 from megatron_moevement.settings.secret import Secret
 
 _PATIENCE = timedelta(seconds=10)
-_SLICE = timedelta(seconds=0.25)
+_SLICE_S = 0.25
 _NOTICES = "moevement_notices_"
 
 
@@ -53,6 +54,7 @@ class ControlStore(SealedStore, dist.PrefixStore):  # type: ignore[misc, name-de
         """
         self.connection = dist.TCPStore(host, port, None, False, timeout)  # type: ignore[attr-defined]
         self._roll = roll
+        self._slice = timedelta(seconds=slice_s(_SLICE_S, 0 if roll is None else roll.processes))
         number = newest_round(self.connection, attempt) if roll is None else roll.number
         prefix = prefix_of(attempt, number)
         super().__init__(prefix, self.connection)
@@ -73,7 +75,7 @@ class ControlStore(SealedStore, dist.PrefixStore):  # type: ignore[misc, name-de
             self.check_start()
             left = timedelta(seconds=max(deadline_s - time.monotonic(), 0.001))
             try:
-                super().wait(keys, min(left, _SLICE))
+                super().wait(keys, min(left, self._slice))
             except dist.DistStoreError:
                 if time.monotonic() >= deadline_s:
                     raise
@@ -191,7 +193,8 @@ class GenerationStore(SealedStore, PrefixStore):  # type: ignore[misc]
             ranks=ranks,
             rendezvous_count=rendezvous_count,
             timeout=timedelta(0) if is_leaving else timeout,
-            timeout_chunk=timeout_chunk or _SLICE,  # as in `ControlStore.wait`
+            # As in `ControlStore.wait`.
+            timeout_chunk=timeout_chunk or timedelta(seconds=slice_s(_SLICE_S, rendezvous_count)),
         )
 
     @_unless_lost

@@ -15,7 +15,7 @@ import functools
 import logging
 import secrets
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from typing import Any, ClassVar
 
@@ -25,6 +25,8 @@ from nvidia_resiliency_ext.inprocess.state import State
 from nvidia_resiliency_ext.inprocess.store import BarrierOverflow, BarrierTimeout, StoreMixin
 
 from megatron_moevement.integrations.nvrx.heartbeats import Heartbeats
+from megatron_moevement.policy.watching.short_lists import by_list, list_of
+from megatron_moevement.runtime.coordination.attendance import Attendance, Looks, list_key
 from megatron_moevement.runtime.coordination.roll_call import first_proposed
 from megatron_moevement.runtime.security.seal import BrokenSealError, Seal
 
@@ -33,6 +35,10 @@ logger = logging.getLogger(__name__)
 _SLICE_S = 0.25
 _LOOK_S = 1.0
 """So often a process that waits at a barrier looks whether its arrival is still noted."""
+_FREE_LOOKS = 512
+"""So many processes look so often; more share the looks that these would take."""
+_LEAST_LOOKS = 4
+"""That each takes before its time is over."""
 _NONCE_BYTES = 8
 _HOST = "moevement_host_{rank}"
 
@@ -160,10 +166,15 @@ class SealedStore(StoreMixin):  # type: ignore[misc]  # upstream is not typed
         """Returns whose processes are lost, or left: what the first one found that asks.
 
         A process may die in the next generation before its monitor is there. The monitor notes that
-        here, while the others read who takes part; all of them must find the same.
+        here, while the others read who takes part; all of them must find the same. The list may be
+        as long as processes are many, so only who finds nothing agreed reads it.
         """
-        found = {rank for ranks in self._lines(self.TERMINATED_RANKS).values() for rank in ranks}
-        return set(self._agreed(f"{self.TERMINATED_RANKS}_agreed", sorted(found)))
+        agreed = f"{self.TERMINATED_RANKS}_agreed"
+        known = first_proposed(self, agreed, None, functools.partial(self._opened, agreed))
+        if known is None:
+            lines = self._lines(self.TERMINATED_RANKS).values()
+            known = self._agreed(agreed, sorted({rank for ranks in lines for rank in ranks}))
+        return set(known)
 
     def barrier(
         self,
@@ -175,29 +186,45 @@ class SealedStore(StoreMixin):  # type: ignore[misc]  # upstream is not typed
     ) -> None:
         """Waits until as many ranks have arrived; nobody arrives twice.
 
+        Args:
+            ranks: numbers below the count.
+
         Raises:
             BarrierOverflow: more have arrived.
             BarrierTimeout: the time is over.
         """
-        ranks = sorted(set(ranks))
-        arrived = f"{self.BARRIER_PREFIX}:{group_name}:arrived"
-        complete = self._complete(group_name)
-        own = self._line(arrived, ranks)
+        ranks, complete = sorted(set(ranks)), self._complete(group_name)
+        arrivals = self._arrivals(group_name, rendezvous_count)
+        mine = by_list(ranks)
+        if not mine.keys() <= arrivals.lists.keys():
+            raise BarrierOverflow(f"rank {ranks[-1]} of {rendezvous_count} is at {group_name}")
+        own = {
+            number: self._line(arrivals.key(number), sorted(some)) for number, some in mine.items()
+        }
 
-        def look() -> None:
-            lines = self._lines(arrived)
-            if own[1].encode().strip() not in lines:
-                self.append(*own)
-            count = self._count(group_name, lines.values())
-            if count > rendezvous_count:
-                raise BarrierOverflow(f"{count} of {rendezvous_count} are at {group_name}")
-            if count == rendezvous_count:
-                self._put(complete, True)
+        def look(numbers: Iterable[int]) -> None:
+            for number in numbers:
+                lines = self._lines(arrivals.key(number))
+                if number in own and own[number][1].encode().strip() not in lines:
+                    self.append(*own[number])
+                count, size = self._count(group_name, lines.values()), len(arrivals.lists[number])
+                if count > size:
+                    raise BarrierOverflow(f"{count} of {size} are at {group_name}")
+                if count == size and arrivals.note_whole(number):
+                    self._put(complete, True)
 
-        self.append(*own)
-        look()
+        for line in own.values():
+            self.append(*line)
+        look(own)
         if timeout:
-            self._wait_at(complete, group_name, timeout, timeout_chunk or timeout, look)
+            looks = Looks(
+                *(ranks[0] if ranks else 0, arrivals.lists, _LOOK_S),
+                processes=rendezvous_count,
+                free=_FREE_LOOKS,
+                longest_s=timeout.total_seconds() / _LEAST_LOOKS,
+            )
+            chunk = timeout_chunk or timeout
+            self._wait_at(complete, group_name, timeout, chunk, looks=looks, look=look)
 
     reentrant_barrier = barrier
     """Counts a rank that arrives twice once."""
@@ -221,7 +248,7 @@ class SealedStore(StoreMixin):  # type: ignore[misc]  # upstream is not typed
 
     def is_rank_at_reentrant_barrier(self, rank: int, group_name: str) -> bool:
         """Returns whether a process has arrived at a barrier."""
-        lines = self._lines(f"{self.BARRIER_PREFIX}:{group_name}:arrived")
+        lines = self._lines(list_key(self._arrived(group_name), list_of(rank)))
         return any(rank in ranks for ranks in lines.values())
 
     def _count(self, group_name: str, arrivals: Iterable[Sequence[int]]) -> int:
@@ -230,20 +257,36 @@ class SealedStore(StoreMixin):  # type: ignore[misc]  # upstream is not typed
         return len(set(ranks) if group_name in again else ranks)
 
     def _wait_at(
-        self, key: str, group_name: str, timeout: timedelta, chunk: timedelta, look: Any
+        self,
+        key: str,
+        group_name: str,
+        timeout: timedelta,
+        chunk: timedelta,
+        *,
+        looks: Looks,
+        look: Callable[[Iterable[int]], None],
     ) -> None:
         deadline_s = time.monotonic() + timeout.total_seconds()
-        looked_s = time.monotonic()
+        looks.due()  # it has just looked
+        chunk = min(chunk, timeout, timedelta(seconds=looks.interval_s))
         while True:
             try:
-                return self._await(key, min(chunk, timeout))
+                return self._await(key, chunk)
             except dist.DistStoreError as error:
-                now_s = time.monotonic()
-                if now_s >= deadline_s:
+                if time.monotonic() >= deadline_s:
                     raise BarrierTimeout(f"{group_name} after {timeout}") from error
-            if now_s >= looked_s + _LOOK_S:
-                looked_s = now_s
-                look()
+            look(looks.due())
+
+    def _arrivals(self, group_name: str, count: int) -> Attendance:
+        return Attendance(
+            self._arrived(group_name),
+            range(count),
+            add=lambda key, number: self.append(*self._line(key, number)),
+            read=lambda key: self._lines(key).values(),
+        )
+
+    def _arrived(self, group_name: str) -> str:
+        return f"{self.BARRIER_PREFIX}:{group_name}:arrived"
 
     def _put(self, key: str, document: Any) -> None:
         """Writes a document in the place of the one before."""

@@ -19,6 +19,7 @@ from typing import Any
 import torch.distributed as dist
 
 from megatron_moevement.errors import ExitCode, MoEvementError, UserError
+from megatron_moevement.policy.watching.short_lists import look_interval_s
 from megatron_moevement.runtime.closing import Closing
 from megatron_moevement.runtime.coordination.roll_call import Store, first_proposed
 from megatron_moevement.runtime.interrupts.interruptible_wait import interruptibly
@@ -29,6 +30,10 @@ from megatron_moevement.settings.secret import SECRET_VARIABLE
 
 _CONNECTING = timedelta(seconds=10)
 _POLL_S = 0.02
+_FREE_LOOKS = 32
+"""So many processes look so often; more share the looks that these would take."""
+_LONGEST_POLL_S = 1.0
+"""Process 0 does not wait long for the others to read how it ends."""
 _SIGNS = 10
 """Signs of life in the time of the patience."""
 _LEAVING_S = 2.0
@@ -84,6 +89,8 @@ class Meeting(Closing):
         self._process, self._processes = launch.process, launch.processes
         self._patience_s = patience.total_seconds()
         self._node_of = node_of
+        poll_s = look_interval_s(_POLL_S, launch.processes, free=_FREE_LOOKS)
+        self._poll_s = min(poll_s, _LONGEST_POLL_S)
         self._come: set[int] = set()
         prefix = f"moevement/meeting/{launch.attempt}"
         self._store: Store = dist.PrefixStore(prefix, store)  # type: ignore[attr-defined]
@@ -137,7 +144,7 @@ class Meeting(Closing):
             if lost := signs.lost(missing):
                 raise UserError(self._absent(lost))
             if missing:
-                time.sleep(_POLL_S)
+                time.sleep(self._poll_s)
         return found
 
     def await_first(self, note: Note, *, for_me: bool = False) -> Any:
@@ -158,7 +165,7 @@ class Meeting(Closing):
                 raise EndedError(int(code))
             if signs.lost({0}):
                 raise EndedError(ExitCode.FAILURE)
-            time.sleep(_POLL_S)
+            time.sleep(self._poll_s)
 
     def await_end(self) -> int:
         """Returns the exit code with which process 0 ends the meeting; the others call it."""

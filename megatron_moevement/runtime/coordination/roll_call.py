@@ -15,7 +15,7 @@ import dataclasses
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import timedelta
 from enum import Enum
 from typing import Any
@@ -23,6 +23,8 @@ from typing import Any
 import torch.distributed as dist
 
 from megatron_moevement.errors import MoEvementError
+from megatron_moevement.policy.watching.short_lists import list_of, look_interval_s, slice_s
+from megatron_moevement.runtime.coordination.attendance import Attendance, Looks, list_key
 from megatron_moevement.runtime.coordination.generation import Loss
 from megatron_moevement.runtime.security.seal import BrokenSealError, Seal
 from megatron_moevement.settings.secret import Secret
@@ -31,6 +33,13 @@ Store = Any
 """torch's stores, which are not typed."""
 
 _POLL_S = 0.05
+"""So often a process looks who is there."""
+_FREE_LOOKS = 32
+"""So many processes look so often; more share the looks that these would take."""
+_SLICE_S = 0.25
+_SHORTEST_S = 0.001
+_STAGGER_S = 0.1
+"""By so much later the processes of each further list find that the time is over."""
 _GONE = "moevement/gone"
 _ENDS = "moevement/ends"
 _NOTED = "moevement/noted"
@@ -79,7 +88,7 @@ def note_gone(
     notes = _Notes(store, secret, attempt)
     if end is not None:
         notes.add(_ENDS, [process, end])
-    notes.add(_GONE, process)
+    notes.add(list_key(_GONE, list_of(process)), process)
 
 
 def noted_stop(store: Store, secret: Secret, attempt: str = "0") -> JobStop | None:
@@ -119,6 +128,7 @@ class RollCall:
 
     Attributes:
         number: of the round; they count from 0.
+        processes: that were launched.
     """
 
     def __init__(
@@ -131,36 +141,64 @@ class RollCall:
             patience: how long a process is waited for that is not noted to be gone.
         """
         self.number = -1
+        self.processes = processes
         self._process = process
-        self._everybody = frozenset(range(processes))
         self._secret, self._attempt = secret, attempt
         self._patience_s = patience.total_seconds()
         self._caller = (os.getpid(), threading.get_ident())
         self._called: frozenset[int] = frozenset()
-        self._holds = False
+        self._holds = self._is_noted = False
         self._deadline_s = 0.0
+        self._looks = self._looks_at(())
 
     def call(self, store: Store) -> tuple[int, ...]:
         """Begins a round; returns the numbers of the processes that take part in it."""
         self.number += 1
-        notes = self._notes(store)
-        self._deadline_s = time.monotonic() + self._patience_s
-        while (called := notes.agreed(_key(self.number, "called"))) is None:
-            here, gone = notes.all(_key(self.number, "here")), notes.all(_GONE)
-            if self._process not in here:
-                notes.add(_key(self.number, "here"), self._process)
-            elif here | gone >= self._everybody or time.monotonic() >= self._deadline_s:
-                notes.agreed(_key(self.number, "called"), sorted(here - gone))
+        notes, key = self._notes(store), _key(self.number, "called")
+        here = notes.attendance(_key(self.number, "here"), range(self.processes))
+        self._begin(here)
+        called = notes.agreed(key)
+        while called is None:
+            if (found := self._found(notes, here)) is not None:
+                called = notes.agreed(key, sorted(found))
             else:
-                time.sleep(_POLL_S)
+                called = notes.await_agreed(key, self._pause_s())
         self._called = frozenset(called)
-        self._deadline_s = time.monotonic() + self._patience_s
+        self._begin(notes.attendance("", self._called))
         return tuple(sorted(self._called))
+
+    def _found(self, notes: _Notes, here: Attendance) -> frozenset[int] | None:
+        """Returns who is here, once all others are gone or the time is over; None before that."""
+        are_known = self._are_all_known(notes, here)
+        is_over = time.monotonic() >= self._deadline_s
+        if not are_known and not is_over:
+            return None
+        there, gone = notes.whole(here), notes.gone(here.lists)
+        # A list that was whole may have been emptied by a stranger: who is on it notes that again.
+        return there - gone if is_over or len(there | gone) >= self.processes else None
+
+    def _are_all_known(self, notes: _Notes, here: Attendance) -> bool:
+        """Looks whether every process is here or gone, and notes that this one is here."""
+        for number in self._looks.due():
+            key = here.key(number)
+            known = notes.all(key)
+            if self._process in here.lists[number] and self._process not in known:
+                notes.add(key, self._process)
+                known = notes.all(key)  # whoever comes last sees all
+            if known | notes.gone((number,)) >= here.lists[number] and here.note_whole(number):
+                return True
+        return False
 
     def note_watched(self, store: Store) -> None:
         """Notes that this process is watched from now on; its watcher, another one, calls it."""
-        if os.getpid() != self._caller[0]:
-            self._notes(store).add(_key(self.number, "watched"), self._process)
+        if os.getpid() == self._caller[0] or self._is_noted:
+            return
+        notes, own = self._notes(store), list_of(self._process)
+        watched = notes.attendance(_key(self.number, "watched"), self._called)
+        notes.add(watched.key(own), self._process)
+        self._is_noted = True
+        if notes.all(watched.key(own)) >= watched.lists[own] and watched.note_whole(own):
+            notes.agreed(_key(self.number, "outcome"), _Outcome.HOLDS.value)
 
     def check(self, store: Store) -> None:
         """Checks that the round can still come to hold; other threads and processes need not.
@@ -170,21 +208,32 @@ class RollCall:
         """
         if self._holds or (os.getpid(), threading.get_ident()) != self._caller:
             return
-        notes = self._notes(store)
-        watched = notes.all(_key(self.number, "watched"))
-        lost = (self._called & notes.all(_GONE)) - watched
-        outcome: _Outcome | None = None
-        if watched >= self._called:
-            outcome = _Outcome.HOLDS
-        elif lost or time.monotonic() >= self._deadline_s:
-            outcome = _Outcome.AGAIN
-        found = notes.agreed(
-            _key(self.number, "outcome"), None if outcome is None else outcome.value
-        )
+        notes, key = self._notes(store), _key(self.number, "outcome")
+        found = notes.agreed(key)
+        if found is None and (outcome := self._outcome(notes)) is not None:
+            found = notes.agreed(key, outcome.value)
         self._holds = found == _Outcome.HOLDS.value
         if found == _Outcome.AGAIN.value:
-            missing = ", ".join(map(str, sorted(lost or self._called - watched)))
+            missing = ", ".join(map(str, notes.agreed(_key(self.number, "missing")) or ()))
             raise LostAtStartError(f"process {missing or 'of another one'} was lost at the start")
+
+    def _outcome(self, notes: _Notes) -> _Outcome | None:
+        """Looks whether all are watched, or one is gone; notes before it says so which one."""
+        watched = notes.attendance(_key(self.number, "watched"), self._called)
+        lost: frozenset[int] = frozenset()
+        for number in self._looks.due():
+            unwatched = watched.lists[number] - notes.all(watched.key(number))
+            if not unwatched and watched.note_whole(number):
+                return _Outcome.HOLDS
+            lost |= unwatched and unwatched & notes.gone((number,))
+        if not lost and time.monotonic() >= self._deadline_s:
+            lost = self._called - notes.whole(watched)
+            if not lost:
+                return _Outcome.HOLDS
+        if not lost:
+            return None
+        notes.agreed(_key(self.number, "missing"), sorted(lost))
+        return _Outcome.AGAIN
 
     def await_hold(self, store: Store) -> None:
         """Waits until every process of the round is watched.
@@ -194,7 +243,7 @@ class RollCall:
         """
         self.check(store)
         while not self._holds:
-            time.sleep(_POLL_S)
+            self._notes(store).await_agreed(_key(self.number, "outcome"), self._pause_s())
             self.check(store)
 
     def ends(self, store: Store, awaited: Collection[int]) -> Mapping[int, str]:
@@ -210,7 +259,8 @@ class RollCall:
             found = {int(process): str(end) for process, end in notes.documents(_ENDS)}
             if found.keys() >= set(awaited) or time.monotonic() >= deadline_s:
                 return found
-            time.sleep(_END_POLL_S)
+            pause_s = look_interval_s(_END_POLL_S, len(self._called), free=_FREE_LOOKS)
+            time.sleep(min(pause_s, max(0.0, deadline_s - time.monotonic())))
 
     def note_stop(self, store: Store, reason: str, losses: Sequence[Loss]) -> None:
         """Notes for the launcher why the job stops, unless another process has done so.
@@ -220,6 +270,19 @@ class RollCall:
         """
         told = [dataclasses.asdict(loss) for loss in losses]
         self._notes(store).agreed(_STOP, {"reason": reason, "losses": told})
+
+    def _begin(self, members: Attendance) -> None:
+        self._looks = self._looks_at(members.lists)
+        last_s = min(_STAGGER_S * list_of(self._process), self._patience_s)
+        self._deadline_s = time.monotonic() + self._patience_s + last_s
+
+    def _looks_at(self, lists: Iterable[int]) -> Looks:
+        return Looks(*(self._process, lists, _POLL_S), processes=self.processes, free=_FREE_LOOKS)
+
+    def _pause_s(self) -> float:
+        """Returns how long to wait for what others agree on."""
+        until_s = min(self._looks.left_s(), self._deadline_s - time.monotonic())
+        return min(max(until_s, _SHORTEST_S), slice_s(_SLICE_S, self.processes))
 
     def _notes(self, store: Store) -> _Notes:
         return _Notes(store, self._secret, self._attempt)
@@ -240,6 +303,16 @@ class _Notes:
     def all(self, key: str) -> frozenset[int]:
         return frozenset(self.documents(key))
 
+    def attendance(self, name: str, processes: Iterable[int]) -> Attendance:
+        return Attendance(name, processes, add=self.add, read=self.documents)
+
+    def whole(self, attendance: Attendance) -> frozenset[int]:
+        """Reads all lists; one process in a round has to, or a few."""
+        return frozenset().union(*(self.all(attendance.key(each)) for each in attendance.lists))
+
+    def gone(self, lists: Iterable[int]) -> frozenset[int]:
+        return frozenset().union(*(self.all(list_key(_GONE, number)) for number in lists))
+
     def documents(self, key: str) -> list[Any]:
         if not self._store.check([key]):
             return []
@@ -250,6 +323,17 @@ class _Notes:
         """Returns what the first process has proposed that proposed anything, None before that."""
         sealed = None if proposed is None else self._seal.close(key, proposed)
         return first_proposed(self._store, key, sealed, lambda text: self._opened(key, text))
+
+    def await_agreed(self, key: str, longest_s: float) -> Any:
+        """Waits for what processes agree on; returns None where that takes longer."""
+        deadline_s = time.monotonic() + longest_s
+        try:
+            self._store.wait([key], timedelta(seconds=longest_s))
+        except dist.DistStoreError:
+            return None
+        if (found := self.agreed(key)) is None:  # what lies there counts as not written
+            time.sleep(max(0.0, deadline_s - time.monotonic()))
+        return found
 
     def _opened(self, key: str, text: bytes) -> Any:
         try:

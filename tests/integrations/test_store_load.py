@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a member of a barrier asks of the store does not grow with the members; nobody is lost."""
+
+import threading
+from datetime import timedelta
+
+import pytest
+from nvidia_resiliency_ext.inprocess.store import BarrierOverflow, BarrierTimeout
+
+from megatron_moevement.integrations.nvrx import sealed_store
+from megatron_moevement.policy.watching.short_lists import ENTRIES
+from megatron_moevement.runtime.coordination.attendance import Attendance
+from tests.harness.counting_store import SealedMember, SharedKeys
+
+LONG, NO_TIME = timedelta(seconds=60), timedelta(0)
+SIZES = (64, 128)
+LARGEST = 100 * ENTRIES
+"""Bytes of a list that is full, some of its entries twice."""
+REQUESTS = 20
+"""Of an arrival, and of a look."""
+
+
+@pytest.fixture(autouse=True)
+def quick_looks(monkeypatch):
+    monkeypatch.setattr(sealed_store, "_LOOK_S", 0.02)
+
+
+def arrive(keys, rank, members, timeout=NO_TIME):
+    """Has a rank arrive; returns its store."""
+    store = SealedMember(keys)
+    store.iteration_barrier(
+        ranks=[rank], rendezvous_count=members, timeout=timeout, timeout_chunk=timeout
+    )
+    return store
+
+
+def is_complete(keys, members):
+    try:
+        arrive(keys, 0, members, timedelta(milliseconds=1))
+    except BarrierTimeout:
+        return False
+    return True
+
+
+def waiting(keys, rank, members):
+    """Returns a thread in which a rank waits, and its store."""
+    store = SealedMember(keys)
+    thread = threading.Thread(
+        target=store.iteration_barrier,
+        kwargs={"ranks": [rank], "rendezvous_count": members, "timeout": LONG}
+        | {"timeout_chunk": timedelta(milliseconds=5)},
+        daemon=True,
+    )
+    thread.start()
+    return thread, store
+
+
+def await_looks(store, number):
+    """Waits until a store has looked so often, or has ended."""
+    for _ in range(6000):
+        if store.load.requests["get"] >= number:
+            return
+        threading.Event().wait(0.01)
+    raise AssertionError(store.load)
+
+
+def test_arrivals_cost_the_store_twice_as_much_where_twice_as_many_come():
+    of_all = {}
+    for members in SIZES:
+        keys = SharedKeys()
+        loads = [arrive(keys, rank, members).load for rank in range(members)]
+        assert is_complete(keys, members)
+        assert max(load.requests.total() for load in loads) <= REQUESTS
+        assert max(load.largest() for load in loads) <= LARGEST
+        of_all[members] = sum(load.read_bytes for load in loads)
+    assert of_all[128] <= 2.3 * of_all[64]
+
+
+@pytest.mark.parametrize("members", SIZES)
+def test_a_look_of_a_member_that_waits_reads_short_lists(members):
+    keys = SharedKeys()
+    for rank in range(2, members):
+        arrive(keys, rank, members)
+    thread, store = waiting(keys, 0, members)
+    await_looks(store, 40)
+    assert thread.is_alive()
+    load = store.load
+    assert load.largest() <= LARGEST
+    assert load.requests["append"] == 1
+    arrive(keys, 1, members)
+    thread.join(30)
+    assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("members", [2, ENTRIES, ENTRIES + 1, 2 * ENTRIES, 1100])
+def test_a_barrier_is_complete_with_the_last_arrival_and_not_before(members):
+    keys = SharedKeys()
+    for rank in reversed(range(1, members)):
+        arrive(keys, rank, members)
+    before = dict(keys.values)
+    assert not any(key.endswith(":complete") for key in before)
+    assert is_complete(keys, members)
+
+
+@pytest.mark.parametrize("what", ["arrived", "arrived:0.1", "arrived:1.0", ""])
+def test_what_a_stranger_removes_is_written_again_while_ranks_wait(what):
+    keys, members = SharedKeys(), ENTRIES + 4
+    ranks = [waiting(keys, rank, members) for rank in range(members - 1)]
+    for _, store in ranks:
+        await_looks(store, 2)
+    keys.remove(what)
+    arrive(keys, members - 1, members)  # it waits for nobody, as one that a monitor speaks for
+    for thread, _ in ranks:
+        thread.join(30)
+        assert not thread.is_alive()
+
+
+def test_what_a_stranger_adds_does_not_count():
+    keys, members = SharedKeys(), 2 * ENTRIES
+    for rank in range(members - 1):
+        arrive(keys, rank, members)
+    stranger = SealedMember(keys, b"x" * 64)
+    arrivals = stranger._arrivals(stranger.ITERATION_BARRIER, members)
+    arrivals.note_whole(1)
+    for rank in range(members):
+        stranger.append(*stranger._line(arrivals.key(rank // ENTRIES), [rank]))
+    stranger.append(stranger._arrived(stranger.ITERATION_BARRIER), "\nno seal\n")
+    assert not is_complete(keys, members)
+
+
+def test_others_note_that_a_list_is_whole_whose_ranks_died_before_they_could(monkeypatch):
+    keys, members = SharedKeys(), 2 * ENTRIES
+    with monkeypatch.context() as patch:
+        patch.setattr(Attendance, "note_whole", lambda *_: False)
+        for rank in range(ENTRIES, members):
+            arrive(keys, rank, members)
+    ranks = [waiting(keys, rank, members)[0] for rank in range(ENTRIES)]
+    for thread in ranks:
+        thread.join(30)
+        assert not thread.is_alive()
+
+
+def test_more_than_are_expected_are_refused():
+    keys = SharedKeys()
+    with pytest.raises(BarrierOverflow):
+        arrive(keys, ENTRIES, ENTRIES)
+    store = SealedMember(keys)
+    arrival = {"ranks": [ENTRIES], "rendezvous_count": ENTRIES + 1, "timeout": NO_TIME}
+    store.completion_barrier(**arrival)
+    with pytest.raises(BarrierOverflow):
+        store.completion_barrier(**arrival)
+
+
+def test_an_arrival_is_found_by_its_rank():
+    keys = SharedKeys()
+    store = arrive(keys, ENTRIES + 3, 2 * ENTRIES)
+    found = [
+        rank
+        for rank in range(2 * ENTRIES)
+        if store.is_rank_at_reentrant_barrier(rank, store.ITERATION_BARRIER)
+    ]
+    assert found == [ENTRIES + 3]
