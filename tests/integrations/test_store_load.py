@@ -5,6 +5,7 @@ import threading
 from datetime import timedelta
 
 import pytest
+from nvidia_resiliency_ext.inprocess.state import State
 from nvidia_resiliency_ext.inprocess.store import BarrierOverflow, BarrierTimeout
 
 from megatron_moevement.integrations.nvrx import sealed_store
@@ -138,6 +139,60 @@ def test_others_note_that_a_list_is_whole_whose_ranks_died_before_they_could(mon
     for thread in ranks:
         thread.join(30)
         assert not thread.is_alive()
+
+
+def sent(keys, ranks, host="node{node}"):
+    """Returns the stores of ranks that have written what others read at the start."""
+    stores = [SealedMember(keys) for _ in range(ranks)]
+    for rank, store in enumerate(stores):
+        store.send_state(State(rank=rank, world_size=ranks), rank)
+        store.send_key(["job", f"node{rank // 8}"], rank)
+        store.send_host(host.format(node=rank // 8, rank=rank), rank)
+    return stores
+
+
+def who_takes_part(store, ranks):
+    states = [(state.rank, state.world_size) for state in store.get_states(range(ranks))]
+    return states, store.get_keys(range(ranks)), store.get_hosts(range(ranks))
+
+
+def test_who_takes_part_is_read_in_a_few_short_answers():
+    largest = {}
+    for ranks in SIZES:
+        stores = sent(SharedKeys(), ranks)
+        found = [who_takes_part(store, ranks) for store in stores]
+        states = [(rank, ranks) for rank in range(ranks)]
+        nodes = [f"node{rank // 8}" for rank in range(ranks)]
+        assert found == [(states, [["job", node] for node in nodes], nodes)] * ranks
+        loads = [store.load for store in stores[1:]]
+        assert max(load.requests.total() for load in loads) <= REQUESTS
+        largest[ranks] = max(load.read_bytes for load in loads)
+    assert largest[128] <= 10 * 128  # bytes; it grows with the nodes
+    stranger = SealedMember(stores[0].keys)
+    assert who_takes_part(stranger, ranks) == found[0]  # one that took no part reads all
+
+
+@pytest.mark.parametrize("what", ["state_3", "state_of_all"])
+def test_what_a_stranger_overwrites_at_the_start_is_written_again(what):
+    stores = sent(SharedKeys(), 4)
+    stores[0].set(what, b"a stranger's")
+    others = [
+        threading.Thread(target=store.get_states, args=(range(4),), daemon=True)
+        for store in stores[1:]
+    ]
+    for thread in others:
+        thread.start()
+    stores[0].get_states(range(4))
+    for thread in others:
+        thread.join(30)
+        assert not thread.is_alive()
+
+
+def test_what_is_too_long_for_one_place_is_read_where_each_wrote_it(monkeypatch):
+    monkeypatch.setattr(sealed_store, "_MOST_CHARACTERS", 100)
+    stores = sent(SharedKeys(), 8, host="node-of-{rank}")
+    found = [who_takes_part(store, 8)[2] for store in stores]
+    assert found == [[f"node-of-{rank}" for rank in range(8)]] * 8
 
 
 def test_more_than_are_expected_are_refused():

@@ -12,6 +12,8 @@ they have written, where it is gone.
 from __future__ import annotations
 
 import functools
+import itertools
+import json
 import logging
 import secrets
 import time
@@ -25,7 +27,7 @@ from nvidia_resiliency_ext.inprocess.state import State
 from nvidia_resiliency_ext.inprocess.store import BarrierOverflow, BarrierTimeout, StoreMixin
 
 from megatron_moevement.integrations.nvrx.heartbeats import Heartbeats
-from megatron_moevement.policy.watching.short_lists import by_list, list_of
+from megatron_moevement.policy.watching.short_lists import by_list, list_of, look_interval_s
 from megatron_moevement.runtime.coordination.attendance import Attendance, Looks, list_key
 from megatron_moevement.runtime.coordination.roll_call import first_proposed
 from megatron_moevement.runtime.security.seal import BrokenSealError, Seal
@@ -33,12 +35,10 @@ from megatron_moevement.runtime.security.seal import BrokenSealError, Seal
 logger = logging.getLogger(__name__)
 
 _SLICE_S = 0.25
-_LOOK_S = 1.0
-"""So often a process that waits at a barrier looks whether its arrival is still noted."""
-_FREE_LOOKS = 512
-"""So many processes look so often; more share the looks that these would take."""
-_LEAST_LOOKS = 4
-"""That each takes before its time is over."""
+_LOOK_S = 1.0  # so often a process that waits looks whether its arrival is still noted
+_FREE_LOOKS = 512  # so many look so often; more share the looks that these would take
+_LEAST_LOOKS = 4  # that each takes before its time is over
+_MOST_CHARACTERS = 2**19  # of all processes in one place; beyond that each reads all places
 _NONCE_BYTES = 8
 _HOST = "moevement_host_{rank}"
 
@@ -97,13 +97,15 @@ class SealedStore(StoreMixin):  # type: ignore[misc]  # upstream is not typed
 
     def send_state(self, state: Any, rank: int) -> None:
         """Notes that a process is there, before places are assigned."""
-        document = {"rank": state.rank, "world_size": state.world_size}
-        self._put(self.STATE.format(rank=rank), document)
+        self._put(self.STATE.format(rank=rank), state.world_size)
 
     def get_states(self, ranks: Iterable[int]) -> list[Any]:
         """Returns the states of processes that have just started; waits for them."""
-        found = self._read([self.STATE.format(rank=rank) for rank in ranks])
-        return [State(rank=each["rank"], world_size=each["world_size"]) for each in found]
+        ranks = list(ranks)
+        sizes = self._of_all(self.STATE, ranks)
+        return [
+            State(rank=rank, world_size=int(size)) for rank, size in zip(ranks, sizes, strict=True)
+        ]
 
     def send_key(self, key: Sequence[str], rank: int) -> None:
         """Notes what groups a process."""
@@ -111,8 +113,7 @@ class SealedStore(StoreMixin):  # type: ignore[misc]  # upstream is not typed
 
     def get_keys(self, ranks: Iterable[int]) -> list[list[str]]:
         """Returns what groups processes."""
-        found = self._read([self.KEY.format(rank=rank) for rank in ranks])
-        return [[str(one) for one in key] for key in found]
+        return [[str(one) for one in key] for key in self._of_all(self.KEY, ranks)]
 
     def send_host(self, host: str, rank: int) -> None:
         """Notes the machine of a process, before places are assigned."""
@@ -120,7 +121,7 @@ class SealedStore(StoreMixin):  # type: ignore[misc]  # upstream is not typed
 
     def get_hosts(self, ranks: Iterable[int]) -> list[str]:
         """Returns the machines of processes that have just started; waits for them."""
-        return [str(host) for host in self._read([_HOST.format(rank=rank) for rank in ranks])]
+        return [str(host) for host in self._of_all(_HOST, ranks)]
 
     def record_interrupted(self, records: Iterable[InterruptionRecord] | None = None) -> None:
         """Interrupts all processes, with reasons unless the list of them is closed."""
@@ -316,6 +317,43 @@ class SealedStore(StoreMixin):  # type: ignore[misc]  # upstream is not typed
         if known is None:
             raise ForeignValueError(self._foreign(key))
         return known
+
+    def _of_all(self, name: str, ranks: Iterable[int]) -> list[Any]:
+        """Returns what each of some processes has written; waits until all of it is there.
+
+        The first of them reads all and writes it in one place, where the others read it: what
+        neighbours have written is mostly equal, and there once.
+        """
+        keys, together = [name.format(rank=rank) for rank in ranks], name.format(rank="of_all")
+        is_first, own = keys[0] in self._written, self._written.keys() & keys
+        if own and not is_first and (runs := self._of_first(together, own, len(keys))):
+            return [document for length, document in runs for _ in range(length)]
+        found = self._read(keys)
+        if is_first:
+            runs = [[len(list(run)), document] for document, run in itertools.groupby(found)]
+            self._put(together, runs if len(json.dumps(runs)) <= _MOST_CHARACTERS else [])
+        return found
+
+    def _of_first(self, key: str, own: Iterable[str], processes: int) -> Any:
+        """Returns what the first process has written; writes its own again where it is gone."""
+        deadline_s = time.monotonic() + self.timeout.total_seconds()
+        look = timedelta(seconds=look_interval_s(_SLICE_S, processes, free=_FREE_LOOKS))
+        while True:
+            is_over = time.monotonic() >= deadline_s
+            try:
+                self.wait([key], min(look, self.timeout))
+            except dist.DistStoreError:
+                if is_over:
+                    raise
+            else:
+                if (document := self._opened(key, self.get(key))) is not None:
+                    return document
+                if is_over:
+                    raise ForeignValueError(self._foreign(key))
+                time.sleep(_SLICE_S)
+            for each in own:
+                if not self._is_put(each):
+                    self.set(each, self._written[each])
 
     def _read(self, keys: Sequence[str]) -> list[Any]:
         """Returns documents; waits until all of them are there."""
