@@ -14,7 +14,7 @@ import dataclasses
 import socket
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 
@@ -28,7 +28,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # where tests.harn
 from megatron_moevement.cli.stores import serve_store
 from megatron_moevement.integrations.nvrx.control_store import ControlStore, GenerationStore
 from megatron_moevement.settings.secret import Secret
-from tests.harness.counting_store import SealedMember, SharedKeys
+from tests.harness.counting_store import CountingStore, SealedMember, SharedKeys
+from tests.harness.stepped_roll_call import SteppedRollCall
 
 NOBODY_WAITS = timedelta(0)
 LARGEST_BYTES = 4096
@@ -43,22 +44,32 @@ class Cost:
     """What all processes ask for, once.
 
     Attributes:
+        most_requests: of one process.
         largest_bytes: of one answer.
     """
 
     requests: int
+    most_requests: int
     read_bytes: int
     largest_bytes: int
 
 
-def cost_of(members: list[SealedMember]) -> Cost:
+def cost_of(stores: Sequence[CountingStore]) -> Cost:
     """Returns what processes have asked for."""
-    loads = [member.load for member in members]
+    loads = [store.load for store in stores]
     return Cost(
         sum(load.requests.total() for load in loads),
+        max(load.requests.total() for load in loads),
         sum(load.read_bytes for load in loads),
         max(load.largest() for load in loads),
     )
+
+
+def roll(ranks: int) -> Cost:
+    """Has all processes call the roll, and all look once more while one reads who is there."""
+    met = SteppedRollCall(ranks)
+    met.meet()
+    return cost_of([member.store for member in met.members])
 
 
 def barrier(ranks: int) -> Cost:
@@ -85,6 +96,7 @@ def assignment(ranks: int) -> Cost:
     first, other = (cost_of([member]) for member in members[:2])
     return Cost(
         first.requests + (ranks - 1) * other.requests,
+        max(first.most_requests, other.most_requests),
         first.read_bytes + (ranks - 1) * other.read_bytes,
         max(first.largest_bytes, other.largest_bytes),
     )
@@ -98,7 +110,7 @@ def reasons(ranks: int) -> Cost:
     reader = SealedMember(writer.keys)
     reader.get_interruption_records()
     one = cost_of([reader])
-    return Cost(one.requests * ranks, one.read_bytes * ranks, one.largest_bytes)
+    return Cost(one.requests * ranks, one.requests, one.read_bytes * ranks, one.largest_bytes)
 
 
 def question_s() -> float:
@@ -118,6 +130,7 @@ def question_s() -> float:
 
 
 PARTS = {
+    "start: roll call": roll,
     "a barrier": barrier,
     "start: who takes part": assignment,
     "a restart: reasons, one of each rank": reasons,
@@ -133,6 +146,7 @@ def show(costs: Mapping[int, Mapping[str, Cost]], one_s: float) -> Table:
     for part in PARTS:
         found = [costs[ranks][part] for ranks in costs]
         table.add_row(f"{part}: requests of all", *(f"{one.requests:,}" for one in found))
+        table.add_row("  requests of one, at most", *(f"{one.most_requests:,}" for one in found))
         table.add_row("  MB read by all", *(f"{one.read_bytes / 1e6:,.1f}" for one in found))
         table.add_row("  largest answer, bytes", *(f"{one.largest_bytes:,}" for one in found))
     steps = (f"{ranks * one_s * 1e3:.1f}" for ranks in costs)

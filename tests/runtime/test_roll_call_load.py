@@ -9,22 +9,28 @@ from datetime import timedelta
 import pytest
 
 from megatron_moevement.policy.watching.short_lists import ENTRIES
-from megatron_moevement.runtime.coordination import attendance
+from megatron_moevement.runtime.coordination import attendance, roll_call
 from megatron_moevement.runtime.coordination.attendance import Looks
 from megatron_moevement.runtime.coordination.roll_call import (
     LostAtStartError,
     RollCall,
+    _Notes,
     note_gone,
     prefix_of,
 )
-from megatron_moevement.settings.secret import Secret
 from tests.harness.counting_store import CountingStore, SharedKeys
+from tests.harness.stepped_roll_call import PATIENCE, SECRET, SteppedRollCall
 
-SECRET = Secret(b"s" * 64)
 LONG = timedelta(seconds=600)
 LARGEST = 100 * ENTRIES
 READ_ONCE = "/called"
 SIZES = (64, 128)
+REQUESTS = 30
+"""Of a process that comes, looks twice, and learns who is called."""
+
+
+class KilledError(Exception):
+    """Ends a process in the midst of its requests."""
 
 
 class Process:
@@ -88,6 +94,101 @@ def test_a_process_reads_short_lists_and_who_is_called_once(processes):
             [1],
             [],  # it proposed it
         )
+
+
+def test_one_process_reads_all_lists_though_all_others_look_meanwhile():
+    of_all = {}
+    for processes in (256, 1024):
+        met = SteppedRollCall(processes)
+        met.meet()
+        assert all(member.called == list(range(processes)) for member in met.members)
+        assert met.readers() == [processes - 1]
+        *others, first = met.requests()
+        assert max(others) <= REQUESTS
+        assert first <= REQUESTS + 3 * processes / ENTRIES
+        of_all[processes] = sum(met.requests())
+    assert of_all[1024] <= 4.2 * of_all[256]
+
+
+@pytest.mark.parametrize("is_noted", [True, False])
+def test_one_process_reads_in_the_place_of_a_reader_that_is_lost(is_noted):
+    met, lost = SteppedRollCall(8 * ENTRIES), 8 * ENTRIES - 1
+
+    def die():
+        raise KilledError
+
+    def look_meanwhile():
+        for member in met.waiting[1:]:
+            member.look()
+
+    met.last.store.before[met.in_the_middle] = die
+    with met.clock.ticking():
+        met.come()
+        with pytest.raises(KilledError):
+            met.last.come()
+        met.look(after_s=1.0)
+        assert [member.called for member in met.waiting] == [None] * lost
+        if is_noted:
+            note_gone(met.last.store, lost, SECRET)
+        met.waiting[0].store.before[met.in_the_middle] = look_meanwhile
+        met.look(after_s=1.0 if is_noted else roll_call._READING_S)
+        for member in met.waiting:
+            member.wake()
+    everybody = list(range(lost if is_noted else lost + 1))
+    assert all(member.called == everybody for member in met.waiting)
+    assert met.readers() == [0]
+
+
+def test_one_process_reads_all_lists_when_the_time_is_over():
+    met = SteppedRollCall(8 * ENTRIES)
+    first, *others = met.waiting
+
+    def look_meanwhile():
+        for member in others:
+            member.look()
+
+    with met.clock.ticking():
+        met.come()
+        met.clock.now_s += PATIENCE.total_seconds()
+        first.store.before[met.in_the_middle] = look_meanwhile
+        first.look()
+        for member in others:
+            member.wake()
+    assert all(member.called == list(range(8 * ENTRIES - 1)) for member in met.waiting)
+    assert met.readers() == [0]
+
+
+def test_one_process_reads_who_is_watched_when_the_time_is_over():
+    met = SteppedRollCall(8 * ENTRIES)
+    first, *others = met.waiting
+    lost = met.members.index(met.last)
+
+    def check():
+        for member in others:
+            member.roll.check(member.store)
+
+    with met.clock.ticking():
+        _Notes(first.store, SECRET, "0").agreed("moevement/roll0/called", list(range(lost + 1)))
+        for member in met.waiting:
+            member.roll.call(member.store)
+            note_watched(member.roll, member.store)
+        met.clock.now_s += PATIENCE.total_seconds()
+        first.store.before[met.in_the_middle.replace("here", "watched")] = check
+        for member in met.waiting:
+            with pytest.raises(LostAtStartError, match=f"process {lost} was"):
+                member.roll.check(member.store)
+    assert met.readers("watched") == [0]
+
+
+def test_who_ends_the_wait_calls_itself_though_a_stranger_has_removed_it():
+    met = SteppedRollCall(2 * ENTRIES)
+    with met.clock.ticking():
+        met.come()
+        met.clock.now_s += PATIENCE.total_seconds()
+        first = met.waiting[ENTRIES]
+        first.store.before["here_reader0"] = lambda: met.keys.remove("here:0.1")
+        first.look()
+    assert first.called == list(range(ENTRIES + 1))
 
 
 def looks_in(seconds, processes, monkeypatch):

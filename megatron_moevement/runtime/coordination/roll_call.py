@@ -12,6 +12,7 @@ notes are sealed: what nobody of the job wrote does not count.
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import threading
 import time
@@ -23,7 +24,12 @@ from typing import Any
 import torch.distributed as dist
 
 from megatron_moevement.errors import MoEvementError
-from megatron_moevement.policy.watching.short_lists import list_of, look_interval_s, slice_s
+from megatron_moevement.policy.watching.short_lists import (
+    by_list,
+    list_of,
+    look_interval_s,
+    slice_s,
+)
 from megatron_moevement.runtime.coordination.attendance import Attendance, Looks, list_key
 from megatron_moevement.runtime.coordination.generation import Loss
 from megatron_moevement.runtime.security.seal import BrokenSealError, Seal
@@ -38,8 +44,8 @@ _FREE_LOOKS = 32
 """So many processes look so often; more share the looks that these would take."""
 _SLICE_S = 0.25
 _SHORTEST_S = 0.001
-_STAGGER_S = 0.1
-"""By so much later the processes of each further list find that the time is over."""
+_READING_S = 5.0
+"""After that another process reads all lists, too."""
 _GONE = "moevement/gone"
 _ENDS = "moevement/ends"
 _NOTED = "moevement/noted"
@@ -148,34 +154,66 @@ class RollCall:
         self._caller = (os.getpid(), threading.get_ident())
         self._called: frozenset[int] = frozenset()
         self._holds = self._is_noted = False
-        self._deadline_s = 0.0
-        self._looks = self._looks_at(())
+        self._stand_ins, self._stand_in_s, self._deadline_s = 0, math.inf, math.inf
+        self._begin(())
 
     def call(self, store: Store) -> tuple[int, ...]:
         """Begins a round; returns the numbers of the processes that take part in it."""
-        self.number += 1
-        notes, key = self._notes(store), _key(self.number, "called")
-        here = notes.attendance(_key(self.number, "here"), range(self.processes))
-        self._begin(here)
-        called = notes.agreed(key)
+        here = self.begin(store)
+        called = self.called(store)
         while called is None:
-            if (found := self._found(notes, here)) is not None:
-                called = notes.agreed(key, sorted(found))
-            else:
-                called = notes.await_agreed(key, self._pause_s())
+            called = self.look(store, here)
+            if called is None:
+                key = _key(self.number, "called")
+                called = self._notes(store).await_agreed(key, self._pause_s())
         self._called = frozenset(called)
-        self._begin(notes.attendance("", self._called))
+        self._begin(by_list(self._called))
         return tuple(sorted(self._called))
 
-    def _found(self, notes: _Notes, here: Attendance) -> frozenset[int] | None:
-        """Returns who is here, once all others are gone or the time is over; None before that."""
+    def begin(self, store: Store) -> Attendance:
+        """Begins a round; this and the next two are the parts of `call` that do not wait."""
+        self.number += 1
+        everybody, name = range(self.processes), _key(self.number, "here")
+        here = self._notes(store).attendance(name, everybody)
+        self._begin(here.lists)
+        return here
+
+    def called(self, store: Store) -> list[int] | None:
+        """Returns who is called; None before that is agreed."""
+        called: list[int] | None = self._notes(store).agreed(_key(self.number, "called"))
+        return called
+
+    def look(self, store: Store, here: Attendance) -> list[int] | None:
+        """Returns who is called, once all others are gone or the time is over; None before that."""
+        notes = self._notes(store)
         are_known = self._are_all_known(notes, here)
         is_over = time.monotonic() >= self._deadline_s
-        if not are_known and not is_over:
+        if not (are_known or is_over) or not self._reads_all(notes, "here"):
             return None
-        there, gone = notes.whole(here), notes.gone(here.lists)
         # A list that was whole may have been emptied by a stranger: who is on it notes that again.
-        return there - gone if is_over or len(there | gone) >= self.processes else None
+        there, gone = notes.whole(here) | {self._process}, notes.gone(here.lists)
+        if not is_over and len(there | gone) < self.processes:
+            return None
+        called: list[int] = notes.agreed(_key(self.number, "called"), sorted(there - gone))
+        return called
+
+    def _reads_all(self, notes: _Notes, what: str) -> bool:
+        """Returns whether this process reads all lists: one does, and the others wait for it.
+
+        Where that one is gone, or takes long, again one reads in its place. If each process read
+        whose look falls due meanwhile, their reading would delay the first, and let more join.
+        """
+        while True:
+            key = _key(self.number, f"{what}_reader{self._stand_ins}")
+            reader, now_s = notes.agreed(key, self._process), time.monotonic()
+            if reader == self._process:
+                return True
+            self._stand_in_s = min(self._stand_in_s, now_s + _READING_S)
+            is_gone = reader is not None and reader in notes.gone((list_of(reader),))
+            if now_s < self._stand_in_s and not is_gone:
+                self._deadline_s = max(self._deadline_s, self._stand_in_s)
+                return False
+            self._stand_ins, self._stand_in_s = self._stand_ins + 1, math.inf
 
     def _are_all_known(self, notes: _Notes, here: Attendance) -> bool:
         """Looks whether every process is here or gone, and notes that this one is here."""
@@ -226,12 +264,12 @@ class RollCall:
             if not unwatched and watched.note_whole(number):
                 return _Outcome.HOLDS
             lost |= unwatched and unwatched & notes.gone((number,))
-        if not lost and time.monotonic() >= self._deadline_s:
+        if not lost:
+            if time.monotonic() < self._deadline_s or not self._reads_all(notes, "watched"):
+                return None
             lost = self._called - notes.whole(watched)
             if not lost:
                 return _Outcome.HOLDS
-        if not lost:
-            return None
         notes.agreed(_key(self.number, "missing"), sorted(lost))
         return _Outcome.AGAIN
 
@@ -271,13 +309,11 @@ class RollCall:
         told = [dataclasses.asdict(loss) for loss in losses]
         self._notes(store).agreed(_STOP, {"reason": reason, "losses": told})
 
-    def _begin(self, members: Attendance) -> None:
-        self._looks = self._looks_at(members.lists)
-        last_s = min(_STAGGER_S * list_of(self._process), self._patience_s)
-        self._deadline_s = time.monotonic() + self._patience_s + last_s
-
-    def _looks_at(self, lists: Iterable[int]) -> Looks:
-        return Looks(*(self._process, lists, _POLL_S), processes=self.processes, free=_FREE_LOOKS)
+    def _begin(self, lists: Iterable[int]) -> None:
+        looks = (self._process, lists, _POLL_S)
+        self._looks = Looks(*looks, processes=self.processes, free=_FREE_LOOKS)
+        self._deadline_s = time.monotonic() + self._patience_s
+        self._stand_ins, self._stand_in_s = 0, math.inf
 
     def _pause_s(self) -> float:
         """Returns how long to wait for what others agree on."""
