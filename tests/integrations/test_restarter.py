@@ -2,21 +2,28 @@
 """Every flag of in-process restart arrives at NVRx; times that it refuses are refused before."""
 
 import dataclasses
+import os
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
+import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from nvidia_resiliency_ext.inprocess.store import BarrierTimeout
 
 from megatron_moevement.errors import UserError
 from megatron_moevement.integrations.nvrx import restarter
 from megatron_moevement.integrations.nvrx.rank_assignment import lacking_spares
 from megatron_moevement.policy.outcome.futility import Futility
 from megatron_moevement.runtime.coordination.generation import Interruption
+from megatron_moevement.runtime.coordination.roll_call import _Notes
 from megatron_moevement.runtime.peers.log_reader import LogReadError
 from megatron_moevement.runtime.peers.sender import FetchError
 from megatron_moevement.runtime.peers.state_reader import StateReadError
 from megatron_moevement.settings.launch import Launch
 from megatron_moevement.settings.restart import Granularity, InProcessRestart, check_restart
+from megatron_moevement.settings.secret import Secret
 
 LAUNCH = Launch(
     rank=0, local_rank=0, world_size=2, store=("127.0.0.1", 1), control_store=("127.0.0.1", 2)
@@ -138,3 +145,38 @@ def test_a_peer_that_is_lost_while_others_read_from_it_takes_one_line(caplog, ki
 def test_a_failure_of_our_own_is_told_with_its_traceback(caplog):
     restarter._tell(2, 4, LookupError("no such thing"))
     assert caplog.records[0].exc_info[1].args == ("no such thing",)
+
+
+@pytest.mark.parametrize("outcome", ["again", "holds"])
+@pytest.mark.parametrize("error", [BarrierTimeout, dist.DistStoreError])
+def test_who_meets_nobody_in_time_calls_the_roll_again_if_the_others_do(
+    monkeypatch, outcome, error
+):
+    store, attempts = dist.HashStore(), []
+    launch = dataclasses.replace(LAUNCH, processes=3, secret=Secret(b"s" * 64))
+    notes = _Notes(store, launch.secret, launch.attempt)
+    notes.agreed("moevement/roll0/called", [0, 1, 2])
+    notes.agreed("moevement/roll1/called", [0, 2])
+
+    def attempt():
+        attempts.append(os.environ["WORLD_SIZE"])
+        if len(attempts) == 1:
+            notes.agreed("moevement/roll0/outcome", outcome)
+            raise error("the time is over")
+        return "trained"
+
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.setenv(name, "")
+    monkeypatch.setattr(restarter, "_prepare_process", lambda _: None)
+    monkeypatch.setattr(restarter, "ControlStore", lambda **_: SimpleNamespace(connection=store))
+    monkeypatch.setattr(restarter, "mend_reserve", lambda *_: None)
+    made = Mock(return_value=attempt, initialize=Mock(has_begun=False))
+    monkeypatch.setattr(restarter, "_wrapper", lambda *_, **__: made)
+    flags = InProcessRestart(inprocess_restart=True, inprocess_monitor_process_interval=0.01)
+    what = Mock(interruption=Interruption())
+    if outcome == "again":
+        assert restarter.run_restartable(what, flags, launch) == "trained"
+        assert attempts == ["3", "2"]
+    else:
+        with pytest.raises(restarter.RestartsEndedError):
+            restarter.run_restartable(what, flags, launch)

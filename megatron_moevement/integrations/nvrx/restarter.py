@@ -14,7 +14,7 @@ import logging
 import os
 import time
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Generic, TypeVar
 
@@ -170,7 +170,7 @@ def run_restartable(
                 ends=lambda awaited: roll.ends(store.connection, awaited),
             )
             board_of = mend_reserve(wrapper, what.hold, lambda: ControlStore(**kwargs, roll=roll))
-            with contextlib.suppress(LostAtStartError, StartAgainAbort):
+            with contextlib.suppress(LostAtStartError, StartAgainAbort), _start_of(roll, store):
                 result = wrapper(_training_function(what, launch, board_of, returned))()
                 break
     except AllDoneError:
@@ -263,6 +263,22 @@ def _roll_of(launch: Launch, patience: timedelta) -> RollCall:
     assert launch.secret is not None
     members = (launch.process, launch.processes)
     return RollCall(*members, secret=launch.secret, attempt=launch.attempt, patience=patience)
+
+
+@contextlib.contextmanager
+def _start_of(roll: RollCall, store: ControlStore) -> Iterator[None]:
+    """Has a process whose barrier is over first find whether the roll is called again.
+
+    Barriers of the start have the limit of the roll call, and end for some before it is decided.
+
+    Raises:
+        LostAtStartError: it is.
+    """
+    try:
+        yield
+    except (BarrierError, dist.DistStoreError):
+        roll.await_hold(store.connection)
+        raise
 
 
 def _tell(generation: int, process: int, error: Exception) -> None:
