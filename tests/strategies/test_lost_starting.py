@@ -36,6 +36,8 @@ PLACES = (
 )
 CASE = dataclasses.replace(Case.of("vpp2 fp32 replicated no-dropout", 2), replicas=1)
 RANKS = CASE.combination.world_size
+DEATHS = [f"{place}:{process}" for place in PLACES for process in range(RANKS + 1)]
+"""The first process reads for the others who takes part."""
 KILLED, STATE_FLUSHED = -signal.SIGKILL, 75
 PATIENCE = ("--inprocess-barrier-timeout=250", "--inprocess-completion-timeout=250")
 """Longer than the test: nobody gets on by waiting."""
@@ -61,11 +63,11 @@ def start_and_lose(server, text, folder, place, process, spares, *flags):
     return run, result
 
 
-@pytest.mark.parametrize("place", slow_but(("unsaid",), PLACES))
-@pytest.mark.parametrize("process", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("death", slow_but(("key:0", "unsaid:1"), DEATHS))
 def test_a_spare_takes_the_place_of_who_dies_in_the_start(
-    megatron_fork_server, text, uninterrupted, tmp_path, place, process
+    megatron_fork_server, text, uninterrupted, tmp_path, death
 ):
+    place, process = death.split(":")[0], int(death.split(":")[1])
     run, result = start_and_lose(megatron_fork_server, text, tmp_path, place, process, spares=1)
     codes = [KILLED if each == process else 0 for each in range(RANKS + 1)]
     assert list(result.exit_codes) == codes, result.describe()
