@@ -69,6 +69,15 @@ def test_processes_of_a_list_take_turns():
     assert first == pytest.approx([0.05 * (process + 1) for process in range(ENTRIES)])
 
 
+@pytest.mark.parametrize("processes", [1024, 2048, 1536])
+def test_who_look_after_a_list_that_is_not_theirs_take_turns(processes):
+    lists = len(by_list(range(processes)))
+    for number in range(lists):
+        watchers = [one for one in range(processes) if turn(one, 1, lists) == number]
+        looks = {first_look_s(1.6, one) for one in watchers}
+        assert len(looks) == len(watchers) == ENTRIES
+
+
 def test_each_list_has_as_many_who_look_after_it_whichever_processes_wait():
     lists = len(by_list(range(1024)))
     for looks in range(3):

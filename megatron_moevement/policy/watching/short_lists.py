@@ -93,10 +93,10 @@ def turn(process: int, looks: int, lists: int) -> int:
     """Returns the place among all lists of the one that a process looks after beside its own.
 
     Those whose processes are all gone are looked after so: in each round of looks each list has as
-    many processes that look at it as any other.
+    many processes that look at it as any other, one of each place in a list, so they take turns.
 
     Args:
         looks: of this process before this one.
         lists: how many there are.
     """
-    return (process + looks) % lists
+    return (list_of(process) + process % ENTRIES + looks) % lists
