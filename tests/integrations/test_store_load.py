@@ -10,8 +10,10 @@ from nvidia_resiliency_ext.inprocess.store import BarrierOverflow, BarrierTimeou
 
 from megatron_moevement.integrations.nvrx import sealed_store
 from megatron_moevement.policy.watching.short_lists import ENTRIES
+from megatron_moevement.runtime.coordination import attendance
 from megatron_moevement.runtime.coordination.attendance import Attendance
-from tests.harness.counting_store import SealedMember, SharedKeys
+from tests.harness.counting_store import CountingStore, SealedMember, SharedKeys
+from tests.harness.stepped_roll_call import Clock
 
 LONG, NO_TIME = timedelta(seconds=60), timedelta(0)
 SIZES = (64, 128)
@@ -106,11 +108,12 @@ def test_a_barrier_is_complete_with_the_last_arrival_and_not_before(members):
 @pytest.mark.parametrize("what", ["arrived", "arrived:0.1", "arrived:1.0", ""])
 def test_what_a_stranger_removes_is_written_again_while_ranks_wait(what):
     keys, members = SharedKeys(), ENTRIES + 4
-    ranks = [waiting(keys, rank, members) for rank in range(members - 1)]
+    last = 0 if what == "arrived" else members - 1  # of the list that is removed
+    ranks = [waiting(keys, rank, members) for rank in range(members) if rank != last]
     for _, store in ranks:
         await_looks(store, 2)
     keys.remove(what)
-    arrive(keys, members - 1, members)  # it waits for nobody, as one that a monitor speaks for
+    arrive(keys, last, members)  # it waits for nobody, as one that a monitor speaks for
     for thread, _ in ranks:
         thread.join(30)
         assert not thread.is_alive()
@@ -127,6 +130,40 @@ def test_what_a_stranger_adds_does_not_count():
         stranger.append(*stranger._line(arrivals.key(rank // ENTRIES), [rank]))
     stranger.append(stranger._arrived(stranger.ITERATION_BARRIER), "\nno seal\n")
     assert not is_complete(keys, members)
+
+
+def test_who_writes_its_arrival_again_sees_whether_its_list_is_whole_with_it(monkeypatch):
+    keys, waits = SharedKeys(), []
+
+    def wait(store, awaited, _):
+        waits.append(awaited)
+        if len(waits) == 1:
+            keys.remove("arrived")
+            arrive(keys, 1, 2)
+        CountingStore.wait(store, awaited, NO_TIME)
+
+    monkeypatch.setattr(sealed_store, "_LOOK_S", 0.0)
+    monkeypatch.setattr(SealedMember, "wait", wait)
+    arrive(keys, 0, 2, LONG)
+    assert len(waits) == 2
+
+
+def test_no_slice_of_a_barrier_lasts_beyond_its_limit(monkeypatch):
+    clock, ends_s = Clock(), []
+
+    def wait(store, keys, timeout):
+        ends_s.append(clock.now_s + timeout.total_seconds())
+        clock.now_s = ends_s[-1] + 0.03  # the system is busy
+        CountingStore.wait(store, keys, NO_TIME)
+
+    for module in (sealed_store, attendance):
+        monkeypatch.setattr(module, "time", clock)
+    monkeypatch.setattr(sealed_store, "_LOOK_S", 0.1)
+    monkeypatch.setattr(SealedMember, "wait", wait)
+    with pytest.raises(BarrierTimeout):
+        arrive(SharedKeys(), 0, 2, timedelta(seconds=0.4))
+    assert max(ends_s) == pytest.approx(0.4)
+    assert ends_s == sorted(set(ends_s))  # none had no time at all, which is no limit
 
 
 def test_others_note_that_a_list_is_whole_whose_ranks_died_before_they_could(monkeypatch):
@@ -186,6 +223,14 @@ def test_what_a_stranger_overwrites_at_the_start_is_written_again(what):
     for thread in others:
         thread.join(30)
         assert not thread.is_alive()
+
+
+def test_what_a_stranger_overwrites_when_the_first_has_read_it_is_read_where_each_wrote_it():
+    stores = sent(SharedKeys(), 4)
+    stores[0].get_states(range(4))
+    stores[0].set("state_of_all", b"a stranger's")
+    found = [(each.rank, each.world_size) for each in stores[1].get_states(range(4))]
+    assert found == [(rank, 4) for rank in range(4)]
 
 
 def test_what_is_too_long_for_one_place_is_read_where_each_wrote_it(monkeypatch):

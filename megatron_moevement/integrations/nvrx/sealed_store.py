@@ -208,6 +208,7 @@ class SealedStore(StoreMixin):  # type: ignore[misc]  # upstream is not typed
                 lines = self._lines(arrivals.key(number))
                 if number in own and own[number][1].encode().strip() not in lines:
                     self.append(*own[number])
+                    lines = self._lines(arrivals.key(number))  # whoever comes last sees all
                 count, size = self._count(group_name, lines.values()), len(arrivals.lists[number])
                 if count > size:
                     raise BarrierOverflow(f"{count} of {size} are at {group_name}")
@@ -269,10 +270,11 @@ class SealedStore(StoreMixin):  # type: ignore[misc]  # upstream is not typed
     ) -> None:
         deadline_s = time.monotonic() + timeout.total_seconds()
         looks.due()  # it has just looked
-        chunk = min(chunk, timeout, timedelta(seconds=looks.interval_s))
+        chunk = min(chunk, timedelta(seconds=looks.interval_s))
         while True:
+            left = timedelta(seconds=max(deadline_s - time.monotonic(), 0.001))  # 0: no limit
             try:
-                return self._await(key, chunk)
+                return self._await(key, min(chunk, left))
             except dist.DistStoreError as error:
                 if time.monotonic() >= deadline_s:
                     raise BarrierTimeout(f"{group_name} after {timeout}") from error
@@ -322,7 +324,7 @@ class SealedStore(StoreMixin):  # type: ignore[misc]  # upstream is not typed
         """Returns what each of some processes has written; waits until all of it is there.
 
         The first of them reads all and writes it in one place, where the others read it: what
-        neighbours have written is mostly equal, and there once.
+        neighbours have written is mostly equal, and there once. Where that is lost each reads all.
         """
         keys, together = [name.format(rank=rank) for rank in ranks], name.format(rank="of_all")
         is_first, own = keys[0] in self._written, self._written.keys() & keys
@@ -335,25 +337,23 @@ class SealedStore(StoreMixin):  # type: ignore[misc]  # upstream is not typed
         return found
 
     def _of_first(self, key: str, own: Iterable[str], processes: int) -> Any:
-        """Returns what the first process has written; writes its own again where it is gone."""
+        """Returns what the first process has written, None where a stranger's value stays there."""
         deadline_s = time.monotonic() + self.timeout.total_seconds()
-        look = timedelta(seconds=look_interval_s(_SLICE_S, processes, free=_FREE_LOOKS))
-        while True:
-            is_over = time.monotonic() >= deadline_s
+        look_s, looks = look_interval_s(_SLICE_S, processes, free=_FREE_LOOKS), _LEAST_LOOKS
+        while looks:
             try:
-                self.wait([key], min(look, self.timeout))
-            except dist.DistStoreError:
-                if is_over:
-                    raise
-            else:
+                self.wait([key], min(timedelta(seconds=look_s), self.timeout))
                 if (document := self._opened(key, self.get(key))) is not None:
                     return document
-                if is_over:
-                    raise ForeignValueError(self._foreign(key))
-                time.sleep(_SLICE_S)
-            for each in own:
+                looks -= 1
+                time.sleep(look_s)
+            except dist.DistStoreError:
+                if time.monotonic() >= deadline_s:
+                    raise
+            for each in own:  # a stranger may have removed it
                 if not self._is_put(each):
                     self.set(each, self._written[each])
+        return None
 
     def _read(self, keys: Sequence[str]) -> list[Any]:
         """Returns documents; waits until all of them are there."""
