@@ -18,6 +18,7 @@ from megatron_moevement.runtime.coordination.roll_call import (
     promise_notes,
 )
 from megatron_moevement.settings.secret import Secret
+from tests.harness.counting_store import CountingStore, SharedKeys
 
 SECRET = Secret(b"s" * 64)
 LONG = timedelta(seconds=60)
@@ -173,3 +174,22 @@ def test_a_launcher_says_how_processes_ended(store, monkeypatch):
     later.join()
     note_gone(store, 2, Secret(b"x" * 64), end="a stranger's words")
     assert roll.ends(store, [1]) == {1: "was killed by SIGKILL"}
+
+
+def test_all_wait_at_once_for_what_a_launcher_has_not_noted_yet():
+    keys = SharedKeys()
+    promise_notes(CountingStore(keys), SECRET)
+    stores = [CountingStore(keys) for _ in range(8)]
+    rolls = [RollCall(one, 8192, secret=SECRET, attempt="0", patience=LONG) for one in range(8)]
+    later = threading.Timer(
+        0.2, note_gone, [CountingStore(keys), 9, SECRET], {"end": "was killed by SIGKILL"}
+    )
+    later.start()
+    calls = [
+        lambda roll=roll, store=store: roll.ends(store, [9])
+        for roll, store in zip(rolls, stores, strict=True)
+    ]
+    assert in_threads(*calls) == [{9: "was killed by SIGKILL"}] * 8
+    later.join()
+    assert max(store.load.requests["wait"] for store in stores) == 1
+    assert max(store.load.requests.total() for store in stores) <= 8

@@ -11,6 +11,7 @@ notes are sealed: what nobody of the job wrote does not count.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import os
@@ -27,7 +28,6 @@ from megatron_moevement.errors import MoEvementError
 from megatron_moevement.policy.watching.short_lists import (
     by_list,
     list_of,
-    look_interval_s,
     slice_s,
 )
 from megatron_moevement.runtime.coordination.attendance import Attendance, Looks, list_key
@@ -50,8 +50,6 @@ _GONE = "moevement/gone"
 _ENDS = "moevement/ends"
 _NOTED = "moevement/noted"
 _STOP = "moevement/stop"
-_END_POLL_S = 0.005
-"""All processes wait for what is on its way, with training at a standstill."""
 _END_PATIENCE_S = 1.0
 """A launcher notes an end at once; what it says of one is worth no more of an outage."""
 
@@ -94,6 +92,7 @@ def note_gone(
     notes = _Notes(store, secret, attempt)
     if end is not None:
         notes.add(_ENDS, [process, end])
+        notes.agreed(_end_key(process), proposed=True)
     notes.add(list_key(_GONE, list_of(process)), process)
 
 
@@ -292,13 +291,13 @@ class RollCall:
                 moment to do so.
         """
         notes = self._notes(store)
-        deadline_s = time.monotonic() + (_END_PATIENCE_S if notes.agreed(_NOTED) else 0.0)
-        while True:
-            found = {int(process): str(end) for process, end in notes.documents(_ENDS)}
-            if found.keys() >= set(awaited) or time.monotonic() >= deadline_s:
-                return found
-            pause_s = look_interval_s(_END_POLL_S, len(self._called), free=_FREE_LOOKS)
-            time.sleep(min(pause_s, max(0.0, deadline_s - time.monotonic())))
+        found = notes.ends()
+        missing = set(awaited) - found.keys()
+        if missing and notes.agreed(_NOTED):
+            # All processes ask at the same time: one question each, which the store answers then.
+            notes.await_keys(map(_end_key, sorted(missing)), _END_PATIENCE_S)
+            found = notes.ends()
+        return found
 
     def note_stop(self, store: Store, reason: str, losses: Sequence[Loss]) -> None:
         """Notes for the launcher why the job stops, unless another process has done so.
@@ -360,6 +359,14 @@ class _Notes:
         sealed = None if proposed is None else self._seal.close(key, proposed)
         return first_proposed(self._store, key, sealed, lambda text: self._opened(key, text))
 
+    def ends(self) -> dict[int, str]:
+        return {int(process): str(end) for process, end in self.documents(_ENDS)}
+
+    def await_keys(self, keys: Iterable[str], longest_s: float) -> None:
+        """Waits until something lies under all keys, whoever wrote it."""
+        with contextlib.suppress(dist.DistStoreError):
+            self._store.wait(list(keys), timedelta(seconds=longest_s))
+
     def await_agreed(self, key: str, longest_s: float) -> Any:
         """Waits for what processes agree on; returns None where that takes longer."""
         deadline_s = time.monotonic() + longest_s
@@ -376,6 +383,10 @@ class _Notes:
             return self._seal.open(key, text)
         except BrokenSealError:
             return None
+
+
+def _end_key(process: int) -> str:
+    return f"{_ENDS}/{process}"
 
 
 def _key(number: int, name: str) -> str:
