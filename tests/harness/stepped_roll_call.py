@@ -115,7 +115,8 @@ class SteppedRollCall:
         """Has all come, and all others look while the last one reads."""
         with self.clock.ticking():
             self.come()
-            self.last.store.before[self.in_the_middle] = self.look
+            before = self.last.store.before
+            before["/here_reader0"] = lambda: before.update({self.in_the_middle: self.look})
             self.last.come()
             for member in self.members:
                 member.wake()

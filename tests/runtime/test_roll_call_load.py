@@ -110,6 +110,20 @@ def test_one_process_reads_all_lists_though_all_others_look_meanwhile():
     assert of_all[1024] <= 4.2 * of_all[256]
 
 
+@pytest.mark.parametrize("processes", SIZES)
+def test_all_others_of_a_simulated_roll_call_look_while_one_reads(processes, monkeypatch):
+    met, elected = SteppedRollCall(processes), []
+    look = met.look
+
+    def look_and_note():
+        elected.append(any(key.endswith("/here_reader0") for key in met.keys.values))
+        look()
+
+    monkeypatch.setattr(met, "look", look_and_note)
+    met.meet()
+    assert elected == [True]
+
+
 @pytest.mark.parametrize("is_noted", [True, False])
 def test_one_process_reads_in_the_place_of_a_reader_that_is_lost(is_noted):
     met, lost = SteppedRollCall(8 * ENTRIES), 8 * ENTRIES - 1
