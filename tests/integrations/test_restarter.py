@@ -10,7 +10,7 @@ import pytest
 import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from nvidia_resiliency_ext.inprocess.store import BarrierTimeout
+from nvidia_resiliency_ext.inprocess.store import BarrierOverflow, BarrierTimeout
 
 from megatron_moevement.errors import UserError
 from megatron_moevement.integrations.nvrx import restarter
@@ -147,10 +147,18 @@ def test_a_failure_of_our_own_is_told_with_its_traceback(caplog):
     assert caplog.records[0].exc_info[1].args == ("no such thing",)
 
 
-@pytest.mark.parametrize("outcome", ["again", "holds"])
-@pytest.mark.parametrize("error", [BarrierTimeout, dist.DistStoreError])
+@pytest.mark.parametrize(
+    ("outcome", "error", "is_called_again"),
+    [
+        ("again", BarrierTimeout, True),
+        ("again", dist.DistStoreError, True),
+        ("again", BarrierOverflow, False),  # which has other causes
+        ("holds", BarrierTimeout, False),
+        ("holds", dist.DistStoreError, False),
+    ],
+)
 def test_who_meets_nobody_in_time_calls_the_roll_again_if_the_others_do(
-    monkeypatch, outcome, error
+    monkeypatch, outcome, error, is_called_again
 ):
     store, attempts = dist.HashStore(), []
     launch = dataclasses.replace(LAUNCH, processes=3, secret=Secret(b"s" * 64))
@@ -174,7 +182,7 @@ def test_who_meets_nobody_in_time_calls_the_roll_again_if_the_others_do(
     monkeypatch.setattr(restarter, "_wrapper", lambda *_, **__: made)
     flags = InProcessRestart(inprocess_restart=True, inprocess_monitor_process_interval=0.01)
     what = Mock(interruption=Interruption())
-    if outcome == "again":
+    if is_called_again:
         assert restarter.run_restartable(what, flags, launch) == "trained"
         assert attempts == ["3", "2"]
     else:

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from nvidia_resiliency_ext.inprocess import CallWrapper
 from nvidia_resiliency_ext.inprocess.exception import HealthCheckError, RestartAbort
 from nvidia_resiliency_ext.inprocess.rank_assignment import RankDiscarded
-from nvidia_resiliency_ext.inprocess.store import BarrierError
+from nvidia_resiliency_ext.inprocess.store import BarrierError, BarrierTimeout
 
 from megatron_moevement.backends.backend import Collectives
 from megatron_moevement.errors import MoEvementError, UserError
@@ -276,7 +276,7 @@ def _start_of(roll: RollCall, store: ControlStore) -> Iterator[None]:
     """
     try:
         yield
-    except (BarrierError, dist.DistStoreError):
+    except (BarrierTimeout, dist.DistStoreError):
         roll.await_hold(store.connection)
         raise
 
