@@ -193,3 +193,25 @@ def test_all_wait_at_once_for_what_a_launcher_has_not_noted_yet():
     later.join()
     assert max(store.load.requests["wait"] for store in stores) == 1
     assert max(store.load.requests.total() for store in stores) <= 8
+
+
+def test_who_waits_for_ends_waits_in_slices_for_one_at_a_time(monkeypatch):
+    monkeypatch.setattr(roll_call, "_END_PATIENCE_S", 0.6)
+    waits = []
+
+    def wait(store, keys, timeout):
+        waits.append((keys[0].rpartition("/")[2], len(keys), timeout.total_seconds()))
+        CountingStore.wait(store, keys, timeout)
+
+    store = CountingStore(SharedKeys())
+    monkeypatch.setattr(store, "wait", lambda keys, timeout: wait(store, keys, timeout))
+    promise_notes(store, SECRET)
+    note_gone(store, 1, SECRET, end="was killed by SIGKILL")
+    roll = RollCall(0, 8, secret=SECRET, attempt="0", patience=LONG)
+    later = threading.Timer(0.3, note_gone, [store, 2, SECRET], {"end": "left with code 1"})
+    later.start()
+    assert set(roll.ends(store, [1, 2, 3])) == {1, 2}
+    later.join()
+    assert [process for process, _, _ in waits] == ["2", "2", "3", "3"]
+    assert {keys for _, keys, _ in waits} == {1}
+    assert max(length_s for *_, length_s in waits) <= roll_call._SLICE_S

@@ -11,7 +11,6 @@ notes are sealed: what nobody of the job wrote does not count.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import math
 import os
@@ -294,8 +293,12 @@ class RollCall:
         found = notes.ends()
         missing = set(awaited) - found.keys()
         if missing and notes.agreed(_NOTED):
-            # All processes ask at the same time: one question each, which the store answers then.
-            notes.await_keys(map(_end_key, sorted(missing)), _END_PATIENCE_S)
+            # All processes ask at the same time: each waits for one key, in slices as elsewhere.
+            keys = [_end_key(process) for process in sorted(missing)]
+            deadline_s = time.monotonic() + _END_PATIENCE_S
+            while keys and (left_s := deadline_s - time.monotonic()) > _SHORTEST_S:
+                if notes.await_agreed(keys[0], min(left_s, slice_s(_SLICE_S, self.processes))):
+                    keys.pop(0)
             found = notes.ends()
         return found
 
@@ -361,11 +364,6 @@ class _Notes:
 
     def ends(self) -> dict[int, str]:
         return {int(process): str(end) for process, end in self.documents(_ENDS)}
-
-    def await_keys(self, keys: Iterable[str], longest_s: float) -> None:
-        """Waits until something lies under all keys, whoever wrote it."""
-        with contextlib.suppress(dist.DistStoreError):
-            self._store.wait(list(keys), timedelta(seconds=longest_s))
 
     def await_agreed(self, key: str, longest_s: float) -> Any:
         """Waits for what processes agree on; returns None where that takes longer."""
