@@ -5,10 +5,12 @@ import threading
 from datetime import timedelta
 
 import pytest
+import torch.distributed as dist
 from nvidia_resiliency_ext.inprocess.state import State
 from nvidia_resiliency_ext.inprocess.store import BarrierOverflow, BarrierTimeout
 
 from megatron_moevement.integrations.nvrx import sealed_store
+from megatron_moevement.policy.watching import short_lists
 from megatron_moevement.policy.watching.short_lists import ENTRIES
 from megatron_moevement.runtime.coordination import attendance
 from megatron_moevement.runtime.coordination.attendance import Attendance
@@ -231,6 +233,46 @@ def test_what_a_stranger_overwrites_when_the_first_has_read_it_is_read_where_eac
     stores[0].set("state_of_all", b"a stranger's")
     found = [(each.rank, each.world_size) for each in stores[1].get_states(range(4))]
     assert found == [(rank, 4) for rank in range(4)]
+
+
+def test_what_a_stranger_removes_when_the_first_has_read_it_is_read_where_each_wrote_it(
+    monkeypatch,
+):
+    monkeypatch.setattr(SealedMember, "timeout", timedelta(seconds=0.3))
+    stores = sent(SharedKeys(), 4)
+    stores[0].get_states(range(4))
+    stores[0].keys.remove("state_of_all")
+    found = [(each.rank, each.world_size) for each in stores[1].get_states(range(4))]
+    assert found == [(rank, 4) for rank in range(4)]
+
+
+@pytest.mark.parametrize("is_foreign", [True, False])
+def test_who_waits_for_the_first_looks_often_and_a_few_seconds_more_than_its_limit(
+    monkeypatch, is_foreign
+):
+    clock, starts_s, ranks = Clock(), [], 8 * 4096
+    slice_s = short_lists.slice_s(0, ranks)
+
+    def wait(store, keys, timeout):
+        starts_s.append(clock.now_s)
+        try:
+            CountingStore.wait(store, keys, NO_TIME)
+        except dist.DistStoreError:
+            clock.now_s += timeout.total_seconds()
+            raise
+
+    for module in (sealed_store, attendance):
+        monkeypatch.setattr(module, "time", clock)
+    monkeypatch.setattr(SealedMember, "wait", wait)
+    monkeypatch.setattr(SealedMember, "timeout", timedelta(seconds=2.5 * slice_s))
+    store = SealedMember(SharedKeys())
+    store.send_state(State(rank=1, world_size=ranks), 1)
+    if is_foreign:
+        store.set("state_of_all", b"a stranger's")
+    with pytest.raises(dist.DistStoreError):
+        store.get_states(range(ranks))
+    assert starts_s == [0.0, slice_s, 2 * slice_s, 2.5 * slice_s]
+    assert clock.now_s == 2.5 * slice_s + sealed_store._READING_S
 
 
 def test_what_is_too_long_for_one_place_is_read_where_each_wrote_it(monkeypatch):

@@ -19,6 +19,7 @@ from nvidia_resiliency_ext.inprocess.store import PrefixStore
 
 from megatron_moevement.integrations.nvrx.sealed_store import SealedStore
 from megatron_moevement.policy.watching.short_lists import slice_s
+from megatron_moevement.runtime.coordination.attendance import left_by
 from megatron_moevement.runtime.coordination.roll_call import RollCall, newest_round, prefix_of
 from megatron_moevement.runtime.interrupts.open_sockets import bound_silence
 from megatron_moevement.runtime.rebindings import rebind
@@ -54,7 +55,7 @@ class ControlStore(SealedStore, dist.PrefixStore):  # type: ignore[misc, name-de
         """
         self.connection = dist.TCPStore(host, port, None, False, timeout)  # type: ignore[attr-defined]
         self._roll = roll
-        self._slice = timedelta(seconds=slice_s(_SLICE_S, 0 if roll is None else roll.processes))
+        self._slice_s = slice_s(_SLICE_S, 0 if roll is None else roll.processes)
         number = newest_round(self.connection, attempt) if roll is None else roll.number
         prefix = prefix_of(attempt, number)
         super().__init__(prefix, self.connection)
@@ -73,19 +74,13 @@ class ControlStore(SealedStore, dist.PrefixStore):  # type: ignore[misc, name-de
         deadline_s = time.monotonic() + (timeout or self.timeout).total_seconds()
         while True:
             self.check_start()
-            left = timedelta(seconds=max(deadline_s - time.monotonic(), 0.001))
             try:
-                super().wait(keys, min(left, self._slice))
+                super().wait(keys, left_by(deadline_s, self._slice_s))
             except dist.DistStoreError:
                 if time.monotonic() >= deadline_s:
                     raise
             else:
                 return
-
-    def multi_get(self, keys: list[str]) -> list[bytes]:
-        """Returns values, once all are there."""
-        self.wait(keys)
-        return list(super().multi_get(keys))
 
     def check_start(self) -> None:
         """Checks that no process was lost before it was watched.

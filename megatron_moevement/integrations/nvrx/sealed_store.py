@@ -11,6 +11,7 @@ they have written, where it is gone.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import json
@@ -27,8 +28,8 @@ from nvidia_resiliency_ext.inprocess.state import State
 from nvidia_resiliency_ext.inprocess.store import BarrierOverflow, BarrierTimeout, StoreMixin
 
 from megatron_moevement.integrations.nvrx.heartbeats import Heartbeats
-from megatron_moevement.policy.watching.short_lists import by_list, list_of, look_interval_s
-from megatron_moevement.runtime.coordination.attendance import Attendance, Looks, list_key
+from megatron_moevement.policy.watching.short_lists import by_list, list_of, slice_s
+from megatron_moevement.runtime.coordination.attendance import Attendance, Looks, left_by, list_key
 from megatron_moevement.runtime.coordination.roll_call import first_proposed
 from megatron_moevement.runtime.security.seal import BrokenSealError, Seal
 
@@ -38,6 +39,7 @@ _SLICE_S = 0.25
 _LOOK_S = 1.0  # so often a process that waits looks whether its arrival is still noted
 _FREE_LOOKS = 512  # so many look so often; more share the looks that these would take
 _LEAST_LOOKS = 4  # that each takes before its time is over
+_READING_S = 5.0  # for what is there, when the time is over
 _MOST_CHARACTERS = 2**19  # of all processes in one place; beyond that each reads all places
 _NONCE_BYTES = 8
 _HOST = "moevement_host_{rank}"
@@ -71,8 +73,9 @@ class SealedStore(StoreMixin):  # type: ignore[misc]  # upstream is not typed
         Upstream (0.4.1 to 0.7) waits for those that were lost before, in native code: meanwhile the
         monitor that asks can't use its connection, and watches nobody. It also returns bytes.
         """
-        keys = [self.INITIAL_RANK.format(rank=rank) for rank in ranks]
-        return [int(number) for number in self._read([key for key in keys if self.check([key])])]
+        there = [key for rank in ranks if self.check([key := self.INITIAL_RANK.format(rank=rank)])]
+        deadline_s = time.monotonic() + self.timeout.total_seconds()
+        return [int(number) for number in self._read(there, deadline_s)]
 
     def send_heartbeat(self, rank: int) -> None:
         """Notes that a process lives."""
@@ -272,9 +275,8 @@ class SealedStore(StoreMixin):  # type: ignore[misc]  # upstream is not typed
         looks.due()  # it has just looked
         chunk = min(chunk, timedelta(seconds=looks.interval_s))
         while True:
-            left = timedelta(seconds=max(deadline_s - time.monotonic(), 0.001))  # 0: no limit
             try:
-                return self._await(key, min(chunk, left))
+                return self._await(key, left_by(deadline_s, chunk.total_seconds()))
             except dist.DistStoreError as error:
                 if time.monotonic() >= deadline_s:
                     raise BarrierTimeout(f"{group_name} after {timeout}") from error
@@ -323,44 +325,42 @@ class SealedStore(StoreMixin):  # type: ignore[misc]  # upstream is not typed
     def _of_all(self, name: str, ranks: Iterable[int]) -> list[Any]:
         """Returns what each of some processes has written; waits until all of it is there.
 
-        The first of them reads all and writes it in one place, where the others read it: what
-        neighbours have written is mostly equal, and there once. Where that is lost each reads all.
+        The first of them reads all and writes it in one place, equal neighbours once; the others
+        read that. Where it is lost each reads all, at the latest when the time is over.
         """
         keys, together = [name.format(rank=rank) for rank in ranks], name.format(rank="of_all")
         is_first, own = keys[0] in self._written, self._written.keys() & keys
-        if own and not is_first and (runs := self._of_first(together, own, len(keys))):
-            return [document for length, document in runs for _ in range(length)]
-        found = self._read(keys)
+        deadline_s = time.monotonic() + self.timeout.total_seconds()
+        if own and not is_first:
+            if runs := self._of_first(together, own, len(keys), deadline_s):
+                return [document for length, document in runs for _ in range(length)]
+            deadline_s = max(deadline_s, time.monotonic() + _READING_S)
+        found = self._read(keys, deadline_s)
         if is_first:
             runs = [[len(list(run)), document] for document, run in itertools.groupby(found)]
             self._put(together, runs if len(json.dumps(runs)) <= _MOST_CHARACTERS else [])
         return found
 
-    def _of_first(self, key: str, own: Iterable[str], processes: int) -> Any:
-        """Returns what the first process has written, None where a stranger's value stays there."""
-        deadline_s = time.monotonic() + self.timeout.total_seconds()
-        look_s, looks = look_interval_s(_SLICE_S, processes, free=_FREE_LOOKS), _LEAST_LOOKS
-        while looks:
-            try:
-                self.wait([key], min(timedelta(seconds=look_s), self.timeout))
+    def _of_first(self, key: str, own: Iterable[str], processes: int, deadline_s: float) -> Any:
+        """Returns what the first process has written; None where that is lost."""
+        look_s, looks = slice_s(_SLICE_S, processes), _LEAST_LOOKS
+        while looks and time.monotonic() < deadline_s:
+            with contextlib.suppress(dist.DistStoreError):
+                self.wait([key], left_by(deadline_s, look_s))
                 if (document := self._opened(key, self.get(key))) is not None:
                     return document
                 looks -= 1
-                time.sleep(look_s)
-            except dist.DistStoreError:
-                if time.monotonic() >= deadline_s:
-                    raise
+                time.sleep(left_by(deadline_s, look_s).total_seconds())
             for each in own:  # a stranger may have removed it
                 if not self._is_put(each):
                     self.set(each, self._written[each])
         return None
 
-    def _read(self, keys: Sequence[str]) -> list[Any]:
+    def _read(self, keys: list[str], deadline_s: float) -> list[Any]:
         """Returns documents; waits until all of them are there."""
-        deadline_s = time.monotonic() + self.timeout.total_seconds()
         while True:
-            texts = self.multi_get(list(keys))
-            found = [self._opened(key, text) for key, text in zip(keys, texts, strict=True)]
+            self.wait(keys, left_by(deadline_s))
+            found = [self._opened(*one) for one in zip(keys, self.multi_get(keys), strict=True)]
             if None not in found:
                 return found
             if time.monotonic() >= deadline_s:
@@ -368,7 +368,7 @@ class SealedStore(StoreMixin):  # type: ignore[misc]  # upstream is not typed
             for key, document in zip(keys, found, strict=True):
                 if document is None and key in self._written:
                     self.set(key, self._written[key])
-            time.sleep(_SLICE_S)
+            time.sleep(left_by(deadline_s, _SLICE_S).total_seconds())
 
     def _line(self, key: str, document: Any) -> tuple[str, str]:
         """Returns a key, and what adds a document to the list there."""

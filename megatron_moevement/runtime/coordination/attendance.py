@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable
+from datetime import timedelta
 
 from megatron_moevement.policy.watching.short_lists import (
     by_list,
@@ -24,6 +25,11 @@ from megatron_moevement.policy.watching.short_lists import (
 def list_key(name: str, number: int, level: int = 0) -> str:
     """Returns the key of a list; the first one has the bare name."""
     return f"{name}:{level}.{number}" if level or number else name
+
+
+def left_by(deadline_s: float, longest_s: float = math.inf) -> timedelta:
+    """Returns how long to wait at a time; never 0, which torch's stores take for no limit."""
+    return timedelta(seconds=max(0.001, min(longest_s, deadline_s - time.monotonic())))
 
 
 class Attendance:
