@@ -225,9 +225,9 @@ def _lines(arguments: Arguments, found: Preflight) -> list[str]:
         f"{parallelism.tensor_model_parallel_size}, EP {parallelism.expert_model_parallel_size}) "
         f"and {len(forecast.processes) - arguments.world_size} spares on {len(forecast.nodes)} "
         f"nodes in {forecast.domains} failure domains, r = {wanted}",
-        f"W = {schedule.window}: an iteration captures {decimal(least)} to {decimal(most)} on the "
-        f"rank with the largest slot, and sends up to {decimal(sent_bytes)} in the job; a window "
-        f"is persisted from step {forecast.persisted_step} on",
+        f"W = {schedule.window}{_later(forecast)}: an iteration captures {decimal(least)} to "
+        f"{decimal(most)} on the rank with the largest slot, and sends up to {decimal(sent_bytes)} "
+        f"in the job; a window is persisted from step {forecast.persisted_step} on",
         f"a recovery replays at most {forecast.replayed_steps} steps, and the interrupted one",
         _timeouts(arguments),
     ]
@@ -236,6 +236,11 @@ def _lines(arguments: Arguments, found: Preflight) -> list[str]:
     if arguments.without_effect:
         lines.append(f"without an effect here: {', '.join(arguments.without_effect)}")
     return lines
+
+
+def _later(forecast: JobForecast) -> str:
+    """Returns which W follow, where the job may come to others."""
+    return "" if forecast.limits is None else ", later {} to {}".format(*forecast.limits)
 
 
 def _timeouts(arguments: Arguments) -> str:
@@ -312,6 +317,7 @@ def _document(arguments: Arguments, found: Preflight) -> dict[str, Any]:
     return {
         "ranks": arguments.world_size,
         "window": schedule.window,
+        "limits": list(forecast.limits or (schedule.window, schedule.window)),
         "schedule": schedule.digest,
         "replicas": {"wanted": wanted, "possible": possible, "domains": forecast.domains},
         "captured_bytes": {

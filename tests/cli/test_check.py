@@ -51,7 +51,12 @@ def test_w_is_predicted_by_bandwidths_that_are_given(megatron_fork_server):
     flags = ["--moevement-window=auto", "--moevement-max-window=3"]
     code, out, _ = check(megatron_fork_server, "-n", "2", NODE, "--json", *given, flags=flags)
     assert code == 0
-    prediction = json.loads(out)["prediction"]
+    found = json.loads(out)
+    assert (found["window"], found["limits"], found["replayed_steps"]) == (3, [1, 3], 5)
+    code, out, _ = check(megatron_fork_server, "-n", "2", NODE, flags=flags)
+    assert "W = 3, later 1 to 3: an iteration captures " in out
+    assert "a recovery replays at most 5 steps" in out
+    prediction = found["prediction"]
     one, two, three = prediction["windows"]
     assert one["slot_bytes"] > two["slot_bytes"] > three["slot_bytes"]
     # A copy for one holder, which has the network for itself.
@@ -82,6 +87,7 @@ def test_everything_is_there_as_json(megatron_fork_server):
     assert (code, err) == (0, [])
     found = json.loads(out)
     assert (found["ranks"], found["window"], found["replayed_steps"]) == (2, 2, 3)
+    assert found["limits"] == [2, 2]
     assert found["replicas"] == {"wanted": 1, "possible": 1, "domains": 3}
     assert found["timeouts_s"]["soft_timeout"] == 30
     first, second, spare = found["processes"]

@@ -156,6 +156,7 @@ class JobForecast:
         limit_bytes: host memory that a process may take; None without a limit.
         windows: returns what W would be chosen from; takes about as long as planning the job.
         holders: for each rank the processes that keep copies of its slots.
+        limits: the smallest and the largest W that the job may come to; None where W is fixed.
     """
 
     processes: tuple[ProcessForecast, ...]
@@ -167,6 +168,7 @@ class JobForecast:
     limit_bytes: int | None = None
     windows: Callable[[], WindowOptions] = WindowOptions
     holders: Mapping[LogicalRank, tuple[int, ...]] = dataclasses.field(default_factory=dict)
+    limits: tuple[int, int] | None = None
 
     @cached_property
     def nodes(self) -> Mapping[int, NodeForecast]:
@@ -184,7 +186,8 @@ class JobForecast:
     @property
     def replayed_steps(self) -> int:
         """Steps that a recovery replays at most."""
-        return max_replayed_steps(self.schedule.window, self.lag)
+        largest = self.schedule.window if self.limits is None else max(self.limits)
+        return max_replayed_steps(largest, self.lag)
 
     @property
     def persisted_step(self) -> int:

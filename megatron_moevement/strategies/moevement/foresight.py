@@ -72,6 +72,7 @@ def foresee(
     )
     job = PlannedJob(lenient, members, ends, train_iters)
     plan = plan_of(job)
+    limits = settings.min_window, settings.max_window
     return JobForecast(
         processes=_processes(plan, cluster, sizes),
         schedule=plan.schedule,
@@ -82,6 +83,7 @@ def foresee(
         limit_bytes=settings.host_memory_limit_bytes,
         windows=partial(_windows, job, plan),
         holders=plan.placement.holders,
+        limits=None if limits[0] == limits[1] else limits,
     )
 
 
