@@ -79,8 +79,7 @@ class RingShape(Document):
     ) -> RingShape:
         """Returns a ring of equal buffers: the slot of S_k is in buffer k modulo capacity."""
         stride = page_aligned(buffer_bytes)
-        sizes = (capacity, buffer_bytes, max_parts, capacity * stride, stride)
-        return cls(*sizes, extras_bytes)
+        return cls(capacity, buffer_bytes, max_parts, capacity * stride, stride, extras_bytes)
 
     @property
     def payloads_offset(self) -> int:
@@ -250,9 +249,7 @@ class RingFile(MappedFile):
         return self._reserve_at(record.step, record.extent)
 
     def _reserve_at(self, step: int, extent: Extent) -> memoryview:
-        for other in self._at(extent, step):
-            self.invalidate(other)
-            del self._extents[other]
+        self._forget(self._at(extent, step))
         self.invalidate(step)
         self._extents[step] = extent
         return self.buffer(step)
@@ -281,7 +278,10 @@ class RingFile(MappedFile):
 
     def keep_only(self, steps: Container[int]) -> None:
         """Forgets the slots of all other steps, and where they lie."""
-        for step in [step for step in self._extents if step not in steps]:
+        self._forget([step for step in self._extents if step not in steps])
+
+    def _forget(self, steps: Sequence[int]) -> None:
+        for step in steps:
             self.invalidate(step)
             del self._extents[step]
 
