@@ -19,3 +19,15 @@ def lower_priority() -> None:
     thread = threading.get_native_id()  # Linux: each thread has its own
     if os.getpriority(os.PRIO_PROCESS, thread) < BACKGROUND_NICE:
         os.setpriority(os.PRIO_PROCESS, thread, BACKGROUND_NICE)
+
+
+def is_lowered(thread: int) -> bool:
+    """Returns whether a thread of this process, by its native id, is to take what training leaves.
+
+    In a process that begins with such a priority no thread is.
+    """
+    try:
+        niceness = os.getpriority(os.PRIO_PROCESS, thread)
+    except ProcessLookupError:  # it has ended
+        return False
+    return niceness >= BACKGROUND_NICE > os.getpriority(os.PRIO_PROCESS, os.getpid())

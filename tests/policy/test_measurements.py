@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from megatron_moevement.policy.watching.measurements import (
     NOT_MEASURED,
+    CpuTimes,
     Measured,
     MeasuredStep,
     Work,
@@ -22,6 +23,7 @@ measurements = st.builds(
     st.none() | rates.map(float),
     st.none() | rates.map(float),
     st.integers(1, 10**9).map(lambda value: value / 10**6),
+    st.integers(0, 10**9).map(lambda value: value / 10**6),
     st.integers(0, 10**9).map(lambda value: value / 10**6),
 )
 
@@ -73,6 +75,7 @@ def test_the_greatest_numbers_of_all_ranks_are_the_worst_measurements(ranks):
         least("to_holder_bytes_per_s"),
         least("iteration_s"),
         max(rank.stall_s for rank in ranks),
+        max(rank.contention_s for rank in ranks),
     )
 
 
@@ -88,3 +91,27 @@ def test_a_rank_measures_the_newest_slots_that_are_not_empty_and_its_slowest_hol
     sent = [[Work(50, 1.0), Work(0, 9.0)], [Work(80, 1.0)], []]
     assert Measured.of(captured, sent, steps) == Measured(200.0, 50.0, 2.0, 0.5)
     assert Measured.of([Work(0, 1.0)], [], steps) == Measured(None, None, 2.0, 0.5)
+    assert Measured.of(captured, sent, steps, 0.25) == Measured(200.0, 50.0, 2.0, 0.5, 0.5)
+
+
+BEFORE = CpuTimes({1: 3.0, 2: 1.0}, process_s=10.0, idle_s=5.0, cores_s=40.0)
+
+
+def after(beside_s, process_s, idle_s, cores_s):
+    """Returns CPU times so much later."""
+    return CpuTimes(
+        beside_s, BEFORE.process_s + process_s, BEFORE.idle_s + idle_s, BEFORE.cores_s + cores_s
+    )
+
+
+def test_threads_beside_training_take_their_share_of_the_process_where_cores_are_busy():
+    beside_s = {1: 3.5, 2: 2.0, 3: 0.5}  # the third began meanwhile
+    assert after(beside_s, 8.0, 1.0, 20.0).taken_share(BEFORE) == 2.0 / 8.0
+    assert after(beside_s, 8.0, 2.0, 20.0).taken_share(BEFORE) == 2.0 / 8.0
+    assert after(beside_s, 8.0, 2.001, 20.0).taken_share(BEFORE) == 0
+
+
+def test_threads_that_ended_or_have_a_former_one_s_number_take_nothing():
+    assert after({2: 1.5}, 8.0, 0.0, 20.0).taken_share(BEFORE) == 0.5 / 8.0
+    assert after({1: 0.5, 2: 1.0}, 8.0, 0.0, 20.0).taken_share(BEFORE) == 0
+    assert after({1: 4.0}, 0.0, 0.0, 0.0).taken_share(BEFORE) == 0

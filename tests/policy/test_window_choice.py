@@ -237,6 +237,69 @@ def test_one_slow_window_does_not_give_a_smaller_w_up():
     assert (choice.window, choice.reason) == (3, Reason.COSTS)
 
 
+def contended(window, byte_s, iteration_s=1.0):
+    """Returns what a job measures that has no core free: captured bytes take time from it."""
+    return Measured(1e12, 1e12, iteration_s, 0.0, byte_s * SLOTS[window])
+
+
+def cost_shares(byte_s):
+    """Returns for each W by which share iterations are longer than with the largest W."""
+    return {window: byte_s * (size - SLOTS[MOST]) for window, size in SLOTS.items()}
+
+
+@given(
+    st.sampled_from(range(1, MOST + 1)),
+    st.floats(1e-10, 1e-7),
+    st.lists(st.floats(0.9, 1.1), min_size=60, max_size=60),
+)
+def test_cpu_times_keep_w_from_what_it_would_cost_whatever_iterations_take(first, byte_s, noise):
+    costs = cost_shares(byte_s)
+    choice = WindowChoice(first)
+    windows = []
+    for iteration_s in noise:
+        choice = choice.after(contended(choice.window, byte_s, iteration_s), SLOTS, replicas=2)
+        windows.append(choice.window)
+    smaller = [window for window in windows[2:] if window < first]
+    assert all(costs[window] <= COST_SHARE * 0.75 * 1.1 * 1.001 for window in smaller)
+    if costs[first] > COST_SHARE * 1.1:
+        assert windows[:2] == [first] * 2
+        assert windows[2] > first
+        assert costs[windows[2]] <= COST_SHARE * 0.9 * 1.1 * 1.001
+
+
+@given(st.sampled_from(range(1, MOST + 1)), st.floats(1e-10, 1e-7))
+def test_a_job_without_free_cores_settles_at_the_smallest_w_that_costs_little(first, byte_s):
+    costs = cost_shares(byte_s)
+    windows = windows_of(WindowChoice(first), SLOTS, lambda w: contended(w, byte_s), 40)
+    assert len(changes(windows)) <= 1
+    settled = windows[-1]
+    assert costs[settled] <= COST_SHARE * 1.001
+    assert settled == 1 or costs[settled - 1] > COST_SHARE * 0.75 * 0.999
+
+
+def test_memory_that_is_touched_for_the_first_time_does_not_make_w_larger():
+    cheap, dear = contended(4, 1e-9), contended(4, 1e-7)
+    choice = WindowChoice(4)
+    for measured in (dear, dear, cheap):
+        choice = choice.after(measured, SLOTS, replicas=2)
+        assert choice.window == 4
+    for measured in (dear, dear, dear):
+        choice = choice.after(measured, SLOTS, replicas=2)
+    assert (choice.window, choice.reason) == (8, Reason.COSTS)
+
+
+def test_empty_slots_cost_as_little_as_they_hold():
+    """W = 8 with two slots filled captures as much in a step as two eighths of the larger one."""
+    choice = WindowChoice(MOST, used=2)
+    mean_bytes, byte_s = SLOTS[2] * 2 // 8, 3e-9
+    measured = Measured(1e12, 1e12, 1.0, 0.0, byte_s * mean_bytes)
+    for _ in range(3):
+        choice = choice.after(measured, SLOTS, replicas=2)
+    costs = cost_shares(byte_s)
+    assert (choice.window, choice.used, choice.reason) == (3, None, Reason.SLACK)
+    assert costs[3] <= 0.75 * COST_SHARE < costs[2]
+
+
 def test_what_led_to_a_choice_counts_for_the_w_in_force_alone():
     choice = WindowChoice(4, slack_windows=2)
     assert WindowChoice.under(4, None, choice) is choice

@@ -6,7 +6,12 @@ from datetime import timedelta
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megatron_moevement.policy.watching.measurements import NOT_MEASURED, Measured, Work
+from megatron_moevement.policy.watching.measurements import (
+    NOT_MEASURED,
+    CpuTimes,
+    Measured,
+    Work,
+)
 from megatron_moevement.runtime.coordination.progress import Spent
 from megatron_moevement.strategies.moevement.capture.profiler import Profiler
 
@@ -32,8 +37,15 @@ class Rank:
     def __init__(self):
         self.now_s = self.log_s = 0.0
         self.copies = Copies()
-        self.profiler = Profiler(lambda: self.now_s)
+        self.cpu_s = {1: 0.0}
+        self.cpu_readings = 0
+        self.profiler = Profiler(lambda: self.now_s, self.cpu_times)
         self.measured = lambda: self.profiler.measured(self.copies)
+
+    def cpu_times(self):
+        """Returns those of a process that shares two busy cores with another one."""
+        self.cpu_readings += 1
+        return CpuTimes(dict(self.cpu_s), self.now_s, 0.0, 2 * self.now_s)
 
     def step(self, *, passes_s=1.0, copies=NONE, room=NONE, log=NONE):
         self.now_s += passes_s + (copies + room + log).total_seconds()
@@ -104,3 +116,29 @@ def test_every_second_is_spent_in_one_step(steps):
         Spent(copy_s=copy, hash_s=hashed, send_s={1: sent} if sent else {}, log_s=log)
         for copy, hashed, sent, log in steps
     ]
+
+
+def measured_with(rank, steps, cpu_s, *, captures=True):
+    """Returns what is measured of steps of a second in which a thread takes CPU time."""
+    for _ in range(steps):
+        rank.step()
+        rank.cpu_s[1] += cpu_s
+        if captures:
+            rank.profiler.captured(1000, 0.5, 0.5)
+    return Measured.worst(rank.measured()).contention_s
+
+
+def test_what_threads_take_from_training_is_measured_since_the_last_time():
+    rank = warm(Rank())
+    assert measured_with(rank, 4, 0.5) == 0  # read for the first time
+    assert measured_with(rank, 4, 0.25) == 0.25
+    assert measured_with(rank, 4, 0.0, captures=False) == 0.25  # no reading since then
+    assert measured_with(rank, 4, 0.125) == (0.125 * 4) / 8
+
+
+def test_cpu_times_are_read_once_a_second_at_most():
+    rank = warm(Rank())
+    for _ in range(16):
+        rank.step(passes_s=0.25)
+        rank.profiler.captured(1000, 0.5, 0.5)
+    assert rank.cpu_readings == 4

@@ -18,9 +18,11 @@ FAST, SLOW, TOO_SLOW = 400, 55, 33
 """Percent of a rank's state that is sent to a holder in an iteration."""
 
 
-def run(speeds=(), limits=None, burden_percent=0, **changes):
+def run(speeds=(), limits=None, burden_percent=0, *, is_busy=False, **changes):
     """Returns a world whose job has ended."""
-    conditions = Conditions(limits, speeds=tuple(speeds), burden_percent=burden_percent)
+    conditions = Conditions(
+        limits, speeds=tuple(speeds), burden_percent=burden_percent, is_busy=is_busy
+    )
     world = World(dataclasses.replace(JOB, conditions=conditions, **changes))
     world.run()
     assert world.finished
@@ -70,6 +72,19 @@ def test_a_w_that_takes_too_much_from_training_is_given_up(burden_percent, windo
     world = run([LinkSpeed(0, -1, FAST)], (1, 4), burden_percent, window=3, faults=faults)
     assert windows_of(world) == windows
     assert ("costs" in world.outcome.reasons) == (len(windows) > 1)
+
+
+@pytest.mark.parametrize(
+    ("first", "burden_percent", "windows"), [(3, 0, [1]), (3, 1, [1]), (3, 10, []), (1, 10, [3])]
+)
+@pytest.mark.parametrize("faults", [(), (Fault(FaultKind.CRASH, 6_000, 1),)])
+def test_a_w_that_would_take_too_many_cores_from_training_is_not_tried(
+    first, burden_percent, windows, faults
+):
+    speeds = [LinkSpeed(0, -1, FAST)]
+    world = run(speeds, (1, 4), burden_percent, is_busy=True, window=first, faults=faults)
+    assert windows_of(world) == windows
+    assert ("costs" in world.outcome.reasons) == (first == 1)
 
 
 def test_one_rank_with_a_slow_link_keeps_w_large():

@@ -331,6 +331,7 @@ EVENT_KINDS: Mapping[EventName, EventKind] = {
             "to_holder_bytes_per_s": "measured, to the slowest holder; null: there is none",
             "iteration_s": "measured, without stalls",
             "stall_s": "measured, of an iteration on average",
+            "contention_s": "measured, of an iteration: what threads beside training take from it",
         },
     ),
     EventName.POPULARITY: EventKind(

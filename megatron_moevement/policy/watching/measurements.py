@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from megatron_moevement.policy.window.timetable import Timetable
@@ -14,6 +14,8 @@ HISTORY = 64
 """Newest pieces of work of a kind that are kept."""
 _LEAST_STEPS = 4
 """Between two measurements: one step says little."""
+IDLE_SHARE = 0.1
+"""Of all cores: where more are idle, nothing takes any from training."""
 
 
 class Work(NamedTuple):
@@ -36,6 +38,38 @@ class MeasuredStep(NamedTuple):
 
     duration_s: float
     stall_s: float
+
+
+class CpuTimes(NamedTuple):
+    """CPU time until now.
+
+    Attributes:
+        beside_s: of the process's threads that work beside training, by their ids.
+        process_s: of the whole process.
+        idle_s: of all cores that the process may run on, in which nothing ran.
+        cores_s: of all these cores.
+    """
+
+    beside_s: Mapping[int, float]
+    process_s: float
+    idle_s: float
+    cores_s: float
+
+    def taken_share(self, before: CpuTimes) -> float:
+        """Returns the share of an iteration that threads beside training take from it.
+
+        It is 0 where cores are idle. Where all are busy, a process gets as much of them whatever
+        its threads do: what these threads take, training does without.
+        """
+        idle_s, cores_s = self.idle_s - before.idle_s, self.cores_s - before.cores_s
+        process_s = self.process_s - before.process_s
+        if process_s <= 0 or idle_s > IDLE_SHARE * cores_s:
+            return 0.0
+        beside_s = sum(
+            spent_s - min(before.beside_s.get(thread, 0.0), spent_s)
+            for thread, spent_s in self.beside_s.items()
+        )
+        return min(beside_s / process_s, 1.0)
 
 
 def achieved_bytes_per_s(history: Sequence[Work]) -> float | None:
@@ -63,11 +97,11 @@ def are_due(timetable: Timetable, step: int) -> bool:
     return not slot and not windows % -(-_LEAST_STEPS // entry.window)
 
 
-Reduced = tuple[int, int, int, int]
+Reduced = tuple[int, int, int, int, int]
 """What a rank brings to the barrier, where the greatest of each number counts."""
 
 _ABSENT = -(2**63)
-NOT_MEASURED: Reduced = (_ABSENT, _ABSENT, 0, _ABSENT)
+NOT_MEASURED: Reduced = (_ABSENT, _ABSENT, 0, _ABSENT, _ABSENT)
 """Of a rank that can't tell: then all of them together can't."""
 _PER_SECOND = 1_000_000
 
@@ -83,12 +117,14 @@ class Measured:
             none.
         iteration_s: without stalls.
         stall_s: of an iteration, on average.
+        contention_s: of an iteration, that threads beside training take from it (`CpuTimes`).
     """
 
     to_host_bytes_per_s: float | None
     to_holder_bytes_per_s: float | None
     iteration_s: float
     stall_s: float
+    contention_s: float = 0.0
 
     @classmethod
     def of(
@@ -96,6 +132,7 @@ class Measured:
         captured: Sequence[Work],
         sent: Iterable[Sequence[Work]],
         steps: Sequence[MeasuredStep],
+        taken_share: float = 0.0,
     ) -> Measured:
         """Returns what one rank has measured.
 
@@ -104,6 +141,7 @@ class Measured:
                 have no bytes and don't count.
             sent: to each holder, the same.
             steps: since the last call, one at least: only as many pieces of work count.
+            taken_share: of an iteration, by threads beside training.
         """
 
         def newest(works: Sequence[Work]) -> Sequence[Work]:
@@ -112,11 +150,13 @@ class Measured:
         to_holders = [
             rate for works in sent if (rate := achieved_bytes_per_s(newest(works))) is not None
         ]
+        iteration_s = max(statistics.median(step.duration_s - step.stall_s for step in steps), 0.0)
         return cls(
             achieved_bytes_per_s(newest(captured)),
             min(to_holders, default=None),
-            max(statistics.median(step.duration_s - step.stall_s for step in steps), 0.0),
+            iteration_s,
             statistics.fmean(step.stall_s for step in steps),
+            taken_share * iteration_s,
         )
 
     @property
@@ -130,12 +170,13 @@ class Measured:
             _ABSENT if (rate := self.to_holder_bytes_per_s) is None else -round(rate),
             -max(round(self.iteration_s * _PER_SECOND), 1),
             round(self.stall_s * _PER_SECOND),
+            round(self.contention_s * _PER_SECOND),
         )
 
     @classmethod
     def worst(cls, greatest: Reduced) -> Measured | None:
         """Returns what the worst rank has measured, by what the barrier found; None of nothing."""
-        to_host, to_holder, iteration, stall = greatest
+        to_host, to_holder, iteration, stall, contention = greatest
         if not iteration:
             return None
         return cls(
@@ -143,4 +184,5 @@ class Measured:
             None if to_holder == _ABSENT else float(-to_holder),
             -iteration / _PER_SECOND,
             stall / _PER_SECOND,
+            contention / _PER_SECOND,
         )

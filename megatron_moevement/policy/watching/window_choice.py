@@ -4,10 +4,10 @@
 W is the smallest whose largest slot is copied and sent within an iteration (`PathBandwidth`). A
 larger one is taken at once when stalls say so, a smaller one after several windows in a row in
 which it would have left a margin. A smaller W captures more in each step, which may take cores or
-memory from training although nothing waits: where it lengthens iterations, that gives the cost of a
-byte, and the smallest W follows that costs little more than the largest. Where a smaller W stalls
-or costs in spite of the margin, the next try takes twice as many windows. So inputs that stay the
-same end in one W.
+memory from training although nothing waits. Where cores are busy, CPU times give the cost of a
+captured byte, else the iterations of a smaller W that turn out longer: the smallest W follows that
+costs little more than the largest. Where a smaller W stalls or costs in spite of the margin, the
+next try takes twice as many windows. So inputs that stay the same end in one W.
 
 Where links are too slow for any W, the largest is taken with as few slots as copies to the host
 admit, so that steps without anything in their slots make up for those with more than their share.
@@ -60,10 +60,12 @@ class Trial(NamedTuple):
 
     Attributes:
         former: W before it.
+        slot_bytes: of its largest slot; where some are empty, their mean.
         iteration_s: the shortest before it, in windows without stalls.
     """
 
     former: int
+    slot_bytes: int
     iteration_s: float
 
 
@@ -82,6 +84,7 @@ class WindowChoice:
         patience: windows with slack that a smaller W takes.
         calm_windows: without stalls, since W is in force.
         shortest_s: iteration of these.
+        contention_s: of the newest of these.
         trial: that the last change was; None: it was to a larger W.
     """
 
@@ -95,6 +98,7 @@ class WindowChoice:
     patience: int = _PATIENCE
     calm_windows: int = 0
     shortest_s: float = math.inf
+    contention_s: tuple[float, ...] = ()
     trial: Trial | None = None
 
     @classmethod
@@ -125,7 +129,7 @@ class WindowChoice:
         budget_bytes = path.slot_budget_bytes(iteration)
         now = dataclasses.replace(self, budget_bytes=budget_bytes, reason=Reason.FITS)
         if measured.stall_s <= STALL_SHARE * measured.iteration_s:
-            return _after_none(now, slots, measured.iteration_s)
+            return _after_none(now, slots, measured)
         if min(slots.values()) > budget_bytes:
             to_host = dataclasses.replace(path, replicas=0)
             spread = _spread(now, slots, to_host.slot_budget_bytes(iteration))
@@ -181,45 +185,73 @@ def _after_stalls(choice: WindowChoice, slots: Mapping[int, int]) -> WindowChoic
     return WindowChoice(wanted, None, reason, choice.budget_bytes, patience=patience)
 
 
-def _after_none(choice: WindowChoice, slots: Mapping[int, int], iteration_s: float) -> WindowChoice:
+def _after_none(choice: WindowChoice, slots: Mapping[int, int], measured: Measured) -> WindowChoice:
     choice = dataclasses.replace(
         choice,
         stalled_windows=0,
         calm_windows=choice.calm_windows + 1,
-        shortest_s=min(choice.shortest_s, iteration_s),
+        shortest_s=min(choice.shortest_s, measured.iteration_s),
+        contention_s=(*choice.contention_s, measured.contention_s)[-_TRIAL:],
     )
-    budget_bytes, trial = choice.budget_bytes, choice.trial
-    if trial is not None and choice.calm_windows == _TRIAL and _is_dear(choice, trial):
+    budget_bytes = choice.budget_bytes
+    cheap = _cheap(choice, slots)
+    if cheap is not None:
         patience = _next_patience(choice)
-        cheap = _cheap(choice, trial, slots)
         return WindowChoice(cheap, None, Reason.COSTS, budget_bytes, patience=patience)
-    fitting = _smallest(slots, _SHRUNK_SHARE * budget_bytes)
+    byte_s = max(choice.contention_s) / max(_slot_bytes(choice, slots), 1)
+    cheap_bytes = _cheap_bytes(choice, slots, byte_s, _SHRUNK_SHARE)
+    fitting = _smallest(slots, min(_SHRUNK_SHARE * budget_bytes, cheap_bytes))
     if fitting is None or fitting >= choice.window:
         return dataclasses.replace(choice, slack_windows=0, smaller=1)
     smaller, slack = max(choice.smaller, fitting), choice.slack_windows + 1
     if slack < choice.patience:
         return dataclasses.replace(choice, slack_windows=slack, smaller=smaller)
-    tried = Trial(choice.window, choice.shortest_s)
+    tried = Trial(choice.window, _slot_bytes(choice, slots), choice.shortest_s)
     return WindowChoice(
         smaller, None, Reason.SLACK, budget_bytes, patience=choice.patience, trial=tried
     )
 
 
-def _is_dear(choice: WindowChoice, trial: Trial) -> bool:
-    return choice.shortest_s > (1 + COST_SHARE) * trial.iteration_s
+def _cheap(choice: WindowChoice, slots: Mapping[int, int]) -> int | None:
+    """Returns the W that is to follow one that costs too much; None: it does not."""
+    if choice.calm_windows < _TRIAL:
+        return None
+    if choice.trial is not None and choice.calm_windows == _TRIAL:
+        more_s = choice.shortest_s - choice.trial.iteration_s
+        if more_s > COST_SHARE * choice.trial.iteration_s:
+            more_bytes = _slot_bytes(choice, slots) - choice.trial.slot_bytes
+            if more_bytes <= 0:
+                return choice.trial.former
+            return _smallest(slots, _cheap_bytes(choice, slots, more_s / more_bytes))
+    # The first windows of a W touch memory for the first time: the least counts.
+    byte_s = min(choice.contention_s) / max(_slot_bytes(choice, slots), 1)
+    if _slot_bytes(choice, slots) <= _cheap_bytes(choice, slots, byte_s):
+        return None
+    return _smallest(slots, _cheap_bytes(choice, slots, byte_s, _GROWN_SHARE))
 
 
-def _cheap(choice: WindowChoice, trial: Trial, slots: Mapping[int, int]) -> int:
-    """Returns the smallest W whose slots lengthen iterations little more than the smallest would.
+def _cheap_bytes(
+    choice: WindowChoice, slots: Mapping[int, int], byte_s: float, share: float = 1.0
+) -> float:
+    """Returns the size of slots that lengthen iterations little more than the smallest would.
 
-    Each byte is taken to cost what those did that the trial captured more.
+    Args:
+        byte_s: that a captured byte lengthens an iteration by.
+        share: of what is little.
     """
-    more_bytes = slots[choice.window] - slots[trial.former]
-    if more_bytes <= 0:
-        return trial.former
-    byte_s = (choice.shortest_s - trial.iteration_s) / more_bytes
-    most_bytes = min(slots.values()) + COST_SHARE * trial.iteration_s / byte_s
-    return min(window for window, size in slots.items() if size <= most_bytes)
+    if byte_s <= 0:
+        return math.inf
+    shortest_s = choice.shortest_s
+    if choice.trial is not None:
+        shortest_s = min(shortest_s, choice.trial.iteration_s)
+    return min(slots.values()) + share * COST_SHARE * shortest_s / byte_s
+
+
+def _slot_bytes(choice: WindowChoice, slots: Mapping[int, int]) -> int:
+    """Returns the size of the largest slot; where some are empty, their mean."""
+    if choice.used is None:
+        return slots[choice.window]
+    return slots[choice.used] * choice.used // choice.window
 
 
 def _next_patience(choice: WindowChoice) -> int:

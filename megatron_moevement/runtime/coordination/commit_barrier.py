@@ -141,6 +141,7 @@ class _Numbers(NamedTuple):
     to_holder: int
     iteration: int
     stall: int
+    contention: int
     writing: int
     step: int
     norm: int
@@ -220,7 +221,13 @@ class CommitBarrier:
             window_start=window_start,
             copies=copies,
             schedule=schedule,
-            measured=(greatest.to_host, greatest.to_holder, greatest.iteration, greatest.stall),
+            measured=(
+                greatest.to_host,
+                greatest.to_holder,
+                greatest.iteration,
+                greatest.stall,
+                greatest.contention,
+            ),
             rng_equal=_are_equal(reduced[len(state) :][: len(streams)]),
             own_s=tuple(value / _PER_SECOND for value in reduced[len(state) + len(streams) :]),
             is_writing=bool(greatest.writing),

@@ -39,6 +39,7 @@ class Conditions:
         routings: steps from which on tokens go to other experts.
         burden_percent: of an iteration, by which a step is longer that captures the state of the
             largest rank; others in proportion.
+        is_busy: whether that is for want of cores, so that ranks measure it.
     """
 
     limits: tuple[int, int] | None = None
@@ -47,6 +48,7 @@ class Conditions:
     speeds: tuple[LinkSpeed, ...] = ()
     routings: tuple[int, ...] = ()
     burden_percent: int = 0
+    is_busy: bool = False
 
     @property
     def measures(self) -> bool:
@@ -69,6 +71,7 @@ class Conditions:
             tuple(LinkSpeed(**speed) for speed in document["speeds"]),
             tuple(document["routings"]),
             document.get("burden_percent", 0),
+            document.get("is_busy", False),
         )
 
 
@@ -102,4 +105,5 @@ def draw_all(draw: random.Random, steps: int, first_window: int) -> Conditions:
         limits=(draw.choice((1, 1, first_window)), max(first_window, draw.choice((2, 3, 4)))),
         speeds=tuple(speeds),
         burden_percent=_BURDEN_PERCENT if len(speeds) == 1 else 0,
+        is_busy=draw.choice((False, True)),
     )

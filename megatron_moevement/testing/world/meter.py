@@ -28,6 +28,7 @@ class Meter:
         sent: the copies that each holder has taken.
         steps: since the last measurement.
         ended: when the newest step came to its barrier.
+        burden: by which captures have made these steps longer, as far as ranks measure that.
         is_warm: whether anything was measured before.
         has_trouble: whether a transfer has failed since then.
     """
@@ -36,6 +37,7 @@ class Meter:
     sent: dict[int, list[Work]] = dataclasses.field(default_factory=lambda: defaultdict(list))
     steps: list[MeasuredStep] = dataclasses.field(default_factory=list)
     ended: float | None = None
+    burden: float = 0.0
     is_warm: bool = False
     has_trouble: bool = False
 
@@ -46,10 +48,17 @@ class Meter:
         self.ended = now
         self.has_trouble = self.has_trouble or is_in_trouble
 
+    def is_burdened(self, burden: float, is_busy: bool) -> None:
+        """Notes that a capture makes a step longer; on busy cores a rank measures it."""
+        self.burden += burden if is_busy else 0.0
+
     def measured(self, holders: Iterable[int]) -> Reduced:
         """Returns what was measured since the last call."""
         steps, is_warm, has_trouble = self.steps, self.is_warm, self.has_trouble
+        burden, self.burden = self.burden, 0.0
         self.steps, self.is_warm, self.has_trouble = [], True, False
         if not is_warm or has_trouble or not steps:
             return NOT_MEASURED
-        return Measured.of(self.captured, [self.sent[holder] for holder in holders], steps).vote
+        taken_share = burden * UNIT_S / sum(step.duration_s - step.stall_s for step in steps)
+        sent = [self.sent[holder] for holder in holders]
+        return Measured.of(self.captured, sent, steps, taken_share).vote

@@ -49,7 +49,8 @@ class ScheduleInvariants:
     def told(self, step: int, votes: Iterable[Sequence[int]]) -> None:
         """Notes what ranks have measured until the barrier of a step; votes end with it."""
         each = (
-            Measured.worst((host, holder, took, stall)) for *_, host, holder, took, stall in votes
+            Measured.worst((host, holder, took, stall, contention))
+            for *_, host, holder, took, stall, contention in votes
         )
         measured = [own for own in each if own is not None]
         self._told[self._world.restarts.generation, step] = measured
@@ -63,6 +64,7 @@ class ScheduleInvariants:
                 and _is_most(own.to_holder_bytes_per_s, found.to_holder_bytes_per_s)
                 and own.iteration_s >= found.iteration_s
                 and own.stall_s <= found.stall_s
+                and own.contention_s <= found.contention_s
             )
             require(is_worst, "2b worst rank", process, "goes by", found, "a rank has", own)
 

@@ -101,7 +101,9 @@ def _forward_backward(world: World, process: Process, run: Run) -> Commands:
                 losses.append(y)
     yield At(FaultPoint.FORWARD_BACKWARD)
     if captured := process.scheduling.meter.captured:
-        yield Sleep(world.link_times.burden(captured[-1]))
+        burden = world.link_times.burden(captured[-1])
+        process.scheduling.meter.is_burdened(burden, world.scenario.conditions.is_busy)
+        yield Sleep(burden)
     for chunk, part in reversed(list(enumerate(parts))):
         for micro_batch in range(shape.micro_batches):
             if part.number == shape.last_part:
@@ -232,8 +234,10 @@ def _barrier(world: World, process: Process, run: Run) -> Commands:
     if not is_apart:
         start, run.agreed_copies = world.policies.agreed_coverage(greatest[:2])
         run.agreed_persisted = None if start < 0 else process.timetable.window_of(start)
-    *_, newest, least, to_host, to_holder, iteration, stall = greatest
-    run.measured = world.policies.heard(measured, (to_host, to_holder, iteration, stall))
+    *_, newest, least, to_host, to_holder, iteration, stall, contention = greatest
+    run.measured = world.policies.heard(
+        measured, (to_host, to_holder, iteration, stall, contention)
+    )
     known = (newest, least)
     own, version = process.scheduling, world.policies.agreed_version(known)
     own.announced = announced_version(known)
