@@ -117,7 +117,7 @@ class FaultTolerance:
         (), "another W once a step is committed", parse=parse_changes, metavar="STEP:W,..."
     )
     moevement_order: Ordering = flag(
-        Ordering.INDEX,
+        Ordering.HARD,
         "by what experts are ordered in a window, the least used first: their number, tokens, "
         "probabilities, a moving average of tokens, tokens by capacity",
     )
