@@ -89,6 +89,16 @@ def test_a_choice_that_came_into_force_goes_on(chooser):
     assert calm == [None] * 5 + [(1, None)]
 
 
+def test_what_threads_beside_training_take_is_a_reason_and_part_of_the_line(chooser):
+    contended = dataclasses.replace(CALM, contention_s=0.125)
+    for _ in range(2):
+        assert chosen(chooser, 8, 2, contended) is None
+    assert chosen(chooser, 8, 2, contended) == (8, None)
+    (line,) = chooser.said
+    assert line.startswith("step 8: W = 8 is proposed instead of 2 (costs)")
+    assert "with stalls of 0 s and 0.125 s that threads beside training took, hides" in line
+
+
 TOO_LARGE = (
     "no W up to 8 hides its slots behind an iteration: the smallest of 0.0003 MB is too large, "
     "an iteration of 1 s, with stalls of 3 s, hides {hides} MB at {host} MB/s to the host and "

@@ -112,9 +112,12 @@ def _numbers(choice: WindowChoice, measured: Measured) -> str:
         )
         if rate is not None
     ]
+    contention = ""
+    if measured.contention_s:
+        contention = f" and {measured.contention_s:.3g} s that threads beside training took"
     return (
-        f"an iteration of {measured.iteration_s:.3g} s, with stalls of {measured.stall_s:.3g} s, "
-        f"hides {choice.budget_bytes / 1e6:.3g} MB at {' and '.join(rates)}"
+        f"an iteration of {measured.iteration_s:.3g} s, with stalls of {measured.stall_s:.3g} s"
+        f"{contention}, hides {choice.budget_bytes / 1e6:.3g} MB at {' and '.join(rates)}"
     )
 
 
