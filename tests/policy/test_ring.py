@@ -11,12 +11,13 @@ from megatron_moevement.policy.copies.slot_ring import (
     RingFullError,
     SlotRing,
     extent_of,
+    place_of,
     ring_bytes,
     ring_capacity,
 )
 from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.policy.recovery.plan import RankPlan, SlotFetch
-from megatron_moevement.policy.recovery.slot_choice import fetches_by_place
+from megatron_moevement.policy.recovery.slot_choice import fetches_in_order, held_steps
 from megatron_moevement.policy.window.schedule import SlotRoom, Window
 from megatron_moevement.policy.window.timetable import Timetable, TimetableEntry
 
@@ -50,7 +51,8 @@ def changing(windows):
 def test_no_two_slots_that_are_needed_share_a_byte_however_windows_change(windows, lag, data):
     """Captures as a job does: a window is dropped once the one after it is persisted, or later.
 
-    At times another process takes the rank's place. What nobody has comes from a replica.
+    At times another process takes the rank's place, or the same one lacks some. What nobody has
+    comes from a replica; other slots come from processes that have them where they lay before.
     """
     timetable, sizes = changing(map(len, windows)), [size for window in windows for size in window]
     ring = SlotRing(ring_capacity(LONGEST, lag), lag, 3, 3)
@@ -66,34 +68,58 @@ def test_no_two_slots_that_are_needed_share_a_byte_however_windows_change(window
             ring = ring.dropped_before(later.start)
             continue
         if ring.steps and data.draw(st.booleans(), label="lost"):
-            of_replica = data.draw(st.sets(st.sampled_from(ring.steps)), label="of a replica")
-            extents = fetched(ring.steps, of_replica, extents, sizes, room_bytes)
+            extents = fetched(ring.steps, extents, sizes, room_bytes, data)
         place(ring.next_step, sizes, extents, ring.steps, room_bytes)
         ring = ring.captured()
 
 
 def place(step, sizes, extents, needed, room_bytes):
-    """Puts a slot where it lies, which takes the room of none that is needed."""
+    """Captures a slot, which takes the room of none that is needed."""
     extent = extent_of(step, sizes[step - 3], extents, room_bytes)
+    put(step, extent, extents, needed, room_bytes)
+
+
+def put(step, extent, extents, needed, room_bytes):
     there = [other for other in needed if other in extents]
     assert not any(extent.overlaps(extents[other]) for other in there)
     assert 0 <= extent.offset <= extent.stop <= room_bytes
     extents[step] = extent
 
 
-def fetched(steps, of_replica, former, sizes, room_bytes):
-    """Returns where slots lie in an empty ring that got them in the order of a plan."""
-    rank, replica = LogicalRank(), LogicalRank(dp=1)
+def fetched(steps, former, sizes, room_bytes, data):
+    """Returns where slots lie in a ring that had some of them, and got the others as planned."""
+    rank, replica, some = LogicalRank(), LogicalRank(dp=1), st.sets(st.sampled_from(steps))
+    there, of_replica = data.draw(some, label="there"), data.draw(some, label="of a replica")
+    before = other_layout(steps, sizes, room_bytes, data.draw(st.integers(0, room_bytes)))
+    lain_otherwise = data.draw(some, label="as they lay before")
     fetches = tuple(
-        SlotFetch(rank, SlotKey(replica if step in of_replica else rank, Window(step, 1), 0), (1,))
+        SlotFetch(
+            rank,
+            SlotKey(replica if step in of_replica - there else rank, Window(step, 1), 0),
+            (0 if step in there else 1,),
+        )
         for step in steps
     )
     plan = RankPlan(rank, 0, None, False, None, fetches, (), steps[0], steps[-1] + 1, None)
-    with_place, without = fetches_by_place(plan)
-    extents = {fetch.slot.step: former[fetch.slot.step] for fetch in with_place}
-    for fetch in without:
-        place(fetch.slot.step, sizes, extents, steps, room_bytes)
+    held = held_steps(plan, 0, lambda key: True)
+    assert held == there
+    extents = {step: former[step] for step in held}
+    for fetch in fetches_in_order(plan, held):
+        step, size = fetch.slot.step, sizes[fetch.slot.step - 3]
+        lay = (before if step in lain_otherwise else former)[step]
+        known = lay if fetch.slot.owner == rank else None
+        put(step, place_of(step, size, known, extents, room_bytes), extents, steps, room_bytes)
     assert extents.keys() == set(steps)
+    if not there | of_replica | lain_otherwise:
+        assert extents == {step: former[step] for step in steps}
+    return extents
+
+
+def other_layout(steps, sizes, room_bytes, start):
+    """Returns where slots lie whose first one lies elsewhere."""
+    extents = {steps[0] - 1: Extent(start, 0)}
+    for step in steps:
+        extents[step] = extent_of(step, sizes[step - 3], extents, room_bytes)
     return extents
 
 
@@ -108,6 +134,23 @@ def test_a_slot_lies_behind_the_newest_before_it_or_in_front_of_the_oldest_after
     assert extent_of(3, 11, {}, 100) == (0, 11)
     with pytest.raises(RingFullError, match="101 bytes in a ring of 100"):
         extent_of(3, 101, extents, 100)
+
+
+def test_a_slot_lies_where_it_lay_unless_its_neighbours_lie_otherwise():
+    extents = {4: Extent(10, 5), 9: Extent(40, 20)}
+    assert place_of(5, 3, Extent(15, 3), extents, 100) == (15, 3)
+    assert place_of(5, 3, Extent(18, 3), extents, 100) == (15, 3)  # it would leave a gap
+    assert place_of(8, 25, Extent(15, 25), extents, 100) == (15, 25)
+    assert place_of(8, 3, Extent(15, 3), extents, 100) == (15, 3)  # it would, but where else
+    assert place_of(10, 40, Extent(60, 40), extents, 100) == (60, 40)
+    assert place_of(10, 41, Extent(59, 41), extents, 100) == (0, 41)
+    assert place_of(10, 5, Extent(0, 5), extents, 100) == (60, 5)
+    assert place_of(3, 8, Extent(2, 8), extents, 100) == (2, 8)
+    assert place_of(3, 8, Extent(92, 8), extents, 100) == (2, 8)
+    assert place_of(3, 11, Extent(89, 11), extents, 100) == (89, 11)
+    assert place_of(3, 11, Extent(70, 11), {}, 100) == (70, 11)
+    assert place_of(3, 11, Extent(90, 11), {}, 100) == (0, 11)  # of a larger ring
+    assert place_of(3, 11, None, {}, 100) == (0, 11)
 
 
 @given(st.integers(1, 6), st.integers(0, 4), st.integers(1, 5))

@@ -25,22 +25,23 @@ PACKED = RingShape(9, 8, 1, room_bytes=6 * PAGE_BYTES, granule_bytes=PAGE_BYTES)
 
 
 class Copies:
-    """Gets slots out of the ring of copies, as from a server; notes what is sent off."""
+    """Gets slots out of rings of copies, as from servers; notes what is sent off.
+
+    Attributes:
+        held: the ring that all have but those with one of their own in `rings`.
+    """
 
     def __init__(self, own, held):
-        self._own, self.held = own, held
+        self._own, self.held, self.rings = own, held, {}
         self.asked, self.landed = [], []
 
     def fetch(self, process, key, needed):
         self.asked.append((process, key.slot))
         if process == SILENT:
             raise FetchError("no answer")
-        record = self.held.record(key.step)
-        if key.owner == RANK:
-            place = self._own.take(record, needed)
-        else:
-            place = self._own.reserve(key.step, record.extent.size_bytes, needed)
-        place[:8] = self.held.payload(record)
+        ring = self.rings.get(process, self.held)
+        record = ring.record(key.step)
+        self._own.get(record, needed, lay=key.owner == RANK)[:8] = ring.payload(record)
         self._own.publish(record)
 
     def land_for(self, record, lacking):
@@ -68,8 +69,8 @@ def _fill(ring, window=WINDOW):
         ring.publish(SlotRecord(0, window, slot, step, 8, (part,)))
 
 
-def fetch_of(slot, *sources, owner=RANK):
-    return SlotFetch(RANK, SlotKey(owner, WINDOW, slot), sources)
+def fetch_of(slot, *sources, owner=RANK, window=WINDOW):
+    return SlotFetch(RANK, SlotKey(owner, window, slot), sources)
 
 
 def plan_of(fetches):
@@ -129,6 +130,38 @@ def test_slots_of_a_replica_take_the_room_of_no_other(memory, of_replica):
     ]
     fetch_slots(memory, plan_of(fetches))
     assert [bytes(ring.payload(ring.held(step)))[0] for step in range(4, 8)] == [4, 5, 6, 7]
+
+
+@pytest.mark.parametrize("memory", [PACKED], indirect=True)
+@pytest.mark.parametrize(
+    ("there", "formerly", "before"),
+    [({6, 7}, {4, 5}, 3), (set(), {4, 6}, 3), (set(), {5, 7}, 3), ({5}, {4, 6}, 5), ({4}, {6}, 1)],
+    ids=str,
+)
+def test_slots_that_lie_otherwise_at_two_holders_all_find_room(
+    memory, shared_memory, there, formerly, before
+):
+    """They were placed again once nobody had them; then a process came back that has them."""
+    ring, window = memory.own_ring, Window(4, 4)
+    _fill(memory.copies.held, window)
+    with StoreDirectory(shared_memory, StoreIdentity("run", "0123"), OTHER) as store:
+        back = store.ring(RingRole.HELD, RANK, PACKED)
+        for _ in range(before):
+            back.reserve(3, PAGE_BYTES * before)  # so many pages lie in front of them
+        _fill(back, window)
+        memory.copies.rings[OTHER] = back
+        known = [fetch_of(step - 4, PROCESS, window=window) for step in sorted(there)]
+        if known:
+            fetch_slots(memory, plan_of(known))
+        fetches = [
+            fetch_of(step - 4, OTHER if step in formerly else PROCESS, window=window)
+            for step in range(4, 8)
+        ]
+        fetch_slots(memory, plan_of(fetches))
+        held = [ring.held(step) for step in range(4, 8)]
+        assert [bytes(ring.payload(record))[0] for record in held] == [4, 5, 6, 7]
+        for step in (8, 9):  # the rest of the ring is left for what is captured next
+            ring.reserve(step, PAGE_BYTES, needed=range(4, step))
 
 
 def test_what_holders_lack_is_sent_to_them(memory):

@@ -85,6 +85,51 @@ def extent_of(step: int, size_bytes: int, extents: Mapping[int, Extent], room_by
     return Extent(start if start >= 0 else room_bytes - size_bytes, size_bytes)
 
 
+def place_of(
+    step: int, size_bytes: int, lay: Extent | None, extents: Mapping[int, Extent], room_bytes: int
+) -> Extent:
+    """Returns where the slot of S_step lies that comes out of another ring.
+
+    It lies as it lay there, unless the slots next to it lie otherwise than in that ring: two rings
+    have two layouts where a rank's slots were placed again after the loss of all who had them, and
+    a process comes back that has them as they lay before. Taken as they lay, slots of both leave
+    gaps, or lie in each other's room, and the ring is too small for all.
+
+    Args:
+        lay: where it lay; None: where that means nothing in this ring.
+        extents: of the slots that stay, by their steps.
+        room_bytes: of the ring.
+
+    Raises:
+        RingFullError: no ring of this size holds it.
+    """
+    if lay is not None and _fits(step, lay, extents, room_bytes):
+        return lay
+    return extent_of(step, size_bytes, extents, room_bytes)
+
+
+def _fits(step: int, lay: Extent, extents: Mapping[int, Extent], room_bytes: int) -> bool:
+    """Returns whether a slot lies behind the one before it, or in front of the one after it."""
+    if lay.stop > room_bytes or any(lay.overlaps(other) for other in extents.values()):
+        return False
+    former = max((other for other in extents if other < step), default=None)
+    later = min((other for other in extents if other > step), default=None)
+    if former is not None and not _is_next(extents[former], lay, room_bytes):
+        return False
+    if later is None or (former is not None and later > step + 1):
+        return True  # what lies between the two is still to come
+    return _is_next(lay, extents[later], room_bytes)
+
+
+def _is_next(former: Extent, later: Extent, room_bytes: int) -> bool:
+    """Returns whether one slot lies behind the other, at the ring's ends, too."""
+    if former.stop == later.offset:
+        return True
+    begins_again = later.offset == 0 and former.stop + later.size_bytes > room_bytes
+    ends = former.stop == room_bytes and later.offset < former.size_bytes
+    return begins_again or ends
+
+
 @dataclasses.dataclass(frozen=True)
 class SlotRing:
     """Which steps' slots a ring holds.

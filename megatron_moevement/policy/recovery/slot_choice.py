@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import operator
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from megatron_moevement.policy.copies.persistence import SlotKey
 from megatron_moevement.policy.facts.facts import Facts
@@ -127,18 +127,33 @@ def choose_fetches(facts: Facts, wanted: Wanted) -> tuple[SlotsFetch, ...]:
     return tuple(chosen)
 
 
-def fetches_by_place(own: RankPlan) -> tuple[tuple[SlotFetch, ...], tuple[SlotFetch, ...]]:
-    """Returns a rank's own slots that it gets, and those of replicas in the order of their places.
+def held_steps(own: RankPlan, process: int, has: Callable[[SlotKey], bool]) -> set[int]:
+    """Returns the steps of the slots that a rank need not get, as they lie in its ring.
 
-    Own slots lie where they lay. A replica's gets its place by the slot before it, or after it
-    where there is none: so that none takes the room of another, those behind the oldest own one
-    are placed upwards, then those in front of it downwards.
+    Args:
+        process: its own.
+        has: whether its ring has a slot.
     """
-    with_place = tuple(fetch for fetch in own.fetches if fetch.slot.owner == own.rank)
-    others = tuple(fetch for fetch in own.fetches if fetch.slot.owner != own.rank)
-    oldest = with_place[0].slot.step if with_place else 0
-    behind = tuple(fetch for fetch in others if fetch.slot.step > oldest)
-    return with_place, behind + others[: len(others) - len(behind)][::-1]
+    mine = (fetch for fetch in own.fetches if fetch.source == process)
+    return {each.slot.step for each in mine if each.slot.owner == own.rank and has(each.slot)}
+
+
+def fetches_in_order(own: RankPlan, held: Collection[int]) -> tuple[SlotFetch, ...]:
+    """Returns the slots that a rank gets, in the order in which they get their places.
+
+    Each gets its place by the slot before it, or after it where there is none. So that none takes
+    the room of another, those behind the oldest one that is there are placed upwards, then those in
+    front of it downwards. Where none is there the oldest that brings a place is the first: one of a
+    replica brings none.
+
+    Args:
+        held: steps of those that are there.
+    """
+    lacking = [fetch for fetch in own.fetches if fetch.slot.step not in held]
+    with_place = (fetch.slot.step for fetch in lacking if fetch.slot.owner == own.rank)
+    oldest = min(held) if held else next(with_place, 0)
+    in_front = [fetch for fetch in lacking if fetch.slot.step < oldest]
+    return (*lacking[len(in_front) :], *reversed(in_front))
 
 
 def _by_sources(copies: Mapping[int, int], slots: int) -> Iterator[tuple[list[int], int]]:

@@ -4,14 +4,49 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import mmap
 import os
+import threading
 import weakref
 from collections.abc import Callable
 from pathlib import Path
 
+from megatron_moevement.errors import UserError
 from megatron_moevement.runtime.closing import Closing
-from megatron_moevement.runtime.slots.late_pin import LatePin
+
+logger = logging.getLogger(__name__)
+
+
+class LatePin:
+    """Makes memory a target of asynchronous copies, on a thread of its own.
+
+    It takes seconds for each ten gigabytes, which nobody waits for so.
+    """
+
+    def __init__(self, pin: Callable[[memoryview], Callable[[], None]], memory: memoryview) -> None:
+        """Begins; where the system does not let so much memory be locked, it stays as it is.
+
+        Args:
+            pin: makes memory such a target; returns what undoes it.
+        """
+        self._unpin: Callable[[], None] | None = None
+        self._thread = threading.Thread(
+            target=self._run, args=(pin, memory), name="late-pin", daemon=True
+        )
+        self._thread.start()
+
+    def undo(self) -> None:
+        """Waits until it has ended, and undoes it; any thread may call it."""
+        self._thread.join()
+        if self._unpin is not None:
+            self._unpin()
+
+    def _run(self, pin: Callable[[memoryview], Callable[[], None]], memory: memoryview) -> None:
+        try:
+            self._unpin = pin(memory)
+        except UserError as error:
+            logger.warning("copies into memory that is not pinned take longer: %s", str(error))
 
 
 class NamelessFile(Closing):

@@ -15,117 +15,33 @@ import dataclasses
 import mmap
 import struct
 import weakref
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping
 from pathlib import Path
 from typing import Any
 
-from megatron_moevement.policy.copies.slot_ring import Extent, RingFullError, extent_of
-from megatron_moevement.policy.document import Document
+from megatron_moevement.policy.copies.slot_ring import Extent, RingFullError
 from megatron_moevement.policy.job.ranks import LogicalRank
 from megatron_moevement.runtime.slots.hashed_bytes import HASHED
-from megatron_moevement.runtime.slots.late_pin import LatePin
 from megatron_moevement.runtime.slots.mapped_file import (
     PAGE_BYTES,
     Access,
     MappedFile,
     checksum_of,
-    page_aligned,
 )
-from megatron_moevement.runtime.slots.nameless_file import NamelessFile
+from megatron_moevement.runtime.slots.nameless_file import LatePin, NamelessFile
+from megatron_moevement.runtime.slots.ring_shape import GUARD, RingShape, descriptor_bytes
 from megatron_moevement.runtime.slots.slot_record import (
     MalformedRecordError,
     SlotPart,
     SlotRecord,
     decode_record,
     encode_record,
-    max_record_bytes,
 )
 from megatron_moevement.runtime.slots.store_identity import DamagedFileError, StoreIdentity
 
 __all__ = ["RingFile", "RingShape", "SlotPart", "SlotRecord"]
 
 _CHECKSUM_BYTES = 8
-_GUARD = struct.Struct("<QI")
-"""Opens a descriptor: checksum of all after it, and length of the encoded record; 0: no slot."""
-
-
-def _descriptor_bytes(max_parts: int) -> int:
-    return -(-(_GUARD.size + max_record_bytes(max_parts)) // 8) * 8
-
-
-@dataclasses.dataclass(frozen=True)
-class RingShape(Document):
-    """Sizes of a ring.
-
-    Attributes:
-        capacity: the most slots.
-        buffer_bytes: of the largest slot.
-        max_parts: of a slot.
-        room_bytes: of all slots together.
-        granule_bytes: each slot takes a multiple of so many.
-        extras_bytes: room behind the operators of each slot.
-    """
-
-    capacity: int
-    buffer_bytes: int
-    max_parts: int
-    room_bytes: int
-    granule_bytes: int
-    extras_bytes: int = 0
-
-    @classmethod
-    def equal(
-        cls, capacity: int, buffer_bytes: int, max_parts: int, extras_bytes: int = 0
-    ) -> RingShape:
-        """Returns a ring of equal buffers: the slot of S_k is in buffer k modulo capacity."""
-        stride = page_aligned(buffer_bytes)
-        return cls(capacity, buffer_bytes, max_parts, capacity * stride, stride, extras_bytes)
-
-    @property
-    def payloads_offset(self) -> int:
-        """Where in the file the payloads begin."""
-        return PAGE_BYTES + page_aligned(self.capacity * _descriptor_bytes(self.max_parts))
-
-    @property
-    def total_bytes(self) -> int:
-        """Bytes of the file: what has to be announced before it is created."""
-        return self.payloads_offset + self.room_bytes
-
-    def extent_bytes(self, operators_bytes: int) -> int:
-        """Returns what a slot takes, whose operators take so much."""
-        size_bytes = min(operators_bytes + self.extras_bytes, self.buffer_bytes)
-        return max(-(-size_bytes // self.granule_bytes), 1) * self.granule_bytes
-
-    def extent_of(self, step: int, size_bytes: int, extents: Mapping[int, Extent]) -> Extent:
-        """Returns where the slot of S_step lies: behind the one before it, or in its own buffer.
-
-        Args:
-            size_bytes: as `extent_bytes` gives it.
-            extents: of the slots that lie there, by their steps.
-        """
-        if self.room_bytes == self.capacity * self.granule_bytes:
-            return Extent(step % self.capacity * self.granule_bytes, self.granule_bytes)
-        return extent_of(step, size_bytes, extents, self.room_bytes)
-
-    def has_room_for(self, record: SlotRecord) -> bool:
-        """Returns whether a slot's payload and record fit."""
-        room = _descriptor_bytes(self.max_parts) - _GUARD.size
-        return record.payload_bytes <= self.buffer_bytes and len(encode_record(record)) <= room
-
-    def has_room_for_all(self, records: Sequence[SlotRecord]) -> bool:
-        """Returns whether an empty ring has room for slots that follow each other."""
-        taken_bytes = 0
-        for record in records:
-            size_bytes = self.extent_bytes(record.operators_bytes)
-            if record.payload_bytes > size_bytes or not self.has_room_for(record):
-                return False
-            taken_bytes += size_bytes
-        return len(records) <= self.capacity and taken_bytes <= self.room_bytes
-
-    def may_lie_at(self, extent: Extent, payload_bytes: int) -> bool:
-        """Returns whether a slot may lie there."""
-        is_within = payload_bytes <= extent.size_bytes and extent.stop <= self.room_bytes
-        return is_within and not (extent.offset % PAGE_BYTES or extent.size_bytes % PAGE_BYTES)
 
 
 class RingFile(MappedFile):
@@ -146,7 +62,7 @@ class RingFile(MappedFile):
         except (KeyError, TypeError, ValueError) as error:
             raise DamagedFileError(f"{path} is no ring of this version: {error!r}") from error
         self.capacity = self.shape.capacity
-        self._descriptor_bytes = _descriptor_bytes(self.shape.max_parts)
+        self._descriptor_bytes = descriptor_bytes(self.shape.max_parts)
         self._payloads_offset = self.shape.payloads_offset
         self._extents: dict[int, Extent] = {}
         self._unpin: weakref.finalize[[], RingFile] | None = None
@@ -227,29 +143,45 @@ class RingFile(MappedFile):
         shape = self.shape
         if size_bytes is None:
             size_bytes = shape.extent_bytes(shape.buffer_bytes)
-        extent = shape.extent_of(step, size_bytes, self._extents)
-        for other in self._at(extent, step):
-            if other in needed:
-                raise RingFullError(f"step {step} would take the room of step {other}")
-        return self._reserve_at(step, extent)
+        return self._reserve_at(step, shape.extent_of(step, size_bytes, self._extents), needed)
 
-    def take(self, record: SlotRecord, needed: Container[int] = ()) -> memoryview | None:
-        """Does the same for a slot of another process: it lies here as it lies there.
+    def get(self, record: SlotRecord, needed: Container[int], *, lay: bool = True) -> memoryview:
+        """Does the same for a slot that this ring lacks, and that another one has.
+
+        Args:
+            needed: steps whose slots are; its place follows from theirs.
+            lay: whether that is a ring of the same rank: the slot lies here as there if it fits.
+
+        Raises:
+            RingFullError: a slot that is needed lies there.
+        """
+        stay = {other: there for other, there in self._extents.items() if other in needed}
+        stay.pop(record.step, None)
+        return self._reserve_at(record.step, self.shape.place_of(record, stay, lay=lay), needed)
+
+    def take(self, record: SlotRecord) -> memoryview | None:
+        """Does the same for a copy of a slot of another process: it lies here as it lies there.
 
         Returns:
-            None where it can't lie there, or one that is needed, or an older one of its window.
+            None where it can't lie there, or an older one of its window does.
         """
         if not self.shape.may_lie_at(record.extent, record.payload_bytes):
             return None
         for step in self._at(record.extent, record.step):
             other = self.record(step)
             is_before = other is not None and record.follows(other) and not self.was_damaged(other)
-            if is_before or step in needed:
+            if is_before:
                 return None
         return self._reserve_at(record.step, record.extent)
 
-    def _reserve_at(self, step: int, extent: Extent) -> memoryview:
-        self._forget(self._at(extent, step))
+    def _reserve_at(self, step: int, extent: Extent, needed: Container[int] = ()) -> memoryview:
+        others = self._at(extent, step)
+        for other in others:
+            if other in needed:
+                raise RingFullError(f"step {step} would take the room of step {other}")
+        for other in others:
+            self.invalidate(other)
+            del self._extents[other]
         self.invalidate(step)
         self._extents[step] = extent
         return self.buffer(step)
@@ -273,17 +205,8 @@ class RingFile(MappedFile):
     def invalidate(self, step: int) -> None:
         """Forgets the slot of S_step, or whichever has its descriptor."""
         descriptor = self._descriptor(self._place(step))
-        descriptor[: _GUARD.size] = bytes(_GUARD.size)
+        descriptor[: GUARD.size] = bytes(GUARD.size)
         self._damaged.pop(self._place(step), None)
-
-    def keep_only(self, steps: Container[int]) -> None:
-        """Forgets the slots of all other steps, and where they lie."""
-        self._forget([step for step in self._extents if step not in steps])
-
-    def _forget(self, steps: Sequence[int]) -> None:
-        for step in steps:
-            self.invalidate(step)
-            del self._extents[step]
 
     def publish(self, record: SlotRecord) -> SlotRecord:
         """Declares a slot held whose payload is complete in its room.
@@ -301,7 +224,7 @@ class RingFile(MappedFile):
         descriptor = self._descriptor(self._place(record.step))
         if record.payload_bytes > room_bytes:
             raise ValueError(f"{record.payload_bytes} bytes in a room of {room_bytes}")
-        if _GUARD.size + len(body) > len(descriptor):
+        if GUARD.size + len(body) > len(descriptor):
             raise ValueError(
                 f"{self.path} has room for slots of {self.shape.max_parts} parts, not of "
                 f"{len(record.parts)}"
@@ -387,13 +310,13 @@ class RingFile(MappedFile):
     def _read(self, place: int) -> SlotRecord | None:
         """Returns what a descriptor says, None for one that is empty, torn or damaged."""
         descriptor = bytes(self._descriptor(place))
-        checksum, length = _GUARD.unpack_from(descriptor)
-        if length == 0 or _GUARD.size + length > len(descriptor):
+        checksum, length = GUARD.unpack_from(descriptor)
+        if length == 0 or GUARD.size + length > len(descriptor):
             return None
-        if checksum != checksum_of(descriptor[_CHECKSUM_BYTES : _GUARD.size + length]):
+        if checksum != checksum_of(descriptor[_CHECKSUM_BYTES : GUARD.size + length]):
             return None
         try:
-            record = decode_record(descriptor[_GUARD.size : _GUARD.size + length])
+            record = decode_record(descriptor[GUARD.size : GUARD.size + length])
         except MalformedRecordError:
             return None
         fits = self.shape.may_lie_at(record.extent, record.payload_bytes)

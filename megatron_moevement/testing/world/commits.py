@@ -4,13 +4,18 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from typing import TYPE_CHECKING
 
 from megatron_moevement.policy.copies.commit import newest_persisted
 from megatron_moevement.policy.copies.left_stores import may_forget_left
 from megatron_moevement.policy.copies.persistence import SlotKey
-from megatron_moevement.policy.copies.slot_ring import Extent, ring_bytes
+from megatron_moevement.policy.copies.slot_ring import (
+    Extent,
+    RingFullError,
+    place_of,
+    ring_bytes,
+)
 from megatron_moevement.policy.recovery.lifecycle import Phase
 from megatron_moevement.policy.watching.schedule_maker import noted
 from megatron_moevement.policy.window.schedule import Window
@@ -182,11 +187,32 @@ class Commits:
 
     def extent(self, process: Process, key: SlotKey, content: SlotContent) -> Extent:
         """Returns where a slot is captured to."""
-        world, rank = self._world, process.place
-        room_bytes = ring_bytes(world.proposals.room(rank), process.ring.lag)
-        size_bytes = world.link_times.slot_bytes(content) + SCALARS_BYTES
-        extents = process.store.extents(rank)
-        return world.policies.extent_of(key.step, size_bytes, extents, room_bytes)
+        size_bytes = self._world.link_times.slot_bytes(content) + SCALARS_BYTES
+        extents, room_bytes = process.store.extents(process.place), self._room_bytes(process)
+        return self._world.policies.extent_of(key.step, size_bytes, extents, room_bytes)
+
+    def place(
+        self,
+        process: Process,
+        key: SlotKey,
+        size_bytes: int,
+        lay: Extent | None,
+        needed: Container[int],
+    ) -> Extent:
+        """Returns where a slot comes to lie that lay elsewhere, beside those that are needed."""
+        extents = {
+            step: there
+            for step, there in process.store.extents(key.owner).items()
+            if step in needed and step != key.step
+        }
+        extent = place_of(key.step, size_bytes, lay, extents, self._room_bytes(process))
+        for step, there in extents.items():
+            if there.overlaps(extent):
+                raise RingFullError(f"step {key.step} would take the room of step {step}")
+        return extent
+
+    def _room_bytes(self, process: Process) -> int:
+        return ring_bytes(self._world.proposals.room(process.place), process.ring.lag)
 
     def _pass_halfway(self, process: Process, generation: int) -> None:
         if process.alive and process.generation == generation:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import TYPE_CHECKING
 
 from megatron_moevement.policy.copies.commit import newest_persisted
@@ -18,7 +18,7 @@ from megatron_moevement.policy.recovery.plan import (
     Verdict,
     WindowEdges,
 )
-from megatron_moevement.policy.recovery.slot_choice import fetches_by_place
+from megatron_moevement.policy.recovery.slot_choice import fetches_in_order, held_steps
 from megatron_moevement.policy.window.schedule import WindowSchedule
 from megatron_moevement.policy.window.timetable import Timetable
 from megatron_moevement.settings.faults import FaultPoint
@@ -250,20 +250,19 @@ class Execution:
 
     def _fetch_slots(self, own: RankPlan) -> Commands:
         """Brings the slots that the plan gives a rank into the own store, checked."""
-        process, (with_place, without) = self._process, fetches_by_place(own)
-        if without:
-            process.store.keep_only(own.rank, {fetch.slot for fetch in with_place})
-        for fetch in (*with_place, *without):
-            key = fetch.slot._replace(owner=fetch.rank)  # a replica's slot becomes its own
-            if fetch.source != process.number or key not in process.store.slots:
-                yield Sleep(FETCH_TIME)
-                yield from self._fetch(fetch, key)
+        process = self._process
+        held = held_steps(own, process.number, process.store.slots.__contains__)
+        for fetch in fetches_in_order(own, held):
+            yield Sleep(FETCH_TIME)
+            yield from self._fetch(fetch, held)
+            held.add(fetch.slot.step)
             yield Pass()
         has_fetched(process, own)
 
-    def _fetch(self, fetch: SlotFetch, own: SlotKey) -> Commands:
+    def _fetch(self, fetch: SlotFetch, needed: Container[int]) -> Commands:
         """Takes a slot from the first of its sources that gives it, whichever replica it was of."""
         world, process = self._world, self._process
+        own = fetch.slot._replace(owner=fetch.rank)  # a replica's slot becomes its own
         for source in fetch.sources:
             holder = world.processes[source]
             yield At(FaultPoint.SERVE_SLOT, source)
@@ -275,9 +274,8 @@ class Execution:
             yield world.restarts.awaited()
         assert stored is not None
         yield At(FaultPoint.FETCH)
-        extent = stored.extent
-        if fetch.slot.owner != own.owner:  # a replica's ring may be another
-            extent = world.commits.extent(process, own, stored.content)
+        lay = stored.extent if fetch.slot == own else None  # a replica's ring may be another
+        extent = world.commits.place(process, own, stored.extent.size_bytes, lay, needed)
         world.commits.make_room(process, own, extent)
         process.store.slots[own] = StoredSlot(stored.content, extent)
         world.invariants.stored(process, own)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
 from megatron_moevement.policy.copies.persistence import SlotKey
 from megatron_moevement.policy.copies.slot_ring import Extent
@@ -134,10 +134,6 @@ class Store:
             and other.owner == key.owner
             and (stored.extent.overlaps(extent) or (other.step - key.step) % capacity == 0)
         )
-
-    def keep_only(self, owner: LogicalRank, keys: Container[SlotKey]) -> None:
-        """Forgets the other slots of a rank."""
-        self.drop_slots([key for key in self.slots if key.owner == owner and key not in keys])
 
     def drop_logs(self, oldest: int) -> None:
         """Forgets what was logged of the steps before this one."""

@@ -103,13 +103,30 @@ def test_a_slot_that_lies_nowhere_is_not_accepted(packed, extent):
     assert packed.take(dataclasses.replace(held, step=5, slot=1, extent=odd)) is None
 
 
-def test_a_slot_of_another_process_takes_the_room_of_none_that_is_needed(packed):
+def test_a_slot_out_of_another_ring_takes_the_room_of_none_that_is_needed(packed):
     held = write(packed, 6, 2)
-    place = {"window": Window(4, 1), "slot": 0, "step": 4}
-    assert packed.take(dataclasses.replace(held, **place), needed={6}) is None
+    lacking = dataclasses.replace(held, window=Window(4, 1), slot=0, step=4)
+    place(packed, packed.get(lacking, needed={6}), lacking)
+    assert packed.record(4).extent.offset == 5 * PAGE_BYTES  # in front of it, at the end
     assert packed.record(6) == held
-    assert packed.take(dataclasses.replace(held, **place), needed={5}) is not None
+    place(packed, packed.get(lacking, needed={5}), lacking)
+    assert packed.record(4).extent == held.extent
     assert packed.record(6) is None
+
+
+def test_where_what_is_needed_leaves_no_room_a_slot_out_of_another_ring_takes_none(packed):
+    for step, pages in ((4, 3), (5, 3)):
+        held = write(packed, step, pages)
+    lacking = dataclasses.replace(held, window=Window(6, 1), slot=0, step=6)
+    with pytest.raises(RingFullError, match="step 6 would take the room of step 4"):
+        packed.get(lacking, needed={4, 5})
+    assert steps_of(packed) == [4, 5]
+
+
+def place(ring, room, record):
+    """Publishes a slot out of another ring."""
+    assert room.nbytes == record.payload_bytes
+    ring.publish(record)
 
 
 def test_a_slot_before_all_others_lies_in_front_of_them(packed):
@@ -118,15 +135,6 @@ def test_a_slot_before_all_others_lies_in_front_of_them(packed):
     assert write(packed, 5, 3).extent.offset == 4 * PAGE_BYTES  # at the end: the first one is at 0
     assert write(packed, 4, 1).extent.offset == 3 * PAGE_BYTES
     assert steps_of(packed) == [4, 5, 6, 7]
-
-
-def test_a_ring_that_keeps_some_slots_forgets_the_others_and_where_they_lay(packed):
-    for step, pages in ((4, 2), (5, 1), (6, 3)):
-        write(packed, step, pages)
-    packed.keep_only({5})
-    assert steps_of(packed) == steps_of(RingFile.open(packed.path, IDENTITY)) == [5]
-    assert write(packed, 4, 3).extent.offset == 4 * PAGE_BYTES
-    assert steps_of(packed) == [4, 5]
 
 
 def test_an_empty_ring_has_room_for_slots_that_take_no_more_than_all_of_it(packed):

@@ -245,12 +245,9 @@ class SlotReplicator:
         """
 
         def place(record: SlotRecord) -> memoryview:
-            # In a replica's ring it may lie elsewhere than this rank's own would.
-            room = self.ring.take(record, needed) if key.owner == self.ring.owner else None
-            if room is not None:
-                return room
             try:
-                return self.ring.reserve(key.step, record.extent.size_bytes, needed)
+                # In a replica's ring it may lie elsewhere than this rank's own would.
+                return self.ring.get(record, needed, lay=key.owner == self.ring.owner)
             except RingFullError as error:
                 raise RefusedError(str(error)) from error
 

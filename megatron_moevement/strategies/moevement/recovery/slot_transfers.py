@@ -11,7 +11,7 @@ from collections.abc import Container, Iterable
 
 from megatron_moevement.policy.copies.persistence import SlotKey
 from megatron_moevement.policy.recovery.plan import RankPlan, SlotFetch, SlotSend
-from megatron_moevement.policy.recovery.slot_choice import fetches_by_place
+from megatron_moevement.policy.recovery.slot_choice import fetches_in_order, held_steps
 from megatron_moevement.runtime.peers.sender import FetchError
 from megatron_moevement.runtime.slots.slot_record import SlotRecord
 from megatron_moevement.strategies.moevement.protection.host_memory import HostMemory
@@ -22,25 +22,16 @@ logger = logging.getLogger(__name__)
 def fetch_slots(memory: HostMemory, own: RankPlan) -> None:
     """Gets slots into this rank's ring; its training thread calls it.
 
-    A process that was a spare may have one in the ring of copies that it kept for the rank. Those
-    of a replica come last, as they bring no place: it follows from those of the others, so nothing
-    else lies in the ring then.
+    A process that was a spare may have one in the ring of copies that it kept for the rank. What
+    else lies in the ring is of no account: the plan names all that is needed.
 
     Raises:
         FetchError: no source of a slot gives it intact and in time.
     """
-    with_place, without = fetches_by_place(own)
-    held = {
-        fetch.slot.step
-        for fetch in with_place
-        if fetch.source == memory.host.process and _record(memory, fetch.slot) is not None
-    }
-    if without:
-        memory.own_ring.keep_only(held)
-    for fetch in (*with_place, *without):
-        if fetch.slot.step not in held:
-            _fetch(memory, fetch, held)
-            held.add(fetch.slot.step)
+    held = held_steps(own, memory.host.process, lambda key: _record(memory, key) is not None)
+    for fetch in fetches_in_order(own, held):
+        _fetch(memory, fetch, held)
+        held.add(fetch.slot.step)
 
 
 def send_slots(memory: HostMemory, sends: Iterable[SlotSend]) -> None:
