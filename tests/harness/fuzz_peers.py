@@ -72,8 +72,8 @@ _HISTORY = History(
 )
 _DOCUMENTS: tuple[tuple[Kind, dict[str, Any], int], ...] = (
     (Kind.FETCH, range_document(_KEY, 0, 500), 0),
-    (Kind.SLOT, share_document(_OTHER, _SLOT, Share("a", 0, is_last=True)), 100),
-    (Kind.SLOT, share_document(_OTHER, _SLOT, Share("a", 40, is_last=False)), 60),
+    (Kind.SLOT, share_document(_OTHER, _SLOT, Share(1, 0, is_last=True)), 100),
+    (Kind.SLOT, share_document(_OTHER, _SLOT, Share(1, 40, is_last=False)), 60),
     (Kind.FOUND, slot_document(_OTHER, _SLOT), 100),
     (Kind.HISTORY, _HISTORY.document(), 0),
     (Kind.RECEIVED, step_document(3), 0),

@@ -221,11 +221,13 @@ class ReplicaServer(Closing):
             channel.discard(message.payload_bytes, deadline)
             return _refusal(reason)
         with self._arrivals.taking(owner, share.transfer) as intact:
-            with self._placing:  # parts of a slot come over several connections
-                room = ring.take(record)
-            if room is None:
+            room = None
+            if intact is not None:
+                with self._placing:  # parts of a slot come over several connections
+                    room = ring.take(record)
+            if intact is None or room is None:
                 channel.discard(message.payload_bytes, deadline)
-                return _refusal(reason)
+                return _refusal(reason if intact is not None else "another transfer came since")
             if message.payload_bytes:
                 arriving = ArrivingParts(record, share.start)
                 channel.receive_into(room[share.start : stop], deadline, arriving.add)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
-import secrets
+import itertools
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,25 +19,28 @@ from megatron_moevement.runtime.slots.slot_record import (
 )
 from megatron_moevement.runtime.transport.wire import ProtocolError
 
+_TRANSFERS = itertools.count()
+
 
 @dataclasses.dataclass(frozen=True)
 class Share:
     """Which bytes of a slot a message brings.
 
     Attributes:
-        transfer: names what is sent together, over one connection or several.
+        transfer: number of what is sent together, over one connection or several; what the process
+            sends later has a larger one.
         start: offset of the first one.
         is_last: whether the slot is complete with it.
     """
 
-    transfer: str
+    transfer: int
     start: int
     is_last: bool
 
     @classmethod
     def whole(cls) -> Share:
         """Returns all bytes of a slot."""
-        return cls(secrets.token_hex(8), 0, is_last=True)
+        return cls(next(_TRANSFERS), 0, is_last=True)
 
     @classmethod
     def of_document(cls, document: Mapping[str, Any]) -> Share:
@@ -48,7 +51,7 @@ class Share:
         """
         share = document.get("share")
         match share:
-            case [str(transfer), int(start), bool(is_last)] if start >= 0:
+            case [int(transfer), int(start), bool(is_last)] if min(transfer, start) >= 0:
                 return cls(transfer, start, is_last)
         raise ProtocolError(f"no share of a slot: {share!r}")
 

@@ -19,26 +19,33 @@ class Arrivals:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._transfers: dict[LogicalRank, str] = {}
+        self._transfers: dict[LogicalRank, int] = {}
         self._intact: dict[LogicalRank, set[str]] = {}
         self._writers: Counter[LogicalRank] = Counter()
 
     @contextlib.contextmanager
-    def taking(self, owner: LogicalRank, transfer: str) -> Iterator[set[str]]:
+    def taking(self, owner: LogicalRank, transfer: int) -> Iterator[set[str] | None]:
         """Waits until nobody takes in another slot of the owner, and keeps others waiting.
 
+        A transfer that another one has followed was given up. What it still brings would take the
+        room of what came since: that of its slot may have been given to a newer one.
+
         Yields:
-            The parts that are known to be intact, of all that the transfer has brought.
+            The parts that are known to be intact, of all that the transfer has brought; None where
+            another one has followed it.
         """
         with self._changed:
             self._changed.wait_for(
-                lambda: not self._writers[owner] or self._transfers[owner] == transfer
+                lambda: not self._writers[owner] or self._transfers[owner] >= transfer
             )
-            if self._transfers.get(owner) != transfer:
-                self._intact[owner] = set()
-            self._transfers[owner] = transfer
-            self._writers[owner] += 1
-            intact = self._intact[owner]
+            newest = self._transfers.get(owner, -1)
+            if newest < transfer:
+                self._transfers[owner], self._intact[owner] = transfer, set()
+            intact = self._intact[owner] if newest <= transfer else None
+            self._writers[owner] += intact is not None
+        if intact is None:
+            yield None
+            return
         try:
             yield intact
         finally:

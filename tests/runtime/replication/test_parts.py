@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A large slot goes to its holder, and comes back, in parts over several connections at a time."""
 
+import contextlib
 import dataclasses
 import sys
 import threading
@@ -17,10 +18,11 @@ from megatron_moevement.runtime.peers.slot_messages import Share
 from megatron_moevement.runtime.slots.arrivals import Arrivals
 from megatron_moevement.runtime.slots.ring_file import RingShape
 from megatron_moevement.runtime.slots.slot_record import SlotRecord
+from megatron_moevement.runtime.transport.handshake import RefusedError
 from megatron_moevement.runtime.transport.transport import Deadline
 from tests.harness.loopback_transport import Link, Loopback
 
-from .conftest import DEADLINE, LARGE_SHAPE, capture, interrupted_once, key_of
+from .conftest import DEADLINE, LARGE_SHAPE, SHAPE, capture, interrupted_once, key_of
 
 SIZE_BYTES = LARGE_SHAPE.buffer_bytes - 5
 CONNECTIONS = 4
@@ -235,13 +237,35 @@ def test_one_transfer_at_a_time_writes_what_a_rank_owns():
         with arrivals.taking(one, name):
             order.append(name)
 
-    with arrivals.taking(one, "a"), arrivals.taking(one, "a"), arrivals.taking(other, "b"):
-        waiting = threading.Thread(target=take, args=("b",))
+    with arrivals.taking(one, 1), arrivals.taking(one, 1), arrivals.taking(other, 2):
+        waiting = threading.Thread(target=take, args=(2,))
         waiting.start()
         waiting.join(0.05)
-        order.append("a")
+        order.append(1)
     waiting.join(DEADLINE.total_seconds())
-    assert order == ["a", "b"]
+    assert order == [1, 2]
+
+
+@pytest.mark.parametrize("step", [3, 3 + SHAPE.capacity], ids=["the same slot", "a newer one"])
+@pytest.mark.parametrize("is_last", [False, True])
+def test_what_a_transfer_brings_that_was_given_up_takes_the_room_of_nothing(job, step, is_last):
+    """Its sender has sent another one since; a thread of the server reads it late."""
+    owner, holder = job(2)
+    record = capture(owner.ring, 3)
+    payload = memoryview(bytes(owner.ring.payload(record)))
+    given_up = dataclasses.replace(Share.whole(), is_last=is_last)
+    with (
+        owner.sender(holder) as sender,
+        PeerConnection(owner.me, 1, holder.server.address, Deadline(DEADLINE)) as late,
+    ):
+        newer = record if step == 3 else capture(owner.ring, step)
+        sent = sender.send(owner.owner, newer, owner.ring.payload(newer), (1,))
+        assert sent[1].result(DEADLINE.total_seconds()) is None
+        data = payload if is_last else payload[:100]
+        with contextlib.suppress(RefusedError):
+            late.store(owner.owner, record, data, Deadline(DEADLINE), share=given_up)
+    assert [found.step for found in holder.held[0].records()] == [step]
+    assert holder.held[0].damaged_parts(newer) == ()
 
 
 def test_a_part_that_comes_again_with_other_bytes_is_not_intact(job):

@@ -214,13 +214,13 @@ PEER_ERRORS = {
     "no record": (lambda good: (Kind.SLOT, 5, good | {"record": {}}, 3000), ""),
     "less than it says": (lambda good: (Kind.SLOT, 5, good, 2999), "2999 bytes of 3000"),
     "more than it says": (lambda good: (Kind.SLOT, 5, good, 3001), "3001 bytes of 3000"),
-    "no share": (lambda good: (Kind.SLOT, 5, {**good, "share": ["x", -1, True]}, 3000), "no share"),
+    "no share": (lambda good: (Kind.SLOT, 5, {**good, "share": [1, -1, True]}, 3000), "no share"),
     "a share outside": (
-        lambda good: (Kind.SLOT, 5, {**good, "share": ["x", 2000, False]}, 1001),
+        lambda good: (Kind.SLOT, 5, {**good, "share": [1, 2000, False]}, 1001),
         "1001 bytes of 3000 from 2000 on",
     ),
     "a last share that is short": (
-        lambda good: (Kind.SLOT, 5, {**good, "share": ["x", 2000, True]}, 999),
+        lambda good: (Kind.SLOT, 5, {**good, "share": [1, 2000, True]}, 999),
         "999 bytes of 3000 from 2000 on",
     ),
     "a fetch with a payload": (lambda good: (Kind.FETCH, 5, good, 3000), "with a payload"),
