@@ -113,13 +113,13 @@ def test_who_is_lost_once_it_is_watched_is_nobody_elses_concern(store):
     for process in range(2):
         watch(store, 0, process)
     note_gone(store, 1, SECRET)
-    agree(store, "called", [0, 1])
+    agree(store, "called", [[0, 1]])
     assert member(store, 0, 2, then=hold(store))() == ((0, 1), None)
 
 
 def test_what_one_process_found_all_find(store):
     """One saw all watched; another one, which looks later, sees that a process is gone."""
-    agree(store, "called", [0, 1])
+    agree(store, "called", [[0, 1]])
     agree(store, "outcome", "again")
     watch(store, 0, 0)
     watch(store, 0, 1)
@@ -157,7 +157,7 @@ def test_other_threads_are_not_bothered(store):
 def test_what_nobody_of_the_job_wrote_does_not_count(store):
     keys = dist.PrefixStore(prefix_of("0"), store)
     note_gone(store, 0, Secret(b"x" * 64))
-    keys.set("moevement/roll0/called", "[1]")
+    keys.set("moevement/roll0/called", "[[1, 1]]")
     keys.append("moevement/roll0/here", "\n2\n")
     found = in_threads(*(member(store, process, 2) for process in range(2)))
     assert found == [((0, 1), None)] * 2

@@ -24,6 +24,8 @@ from tests.harness.stepped_roll_call import PATIENCE, SECRET, SteppedRollCall
 LONG = timedelta(seconds=600)
 LARGEST = 100 * ENTRIES
 READ_ONCE = "/called"
+LARGEST_CALLED = 120
+"""Bytes, sealed, where all are there."""
 SIZES = (64, 128)
 REQUESTS = 30
 """Of a process that comes, looks twice, and learns who is called."""
@@ -110,6 +112,24 @@ def test_one_process_reads_all_lists_though_all_others_look_meanwhile():
     assert of_all[1024] <= 4.2 * of_all[256]
 
 
+def test_what_all_read_of_who_is_called_is_short_however_many_are():
+    read_bytes = {}
+    for processes in (256, 1024):
+        met = SteppedRollCall(processes)
+        met.meet()
+        loads = [member.store.load for member in met.members]
+        sizes = [
+            size
+            for load in loads
+            for key in load.read
+            if key.endswith(READ_ONCE)
+            for size in load.read[key]
+        ]
+        assert max(sizes) <= LARGEST_CALLED
+        read_bytes[processes] = sum(sizes)
+    assert read_bytes[1024] <= 4.2 * read_bytes[256]
+
+
 @pytest.mark.parametrize("processes", SIZES)
 def test_all_others_of_a_simulated_roll_call_look_while_one_reads(processes, monkeypatch):
     met, elected = SteppedRollCall(processes), []
@@ -182,7 +202,7 @@ def test_one_process_reads_who_is_watched_when_the_time_is_over():
             member.roll.check(member.store)
 
     with met.clock.ticking():
-        _Notes(first.store, SECRET, "0").agreed("moevement/roll0/called", list(range(lost + 1)))
+        _Notes(first.store, SECRET, "0").agreed("moevement/roll0/called", [[0, lost]])
         for member in met.waiting:
             member.roll.call(member.store)
             note_watched(member.roll, member.store)
@@ -278,7 +298,7 @@ def test_what_a_stranger_removes_is_noted_again(what):
 def test_what_a_stranger_adds_does_not_count():
     keys, processes = SharedKeys(), 2 * ENTRIES
     stranger = CountingStore(keys)
-    stranger.set(f"{prefix_of('0')}/moevement/roll0/called", "[1]")
+    stranger.set(f"{prefix_of('0')}/moevement/roll0/called", "[[1, 1]]")
     for name in ("here:0.1", "here:1.0", "here"):
         stranger.append(f"{prefix_of('0')}/moevement/roll0/{name}", "\n1\n")
     waiting = [Process(keys, process, processes) for process in range(1, processes)]

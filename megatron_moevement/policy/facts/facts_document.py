@@ -49,6 +49,7 @@ from megatron_moevement.policy.facts.facts import (
 from megatron_moevement.policy.job.boundary import Direction
 from megatron_moevement.policy.job.ranks import Layout, LogicalRank
 from megatron_moevement.policy.job.segments import Ends
+from megatron_moevement.policy.number_runs import runs_of
 from megatron_moevement.policy.window.schedule import Window
 from megatron_moevement.policy.window.timetable import Timetable, TimetableEntry
 
@@ -154,7 +155,7 @@ def dump_process(facts: ProcessFacts) -> dict[str, Any]:
             for holding in facts.holdings
         ],
         "logs": [
-            {"direction": log.direction.value, "steps": list(_runs(log.steps))}
+            {"direction": log.direction.value, "steps": list(runs_of(log.steps))}
             for log in facts.logs
         ],
         "ledger": _dump_run(facts.ledger),
@@ -173,20 +174,6 @@ def _dump_window(window: Window | None) -> dict[str, int] | None:
 
 def _dump_run(steps: range) -> list[int] | None:
     return [steps[0], steps[-1]] if steps else None
-
-
-def _runs(steps: Iterable[int]) -> Iterator[list[int]]:
-    """Yields the first and last step of each run of consecutive steps, ascending."""
-    run: list[int] = []
-    for step in sorted(steps):
-        if run and step == run[1] + 1:
-            run[1] = step
-            continue
-        if run:
-            yield run
-        run = [step, step]
-    if run:
-        yield run
 
 
 _FACTS = Fields.of(("generation", "layout", "ends", "processes"), ("durable",))

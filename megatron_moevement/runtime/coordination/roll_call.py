@@ -24,6 +24,7 @@ from typing import Any
 import torch.distributed as dist
 
 from megatron_moevement.errors import MoEvementError
+from megatron_moevement.policy.number_runs import numbers_of, runs_of
 from megatron_moevement.policy.watching.short_lists import (
     by_list,
     list_of,
@@ -163,7 +164,7 @@ class RollCall:
             called = self.look(store, here)
             if called is None:
                 key = _key(self.number, "called")
-                called = self._notes(store).await_agreed(key, self._pause_s())
+                called = _numbers(self._notes(store).await_agreed(key, self._pause_s()))
         self._called = frozenset(called)
         self._begin(by_list(self._called))
         return tuple(sorted(self._called))
@@ -178,8 +179,7 @@ class RollCall:
 
     def called(self, store: Store) -> list[int] | None:
         """Returns who is called; None before that is agreed."""
-        called: list[int] | None = self._notes(store).agreed(_key(self.number, "called"))
-        return called
+        return _numbers(self._notes(store).agreed(_key(self.number, "called")))
 
     def look(self, store: Store, here: Attendance) -> list[int] | None:
         """Returns who is called, once all others are gone or the time is over; None before that."""
@@ -192,8 +192,9 @@ class RollCall:
         there, gone = notes.whole(here) | {self._process}, notes.gone(here.lists)
         if not is_over and len(there | gone) < self.processes:
             return None
-        called: list[int] = notes.agreed(_key(self.number, "called"), sorted(there - gone))
-        return called
+        # All read it: it must not grow with all where nearly all are there.
+        called = list(runs_of(there - gone))
+        return _numbers(notes.agreed(_key(self.number, "called"), called))
 
     def _reads_all(self, notes: _Notes, what: str) -> bool:
         """Returns whether this process reads all lists: one does, and the others wait for it.
@@ -250,7 +251,8 @@ class RollCall:
             found = notes.agreed(key, outcome.value)
         self._holds = found == _Outcome.HOLDS.value
         if found == _Outcome.AGAIN.value:
-            missing = ", ".join(map(str, notes.agreed(_key(self.number, "missing")) or ()))
+            lost = _numbers(notes.agreed(_key(self.number, "missing"))) or ()
+            missing = ", ".join(map(str, lost))
             raise LostAtStartError(f"process {missing or 'of another one'} was lost at the start")
 
     def _outcome(self, notes: _Notes) -> _Outcome | None:
@@ -268,7 +270,7 @@ class RollCall:
             lost = self._called - notes.whole(watched)
             if not lost:
                 return _Outcome.HOLDS
-        notes.agreed(_key(self.number, "missing"), sorted(lost))
+        notes.agreed(_key(self.number, "missing"), list(runs_of(lost)))
         return _Outcome.AGAIN
 
     def await_hold(self, store: Store) -> None:
@@ -381,6 +383,10 @@ class _Notes:
             return self._seal.open(key, text)
         except BrokenSealError:
             return None
+
+
+def _numbers(runs: list[list[int]] | None) -> list[int] | None:
+    return None if runs is None else numbers_of(runs)
 
 
 def _end_key(process: int) -> str:
