@@ -150,6 +150,26 @@ def test_who_writes_its_arrival_again_sees_whether_its_list_is_whole_with_it(mon
     assert len(waits) == 2
 
 
+@pytest.mark.parametrize("limit_s", [1.0, 3.0, 8.0])
+def test_at_most_a_quarter_of_a_barriers_limit_passes_between_two_looks(monkeypatch, limit_s):
+    clock, keys, lasted_s = Clock(), SharedKeys(), []
+
+    def wait(store, awaited, timeout):
+        lasted_s.append(timeout.total_seconds())
+        clock.now_s += timeout.total_seconds()
+        if len(lasted_s) == 1:
+            keys.remove("arrived")
+            arrive(keys, 1, 2)
+        CountingStore.wait(store, awaited, NO_TIME)
+
+    monkeypatch.setattr(sealed_store, "_LOOK_S", 1.0)
+    monkeypatch.setattr(sealed_store, "time", clock)
+    monkeypatch.setattr(attendance, "time", clock)
+    monkeypatch.setattr(SealedMember, "wait", wait)
+    arrive(keys, 0, 2, timedelta(seconds=limit_s))
+    assert lasted_s[0] <= limit_s / 4
+
+
 def test_no_slice_of_a_barrier_lasts_beyond_its_limit(monkeypatch):
     clock, ends_s = Clock(), []
 

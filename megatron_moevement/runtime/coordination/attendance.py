@@ -99,11 +99,10 @@ class Looks:
             interval_s: of looks, where there are few processes.
             processes: how many wait.
             free: so many may look as often as that.
-            longest_s: that the interval may grow to.
+            longest_s: that the interval is at most, however few they are.
         """
         self._process, self._lists = process, sorted(lists)
-        grown_s = look_interval_s(interval_s, processes, free=free)
-        self.interval_s = max(interval_s, min(grown_s, longest_s))
+        self.interval_s = min(look_interval_s(interval_s, processes, free=free), longest_s)
         self._looks = 0
         self._next_s = -math.inf
 
