@@ -26,10 +26,10 @@ FORMER = {
 NAMES = [mutation.name for mutation in MUTATIONS]
 
 
-def first_failure(name):
-    """Returns what the first of the telling seeds that notices a mutation says."""
+def first_failure(name, seeds=TELLING):
+    """Returns what the first of some seeds that notices a mutation says."""
     policies = mutation_named(name).policies
-    results = (play(scenario_of(seed), policies) for seed in TELLING)
+    results = (play(scenario_of(seed), policies) for seed in seeds)
     return next((each for each in results if isinstance(each, Failure)), None)
 
 
@@ -101,10 +101,14 @@ def test_a_world_is_kept_of_every_wrong_decision():
     assert {each.mutation for each in kept} >= set(NAMES)
 
 
-@pytest.mark.parametrize("name", ["roll-forward-skipped", "target-is-minimum", "eras-mixed"])
-def test_shrinking_makes_a_world_smaller_that_fails_alike(name):
+@pytest.mark.parametrize(
+    ("name", "seed"),
+    # The first seed that notices it has a large world, which takes ten times as long.
+    [("roll-forward-skipped", 38), ("target-is-minimum", None), ("eras-mixed", None)],
+)
+def test_shrinking_makes_a_world_smaller_that_fails_alike(name, seed):
     policies = mutation_named(name).policies
-    failure = first_failure(name)
+    failure = first_failure(name, TELLING if seed is None else [seed])
     smallest = shrink_failure(failure, policies)
     assert smallest.what == failure.what
     before, after = sizes(failure.scenario), sizes(smallest.scenario)
