@@ -34,14 +34,20 @@ def text(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def uninterrupted(megatron_fork_server, text, tmp_path_factory):
-    """Returns the digest of a case that nothing protects and nobody interrupts."""
+    """Returns the digest of a case that nothing protects and nobody interrupts.
 
-    @functools.cache
-    def digest(case):
-        folder = tmp_path_factory.mktemp("uninterrupted")
-        result = Run(case.program(megatron_fork_server, text), folder).finish()
-        shutil.rmtree(folder)
-        return result
+    It takes flags beyond the case's own. Cases that are trained alike share a job, however they
+    are protected.
+    """
+    found = {}
+
+    def digest(case, *flags):
+        trained = (case.combination, case.train_iters, flags)
+        if trained not in found:
+            folder = tmp_path_factory.mktemp("uninterrupted")
+            found[trained] = Run(case.program(megatron_fork_server, text, *flags), folder).finish()
+            shutil.rmtree(folder)
+        return found[trained]
 
     return digest
 

@@ -19,7 +19,7 @@ from tests.harness.restarted_run import (
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(300)]
 
 PROGRAM = Path(__file__).with_name("rendezvous_pretrain.py")
-CASE = Case.of("pp2-ep2 bf16 distributed grouped", 3)
+CASE = dataclasses.replace(Case.of("pp2-ep2 bf16 distributed grouped", 3), deaths=1)
 RANKS = CASE.combination.world_size
 FIRST_SPARE, SECOND_SPARE = RANKS + 1, RANKS
 

@@ -39,7 +39,7 @@ pytestmark = [pytest.mark.distributed, pytest.mark.timeout(400)]
 PROGRAM = Path(__file__).with_name("nccl_like_pretrain.py")
 WITHOUT = "NCCL_LIKE_WITHOUT"
 """Names a mend that jobs train without."""
-PP2_EP2 = Case.of("pp2-ep2 bf16 distributed grouped", 3)
+PP2_EP2 = dataclasses.replace(Case.of("pp2-ep2 bf16 distributed grouped", 3), deaths=1)
 VPP2 = dataclasses.replace(Case.of("vpp2 bf16 distributed", 4), replicas=1, deaths=1)
 PP3 = dataclasses.replace(Case.of("edp3 bf16", 2), deaths=1)
 STAGES = ("--pipeline-model-parallel-size=3", "--num-layers=3")
@@ -72,9 +72,9 @@ def digest_of(megatron_fork_server, text, tmp_path_factory):
     """Returns the digest of a program that nothing protects or strikes, over gloo."""
 
     @functools.cache
-    def digest(plain, trained, *flags):
+    def digest(plain, trained):
         folder = tmp_path_factory.mktemp("uninterrupted")
-        found = Run(plain(trained, megatron_fork_server, text, *flags), folder).finish()
+        found = Run(plain(trained, megatron_fork_server, text), folder).finish()
         shutil.rmtree(folder)
         return found
 
@@ -142,7 +142,7 @@ def test_adjacent_stages_replay_while_others_of_their_pipeline_stand_by(
 
 
 def test_interleaved_stages_connect_before_they_train(
-    megatron_fork_server, text, digest_of, tmp_path
+    megatron_fork_server, text, uninterrupted, tmp_path
 ):
     program = restartable_program(VPP2, megatron_fork_server, text, 1)
     run = Run(nccl_like(program, tmp_path), tmp_path)
@@ -153,7 +153,7 @@ def test_interleaved_stages_connect_before_they_train(
 
     train_on(run, lost=kill)
     assert generation_of(run) == 1
-    assert digest_differences(run._digest(), digest_of(Case.program, VPP2)) == []
+    assert digest_differences(run._digest(), uninterrupted(VPP2)) == []
 
 
 def test_a_process_that_dies_while_ranks_connect_delays_nobody(
@@ -172,13 +172,13 @@ def test_a_process_that_dies_while_ranks_connect_delays_nobody(
 
 @pytest.mark.parametrize("mishap", ["failed-batch", "failed-end"])
 def test_a_batch_of_messages_that_fails_leaves_no_group_of_calls_open(
-    megatron_fork_server, text, digest_of, tmp_path, mishap
+    megatron_fork_server, text, uninterrupted, tmp_path, mishap
 ):
     program = restartable_program(PP3, megatron_fork_server, text, 0, *STAGES)
     run = Run(nccl_like(program, tmp_path, mishap=mishap), tmp_path)
     train_on(run, lost=lambda job: None)
     assert generation_of(run) == 1
-    assert digest_differences(run._digest(), digest_of(Case.program, PP3, *STAGES)) == []
+    assert digest_differences(run._digest(), uninterrupted(PP3, *STAGES)) == []
 
 
 def test_a_job_does_not_begin_where_a_variable_would_let_its_survivors_end(

@@ -28,7 +28,7 @@ def test_only_what_the_lost_processes_held_and_owned_moves(
 ):
     """Two processes are lost one after the other, and two spares come in."""
     case = dataclasses.replace(
-        Case.of("pp2-ep2 bf16 distributed", WINDOW), replicas=replicas, deaths=2
+        Case.of("pp2-ep2 bf16 distributed", WINDOW), replicas=replicas, deaths=1
     )
     first, second = case.protected_from + 1, case.protected_from + 2 * WINDOW + 3
     flags = (*SHAPE, f"--inprocess-active-world-size={RANKS}", "--moevement-faults")
