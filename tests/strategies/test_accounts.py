@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The account of a real job adds up, and its recoveries to their outages, over all launches."""
 
+import dataclasses
 import json
 import socket
 from random import Random
@@ -26,7 +27,7 @@ from tests.harness.restarted_run import (
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(300)]
 
-CASE = Case.of("vpp2 bf16 distributed", 2)
+CASE = dataclasses.replace(Case.of("vpp2 bf16 distributed", 2), deaths=1)
 KINDS = ("phase", "iteration", "fault_detected", "process_end", "launched")
 
 

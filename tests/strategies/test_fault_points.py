@@ -5,6 +5,7 @@ A run is launched again and again, and dies at another place each time until it 
 place is struck in ordinary training; those of a recovery are struck while it recovers.
 """
 
+import dataclasses
 import shutil
 
 import pytest
@@ -17,7 +18,7 @@ from tests.harness.protected_run import Case, check_replays, die, plans_of
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(300)]
 
-CASE = Case.of("vpp2 fp16 replicated grouped", 2)
+CASE = dataclasses.replace(Case.of("vpp2 fp16 replicated grouped", 2), deaths=1)
 FIRST = CASE.protected_from + 1
 RECOVERY = (FaultPoint.FETCH, FaultPoint.REPLAY, FaultPoint.DENSE)
 CHAINS = {

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A loss names the process, its place, its machine and the reason; a recovery the whole outage."""
 
+import dataclasses
 import socket
 
 import pytest
@@ -13,7 +14,7 @@ from tests.harness.restarted_run import events_of, restartable_program
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(300)]
 
-CASE = Case.of("vpp2", 2)
+CASE = dataclasses.replace(Case.of("vpp2", 2), deaths=1)
 
 
 def test_a_loss_and_its_outage_are_reported(megatron_fork_server, text, tmp_path):
