@@ -34,7 +34,7 @@ PLACES = (
     "unsaid",
     "watched",
 )
-CASE = dataclasses.replace(Case.of("vpp2 fp32 replicated no-dropout", 2), replicas=1)
+CASE = dataclasses.replace(Case.of("vpp2 fp32 replicated no-dropout", 2), replicas=1, deaths=1)
 RANKS = CASE.combination.world_size
 DEATHS = [f"{place}:{process}" for place in PLACES for process in range(RANKS + 1)]
 """The first process reads for the others who takes part."""

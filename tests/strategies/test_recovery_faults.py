@@ -2,7 +2,6 @@
 """Faults at the places of a start and of a recovery, which lie in no step; no bit changes."""
 
 import dataclasses
-import shutil
 import signal
 
 import pytest
@@ -17,7 +16,7 @@ from tests.harness.restarted_run import events_of, restartable_program
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(300)]
 
-CASE = dataclasses.replace(Case.of("vpp2 fp32 replicated no-dropout", 2), replicas=1)
+CASE = dataclasses.replace(Case.of("vpp2 fp32 replicated no-dropout", 2), replicas=1, deaths=1)
 REPLICATED = dataclasses.replace(Case.of("edp3 bf16", 2), lost=LostStates.COPIED)
 STEP = CASE.protected_from + 2
 SERVING = ("serve-slot", "serve-log", "serve-state")
@@ -26,12 +25,9 @@ KILLED = -signal.SIGKILL
 
 
 @pytest.fixture(scope="session")
-def untied(megatron_fork_server, text, tmp_path_factory):
+def untied(uninterrupted):
     """Returns the digest of two stages with embeddings of their own that nobody interrupts."""
-    folder = tmp_path_factory.mktemp("uninterrupted")
-    found = Run(CASE.program(megatron_fork_server, text, UNTIED), folder).finish()
-    shutil.rmtree(folder)
-    return found
+    return uninterrupted(CASE, UNTIED)
 
 
 def struck(server, text, folder, case, spares, *faults):

@@ -24,7 +24,7 @@ from tests.harness.restarted_run import (
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(300)]
 
 CASE = Case.of("pp2-ep2 bf16 distributed grouped", 3)
-SMALL = Case.of("vpp2 fp32 replicated no-dropout", 1)
+SMALL = dataclasses.replace(Case.of("vpp2 fp32 replicated no-dropout", 1), deaths=1)
 DEAF = Path(__file__).with_name("deaf_monitor_pretrain.py")
 LATE = Path(__file__).with_name("late_watchdog_pretrain.py")
 

@@ -26,7 +26,7 @@ from tests.harness.restarted_run import (
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(300)]
 
 COMMAND = (sys.executable, "-m", "megatron_moevement.cli", "stores")
-CASE = Case.of("vpp2 bf16 distributed grouped", 3)
+CASE = dataclasses.replace(Case.of("vpp2 bf16 distributed grouped", 3), deaths=1)
 PROCESSES = 3
 PLACES = ("attempt0", *(f"attempt0/_inprocess_{generation}" for generation in range(3)))
 PICKLED = ("state", "key")

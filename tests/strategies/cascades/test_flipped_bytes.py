@@ -6,8 +6,6 @@ copies or logs where there are some.
 """
 
 import dataclasses
-import functools
-import shutil
 from pathlib import Path
 
 import pytest
@@ -23,11 +21,11 @@ from tests.harness.restarted_run import events_of, restartable_program
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(300)]
 
 PROGRAM = Path(__file__).with_name("flips_pretrain.py")
-CASE = dataclasses.replace(Case.of("vpp2 fp32 replicated no-dropout", 2), replicas=1)
-REPLICATED = dataclasses.replace(Case.of("edp3 bf16", 2), lost=LostStates.COPIED)
-WHOLE = Case.of("vpp2 bf16 distributed", 2)
+CASE = dataclasses.replace(Case.of("vpp2 fp32 replicated no-dropout", 2), replicas=1, deaths=1)
+REPLICATED = dataclasses.replace(Case.of("edp3 bf16", 2), deaths=1, lost=LostStates.COPIED)
+WHOLE = dataclasses.replace(Case.of("vpp2 bf16 distributed", 2), deaths=1)
 """Its stages share the embedding: all replay."""
-STAGES = Case.of("edp3 bf16", 2)
+STAGES = dataclasses.replace(Case.of("edp3 bf16", 2), deaths=1)
 """With the flags below: three stages of one rank."""
 SHAPES = {
     CASE: (UNTIED,),
@@ -39,17 +37,9 @@ KILLED = CASE.protected_from + 2
 
 
 @pytest.fixture(scope="session")
-def digest_of(megatron_fork_server, text, tmp_path_factory):
+def digest_of(uninterrupted):
     """Returns what a case trains when nothing protects it and no bit flips."""
-
-    @functools.cache
-    def digest(case):
-        folder = tmp_path_factory.mktemp("uninterrupted")
-        found = Run(case.program(megatron_fork_server, text, *SHAPES[case]), folder).finish()
-        shutil.rmtree(folder)
-        return found
-
-    return digest
+    return lambda case: uninterrupted(case, *SHAPES[case])
 
 
 def struck(server, text, folder, case, *flags, lost=1):
