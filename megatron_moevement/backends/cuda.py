@@ -87,7 +87,7 @@ class CudaBackend(Backend):
         if int(result) != 0:
             raise UserError(
                 f"CUDA can't lock {memory.nbytes} bytes of host memory ({result}); raise the limit "
-                "of locked memory (ulimit -l), or lower --moevement-window"
+                "of locked memory (ulimit -l), or give --moevement-window a smaller W"
             )
 
         def unpin() -> None:

@@ -94,7 +94,7 @@ class FaultTolerance:
 
     moevement_strategy: str = flag(OFF, "how the job is protected")
     moevement_window: int | Chosen = flag(
-        4,
+        Chosen.AUTO,
         "sparse snapshots that make a sparse checkpoint (W); auto: as many as the measured "
         "bandwidths ask for, at any time",
         parse=parse_window,
@@ -308,8 +308,8 @@ def _check_windows(settings: FaultTolerance) -> None:
             )
     if settings.chooses_window and settings.moevement_schedule_changes:
         raise UserError(
-            "--moevement-window auto chooses the W that follows: leave "
-            "--moevement-schedule-changes out"
+            "--moevement-window auto, the default, chooses the W that follows: leave "
+            "--moevement-schedule-changes out, or give --moevement-window W"
         )
     most, replayed = settings.moevement_max_replay_steps, max_replayed_steps(limits[-1], LAG)
     if most is not None and replayed > most:

@@ -80,6 +80,11 @@ def test_a_job_with_a_fixed_w_could_have_chosen_between_limits_of_its_own(given,
     assert ((chosen.min_window, chosen.max_window), chosen.first_window) == (limits, first)
 
 
+def test_a_job_chooses_its_w_unless_one_is_given():
+    assert FaultTolerance().chooses_window
+    assert not FaultTolerance(moevement_window=4).chooses_window
+
+
 def test_a_job_that_could_have_chosen_changes_its_schedule_by_itself():
     given = FaultTolerance(moevement_window=4, moevement_schedule_changes=parse_changes("20:4"))
     check_fault_tolerance(given.resolved().automatic, save=None)

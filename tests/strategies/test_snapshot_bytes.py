@@ -125,7 +125,10 @@ def test_a_job_that_would_take_too_much_memory_is_refused_with_the_numbers(
     assert result.exit_codes == (2, 2)
     (line,) = [one for one in result.ranks[0].stderr.splitlines() if "host memory" in one]
     assert f"needs {needed} bytes of host memory and may take {needed - 1}" in line
-    assert "lower --moevement-replicas or --moevement-window, or raise the budget" in line
+    assert (
+        "lower --moevement-replicas, give --moevement-window a smaller W, or raise the budget"
+        in line
+    )
     assert not list(run.store.rglob("*.ring"))
     die(run, SMALL, FaultPoint.BARRIER, [2])
     with run.start(f"--moevement-host-memory-limit-gb={(needed + 1) / 1e9!r}") as job:

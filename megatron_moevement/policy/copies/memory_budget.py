@@ -44,6 +44,6 @@ def check_budget(accounts: Mapping[int, MemoryAccount], budget_bytes: int) -> No
             f"process {worst} needs {account.total_bytes} bytes of host memory and may take "
             f"{budget_bytes}: {account.own_slots_bytes} for its slots, "
             f"{account.held_slots_bytes} for copies, {account.logs_bytes} for logs, "
-            f"{account.ledger_bytes} for the ledger; lower --moevement-replicas or "
-            "--moevement-window, or raise the budget"
+            f"{account.ledger_bytes} for the ledger; lower --moevement-replicas, give "
+            "--moevement-window a smaller W, or raise the budget"
         )

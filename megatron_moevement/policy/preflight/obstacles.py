@@ -84,8 +84,8 @@ def _of_room(forecast: JobForecast, machine: Machine) -> Iterator[str]:
         yield (
             f"{machine.store_dir}: node {node} needs {needed_bytes} bytes there, and "
             f"{machine.file_bytes} are left; enlarge the file system (a container: --shm-size), "
-            "give --moevement-store-dir on another one, or lower --moevement-replicas or "
-            "--moevement-window"
+            "give --moevement-store-dir on another one, lower --moevement-replicas, or give "
+            "--moevement-window a smaller W"
         )
     node = max(forecast.nodes, key=forecast.host_bytes)
     needed_bytes = forecast.host_bytes(node)
@@ -95,7 +95,7 @@ def _of_room(forecast: JobForecast, machine: Machine) -> Iterator[str]:
         yield (
             f"node {node} needs {needed_bytes} bytes of host memory, and the machine and its "
             f"control groups have {machine.memory_bytes} left: take more nodes, raise the limit, "
-            "or lower --moevement-replicas or --moevement-window"
+            "lower --moevement-replicas, or give --moevement-window a smaller W"
         )
 
 
@@ -107,5 +107,5 @@ def _of_locked(forecast: JobForecast, machine: Machine) -> Iterator[str]:
         yield (
             f"process {worst.host.process} locks {worst.pinned_bytes} bytes of host memory and "
             f"may lock {machine.lockable_bytes}; raise the limit of locked memory (ulimit -l; a "
-            "container: --ulimit memlock=-1), or lower --moevement-window"
+            "container: --ulimit memlock=-1), or give --moevement-window a smaller W"
         )

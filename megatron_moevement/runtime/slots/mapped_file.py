@@ -272,6 +272,6 @@ def out_of_space(path: Path, needed_bytes: int, left_bytes: int) -> UserError:
     """Returns the error that says how much there is too little of, and what helps."""
     return UserError(
         f"{path} needs {needed_bytes} bytes and its file system has {left_bytes} left; enlarge it "
-        "(a container: --shm-size), give --moevement-store-dir on another one, or lower "
-        "--moevement-replicas or --moevement-window"
+        "(a container: --shm-size), give --moevement-store-dir on another one, lower "
+        "--moevement-replicas, or give --moevement-window a smaller W"
     )

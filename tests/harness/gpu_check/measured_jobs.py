@@ -76,6 +76,7 @@ def run_measured(
         jobs = Jobs(folder, (*own, *flags, "--moevement-no-progress-bar"), program=PROGRAM)
         on = (
             "--moevement-strategy=moevement",
+            "--moevement-window=4",
             "--moevement-replicas=0",
             f"--moevement-store-dir={store}",
         )
