@@ -225,10 +225,9 @@ class FaultTolerance:
             return self.moevement_max_window
         if not isinstance(self.moevement_window, Chosen):
             return self.moevement_window
+        largest = max(_LARGEST_CHOSEN, self.moevement_min_window or 1)
         steps = self.moevement_max_replay_steps
-        return (
-            _LARGEST_CHOSEN if steps is None else min(largest_window(steps, LAG), _LARGEST_CHOSEN)
-        )
+        return largest if steps is None else min(largest_window(steps, LAG), largest)
 
     @property
     def changes(self) -> tuple[ScheduleChange, ...]:

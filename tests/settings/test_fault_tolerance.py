@@ -119,6 +119,7 @@ def test_what_is_no_w_is_refused(text, reason):
         ({}, 4, (1, 8)),
         ({"moevement_max_window": 3}, 3, (1, 3)),
         ({"moevement_min_window": 6}, 6, (6, 8)),
+        ({"moevement_min_window": 10}, 10, (10, 10)),
         ({"moevement_max_replay_steps": 9}, 4, (1, 5)),
         ({"moevement_max_replay_steps": 1}, 1, (1, 1)),
         ({"moevement_max_replay_steps": 100}, 4, (1, 8)),

@@ -47,13 +47,14 @@ def _of_window(forecast: JobForecast) -> Iterator[str]:
     empty = sum(not operators for operators in schedule.full)
     if empty:
         yield (
-            f"--moevement-window {schedule.window}: {empty} of its slots would be empty, because "
-            f"the model has {len(schedule.slots)} operators; lower it"
+            f"W = {schedule.window}: {empty} of its slots would be empty, because the model has "
+            f"{len(schedule.slots)} operators; give --moevement-window a smaller W"
         )
     if forecast.train_iters < forecast.persisted_step:
         yield (
-            f"--moevement-window {schedule.window}: the first window is persisted at step "
-            f"{forecast.persisted_step}, and training ends at step {forecast.train_iters}; lower it"
+            f"W = {schedule.window}: the first window is persisted at step "
+            f"{forecast.persisted_step}, and training ends at step {forecast.train_iters}; give "
+            "--moevement-window a smaller W"
         )
 
 
